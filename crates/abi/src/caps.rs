@@ -1,0 +1,48 @@
+//! What a device can do, and why it may refuse: asked for, never assumed.
+
+use core::fmt;
+
+/// What a device offers. The host reads it once, before it opens a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Most payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more than one packet's worth.
+    pub transmit_bytes_max: u32,
+    /// Largest frame payload above Ethernet that the wire carries (the MTU).
+    pub mtu: u16,
+    /// The device's own Ethernet address.
+    pub mac: [u8; 6],
+    /// Limits of the file engine, or why there is none.
+    pub file: Result<FileLimits, Refusal>,
+}
+
+/// Limits of the file engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileLimits {
+    /// Files open at one time, over all queues.
+    pub files_max: u32,
+}
+
+/// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The operator switched this engine off.
+    Disabled,
+    /// The device has no such engine.
+    NotSupported,
+    /// The engine's table is full.
+    TableFull,
+    /// The device was reset and the state is not yet installed again.
+    DeviceReset,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Disabled => "switched off by --offload",
+            Self::NotSupported => "the device has no such engine",
+            Self::TableFull => "the device's table is full",
+            Self::DeviceReset => "the device was reset",
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! Events: what the device tells the host.
+
+use base::Duration;
+
+use crate::{FileId, FlowId, PacketBuf, Refusal};
+
+/// One event, device to host.
+#[derive(Debug)]
+pub enum Event {
+    /// A frame came in.
+    Received(Received),
+    /// The echo: the first byte of a transmit that asked for it has left, or never will.
+    TransmitDone(TransmitDone),
+    /// The answer to [`crate::Op::FileOpen`].
+    FileOpened(FileOpened),
+    /// The device lost all its state. The host goes on in software or installs everything again.
+    Reset,
+}
+
+/// A received frame, as the device parsed it. Offsets are checked by the device and by the host again.
+#[derive(Debug)]
+pub struct Received {
+    /// The frame, exactly as it came.
+    pub packet: PacketBuf,
+    /// What the device knows about the transport checksum.
+    pub checksum: Checksum,
+    /// RSS hash over the tuple; zero for what is not TCP or UDP.
+    pub flow_hash: u32,
+    /// Payload bytes of each wire packet merged into this one; zero where it is a single packet.
+    pub segment_size: u16,
+}
+
+/// Result of the receive checksum engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// It was verified, or the sender and we share a machine and it was never filled in.
+    Good,
+    /// It is wrong.
+    Bad,
+    /// Nobody looked.
+    Unchecked,
+}
+
+/// The end of a transmit that asked for an echo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransmitDone {
+    /// The connection.
+    pub flow: FlowId,
+    /// The tag of the transmit.
+    pub tag: u32,
+    /// Time from the device's taking of the transmit to its first byte's departure: the disk's share.
+    pub delay: Duration,
+    /// How it ended.
+    pub outcome: TransmitOutcome,
+}
+
+/// How a transmit ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransmitOutcome {
+    /// It left.
+    Sent,
+    /// It could not be completed and was dropped; no byte of it was sent. Later transmits of the flow that were
+    /// already queued are dropped too, so that nothing follows a hole.
+    Dropped(FileFault),
+}
+
+/// The answer to a `FileOpen`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOpened {
+    /// Which file.
+    pub file: FileId,
+    /// Its metadata, or why it is not open.
+    pub result: Result<FileStat, FileFault>,
+}
+
+/// Metadata of an open file: what `offload_fstat` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileStat {
+    /// What kind of file it is.
+    pub kind: FileKind,
+    /// Bytes.
+    pub size: u64,
+    /// Time of last modification, seconds since 1970 UTC.
+    pub modified_s: i64,
+    /// Nanoseconds of the same.
+    pub modified_ns: u32,
+    /// Changes whenever the file's identity or content does (device, inode, size, change time hashed).
+    /// Equal versions mean equal bytes.
+    pub version: u64,
+}
+
+/// Kinds of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A regular file: the only kind that is ever read.
+    Regular,
+    /// A directory.
+    Directory,
+    /// Anything else: a device, a FIFO, a socket.
+    Other,
+}
+
+/// What went wrong with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileFault {
+    /// There is no such file.
+    NotFound,
+    /// The operating system refuses access, or the path leads out of the root.
+    Denied,
+    /// The path is not one that can be opened (too long, a component that is no directory, a loop).
+    BadPath,
+    /// The disk failed.
+    Io,
+    /// The file is not what it was when it was opened: truncated, rewritten or replaced.
+    Changed,
+    /// The host named a file that is not open, or bytes that it does not have.
+    BadExtent,
+    /// An earlier transmit of the same flow was dropped.
+    FlowFailed,
+    /// The device would not take it.
+    Refused(Refusal),
+}
+
+impl core::fmt::Display for FileFault {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::NotFound => "no such file",
+            Self::Denied => "permission denied",
+            Self::BadPath => "bad path",
+            Self::Io => "read error",
+            Self::Changed => "the file changed while it was being sent",
+            Self::BadExtent => "no such file handle or range",
+            Self::FlowFailed => "an earlier transmit of the connection failed",
+            Self::Refused(why) => return write!(f, "refused: {why}"),
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Operations: what the host asks of the device. Names follow the papers and the Linux kernel.
+
+use alloc::boxed::Box;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+/// The host's name for a connection. The device compares it and gives it back, and reads nothing into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowId(pub u64);
+
+impl FlowId {
+    /// A transmit that belongs to no connection (ARP, ICMP, stateless resets): ordered against nothing.
+    pub const NONE: Self = Self(u64::MAX);
+}
+
+/// The host's name for an open file. The host chooses it (IO-TCP section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u32);
+
+/// One operation, host to device.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every operation is a transmit; a box would allocate on the hot path"
+)]
+pub enum Op {
+    /// Complete, segment and send bytes: TSO, and IO-TCP's `SEND` where a part is a file extent.
+    Transmit(Transmit),
+    /// Open a file beneath the device's root (IO-TCP's `OPEN`). Answered by [`crate::Event::FileOpened`].
+    FileOpen {
+        /// The name that the host will use for it from now on.
+        file: FileId,
+        /// Path below the root, `/`-separated, without a leading slash.
+        path: Box<str>,
+    },
+    /// Forget a file (IO-TCP's `CLOS`). Transmits already queued still complete.
+    FileClose {
+        /// Which file.
+        file: FileId,
+    },
+    /// These bytes of the file have reached a peer, or never will: their buffers may go (IO-TCP's `ACKD`).
+    FileAck(FileExtent),
+}
+
+/// A range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileExtent {
+    /// Which file.
+    pub file: FileId,
+    /// First byte, from the start of the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Where some of a transmit's payload comes from. The parts of one transmit follow each other on the wire.
+#[derive(Clone, Debug)]
+pub enum Part {
+    /// Bytes in the host's memory, shared, not copied.
+    Host(Bytes),
+    /// Bytes that the device reads.
+    File(FileExtent),
+}
+
+impl Part {
+    /// Bytes of payload.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        match self {
+            // A transmit's payload is bounded by `Capabilities::transmit_bytes_max`, far below 4 GiB.
+            Self::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Self::File(extent) => extent.len,
+        }
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The payload of a transmit. A response's head and the start of its body fit without allocation.
+pub type Parts = SmallVec<[Part; 2]>;
+
+/// A packet, or with a segment size a run of packets, to be completed and sent.
+#[derive(Debug)]
+pub struct Transmit {
+    /// The connection. Transmits of one flow leave in the order of the ring, whatever their disks do.
+    pub flow: FlowId,
+    /// Ethernet, IP and TCP headers of the first packet, checksums left zero.
+    pub header: Header,
+    /// Payload bytes of each packet but the last; zero where the transmit is one packet.
+    pub segment_size: u16,
+    /// Payload, in order.
+    pub parts: Parts,
+    /// Where the TCP timestamp stands, if the device shall advance it by the time that the transmit
+    /// waited for a disk (IO-TCP section 3.5).
+    pub timestamp: Option<TsOption>,
+    /// Ask for [`crate::TransmitDone`] with this tag (IO-TCP's echo).
+    pub echo: Option<u32>,
+    /// These bytes were sent before: their buffers are already held, so hold them no second time.
+    pub retransmission: bool,
+}
+
+impl Transmit {
+    /// Payload bytes over all parts.
+    #[must_use]
+    pub fn payload_len(&self) -> u32 {
+        self.parts.iter().map(Part::len).fold(0, u32::saturating_add)
+    }
+}
+
+/// The place and sub-millisecond part of a TCP timestamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TsOption {
+    /// Offset of TSval in the header.
+    pub offset: u8,
+    /// Microseconds (0..1000) by which the host's clock was past TSval when it wrote the header.
+    pub past_us: u16,
+}
+
+/// Ethernet to TCP: 14 + 4 (VLAN) + 40 (IPv6) + 60, rounded up.
+const HEADER_BYTES_MAX: usize = 120;
+
+/// Packet headers, inline so that an operation needs no allocation.
+#[derive(Clone)]
+pub struct Header {
+    bytes: [u8; HEADER_BYTES_MAX],
+    len: u8,
+    l3: u8,
+    l4: u8,
+}
+
+/// The headers do not fit: they are longer than any this stack builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderTooLong;
+
+impl Header {
+    /// Room for headers.
+    pub const CAPACITY: usize = HEADER_BYTES_MAX;
+
+    /// A header of `len` zero bytes whose network and transport headers begin at `l3` and `l4`.
+    ///
+    /// # Errors
+    /// `HeaderTooLong` where `len` exceeds [`Self::CAPACITY`] or the offsets do not lie in it in order.
+    pub const fn zeroed(len: usize, l3: usize, l4: usize) -> Result<Self, HeaderTooLong> {
+        if len > HEADER_BYTES_MAX || l3 > l4 || l4 > len {
+            return Err(HeaderTooLong);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "all three are at most 120")]
+        Ok(Self { bytes: [0; HEADER_BYTES_MAX], len: len as u8, l3: l3 as u8, l4: l4 as u8 })
+    }
+
+    /// A copy of `bytes`.
+    ///
+    /// # Errors
+    /// As [`Self::zeroed`].
+    pub fn from_bytes(bytes: &[u8], l3: usize, l4: usize) -> Result<Self, HeaderTooLong> {
+        let mut header = Self::zeroed(bytes.len(), l3, l4)?;
+        header.bytes[..bytes.len()].copy_from_slice(bytes);
+        Ok(header)
+    }
+
+    /// The header's bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The header's bytes, to change them.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes[..usize::from(self.len)]
+    }
+
+    /// Where the network header begins.
+    #[must_use]
+    pub const fn l3(&self) -> usize {
+        self.l3 as usize
+    }
+
+    /// Where the transport header begins.
+    #[must_use]
+    pub const fn l4(&self) -> usize {
+        self.l4 as usize
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a header without bytes is not a thing")]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+}
+
+impl core::fmt::Debug for Header {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Header({} bytes)", self.len)
+    }
+}

@@ -1,0 +1,117 @@
+//! Owned packet buffers and the pool they come from.
+//!
+//! A pool belongs to one thread. A buffer is taken by the device, moves through the event ring to the host, and comes back
+//! through the recycle ring; whoever cannot give it back may drop it.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Sizes of buffers: a bare acknowledgment, a packet, a merged run of packets (64 KiB and its headers).
+const CLASS_BYTES: [usize; 3] = [256, 2048, 66 * 1024];
+
+/// A buffer with a received frame in it.
+pub struct PacketBuf {
+    data: Box<[u8]>,
+    len: usize,
+}
+
+impl PacketBuf {
+    /// The frame.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.data[..self.len]
+    }
+
+    /// The frame, to change it.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.data[..self.len]
+    }
+
+    /// Length of the frame in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the frame has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of memory that the buffer occupies, whatever the frame's length: what limits on queues count.
+    #[must_use]
+    pub fn footprint(&self) -> usize {
+        self.data.len()
+    }
+}
+
+impl core::fmt::Debug for PacketBuf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "PacketBuf({} bytes)", self.len)
+    }
+}
+
+/// Free buffers by size class. Bounded: beyond the limit buffers go back to the allocator.
+#[derive(Debug)]
+pub struct PacketPool {
+    free: [Vec<Box<[u8]>>; CLASS_BYTES.len()],
+    per_class_max: usize,
+}
+
+impl PacketPool {
+    /// Largest frame that a buffer holds.
+    pub const FRAME_BYTES_MAX: usize = CLASS_BYTES[CLASS_BYTES.len() - 1];
+
+    /// An empty pool that keeps up to `per_class_max` free buffers of each size.
+    #[must_use]
+    pub fn new(per_class_max: usize) -> Self {
+        Self { free: Default::default(), per_class_max }
+    }
+
+    /// A buffer of `len` bytes with old content, or `None` where `len` exceeds [`Self::FRAME_BYTES_MAX`].
+    pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
+        let class = CLASS_BYTES.iter().position(|&bytes| len <= bytes)?;
+        let data = self.free[class].pop();
+        let data = data.unwrap_or_else(|| vec![0; CLASS_BYTES[class]].into_boxed_slice());
+        Some(PacketBuf { data, len })
+    }
+
+    /// A buffer that holds a copy of `frame`, or `None` as in [`Self::take`].
+    pub fn copy(&mut self, frame: &[u8]) -> Option<PacketBuf> {
+        let mut packet = self.take(frame.len())?;
+        packet.as_mut_slice().copy_from_slice(frame);
+        Some(packet)
+    }
+
+    /// Takes a buffer back. One that is not of our sizes is dropped.
+    pub fn put(&mut self, packet: PacketBuf) {
+        let class = CLASS_BYTES.iter().position(|&bytes| packet.data.len() == bytes);
+        if let Some(free) = class.map(|c| &mut self.free[c]) {
+            if free.len() < self.per_class_max {
+                free.push(packet.data);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back() {
+        let mut pool = PacketPool::new(1);
+        let a = pool.copy(b"hello").unwrap();
+        let b = pool.take(5).unwrap();
+        assert_eq!(a.as_slice(), b"hello");
+        assert_eq!(a.footprint(), 256);
+        pool.put(a);
+        pool.put(b); // above the limit: dropped
+        assert_eq!(pool.free[0].len(), 1);
+        assert_eq!(pool.take(100).unwrap().len(), 100);
+        assert!(pool.take(PacketPool::FRAME_BYTES_MAX).is_some());
+        assert!(pool.take(PacketPool::FRAME_BYTES_MAX + 1).is_none());
+    }
+}

@@ -1,0 +1,338 @@
+//! Single-producer single-consumer ring: values move from one thread to another without locks.
+//!
+//! One producer and one consumer, each owned by one thread, share a circular array of slots and two indices that only grow
+//! (modulo the word size). Each end keeps a copy of the other's index and reads the shared one only when its copy says
+//! full or empty, so that in the common case a push or pop touches no cache line that the other end writes.
+//!
+//! The same code runs under loom (`--cfg loom`) with its atomics and cells. The consumer may sleep: see [`Waker`].
+#![allow(unsafe_code)]
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::mem::MaybeUninit;
+
+#[cfg(not(loom))]
+use core::cell::UnsafeCell;
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+#[cfg(loom)]
+use loom::cell::UnsafeCell;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+
+/// Keeps the two indices on cache lines of their own (two lines: the adjacent-line prefetcher pairs them).
+#[repr(align(128))]
+struct Padded<T>(T);
+
+struct Shared<T> {
+    /// Next slot to pop; written by the consumer.
+    head: Padded<AtomicUsize>,
+    /// Next slot to push; written by the producer.
+    tail: Padded<AtomicUsize>,
+    slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+}
+
+// SAFETY: a slot is touched by one end at a time: by the producer while it lies in tail..head+capacity, by the consumer while it
+// lies in head..tail. The indices are published with release and read with acquire ordering.
+unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: as above; the values themselves are `Send`.
+unsafe impl<T: Send> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn mask(&self) -> usize {
+        self.slots.len() - 1
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Both ends are gone (each holds an `Arc`), so nobody else looks at the indices.
+        let tail = self.tail.0.load(Ordering::Acquire);
+        let mut head = self.head.0.load(Ordering::Acquire);
+        while head != tail {
+            let slot = &self.slots[head & self.mask()];
+            // SAFETY: slots in head..tail hold values that were pushed and never popped.
+            with_slot(slot, |p| unsafe { (*p).assume_init_drop() });
+            head = head.wrapping_add(1);
+        }
+    }
+}
+
+/// The sending end.
+pub struct Producer<T> {
+    shared: Arc<Shared<T>>,
+    tail: usize,
+    head_seen: usize,
+}
+
+/// The receiving end.
+pub struct Consumer<T> {
+    shared: Arc<Shared<T>>,
+    head: usize,
+    tail_seen: usize,
+}
+
+/// A ring of `capacity` slots.
+///
+/// # Panics
+/// Where `capacity` is not a power of two: it is a constant of the caller.
+#[must_use]
+pub fn ring<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    assert!(capacity.is_power_of_two(), "the capacity of a ring is a power of two");
+    let slots = (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+    let shared = Arc::new(Shared {
+        head: Padded(AtomicUsize::new(0)),
+        tail: Padded(AtomicUsize::new(0)),
+        slots,
+    });
+    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head_seen: 0 };
+    (producer, Consumer { shared, head: 0, tail_seen: 0 })
+}
+
+impl<T: Send> Producer<T> {
+    /// Moves `value` into the ring.
+    ///
+    /// # Errors
+    /// Gives `value` back where the ring is full.
+    pub fn push(&mut self, value: T) -> Result<(), T> {
+        if self.free() == 0 {
+            return Err(value);
+        }
+        let slot = &self.shared.slots[self.tail & self.shared.mask()];
+        // SAFETY: the slot lies outside head..tail, so the consumer does not look at it until `tail` is published below.
+        with_slot(slot, |p| unsafe {
+            (*p).write(value);
+        });
+        self.tail = self.tail.wrapping_add(1);
+        self.shared.tail.0.store(self.tail, Ordering::Release);
+        Ok(())
+    }
+
+    /// Slots that can be filled before the next look at the consumer; at least one unless the ring is full.
+    pub fn free(&mut self) -> usize {
+        let capacity = self.shared.slots.len();
+        if self.tail.wrapping_sub(self.head_seen) == capacity {
+            self.head_seen = self.shared.head.0.load(Ordering::Acquire);
+        }
+        capacity - self.tail.wrapping_sub(self.head_seen)
+    }
+}
+
+impl<T: Send> Consumer<T> {
+    /// Takes the oldest value out of the ring.
+    pub fn pop(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let slot = &self.shared.slots[self.head & self.shared.mask()];
+        // SAFETY: the slot lies in head..tail: it holds a value that the producer has published and will not touch.
+        let value = with_slot(slot, |p| unsafe { (*p).assume_init_read() });
+        self.head = self.head.wrapping_add(1);
+        self.shared.head.0.store(self.head, Ordering::Release);
+        Some(value)
+    }
+
+    /// Whether nothing is in the ring at the moment.
+    pub fn is_empty(&mut self) -> bool {
+        if self.head == self.tail_seen {
+            self.tail_seen = self.shared.tail.0.load(Ordering::Acquire);
+        }
+        self.head == self.tail_seen
+    }
+}
+
+#[cfg(not(loom))]
+fn with_slot<T, R>(slot: &UnsafeCell<T>, f: impl FnOnce(*mut T) -> R) -> R {
+    f(slot.get())
+}
+
+#[cfg(loom)]
+fn with_slot<T, R>(slot: &UnsafeCell<T>, f: impl FnOnce(*mut T) -> R) -> R {
+    slot.with_mut(f)
+}
+
+impl<T> core::fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Producer(tail {})", self.tail)
+    }
+}
+
+impl<T> core::fmt::Debug for Consumer<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Consumer(head {})", self.head)
+    }
+}
+
+/// Tells producers whether a consumer's thread sleeps, so that they make the system call that wakes it only then.
+///
+/// The consumer calls [`Self::prepare_sleep`], looks at *all* its rings once more, and sleeps only if they are empty. A producer
+/// pushes, then calls [`Self::must_wake`], and if it says so wakes the thread by whatever the operating system has.
+/// Either the consumer's second look sees the value or the producer sees the flag: never neither.
+#[derive(Debug, Default)]
+pub struct Waker {
+    asleep: AtomicBool,
+}
+
+impl Waker {
+    /// A waker whose consumer is awake.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { asleep: AtomicBool::new(false) }
+    }
+
+    /// The consumer is about to sleep.
+    pub fn prepare_sleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        // Orders the store before the second look at the rings; pairs with the fence in `must_wake`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// The consumer is awake again.
+    pub fn awake(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the producer, having pushed, has to wake the consumer. Says so to one producer only.
+    pub fn must_wake(&self) -> bool {
+        // Orders the push before the look at the flag.
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn values_cross_threads_in_order() {
+        let (mut tx, mut rx) = ring::<Box<u32>>(8);
+        let producer = std::thread::spawn(move || {
+            for i in 0..100_000 {
+                let mut value = Box::new(i);
+                while let Err(back) = tx.push(value) {
+                    value = back;
+                    std::thread::yield_now();
+                }
+            }
+        });
+        for expected in 0..100_000 {
+            let got = loop {
+                if let Some(value) = rx.pop() {
+                    break value;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(*got, expected);
+        }
+        producer.join().unwrap();
+        assert!(rx.is_empty());
+    }
+
+    #[test]
+    fn values_left_inside_are_dropped() {
+        let marker = Arc::new(());
+        let (mut tx, mut rx) = ring::<Arc<()>>(4);
+        for _ in 0..3 {
+            tx.push(Arc::clone(&marker)).unwrap();
+        }
+        drop(rx.pop());
+        drop((tx, rx));
+        assert_eq!(Arc::strong_count(&marker), 1);
+    }
+
+    proptest! {
+        /// Against a plain queue: what `free` promises `push` keeps, and nothing is lost, doubled or reordered.
+        #[test]
+        fn behaves_like_a_queue(steps in proptest::collection::vec(any::<bool>(), 0..200)) {
+            let (mut tx, mut rx) = ring::<usize>(8);
+            let mut model = VecDeque::new();
+            for (i, push) in steps.into_iter().enumerate() {
+                if push {
+                    let free = tx.free();
+                    prop_assert!(free <= 8 - model.len());
+                    match tx.push(i) {
+                        Ok(()) => model.push_back(i),
+                        Err(back) => prop_assert_eq!((back, free, model.len()), (i, 0, 8)),
+                    }
+                } else {
+                    prop_assert_eq!(rx.pop(), model.pop_front());
+                }
+            }
+            let rest: Vec<_> = core::iter::from_fn(|| rx.pop()).collect();
+            prop_assert_eq!(rest, Vec::from(model));
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn every_interleaving_keeps_order() {
+        loom::model(|| {
+            let (mut tx, mut rx) = ring::<Box<u32>>(2);
+            let producer = thread::spawn(move || {
+                for i in 0..3 {
+                    let mut value = Box::new(i);
+                    while let Err(back) = tx.push(value) {
+                        value = back;
+                        thread::yield_now();
+                    }
+                }
+            });
+            for expected in 0..3 {
+                loop {
+                    if let Some(value) = rx.pop() {
+                        assert_eq!(*value, expected);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn dropping_an_end_early_is_sound() {
+        loom::model(|| {
+            let (mut tx, mut rx) = ring::<Box<u32>>(2);
+            let producer = thread::spawn(move || drop(tx.push(Box::new(1))));
+            drop(rx.pop());
+            drop(rx);
+            producer.join().unwrap();
+        });
+    }
+
+    /// The consumer goes to sleep only if no value is there; the producer then knows that it has to wake it.
+    #[test]
+    fn no_wake_up_is_lost() {
+        loom::model(|| {
+            let (mut tx, mut rx) = ring::<u32>(2);
+            let waker = loom::sync::Arc::new(Waker::new());
+            let producer = {
+                let waker = loom::sync::Arc::clone(&waker);
+                thread::spawn(move || {
+                    tx.push(1).unwrap();
+                    waker.must_wake()
+                })
+            };
+            waker.prepare_sleep();
+            let sleeps = rx.pop().is_none();
+            if !sleeps {
+                waker.awake();
+            }
+            let wakes = producer.join().unwrap();
+            assert!(!sleeps || wakes, "the consumer slept on a value that nobody will wake it for");
+        });
+    }
+}

@@ -1,0 +1,17 @@
+//! Vocabulary that every other crate shares: time, sequence numbers, randomness and counters.
+//!
+//! Nothing here touches an operating system: time and seeds come in from outside, so that the same code runs
+//! on a device, on a host and in a deterministic simulation. No dependencies, no `unsafe`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod counters;
+mod prng;
+mod seq;
+mod time;
+
+pub use prng::Prng;
+pub use seq::SeqNum;
+pub use time::{Duration, Instant};

@@ -1,0 +1,93 @@
+//! TCP sequence numbers: RFC 9293 section 3.4, arithmetic modulo 2^32.
+
+use core::fmt;
+use core::ops::{Add, AddAssign, Sub};
+
+/// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of `a`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SeqNum(pub u32);
+
+impl SeqNum {
+    /// Bytes from `earlier` up to `self`, negative where `earlier` is ahead.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_wrap,
+        reason = "the signed distance modulo 2^32 is what RFC 9293 3.4 compares by"
+    )]
+    pub const fn distance(self, earlier: Self) -> i32 {
+        self.0.wrapping_sub(earlier.0) as i32
+    }
+
+    /// Whether `self` comes before `other`.
+    #[must_use]
+    pub const fn lt(self, other: Self) -> bool {
+        self.distance(other) < 0
+    }
+
+    /// Whether `self` comes before `other` or is the same.
+    #[must_use]
+    pub const fn le(self, other: Self) -> bool {
+        self.distance(other) <= 0
+    }
+
+    /// Whether `self` comes after `other`.
+    #[must_use]
+    pub const fn gt(self, other: Self) -> bool {
+        self.distance(other) > 0
+    }
+
+    /// Whether `self` comes after `other` or is the same.
+    #[must_use]
+    pub const fn ge(self, other: Self) -> bool {
+        self.distance(other) >= 0
+    }
+
+    /// The later of the two.
+    #[must_use]
+    pub const fn max(self, other: Self) -> Self {
+        if self.gt(other) { self } else { other }
+    }
+}
+
+impl Add<u32> for SeqNum {
+    type Output = Self;
+    fn add(self, bytes: u32) -> Self {
+        Self(self.0.wrapping_add(bytes))
+    }
+}
+
+impl AddAssign<u32> for SeqNum {
+    fn add_assign(&mut self, bytes: u32) {
+        *self = *self + bytes;
+    }
+}
+
+impl Sub<u32> for SeqNum {
+    type Output = Self;
+    fn sub(self, bytes: u32) -> Self {
+        Self(self.0.wrapping_sub(bytes))
+    }
+}
+
+impl fmt::Debug for SeqNum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_wraps() {
+        let near_end = SeqNum(u32::MAX - 1);
+        assert!(near_end.lt(near_end + 3));
+        assert_eq!((near_end + 3).distance(near_end), 3);
+        assert_eq!(near_end + 3, SeqNum(1));
+        assert!(SeqNum(0).lt(SeqNum(0x7fff_ffff)));
+        assert!(SeqNum(0).gt(SeqNum(0x8000_0001)));
+        assert_eq!(SeqNum(1) - 2, SeqNum(u32::MAX));
+        assert_eq!(near_end.max(SeqNum(1)), SeqNum(1));
+    }
+}

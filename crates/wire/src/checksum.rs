@@ -1,0 +1,135 @@
+//! The Internet checksum: RFC 1071, over any number of pieces.
+
+use core::net::IpAddr;
+
+/// A running ones' complement sum. Pieces may have any length; where one ends at an odd byte the next goes on from there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum {
+    total: u64,
+    odd: bool,
+}
+
+impl Sum {
+    /// The sum of nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { total: 0, odd: false }
+    }
+
+    /// Adds bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
+        // A sum that starts at an odd byte is the byte-swapped sum of the same bytes (RFC 1071 section 2, B).
+        let part = fold(sum_bytes(bytes));
+        self.total += u64::from(if self.odd { part.swap_bytes() } else { part });
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// Adds one 16-bit word, at an even position.
+    pub const fn add_u16(&mut self, word: u16) {
+        self.total += word as u64;
+    }
+
+    /// The folded sum, not complemented: what a partial checksum field holds.
+    #[must_use]
+    pub const fn fold(self) -> u16 {
+        fold(self.total)
+    }
+
+    /// The checksum to put into a header.
+    #[must_use]
+    pub const fn finish(self) -> u16 {
+        !fold(self.total)
+    }
+}
+
+/// The sum of the TCP or UDP pseudo-header: RFC 9293 section 3.1, RFC 8200 section 8.1.
+#[must_use]
+pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> Sum {
+    let mut sum = Sum::new();
+    for addr in [source, destination] {
+        match addr {
+            IpAddr::V4(v4) => sum.add(&v4.octets()),
+            IpAddr::V6(v6) => sum.add(&v6.octets()),
+        }
+    }
+    sum.total += u64::from(protocol) + len as u64;
+    sum
+}
+
+/// The checksum field after a 16-bit word of the covered bytes changed from `old` to `new`: RFC 1624 equation 3.
+#[must_use]
+pub const fn adjust(checksum: u16, old: u16, new: u16) -> u16 {
+    !fold(!checksum as u64 + !old as u64 + new as u64)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits by the loop")]
+const fn fold(mut total: u64) -> u16 {
+    while total > 0xffff {
+        total = (total >> 16) + (total & 0xffff);
+    }
+    total as u16
+}
+
+/// Sums big-endian words. 32-bit loads into 64-bit lanes: the compiler makes vectors of them, and no lane can
+/// overflow below 16 GiB.
+fn sum_bytes(bytes: &[u8]) -> u64 {
+    let (chunks, tail) = bytes.split_at(bytes.len() & !31);
+    let mut lanes = [0_u64; 8];
+    for chunk in chunks.chunks_exact(32) {
+        for (lane, word) in lanes.iter_mut().zip(chunk.chunks_exact(4)) {
+            *lane += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+        }
+    }
+    let mut total: u64 = lanes.iter().map(|&lane| (lane >> 32) + (lane & 0xffff_ffff)).sum();
+    let mut words = tail.chunks_exact(2);
+    for word in &mut words {
+        total += u64::from(u16::from_ne_bytes([word[0], word[1]]));
+    }
+    if let [last] = words.remainder() {
+        total += u64::from(u16::from_ne_bytes([*last, 0]));
+    }
+    // The sum is byte-order independent up to a swap of the result (RFC 1071 section 2, B).
+    u64::from(u16::from_be(fold(total)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    fn simple(bytes: &[u8]) -> u16 {
+        let mut total = 0_u64;
+        for pair in bytes.chunks(2) {
+            total += u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
+        }
+        fold(total)
+    }
+
+    #[test]
+    fn rfc_1071_example() {
+        let mut sum = Sum::new();
+        sum.add(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
+        assert_eq!(sum.fold(), 0xddf2);
+    }
+
+    #[test]
+    fn rfc_1624_example() {
+        assert_eq!(adjust(0xdd2f, 0x5555, 0x3285), 0x0000);
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..400), cuts in any::<[u8; 3]>()) {
+            let mut sum = Sum::new();
+            let mut cuts: Vec<usize> = cuts.iter().map(|&c| usize::from(c).min(bytes.len())).collect();
+            cuts.sort_unstable();
+            let mut from = 0;
+            for cut in cuts.into_iter().chain([bytes.len()]) {
+                sum.add(&bytes[from..cut]);
+                from = cut;
+            }
+            prop_assert_eq!(sum.fold() % 0xffff, simple(&bytes) % 0xffff);
+        }
+    }
+}

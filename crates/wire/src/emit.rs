@@ -1,0 +1,219 @@
+//! Writing Ethernet, IP and TCP headers, and mending them per packet as segmentation does.
+
+use core::net::IpAddr;
+
+use crate::checksum::{Sum, pseudo_header};
+use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, protocol};
+use crate::tcp::Segment;
+use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES};
+
+/// Ethernet addresses of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Sender.
+    pub source: [u8; 6],
+    /// Receiver.
+    pub destination: [u8; 6],
+}
+
+/// What an IP header says beyond lengths and checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpHeader {
+    /// Sender.
+    pub source: IpAddr,
+    /// Receiver; of the same family as `source`.
+    pub destination: IpAddr,
+    /// What follows.
+    pub protocol: u8,
+    /// The ECN field.
+    pub ecn: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+}
+
+impl IpHeader {
+    /// Bytes of the header.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        match self.destination {
+            IpAddr::V4(_) => IPV4_BYTES,
+            IpAddr::V6(_) => IPV6_BYTES,
+        }
+    }
+
+    /// Never: every IP header has bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them. Lengths that do not fit
+/// 16 bits are written as zero: [`set_lengths`] sets them when a run is cut into packets.
+///
+/// # Panics
+/// Where `out` is shorter than the headers.
+pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8]) {
+    let ethertype = match ip.destination {
+        IpAddr::V4(_) => ETHERTYPE_IPV4,
+        IpAddr::V6(_) => ETHERTYPE_IPV6,
+    };
+    out[0..6].copy_from_slice(&link.destination);
+    out[6..12].copy_from_slice(&link.source);
+    out[12..14].copy_from_slice(&ethertype.to_be_bytes());
+    let header = &mut out[ETHERNET_BYTES..ETHERNET_BYTES + ip.len()];
+    match (ip.source, ip.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            header[0] = 0x45;
+            header[1] = ip.ecn;
+            header[4..6].fill(0);
+            // Don't fragment: path MTU discovery, RFC 1191.
+            header[6..8].copy_from_slice(&[0x40, 0]);
+            header[8] = ip.hop_limit;
+            header[9] = ip.protocol;
+            header[12..16].copy_from_slice(&source.octets());
+            header[16..20].copy_from_slice(&destination.octets());
+        }
+        (source, destination) => {
+            header[0] = 0x60;
+            header[1] = ip.ecn << 4;
+            header[2..4].fill(0);
+            header[6] = ip.protocol;
+            header[7] = ip.hop_limit;
+            header[8..24].copy_from_slice(&to_v6_octets(source));
+            header[24..40].copy_from_slice(&to_v6_octets(destination));
+        }
+    }
+    set_lengths(out, ETHERNET_BYTES, ETHERNET_BYTES + ip.len() + payload_len, 0);
+}
+
+fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
+    match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Sets the length of the IP packet whose header begins at `l3` and which ends at `end`, and for IPv4 its identification
+/// and header checksum.
+///
+/// # Panics
+/// Where the IP header is not within `frame`.
+pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16) {
+    if frame[l3] >> 4 == 4 {
+        let total = u16::try_from(end - l3).unwrap_or(0);
+        let header = &mut frame[l3..l3 + IPV4_BYTES];
+        header[2..4].copy_from_slice(&total.to_be_bytes());
+        header[4..6].copy_from_slice(&identification.to_be_bytes());
+        header[10..12].fill(0);
+        let mut sum = Sum::new();
+        sum.add(header);
+        header[10..12].copy_from_slice(&sum.finish().to_be_bytes());
+    } else {
+        let payload = u16::try_from(end - l3 - IPV6_BYTES).unwrap_or(0);
+        frame[l3 + 4..l3 + 6].copy_from_slice(&payload.to_be_bytes());
+    }
+}
+
+/// The pseudo-header's sum for `len` bytes from the transport header on, read from the IP header at `l3`.
+///
+/// # Panics
+/// Where the IP header is not within `frame`.
+#[must_use]
+pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Sum {
+    let mut sum = Sum::new();
+    if frame[l3] >> 4 == 4 {
+        sum.add(&frame[l3 + 12..l3 + 20]);
+    } else {
+        sum.add(&frame[l3 + 8..l3 + 40]);
+    }
+    sum.add_u16(u16::from(protocol));
+    // The length is up to 64 KiB and 60 bytes for a run of segments: 17 bits.
+    #[expect(clippy::cast_possible_truncation, reason = "split into its 16-bit halves")]
+    {
+        sum.add_u16((len >> 16) as u16);
+        sum.add_u16(len as u16);
+    }
+    sum
+}
+
+/// Writes the headers of a TCP segment into `out`, checksum zero. `out` is exactly
+/// `ETHERNET_BYTES + ip.len() + segment.header_len()` bytes. Gives the offset of TSval where there is one.
+///
+/// # Panics
+/// Where `out` has another length.
+pub fn tcp_headers(
+    link: &Link,
+    ip: &IpHeader,
+    segment: &Segment,
+    payload_len: usize,
+    out: &mut [u8],
+) -> Option<usize> {
+    let l4 = ETHERNET_BYTES + ip.len();
+    ethernet_ip(link, ip, segment.header_len() + payload_len, out);
+    segment.emit(&mut out[l4..]).map(|at| at + l4)
+}
+
+/// Fills in the checksum of a whole TCP packet in `frame` that ends at `end`.
+///
+/// # Panics
+/// Where the headers are not within `frame`.
+pub fn finish_tcp_checksum(frame: &mut [u8], ip: &IpHeader, l4: usize, end: usize) {
+    frame[l4 + 16..l4 + 18].fill(0);
+    let mut sum = pseudo_header(ip.source, ip.destination, protocol::TCP, end - l4);
+    sum.add(&frame[l4..end]);
+    frame[l4 + 16..l4 + 18].copy_from_slice(&sum.finish().to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Frame, parse};
+    use crate::tcp::{Flags, Timestamps};
+    use base::SeqNum;
+
+    fn segment() -> Segment {
+        let mut segment = Segment {
+            source: 80,
+            destination: 5000,
+            seq: SeqNum(1),
+            ack: SeqNum(2),
+            flags: Flags::ACK,
+            window: 500,
+            ..Segment::default()
+        };
+        segment.options.timestamps = Some(Timestamps { value: 9, echo: 8 });
+        segment
+    }
+
+    fn round_trip(source: &str, destination: &str) {
+        let ip = IpHeader {
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            protocol: protocol::TCP,
+            ecn: 2,
+            hop_limit: 64,
+        };
+        let link = Link { source: [1; 6], destination: [2; 6] };
+        let mut frame = [0; 200];
+        let headers = ETHERNET_BYTES + ip.len() + segment().header_len();
+        let at = tcp_headers(&link, &ip, &segment(), 10, &mut frame[..headers]).unwrap();
+        assert_eq!(frame[at..at + 4], [0, 0, 0, 9]);
+        let end = headers + 10;
+        finish_tcp_checksum(&mut frame, &ip, ETHERNET_BYTES + ip.len(), end);
+        let Ok(Frame::Ip(seen)) = parse(&frame[..end]) else { panic!("well-formed") };
+        assert_eq!((seen.source, seen.destination), (ip.source, ip.destination));
+        assert_eq!((seen.protocol, seen.ecn, seen.hop_limit, seen.end), (6, 2, 64, end));
+        let (parsed, _) = Segment::parse(&frame[seen.l4..seen.end]).unwrap();
+        assert_eq!(parsed, segment());
+        let mut sum = pseudo_header_of(&frame, seen.l3, protocol::TCP, end - seen.l4);
+        sum.add(&frame[seen.l4..end]);
+        assert_eq!(sum.finish(), 0, "the checksum verifies");
+    }
+
+    #[test]
+    fn headers_parse_back() {
+        round_trip("10.77.0.2", "10.77.0.1");
+        round_trip("fd77::2", "fd77::1");
+    }
+}
