@@ -22,6 +22,12 @@ pub struct FileLimits {
     pub files_max: u32,
 }
 
+impl FileLimits {
+    /// Most file extents in one [`crate::Transmit`]; a transmit with more is refused. It bounds the buffers that a
+    /// single transmit can need at one time.
+    pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
+}
+
 /// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

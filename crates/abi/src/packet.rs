@@ -34,6 +34,11 @@ impl PacketBuf {
         self.len
     }
 
+    /// Shortens the frame to its first `len` bytes; does nothing where it is not longer.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Whether the frame has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {

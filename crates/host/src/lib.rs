@@ -1,1 +1,43 @@
-//! x
+//! The host half of the stack: TCP's control plane, sockets, and the driver's end of the contract.
+//!
+//! A [`Host`] is one core's stack. It owns every connection; the device (crate `nic`) only completes what the host promised.
+//! It is sans-IO: the caller feeds it the device's events and the time, and takes operations out.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`host`](Host) | the contract's end: events in, operations out, who gets which packet |
+//! | `sockets` | the application's end: readiness, reading, writing, `offload_*` |
+//! | `passive` | connections that begin: listeners, SYN cache, cookies, TIME-WAIT |
+//! | `tcp` | TCP by role |
+//! | `files` | file handles, and the software path for what the device does not send |
+//! | `net` | addresses, neighbours, ICMP |
+//! | `outbox` | what leaves |
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+extern crate alloc;
+
+mod alarm;
+mod api;
+mod config;
+mod counters;
+mod files;
+mod hash;
+mod host;
+mod net;
+mod outbox;
+mod passive;
+mod sockets;
+mod table;
+mod tcp;
+
+pub use api::{
+    ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, Notice, Readiness,
+    SendError, SocketError, SocketId, SocketInfo, SocketOption,
+};
+pub use config::{Algorithm, Cidr, Config, TcpConfig};
+pub use counters::HostCounters;
+pub use host::Host;

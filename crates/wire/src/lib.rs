@@ -51,3 +51,9 @@ pub struct Tuple {
     /// The peer's end.
     pub remote: Endpoint,
 }
+
+/// Checksum settings for [`std_formats`]: verify and fill in everything.
+#[must_use]
+pub fn std_formats_caps() -> smoltcp::phy::ChecksumCapabilities {
+    smoltcp::phy::ChecksumCapabilities::default()
+}

@@ -97,24 +97,32 @@ pub struct Options {
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
-    sack: [SackBlock; SACK_BLOCKS_MAX],
-    sack_len: u8,
+    /// Selective acknowledgments.
+    pub sack_blocks: SackBlocks,
+}
+
+/// Up to [`SACK_BLOCKS_MAX`] SACK blocks, inline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct SackBlocks {
+    blocks: [SackBlock; SACK_BLOCKS_MAX],
+    len: u8,
 }
 
 impl Options {
     /// The SACK blocks.
     #[must_use]
     pub fn sack(&self) -> &[SackBlock] {
-        &self.sack[..usize::from(self.sack_len)]
+        &self.sack_blocks.blocks[..usize::from(self.sack_blocks.len)]
     }
 
     /// Adds a SACK block; says whether there was room.
     pub const fn push_sack(&mut self, block: SackBlock) -> bool {
-        if self.sack_len as usize == SACK_BLOCKS_MAX {
+        let SackBlocks { blocks, len } = &mut self.sack_blocks;
+        if *len as usize == SACK_BLOCKS_MAX {
             return false;
         }
-        self.sack[self.sack_len as usize] = block;
-        self.sack_len += 1;
+        blocks[*len as usize] = block;
+        *len += 1;
         true
     }
 
@@ -129,7 +137,8 @@ impl Options {
             (false, true) => 4,
             (false, false) => 0,
         };
-        let sack = if self.sack_len > 0 { 4 + 8 * usize::from(self.sack_len) } else { 0 };
+        let blocks = usize::from(self.sack_blocks.len);
+        let sack = if blocks > 0 { 4 + 8 * blocks } else { 0 };
         mss + scale + timestamps + sack
     }
 
@@ -164,8 +173,9 @@ impl Options {
         if let Some(shift) = self.window_scale {
             writer.put(&[1, 3, 3, shift]);
         }
-        if self.sack_len > 0 {
-            writer.put(&[1, 1, 5, 2 + 8 * self.sack_len]);
+        let blocks = self.sack_blocks.len;
+        if blocks > 0 {
+            writer.put(&[1, 1, 5, 2 + 8 * blocks]);
             for block in self.sack() {
                 writer.put(&block.start.0.to_be_bytes());
                 writer.put(&block.end.0.to_be_bytes());

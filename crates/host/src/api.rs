@@ -1,0 +1,174 @@
+//! Names, options and errors of the socket interface.
+
+use core::net::IpAddr;
+
+use abi::{FileFault, Refusal};
+use base::Duration;
+use wire::Endpoint;
+
+pub use abi::{FileId, FileKind, FileStat};
+
+/// A connection. Ids are never used again within 2^32 connections of a slot, so a stale one is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SocketId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+impl SocketId {
+    /// Slot in the table of connections: small, dense, reused. For tables beside the host's.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// A listening port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerId(pub(crate) u32);
+
+/// Something happened that an application may want to look at. Edge-triggered: it is said once, until the application
+/// has looked ([`crate::Host::readiness`]) and something new happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A connection was established on a listener.
+    Accepted(ListenerId, SocketId),
+    /// A connection's readiness changed.
+    Socket(SocketId),
+    /// `offload_open` ended, well or not.
+    File(FileId),
+}
+
+/// What a socket is ready for, like `epoll`'s bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readiness {
+    /// Bytes can be read.
+    pub readable: bool,
+    /// Bytes can be written (the connection is established and the send buffer has room).
+    pub writable: bool,
+    /// The peer has closed its direction, and all that it sent before has been read.
+    pub peer_closed: bool,
+    /// Everything that was written has been acknowledged.
+    pub drained: bool,
+    /// The connection has ended, and why.
+    pub error: Option<SocketError>,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// The peer reset it.
+    #[error("connection reset by peer")]
+    Reset,
+    /// The peer refused it.
+    #[error("connection refused")]
+    Refused,
+    /// The peer did not answer for too long.
+    #[error("connection timed out")]
+    TimedOut,
+    /// The network says that the peer cannot be reached.
+    #[error("destination unreachable")]
+    Unreachable,
+    /// A file that was being sent failed; the connection was reset.
+    #[error("{0}")]
+    File(FileFault),
+    /// It was closed or aborted by this side.
+    #[error("connection closed")]
+    Closed,
+}
+
+/// Why nothing could be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The connection is gone, or this side has shut down its direction.
+    #[error("not connected: {0}")]
+    NotConnected(SocketError),
+    /// `offload_write`: no such open file, or a range outside it.
+    #[error("no such file handle or range")]
+    BadExtent,
+}
+
+/// Why a port cannot be listened on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Somebody already listens there.
+    #[error("port {0} is in use")]
+    InUse(u16),
+    /// Port zero, or an address that is not ours.
+    #[error("cannot listen on that address")]
+    BadAddress,
+}
+
+/// Why a connection cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No address of ours is of the remote's family.
+    #[error("no address of that family")]
+    NoRoute,
+    /// Every local port is taken for that remote end.
+    #[error("no free local port")]
+    NoPort,
+    /// The table of connections is full.
+    #[error("too many connections")]
+    TableFull,
+}
+
+/// A port to listen on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Only on this address, or on all of ours.
+    pub addr: Option<IpAddr>,
+    /// Port.
+    pub port: u16,
+    /// Connections that may wait to be accepted, and half-open ones in the SYN cache before cookies begin.
+    pub backlog: usize,
+}
+
+/// Options of a connection, as `setsockopt` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SocketOption {
+    /// `TCP_NODELAY`: switch Nagle's algorithm off.
+    NoDelay(bool),
+    /// `TCP_CORK`: hold back partial segments until uncorked or a full one is there.
+    Cork(bool),
+    /// `SO_KEEPALIVE` with its interval, or off.
+    KeepAlive(Option<Duration>),
+    /// `TCP_USER_TIMEOUT`: how long bytes may stay unacknowledged.
+    UserTimeout(Duration),
+}
+
+/// What `outboard ss` shows of a connection.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SocketInfo {
+    /// Its ends.
+    pub local: Endpoint,
+    /// The peer's end.
+    pub remote: Endpoint,
+    /// State, by its name in RFC 9293.
+    pub state: &'static str,
+    /// Bytes written but not yet acknowledged.
+    pub send_queue: u64,
+    /// Bytes received but not yet read.
+    pub receive_queue: u64,
+    /// Congestion window in bytes.
+    pub cwnd: u32,
+    /// Slow start threshold in bytes.
+    pub ssthresh: u32,
+    /// Smoothed round-trip time.
+    pub srtt: Duration,
+    /// Retransmission time-out.
+    pub rto: Duration,
+    /// Maximum segment size.
+    pub mss: u16,
+    /// Bytes sent that came out of files by the device.
+    pub file_bytes_offloaded: u64,
+    /// Bytes retransmitted.
+    pub retransmitted_bytes: u64,
+    /// Whether file content is sent by the device, or why not.
+    pub file_offload: Result<(), Refusal>,
+}

@@ -1,0 +1,148 @@
+//! What an operator decides before the stack starts. Sizes are run-time values, never Cargo features.
+
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use abi::Refusal;
+use base::Duration;
+
+/// An address of ours and the length of its on-link prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    /// Our address.
+    pub addr: IpAddr,
+    /// Bits of the prefix that is on-link: 0..=32 or 0..=128.
+    pub prefix_len: u8,
+}
+
+impl Cidr {
+    /// Whether `other` is on the same link.
+    #[must_use]
+    pub fn contains(&self, other: IpAddr) -> bool {
+        let same = |ours: u128, theirs: u128, bits: u32| {
+            let host_bits = bits.saturating_sub(u32::from(self.prefix_len));
+            (ours ^ theirs).checked_shr(host_bits).unwrap_or(0) == 0
+        };
+        match (self.addr, other) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same(u32::from(a).into(), u32::from(b).into(), 32),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same(a.into(), b.into(), 128),
+            _ => false,
+        }
+    }
+}
+
+/// Configuration of a host stack.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Our addresses; the first of a family is the source of connections we open.
+    pub addrs: Vec<Cidr>,
+    /// Next hops for what is not on-link, at most one of each family.
+    pub gateways: Vec<IpAddr>,
+    /// Connections at one time, half-open ones apart.
+    pub connections_max: usize,
+    /// Files open at one time.
+    pub files_max: usize,
+    /// Whether files are sent by the device, or why not.
+    pub file_offload: Result<(), Refusal>,
+    /// TCP's choices.
+    pub tcp: TcpConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addrs: Vec::new(),
+            gateways: Vec::new(),
+            connections_max: 65_536,
+            files_max: 4_096,
+            file_offload: Ok(()),
+            tcp: TcpConfig::default(),
+        }
+    }
+}
+
+/// Congestion control algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Algorithm {
+    /// CUBIC: RFC 9438.
+    #[default]
+    Cubic,
+    /// NewReno: RFC 5681 and RFC 6582.
+    NewReno,
+}
+
+/// Configuration of TCP. The defaults are Linux's.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Congestion control.
+    pub algorithm: Algorithm,
+    /// Receive buffer of a connection in bytes: the largest window it offers.
+    pub receive_bytes_max: u32,
+    /// Bytes of host memory that a connection's send stream may hold. File spans hold none.
+    pub send_bytes_max: usize,
+    /// Initial window in segments: RFC 6928.
+    pub initial_window: u32,
+    /// Least retransmission time-out beyond the smoothed round-trip time.
+    pub rto_min: Duration,
+    /// Largest retransmission time-out.
+    pub rto_max: Duration,
+    /// Longest delay of an acknowledgment.
+    pub delayed_ack: Duration,
+    /// How long a closed connection's tuple is kept: RFC 9293 section 3.4.2.
+    pub time_wait: Duration,
+    /// How long bytes may stay unacknowledged before the connection is given up (RFC 5482).
+    pub user_timeout: Duration,
+    /// Retransmissions of a SYN before it is given up.
+    pub syn_retries: u8,
+    /// Retransmissions of a SYN-ACK before the half-open connection is dropped.
+    pub syn_ack_retries: u8,
+    /// Offer and accept selective acknowledgments.
+    pub sack: bool,
+    /// Offer and accept timestamps.
+    pub timestamps: bool,
+    /// Accept ECN, and ask for it on connections that we open.
+    pub ecn: bool,
+    /// Spread a window over its round trip.
+    pub pacing: bool,
+    /// Start retransmission timers at the device's echo; off only to measure what that is worth.
+    pub echo: bool,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::Cubic,
+            receive_bytes_max: 1 << 20,
+            send_bytes_max: 1 << 20,
+            initial_window: 10,
+            rto_min: Duration::from_millis(200),
+            rto_max: Duration::from_secs(120),
+            delayed_ack: Duration::from_millis(40),
+            time_wait: Duration::from_secs(60),
+            user_timeout: Duration::from_secs(900),
+            syn_retries: 6,
+            syn_ack_retries: 5,
+            sack: true,
+            timestamps: true,
+            ecn: true,
+            pacing: true,
+            echo: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes() {
+        let net = |s: &str, prefix_len| Cidr { addr: s.parse().unwrap(), prefix_len };
+        assert!(net("10.77.0.2", 24).contains("10.77.0.1".parse().unwrap()));
+        assert!(!net("10.77.0.2", 24).contains("10.77.1.1".parse().unwrap()));
+        assert!(net("10.77.0.2", 0).contains("1.2.3.4".parse().unwrap()));
+        assert!(!net("10.77.0.2", 32).contains("10.77.0.3".parse().unwrap()));
+        assert!(net("fd77::2", 64).contains("fd77::99".parse().unwrap()));
+        assert!(!net("fd77::2", 64).contains("10.77.0.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,119 @@
+//! What the host stack counts. Every drop and every fallback to software has its own counter.
+
+base::counters! {
+    /// Counters of a host stack.
+    pub struct HostCounters {
+        /// Frames that the device delivered.
+        received_frames,
+        /// Frames whose headers are malformed: the device should not have delivered them.
+        received_malformed,
+        /// Frames with a wrong transport checksum.
+        received_bad_checksum,
+        /// Frames whose checksum the host had to verify itself.
+        checksum_software,
+        /// Packets for an address that is not ours.
+        received_not_ours,
+        /// Packets of a protocol that we do not speak.
+        received_unknown_protocol,
+        /// TCP segments received.
+        tcp_in_segs,
+        /// TCP segments with a malformed header.
+        tcp_in_errs,
+        /// Transmits of TCP, runs of segments counted once.
+        tcp_out_transmits,
+        /// Payload bytes handed to the device for the first time.
+        tcp_out_bytes,
+        /// Connections opened by us.
+        tcp_active_opens,
+        /// Connections accepted.
+        tcp_passive_opens,
+        /// Connections that could not be opened.
+        tcp_attempt_fails,
+        /// Established connections that ended by a reset.
+        tcp_estab_resets,
+        /// Resets sent.
+        tcp_out_rsts,
+        /// Bytes retransmitted.
+        tcp_retrans_bytes,
+        /// Retransmits handed to the device.
+        tcp_retrans,
+        /// Expiries of the retransmission timer.
+        tcp_timeouts,
+        /// Tail loss probes: RFC 8985.
+        tcp_tail_probes,
+        /// Losses that a tail loss probe repaired.
+        tcp_tail_probe_repairs,
+        /// Recoveries entered.
+        tcp_recoveries,
+        /// Reductions of the window that were undone as spurious.
+        tcp_undos,
+        /// DSACKs received.
+        tcp_dsacks,
+        /// Acknowledgments with ECN-Echo that reduced the window.
+        tcp_ecn_reductions,
+        /// Packets received with the CE mark.
+        tcp_ecn_ce_received,
+        /// Segments dropped by PAWS: RFC 7323.
+        tcp_paws_dropped,
+        /// Challenge acknowledgments sent: RFC 5961.
+        tcp_challenge_acks,
+        /// Challenge acknowledgments not sent because of their rate limit.
+        tcp_challenge_acks_limited,
+        /// Segments outside the window.
+        tcp_out_of_window,
+        /// Zero-window probes sent.
+        tcp_window_probes,
+        /// Keep-alive probes sent.
+        tcp_keepalive_probes,
+        /// Connections given up because the peer did not answer.
+        tcp_timed_out,
+        /// Bare acknowledgments sent.
+        tcp_out_acks,
+        /// Acknowledgments sent after the delay.
+        tcp_delayed_acks,
+        /// SYNs put into the SYN cache.
+        tcp_syns_cached,
+        /// SYN-ACKs sent again.
+        tcp_syn_acks_resent,
+        /// Half-open connections dropped because the last acknowledgment never came.
+        tcp_syns_expired,
+        /// SYN cookies sent because the SYN cache was full.
+        tcp_syn_cookies_sent,
+        /// Connections made from a cookie.
+        tcp_syn_cookies_accepted,
+        /// Acknowledgments whose cookie was wrong or stale.
+        tcp_syn_cookies_failed,
+        /// SYNs dropped because the accept queue or the table was full.
+        tcp_listen_drops,
+        /// Segments for no connection.
+        tcp_no_connection,
+        /// Connections in TIME-WAIT taken over by a new SYN: RFC 6191.
+        tcp_time_wait_reused,
+        /// Path MTU reductions.
+        tcp_pmtu_reductions,
+        /// ICMP errors that fit no bytes in flight: RFC 5927.
+        icmp_ignored,
+        /// Echo replies sent.
+        icmp_echo_replies,
+        /// Port unreachable errors sent.
+        icmp_errors_sent,
+        /// ARP and neighbour solicitations answered.
+        neighbor_replies,
+        /// Solicitations sent.
+        neighbor_solicitations,
+        /// Packets dropped because their next hop does not answer.
+        neighbor_drops,
+        /// Bytes of files that the device was asked to send.
+        file_offload_bytes,
+        /// Files that the device would not open, so that the host reads them.
+        file_fallback_opens,
+        /// Bytes of files that the host read itself.
+        file_fallback_bytes,
+        /// Connections reset because a file failed or changed.
+        file_aborts,
+        /// Events of the device that fit nothing: late, or nonsense.
+        events_ignored,
+        /// Resets of the device.
+        device_resets,
+    }
+}

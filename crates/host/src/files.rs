@@ -1,0 +1,347 @@
+//! The host's side of files: handles, metadata, and the software path for what the device does not send.
+//!
+//! An application's handle stands for a file that the device opened (IO-TCP section 4: the metadata is cached here, so
+//! `offload_fstat` costs nothing). Where file offload is switched off, or the device refuses, the host opens and reads the file
+//! through its own disk, and the send stream holds the bytes as memory. A handle lives until the application has closed it and
+//! no span of any send stream refers to it.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::{FileExtent, FileFault, FileId, FileKind, FileOpened, FileStat, FlowId, Op, Refusal};
+use bytes::Bytes;
+use hashbrown::HashMap;
+
+use crate::hash::Keyed;
+use crate::outbox::Outbox;
+use crate::tcp::spans::Source;
+
+/// Bytes that the host reads at a time on its own path.
+const READ_BYTES: u64 = 128 * 1024;
+
+/// Who reads a file.
+#[derive(Debug)]
+enum Reader {
+    Device,
+    /// The host, and why; the disk's handle once it is open.
+    Host(Refusal, Option<DiskFile>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    path: Box<str>,
+    reader: Reader,
+    stat: Option<Result<FileStat, FileFault>>,
+    /// Bytes that spans refer to.
+    queued: u64,
+    closed: bool,
+    /// Something in the device or on the disk may still answer for it.
+    opening: bool,
+}
+
+/// What the host asked its own disk.
+#[derive(Debug)]
+enum Pending {
+    Open(FileId),
+    Read { file: FileId, flow: FlowId, position: u64, skip: usize, len: usize },
+}
+
+/// What a completion of the disk means to the rest of the host.
+#[derive(Debug)]
+pub(crate) enum FileWork {
+    Opened(FileId),
+    /// Bytes for the send stream of a connection.
+    Filled {
+        flow: FlowId,
+        position: u64,
+        bytes: Bytes,
+    },
+    Failed {
+        flow: FlowId,
+        fault: FileFault,
+    },
+}
+
+/// The table of open files.
+#[derive(Debug)]
+pub(crate) struct Files {
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    files_max: usize,
+    pending: HashMap<RequestId, Pending, Keyed>,
+    next_request: u64,
+    reads_in_flight: HashMap<FileId, u32, Keyed>,
+    /// Whether new files go to the device.
+    pub(crate) offload: Result<(), Refusal>,
+}
+
+impl Files {
+    pub(crate) fn new(files_max: usize, offload: Result<(), Refusal>, hash: Keyed) -> Self {
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            files_max,
+            pending: HashMap::with_hasher(hash.clone()),
+            next_request: 0,
+            reads_in_flight: HashMap::with_hasher(hash),
+            offload,
+        }
+    }
+
+    /// Opens a file; none where the table is full.
+    pub(crate) fn open(&mut self, out: &mut Outbox, path: &str) -> Option<FileId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.entries.len() < self.files_max => {
+                self.entries.push(None);
+                u32::try_from(self.entries.len() - 1).ok()?
+            }
+            None => return None,
+        };
+        let file = FileId(index);
+        let reader = match self.offload {
+            Ok(()) => Reader::Device,
+            Err(why) => Reader::Host(why, None),
+        };
+        let on_device = matches!(reader, Reader::Device);
+        *self.entries.get_mut(index as usize)? = Some(Entry {
+            path: path.into(),
+            reader,
+            stat: None,
+            queued: 0,
+            closed: false,
+            opening: true,
+        });
+        if on_device {
+            out.ops.push_back(Op::FileOpen { file, path: path.into() });
+        } else {
+            self.open_on_host(out, file);
+        }
+        Some(file)
+    }
+
+    fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
+        out.counters.file_fallback_opens += 1;
+        let id = self.request(Pending::Open(file));
+        let Some(entry) = self.entry(file) else { return };
+        let path = entry.path.clone();
+        out.disk.push_back(DiskRequest::Open { id, path });
+    }
+
+    fn request(&mut self, pending: Pending) -> RequestId {
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        self.pending.insert(id, pending);
+        id
+    }
+
+    fn entry(&mut self, file: FileId) -> Option<&mut Entry> {
+        self.entries.get_mut(file.0 as usize)?.as_mut()
+    }
+
+    /// Metadata of a file; none while the open is under way.
+    pub(crate) fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {
+        match self.entries.get(file.0 as usize).and_then(Option::as_ref) {
+            Some(entry) if !entry.closed => entry.stat,
+            _ => Some(Err(FileFault::BadExtent)),
+        }
+    }
+
+    /// The application is done with the file.
+    pub(crate) fn close(&mut self, out: &mut Outbox, file: FileId) {
+        if let Some(entry) = self.entry(file) {
+            entry.closed = true;
+        }
+        self.reap(out, file);
+    }
+
+    /// A span source for `len` bytes at `offset`, counted as referring to the file; none where there is no such range.
+    pub(crate) fn source(&mut self, file: FileId, offset: u64, len: u64) -> Option<Source> {
+        let entry = self.entry(file).filter(|e| !e.closed)?;
+        let Some(Ok(stat)) = entry.stat else { return None };
+        let end = offset.checked_add(len)?;
+        if stat.kind != FileKind::Regular || end > stat.size {
+            return None;
+        }
+        entry.queued += len;
+        Some(match entry.reader {
+            Reader::Device => Source::Device { file, offset },
+            Reader::Host(..) => Source::Unread { file, offset },
+        })
+    }
+
+    /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked to send them, so that it
+    /// may hold buffers for them.
+    pub(crate) fn release(
+        &mut self,
+        out: &mut Outbox,
+        file: FileId,
+        offset: u64,
+        len: u64,
+        sent: bool,
+    ) {
+        let Some(entry) = self.entry(file) else { return };
+        debug_assert!(entry.queued >= len, "spans release what they took");
+        entry.queued = entry.queued.saturating_sub(len);
+        if sent && matches!(entry.reader, Reader::Device) {
+            let mut at = offset;
+            while at < offset + len {
+                let len = u32::try_from(offset + len - at).unwrap_or(1 << 31);
+                out.ops.push_back(Op::FileAck(FileExtent { file, offset: at, len }));
+                at += u64::from(len);
+            }
+        }
+        self.reap(out, file);
+    }
+
+    /// Lets go of a file that nobody refers to.
+    fn reap(&mut self, out: &mut Outbox, file: FileId) {
+        let reading = self.reads_in_flight.contains_key(&file);
+        let Some(entry) = self.entry(file) else { return };
+        if !entry.closed || entry.queued > 0 || entry.opening || reading {
+            return;
+        }
+        match entry.reader {
+            Reader::Device if matches!(entry.stat, Some(Ok(_))) => {
+                out.ops.push_back(Op::FileClose { file });
+            }
+            Reader::Host(_, Some(disk)) => {
+                out.disk.push_back(DiskRequest::Close { file: disk });
+            }
+            _ => {}
+        }
+        self.entries[file.0 as usize] = None;
+        self.free.push(file.0);
+    }
+
+    /// The device answered an open. Says whether the application is to be told; not so where the host takes over.
+    pub(crate) fn handle_opened(&mut self, out: &mut Outbox, opened: &FileOpened) -> bool {
+        let Some(entry) = self.entry(opened.file).filter(|e| e.opening) else {
+            out.counters.events_ignored += 1;
+            return false;
+        };
+        if let Err(FileFault::Refused(why)) = opened.result {
+            entry.reader = Reader::Host(why, None);
+            self.open_on_host(out, opened.file);
+            return false;
+        }
+        entry.opening = false;
+        entry.stat = Some(opened.result);
+        self.reap(out, opened.file);
+        true
+    }
+
+    /// Asks the disk for bytes that the send stream of `flow` needs at `position`. Says whether it was asked.
+    pub(crate) fn read(
+        &mut self,
+        out: &mut Outbox,
+        flow: FlowId,
+        position: u64,
+        file: FileId,
+        offset: u64,
+        span_bytes: u64,
+    ) -> bool {
+        let Some(Entry { reader: Reader::Host(_, Some(disk)), .. }) = self.entry(file) else {
+            return false;
+        };
+        let disk = *disk;
+        let page = PAGE_BYTES as u64;
+        let aligned = offset / page * page;
+        // Up to the next boundary of a read, so that neighbours ask for the same blocks.
+        let stop = (aligned / READ_BYTES + 1) * READ_BYTES;
+        let want = span_bytes.min(stop - offset);
+        let pages = (offset + want - aligned).div_ceil(page);
+        // At most READ_BYTES: all three fit.
+        let (Ok(skip), Ok(len), Ok(pages)) =
+            (usize::try_from(offset - aligned), usize::try_from(want), usize::try_from(pages))
+        else {
+            return false;
+        };
+        let id = self.request(Pending::Read { file, flow, position, skip, len });
+        *self.reads_in_flight.entry(file).or_insert(0) += 1;
+        let buf = AlignedBuf::new(pages);
+        out.disk.push_back(DiskRequest::Read { id, file: disk, offset: aligned, buf });
+        true
+    }
+
+    /// Takes an answer of the host's own disk.
+    pub(crate) fn handle_disk(
+        &mut self,
+        out: &mut Outbox,
+        completion: DiskCompletion,
+    ) -> Option<FileWork> {
+        match completion {
+            DiskCompletion::Opened { id, result } => {
+                let Some(Pending::Open(file)) = self.pending.remove(&id) else { return None };
+                let entry = self.entry(file)?;
+                if let Reader::Host(_, disk) = &mut entry.reader {
+                    *disk = result.ok().map(|(disk, _)| disk);
+                }
+                entry.opening = false;
+                entry.stat = Some(result.map(|(_, stat)| stat));
+                self.reap(out, file);
+                Some(FileWork::Opened(file))
+            }
+            DiskCompletion::Read { id, buf, result } => {
+                let Some(Pending::Read { file, flow, position, skip, len }) =
+                    self.pending.remove(&id)
+                else {
+                    return None;
+                };
+                if let Some(count) = self.reads_in_flight.get_mut(&file) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.reads_in_flight.remove(&file);
+                    }
+                }
+                let work = match self.check_read(file, skip + len, result) {
+                    Ok(()) => {
+                        out.counters.file_fallback_bytes += len as u64;
+                        let bytes = Bytes::from_owner(buf).slice(skip..skip + len);
+                        FileWork::Filled { flow, position, bytes }
+                    }
+                    Err(fault) => FileWork::Failed { flow, fault },
+                };
+                self.reap(out, file);
+                Some(work)
+            }
+        }
+    }
+
+    /// A read is good if it is whole and the file is still what it was when it was opened.
+    fn check_read(
+        &mut self,
+        file: FileId,
+        need: usize,
+        result: Result<(u32, FileStat), FileFault>,
+    ) -> Result<(), FileFault> {
+        let (read, after) = result?;
+        let opened = self.entry(file).and_then(|e| e.stat);
+        let same = opened.is_some_and(|s| s.is_ok_and(|s| s.version == after.version));
+        if same && read as usize >= need { Ok(()) } else { Err(FileFault::Changed) }
+    }
+
+    /// Whether the device sends this file, or why not.
+    pub(crate) fn offload_of(&self, file: FileId) -> Result<(), Refusal> {
+        match self.entries.get(file.0 as usize).and_then(Option::as_ref).map(|e| &e.reader) {
+            Some(Reader::Host(why, _)) => Err(*why),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device lost everything: its files are opened again by the host, and read by it.
+    pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
+        self.offload = Err(Refusal::DeviceReset);
+        for index in 0..self.entries.len() {
+            let Ok(file) = u32::try_from(index).map(FileId) else { break };
+            let Some(entry) = self.entry(file) else { continue };
+            if matches!(entry.reader, Reader::Device) {
+                entry.reader = Reader::Host(Refusal::DeviceReset, None);
+                entry.opening = true;
+                self.open_on_host(out, file);
+            }
+        }
+    }
+}

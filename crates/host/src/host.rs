@@ -1,0 +1,520 @@
+//! One core's stack: the device's events come in, operations go out.
+//!
+//! Packets find their connection here; what TCP makes of them is in `tcp`, what the application sees in `sockets`. Sending is lazy: events
+//! and calls leave connections *dirty*, and [`Host::poll_op`] lets each of them send once, so that a response's head and body,
+//! and the acknowledgment of its request, leave together.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::{Capabilities, Checksum, Event, Op, PacketBuf, Received, Refusal, TransmitDone};
+use base::{Instant, Prng};
+use wire::checksum::pseudo_header;
+use wire::frame::{Frame, IpPacket, protocol};
+use wire::tcp::Segment;
+use wire::{Endpoint, Tuple};
+
+use crate::alarm::Alarms;
+use crate::api::{ListenerId, Notice, SocketError, SocketId};
+use crate::config::Config;
+use crate::counters::HostCounters;
+use crate::files::{FileWork, Files};
+use crate::hash::Keyed;
+use crate::net::icmp::{ErrorKind, ErrorLimit, TcpError};
+use crate::net::{Net, arp, icmp};
+use crate::outbox::Outbox;
+use crate::table::{Place, Table};
+use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::cookie::Cookies;
+use crate::tcp::input::Arrival;
+use crate::tcp::listen::{Listener, SynCache};
+use crate::tcp::state::State;
+use crate::tcp::time_wait::{Remains, TimeWait};
+
+/// A host stack.
+///
+/// Order of calls: `handle_*` for everything that happened, then the application on every [`Self::poll_notice`], then
+/// [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`] until they have nothing more, then sleep until
+/// [`Self::poll_timeout`] or the next event. Nothing blocks; nothing reads a clock.
+#[derive(Debug)]
+pub struct Host {
+    pub(crate) config: Config,
+    pub(crate) out: Outbox,
+    pub(crate) files: Files,
+    pub(crate) table: Table,
+    pub(crate) listeners: Vec<Option<Listener>>,
+    pub(crate) syn_cache: SynCache,
+    pub(crate) cookies: Cookies,
+    /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
+    pub(crate) cookie_sent: Option<Instant>,
+    pub(crate) time_wait: TimeWait,
+    pub(crate) prng: Prng,
+    /// Key of initial sequence numbers and timestamp offsets: RFC 6528.
+    pub(crate) iss_key: Keyed,
+    pub(crate) notices: VecDeque<Notice>,
+    dirty: Vec<u32>,
+    /// The list before it, kept for its memory.
+    dirty_spare: Vec<u32>,
+    alarms: Alarms,
+    icmp_limit: ErrorLimit,
+}
+
+impl Host {
+    /// A stack above a device with these capabilities. `seed` has to come from the operating system where peers are
+    /// not to predict sequence numbers and cookies.
+    #[must_use]
+    pub fn new(config: Config, capabilities: &Capabilities, seed: u64) -> Self {
+        let mut prng = Prng::new(seed);
+        let offload = match (config.file_offload, capabilities.file) {
+            (Err(why), _) | (Ok(()), Err(why)) => Err(why),
+            (Ok(()), Ok(_)) => Ok(()),
+        };
+        Self {
+            out: Outbox {
+                ops: VecDeque::new(),
+                recycle: VecDeque::new(),
+                disk: VecDeque::new(),
+                counters: HostCounters::default(),
+                net: Net::new(&config, capabilities.mac, capabilities.mtu),
+                transmit_bytes_max: capabilities.transmit_bytes_max,
+            },
+            files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
+            table: Table::new(&mut prng),
+            listeners: Vec::new(),
+            syn_cache: SynCache::default(),
+            cookies: Cookies::new(&mut prng),
+            cookie_sent: None,
+            time_wait: TimeWait::default(),
+            iss_key: Keyed::random(&mut prng),
+            prng,
+            notices: VecDeque::new(),
+            dirty: Vec::new(),
+            dirty_spare: Vec::new(),
+            alarms: Alarms::default(),
+            icmp_limit: ErrorLimit::default(),
+            config,
+        }
+    }
+
+    /// Takes an event of the device.
+    pub fn handle_event(&mut self, now: Instant, event: Event) {
+        match event {
+            Event::Received(received) => self.handle_received(now, received),
+            Event::TransmitDone(done) => self.handle_transmit_done(now, done),
+            Event::FileOpened(opened) => {
+                if self.files.handle_opened(&mut self.out, &opened) {
+                    self.notices.push_back(Notice::File(opened.file));
+                }
+            }
+            Event::Reset => self.handle_device_reset(now),
+        }
+    }
+
+    /// Takes an answer of the host's own disk.
+    pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
+        match self.files.handle_disk(&mut self.out, completion) {
+            Some(FileWork::Opened(file)) => self.notices.push_back(Notice::File(file)),
+            Some(FileWork::Filled { flow, position, bytes }) => {
+                self.with(now, SocketId::of_flow(flow), |conn, cx| {
+                    conn.handle_file_bytes(cx, position, bytes);
+                });
+            }
+            Some(FileWork::Failed { flow, fault }) => {
+                self.out.counters.file_aborts += 1;
+                self.with(now, SocketId::of_flow(flow), |conn, cx| {
+                    conn.abort(cx, SocketError::File(fault));
+                });
+            }
+            None => {}
+        }
+    }
+
+    /// Runs what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((index, at)) = self.alarms.pop(now) {
+            let Some(slot) = self.table.slots.get_mut(index as usize) else { continue };
+            if slot.armed != at {
+                continue; // an older entry: there is another
+            }
+            slot.armed = Instant::FAR_FUTURE;
+            let id = self.table.id_of(index);
+            self.with(now, id, Connection::handle_timeout);
+        }
+        let dropped = self.out.net.neighbors.handle_timeout(now);
+        self.out.counters.neighbor_drops += dropped as u64;
+        while let Some(remains) = self.time_wait.poll_expired(now) {
+            self.forget_time_wait(&remains);
+        }
+        self.expire_half_open(now);
+    }
+
+    /// When to call [`Self::handle_timeout`], if nothing happens before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [
+            self.alarms.next(),
+            self.out.net.neighbors.poll_timeout(),
+            self.time_wait.poll_timeout(),
+            self.syn_cache.poll_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// The next operation for the device. Lets every connection that has something to send do so first.
+    pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        if self.out.ops.is_empty() && !self.dirty.is_empty() {
+            let mut batch =
+                core::mem::replace(&mut self.dirty, core::mem::take(&mut self.dirty_spare));
+            for index in batch.drain(..) {
+                self.table.slots[index as usize].dirty = false;
+                let id = self.table.id_of(index);
+                self.with_clean(now, id, Connection::output);
+            }
+            self.dirty_spare = batch;
+        }
+        arp::solicit(&mut self.out);
+        self.out.ops.pop_front()
+    }
+
+    /// A buffer to give back to the device.
+    pub fn poll_recycle(&mut self) -> Option<PacketBuf> {
+        self.out.recycle.pop_front()
+    }
+
+    /// A request for the host's own disk: only where the device does not send files.
+    pub fn poll_disk(&mut self) -> Option<DiskRequest> {
+        self.out.disk.pop_front()
+    }
+
+    /// Shows every counter and gauge by name.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.out.counters.visit(f);
+        f("connections", self.table.len() as u64);
+        f("connections_half_open", self.syn_cache.len() as u64);
+        f("connections_time_wait", self.time_wait.len() as u64);
+    }
+
+    /// The counters.
+    #[must_use]
+    pub const fn counters(&self) -> &HostCounters {
+        &self.out.counters
+    }
+
+    fn handle_received(&mut self, now: Instant, received: Received) {
+        self.out.counters.received_frames += 1;
+        let frame = received.packet.as_slice();
+        match wire::frame::parse(frame) {
+            Ok(Frame::Arp { at }) => arp::handle_arp(&mut self.out, now, &frame[at..]),
+            Ok(Frame::Ip(ip)) if ip.protocol == protocol::TCP => {
+                self.handle_tcp(now, received, &ip);
+                return;
+            }
+            Ok(Frame::Ip(ip)) => self.handle_other_ip(now, frame, &ip),
+            Err(_) => self.out.counters.received_malformed += 1,
+        }
+        self.out.recycle.push_back(received.packet);
+    }
+
+    fn handle_other_ip(&mut self, now: Instant, frame: &[u8], ip: &IpPacket) {
+        match ip.protocol {
+            protocol::ICMP | protocol::ICMPV6 => {
+                if let Some(error) = icmp::handle(&mut self.out, now, ip, frame) {
+                    self.handle_icmp_error(now, error);
+                }
+            }
+            protocol::UDP if self.out.net.is_ours(ip.destination) => {
+                let limit = &mut self.icmp_limit;
+                icmp::send_port_unreachable(&mut self.out, limit, now, ip, frame);
+            }
+            _ => self.out.counters.received_unknown_protocol += 1,
+        }
+    }
+
+    /// Finds out whose segment it is.
+    fn handle_tcp(&mut self, now: Instant, received: Received, ip: &IpPacket) {
+        let Some((segment, tuple, payload)) = self.check_tcp(&received, ip) else {
+            self.out.recycle.push_back(received.packet);
+            return;
+        };
+        let place = self.table.find(&tuple);
+        let arrival = Arrival {
+            segment,
+            packets: packets_in(payload.len(), received.segment_size),
+            packet: received.packet,
+            payload,
+            ce: ip.ecn == 3,
+        };
+        match place {
+            Some(Place::Connection(index)) => self.deliver(now, index, arrival),
+            Some(Place::HalfOpen(slot)) => self.handle_half_open(now, slot, arrival),
+            Some(Place::TimeWait(slot)) => self.handle_time_wait(now, slot, &tuple, arrival),
+            None => self.handle_unknown(now, &tuple, arrival),
+        }
+    }
+
+    /// Checksum, header, addresses.
+    fn check_tcp(
+        &mut self,
+        received: &Received,
+        ip: &IpPacket,
+    ) -> Option<(Segment, Tuple, core::ops::Range<usize>)> {
+        let frame = received.packet.as_slice();
+        let counters = &mut self.out.counters;
+        if !self.out.net.is_ours(ip.destination) {
+            counters.received_not_ours += 1;
+            return None;
+        }
+        let good = match received.checksum {
+            Checksum::Good => true,
+            Checksum::Bad => false,
+            Checksum::Unchecked => {
+                counters.checksum_software += 1;
+                let len = ip.end - ip.l4;
+                let mut sum = pseudo_header(ip.source, ip.destination, protocol::TCP, len);
+                sum.add(&frame[ip.l4..ip.end]);
+                sum.finish() == 0
+            }
+        };
+        if !good {
+            counters.received_bad_checksum += 1;
+            return None;
+        }
+        counters.tcp_in_segs += 1;
+        let Ok((segment, header_len)) = Segment::parse(&frame[ip.l4..ip.end]) else {
+            counters.tcp_in_errs += 1;
+            return None;
+        };
+        // A broadcast or multicast source can be nobody's peer: RFC 1122 section 4.2.3.10.
+        if ip.source.is_multicast() || ip.source.is_unspecified() {
+            counters.tcp_in_errs += 1;
+            return None;
+        }
+        let tuple = Tuple {
+            local: Endpoint { addr: ip.destination, port: segment.destination },
+            remote: Endpoint { addr: ip.source, port: segment.source },
+        };
+        Some((segment, tuple, ip.l4 + header_len..ip.end))
+    }
+
+    /// Hands a segment to its connection.
+    pub(crate) fn deliver(&mut self, now: Instant, index: u32, arrival: Arrival) {
+        let id = self.table.id_of(index);
+        self.with(now, id, |conn, cx| conn.handle_segment(cx, arrival));
+    }
+
+    fn handle_transmit_done(&mut self, now: Instant, done: TransmitDone) {
+        let id = SocketId::of_flow(done.flow);
+        if self.table.get(id).is_none() {
+            // It ended meanwhile: nothing waits for the echo any more.
+            self.out.counters.events_ignored += 1;
+            return;
+        }
+        self.with_clean(now, id, |conn, cx| {
+            conn.handle_echo(cx, done.tag, done.delay, done.outcome);
+        });
+    }
+
+    /// DESIGN section 5, property 7: nothing is lost, the host goes on in software.
+    fn handle_device_reset(&mut self, now: Instant) {
+        self.out.counters.device_resets += 1;
+        self.files.handle_reset(&mut self.out);
+        for index in 0..self.table.slots.len() {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = self.table.id_of(index);
+            self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
+        }
+    }
+
+    /// RFC 5927: an error counts only if it names bytes in flight.
+    fn handle_icmp_error(&mut self, now: Instant, error: TcpError) {
+        let counted = match self.table.find(&error.tuple) {
+            Some(Place::Connection(index)) => {
+                let id = self.table.id_of(index);
+                self.with(now, id, |conn, cx| conn.handle_icmp(cx, &error)).unwrap_or(false)
+            }
+            _ => false,
+        };
+        if !counted {
+            self.out.counters.icmp_ignored += 1;
+        }
+    }
+
+    /// Works on a connection, then settles what that changed and lets it send at the next `poll_op`.
+    pub(crate) fn with<R>(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let result = self.with_clean(now, id, work);
+        self.touch(id);
+        result
+    }
+
+    /// As [`Self::with`], without anything to send afterwards.
+    fn with_clean<R>(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let conn = self.table.get_mut(id)?;
+        let mut cx =
+            Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
+        let result = work(conn, &mut cx);
+        self.settle(now, id);
+        Some(result)
+    }
+
+    /// The connection has something to send, perhaps.
+    pub(crate) fn touch(&mut self, id: SocketId) {
+        if self.table.get(id).is_some() {
+            let slot = &mut self.table.slots[id.index()];
+            if !slot.dirty {
+                slot.dirty = true;
+                self.dirty.push(id.index);
+            }
+        }
+    }
+
+    /// After work on a connection: tells the application, sets the alarm, and parts with one that has ended.
+    fn settle(&mut self, now: Instant, id: SocketId) {
+        let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
+        let Some(conn) = slot.conn.as_deref_mut() else { return };
+        if conn.modes.notify {
+            conn.modes.notify = false;
+            if conn.modes.held && !slot.noticed {
+                slot.noticed = true;
+                self.notices.push_back(match slot.accepted_by {
+                    Some(listener) => Notice::Accepted(ListenerId(listener), id),
+                    None => Notice::Socket(id),
+                });
+            }
+        }
+        slot.armed = self.alarms.set(id.index, conn.timers.next(), slot.armed);
+        match conn.state {
+            State::TimeWait => self.enter_time_wait(now, id),
+            State::Closed => self.part_with(id),
+            _ => {}
+        }
+    }
+
+    /// The tuple goes on in TIME-WAIT without the connection, which stays only while the application reads from it.
+    fn enter_time_wait(&mut self, now: Instant, id: SocketId) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        let tuple = conn.tuple;
+        let held = conn.modes.held;
+        let remains = conn.remains();
+        conn.timers.stop_all();
+        let mut cx =
+            Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
+        conn.acknowledge_last(&mut cx);
+        conn.release_files(&mut cx);
+        if self.table.find(&tuple) == Some(Place::Connection(id.index)) {
+            let until = now + self.config.tcp.time_wait;
+            let (slot, evicted) = self.time_wait.insert(remains, until);
+            self.table.route(tuple, Place::TimeWait(slot));
+            if let Some(evicted) = evicted {
+                self.forget_time_wait(&evicted);
+            }
+        }
+        if !held {
+            self.free(id);
+        }
+    }
+
+    /// Takes back the tuple of a connection that is closed, and the connection unless the application holds it.
+    fn part_with(&mut self, id: SocketId) {
+        let Some(conn) = self.table.get(id) else { return };
+        let (tuple, held) = (conn.tuple, conn.modes.held);
+        self.table.unroute(&tuple, Place::Connection(id.index));
+        if !held {
+            self.free(id);
+        }
+    }
+
+    /// Frees a connection and its slot.
+    pub(crate) fn free(&mut self, id: SocketId) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        let recycle = &mut self.out.recycle;
+        conn.rcv.clear(|packet| recycle.push_back(packet));
+        if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
+            self.note_taken(listener);
+        }
+        self.table.remove(id.index);
+    }
+
+    fn forget_time_wait(&mut self, remains: &Remains) {
+        if let Some(place @ Place::TimeWait(slot)) = self.table.find(&remains.tuple) {
+            if self.time_wait.at(slot).is_none_or(|r| r.tuple != remains.tuple) {
+                self.table.unroute(&remains.tuple, place);
+            }
+        }
+    }
+
+    /// Puts a new connection into the table.
+    pub(crate) fn install(&mut self, id: SocketId, conn: Connection) {
+        self.table.insert(id, conn);
+    }
+
+    /// Whether files go to the device, or why not.
+    pub(crate) const fn file_offload(&self) -> Result<(), Refusal> {
+        self.files.offload
+    }
+}
+
+/// Packets that were merged into a frame with that much payload.
+fn packets_in(payload: usize, segment_size: u16) -> u8 {
+    if segment_size == 0 {
+        return 1;
+    }
+    u8::try_from(payload.div_ceil(usize::from(segment_size))).unwrap_or(u8::MAX)
+}
+
+impl Connection {
+    /// What TIME-WAIT keeps.
+    fn remains(&self) -> Remains {
+        Remains {
+            tuple: self.tuple,
+            snd_nxt: self.seq(self.snd.nxt),
+            rcv_nxt: self.rcv.ack(),
+            ts_recent: self.options.timestamps.then_some(self.options.ts_recent),
+            ts_offset: self.options.ts_offset,
+        }
+    }
+
+    /// RFC 1191, RFC 8201, RFC 5461: an ICMP error. Says whether it named bytes in flight.
+    fn handle_icmp(&mut self, cx: &mut Cx<'_>, error: &TcpError) -> bool {
+        let ahead = error.seq.distance(self.seq(self.snd.una));
+        let in_flight = ahead >= 0 && u64::from(ahead.unsigned_abs()) < self.snd.nxt - self.snd.una;
+        if !in_flight {
+            return false;
+        }
+        match error.kind {
+            ErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
+            // RFC 5461: hard errors end an opening connection only; an established one goes on trying.
+            ErrorKind::Refused if self.state == State::SynSent => {
+                self.abort(cx, SocketError::Refused);
+            }
+            ErrorKind::Unreachable if self.state == State::SynSent => {
+                self.abort(cx, SocketError::Unreachable);
+            }
+            ErrorKind::Refused | ErrorKind::Unreachable => {}
+        }
+        true
+    }
+
+    fn lower_mtu(&mut self, cx: &mut Cx<'_>, mtu: u32) {
+        // RFC 8201 section 4 and RFC 791: never below what every link must carry.
+        let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
+        if self.set_mtu(mtu) {
+            cx.out.counters.tcp_pmtu_reductions += 1;
+            // What was sent with the old size did not arrive.
+            self.snd.flight.mark_lost(|_| true);
+        }
+    }
+}

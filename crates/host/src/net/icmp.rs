@@ -1,0 +1,226 @@
+//! ICMP and ICMPv6: echo, errors that speak of our connections, and the errors that we send.
+//!
+//! An error is believed only where the packet that it quotes names bytes in flight on a connection of ours (RFC 5927); the caller
+//! decides that. What is sent is limited in rate (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f).
+
+use alloc::vec;
+use core::net::IpAddr;
+
+use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
+use wire::checksum::{Sum, pseudo_header};
+use wire::emit::IpHeader;
+use wire::frame::{IpPacket, protocol};
+use wire::std_formats::{Icmpv6Packet, Icmpv6Repr};
+use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
+
+use super::arp;
+use crate::outbox::{HOP_LIMIT, Outbox};
+
+/// Errors per second that we send at most.
+const ERRORS_PER_SECOND: u64 = 100;
+/// Bytes of a packet that an error quotes beyond its IP header: RFC 1812 would allow more.
+const QUOTED_BYTES: usize = 8;
+
+/// What an ICMP error says about a TCP segment of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TcpError {
+    /// The connection, as this machine sees it.
+    pub(crate) tuple: Tuple,
+    /// Sequence number of the segment that met the error.
+    pub(crate) seq: SeqNum,
+    pub(crate) kind: ErrorKind,
+}
+
+/// Kinds of error that matter to TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The packet was too big for the next hop, whose MTU is this (0 where it does not say).
+    TooBig(u32),
+    /// The port or protocol is not there, or not allowed.
+    Refused,
+    /// The host or network cannot be reached, for now.
+    Unreachable,
+}
+
+/// Limits the errors that we send.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorLimit {
+    window: Instant,
+    sent: u64,
+}
+
+impl ErrorLimit {
+    fn allows(&mut self, now: Instant) -> bool {
+        if now.since(self.window) >= Duration::from_secs(1) {
+            (self.window, self.sent) = (now, 0);
+        }
+        self.sent += 1;
+        self.sent <= ERRORS_PER_SECOND
+    }
+}
+
+/// Takes an ICMP or ICMPv6 packet; gives an error about a TCP segment, if that is what it is.
+pub(crate) fn handle(
+    out: &mut Outbox,
+    now: Instant,
+    ip: &IpPacket,
+    frame: &[u8],
+) -> Option<TcpError> {
+    let body = &frame[ip.l4..ip.end];
+    if !checksum_holds(ip, body) {
+        out.counters.received_bad_checksum += 1;
+        return None;
+    }
+    let (Some(&kind), Some(&code)) = (body.first(), body.get(1)) else {
+        out.counters.received_malformed += 1;
+        return None;
+    };
+    match (ip.protocol, kind) {
+        // Echo request: RFC 792, RFC 4443 section 4.1.
+        (protocol::ICMP, 8) | (protocol::ICMPV6, 128) => {
+            reply_echo(out, now, ip, body);
+            None
+        }
+        (protocol::ICMP, 3) => {
+            let mtu = u32::from(u16::from_be_bytes([*body.get(6)?, *body.get(7)?]));
+            let kind = match code {
+                4 => ErrorKind::TooBig(mtu),
+                2 | 3 | 10 | 13 => ErrorKind::Refused,
+                _ => ErrorKind::Unreachable,
+            };
+            quoted(body.get(8..)?, kind)
+        }
+        (protocol::ICMPV6, 2) => {
+            let mtu = u32::from_be_bytes(body.get(4..8)?.try_into().ok()?);
+            quoted(body.get(8..)?, ErrorKind::TooBig(mtu))
+        }
+        (protocol::ICMPV6, 1) => {
+            let kind =
+                if matches!(code, 1 | 4) { ErrorKind::Refused } else { ErrorKind::Unreachable };
+            quoted(body.get(8..)?, kind)
+        }
+        (protocol::ICMPV6, 135 | 136) => {
+            handle_neighbor(out, now, ip, frame);
+            None
+        }
+        _ => None,
+    }
+}
+
+fn handle_neighbor(out: &mut Outbox, now: Instant, ip: &IpPacket, frame: &[u8]) {
+    let (IpAddr::V6(source), IpAddr::V6(destination)) = (ip.source, ip.destination) else { return };
+    let body = &frame[ip.l4..ip.end];
+    let parsed = Icmpv6Packet::new_checked(body).and_then(|packet| {
+        let caps = wire::std_formats_caps();
+        Icmpv6Repr::parse(&source, &destination, &packet, &caps)
+    });
+    let Ok(Icmpv6Repr::Ndisc(repr)) = parsed else {
+        out.counters.received_malformed += 1;
+        return;
+    };
+    let mut link_source = [0; 6];
+    link_source.copy_from_slice(&frame[6..12]);
+    arp::handle_ndisc(out, now, ip, link_source, repr);
+}
+
+fn checksum_holds(ip: &IpPacket, body: &[u8]) -> bool {
+    let mut sum = if ip.protocol == protocol::ICMPV6 {
+        pseudo_header(ip.source, ip.destination, protocol::ICMPV6, body.len())
+    } else {
+        Sum::new()
+    };
+    sum.add(body);
+    sum.finish() == 0
+}
+
+fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
+    let fits = body.len() + IPV6_BYTES <= usize::from(out.net.mtu);
+    if body.len() < 8 || !fits || !out.net.is_ours(ip.destination) {
+        return;
+    }
+    let mut reply = body.to_vec();
+    reply[0] = if ip.protocol == protocol::ICMP { 0 } else { 129 };
+    let header = IpHeader {
+        source: ip.destination,
+        destination: ip.source,
+        protocol: ip.protocol,
+        ecn: 0,
+        hop_limit: HOP_LIMIT,
+    };
+    seal(&header, &mut reply);
+    out.send_ip(now, &header, Bytes::from(reply));
+    out.counters.icmp_echo_replies += 1;
+}
+
+/// Fills in the checksum.
+fn seal(ip: &IpHeader, body: &mut [u8]) {
+    body[2..4].fill(0);
+    let mut sum = if ip.protocol == protocol::ICMPV6 {
+        pseudo_header(ip.source, ip.destination, protocol::ICMPV6, body.len())
+    } else {
+        Sum::new()
+    };
+    sum.add(body);
+    body[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+}
+
+/// Finds the TCP segment that an error quotes: the IP header and at least 8 bytes behind it.
+fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
+    let (source, destination, tcp) = match packet.first()? >> 4 {
+        4 => {
+            let header = packet.get(..IPV4_BYTES)?;
+            let bytes = usize::from(header[0] & 0x0f) * 4;
+            let addr = |at: usize| -> Option<IpAddr> {
+                Some(IpAddr::from(<[u8; 4]>::try_from(&header[at..at + 4]).ok()?))
+            };
+            (header[9] == protocol::TCP && bytes >= IPV4_BYTES).then_some(())?;
+            (addr(12)?, addr(16)?, packet.get(bytes..)?)
+        }
+        6 => {
+            let header = packet.get(..IPV6_BYTES)?;
+            let addr = |at: usize| -> Option<IpAddr> {
+                Some(IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).ok()?))
+            };
+            (header[6] == protocol::TCP).then_some(())?;
+            (addr(8)?, addr(24)?, packet.get(IPV6_BYTES..)?)
+        }
+        _ => return None,
+    };
+    let tcp = tcp.get(..QUOTED_BYTES)?;
+    let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+    let tuple = Tuple {
+        local: Endpoint { addr: source, port: port(0) },
+        remote: Endpoint { addr: destination, port: port(2) },
+    };
+    let seq = SeqNum(u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
+    Some(TcpError { tuple, seq, kind })
+}
+
+/// Tells the sender of a UDP datagram that nobody listens: RFC 1122 section 4.1.3.1.
+pub(crate) fn send_port_unreachable(
+    out: &mut Outbox,
+    limit: &mut ErrorLimit,
+    now: Instant,
+    ip: &IpPacket,
+    frame: &[u8],
+) {
+    if ip.source.is_multicast() || ip.destination.is_multicast() || !limit.allows(now) {
+        return;
+    }
+    let quote = &frame[ip.l3..ip.end.min(ip.l4 + QUOTED_BYTES)];
+    let mut body = vec![0; 8 + quote.len()];
+    let v4 = ip.source.is_ipv4();
+    (body[0], body[1]) = if v4 { (3, 3) } else { (1, 4) };
+    body[8..].copy_from_slice(quote);
+    let header = IpHeader {
+        source: ip.destination,
+        destination: ip.source,
+        protocol: if v4 { protocol::ICMP } else { protocol::ICMPV6 },
+        ecn: 0,
+        hop_limit: HOP_LIMIT,
+    };
+    seal(&header, &mut body);
+    out.send_ip(now, &header, Bytes::from(body));
+    out.counters.icmp_errors_sent += 1;
+}

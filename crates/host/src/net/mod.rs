@@ -1,0 +1,77 @@
+//! Below TCP: our addresses, the next hop, neighbours, ICMP.
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr};
+
+use wire::Tuple;
+
+use crate::config::{Cidr, Config};
+
+pub(crate) mod arp;
+pub(crate) mod icmp;
+pub(crate) mod neighbor;
+
+use neighbor::Neighbors;
+
+/// Addresses and routes of a host.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u16,
+    addrs: Vec<Cidr>,
+    gateways: Vec<IpAddr>,
+    pub(crate) neighbors: Neighbors,
+}
+
+impl Net {
+    pub(crate) fn new(config: &Config, mac: [u8; 6], mtu: u16) -> Self {
+        Self {
+            mac,
+            mtu,
+            addrs: config.addrs.clone(),
+            gateways: config.gateways.clone(),
+            neighbors: Neighbors::new(),
+        }
+    }
+
+    /// Whether `addr` is one of ours.
+    pub(crate) fn is_ours(&self, addr: IpAddr) -> bool {
+        self.addrs.iter().any(|c| c.addr == addr)
+            || matches!(addr, IpAddr::V6(v6) if v6 == link_local(self.mac))
+    }
+
+    /// Our address to speak to `remote` from.
+    pub(crate) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
+        let family = |c: &&Cidr| c.addr.is_ipv4() == remote.is_ipv4();
+        let near = self.addrs.iter().filter(family).find(|c| c.contains(remote));
+        near.or_else(|| self.addrs.iter().find(family)).map(|c| c.addr)
+    }
+
+    /// Who to hand a packet for `destination` to.
+    pub(crate) fn next_hop(&self, destination: IpAddr) -> Option<IpAddr> {
+        let on_link = self.addrs.iter().any(|c| c.contains(destination))
+            || matches!(destination, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        if on_link {
+            return Some(destination);
+        }
+        self.gateways.iter().copied().find(|g| g.is_ipv4() == destination.is_ipv4())
+    }
+
+    /// The segment size to offer the peer: RFC 9293 section 3.7.1.
+    pub(crate) fn mss_for(&self, tuple: &Tuple) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "40 or 60")]
+        let headers = if tuple.local.addr.is_ipv4() {
+            (wire::IPV4_BYTES + wire::TCP_BYTES) as u16
+        } else {
+            (wire::IPV6_BYTES + wire::TCP_BYTES) as u16
+        };
+        self.mtu.saturating_sub(headers)
+    }
+}
+
+/// The link-local address of an interface: RFC 4291 appendix A.
+pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    let word = u16::from_be_bytes;
+    Ipv6Addr::new(0xfe80, 0, 0, 0, word([a ^ 2, b]), word([c, 0xff]), word([0xfe, d]), word([e, f]))
+}

@@ -1,0 +1,156 @@
+//! The neighbour table: link addresses of next hops, for IPv4 (ARP) and IPv6 (neighbour discovery) alike.
+//!
+//! An entry is asked for until it answers (RFC 1122 section 2.3.2, RFC 4861 section 7.2), then used; when it has not been
+//! confirmed for a while it is asked again while it goes on being used, and dropped if it stays silent. Transmits for an
+//! unanswered entry are parked, a bounded number of them.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use abi::Transmit;
+use base::{Duration, Instant};
+
+/// Entries: beyond it new neighbours displace the longest unconfirmed.
+const ENTRIES_MAX: usize = 1024;
+/// Transmits parked per unanswered neighbour.
+const PARKED_MAX: usize = 64;
+/// Solicitations before a neighbour counts as gone: RFC 4861 MAX_MULTICAST_SOLICIT.
+const TRIES_MAX: u8 = 3;
+/// Time between them: RFC 4861 RETRANS_TIMER.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long an answer is believed: RFC 4861 REACHABLE_TIME.
+const REACHABLE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct Entry {
+    mac: Option<[u8; 6]>,
+    confirmed: Instant,
+    tries: u8,
+    retry_at: Instant,
+    parked: Vec<Transmit>,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Neighbors {
+    entries: BTreeMap<IpAddr, Entry>,
+    /// The neighbour used last: nearly always the next one too.
+    last: Option<(IpAddr, [u8; 6], Instant)>,
+    /// Neighbours to be asked for.
+    ask: Vec<IpAddr>,
+}
+
+impl Neighbors {
+    pub(crate) const fn new() -> Self {
+        Self { entries: BTreeMap::new(), last: None, ask: Vec::new() }
+    }
+
+    /// The link address of `hop`, if it is known.
+    pub(crate) fn lookup(&mut self, now: Instant, hop: IpAddr) -> Option<[u8; 6]> {
+        if let Some((addr, mac, until)) = self.last {
+            if addr == hop && now < until {
+                return Some(mac);
+            }
+        }
+        let entry = self.entries.get_mut(&hop)?;
+        let mac = entry.mac?;
+        if now.since(entry.confirmed) >= REACHABLE && entry.retry_at <= now {
+            // Still used while it is asked again: RFC 4861 section 7.3.3, DELAY and PROBE.
+            entry.tries += 1;
+            entry.retry_at = now + RETRY;
+            self.ask.push(hop);
+            if entry.tries > TRIES_MAX {
+                self.entries.remove(&hop);
+                self.last = None;
+                return None;
+            }
+        }
+        let until = self.entries.get(&hop).map_or(now, |e| e.confirmed + REACHABLE);
+        self.last = Some((hop, mac, until));
+        Some(mac)
+    }
+
+    /// Keeps a transmit until `hop` answers. Says no where too many wait already.
+    pub(crate) fn park(&mut self, now: Instant, hop: IpAddr, transmit: Transmit) -> bool {
+        self.make_room(hop);
+        let ask = &mut self.ask;
+        let entry = self.entries.entry(hop).or_insert_with(|| {
+            ask.push(hop);
+            let (confirmed, retry_at) = (Instant::ZERO, now + RETRY);
+            Entry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
+        });
+        let room = entry.parked.len() < PARKED_MAX;
+        if room {
+            entry.parked.push(transmit);
+        }
+        room
+    }
+
+    /// A neighbour told its link address, by an answer to us or a question to us. `create` is set for the latter.
+    /// Gives what was parked for it.
+    pub(crate) fn learn(
+        &mut self,
+        now: Instant,
+        addr: IpAddr,
+        mac: [u8; 6],
+        create: bool,
+    ) -> Vec<Transmit> {
+        if create {
+            self.make_room(addr);
+        } else if !self.entries.contains_key(&addr) {
+            return Vec::new();
+        }
+        self.last = None;
+        let parked = self.entries.get_mut(&addr).map(|e| core::mem::take(&mut e.parked));
+        let entry =
+            Entry { mac: Some(mac), confirmed: now, tries: 0, retry_at: now, parked: Vec::new() };
+        self.entries.insert(addr, entry);
+        let mut parked = parked.unwrap_or_default();
+        for transmit in &mut parked {
+            transmit.header.as_mut_slice()[..6].copy_from_slice(&mac);
+        }
+        parked
+    }
+
+    /// Asks again where nobody answered; gives the transmits that are given up.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> usize {
+        let mut dropped = 0;
+        let ask = &mut self.ask;
+        self.entries.retain(|addr, entry| {
+            if entry.mac.is_some() || entry.retry_at > now {
+                return true;
+            }
+            if entry.tries >= TRIES_MAX {
+                dropped += entry.parked.len();
+                return false;
+            }
+            entry.tries += 1;
+            entry.retry_at = now + RETRY;
+            ask.push(*addr);
+            true
+        });
+        dropped
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.entries.values().filter(|e| e.mac.is_none()).map(|e| e.retry_at).min()
+    }
+
+    /// The next neighbour to solicit.
+    pub(crate) fn poll_ask(&mut self) -> Option<IpAddr> {
+        self.ask.pop()
+    }
+
+    fn make_room(&mut self, newcomer: IpAddr) {
+        if self.entries.len() < ENTRIES_MAX || self.entries.contains_key(&newcomer) {
+            return;
+        }
+        let oldest = self.entries.iter().min_by_key(|(_, e)| e.confirmed).map(|(&a, _)| a);
+        if let Some(oldest) = oldest {
+            self.entries.remove(&oldest);
+            self.last = None;
+        }
+    }
+}

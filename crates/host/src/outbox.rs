@@ -1,0 +1,166 @@
+//! Where everything that leaves the host is put: operations, recycled buffers, requests to the host's own disk.
+//!
+//! A transmit's link addresses are filled in here, from the neighbour table; what has to wait for a neighbour is parked there.
+
+use alloc::collections::VecDeque;
+use core::net::IpAddr;
+
+use abi::disk::DiskRequest;
+use abi::{FlowId, Header, Op, PacketBuf, Parts, Transmit, TsOption};
+use base::{Instant, SeqNum};
+use bytes::Bytes;
+use wire::emit::{self, IpHeader, Link};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Segment};
+use wire::{ETHERNET_BYTES, Tuple};
+
+use crate::counters::HostCounters;
+use crate::net::Net;
+
+/// Hop limit of what we send: Linux's default.
+pub(crate) const HOP_LIMIT: u8 = 64;
+
+/// Queues towards the device and the disk.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    pub(crate) ops: VecDeque<Op>,
+    pub(crate) recycle: VecDeque<PacketBuf>,
+    pub(crate) disk: VecDeque<DiskRequest>,
+    pub(crate) counters: HostCounters,
+    pub(crate) net: Net,
+    /// Most payload of one transmit.
+    pub(crate) transmit_bytes_max: u32,
+}
+
+/// What a TCP transmit is beyond its header.
+#[derive(Debug, Default)]
+pub(crate) struct TcpPayload {
+    pub(crate) parts: Parts,
+    pub(crate) len: u32,
+    pub(crate) segment_size: u16,
+    /// Microseconds that the clock is past the timestamp.
+    pub(crate) past_us: u16,
+    pub(crate) echo: Option<u32>,
+    pub(crate) retransmission: bool,
+    pub(crate) ecn: u8,
+}
+
+impl Outbox {
+    /// Hands a TCP segment, or a run of them, to the device.
+    pub(crate) fn send_tcp(
+        &mut self,
+        now: Instant,
+        flow: FlowId,
+        tuple: &Tuple,
+        segment: &Segment,
+        payload: TcpPayload,
+    ) {
+        let ip = IpHeader {
+            source: tuple.local.addr,
+            destination: tuple.remote.addr,
+            protocol: protocol::TCP,
+            ecn: payload.ecn,
+            hop_limit: HOP_LIMIT,
+        };
+        let l4 = ETHERNET_BYTES + ip.len();
+        let Ok(mut header) = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4) else {
+            debug_assert!(false, "our headers fit: at most 14 + 40 + 60 bytes");
+            return;
+        };
+        let out = header.as_mut_slice();
+        let link = Link { source: self.net.mac, destination: [0; 6] };
+        let tsval_at = emit::tcp_headers(&link, &ip, segment, payload.len as usize, out);
+        let timestamp = tsval_at
+            .and_then(|at| u8::try_from(at).ok())
+            .map(|offset| TsOption { offset, past_us: payload.past_us });
+        let transmit = Transmit {
+            flow,
+            header,
+            segment_size: payload.segment_size,
+            parts: payload.parts,
+            timestamp,
+            echo: payload.echo,
+            retransmission: payload.retransmission,
+        };
+        self.route(now, tuple.remote.addr, transmit);
+    }
+
+    /// Answers a segment that belongs to no connection: RFC 9293 section 3.10.7.1.
+    pub(crate) fn refuse_tcp(&mut self, now: Instant, tuple: &Tuple, segment: &Segment, len: u32) {
+        if segment.flags.has(Flags::ACK) {
+            self.send_tcp_reset(now, tuple, segment.ack);
+            return;
+        }
+        let reset = Segment {
+            source: tuple.local.port,
+            destination: tuple.remote.port,
+            ack: segment.seq + len,
+            flags: Flags::RST.with(Flags::ACK),
+            ..Segment::default()
+        };
+        self.counters.tcp_out_rsts += 1;
+        self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
+    }
+
+    /// A reset whose sequence number the peer's own acknowledgment proves right.
+    pub(crate) fn send_tcp_reset(&mut self, now: Instant, tuple: &Tuple, seq: SeqNum) {
+        let reset = Segment {
+            source: tuple.local.port,
+            destination: tuple.remote.port,
+            seq,
+            flags: Flags::RST,
+            ..Segment::default()
+        };
+        self.counters.tcp_out_rsts += 1;
+        self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
+    }
+
+    /// Hands an IP packet without segmentation to the device: ICMP.
+    pub(crate) fn send_ip(&mut self, now: Instant, ip: &IpHeader, body: Bytes) {
+        let l4 = ETHERNET_BYTES + ip.len();
+        let Ok(mut header) = Header::zeroed(l4, ETHERNET_BYTES, l4) else { return };
+        let link = Link { source: self.net.mac, destination: [0; 6] };
+        emit::ethernet_ip(&link, ip, body.len(), header.as_mut_slice());
+        self.route(now, ip.destination, plain(header, body));
+    }
+
+    /// Hands a frame to the device as it is: ARP, and what has its link address already.
+    pub(crate) fn send_frame(&mut self, header: Header, body: Bytes) {
+        self.ops.push_back(Op::Transmit(plain(header, body)));
+    }
+
+    /// Fills in the next hop's link address, or parks the transmit until it is known.
+    fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
+        let Some(hop) = self.net.next_hop(destination) else {
+            self.counters.neighbor_drops += 1;
+            return;
+        };
+        match self.net.neighbors.lookup(now, hop) {
+            Some(mac) => {
+                transmit.header.as_mut_slice()[..6].copy_from_slice(&mac);
+                self.ops.push_back(Op::Transmit(transmit));
+            }
+            None => {
+                if !self.net.neighbors.park(now, hop, transmit) {
+                    self.counters.neighbor_drops += 1;
+                }
+            }
+        }
+    }
+}
+
+fn plain(header: Header, body: Bytes) -> Transmit {
+    let mut parts = Parts::new();
+    if !body.is_empty() {
+        parts.push(abi::Part::Host(body));
+    }
+    Transmit {
+        flow: FlowId::NONE,
+        header,
+        segment_size: 0,
+        parts,
+        timestamp: None,
+        echo: None,
+        retransmission: false,
+    }
+}

@@ -1,0 +1,406 @@
+//! Connections that begin: listeners, the SYN cache, cookies, and tuples in TIME-WAIT.
+//!
+//! Half of [`Host`]; see `tcp::listen`, `tcp::cookie` and `tcp::time_wait` for the parts.
+
+use abi::FlowId;
+use base::{Duration, Instant, SeqNum};
+use wire::Tuple;
+use wire::tcp::{Flags, Options, Segment, Timestamps};
+
+use crate::api::SocketId;
+use crate::host::Host;
+use crate::outbox::TcpPayload;
+use crate::table::Place;
+use crate::tcp::ack::timestamp;
+use crate::tcp::conn::{Begin, Connection, Negotiated};
+use crate::tcp::cookie;
+use crate::tcp::input::Arrival;
+use crate::tcp::listen::HalfOpen;
+use crate::tcp::time_wait::Verdict;
+
+/// How long after the last cookie an acknowledgment out of nowhere is tried as one.
+const COOKIE_LIFE: Duration = Duration::from_secs(128);
+
+impl Host {
+    /// A segment for no connection: a SYN for a listener, a cookie that comes back, or a stray.
+    pub(crate) fn handle_unknown(&mut self, now: Instant, tuple: &Tuple, arrival: Arrival) {
+        let segment = arrival.segment;
+        let flags = segment.flags;
+        let listener = self.listener_of(tuple);
+        let syn = flags.has(Flags::SYN) && !flags.any(Flags::ACK.with(Flags::RST).with(Flags::FIN));
+        match listener {
+            Some(listener) if syn => self.handle_syn(now, listener, tuple, &segment, None),
+            Some(listener) if flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST)) => {
+                if let Some(id) = self.accept_cookie(now, listener, tuple, &segment) {
+                    self.deliver(now, id.index, arrival);
+                    return;
+                }
+                self.refuse(now, tuple, &arrival);
+            }
+            _ => self.refuse(now, tuple, &arrival),
+        }
+        self.out.recycle.push_back(arrival.packet);
+    }
+
+    fn refuse(&mut self, now: Instant, tuple: &Tuple, arrival: &Arrival) {
+        self.out.counters.tcp_no_connection += 1;
+        let segment = &arrival.segment;
+        if !segment.flags.has(Flags::RST) {
+            let controls =
+                u32::from(segment.flags.has(Flags::SYN)) + u32::from(segment.flags.has(Flags::FIN));
+            // A frame is at most 66 KiB.
+            let len = u32::try_from(arrival.payload.len()).unwrap_or(0) + controls;
+            self.out.refuse_tcp(now, tuple, segment, len);
+        }
+    }
+
+    fn listener_of(&self, tuple: &Tuple) -> Option<u32> {
+        let fits = |l: &crate::tcp::listen::Listener| {
+            l.port == tuple.local.port && l.addr.is_none_or(|a| a == tuple.local.addr)
+        };
+        let index = self.listeners.iter().position(|l| l.as_ref().is_some_and(fits))?;
+        u32::try_from(index).ok()
+    }
+
+    /// A SYN for a listener. `iss` is given where it has to lie beyond an old connection's numbers.
+    fn handle_syn(
+        &mut self,
+        now: Instant,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+        iss: Option<SeqNum>,
+    ) {
+        let Some(state) = self.listeners[listener as usize] else { return };
+        if state.waiting >= state.backlog || self.table.len() >= self.config.connections_max {
+            self.out.counters.tcp_listen_drops += 1;
+            return;
+        }
+        let options = self.negotiate(tuple, segment);
+        let peer_scale = segment.options.window_scale.map(|s| s.min(14));
+        if state.half_open >= state.backlog {
+            self.send_cookie(now, tuple, segment, &options, peer_scale);
+            return;
+        }
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener,
+            iss: iss.unwrap_or_else(|| self.initial_sequence(now, tuple)),
+            irs: segment.seq,
+            peer_window: segment.window,
+            options,
+            peer_scale,
+            retries: 0,
+            resend_at: now,
+        };
+        self.out.counters.tcp_syns_cached += 1;
+        if let Some(l) = &mut self.listeners[listener as usize] {
+            l.half_open += 1;
+        }
+        let slot = self.syn_cache.insert(now, entry);
+        self.table.route(*tuple, Place::HalfOpen(slot));
+        self.send_syn_ack(now, &entry);
+    }
+
+    /// What a SYN and our configuration agree on.
+    fn negotiate(&self, tuple: &Tuple, segment: &Segment) -> Negotiated {
+        let (config, theirs) = (&self.config.tcp, &segment.options);
+        Negotiated {
+            timestamps: config.timestamps && theirs.timestamps.is_some(),
+            sack: config.sack && theirs.sack_permitted,
+            // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
+            ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
+            peer_scale: theirs.window_scale.unwrap_or(0).min(14),
+            // RFC 9293 section 3.7.1: 536 where nothing is said.
+            peer_mss: theirs.mss.unwrap_or(536),
+            ts_offset: self.timestamp_offset(tuple),
+            ts_recent: theirs.timestamps.map_or(0, |ts| ts.value),
+        }
+    }
+
+    /// RFC 6528: a clock that ticks every 4 us, and a keyed hash of the tuple.
+    pub(crate) fn initial_sequence(&self, now: Instant, tuple: &Tuple) -> SeqNum {
+        SeqNum(low32(self.iss_key.tuple(tuple)).wrapping_add(low32(now.as_micros() / 4)))
+    }
+
+    /// RFC 7323 section 5.4: timestamps begin at a secret value for each pair of hosts.
+    pub(crate) fn timestamp_offset(&self, tuple: &Tuple) -> u32 {
+        low32(self.iss_key.tuple(tuple) >> 32)
+    }
+
+    /// The shift of the windows that we offer: the least that lets the whole buffer be offered.
+    pub(crate) fn own_scale(&self) -> u8 {
+        let mut scale = 0;
+        while self.config.tcp.receive_bytes_max >> scale > u32::from(u16::MAX) && scale < 14 {
+            scale += 1;
+        }
+        scale
+    }
+
+    /// What the window field of a SYN or SYN-ACK offers: unscaled (RFC 7323 section 2.2).
+    pub(crate) fn first_window(&self) -> u16 {
+        u16::try_from(self.config.tcp.receive_bytes_max).unwrap_or(u16::MAX)
+    }
+
+    fn send_syn_ack(&mut self, now: Instant, entry: &HalfOpen) {
+        let clock = timestamp(now, entry.options.ts_offset);
+        self.send_syn_ack_with(now, entry, clock);
+    }
+
+    fn send_syn_ack_with(&mut self, now: Instant, entry: &HalfOpen, ts_value: u32) {
+        let options = &entry.options;
+        let mut flags = Flags::SYN.with(Flags::ACK);
+        if options.ecn {
+            flags = flags.with(Flags::ECE);
+        }
+        let own_scale = self.own_scale();
+        let segment = Segment {
+            source: entry.tuple.local.port,
+            destination: entry.tuple.remote.port,
+            seq: entry.iss,
+            ack: entry.irs + 1,
+            flags,
+            window: self.first_window(),
+            options: Options {
+                mss: Some(self.out.net.mss_for(&entry.tuple)),
+                window_scale: entry.peer_scale.map(|_| own_scale),
+                sack_permitted: options.sack,
+                timestamps: options
+                    .timestamps
+                    .then_some(Timestamps { value: ts_value, echo: options.ts_recent }),
+                ..Options::default()
+            },
+        };
+        let payload = TcpPayload::default();
+        self.out.send_tcp(now, FlowId::NONE, &entry.tuple, &segment, payload);
+    }
+
+    /// The backlog is full: the peer carries the state.
+    fn send_cookie(
+        &mut self,
+        now: Instant,
+        tuple: &Tuple,
+        segment: &Segment,
+        options: &Negotiated,
+        peer_scale: Option<u8>,
+    ) {
+        let mut options = *options;
+        // Without timestamps there is nowhere to carry them.
+        options.sack &= options.timestamps;
+        options.ecn &= options.timestamps;
+        let peer_scale = peer_scale.filter(|_| options.timestamps);
+        let clock = timestamp(now, options.ts_offset);
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener: 0,
+            iss: self.cookies.make(now, tuple, segment.seq, options.peer_mss),
+            irs: segment.seq,
+            peer_window: segment.window,
+            options,
+            peer_scale,
+            retries: 0,
+            resend_at: now,
+        };
+        let stamp = cookie::timestamp_with_options(clock, &options, peer_scale);
+        self.out.counters.tcp_syn_cookies_sent += 1;
+        self.cookie_sent = Some(now);
+        self.send_syn_ack_with(now, &entry, stamp);
+    }
+
+    /// An acknowledgment out of nowhere may bring a cookie back.
+    fn accept_cookie(
+        &mut self,
+        now: Instant,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+    ) -> Option<SocketId> {
+        let sent = self.cookie_sent?;
+        if now.since(sent) > COOKIE_LIFE {
+            return None;
+        }
+        let (iss, irs) = (segment.ack - 1, segment.seq - 1);
+        let ts = segment.options.timestamps;
+        let Some(found) = self.cookies.check(now, tuple, irs, iss, ts.map(|t| t.echo)) else {
+            self.out.counters.tcp_syn_cookies_failed += 1;
+            return None;
+        };
+        let options = Negotiated {
+            timestamps: self.config.tcp.timestamps && ts.is_some(),
+            sack: found.sack,
+            ecn: found.ecn,
+            peer_scale: found.peer_scale.unwrap_or(0),
+            peer_mss: found.peer_mss,
+            ts_offset: self.timestamp_offset(tuple),
+            ts_recent: ts.map_or(0, |t| t.value),
+        };
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener,
+            iss,
+            irs,
+            peer_window: segment.window,
+            options,
+            peer_scale: found.peer_scale,
+            retries: 0,
+            resend_at: now,
+        };
+        let id = self.establish(now, &entry)?;
+        self.out.counters.tcp_syn_cookies_accepted += 1;
+        Some(id)
+    }
+
+    /// Makes a connection of a finished handshake; none where there is no room.
+    fn establish(&mut self, now: Instant, entry: &HalfOpen) -> Option<SocketId> {
+        let listener = self.listeners.get(entry.listener as usize).copied().flatten()?;
+        if listener.waiting >= listener.backlog || self.table.len() >= self.config.connections_max {
+            self.out.counters.tcp_listen_drops += 1;
+            return None;
+        }
+        let id = self.table.next_id();
+        let scale = if entry.peer_scale.is_some() { self.own_scale() } else { 0 };
+        let begin = Begin {
+            tuple: entry.tuple,
+            flow: id.into(),
+            iss: entry.iss,
+            irs: entry.irs,
+            window: u32::from(self.first_window()),
+            scale,
+            peer_window: u32::from(entry.peer_window),
+            options: entry.options,
+            mtu: self.out.net.mtu,
+        };
+        let mut conn = Connection::established(begin, &self.config.tcp, now);
+        conn.modes.notify = true;
+        conn.arm_idle(now);
+        self.install(id, conn);
+        self.table.slots[id.index()].accepted_by = Some(entry.listener);
+        if let Some(l) = &mut self.listeners[entry.listener as usize] {
+            l.waiting += 1;
+        }
+        self.out.counters.tcp_passive_opens += 1;
+        Some(id)
+    }
+
+    /// A segment for an entry of the SYN cache.
+    pub(crate) fn handle_half_open(&mut self, now: Instant, slot: u32, arrival: Arrival) {
+        let Some(entry) = self.syn_cache.at(slot).copied() else { return };
+        let segment = arrival.segment;
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            // RFC 5961 section 3.2: the exact number only.
+            if segment.seq == entry.irs + 1 {
+                self.drop_half_open(slot);
+            }
+        } else if flags.has(Flags::SYN) {
+            if segment.seq == entry.irs {
+                self.out.counters.tcp_syn_acks_resent += 1;
+                self.send_syn_ack(now, &entry);
+            } else {
+                // The peer began anew.
+                self.drop_half_open(slot);
+                self.handle_syn(now, entry.listener, &entry.tuple, &segment, None);
+            }
+        } else if flags.has(Flags::ACK) {
+            if segment.ack != entry.iss + 1 || !segment.seq.ge(entry.irs + 1) {
+                self.out.send_tcp_reset(now, &entry.tuple, segment.ack);
+            } else if let Some(id) = self.establish(now, &entry) {
+                self.release_half_open(slot);
+                self.deliver(now, id.index, arrival);
+                return;
+            }
+        }
+        self.out.recycle.push_back(arrival.packet);
+    }
+
+    /// Takes an entry out of the SYN cache, its tuple with it.
+    fn drop_half_open(&mut self, slot: u32) {
+        if let Some(entry) = self.release_half_open(slot) {
+            self.table.unroute(&entry.tuple, Place::HalfOpen(slot));
+        }
+    }
+
+    /// Takes an entry out of the SYN cache; its tuple leads to the connection by now.
+    fn release_half_open(&mut self, slot: u32) -> Option<HalfOpen> {
+        let entry = self.syn_cache.remove(slot)?;
+        if let Some(Some(l)) = self.listeners.get_mut(entry.listener as usize) {
+            l.half_open -= 1;
+        }
+        Some(entry)
+    }
+
+    /// Sends SYN-ACKs again, and gives up where nobody answered.
+    pub(crate) fn expire_half_open(&mut self, now: Instant) {
+        if self.syn_cache.poll_timeout().is_none_or(|at| at > now) {
+            return;
+        }
+        let (again, dead) = self.syn_cache.expire(now, self.config.tcp.syn_ack_retries);
+        for slot in again {
+            if let Some(entry) = self.syn_cache.at(slot).copied() {
+                self.out.counters.tcp_syn_acks_resent += 1;
+                self.send_syn_ack(now, &entry);
+            }
+        }
+        for slot in dead {
+            self.out.counters.tcp_syns_expired += 1;
+            self.drop_half_open(slot);
+        }
+    }
+
+    /// A segment for a tuple in TIME-WAIT.
+    pub(crate) fn handle_time_wait(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        tuple: &Tuple,
+        arrival: Arrival,
+    ) {
+        let Some(remains) = self.time_wait.at(slot).copied() else { return };
+        let segment = arrival.segment;
+        match (remains.judge(&segment), self.listener_of(tuple)) {
+            (Verdict::Reuse, Some(listener)) => {
+                self.time_wait.remove(slot);
+                self.table.unroute(tuple, Place::TimeWait(slot));
+                self.out.counters.tcp_time_wait_reused += 1;
+                // As Linux: beyond anything that the old connection can have sent.
+                let iss = remains.snd_nxt + 65_537;
+                self.handle_syn(now, listener, tuple, &segment, Some(iss));
+            }
+            (Verdict::Ignore, _) => {}
+            (Verdict::Acknowledge | Verdict::Reuse, _) => {
+                let reply = Segment {
+                    source: tuple.local.port,
+                    destination: tuple.remote.port,
+                    seq: remains.snd_nxt,
+                    ack: remains.rcv_nxt,
+                    flags: Flags::ACK,
+                    window: self.first_window(),
+                    options: Options {
+                        timestamps: remains.ts_recent.map(|echo| Timestamps {
+                            value: timestamp(now, remains.ts_offset),
+                            echo,
+                        }),
+                        ..Options::default()
+                    },
+                };
+                self.out.send_tcp(now, FlowId::NONE, tuple, &reply, TcpPayload::default());
+                if segment.flags.has(Flags::FIN) {
+                    self.time_wait.restart(slot, now + self.config.tcp.time_wait);
+                }
+            }
+        }
+        self.out.recycle.push_back(arrival.packet);
+    }
+
+    /// The application heard of a connection, or it ended before.
+    pub(crate) fn note_taken(&mut self, listener: u32) {
+        if let Some(Some(l)) = self.listeners.get_mut(listener as usize) {
+            l.waiting = l.waiting.saturating_sub(1);
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+const fn low32(x: u64) -> u32 {
+    x as u32
+}

@@ -1,0 +1,302 @@
+//! The application's end: sockets with readiness, and the four calls of IO-TCP's table 3.
+//!
+//! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next [`Host::poll_op`]. A socket that does
+//! not exist any more answers like one that was closed.
+
+use base::Instant;
+use bytes::Bytes;
+use wire::{Endpoint, Tuple};
+
+use crate::api::{
+    ConnectError, FileId, FileStat, Listen, ListenError, ListenerId, Notice, Readiness, SendError,
+    SocketError, SocketId, SocketInfo, SocketOption,
+};
+use crate::host::Host;
+use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
+use crate::tcp::listen::Listener;
+use crate::tcp::state::State;
+
+/// Ports of connections that we open: RFC 6335's dynamic range.
+const EPHEMERAL: core::ops::RangeInclusive<u16> = 49152..=65535;
+
+impl Host {
+    /// The next thing that happened. An application that waits for nothing asks until there is none.
+    pub fn poll_notice(&mut self) -> Option<Notice> {
+        loop {
+            let notice = self.notices.pop_front()?;
+            let (Notice::Accepted(_, id) | Notice::Socket(id)) = notice else {
+                return Some(notice);
+            };
+            if self.table.get(id).is_none() {
+                continue;
+            }
+            let slot = &mut self.table.slots[id.index()];
+            slot.noticed = false;
+            if let Some(listener) = slot.accepted_by.take() {
+                self.note_taken(listener);
+            }
+            return Some(notice);
+        }
+    }
+
+    /// Listens on a port.
+    ///
+    /// # Errors
+    /// [`ListenError`]: the port is taken, or not one that can be.
+    pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, ListenError> {
+        let Listen { addr, port, backlog } = listen;
+        if port == 0 || addr.is_some_and(|a| !self.out.net.is_ours(a)) {
+            return Err(ListenError::BadAddress);
+        }
+        let overlaps =
+            |l: &Listener| l.port == port && (l.addr == addr || l.addr.is_none() || addr.is_none());
+        if self.listeners.iter().flatten().any(overlaps) {
+            return Err(ListenError::InUse(port));
+        }
+        let Ok(id) = u32::try_from(self.listeners.len()) else {
+            return Err(ListenError::BadAddress);
+        };
+        let backlog = backlog.max(1);
+        self.listeners.push(Some(Listener { addr, port, backlog, half_open: 0, waiting: 0 }));
+        Ok(ListenerId(id))
+    }
+
+    /// Begins to open a connection; a notice tells when it is established or has failed.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: there is no way to send, no port, or no room.
+    pub fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
+        let addr = self.out.net.source_for(remote.addr).ok_or(ConnectError::NoRoute)?;
+        if self.table.len() >= self.config.connections_max {
+            return Err(ConnectError::TableFull);
+        }
+        let tuple = self.pick_port(Endpoint { addr, port: 0 }, remote)?;
+        let id = self.table.next_id();
+        let config = &self.config.tcp;
+        let scale = self.own_scale();
+        let begin = Begin {
+            tuple,
+            flow: id.into(),
+            iss: self.initial_sequence(now, &tuple),
+            irs: base::SeqNum(0),
+            window: u32::from(self.first_window()),
+            scale,
+            peer_window: 0,
+            options: Negotiated {
+                timestamps: config.timestamps,
+                sack: config.sack,
+                ecn: config.ecn,
+                peer_scale: 0,
+                peer_mss: u16::MAX,
+                ts_offset: self.timestamp_offset(&tuple),
+                ts_recent: 0,
+            },
+            mtu: self.out.net.mtu,
+        };
+        let conn = Connection::new(begin, config, now);
+        self.install(id, conn);
+        self.out.counters.tcp_active_opens += 1;
+        self.touch(id);
+        Ok(id)
+    }
+
+    /// RFC 6056: a random port, then the next free one.
+    fn pick_port(&mut self, local: Endpoint, remote: Endpoint) -> Result<Tuple, ConnectError> {
+        let span = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+        let first = self.prng.below(span);
+        for step in 0..span {
+            let Ok(offset) = u16::try_from((first + step) % span) else { continue };
+            let local = Endpoint { port: EPHEMERAL.start() + offset, ..local };
+            let tuple = Tuple { local, remote };
+            if self.table.find(&tuple).is_none() {
+                return Ok(tuple);
+            }
+        }
+        Err(ConnectError::NoPort)
+    }
+
+    /// What a socket is ready for.
+    #[must_use]
+    pub fn readiness(&self, socket: SocketId) -> Readiness {
+        match self.table.get(socket) {
+            Some(conn) => conn.readiness(&self.config.tcp),
+            None => Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
+        }
+    }
+
+    /// The peer's end.
+    #[must_use]
+    pub fn remote(&self, socket: SocketId) -> Option<Endpoint> {
+        self.table.get(socket).map(|c| c.tuple.remote)
+    }
+
+    /// Our end.
+    #[must_use]
+    pub fn local(&self, socket: SocketId) -> Option<Endpoint> {
+        self.table.get(socket).map(|c| c.tuple.local)
+    }
+
+    /// The received bytes that can be read without a copy: the first contiguous run, empty where there are none.
+    #[must_use]
+    pub fn peek(&self, socket: SocketId) -> &[u8] {
+        self.table.get(socket).map_or(&[], |c| c.rcv.peek())
+    }
+
+    /// Takes bytes off the front of what [`Self::peek`] showed.
+    pub fn consume(&mut self, socket: SocketId, bytes: usize) {
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        if let Some(packet) = conn.rcv.consume(bytes) {
+            self.out.recycle.push_back(packet);
+        }
+        // The window may have opened.
+        self.touch(socket);
+    }
+
+    /// Copies received bytes out; gives how many.
+    pub fn read(&mut self, socket: SocketId, out: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < out.len() {
+            let chunk = self.peek(socket);
+            let here = chunk.len().min(out.len() - done);
+            if here == 0 {
+                break;
+            }
+            out[done..done + here].copy_from_slice(&chunk[..here]);
+            self.consume(socket, here);
+            done += here;
+        }
+        done
+    }
+
+    /// Appends bytes to the send stream without copying; gives how many were taken. The rest fits once the socket
+    /// is writable again.
+    ///
+    /// # Errors
+    /// [`SendError`]: the connection is gone or shut down.
+    pub fn send(&mut self, socket: SocketId, bytes: Bytes) -> Result<usize, SendError> {
+        self.check_open(socket)?;
+        let Some(conn) = self.table.get_mut(socket) else { return Ok(0) };
+        let taken = conn.write(bytes, &self.config.tcp);
+        self.touch(socket);
+        Ok(taken)
+    }
+
+    /// Room for bytes of host memory.
+    #[must_use]
+    pub fn send_room(&self, socket: SocketId) -> usize {
+        self.table.get(socket).map_or(0, |c| c.send_room(&self.config.tcp))
+    }
+
+    /// Bytes written and not yet acknowledged.
+    #[must_use]
+    pub fn send_queue(&self, socket: SocketId) -> u64 {
+        self.table.get(socket).map_or(0, Connection::send_queue)
+    }
+
+    fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
+        let conn = self.table.get(socket).ok_or(SendError::NotConnected(SocketError::Closed))?;
+        if conn.state.may_write() && !conn.snd.fin {
+            Ok(())
+        } else {
+            Err(SendError::NotConnected(conn.error.unwrap_or(SocketError::Closed)))
+        }
+    }
+
+    /// Closes our direction once everything written has been sent.
+    pub fn shutdown(&mut self, socket: SocketId) {
+        if let Some(conn) = self.table.get_mut(socket) {
+            conn.shutdown();
+            self.touch(socket);
+        }
+    }
+
+    /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a reset (RFC 2525 section 2.17).
+    pub fn close(&mut self, now: Instant, socket: SocketId) {
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        conn.modes.held = false;
+        match conn.state {
+            State::Closed | State::TimeWait => self.free(socket),
+            State::SynSent => self.abort(now, socket),
+            _ if conn.rcv.ready_bytes() > 0 => self.abort(now, socket),
+            _ => {
+                self.with(now, socket, |conn, cx| conn.close(cx));
+            }
+        }
+    }
+
+    /// Resets the connection and lets go of the socket.
+    pub fn abort(&mut self, now: Instant, socket: SocketId) {
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        conn.modes.held = false;
+        self.with(now, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
+    }
+
+    /// Sets an option of a connection.
+    pub fn set_option(&mut self, now: Instant, socket: SocketId, option: SocketOption) {
+        self.with(now, socket, |conn, _| conn.set_option(option, now));
+    }
+
+    /// What `outboard ss` shows of a connection.
+    #[must_use]
+    pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
+        let conn = self.table.get(socket)?;
+        let file = conn.snd.spans.files().next();
+        let offload = file.map_or(self.file_offload(), |f| self.files.offload_of(f));
+        Some(conn.info(&self.config.tcp, offload))
+    }
+
+    /// Every connection.
+    pub fn sockets(&self) -> impl Iterator<Item = SocketId> + '_ {
+        let slots = self.table.slots.iter().enumerate();
+        slots
+            .filter(|(_, s)| s.conn.is_some())
+            .filter_map(|(index, _)| u32::try_from(index).ok().map(|index| self.table.id_of(index)))
+    }
+
+    /// Opens a file beneath the root; [`Notice::File`] tells when that has ended, well or not. None where
+    /// too many are open.
+    pub fn offload_open(&mut self, path: &str) -> Option<FileId> {
+        self.files.open(&mut self.out, path)
+    }
+
+    /// Metadata of a file; none while the open is under way.
+    #[must_use]
+    pub fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, abi::FileFault>> {
+        self.files.stat(file)
+    }
+
+    /// Appends `len` bytes of a file from `offset` to the send stream: metadata only, any length at once.
+    ///
+    /// # Errors
+    /// [`SendError`]: the connection is gone or shut down, or the file has no such range.
+    pub fn offload_write(
+        &mut self,
+        socket: SocketId,
+        file: FileId,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), SendError> {
+        self.check_open(socket)?;
+        let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
+        if let Some(conn) = self.table.get_mut(socket) {
+            conn.write_file(source, len);
+        }
+        self.touch(socket);
+        Ok(())
+    }
+
+    /// The application is done with a file; it is closed when the last byte sent from it is acknowledged.
+    pub fn offload_close(&mut self, file: FileId) {
+        self.files.close(&mut self.out, file);
+    }
+}
+
+impl Connection {
+    /// Nobody holds the connection any more.
+    fn close(&mut self, cx: &mut Cx<'_>) {
+        self.shutdown();
+        if self.state == State::FinWait2 {
+            self.timers.set(crate::tcp::timers::Timer::Linger, cx.now + cx.config.time_wait);
+        }
+    }
+}

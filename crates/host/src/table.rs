@@ -1,0 +1,155 @@
+//! The table of connections, and the way from a tuple to one.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use abi::FlowId;
+use base::{Instant, Prng};
+use hashbrown::HashTable;
+use wire::Tuple;
+
+use crate::api::SocketId;
+use crate::hash::Keyed;
+use crate::tcp::conn::Connection;
+
+/// What a tuple leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Connection(u32),
+    HalfOpen(u32),
+    TimeWait(u32),
+}
+
+#[derive(Debug)]
+struct Route {
+    tuple: Tuple,
+    place: Place,
+}
+
+/// A slot of the table.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) conn: Option<Box<Connection>>,
+    generation: u32,
+    /// Time of its entry among the alarms.
+    pub(crate) armed: Instant,
+    /// It is in the list of connections with something to send.
+    pub(crate) dirty: bool,
+    /// A notice about it waits to be taken.
+    pub(crate) noticed: bool,
+    /// The listener whose backlog it counts in, until the application hears of it.
+    pub(crate) accepted_by: Option<u32>,
+}
+
+/// Connections by slot, and places by tuple.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) slots: Vec<Slot>,
+    free: Vec<u32>,
+    routes: HashTable<Route>,
+    hash: Keyed,
+}
+
+impl Table {
+    pub(crate) fn new(prng: &mut Prng) -> Self {
+        let hash = Keyed::random(prng);
+        Self { slots: Vec::new(), free: Vec::new(), routes: HashTable::new(), hash }
+    }
+
+    /// Connections in the table.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// The id that the next connection will have.
+    pub(crate) fn next_id(&mut self) -> SocketId {
+        if self.free.is_empty() {
+            self.slots.push(Slot {
+                conn: None,
+                generation: 0,
+                armed: Instant::FAR_FUTURE,
+                dirty: false,
+                noticed: false,
+                accepted_by: None,
+            });
+            self.free.push(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX));
+        }
+        let index = self.free.last().copied().unwrap_or(0);
+        SocketId { index, generation: self.slots[index as usize].generation }
+    }
+
+    /// Puts a connection under the id that [`Self::next_id`] gave.
+    pub(crate) fn insert(&mut self, id: SocketId, conn: Connection) {
+        let taken = self.free.pop();
+        debug_assert_eq!(taken, Some(id.index));
+        self.route(conn.tuple, Place::Connection(id.index));
+        self.slots[id.index as usize].conn = Some(Box::new(conn));
+    }
+
+    /// Empties a slot; its id is never used again.
+    pub(crate) fn remove(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.conn = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.noticed = false;
+        slot.accepted_by = None;
+        self.free.push(index);
+    }
+
+    /// The id of the connection in a slot.
+    pub(crate) fn id_of(&self, index: u32) -> SocketId {
+        SocketId { index, generation: self.slots[index as usize].generation }
+    }
+
+    /// The connection with that id, if it still exists.
+    pub(crate) fn get(&self, id: SocketId) -> Option<&Connection> {
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.generation == id.generation { slot.conn.as_deref() } else { None }
+    }
+
+    /// As [`Self::get`], to change it.
+    pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut Connection> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation == id.generation { slot.conn.as_deref_mut() } else { None }
+    }
+
+    /// What a tuple leads to.
+    pub(crate) fn find(&self, tuple: &Tuple) -> Option<Place> {
+        self.routes.find(self.hash.tuple(tuple), |r| r.tuple == *tuple).map(|r| r.place)
+    }
+
+    /// Makes a tuple lead somewhere.
+    pub(crate) fn route(&mut self, tuple: Tuple, place: Place) {
+        let hash = self.hash.clone();
+        let key = hash.tuple(&tuple);
+        match self.routes.find_mut(key, |r| r.tuple == tuple) {
+            Some(route) => route.place = place,
+            None => {
+                let route = Route { tuple, place };
+                self.routes.insert_unique(key, route, |r| hash.tuple(&r.tuple));
+            }
+        }
+    }
+
+    /// Makes a tuple lead nowhere, if it led to `place`.
+    pub(crate) fn unroute(&mut self, tuple: &Tuple, place: Place) {
+        let key = self.hash.tuple(tuple);
+        if let Ok(entry) = self.routes.find_entry(key, |r| r.tuple == *tuple && r.place == place) {
+            entry.remove();
+        }
+    }
+}
+
+impl From<SocketId> for FlowId {
+    fn from(id: SocketId) -> Self {
+        Self(u64::from(id.generation) << 32 | u64::from(id.index))
+    }
+}
+
+impl SocketId {
+    /// The connection that a flow of the device belongs to.
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the flow's name")]
+    pub(crate) const fn of_flow(flow: FlowId) -> Self {
+        Self { index: flow.0 as u32, generation: (flow.0 >> 32) as u32 }
+    }
+}

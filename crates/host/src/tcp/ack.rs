@@ -1,0 +1,346 @@
+//! An acknowledgment: what it delivers, what is lost, and what that means for the window.
+//!
+//! The order is Linux's tcp_ack: window, cumulative and selective acknowledgment, round-trip time, RACK, the phases of recovery,
+//! congestion control, timers.
+
+use base::{Instant, SeqNum};
+use wire::tcp::{Flags, SackBlock, Segment};
+
+use super::conn::{Connection, Cx};
+use super::flight::Delivered;
+use super::recovery::{Episode, Phase, Undo};
+use super::timers::Timer;
+
+/// What one acknowledgment did, gathered on the way.
+#[derive(Debug, Default)]
+struct Ack {
+    delivered: Delivered,
+    /// The acknowledged position moved.
+    progressed: bool,
+    /// Bytes that a DSACK reports as received twice.
+    dsack_bytes: u64,
+    /// Position acknowledged.
+    una: u64,
+    /// The timestamp echoed to us.
+    ts_echo: Option<u32>,
+    /// The segment carried payload.
+    with_payload: bool,
+}
+
+impl Connection {
+    /// Takes a segment's acknowledgment. Says no where it is not acceptable, and the segment with it.
+    pub(crate) fn handle_acknowledgment(
+        &mut self,
+        cx: &mut Cx<'_>,
+        segment: &Segment,
+        with_payload: bool,
+    ) -> bool {
+        let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));
+        let Some(una) = self.snd.una.checked_add_signed(ahead) else { return false };
+        // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
+        if una > self.snd.nxt || ahead < -i64::from(self.snd.wnd_max.max(1 << 16)) {
+            self.challenge(cx);
+            return false;
+        }
+        let ts_echo =
+            segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
+        let mut ack = Ack { una, ts_echo, with_payload, ..Ack::default() };
+        self.update_window(segment, una);
+        ack.progressed = una > self.snd.una;
+        if !ack.progressed && self.snd.flight.is_empty() {
+            // Nothing outstanding: an answer to a probe, or data going the other way.
+            self.snd.probes = 0;
+            self.snd.progress_at = cx.now;
+            return true;
+        }
+        self.deliver(cx.now, segment, &mut ack);
+        self.sample_rtt(cx.now, &ack);
+        if ack.progressed {
+            self.advance_una(cx, una);
+        }
+        self.process_tail_probe(cx, &ack);
+        let undone = self.try_undo(cx, &ack);
+        let wait = self.process_loss(cx, &ack, undone);
+        if self.options.ecn && segment.flags.has(Flags::ECE) {
+            self.process_ecn_echo(cx);
+        }
+        self.grow(cx.now, &ack);
+        self.advance_state(cx);
+        self.arm_retransmit(cx, wait);
+        true
+    }
+
+    /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set it.
+    fn update_window(&mut self, segment: &Segment, una: u64) {
+        let Some(seq) = self.rcv.position(segment.seq) else { return };
+        let (wl1, wl2) = self.snd.wl;
+        if una < self.snd.una || (seq, una) < (wl1, wl2) && seq < wl1 {
+            return;
+        }
+        let shift = if segment.flags.has(Flags::SYN) { 0 } else { self.options.peer_scale };
+        let window = u32::from(segment.window) << shift;
+        self.snd.wl = (seq, una);
+        self.snd.edge = una + u64::from(window);
+        self.snd.wnd_max = self.snd.wnd_max.max(window);
+    }
+
+    /// Marks what has arrived, cumulatively and selectively.
+    fn deliver(&mut self, now: Instant, segment: &Segment, ack: &mut Ack) {
+        let offset = self.options.ts_offset;
+        let (una_before, iss) = (self.snd.una, self.snd.iss);
+        let super::conn::Send { flight, rack, rtt, nxt, .. } = &mut self.snd;
+        // RFC 8985 section 6.2 step 2: an echo older than the retransmission is the original's.
+        let spurious = |sent: &super::flight::Sent, echo: Option<u32>| {
+            echo.is_some_and(|e| SeqNum(e).lt(SeqNum(timestamp(sent.xmit, offset))))
+        };
+        let echo = ack.ts_echo;
+        flight.acknowledge(ack.una, now, &mut ack.delivered, |sent| {
+            rack.on_delivered(now, sent, rtt, spurious(sent, echo));
+        });
+        if !self.options.sack {
+            return;
+        }
+        let position = |seq: SeqNum| {
+            una_before.checked_add_signed(i64::from(seq.distance(iss + low32(una_before))))
+        };
+        let blocks = segment.options.sack();
+        for (index, block) in blocks.iter().enumerate() {
+            let (Some(start), Some(end)) = (position(block.start), position(block.end)) else {
+                continue;
+            };
+            if start >= end || end > *nxt {
+                continue;
+            }
+            let covers = |b: &SackBlock| b.start.le(block.start) && b.end.ge(block.end);
+            // RFC 2883 section 4: the first block, below the acknowledgment or inside the second.
+            if index == 0 && (end <= ack.una || blocks.get(1).is_some_and(covers)) {
+                ack.dsack_bytes = end - start;
+                rack.on_dsack(ack.una, *nxt);
+            } else if start >= ack.una {
+                flight.sack(start, end, now, &mut ack.delivered, |sent| {
+                    rack.on_delivered(now, sent, rtt, spurious(sent, echo));
+                });
+            }
+        }
+    }
+
+    /// RFC 6298 section 3 and RFC 7323 section 4.1: a range sent once gives a sample; else the echoed timestamp, if the
+    /// acknowledgment made progress.
+    fn sample_rtt(&mut self, now: Instant, ack: &Ack) {
+        let sample = match (ack.delivered.first_rtt, ack.ts_echo) {
+            (Some(rtt), _) if !ack.delivered.any_resent => Some(rtt),
+            (_, Some(echo)) if ack.progressed && echo != 0 => {
+                let elapsed = timestamp(now, self.options.ts_offset).wrapping_sub(echo);
+                // The peer's echo is not to be trusted beyond reason.
+                (elapsed < 1 << 24).then(|| base::Duration::from_millis(elapsed.max(1).into()))
+            }
+            _ => None,
+        };
+        if let Some(rtt) = sample {
+            self.snd.rtt.sample(now, rtt);
+        }
+        if let Some(rtt) = ack.delivered.last_rtt {
+            self.snd.rtt.sample_min(now, rtt);
+        }
+    }
+
+    /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP section 3.5).
+    fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
+        /// The paper has 32 KB; a transmit is twice that, and each costs the host an operation.
+        const REPORT_BYTES: u64 = 128 * 1024;
+        self.snd.una = una;
+        self.snd.progress_at = cx.now;
+        self.snd.probes = 0;
+        let mut unreported = self.snd.unreported.take();
+        let mut report = |done: (abi::FileId, u64, u64)| {
+            cx.files.release(cx.out, done.0, done.1, done.2, true);
+        };
+        self.snd.spans.advance(una, |file, offset, len| {
+            unreported = match unreported {
+                Some((f, o, l)) if f == file && o + l == offset => Some((file, o, l + len)),
+                Some(before) => {
+                    report(before);
+                    Some((file, offset, len))
+                }
+                None => Some((file, offset, len)),
+            };
+        });
+        let idle = self.snd.flight.is_empty();
+        if idle && !self.timers.is_set(Timer::Idle) {
+            self.arm_idle(cx.now);
+        }
+        match unreported {
+            Some(done) if idle || done.2 >= REPORT_BYTES => report(done),
+            other => self.snd.unreported = other,
+        }
+        if self.modes.wants_room && self.send_room(cx.config) * 3 >= cx.config.send_bytes_max {
+            self.modes.wants_room = false;
+            self.modes.notify = true;
+        }
+        // The application hears when everything has been delivered.
+        self.modes.notify |= una == self.send_end();
+    }
+
+    /// RFC 8985 section 7.4: whether a tail loss probe repaired a loss that nobody else noticed.
+    fn process_tail_probe(&mut self, cx: &mut Cx<'_>, ack: &Ack) {
+        let Some((end, resent)) = self.snd.probe else { return };
+        if ack.una < end {
+            return;
+        }
+        if !resent || ack.dsack_bytes > 0 {
+            self.snd.probe = None;
+        } else if ack.una > end || ack.progressed {
+            self.snd.probe = None;
+            cx.out.counters.tcp_tail_probe_repairs += 1;
+            if self.snd.phase == Phase::Open {
+                self.reduce(Phase::Cwr);
+            }
+        } else if ack.delivered.bytes == 0 && !ack.with_payload {
+            self.snd.probe = None;
+        }
+    }
+
+    /// Undoes a reduction that proves to have been without reason. Says whether it did.
+    fn try_undo(&mut self, cx: &mut Cx<'_>, ack: &Ack) -> bool {
+        let Some(undo) = &mut self.snd.undo else { return false };
+        // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could have caused it.
+        let eifel = ack.progressed
+            && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. })
+            && match (undo.resent_at, ack.ts_echo) {
+                (Some(resent), Some(echo)) => SeqNum(echo).lt(SeqNum(resent)),
+                _ => false,
+            };
+        if ack.dsack_bytes > 0 {
+            cx.out.counters.tcp_dsacks += 1;
+            if undo.any {
+                undo.resent = undo.resent.saturating_sub(ack.dsack_bytes);
+            }
+        }
+        // RFC 3708: every retransmission was answered by a DSACK.
+        let all_dsacked = undo.any && undo.resent == 0 && ack.dsack_bytes > 0;
+        if !eifel && !all_dsacked {
+            return false;
+        }
+        let (cwnd, ssthresh) = (undo.cwnd, undo.ssthresh);
+        self.snd.undo = None;
+        self.snd.cc.undo(cwnd, ssthresh);
+        self.snd.flight.forgive();
+        self.snd.rtt.backoff = 0;
+        self.snd.phase = Phase::Open;
+        cx.out.counters.tcp_undos += 1;
+        true
+    }
+
+    /// RACK, and the phases. Gives RACK's wish for its timer.
+    fn process_loss(&mut self, cx: &mut Cx<'_>, ack: &Ack, undone: bool) -> Option<base::Duration> {
+        self.leave_phase();
+        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
+        let snd = &mut self.snd;
+        let (lost, wait) = if self.options.sack && !undone {
+            snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering)
+        } else {
+            (false, None)
+        };
+        if lost {
+            self.enter_recovery(cx);
+        }
+        let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
+        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
+            let safe = ack.progressed && !lost;
+            let window = episode.window(ack.delivered.bytes, pipe, ssthresh, mss, safe);
+            self.snd.cc.cwnd = window.max(mss);
+        }
+        wait
+    }
+
+    /// A phase is over when everything that had been sent when it began is acknowledged.
+    fn leave_phase(&mut self) {
+        let over = match self.snd.phase {
+            Phase::Open => false,
+            Phase::Cwr(e) | Phase::Recovery(e) => self.snd.una >= e.end,
+            Phase::Loss { end } => self.snd.una >= end,
+        };
+        if over {
+            if matches!(self.snd.phase, Phase::Cwr(_) | Phase::Recovery(_)) {
+                // RFC 6937 section 3: at the end of recovery.
+                self.snd.cc.cwnd = self.snd.cc.ssthresh;
+            }
+            if !matches!(self.snd.phase, Phase::Cwr(_)) {
+                self.snd.rack.on_recovery_end();
+            }
+            self.snd.phase = Phase::Open;
+        }
+    }
+
+    /// RACK found a loss.
+    pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>) {
+        match self.snd.phase {
+            Phase::Open => {
+                cx.out.counters.tcp_recoveries += 1;
+                self.reduce(Phase::Recovery);
+            }
+            // The window is being reduced already: once per round trip is enough.
+            Phase::Cwr(episode) => {
+                cx.out.counters.tcp_recoveries += 1;
+                self.snd.phase = Phase::Recovery(episode);
+            }
+            Phase::Recovery(_) | Phase::Loss { .. } => {}
+        }
+    }
+
+    /// Begins a reduction of the window.
+    fn reduce(&mut self, phase: impl FnOnce(Episode) -> Phase) {
+        self.remember_for_undo();
+        let snd = &mut self.snd;
+        snd.cc.on_congestion(snd.mss);
+        snd.phase = phase(Episode::new(snd.nxt, snd.flight.total()));
+        snd.send_cwr = self.options.ecn;
+    }
+
+    /// Notes what the window was before a reduction.
+    pub(crate) fn remember_for_undo(&mut self) {
+        let snd = &mut self.snd;
+        snd.undo = Some(Undo {
+            cwnd: snd.cc.cwnd,
+            ssthresh: snd.cc.ssthresh,
+            resent_at: None,
+            resent: 0,
+            any: false,
+        });
+    }
+
+    /// RFC 3168 section 6.1.2: as if a packet had been lost, once per window.
+    fn process_ecn_echo(&mut self, cx: &mut Cx<'_>) {
+        if self.snd.phase == Phase::Open && !self.snd.flight.is_empty() {
+            cx.out.counters.tcp_ecn_reductions += 1;
+            self.reduce(Phase::Cwr);
+        }
+    }
+
+    fn grow(&mut self, now: Instant, ack: &Ack) {
+        let open = matches!(self.snd.phase, Phase::Open | Phase::Loss { .. });
+        if !open || !ack.progressed {
+            return;
+        }
+        // RFC 7661's idea, as Linux: a window that was not used proves nothing.
+        let snd = &mut self.snd;
+        let used = snd.cwnd_limited
+            || snd.cc.in_slow_start()
+                && u64::from(snd.cc.cwnd) < 2 * (snd.nxt - snd.una + ack.delivered.bytes);
+        if used {
+            let acked = u32::try_from(ack.delivered.bytes).unwrap_or(u32::MAX);
+            snd.cc.on_ack(now, acked, snd.mss, snd.rtt.srtt());
+        }
+    }
+}
+
+/// A timestamp of ours: RFC 7323 section 5.4, in milliseconds.
+#[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]
+pub(crate) fn timestamp(at: Instant, offset: u32) -> u32 {
+    (at.as_millis() as u32).wrapping_add(offset)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "sequence numbers are modulo 2^32")]
+fn low32(position: u64) -> u32 {
+    position as u32
+}

@@ -1,0 +1,433 @@
+//! A connection: the transmission control block, and what an application does to it.
+//!
+//! The work is done by role in the sibling modules. Here is what belongs to a connection and how one begins, is written to, read
+//! from and ends. Calls of the application never send; they leave work for [`Connection::output`].
+
+use abi::{FileId, FlowId, TransmitOutcome};
+use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
+use wire::Tuple;
+
+use super::congestion::Congestion;
+use super::flight::Flight;
+use super::rack::Rack;
+use super::rcv::Receive;
+use super::recovery::{Phase, Undo};
+use super::rtt::Rtt;
+use super::spans::{Source, SpanMap};
+use super::state::State;
+use super::timers::Timers;
+use crate::api::{Readiness, SocketError, SocketInfo, SocketOption};
+use crate::config::TcpConfig;
+use crate::files::Files;
+use crate::outbox::Outbox;
+
+/// What every role needs while it works on a connection.
+pub(crate) struct Cx<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a TcpConfig,
+    pub(crate) out: &'a mut Outbox,
+    pub(crate) files: &'a mut Files,
+}
+
+/// What both sides agreed on at the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Negotiated {
+    /// RFC 7323 timestamps are on every segment.
+    pub(crate) timestamps: bool,
+    /// RFC 2018 selective acknowledgments.
+    pub(crate) sack: bool,
+    /// RFC 3168.
+    pub(crate) ecn: bool,
+    /// Shift of the windows that the peer offers.
+    pub(crate) peer_scale: u8,
+    /// Segment size that the peer can take, before options are taken off.
+    pub(crate) peer_mss: u16,
+    /// What our timestamps are ahead of our clock.
+    pub(crate) ts_offset: u32,
+    /// The peer's latest timestamp: RFC 7323 TS.Recent.
+    pub(crate) ts_recent: u32,
+}
+
+/// Flags of a connection, packed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Modes {
+    pub(crate) no_delay: bool,
+    pub(crate) cork: bool,
+    /// The application holds it.
+    pub(crate) held: bool,
+    /// Something happened that the application should hear of.
+    pub(crate) notify: bool,
+    /// The application ran out of room to write.
+    pub(crate) wants_room: bool,
+}
+
+/// The sending half.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) iss: SeqNum,
+    /// Position of the first unacknowledged byte; 0 until the SYN is acknowledged.
+    pub(crate) una: u64,
+    /// Position of the next byte to send.
+    pub(crate) nxt: u64,
+    /// Right edge of the peer's window.
+    pub(crate) edge: u64,
+    /// Largest window that the peer has offered.
+    pub(crate) wnd_max: u32,
+    /// Segment that last updated the window: RFC 9293 SND.WL1 and SND.WL2 as positions.
+    pub(crate) wl: (u64, u64),
+    /// Payload bytes of a full segment.
+    pub(crate) mss: u32,
+    pub(crate) spans: SpanMap,
+    /// The application has closed this direction: a FIN follows the last byte.
+    pub(crate) fin: bool,
+    pub(crate) flight: Flight,
+    pub(crate) rtt: Rtt,
+    pub(crate) rack: Rack,
+    pub(crate) cc: Congestion,
+    pub(crate) phase: Phase,
+    pub(crate) undo: Option<Undo>,
+    /// A tail loss probe is out: the send position then, and whether it repeated old bytes.
+    pub(crate) probe: Option<(u64, bool)>,
+    pub(crate) next_tag: u32,
+    /// The congestion window was what stopped sending.
+    pub(crate) cwnd_limited: bool,
+    /// The next new data tells the peer that the window was reduced: RFC 3168 CWR.
+    pub(crate) send_cwr: bool,
+    /// A CE mark was seen and the peer has not yet answered: RFC 3168 ECE.
+    pub(crate) echo_ce: bool,
+    pub(crate) last_sent: Instant,
+    /// When pacing lets the next segment go.
+    pub(crate) pace_at: Instant,
+    /// End of the last segment that was less than full: Minshall's variant of Nagle's rule.
+    pub(crate) small_end: u64,
+    /// Zero-window or keep-alive probes without an answer.
+    pub(crate) probes: u8,
+    /// The last time the peer made progress, for the user time-out.
+    pub(crate) progress_at: Instant,
+    /// Acknowledged bytes of a file that the device has not been told of.
+    pub(crate) unreported: Option<(FileId, u64, u64)>,
+    /// The host is reading a file for it.
+    pub(crate) reading: bool,
+    pub(crate) resent_bytes: u64,
+    pub(crate) file_bytes: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) tuple: Tuple,
+    pub(crate) flow: FlowId,
+    pub(crate) state: State,
+    pub(crate) error: Option<SocketError>,
+    pub(crate) modes: Modes,
+    pub(crate) options: Negotiated,
+    pub(crate) snd: Send,
+    pub(crate) rcv: Receive,
+    pub(crate) timers: Timers,
+    /// Acknowledgment number last sent: RFC 7323 Last.ACK.sent.
+    pub(crate) last_ack_sent: SeqNum,
+    /// When TS.Recent was set: it expires (RFC 7323 section 5.5).
+    pub(crate) ts_recent_at: Instant,
+    pub(crate) keep_alive: Option<Duration>,
+    pub(crate) user_timeout: Duration,
+    /// When a challenge acknowledgment was last sent.
+    pub(crate) challenged_at: Option<Instant>,
+}
+
+/// How a connection begins.
+pub(crate) struct Begin {
+    pub(crate) tuple: Tuple,
+    pub(crate) flow: FlowId,
+    pub(crate) iss: SeqNum,
+    pub(crate) irs: SeqNum,
+    /// Window that we offered, and its shift.
+    pub(crate) window: u32,
+    pub(crate) scale: u8,
+    /// Window that the peer offered, in bytes.
+    pub(crate) peer_window: u32,
+    pub(crate) options: Negotiated,
+    /// Largest packet above Ethernet that fits the path.
+    pub(crate) mtu: u16,
+}
+
+impl Connection {
+    /// A connection whose handshake the SYN cache or a cookie has done.
+    pub(crate) fn established(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
+        let mut conn = Self::new(begin, config, now);
+        conn.state = State::Established;
+        conn.snd.una = 1;
+        conn.snd.nxt = 1;
+        conn.snd.edge += 1;
+        conn.snd.wl = (1, 1);
+        conn
+    }
+
+    /// A connection that we open; its SYN is sent by [`Self::output`].
+    pub(crate) fn new(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
+        let Begin { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
+        let mss = segment_size(mtu, &tuple, &options);
+        Self {
+            tuple,
+            flow,
+            state: State::SynSent,
+            error: None,
+            modes: Modes { held: true, ..Modes::default() },
+            options,
+            snd: Send {
+                iss,
+                una: 0,
+                nxt: 0,
+                edge: u64::from(peer_window),
+                wnd_max: peer_window,
+                wl: (0, 0),
+                mss,
+                spans: SpanMap::new(),
+                fin: false,
+                flight: Flight::new(),
+                rtt: Rtt::new(),
+                rack: Rack::new(),
+                cc: Congestion::new(config.algorithm, config.initial_window * mss),
+                phase: Phase::Open,
+                undo: None,
+                probe: None,
+                next_tag: 0,
+                cwnd_limited: false,
+                send_cwr: false,
+                echo_ce: false,
+                last_sent: now,
+                pace_at: Instant::ZERO,
+                small_end: 0,
+                probes: 0,
+                progress_at: now,
+                unreported: None,
+                reading: false,
+                resent_bytes: 0,
+                file_bytes: 0,
+            },
+            rcv: Receive::new(irs, scale, window),
+            timers: Timers::new(),
+            last_ack_sent: irs + 1,
+            ts_recent_at: now,
+            keep_alive: None,
+            user_timeout: config.user_timeout,
+            challenged_at: None,
+        }
+    }
+
+    /// Sequence number of a position of the send stream.
+    pub(crate) fn seq(&self, position: u64) -> SeqNum {
+        #[expect(clippy::cast_possible_truncation, reason = "sequence numbers are modulo 2^32")]
+        let low = position as u32;
+        self.snd.iss + low
+    }
+
+    /// Position behind everything that will be sent as things stand: data, and the FIN if there is one.
+    pub(crate) fn send_end(&self) -> u64 {
+        self.snd.spans.end() + u64::from(self.snd.fin)
+    }
+
+    /// Whether our FIN has been acknowledged.
+    pub(crate) fn fin_acked(&self) -> bool {
+        self.snd.fin && self.snd.una == self.send_end()
+    }
+
+    /// Room for host memory in the send buffer.
+    pub(crate) fn send_room(&self, config: &TcpConfig) -> usize {
+        config.send_bytes_max.saturating_sub(self.snd.spans.memory())
+    }
+
+    /// Appends bytes as far as there is room; gives how many.
+    pub(crate) fn write(&mut self, mut bytes: Bytes, config: &TcpConfig) -> usize {
+        let taken = bytes.len().min(self.send_room(config));
+        bytes.truncate(taken);
+        self.snd.spans.push_memory(bytes);
+        self.modes.wants_room = self.send_room(config) == 0;
+        taken
+    }
+
+    /// Appends part of a file.
+    pub(crate) fn write_file(&mut self, source: Source, len: u64) {
+        self.snd.spans.push_file(source, len);
+    }
+
+    /// Closes our direction: a FIN follows what was written.
+    pub(crate) fn shutdown(&mut self) {
+        if self.state.may_write() && !self.snd.fin {
+            self.snd.fin = true;
+            self.state = self.state.on_close();
+        }
+    }
+
+    /// The connection is over: resets what the peer would wait for, and forgets everything.
+    pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, error: SocketError) {
+        let synchronized = self.state.is_synchronized() || self.state == State::SynReceived;
+        if synchronized && error != SocketError::Reset {
+            self.send_reset(cx);
+        }
+        if self.state.is_synchronized() {
+            cx.out.counters.tcp_estab_resets += 1;
+        } else if self.state != State::Closed {
+            cx.out.counters.tcp_attempt_fails += 1;
+        }
+        self.finish(cx, Some(error));
+    }
+
+    /// Enters CLOSED: what the device holds for the connection is given up.
+    pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, error: Option<SocketError>) {
+        self.state = State::Closed;
+        if self.error.is_none() {
+            self.error = error.or(Some(SocketError::Closed));
+        }
+        self.timers.stop_all();
+        self.release_files(cx);
+        self.modes.notify = true;
+    }
+
+    /// Tells files and device that nothing of the send stream is needed any more.
+    pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
+        self.report_acked(cx);
+        let (sent, end) = (self.snd.nxt, self.snd.spans.end());
+        self.snd.spans.device_extents(sent, |file, offset, len| {
+            cx.files.release(cx.out, file, offset, len, true);
+        });
+        // What was queued and never handed over is released without a word to the device.
+        let mut unsent = core::mem::replace(&mut self.snd.spans, SpanMap::new());
+        unsent.advance(sent.min(end), |_, _, _| {});
+        unsent.advance(end, |file, offset, len| {
+            cx.files.release(cx.out, file, offset, len, false);
+        });
+        self.snd.flight = Flight::new();
+    }
+
+    /// Reports acknowledged bytes of a file that have not been reported yet.
+    pub(crate) fn report_acked(&mut self, cx: &mut Cx<'_>) {
+        if let Some((file, offset, len)) = self.snd.unreported.take() {
+            cx.files.release(cx.out, file, offset, len, true);
+        }
+    }
+
+    /// The device's echo: the transmit has left, or a file failed.
+    pub(crate) fn handle_echo(
+        &mut self,
+        cx: &mut Cx<'_>,
+        tag: u32,
+        delay: Duration,
+        outcome: TransmitOutcome,
+    ) {
+        match outcome {
+            TransmitOutcome::Sent => {
+                if self.snd.flight.echo(tag, delay) {
+                    self.arm_retransmit(cx, None);
+                }
+            }
+            TransmitOutcome::Dropped(fault) => {
+                cx.out.counters.file_aborts += 1;
+                self.abort(cx, SocketError::File(fault));
+            }
+        }
+    }
+
+    /// The host has read bytes of a file that the stream waits for.
+    pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
+        self.snd.reading = false;
+        let len = bytes.len() as u64;
+        if let Some((at, file, offset, _)) = self.snd.spans.first_unread(position) {
+            if at == position {
+                self.snd.spans.fill(position, bytes);
+                // The span holds memory now, and refers to the file no more.
+                cx.files.release(cx.out, file, offset, len, false);
+            }
+        }
+    }
+
+    /// The device lost its state: what it had not yet sent never left, and files are read by the host from now on.
+    pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+        if !self.state.is_synchronized() {
+            return;
+        }
+        self.snd.spans.read_on_host();
+        self.snd.flight.depart_all(cx.now);
+        self.arm_retransmit(cx, None);
+    }
+
+    pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
+        let readable = self.rcv.ready_bytes() > 0;
+        Readiness {
+            readable,
+            writable: self.state.may_write()
+                && self.state != State::SynSent
+                && !self.snd.fin
+                && self.send_room(config) > 0,
+            peer_closed: !readable && self.rcv.finished(),
+            drained: self.snd.una >= self.send_end(),
+            error: if self.state == State::Closed { self.error } else { None },
+        }
+    }
+
+    pub(crate) fn set_option(&mut self, option: SocketOption, now: Instant) {
+        match option {
+            SocketOption::NoDelay(on) => self.modes.no_delay = on,
+            SocketOption::Cork(on) => self.modes.cork = on,
+            SocketOption::KeepAlive(interval) => {
+                self.keep_alive = interval;
+                self.arm_idle(now);
+            }
+            SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
+        }
+    }
+
+    pub(crate) fn info(
+        &self,
+        config: &TcpConfig,
+        file_offload: Result<(), abi::Refusal>,
+    ) -> SocketInfo {
+        SocketInfo {
+            local: self.tuple.local,
+            remote: self.tuple.remote,
+            state: self.state.name(),
+            send_queue: self.send_queue(),
+            receive_queue: self.rcv.ready_bytes() as u64,
+            cwnd: self.snd.cc.cwnd,
+            ssthresh: self.snd.cc.ssthresh,
+            srtt: self.snd.rtt.srtt(),
+            rto: self.snd.rtt.rto(config),
+            mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
+            file_bytes_offloaded: self.snd.file_bytes,
+            retransmitted_bytes: self.snd.resent_bytes,
+            file_offload,
+        }
+    }
+
+    /// Bytes written and not yet acknowledged.
+    pub(crate) fn send_queue(&self) -> u64 {
+        self.snd.spans.end() - self.snd.una.clamp(1, self.snd.spans.end())
+    }
+
+    /// Takes over what the handshake agreed on: segment size and initial window.
+    pub(crate) fn renegotiate(&mut self, cx: &Cx<'_>) {
+        self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
+        self.snd.cc.cwnd = cx.config.initial_window * self.snd.mss;
+    }
+
+    /// Lowers the segment size to what fits `mtu`: RFC 1191, RFC 8201.
+    pub(crate) fn set_mtu(&mut self, mtu: u16) -> bool {
+        let mss = segment_size(mtu, &self.tuple, &self.options);
+        let lower = mss < self.snd.mss;
+        if lower {
+            self.snd.mss = mss;
+        }
+        lower
+    }
+}
+
+/// Payload of a full segment: RFC 9293 section 3.7.1, less the options that every segment carries.
+fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
+    let ip = if tuple.local.addr.is_ipv4() { wire::IPV4_BYTES } else { wire::IPV6_BYTES };
+    #[expect(clippy::cast_possible_truncation, reason = "60 bytes")]
+    let headers = (ip + wire::TCP_BYTES) as u16;
+    let own = mtu.saturating_sub(headers);
+    let timestamps = if options.timestamps { 12 } else { 0 };
+    // A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants 536 of us).
+    u32::from(own.min(options.peer_mss).max(88)) - timestamps
+}

@@ -1,0 +1,171 @@
+//! Timers of a connection expire.
+
+use base::{Duration, Instant};
+
+use super::conn::{Connection, Cx};
+use super::recovery::Phase;
+use super::state::State;
+use super::timers::{Retransmit, Timer};
+use crate::api::SocketError;
+
+/// Unanswered keep-alive probes before the peer counts as gone: Linux's tcp_keepalive_probes.
+const KEEPALIVE_PROBES_MAX: u8 = 9;
+/// Time between them: Linux's tcp_keepalive_intvl.
+const KEEPALIVE_RETRY: Duration = Duration::from_secs(75);
+/// Quiet time after which a connection's spare memory is given back.
+const SHRINK_AFTER: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// Runs every timer that has expired.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
+        if self.timers.take(Timer::Retransmit, cx.now) {
+            match self.timers.retransmit {
+                Retransmit::TimeOut => self.on_retransmission_timeout(cx),
+                Retransmit::TailProbe => self.on_tail_probe(cx),
+                Retransmit::Reordering => self.on_reordering_timeout(cx),
+                Retransmit::WindowProbe => self.on_window_probe(cx),
+            }
+        }
+        if self.timers.take(Timer::DelayedAck, cx.now) && self.rcv.ack_is_delayed() {
+            cx.out.counters.tcp_delayed_acks += 1;
+            self.rcv.ack_now();
+        }
+        // Output runs after every time-out, so that pacing needs no more than to wake up.
+        let _paced = self.timers.take(Timer::Pace, cx.now);
+        if self.timers.take(Timer::Idle, cx.now) {
+            self.on_idle(cx);
+        }
+        if self.timers.take(Timer::Linger, cx.now) {
+            self.finish(cx, None);
+        }
+    }
+
+    /// Whether the peer has been silent about our bytes for too long (RFC 9293 section 3.8.3, RFC 5482).
+    fn gives_up(&mut self, cx: &mut Cx<'_>) -> bool {
+        let silent = cx.now.since(self.snd.progress_at);
+        let opening = matches!(self.state, State::SynSent | State::SynReceived);
+        let up =
+            silent > self.user_timeout || opening && self.snd.rtt.backoff >= cx.config.syn_retries;
+        if up {
+            cx.out.counters.tcp_timed_out += 1;
+            self.abort(cx, SocketError::TimedOut);
+        }
+        up
+    }
+
+    /// RFC 6298 section 5, RFC 5681 section 3.1.
+    fn on_retransmission_timeout(&mut self, cx: &mut Cx<'_>) {
+        if !self.snd.flight.any_departed() || self.gives_up(cx) {
+            return;
+        }
+        cx.out.counters.tcp_timeouts += 1;
+        self.snd.rtt.backoff = self.snd.rtt.backoff.saturating_add(1);
+        self.snd.probe = None;
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            self.snd.flight.resend(0, 1, cx.now, 0, false);
+            self.send_syn(cx);
+            self.arm_retransmit(cx, None);
+            return;
+        }
+        if !matches!(self.snd.phase, Phase::Loss { .. }) {
+            self.remember_for_undo();
+            let mss = self.snd.mss;
+            self.snd.cc.on_congestion(mss);
+        }
+        self.snd.flight.time_out();
+        self.snd.phase = Phase::Loss { end: self.snd.nxt };
+        let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
+        self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
+        self.snd.pace_at = Instant::ZERO;
+        // The first range goes at once, whatever output decides about the rest; the timer restarts with it.
+        self.rearm_after_timeout(cx);
+    }
+
+    fn rearm_after_timeout(&mut self, cx: &mut Cx<'_>) {
+        let rto = self.snd.rtt.rto(cx.config);
+        self.timers.retransmit = Retransmit::TimeOut;
+        self.timers.set(Timer::Retransmit, cx.now + rto);
+    }
+
+    /// RFC 8985 section 7.3: new data if there is any, else the last segment again.
+    fn on_tail_probe(&mut self, cx: &mut Cx<'_>) {
+        if self.gives_up(cx) {
+            return;
+        }
+        let Some(last) = self.snd.flight.back().copied() else { return };
+        cx.out.counters.tcp_tail_probes += 1;
+        let mss = u64::from(self.snd.mss);
+        let nxt = self.snd.nxt;
+        let room = self.snd.edge.saturating_sub(nxt);
+        let fresh = (self.send_end() - nxt).min(mss).min(room);
+        let sent_new = fresh > 0 && self.transmit(cx, nxt, nxt + fresh, false) > 0;
+        if !sent_new {
+            let start = last.start.max(last.end.saturating_sub(mss));
+            self.retransmit(cx, start, last.end);
+        }
+        self.snd.probe = Some((self.snd.nxt, !sent_new));
+        self.rearm_after_timeout(cx);
+    }
+
+    /// RFC 8985 section 6.3: what waited for reordering is lost now.
+    fn on_reordering_timeout(&mut self, cx: &mut Cx<'_>) {
+        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
+        let snd = &mut self.snd;
+        let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
+        if lost {
+            self.enter_recovery(cx);
+        }
+        self.arm_retransmit(cx, wait);
+    }
+
+    /// RFC 9293 section 3.8.6.1: the window is closed and nothing is in flight.
+    fn on_window_probe(&mut self, cx: &mut Cx<'_>) {
+        if self.gives_up_probing(cx) {
+            return;
+        }
+        cx.out.counters.tcp_window_probes += 1;
+        self.snd.probes = self.snd.probes.saturating_add(1);
+        self.send_probe(cx);
+        self.arm_retransmit(cx, None);
+    }
+
+    /// A peer that answers may keep its window closed for ever (RFC 9293 section 3.8.6.1); one that is silent may not.
+    fn gives_up_probing(&mut self, cx: &mut Cx<'_>) -> bool {
+        let silent = self.rcv.quiet(cx.now) > self.user_timeout;
+        if silent {
+            cx.out.counters.tcp_timed_out += 1;
+            self.abort(cx, SocketError::TimedOut);
+        }
+        silent
+    }
+
+    /// Keep-alive (RFC 9293 section 3.8.4), and spare memory.
+    fn on_idle(&mut self, cx: &mut Cx<'_>) {
+        if self.snd.flight.is_empty() && self.rcv.quiet(cx.now) >= SHRINK_AFTER {
+            self.snd.flight.shrink();
+            self.snd.spans.shrink();
+            self.rcv.shrink();
+        }
+        let Some(interval) = self.keep_alive else { return };
+        if self.rcv.quiet(cx.now) < interval {
+            self.snd.probes = 0;
+            self.arm_idle(cx.now);
+            return;
+        }
+        if self.snd.probes >= KEEPALIVE_PROBES_MAX {
+            cx.out.counters.tcp_timed_out += 1;
+            self.abort(cx, SocketError::TimedOut);
+            return;
+        }
+        cx.out.counters.tcp_keepalive_probes += 1;
+        self.snd.probes += 1;
+        self.send_probe(cx);
+        self.timers.set(Timer::Idle, cx.now + KEEPALIVE_RETRY.min(interval));
+    }
+
+    /// Sets the timer of an idle connection.
+    pub(crate) fn arm_idle(&mut self, now: Instant) {
+        let keep_alive = self.keep_alive.map_or(Instant::FAR_FUTURE, |interval| now + interval);
+        self.timers.set(Timer::Idle, keep_alive.min(now + SHRINK_AFTER));
+    }
+}

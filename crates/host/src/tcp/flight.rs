@@ -1,0 +1,455 @@
+//! What was sent and is not yet acknowledged: the scoreboard of RFC 6675 with the transmission times of RFC 8985.
+//!
+//! An entry is a range that was sent in one transmit. It is split where a SACK or a retransmission covers only part of it.
+//! Entries are in order of position and cover una..nxt without holes. An entry whose transmit has not been echoed by the
+//! device is *pending*: it has not left the machine, so it can be neither lost nor a measure of time.
+
+use alloc::collections::VecDeque;
+
+use base::{Duration, Instant};
+
+/// A range that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// When it left; when it was handed to the device, while it is pending.
+    pub(crate) xmit: Instant,
+    /// Tag of its last transmit, for the echo.
+    pub(crate) tag: u32,
+    bits: u8,
+}
+
+/// It was acknowledged selectively.
+const SACKED: u8 = 1;
+/// It was found lost.
+const LOST: u8 = 2;
+/// Its retransmission is in flight (only beside `LOST`).
+const RESENT: u8 = 4;
+/// It was retransmitted at some time: no sample of the round trip, by Karn's rule.
+const EVER_RESENT: u8 = 8;
+/// Its transmit has not been echoed.
+const PENDING: u8 = 16;
+
+impl Sent {
+    const fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    const fn has(&self, bit: u8) -> bool {
+        self.bits & bit != 0
+    }
+
+    /// Whether it was ever retransmitted.
+    pub(crate) const fn ever_resent(&self) -> bool {
+        self.has(EVER_RESENT)
+    }
+
+    /// Whether it may still arrive: neither known to have arrived nor known to be lost.
+    const fn may_arrive(&self) -> bool {
+        !self.has(SACKED) && (!self.has(LOST) || self.has(RESENT))
+    }
+}
+
+/// The scoreboard.
+#[derive(Clone, Debug)]
+pub(crate) struct Flight {
+    list: VecDeque<Sent>,
+    total: u64,
+    sacked: u64,
+    lost: u64,
+    resent: u64,
+    pending: u64,
+}
+
+/// What an acknowledgment newly delivered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivered {
+    /// Bytes, cumulatively or selectively acknowledged for the first time.
+    pub(crate) bytes: u64,
+    /// Round trip of the first and of the last transmitted range that was sent only once.
+    pub(crate) first_rtt: Option<Duration>,
+    /// See `first_rtt`.
+    pub(crate) last_rtt: Option<Duration>,
+    /// Some of it had been retransmitted.
+    pub(crate) any_resent: bool,
+}
+
+impl Flight {
+    pub(crate) const fn new() -> Self {
+        Self { list: VecDeque::new(), total: 0, sacked: 0, lost: 0, resent: 0, pending: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Bytes thought to be in the network: RFC 6675's pipe.
+    pub(crate) const fn pipe(&self) -> u64 {
+        self.total - self.sacked - self.lost + self.resent
+    }
+
+    /// Bytes acknowledged selectively.
+    pub(crate) const fn sacked(&self) -> u64 {
+        self.sacked
+    }
+
+    /// Whether something is known to be lost and not on its way again.
+    pub(crate) const fn has_lost(&self) -> bool {
+        self.lost > self.resent
+    }
+
+    /// Whether something has left the machine and is not acknowledged.
+    pub(crate) const fn any_departed(&self) -> bool {
+        self.total - self.sacked > self.pending
+    }
+
+    /// Whether some transmit has not been echoed.
+    pub(crate) const fn any_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Bytes sent and not acknowledged.
+    pub(crate) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// The newest entry.
+    pub(crate) fn back(&self) -> Option<&Sent> {
+        self.list.back()
+    }
+
+    /// Records a first transmission of the bytes behind the last entry.
+    pub(crate) fn push(&mut self, start: u64, end: u64, now: Instant, tag: u32, pending: bool) {
+        debug_assert!(self.list.back().is_none_or(|b| b.end == start));
+        let bits = if pending { PENDING } else { 0 };
+        self.total += end - start;
+        self.pending += if pending { end - start } else { 0 };
+        self.list.push_back(Sent { start, end, xmit: now, tag, bits });
+    }
+
+    /// The transmit `tag` left `delay` after it was handed over. Says whether it was one of ours.
+    pub(crate) fn echo(&mut self, tag: u32, delay: Duration) -> bool {
+        if self.pending == 0 {
+            return false;
+        }
+        let mut found = false;
+        for sent in &mut self.list {
+            if sent.has(PENDING) && sent.tag == tag {
+                sent.bits &= !PENDING;
+                sent.xmit = sent.xmit + delay;
+                self.pending -= sent.len();
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// No echo will come any more: what is pending counts as sent now, and lost if it does not arrive.
+    pub(crate) fn depart_all(&mut self, now: Instant) {
+        for sent in &mut self.list {
+            if sent.has(PENDING) {
+                sent.bits &= !PENDING;
+                sent.xmit = now;
+            }
+        }
+        self.pending = 0;
+    }
+
+    /// Everything before `una` has arrived. `seen` hears of each range that was not known to have arrived.
+    pub(crate) fn acknowledge(
+        &mut self,
+        una: u64,
+        now: Instant,
+        delivered: &mut Delivered,
+        mut seen: impl FnMut(&Sent),
+    ) {
+        while let Some(front) = self.list.front() {
+            if front.start >= una {
+                break;
+            }
+            let mut gone = *front;
+            gone.end = gone.end.min(una);
+            self.uncount(&gone);
+            self.total -= gone.len();
+            if !gone.has(SACKED) {
+                Self::deliver(&gone, now, delivered);
+                seen(&gone);
+            }
+            if let Some(front) = self.list.front_mut() {
+                front.start = gone.end;
+                if front.start == front.end {
+                    self.list.pop_front();
+                }
+            }
+        }
+    }
+
+    /// The bytes start..end have arrived. As `acknowledge`.
+    pub(crate) fn sack(
+        &mut self,
+        start: u64,
+        end: u64,
+        now: Instant,
+        delivered: &mut Delivered,
+        mut seen: impl FnMut(&Sent),
+    ) {
+        let mut index = self.list.partition_point(|s| s.end <= start);
+        while let Some(sent) = self.list.get(index) {
+            if sent.start >= end {
+                break;
+            }
+            if !sent.has(SACKED) {
+                index = self.isolate(index, start, end);
+                let sent = self.list[index];
+                self.uncount(&sent);
+                self.sacked += sent.len();
+                self.list[index].bits = SACKED | (sent.bits & EVER_RESENT);
+                Self::deliver(&sent, now, delivered);
+                seen(&sent);
+            }
+            index += 1;
+        }
+        self.merge_sacked(start);
+    }
+
+    fn deliver(sent: &Sent, now: Instant, delivered: &mut Delivered) {
+        delivered.bytes += sent.len();
+        if sent.ever_resent() {
+            delivered.any_resent = true;
+        } else if !sent.has(PENDING) {
+            let rtt = now.since(sent.xmit);
+            delivered.first_rtt.get_or_insert(rtt);
+            delivered.last_rtt = Some(rtt);
+        }
+    }
+
+    /// Marks lost whatever `is_lost` says of the ranges that may still arrive. Says whether any was.
+    pub(crate) fn mark_lost(&mut self, mut is_lost: impl FnMut(&Sent) -> bool) -> bool {
+        let mut any = false;
+        for index in 0..self.list.len() {
+            let sent = self.list[index];
+            if sent.may_arrive() && !sent.has(PENDING) && is_lost(&sent) {
+                if sent.has(RESENT) {
+                    self.resent -= sent.len();
+                } else {
+                    self.lost += sent.len();
+                }
+                self.list[index].bits = (sent.bits & !RESENT) | LOST;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// RFC 6298 (5.4) and RFC 2018 section 8: everything outstanding is lost; where the oldest range was acknowledged
+    /// selectively the peer has discarded it, so that no SACK is believed any more.
+    pub(crate) fn time_out(&mut self) {
+        if self.list.front().is_some_and(|s| s.has(SACKED)) {
+            for sent in &mut self.list {
+                sent.bits &= !SACKED;
+            }
+            self.sacked = 0;
+        }
+        self.mark_lost(|_| true);
+    }
+
+    /// The first lost range that is not on its way again.
+    pub(crate) fn next_lost(&self) -> Option<(u64, u64)> {
+        if !self.has_lost() {
+            return None;
+        }
+        let sent = self.list.iter().find(|s| s.has(LOST) && !s.has(RESENT))?;
+        Some((sent.start, sent.end))
+    }
+
+    /// Records a retransmission of start..end, which lies within one entry.
+    pub(crate) fn resend(&mut self, start: u64, end: u64, now: Instant, tag: u32, pending: bool) {
+        let index = self.list.partition_point(|s| s.end <= start);
+        if index == self.list.len() {
+            return;
+        }
+        let index = self.isolate(index, start, end);
+        let sent = self.list[index];
+        self.uncount_pending(&sent);
+        if sent.has(LOST) && !sent.has(RESENT) {
+            self.resent += sent.len();
+            self.list[index].bits |= RESENT;
+        }
+        let entry = &mut self.list[index];
+        entry.bits = (entry.bits & !PENDING) | EVER_RESENT | if pending { PENDING } else { 0 };
+        entry.xmit = now;
+        entry.tag = tag;
+        self.pending += if pending { sent.len() } else { 0 };
+    }
+
+    /// When the oldest range that left the machine and has not arrived was sent.
+    pub(crate) fn oldest_departure(&self) -> Option<Instant> {
+        self.list.iter().find(|s| !s.has(SACKED) && !s.has(PENDING)).map(|s| s.xmit)
+    }
+
+    /// Undoes the marks of loss after a time-out that turned out to be without reason.
+    pub(crate) fn forgive(&mut self) {
+        for sent in &mut self.list {
+            sent.bits &= !(LOST | RESENT);
+        }
+        self.lost = 0;
+        self.resent = 0;
+    }
+
+    /// Gives memory back that an idle connection does not need.
+    pub(crate) fn shrink(&mut self) {
+        if self.list.is_empty() {
+            self.list = VecDeque::new();
+        }
+    }
+
+    /// Makes what of the entry at `index` lies in start..end an entry of its own; gives its index.
+    fn isolate(&mut self, mut index: usize, start: u64, end: u64) -> usize {
+        let sent = self.list[index];
+        if sent.start < start {
+            self.list[index].end = start;
+            index += 1;
+            self.list.insert(index, Sent { start, ..sent });
+        }
+        if sent.end > end {
+            self.list[index].end = end;
+            self.list.insert(index + 1, Sent { start: end, ..sent });
+        }
+        index
+    }
+
+    /// Joins sacked neighbours around `position`, so that the list stays as short as the holes in it.
+    fn merge_sacked(&mut self, position: u64) {
+        let mut index = self.list.partition_point(|s| s.end <= position).saturating_sub(1);
+        while index + 1 < self.list.len() && self.list[index].start <= position.max(1) {
+            let (a, b) = (self.list[index], self.list[index + 1]);
+            if a.has(SACKED) && b.has(SACKED) {
+                self.list[index].end = b.end;
+                self.list[index].bits |= b.bits;
+                self.list.remove(index + 1);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Takes a range that leaves the network out of the sums.
+    fn uncount(&mut self, sent: &Sent) {
+        if sent.has(SACKED) {
+            self.sacked -= sent.len();
+        }
+        if sent.has(LOST) {
+            self.lost -= sent.len();
+        }
+        if sent.has(RESENT) {
+            self.resent -= sent.len();
+        }
+        self.uncount_pending(sent);
+    }
+
+    fn uncount_pending(&mut self, sent: &Sent) {
+        if sent.has(PENDING) {
+            self.pending -= sent.len();
+        }
+    }
+
+    #[cfg(test)]
+    fn check(&self) {
+        let sum = |f: &dyn Fn(&Sent) -> bool| -> u64 {
+            self.list.iter().filter(|s| f(s)).map(Sent::len).sum()
+        };
+        assert_eq!(self.total, sum(&|_| true));
+        assert_eq!(self.sacked, sum(&|s| s.has(SACKED)));
+        assert_eq!(self.lost, sum(&|s| s.has(LOST)));
+        assert_eq!(self.resent, sum(&|s| s.has(RESENT)));
+        assert_eq!(self.pending, sum(&|s| s.has(PENDING)));
+        for (a, b) in self.list.iter().zip(self.list.iter().skip(1)) {
+            assert_eq!(a.end, b.start, "no holes");
+        }
+        assert!(self.list.iter().all(|s| s.start < s.end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ms(n: u64) -> Instant {
+        Instant::from_millis(n)
+    }
+
+    fn sent(n: u64) -> Flight {
+        let mut flight = Flight::new();
+        for i in 0..n {
+            flight.push(1 + i * 100, 1 + (i + 1) * 100, ms(i), 0, false);
+        }
+        flight
+    }
+
+    #[test]
+    fn sack_loss_and_resend_move_the_pipe() {
+        let mut flight = sent(10);
+        let mut d = Delivered::default();
+        flight.sack(301, 501, ms(50), &mut d, |_| {});
+        assert_eq!((d.bytes, flight.pipe(), flight.sacked()), (200, 800, 200));
+        assert_eq!(d.last_rtt, Some(Duration::from_millis(46)));
+        assert!(flight.mark_lost(|s| s.end <= 301));
+        assert_eq!((flight.pipe(), flight.next_lost()), (500, Some((1, 101))));
+        flight.resend(1, 51, ms(51), 0, false);
+        assert_eq!((flight.pipe(), flight.next_lost()), (550, Some((51, 101))));
+        let mut d = Delivered::default();
+        flight.acknowledge(501, ms(60), &mut d, |_| {});
+        assert_eq!((d.bytes, d.any_resent, flight.pipe()), (300, true, 500));
+        flight.check();
+    }
+
+    #[test]
+    fn what_has_not_left_is_not_lost_and_not_timed() {
+        let mut flight = Flight::new();
+        flight.push(1, 101, ms(0), 7, true);
+        assert!(!flight.any_departed());
+        assert!(!flight.mark_lost(|_| true));
+        assert!(!flight.echo(8, Duration::ZERO));
+        assert!(flight.echo(7, Duration::from_millis(30)));
+        assert!(flight.any_departed());
+        let mut d = Delivered::default();
+        flight.acknowledge(101, ms(35), &mut d, |_| {});
+        assert_eq!(d.first_rtt, Some(Duration::from_millis(5)), "the disk's 30 ms are left out");
+    }
+
+    #[test]
+    fn a_time_out_after_reneging_believes_no_sack() {
+        let mut flight = sent(3);
+        flight.sack(1, 101, ms(9), &mut Delivered::default(), |_| {});
+        flight.time_out();
+        assert_eq!((flight.pipe(), flight.sacked(), flight.next_lost()), (0, 0, Some((1, 101))));
+        flight.check();
+    }
+
+    proptest! {
+        #[test]
+        fn sums_stay_true(steps in proptest::collection::vec((0..6_u8, 0..1200_u64, 1..300_u64), 0..60)) {
+            let mut flight = sent(10);
+            let mut nxt = 1001;
+            for (i, (what, at, len)) in steps.into_iter().enumerate() {
+                let now = ms(100 + i as u64);
+                let mut d = Delivered::default();
+                let (start, end) = (at.max(1), (at.max(1) + len).min(nxt));
+                match what {
+                    0 => flight.acknowledge(at.min(nxt), now, &mut d, |_| {}),
+                    1 if start < end => flight.sack(start, end, now, &mut d, |_| {}),
+                    2 => { flight.mark_lost(|s| s.start % 3 == at % 3); }
+                    3 => if let Some((s, e)) = flight.next_lost() {
+                        flight.resend(s, e.min(s + len), now, 1, len % 2 == 0);
+                    },
+                    4 => { flight.push(nxt, nxt + len, now, 2, len % 2 == 0); nxt += len; }
+                    5 => { flight.echo(1 + (at % 2) as u32, Duration::ZERO); }
+                    _ => flight.time_out(),
+                }
+                flight.check();
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A segment arrives: RFC 9293 section 3.10.7, with RFC 5961's defences and RFC 7323's PAWS.
+//!
+//! Called by the host for a segment whose tuple is this connection's. Decides whether the segment counts at all, then passes
+//! its acknowledgment to [`super::ack`] and its payload to [`super::rcv`].
+
+use core::ops::Range;
+
+use abi::PacketBuf;
+use base::{Duration, Instant, SeqNum};
+use wire::tcp::{Flags, Segment};
+
+use super::conn::{Connection, Cx};
+use super::rcv::Chunk;
+use super::state::State;
+use super::timers::Timer;
+use crate::api::SocketError;
+
+/// RFC 7323 section 5.5: a timestamp older than this proves nothing.
+const TS_RECENT_EXPIRES: Duration = Duration::from_secs(24 * 24 * 3600);
+/// RFC 5961 section 7: at most this often per connection, as Linux's tcp_invalid_ratelimit.
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A segment as it arrives.
+pub(crate) struct Arrival {
+    pub(crate) segment: Segment,
+    /// The frame, and where the payload lies in it.
+    pub(crate) packet: PacketBuf,
+    pub(crate) payload: Range<usize>,
+    /// Packets that were merged into it.
+    pub(crate) packets: u8,
+    /// It carried the CE mark: RFC 3168.
+    pub(crate) ce: bool,
+}
+
+impl Arrival {
+    fn sequence_len(&self) -> u32 {
+        let flags = self.segment.flags;
+        let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        // A frame is at most 66 KiB.
+        u32::try_from(self.payload.len()).unwrap_or(u32::MAX) + controls
+    }
+}
+
+impl Connection {
+    /// Takes a segment.
+    pub(crate) fn handle_segment(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
+        let spare = if self.state == State::SynSent {
+            self.handle_in_syn_sent(cx, arrival)
+        } else {
+            self.handle_synchronized(cx, arrival)
+        };
+        if let Some(packet) = spare {
+            cx.out.recycle.push_back(packet);
+        }
+    }
+
+    fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
+        let segment = arrival.segment;
+        if !self.passes_checks(cx, &arrival) {
+            return Some(arrival.packet);
+        }
+        self.rcv.heard(cx.now);
+        self.note_timestamp(cx.now, &segment);
+        if self.options.ecn {
+            self.note_ecn(&arrival);
+        }
+        // RFC 9293 3.10.7.4, fifth: the acknowledgment.
+        if !self.handle_acknowledgment(cx, &segment, !arrival.payload.is_empty()) {
+            return Some(arrival.packet);
+        }
+        if self.state == State::Closed {
+            return Some(arrival.packet);
+        }
+        self.handle_payload(cx, arrival)
+    }
+
+    /// First to fourth of RFC 9293 3.10.7.4: whether the segment counts. Answers it where it does not.
+    fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+        let segment = &arrival.segment;
+        let flags = segment.flags;
+        if self.fails_paws(cx.now, segment) {
+            cx.out.counters.tcp_paws_dropped += 1;
+            self.challenge(cx);
+            return false;
+        }
+        if !self.rcv.acceptable(segment.seq, arrival.sequence_len()) {
+            self.answer_unacceptable(cx, arrival);
+            return false;
+        }
+        if flags.has(Flags::RST) {
+            self.handle_reset(cx, segment.seq);
+            return false;
+        }
+        if flags.has(Flags::SYN) {
+            if self.state == State::SynReceived {
+                self.rcv.ack_now();
+            } else {
+                // RFC 5961 section 4.2: never a reset, whatever the sequence number.
+                self.challenge(cx);
+            }
+            return false;
+        }
+        flags.has(Flags::ACK)
+    }
+
+    /// RFC 7323 section 5.3.
+    fn fails_paws(&self, now: Instant, segment: &Segment) -> bool {
+        let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
+            return false;
+        };
+        let older = SeqNum(ts.value).lt(SeqNum(self.options.ts_recent));
+        older && !segment.flags.has(Flags::RST) && now.since(self.ts_recent_at) < TS_RECENT_EXPIRES
+    }
+
+    /// An unacceptable segment is answered with an acknowledgment, so that a peer that is out of step finds back; payload
+    /// that came before is reported by DSACK (RFC 2883).
+    fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) {
+        cx.out.counters.tcp_out_of_window += 1;
+        let flags = arrival.segment.flags;
+        if flags.has(Flags::RST) {
+            return;
+        }
+        if flags.has(Flags::SYN) {
+            self.challenge(cx);
+            return;
+        }
+        if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
+            // A probe of a closed window or a keep-alive; or two ends that are out of step, who must not
+            // answer each other for ever.
+            self.challenge(cx);
+            return;
+        }
+        self.rcv.note_duplicate(arrival.segment.seq, arrival.payload.len());
+        self.rcv.ack_now();
+    }
+
+    /// RFC 5961 section 3.2: only the exact sequence number resets; one in the window is challenged.
+    fn handle_reset(&mut self, cx: &mut Cx<'_>, seq: SeqNum) {
+        if seq == self.rcv.ack() {
+            let refused = self.state == State::SynReceived;
+            let error = if refused { SocketError::Refused } else { SocketError::Reset };
+            match self.state {
+                State::TimeWait => self.finish(cx, None),
+                _ => self.abort(cx, error),
+            }
+        } else if self.rcv.in_window(seq) {
+            self.challenge(cx);
+        }
+    }
+
+    /// Sends a challenge acknowledgment, unless one went out just now.
+    pub(crate) fn challenge(&mut self, cx: &mut Cx<'_>) {
+        let limited = self.challenged_at.is_some_and(|at| cx.now.since(at) < CHALLENGE_INTERVAL);
+        if limited {
+            cx.out.counters.tcp_challenge_acks_limited += 1;
+            return;
+        }
+        self.challenged_at = Some(cx.now);
+        cx.out.counters.tcp_challenge_acks += 1;
+        self.rcv.ack_now();
+    }
+
+    /// RFC 7323 section 4.3: TS.Recent follows the left edge of what is acknowledged.
+    fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
+        let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
+            return;
+        };
+        let newer = SeqNum(ts.value).ge(SeqNum(self.options.ts_recent));
+        if newer && segment.seq.le(self.last_ack_sent) {
+            self.options.ts_recent = ts.value;
+            self.ts_recent_at = now;
+        }
+    }
+
+    /// RFC 3168 section 6.1.3: a CE mark is echoed until the peer says that it has reduced its window.
+    fn note_ecn(&mut self, arrival: &Arrival) {
+        if arrival.segment.flags.has(Flags::CWR) {
+            self.snd.echo_ce = false;
+        }
+        if arrival.ce {
+            if !self.snd.echo_ce {
+                self.rcv.ack_now();
+            }
+            self.snd.echo_ce = true;
+        }
+    }
+
+    /// Seventh and eighth: payload and FIN.
+    fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
+        let Arrival { segment, packet, payload, packets, .. } = arrival;
+        let fin = segment.flags.has(Flags::FIN);
+        if payload.is_empty() && !fin {
+            return Some(packet);
+        }
+        if !payload.is_empty() && !self.modes.held {
+            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone is answered with a reset.
+            self.abort(cx, SocketError::Closed);
+            return Some(packet);
+        }
+        let chunk = Chunk::new(packet, payload.start, payload.end);
+        let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
+        self.modes.notify |= taken.readable || taken.fin_reached;
+        if taken.fin_reached {
+            self.state = self.state.on_fin();
+        }
+        if self.rcv.ack_is_delayed() && !self.timers.is_set(Timer::DelayedAck) {
+            self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
+        }
+        taken.spare
+    }
+
+    /// RFC 9293 section 3.10.7.3.
+    fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
+        let segment = arrival.segment;
+        let flags = segment.flags;
+        if flags.has(Flags::ACK) && segment.ack != self.seq(1) {
+            if !flags.has(Flags::RST) {
+                cx.out.send_tcp_reset(cx.now, &self.tuple, segment.ack);
+            }
+            return Some(arrival.packet);
+        }
+        if flags.has(Flags::RST) {
+            if flags.has(Flags::ACK) {
+                self.abort(cx, SocketError::Refused);
+            }
+            return Some(arrival.packet);
+        }
+        if !flags.has(Flags::SYN) {
+            return Some(arrival.packet);
+        }
+        self.accept_syn(cx, &segment);
+        if flags.has(Flags::ACK) {
+            self.handle_acknowledgment(cx, &segment, false);
+            self.become_established(cx.now);
+        } else {
+            // Simultaneous open: our SYN again, with an acknowledgment.
+            self.state = State::SynReceived;
+            self.snd.nxt = 0;
+            self.snd.flight = super::flight::Flight::new();
+            self.timers.stop(Timer::Retransmit);
+        }
+        self.rcv.ack_now();
+        // Payload on a SYN (fast open) is not taken: the peer sends it again.
+        Some(arrival.packet)
+    }
+
+    /// Takes over what the peer's SYN says.
+    fn accept_syn(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
+        let theirs = &segment.options;
+        self.rcv.synchronize(segment.seq);
+        self.last_ack_sent = segment.seq + 1;
+        let scaling = theirs.window_scale.is_some();
+        // RFC 7323 section 2.3: a shift above 14 is read as 14.
+        self.options.peer_scale = theirs.window_scale.unwrap_or(0).min(14);
+        if !scaling {
+            self.rcv.scale = 0;
+        }
+        self.options.peer_mss = theirs.mss.unwrap_or(536);
+        self.options.sack &= theirs.sack_permitted;
+        self.options.timestamps &= theirs.timestamps.is_some();
+        self.options.ts_recent = theirs.timestamps.map_or(0, |ts| ts.value);
+        self.ts_recent_at = cx.now;
+        // RFC 3168 section 6.1.1: a SYN-ACK with ECE alone agrees.
+        self.options.ecn &= segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::CWR);
+        self.snd.edge = u64::from(segment.window);
+        self.snd.wnd_max = u32::from(segment.window);
+        self.renegotiate(cx);
+    }
+
+    fn become_established(&mut self, now: Instant) {
+        self.state = if self.snd.fin { State::FinWait1 } else { State::Established };
+        self.modes.notify = true;
+        self.arm_idle(now);
+    }
+
+    /// An acknowledgment of our SYN moves SYN-RECEIVED on; one of our FIN moves the closing states on.
+    pub(crate) fn advance_state(&mut self, cx: &mut Cx<'_>) {
+        if self.state == State::SynReceived && self.snd.una > 0 {
+            self.become_established(cx.now);
+        }
+        if self.fin_acked() {
+            let next = self.state.on_fin_acked();
+            if next == State::Closed && self.state != State::Closed {
+                self.finish(cx, None);
+            } else if next == State::FinWait2 && self.state != next && !self.modes.held {
+                self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+            }
+            self.state = next;
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Listeners, and the SYN cache: connections that are not yet one (RFC 4987 section 3.5).
+//!
+//! A SYN makes an entry of a fraction of a connection's size; its answer is sent again a bounded number of times. When a
+//! listener's backlog is full, [`super::cookie`] takes over and nothing at all is kept.
+
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use base::{Duration, Instant, SeqNum};
+use wire::Tuple;
+
+use super::conn::Negotiated;
+
+/// A listening port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listener {
+    pub(crate) addr: Option<IpAddr>,
+    pub(crate) port: u16,
+    pub(crate) backlog: usize,
+    /// Its entries in the SYN cache.
+    pub(crate) half_open: usize,
+    /// Its connections that the application has not heard of yet.
+    pub(crate) waiting: usize,
+}
+
+/// An entry of the SYN cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HalfOpen {
+    pub(crate) tuple: Tuple,
+    pub(crate) listener: u32,
+    pub(crate) iss: SeqNum,
+    pub(crate) irs: SeqNum,
+    /// Window that the SYN offered: never scaled.
+    pub(crate) peer_window: u16,
+    pub(crate) options: Negotiated,
+    /// The peer's window scale, if it offered one.
+    pub(crate) peer_scale: Option<u8>,
+    pub(crate) retries: u8,
+    pub(crate) resend_at: Instant,
+}
+
+/// The SYN cache.
+#[derive(Debug, Default)]
+pub(crate) struct SynCache {
+    entries: Vec<Option<HalfOpen>>,
+    free: Vec<u32>,
+    next_at: Option<Instant>,
+}
+
+/// RFC 6298 (2.1): before the SYN-ACK is sent again.
+const RESEND_AFTER: Duration = Duration::from_secs(1);
+
+impl SynCache {
+    /// Adds an entry whose SYN-ACK is sent now; gives its slot.
+    pub(crate) fn insert(&mut self, now: Instant, mut entry: HalfOpen) -> u32 {
+        entry.resend_at = now + RESEND_AFTER;
+        self.note(entry.resend_at);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            u32::try_from(self.entries.len() - 1).unwrap_or(0)
+        });
+        self.entries[slot as usize] = Some(entry);
+        slot
+    }
+
+    fn note(&mut self, at: Instant) {
+        self.next_at = Some(self.next_at.map_or(at, |next| next.min(at)));
+    }
+
+    pub(crate) fn at(&self, slot: u32) -> Option<&HalfOpen> {
+        self.entries.get(slot as usize)?.as_ref()
+    }
+
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {
+        let entry = self.entries.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
+        Some(entry)
+    }
+
+    /// Half-open connections.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Entries whose SYN-ACK is due again, or which are given up, at the time that `poll_timeout` said. Walks the whole cache: at
+    /// most once per time-out and bounded by the backlogs.
+    pub(crate) fn expire(&mut self, now: Instant, retries_max: u8) -> (Vec<u32>, Vec<u32>) {
+        let (mut again, mut dead) = (Vec::new(), Vec::new());
+        self.next_at = None;
+        for index in 0..self.entries.len() {
+            let Some(entry) = &mut self.entries[index] else { continue };
+            let Ok(slot) = u32::try_from(index) else { break };
+            if entry.resend_at <= now {
+                if entry.retries >= retries_max {
+                    dead.push(slot);
+                    continue;
+                }
+                entry.retries += 1;
+                entry.resend_at = now + RESEND_AFTER * (1 << entry.retries.min(6));
+                again.push(slot);
+            }
+            let at = entry.resend_at;
+            self.note(at);
+        }
+        (again, dead)
+    }
+
+    /// When to call [`Self::expire`].
+    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+        if self.entries.len() == self.free.len() { None } else { self.next_at }
+    }
+}

@@ -1,0 +1,38 @@
+//! TCP: RFC 9293 and what a kernel's user expects beside it, cut by role.
+//!
+//! | file | role |
+//! |---|---|
+//! | [`conn`] | the connection: what belongs to it, what an application does to it |
+//! | [`input`] | a segment arrives: acceptability, resets, what goes where |
+//! | [`ack`] | an acknowledgment: what it delivers, loss, recovery, congestion |
+//! | [`output`] | what may be sent now, and as which transmits |
+//! | [`expire`] | timers |
+//! | [`rcv`] | receive window, reassembly, SACK blocks, when to acknowledge |
+//! | [`spans`] | the send stream as a map from positions to sources |
+//! | [`flight`] | what was sent and is not acknowledged |
+//! | [`rack`] | what of it is lost |
+//! | [`recovery`] | how fast to go meanwhile |
+//! | [`congestion`] | the window: NewReno and CUBIC |
+//! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
+//! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
+//! | [`time_wait`] | closed connections whose tuple is kept |
+//!
+//! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for the device.
+
+pub(crate) mod ack;
+pub(crate) mod congestion;
+pub(crate) mod conn;
+pub(crate) mod cookie;
+pub(crate) mod expire;
+pub(crate) mod flight;
+pub(crate) mod input;
+pub(crate) mod listen;
+pub(crate) mod output;
+pub(crate) mod rack;
+pub(crate) mod rcv;
+pub(crate) mod recovery;
+pub(crate) mod rtt;
+pub(crate) mod spans;
+pub(crate) mod state;
+pub(crate) mod time_wait;
+pub(crate) mod timers;

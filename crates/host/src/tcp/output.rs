@@ -1,0 +1,475 @@
+//! What may be sent now, and as which transmits.
+//!
+//! Called once after a batch of events and of the application's calls: lost ranges first, then new data, then an acknowledgment
+//! if none of those carried it. A transmit is a run of segments, up to the device's limit, over whatever sources the span map
+//! gives: response head from memory and body from a file leave together.
+
+use abi::Parts;
+use base::{Duration, Instant};
+use wire::tcp::{Flags, Options, Segment, Timestamps};
+
+use super::ack::timestamp;
+use super::conn::{Connection, Cx};
+use super::recovery::Phase;
+use super::state::State;
+use super::timers::{Retransmit, Timer};
+use crate::outbox::TcpPayload;
+
+/// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
+const PACE_BURST: Duration = Duration::from_millis(1);
+/// Round trips below this are not paced: a whole window is less than a burst.
+const PACE_RTT_MIN: Duration = Duration::from_millis(2);
+/// Host memory that the software path reads ahead of what was sent.
+const READ_AHEAD_BYTES: u64 = 256 * 1024;
+/// ECT(0): RFC 3168 section 5.
+const ECT_0: u8 = 2;
+/// SACK blocks that fit beside timestamps, with a duplicate's.
+const SACK_BLOCKS: usize = 3;
+
+impl Connection {
+    /// Sends what can be sent.
+    pub(crate) fn output(&mut self, cx: &mut Cx<'_>) {
+        match self.state {
+            State::Closed | State::TimeWait => {}
+            State::SynSent | State::SynReceived => self.output_syn(cx),
+            _ => {
+                self.restart_after_idle(cx.now, cx.config);
+                self.send_lost(cx);
+                self.send_new(cx);
+                self.read_ahead(cx);
+            }
+        }
+        if self.state != State::Closed && self.state != State::SynSent {
+            self.output_ack(cx);
+        }
+    }
+
+    fn output_ack(&mut self, cx: &mut Cx<'_>) {
+        let opened = self.rcv.window_opened(cx.config.receive_bytes_max, self.snd.mss);
+        if self.rcv.ack_is_due() || opened && self.state != State::SynReceived {
+            self.send_ack(cx);
+        }
+    }
+
+    /// Our SYN, with or without an acknowledgment: RFC 9293 section 3.5.
+    fn output_syn(&mut self, cx: &mut Cx<'_>) {
+        if self.snd.nxt > 0 {
+            return;
+        }
+        self.snd.nxt = 1;
+        self.snd.flight.push(0, 1, cx.now, 0, false);
+        self.snd.progress_at = cx.now;
+        self.send_syn(cx);
+        self.arm_retransmit(cx, None);
+    }
+
+    pub(crate) fn send_syn(&mut self, cx: &mut Cx<'_>) {
+        let answering = self.state == State::SynReceived;
+        let mut flags = Flags::SYN;
+        if answering {
+            flags = flags.with(Flags::ACK);
+        }
+        if self.options.ecn {
+            let ask = if answering { Flags::ECE } else { Flags::ECE.with(Flags::CWR) };
+            flags = flags.with(ask);
+        }
+        let mut segment = self.segment(cx, 0, flags);
+        segment.window = u16::try_from(cx.config.receive_bytes_max).unwrap_or(u16::MAX);
+        segment.options.mss = Some(cx.out.net.mss_for(&self.tuple));
+        segment.options.sack_permitted = self.options.sack;
+        segment.options.window_scale = Some(self.rcv.scale).filter(|&s| s > 0);
+        cx.out.counters.tcp_out_transmits += 1;
+        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
+        self.rcv.acked();
+    }
+
+    /// A bare acknowledgment.
+    fn send_ack(&mut self, cx: &mut Cx<'_>) {
+        let mut segment = self.segment(cx, self.snd.nxt, Flags::ACK);
+        if self.options.sack && self.rcv.has_holes() {
+            self.rcv.sack_blocks(&mut segment.options, SACK_BLOCKS);
+        }
+        cx.out.counters.tcp_out_acks += 1;
+        let past_us = past_us(cx.now);
+        let payload = TcpPayload { past_us, ..TcpPayload::default() };
+        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, payload);
+        self.note_acked(segment.ack);
+    }
+
+    /// Sends the acknowledgment that is due, whatever else may be sent.
+    pub(crate) fn acknowledge_last(&mut self, cx: &mut Cx<'_>) {
+        if self.rcv.ack_is_due() {
+            self.send_ack(cx);
+        }
+    }
+
+    fn note_acked(&mut self, ack: base::SeqNum) {
+        self.last_ack_sent = ack;
+        self.rcv.acked();
+        self.timers.stop(Timer::DelayedAck);
+    }
+
+    /// Resets the peer: RFC 9293 section 3.5.2.
+    pub(crate) fn send_reset(&mut self, cx: &mut Cx<'_>) {
+        let segment = self.segment(cx, self.snd.nxt, Flags::RST.with(Flags::ACK));
+        cx.out.counters.tcp_out_rsts += 1;
+        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
+    }
+
+    /// A segment that asks the peer for an acknowledgment: one byte before what it has acknowledged, without
+    /// payload. Probes of a closed window and keep-alives, as Linux's tcp_xmit_probe_skb.
+    pub(crate) fn send_probe(&mut self, cx: &mut Cx<'_>) {
+        let mut segment = self.segment(cx, self.snd.una, Flags::ACK);
+        segment.seq = segment.seq - 1;
+        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
+        self.note_acked(segment.ack);
+    }
+
+    /// The header of a segment that begins at `position`.
+    fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
+        let timestamps = self.options.timestamps.then(|| Timestamps {
+            value: timestamp(cx.now, self.options.ts_offset),
+            echo: self.options.ts_recent,
+        });
+        let acks = flags.has(Flags::ACK);
+        let flags = if self.snd.echo_ce && acks { flags.with(Flags::ECE) } else { flags };
+        Segment {
+            source: self.tuple.local.port,
+            destination: self.tuple.remote.port,
+            seq: self.seq(position),
+            ack: if acks { self.rcv.ack() } else { base::SeqNum(0) },
+            flags,
+            window: self.rcv.offer(cx.config.receive_bytes_max, self.snd.mss),
+            options: Options { timestamps, ..Options::default() },
+        }
+    }
+
+    /// RFC 5681 section 4.1: a window that was not used for a while is stale.
+    fn restart_after_idle(&mut self, now: Instant, config: &crate::config::TcpConfig) {
+        let snd = &mut self.snd;
+        let rto = snd.rtt.rto(config);
+        let idle = now.since(snd.last_sent);
+        if snd.flight.is_empty() && snd.nxt < snd.spans.end() && idle > rto {
+            snd.cc.on_idle(idle, rto, config.initial_window * snd.mss);
+            snd.last_sent = now;
+        }
+    }
+
+    /// Retransmits what was found lost, as fast as the phase allows.
+    fn send_lost(&mut self, cx: &mut Cx<'_>) {
+        while let Some((start, end)) = self.snd.flight.next_lost() {
+            let Some(room) = self.retransmission_room() else { break };
+            if self.is_paced(cx) {
+                break;
+            }
+            let limit = room.min(u64::from(self.burst(cx)));
+            let len = (end - start).min(limit);
+            if self.retransmit(cx, start, start + len) == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Bytes that may be retransmitted: a segment at least, where the window lets anything go.
+    fn retransmission_room(&self) -> Option<u64> {
+        let (cwnd, pipe) = (u64::from(self.snd.cc.cwnd), self.snd.flight.pipe());
+        let mss = u64::from(self.snd.mss);
+        let room = cwnd.saturating_sub(pipe) / mss * mss;
+        (room > 0 || pipe == 0).then(|| room.max(mss))
+    }
+
+    /// Sends start..end once more; gives how many bytes went.
+    pub(crate) fn retransmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64) -> u64 {
+        let sent = self.transmit(cx, start, end, true);
+        if sent > 0 {
+            let resent_at = timestamp(cx.now, self.options.ts_offset);
+            let snd = &mut self.snd;
+            snd.resent_bytes += sent;
+            if let Some(undo) = &mut snd.undo {
+                undo.resent_at.get_or_insert(resent_at);
+                undo.resent += sent;
+                undo.any = true;
+            }
+            cx.out.counters.tcp_retrans += 1;
+            cx.out.counters.tcp_retrans_bytes += sent;
+        }
+        sent
+    }
+
+    /// Sends new data, as much as both windows, pacing and Nagle's rule allow.
+    fn send_new(&mut self, cx: &mut Cx<'_>) {
+        self.snd.cwnd_limited = false;
+        while self.snd.nxt < self.send_end() {
+            let Some(len) = self.new_data_len(cx) else { break };
+            let nxt = self.snd.nxt;
+            if self.transmit(cx, nxt, nxt + len, false) == 0 {
+                break;
+            }
+            if !self.timers.is_set(Timer::Retransmit) {
+                self.arm_retransmit(cx, None);
+            }
+        }
+        if self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
+            self.arm_retransmit(cx, None);
+        }
+    }
+
+    /// How much of what is queued goes into the next transmit; none where nothing may go now.
+    fn new_data_len(&mut self, cx: &mut Cx<'_>) -> Option<u64> {
+        let burst = u64::from(self.burst(cx));
+        let snd = &mut self.snd;
+        let mss = u64::from(snd.mss);
+        let queued = snd.spans.end() + u64::from(snd.fin) - snd.nxt;
+        let data = snd.spans.end().saturating_sub(snd.nxt);
+        if data == 0 {
+            return Some(queued); // a bare FIN is bound by no window
+        }
+        let window = snd.edge.saturating_sub(snd.nxt);
+        let pipe = snd.flight.pipe();
+        let cwnd = u64::from(snd.cc.cwnd).saturating_sub(pipe);
+        let allowed = window.min(cwnd);
+        if data > cwnd && cwnd <= window {
+            snd.cwnd_limited = true;
+        }
+        if allowed >= data && data <= burst {
+            // Everything, and the FIN behind it.
+            let whole = data % mss == 0;
+            return (whole || queued > data || self.may_send_small(data)).then_some(queued);
+        }
+        let len = allowed.min(burst) / mss * mss;
+        if len == 0 {
+            // RFC 9293 section 3.8.6.2.1: part of a segment only where the window will not get better.
+            let cramped = window < mss && window > 0 && pipe == 0;
+            let worth =
+                window >= u64::from(snd.wnd_max / 2).max(1) && window < mss && cwnd >= window;
+            return (cramped && cwnd > 0 || worth && window > 0).then_some(allowed.min(data));
+        }
+        if self.defers(len, data, allowed, burst) {
+            return None;
+        }
+        if self.is_paced(cx) {
+            return None;
+        }
+        Some(len)
+    }
+
+    /// Nagle's rule in Minshall's variant (as Linux): a small segment waits while another is unacknowledged.
+    fn may_send_small(&self, data: u64) -> bool {
+        if self.modes.cork && !self.snd.fin {
+            return data >= u64::from(self.snd.mss);
+        }
+        self.modes.no_delay || self.snd.small_end <= self.snd.una || self.snd.fin
+    }
+
+    /// As Linux's tcp_tso_should_defer: where acknowledgments are on their way, waiting for one makes a longer run, which
+    /// costs host and device less.
+    fn defers(&self, len: u64, data: u64, allowed: u64, burst: u64) -> bool {
+        let snd = &self.snd;
+        if snd.phase != Phase::Open || snd.flight.is_empty() || len >= burst || allowed >= data {
+            return false;
+        }
+        let window = u64::from(snd.cc.cwnd).min(snd.edge - snd.una);
+        len < window / 3
+    }
+
+    /// Longest transmit: what the device takes, and a millisecond's worth under pacing.
+    fn burst(&self, cx: &Cx<'_>) -> u32 {
+        let mss = self.snd.mss;
+        let max = cx.out.transmit_bytes_max / mss * mss;
+        let srtt = self.snd.rtt.srtt();
+        if !cx.config.pacing || srtt < PACE_RTT_MIN {
+            return max.max(mss);
+        }
+        let per_ms = u64::from(self.snd.cc.cwnd) * PACE_BURST.as_nanos() / srtt.as_nanos().max(1);
+        let segments = u32::try_from(per_ms).unwrap_or(u32::MAX) / mss;
+        (segments.max(2) * mss).min(max).max(mss)
+    }
+
+    /// Whether pacing holds the next transmit back; sets the timer if so.
+    fn is_paced(&mut self, cx: &Cx<'_>) -> bool {
+        if !cx.config.pacing || self.snd.pace_at <= cx.now + PACE_BURST {
+            return false;
+        }
+        self.timers.set(Timer::Pace, self.snd.pace_at - PACE_BURST);
+        true
+    }
+
+    /// Moves the pacing clock on by what was sent: at twice the window per round trip in slow start and 1.2 times in
+    /// congestion avoidance, as Linux.
+    fn pace(&mut self, cx: &Cx<'_>, len: u64) {
+        let srtt = self.snd.rtt.srtt();
+        if !cx.config.pacing || srtt < PACE_RTT_MIN {
+            return;
+        }
+        let percent = if self.snd.cc.in_slow_start() { 200 } else { 120 };
+        let nanos = len * srtt.as_nanos() / u64::from(self.snd.cc.cwnd.max(1)) * 100 / percent;
+        self.snd.pace_at = self.snd.pace_at.max(cx.now) + Duration::from_nanos(nanos);
+    }
+
+    /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence numbers that went, fewer
+    /// where the host has not read the bytes yet.
+    pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
+        let mut parts = Parts::new();
+        let data_end = end.min(self.snd.spans.end());
+        let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
+        let len = if want > 0 { self.snd.spans.collect(start, want, &mut parts) } else { 0 };
+        let fin = end > data_end && len == want;
+        let sent = u64::from(len) + u64::from(fin);
+        if sent == 0 {
+            return 0;
+        }
+        let segment = self.data_segment(cx, start, len, fin, again);
+        let from_file = parts.iter().any(|p| matches!(p, abi::Part::File(_)));
+        // While something of this connection waits for a disk, what follows waits behind it.
+        let echo = from_file || self.snd.flight.any_pending();
+        let pending = echo && cx.config.echo;
+        let tag = self.snd.next_tag;
+        self.snd.next_tag = tag.wrapping_add(1);
+        if again {
+            self.snd.flight.resend(start, start + sent, cx.now, tag, pending);
+        } else {
+            self.snd.flight.push(start, start + sent, cx.now, tag, pending);
+            self.snd.nxt = start + sent;
+            cx.out.counters.tcp_out_bytes += u64::from(len);
+        }
+        self.note_sent(cx, start, len, &parts, again);
+        let payload = TcpPayload {
+            segment_size: if len > self.snd.mss { self.segment_size() } else { 0 },
+            parts,
+            len,
+            past_us: past_us(cx.now),
+            echo: echo.then_some(tag),
+            retransmission: again,
+            // RFC 3168 section 6.1.5: never on a retransmission.
+            ecn: if self.options.ecn && !again && len > 0 { ECT_0 } else { 0 },
+        };
+        cx.out.counters.tcp_out_transmits += 1;
+        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, payload);
+        if !self.rcv.has_holes() {
+            self.note_acked(segment.ack);
+        }
+        sent
+    }
+
+    fn segment_size(&self) -> u16 {
+        u16::try_from(self.snd.mss).unwrap_or(u16::MAX)
+    }
+
+    fn data_segment(
+        &mut self,
+        cx: &Cx<'_>,
+        start: u64,
+        len: u32,
+        fin: bool,
+        again: bool,
+    ) -> Segment {
+        let mut flags = Flags::ACK;
+        if fin {
+            flags = flags.with(Flags::FIN);
+        }
+        if start + u64::from(len) == self.snd.spans.end() && len > 0 {
+            flags = flags.with(Flags::PSH);
+        }
+        if self.snd.send_cwr && !again && len > 0 {
+            self.snd.send_cwr = false;
+            flags = flags.with(Flags::CWR);
+        }
+        self.segment(cx, start, flags)
+    }
+
+    fn note_sent(&mut self, cx: &mut Cx<'_>, start: u64, len: u32, parts: &Parts, again: bool) {
+        self.snd.last_sent = cx.now;
+        self.pace(cx, u64::from(len));
+        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
+            episode.out += u64::from(len);
+        }
+        if again {
+            return;
+        }
+        if len % self.snd.mss != 0 {
+            self.snd.small_end = start + u64::from(len);
+        }
+        let bytes: u64 = parts
+            .iter()
+            .filter(|p| matches!(p, abi::Part::File(_)))
+            .map(|p| u64::from(p.len()))
+            .sum();
+        self.snd.file_bytes += bytes;
+        cx.out.counters.file_offload_bytes += bytes;
+    }
+
+    /// The software path: reads what the stream needs next, a bounded way ahead.
+    fn read_ahead(&mut self, cx: &mut Cx<'_>) {
+        if self.snd.reading {
+            return;
+        }
+        let Some((at, file, offset, span)) = self.snd.spans.first_unread(self.snd.nxt) else {
+            return;
+        };
+        if at - self.snd.nxt < READ_AHEAD_BYTES {
+            self.snd.reading = cx.files.read(cx.out, self.flow, at, file, offset, span);
+        }
+    }
+
+    /// Sets the retransmission timer to what the moment needs; `wait` is RACK's wish.
+    pub(crate) fn arm_retransmit(&mut self, cx: &mut Cx<'_>, wait: Option<Duration>) {
+        let snd = &self.snd;
+        let rto = snd.rtt.rto(cx.config);
+        if !snd.flight.any_departed() {
+            let stuck = snd.flight.is_empty()
+                && snd.nxt < snd.spans.end()
+                && snd.edge <= snd.nxt
+                && self.state.is_synchronized();
+            if !stuck {
+                self.timers.stop(Timer::Retransmit);
+            } else if !self.timers.is_set(Timer::Retransmit)
+                || self.timers.retransmit != Retransmit::WindowProbe
+            {
+                // RFC 9293 section 3.8.6.1: after a time-out, then with back-off.
+                let delay = (rto * (1 << snd.probes.min(16))).min(cx.config.rto_max);
+                self.timers.retransmit = Retransmit::WindowProbe;
+                self.timers.set(Timer::Retransmit, cx.now + delay);
+            }
+            return;
+        }
+        if let Some(wait) = wait {
+            self.timers.retransmit = Retransmit::Reordering;
+            self.timers.set(Timer::Retransmit, cx.now + wait);
+            return;
+        }
+        // RFC 6298 (5.3): from the last progress, or the departure of what is waited for, whichever is later.
+        let since = snd.flight.oldest_departure().unwrap_or(cx.now).max(snd.progress_at);
+        let time_out = (since + rto).max(cx.now);
+        let probe = self.tail_probe_time(cx).filter(|&at| at < time_out);
+        self.timers.retransmit =
+            if probe.is_some() { Retransmit::TailProbe } else { Retransmit::TimeOut };
+        self.timers.set(Timer::Retransmit, probe.unwrap_or(time_out));
+    }
+
+    /// RFC 8985 section 7.2: when a tail loss probe is due, where one is allowed.
+    fn tail_probe_time(&self, cx: &Cx<'_>) -> Option<Instant> {
+        let snd = &self.snd;
+        let allowed = snd.phase == Phase::Open
+            && snd.probe.is_none()
+            && self.options.sack
+            && snd.flight.sacked() == 0
+            && self.state.is_synchronized();
+        if !allowed {
+            return None;
+        }
+        let mut delay = Duration::from_secs(1);
+        if snd.rtt.is_known() {
+            delay = (snd.rtt.srtt() * 2).max(Duration::from_millis(2));
+            if snd.flight.total() <= u64::from(snd.mss) {
+                // The peer may be delaying its acknowledgment.
+                delay += cx.config.rto_min;
+            }
+        }
+        Some(snd.last_sent.max(snd.flight.back()?.xmit) + delay)
+    }
+}
+
+/// Microseconds that the clock is past its millisecond (IO-TCP section 3.5).
+fn past_us(now: Instant) -> u16 {
+    u16::try_from(now.as_micros() % 1000).unwrap_or(0)
+}

@@ -1,0 +1,190 @@
+//! Loss detection by time: RACK of RFC 8985 section 6.
+//!
+//! Knows the most recently sent range that has arrived; what was sent sufficiently before it and has not arrived is lost. How
+//! much is "sufficiently" adapts to the reordering that the path shows.
+
+use base::{Duration, Instant};
+
+use super::flight::{Flight, Sent};
+use super::rtt::Rtt;
+
+/// RFC 8985 section 6.2: recoveries for which a widened window is kept.
+const REO_WND_PERSIST: u8 = 16;
+/// RFC 5681: duplicate acknowledgments that stand for a loss where no reordering has been seen.
+const DUP_THRESH: u64 = 3;
+
+/// State of RACK.
+#[derive(Clone, Debug)]
+pub(crate) struct Rack {
+    /// Transmission time and end of the latest sent range that has arrived.
+    xmit: Instant,
+    end: u64,
+    /// Its round trip.
+    rtt: Duration,
+    /// Highest position that has arrived.
+    fack: u64,
+    reordering_seen: bool,
+    reo_wnd_mult: u8,
+    reo_wnd_persist: u8,
+    /// A widening counts once per round trip: the send position when it last happened.
+    dsack_round: Option<u64>,
+}
+
+impl Rack {
+    pub(crate) const fn new() -> Self {
+        Self {
+            xmit: Instant::ZERO,
+            end: 0,
+            rtt: Duration::ZERO,
+            fack: 0,
+            reordering_seen: false,
+            reo_wnd_mult: 1,
+            reo_wnd_persist: 0,
+            dsack_round: None,
+        }
+    }
+
+    /// A range has arrived: section 6.2 steps 2 and 3. `spurious` tells of a retransmission whether the acknowledgment
+    /// was for the original.
+    pub(crate) fn on_delivered(&mut self, now: Instant, sent: &Sent, rtt: &Rtt, spurious: bool) {
+        let elapsed = now.since(sent.xmit);
+        if sent.ever_resent() && (spurious || elapsed < rtt.min()) {
+            return;
+        }
+        if sent.end < self.fack && !sent.ever_resent() {
+            self.reordering_seen = true;
+        }
+        self.fack = self.fack.max(sent.end);
+        if (sent.xmit, sent.end) > (self.xmit, self.end) {
+            (self.xmit, self.end) = (sent.xmit, sent.end);
+            self.rtt = elapsed;
+        }
+    }
+
+    /// A DSACK says that a retransmission was unnecessary: section 6.2 step 4 widens the window.
+    pub(crate) fn on_dsack(&mut self, una: u64, nxt: u64) {
+        if self.dsack_round.is_some_and(|round| una < round) {
+            return;
+        }
+        self.dsack_round = Some(nxt);
+        self.reordering_seen = true;
+        self.reo_wnd_mult = self.reo_wnd_mult.saturating_add(1);
+        self.reo_wnd_persist = REO_WND_PERSIST;
+    }
+
+    /// A recovery ended: after enough of them without a DSACK the window is narrow again.
+    pub(crate) const fn on_recovery_end(&mut self) {
+        self.reo_wnd_persist = self.reo_wnd_persist.saturating_sub(1);
+        if self.reo_wnd_persist == 0 {
+            self.reo_wnd_mult = 1;
+        }
+    }
+
+    /// Section 6.2 step 5: marks what is lost. Gives whether anything was, and how long until the next range is, unless
+    /// it arrives.
+    pub(crate) fn detect(
+        &self,
+        now: Instant,
+        flight: &mut Flight,
+        rtt: &Rtt,
+        mss: u32,
+        recovering: bool,
+    ) -> (bool, Option<Duration>) {
+        if self.end == 0 {
+            return (false, None);
+        }
+        let window = self.rtt + self.reordering_window(flight, rtt, mss, recovering);
+        let mut wait: Option<Duration> = None;
+        let any = flight.mark_lost(|sent| {
+            if (sent.xmit, sent.end) >= (self.xmit, self.end) {
+                return false;
+            }
+            let due = sent.xmit + window;
+            if due <= now {
+                return true;
+            }
+            let left = due.since(now);
+            wait = Some(wait.map_or(left, |w| w.max(left)));
+            false
+        });
+        (any, wait)
+    }
+
+    fn reordering_window(
+        &self,
+        flight: &Flight,
+        rtt: &Rtt,
+        mss: u32,
+        recovering: bool,
+    ) -> Duration {
+        let dup_thresh = flight.sacked() >= DUP_THRESH * u64::from(mss);
+        if !self.reordering_seen && (recovering || dup_thresh) {
+            return Duration::ZERO;
+        }
+        (rtt.min() / 4 * u64::from(self.reo_wnd_mult)).min(rtt.srtt())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::flight::Delivered;
+
+    fn us(n: u64) -> Instant {
+        Instant::from_micros(n)
+    }
+
+    /// Ten segments of 100 bytes, 10 us apart, on a path of 1 ms; `arrived` come back.
+    fn scene(arrived: &[u64]) -> (Flight, Rack, Rtt) {
+        let (mut flight, mut rack, mut rtt) = (Flight::new(), Rack::new(), Rtt::new());
+        rtt.sample(us(0), Duration::from_micros(1000));
+        for i in 0..10 {
+            flight.push(1 + i * 100, 101 + i * 100, us(i * 10), 0, false);
+        }
+        for &i in arrived {
+            let now = us(1000 + i * 10);
+            flight.sack(1 + i * 100, 101 + i * 100, now, &mut Delivered::default(), |s| {
+                rack.on_delivered(now, s, &rtt, false);
+            });
+        }
+        (flight, rack, rtt)
+    }
+
+    #[test]
+    fn a_hole_below_three_sacks_is_lost_at_once() {
+        let (mut flight, rack, rtt) = scene(&[1, 2, 3]);
+        let (lost, wait) = rack.detect(us(1030), &mut flight, &rtt, 100, false);
+        assert!(lost);
+        assert_eq!((flight.next_lost(), wait), (Some((1, 101)), None));
+    }
+
+    #[test]
+    fn a_hole_below_one_sack_waits_a_quarter_of_the_round_trip() {
+        let (mut flight, rack, rtt) = scene(&[1]);
+        let (lost, wait) = rack.detect(us(1010), &mut flight, &rtt, 100, false);
+        // sent at 0, round trip 1000, window 250
+        assert_eq!((lost, wait), (false, Some(Duration::from_micros(240))));
+        assert!(rack.detect(us(1250), &mut flight, &rtt, 100, false).0);
+    }
+
+    #[test]
+    fn once_reordering_was_seen_three_sacks_are_no_proof() {
+        let (mut flight, rack, rtt) = scene(&[1, 2, 3, 0, 5, 6, 7]);
+        let (lost, wait) = rack.detect(us(1070), &mut flight, &rtt, 100, false);
+        assert!(!lost && wait.is_some());
+    }
+
+    #[test]
+    fn dsacks_widen_the_window_once_per_round_and_recoveries_narrow_it() {
+        let mut rack = Rack::new();
+        rack.on_dsack(100, 500);
+        rack.on_dsack(200, 600);
+        assert_eq!(rack.reo_wnd_mult, 2);
+        rack.on_dsack(500, 900);
+        assert_eq!(rack.reo_wnd_mult, 3);
+        for _ in 0..REO_WND_PERSIST {
+            rack.on_recovery_end();
+        }
+        assert_eq!(rack.reo_wnd_mult, 1);
+    }
+}

@@ -1,0 +1,122 @@
+//! Round-trip time: RFC 6298's estimator with Linux's floor, and the windowed minimum that RACK needs.
+
+use base::{Duration, Instant};
+
+use crate::config::TcpConfig;
+
+/// How long a minimum stays valid: RFC 8985 section 6.2 leaves the window open; Linux has 300 s.
+const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
+
+/// RFC 6298 (2.1): the time-out before any sample.
+const RTO_INITIAL: Duration = Duration::from_secs(1);
+
+/// State of the estimator.
+#[derive(Clone, Debug)]
+pub(crate) struct Rtt {
+    srtt: Duration,
+    var: Duration,
+    /// Minimum of the current and of the previous window.
+    min: [Duration; 2],
+    min_since: Instant,
+    /// Doublings of the time-out since the last progress.
+    pub(crate) backoff: u8,
+}
+
+impl Rtt {
+    pub(crate) const fn new() -> Self {
+        Self {
+            srtt: Duration::ZERO,
+            var: Duration::ZERO,
+            min: [Duration::MAX; 2],
+            min_since: Instant::ZERO,
+            backoff: 0,
+        }
+    }
+
+    /// Takes a sample of a segment that was sent once (Karn's rule: RFC 6298 section 3).
+    pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
+        if self.srtt == Duration::ZERO {
+            // RFC 6298 (2.2)
+            self.srtt = rtt;
+            self.var = rtt / 2;
+        } else {
+            // RFC 6298 (2.3), alpha = 1/8, beta = 1/4
+            let diff = if rtt > self.srtt { rtt - self.srtt } else { self.srtt - rtt };
+            self.var = (self.var * 3 + diff) / 4;
+            self.srtt = (self.srtt * 7 + rtt) / 8;
+        }
+        self.backoff = 0;
+        self.sample_min(now, rtt);
+    }
+
+    /// Takes a sample for the minimum only.
+    pub(crate) fn sample_min(&mut self, now: Instant, rtt: Duration) {
+        if now.since(self.min_since) > MIN_RTT_WINDOW {
+            self.min = [Duration::MAX, self.min[0]];
+            self.min_since = now;
+        }
+        self.min[0] = self.min[0].min(rtt);
+    }
+
+    /// Whether a sample was ever taken.
+    pub(crate) fn is_known(&self) -> bool {
+        self.srtt != Duration::ZERO
+    }
+
+    /// Smoothed round-trip time, zero before the first sample.
+    pub(crate) const fn srtt(&self) -> Duration {
+        self.srtt
+    }
+
+    /// Least round-trip time of the last minutes; zero before the first sample.
+    pub(crate) fn min(&self) -> Duration {
+        match self.min[0].min(self.min[1]) {
+            Duration::MAX => Duration::ZERO,
+            min => min,
+        }
+    }
+
+    /// Retransmission time-out with its back-off.
+    pub(crate) fn rto(&self, config: &TcpConfig) -> Duration {
+        let base = if self.is_known() {
+            // RFC 6298 (2.3) and, as in Linux, the floor under the variance rather than under the sum.
+            self.srtt + (self.var * 4).max(config.rto_min)
+        } else {
+            RTO_INITIAL
+        };
+        (base * (1_u64 << self.backoff.min(16))).min(config.rto_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn follows_rfc_6298() {
+        let config = TcpConfig::default();
+        let mut rtt = Rtt::new();
+        assert_eq!(rtt.rto(&config), Duration::from_secs(1));
+        rtt.sample(Instant::from_millis(1), Duration::from_millis(100));
+        // var is 50 ms, 4 x 50 = 200
+        assert_eq!(rtt.rto(&config), Duration::from_millis(300));
+        rtt.sample(Instant::from_millis(2), Duration::from_millis(20));
+        assert_eq!(rtt.srtt(), Duration::from_millis(90));
+        assert_eq!(rtt.min(), Duration::from_millis(20));
+        rtt.backoff = 3;
+        assert_eq!(
+            rtt.rto(&config),
+            (Duration::from_millis(90) + Duration::from_micros(230_000)) * 8
+        );
+    }
+
+    #[test]
+    fn the_minimum_expires() {
+        let mut rtt = Rtt::new();
+        rtt.sample(Instant::from_millis(1), Duration::from_millis(1));
+        for minutes in 1..14 {
+            rtt.sample(Instant::from_millis(minutes * 60_000), Duration::from_millis(50));
+        }
+        assert_eq!(rtt.min(), Duration::from_millis(50));
+    }
+}

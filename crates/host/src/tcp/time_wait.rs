@@ -1,0 +1,172 @@
+//! Closed connections whose tuple is kept: RFC 9293 section 3.4.2, in a fraction of a connection's memory.
+//!
+//! The time is the same for all, so that they expire in the order in which they came.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use base::{Instant, SeqNum};
+use wire::Tuple;
+use wire::tcp::{Flags, Segment};
+
+/// Entries; beyond it the oldest goes early (as Linux's tcp_max_tw_buckets).
+const ENTRIES_MAX: usize = 262_144;
+
+/// What is kept of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remains {
+    pub(crate) tuple: Tuple,
+    pub(crate) snd_nxt: SeqNum,
+    pub(crate) rcv_nxt: SeqNum,
+    /// The peer's last timestamp, where there were timestamps, and what ours are ahead of the clock.
+    pub(crate) ts_recent: Option<u32>,
+    pub(crate) ts_offset: u32,
+}
+
+/// What to do about a segment for a connection in TIME-WAIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Acknowledge it again; a FIN restarts the time.
+    Acknowledge,
+    /// Nothing.
+    Ignore,
+    /// A new connection takes over the tuple.
+    Reuse,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub(crate) struct TimeWait {
+    entries: Vec<Option<Remains>>,
+    free: Vec<u32>,
+    /// Entries in order of expiry, with a count that tells an entry from its slot's next one.
+    queue: VecDeque<(Instant, u32, u32)>,
+    ages: Vec<u32>,
+}
+
+impl TimeWait {
+    /// Keeps `remains` until `until`; gives its slot, and what had to go for it.
+    pub(crate) fn insert(&mut self, remains: Remains, until: Instant) -> (u32, Option<Remains>) {
+        let mut evicted = None;
+        while self.len() >= ENTRIES_MAX && evicted.is_none() {
+            let Some((_, slot, age)) = self.queue.pop_front() else { break };
+            evicted = self.remove_aged(slot, age);
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.ages.push(0);
+            u32::try_from(self.entries.len() - 1).unwrap_or(0)
+        });
+        self.entries[slot as usize] = Some(remains);
+        self.queue.push_back((until, slot, self.ages[slot as usize]));
+        (slot, evicted)
+    }
+
+    /// Connections in TIME-WAIT.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// The connection in `slot`.
+    pub(crate) fn at(&self, slot: u32) -> Option<&Remains> {
+        self.entries.get(slot as usize)?.as_ref()
+    }
+
+    /// Forgets the connection in `slot`.
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<Remains> {
+        let remains = self.entries.get_mut(slot as usize)?.take()?;
+        self.ages[slot as usize] += 1;
+        self.free.push(slot);
+        Some(remains)
+    }
+
+    fn remove_aged(&mut self, slot: u32, age: u32) -> Option<Remains> {
+        if self.ages.get(slot as usize) == Some(&age) { self.remove(slot) } else { None }
+    }
+
+    /// The time of `slot` begins again.
+    pub(crate) fn restart(&mut self, slot: u32, until: Instant) {
+        if let Some(age) = self.ages.get_mut(slot as usize) {
+            *age += 1;
+            self.queue.push_back((until, slot, *age));
+        }
+    }
+
+    /// The next connection whose time is over.
+    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<Remains> {
+        while self.queue.front().is_some_and(|&(at, ..)| at <= now) {
+            let (_, slot, age) = self.queue.pop_front()?;
+            if let Some(remains) = self.remove_aged(slot, age) {
+                return Some(remains);
+            }
+        }
+        None
+    }
+
+    /// When the next time is over.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.queue.front().map(|&(at, ..)| at)
+    }
+}
+
+impl Remains {
+    /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's for resets.
+    pub(crate) fn judge(&self, segment: &Segment) -> Verdict {
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            return Verdict::Ignore;
+        }
+        if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
+            let newer = match (segment.options.timestamps, self.ts_recent) {
+                (Some(ts), Some(recent)) if ts.value != recent => {
+                    SeqNum(ts.value).gt(SeqNum(recent))
+                }
+                _ => segment.seq.gt(self.rcv_nxt),
+            };
+            return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
+        }
+        Verdict::Acknowledge
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::Duration;
+    use wire::Endpoint;
+    use wire::tcp::Timestamps;
+
+    fn remains(port: u16) -> Remains {
+        let end = |port| Endpoint { addr: "10.0.0.1".parse().unwrap(), port };
+        let tuple = Tuple { local: end(80), remote: end(port) };
+        let (snd_nxt, rcv_nxt) = (SeqNum(100), SeqNum(200));
+        Remains { tuple, snd_nxt, rcv_nxt, ts_recent: Some(50), ts_offset: 0 }
+    }
+
+    #[test]
+    fn expires_in_order_and_restarts() {
+        let mut table = TimeWait::default();
+        let at = |s| Instant::ZERO + Duration::from_secs(s);
+        let (a, _) = table.insert(remains(1), at(60));
+        let (b, _) = table.insert(remains(2), at(61));
+        table.insert(remains(3), at(62));
+        table.restart(a, at(100));
+        assert!(table.remove(b).is_some());
+        assert_eq!(table.poll_expired(at(90)).map(|r| r.tuple.remote.port), Some(3));
+        assert_eq!(table.poll_expired(at(90)), None);
+        assert_eq!(table.poll_expired(at(100)).map(|r| r.tuple.remote.port), Some(1));
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn a_newer_syn_takes_over() {
+        let mut syn = Segment { flags: Flags::SYN, seq: SeqNum(201), ..Segment::default() };
+        assert_eq!(remains(1).judge(&syn), Verdict::Reuse, "a higher sequence number");
+        syn.seq = SeqNum(150);
+        assert_eq!(remains(1).judge(&syn), Verdict::Acknowledge);
+        syn.options.timestamps = Some(Timestamps { value: 51, echo: 0 });
+        assert_eq!(remains(1).judge(&syn), Verdict::Reuse, "a later timestamp: RFC 6191");
+        syn.flags = Flags::RST;
+        assert_eq!(remains(1).judge(&syn), Verdict::Ignore, "RFC 1337");
+    }
+}
