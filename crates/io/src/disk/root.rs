@@ -1,0 +1,185 @@
+//! Opening beneath a root, metadata, and the plain read that the blocking backends share.
+//!
+//! The kernel resolves the paths: `openat2(2)` with `RESOLVE_BENEATH` refuses every way out of the
+//! root (`..`, absolute paths, symbolic links) at the moment of the open, where checks of our own
+//! would race with renames. Links that stay inside are followed.
+#![expect(unsafe_code, reason = "openat2 and fcntl")]
+
+use std::ffi::{CStr, CString};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use abi::aligned::AlignedBuf;
+use abi::{FileFault, FileKind, FileStat, Refusal};
+
+use super::DiskSetupError;
+
+/// Times that an open is repeated after a rename raced with it.
+const OPEN_TRIES: usize = 8;
+
+/// How every file is opened. `O_NONBLOCK` so that a FIFO does not wait for its writer.
+pub(super) const OPEN_FLAGS: i32 =
+    libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
+/// How every path is resolved. Magic links (`/proc/PID/fd`) would lead anywhere.
+pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
+
+/// The directory that no path leads out of.
+#[derive(Debug)]
+pub(super) struct Root {
+    dir: File,
+}
+
+/// An open file and what kind it was found to be.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub(super) file: File,
+    pub(super) kind: FileKind,
+}
+
+impl Root {
+    pub(super) fn open(path: &Path) -> Result<Self, DiskSetupError> {
+        let dir = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(path)
+            .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
+        let root = Self { dir };
+        match root.openat2(c".") {
+            Ok(_) => Ok(root),
+            Err(source) => Err(DiskSetupError::NoOpenat2 { source }),
+        }
+    }
+
+    /// The descriptor of the directory.
+    pub(super) fn as_raw_fd(&self) -> RawFd {
+        self.dir.as_raw_fd()
+    }
+
+    /// Opens a file and looks at it, in the calling thread.
+    pub(super) fn open_beneath(&self, path: &CStr) -> Result<(OpenFile, FileStat), FileFault> {
+        for _ in 0..OPEN_TRIES {
+            match self.openat2(path) {
+                // EAGAIN: "a race could not be ruled out", openat2(2).
+                Err(error) if is_transient(&error) => {}
+                Err(error) => return Err(fault(&error)),
+                Ok(file) => return opened(file),
+            }
+        }
+        Err(FileFault::Io)
+    }
+
+    fn openat2(&self, path: &CStr) -> io::Result<File> {
+        // SAFETY: an open_how is plain data, valid as zeroes.
+        let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+        how.flags = u64::from(OPEN_FLAGS.unsigned_abs());
+        how.resolve = RESOLVE;
+        let size = size_of::<libc::open_how>();
+        // SAFETY: the path is NUL-terminated, `how` is valid for `size` bytes, and both outlive the
+        // call.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_openat2,
+                self.dir.as_raw_fd(),
+                path.as_ptr(),
+                &raw const how,
+                size,
+            )
+        };
+        match i32::try_from(fd) {
+            // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+            Ok(fd @ 0..) => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// The path as the kernel wants it. The root itself is the empty path.
+pub(super) fn c_path(path: &str) -> Result<CString, FileFault> {
+    let path = if path.is_empty() { "." } else { path };
+    CString::new(path).map_err(|_| FileFault::BadPath)
+}
+
+/// Looks at a file that has just been opened, and readies a regular one for reads.
+pub(super) fn opened(file: File) -> Result<(OpenFile, FileStat), FileFault> {
+    let stat = stat(&file)?;
+    if stat.kind == FileKind::Regular {
+        // With O_NONBLOCK io_uring would answer EAGAIN where a file system cannot read without
+        // waiting. SAFETY: F_SETFL takes an integer; the descriptor is open.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
+    }
+    Ok((OpenFile { file, kind: stat.kind }, stat))
+}
+
+/// Metadata of an open file.
+///
+/// The version is as good as the file system's time stamps: two writes of equal length within one
+/// tick of its clock look alike (none do from Linux 6.13 on, where a stamp that was looked at is
+/// not used twice).
+pub(super) fn stat(file: &File) -> Result<FileStat, FileFault> {
+    let meta = file.metadata().map_err(|error| fault(&error))?;
+    let kind = match meta.file_type() {
+        t if t.is_file() => FileKind::Regular,
+        t if t.is_dir() => FileKind::Directory,
+        _ => FileKind::Other,
+    };
+    let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+    // Only the bits count, so the sign may go.
+    let times = times.map(|time| u64::from_ne_bytes(time.to_ne_bytes()));
+    let words = [meta.dev(), meta.ino(), meta.size()].into_iter().chain(times);
+    Ok(FileStat {
+        kind,
+        size: meta.size(),
+        modified_s: meta.mtime(),
+        modified_ns: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
+        version: words.fold(0, mix),
+    })
+}
+
+/// One step of a fixed 64-bit hash: the finaliser of SplitMix64 over the sum. Not keyed: who can
+/// choose a file's metadata can write to it anyway.
+const fn mix(state: u64, word: u64) -> u64 {
+    let mut z = state.wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Fills `buf` from `offset` on, in the calling thread: the bytes read, and the metadata after
+/// that.
+pub(super) fn read_whole(
+    file: &File,
+    buf: &mut AlignedBuf,
+    offset: u64,
+) -> Result<(u32, FileStat, bool), FileFault> {
+    let (mut done, mut pieces) = (0, 0);
+    let out = buf.as_mut_slice();
+    while done < out.len() {
+        match file.read_at(&mut out[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(bytes) => done += bytes,
+            Err(error) if is_transient(&error) => continue,
+            Err(error) => return Err(fault(&error)),
+        }
+        pieces += 1;
+    }
+    Ok((u32::try_from(done).unwrap_or(u32::MAX), stat(file)?, pieces > 1))
+}
+
+pub(super) fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}
+
+/// What an error of the kernel means to the asker.
+pub(super) fn fault(error: &io::Error) -> FileFault {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => FileFault::NotFound,
+        // EXDEV: the path leads out of the root.
+        Some(libc::EACCES | libc::EPERM | libc::EXDEV) => FileFault::Denied,
+        Some(libc::ELOOP | libc::ENAMETOOLONG | libc::ENOTDIR | libc::EINVAL) => FileFault::BadPath,
+        Some(libc::EMFILE | libc::ENFILE) => FileFault::Refused(Refusal::TableFull),
+        _ => FileFault::Io,
+    }
+}

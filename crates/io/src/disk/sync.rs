@@ -1,0 +1,79 @@
+//! A disk that does everything in the calling thread, as it is asked: for accounted benchmarks,
+//! where one thread's cycles are summed by part and nothing may happen elsewhere.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use abi::disk::{DiskCompletion, DiskRequest};
+
+use super::root::{Root, c_path, read_whole};
+use super::table::FileTable;
+use super::{Disk, DiskCounters, IN_FLIGHT_MAX};
+
+/// A disk without concurrency.
+#[derive(Debug)]
+pub(super) struct SyncDisk {
+    root: Root,
+    files: FileTable,
+    ready: VecDeque<DiskCompletion>,
+    counters: DiskCounters,
+}
+
+impl SyncDisk {
+    pub(super) fn new(root: Root) -> Self {
+        let (files, ready) = (FileTable::default(), VecDeque::with_capacity(IN_FLIGHT_MAX));
+        Self { root, files, ready, counters: DiskCounters::default() }
+    }
+}
+
+impl Disk for SyncDisk {
+    fn submit(&mut self, request: DiskRequest) -> Result<(), DiskRequest> {
+        if let DiskRequest::Close { file } = request {
+            self.counters.disk_bad_requests += u64::from(!self.files.remove(file));
+            return Ok(());
+        }
+        if self.ready.len() == IN_FLIGHT_MAX {
+            self.counters.disk_full += 1;
+            return Err(request);
+        }
+        let completion = match request {
+            DiskRequest::Open { id, path } => {
+                let opened = c_path(&path).and_then(|path| self.root.open_beneath(&path));
+                let result = opened.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+                DiskCompletion::Opened { id, result }
+            }
+            DiskRequest::Read { id, file, offset, mut buf } => {
+                let file = self.files.for_read(file, offset, &buf);
+                let result = file.and_then(|file| read_whole(&file.file, &mut buf, offset));
+                let result = result.map(|(bytes, stat, continued)| {
+                    self.counters.disk_reads_continued += u64::from(continued);
+                    (bytes, stat)
+                });
+                DiskCompletion::Read { id, buf, result }
+            }
+            DiskRequest::Close { .. } => return Ok(()),
+        };
+        self.ready.push_back(completion);
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self) -> Option<DiskCompletion> {
+        let completion = self.ready.pop_front()?;
+        self.counters.count(&completion);
+        Some(completion)
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+
+    fn backend(&self) -> &str {
+        "calling thread"
+    }
+}

@@ -1,0 +1,89 @@
+//! The open files of a disk, by the names given to the asker.
+//!
+//! A name holds the slot and how often the slot was used, so that a name from before a close is
+//! recognised. A read under way shares the file, which is therefore closed only when its last read
+//! is done.
+
+use std::sync::Arc;
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use abi::disk::DiskFile;
+use abi::{FileFault, FileKind, Refusal};
+
+use super::root::OpenFile;
+
+/// Bits of a name that are the slot; the others are its generation.
+const SLOT_BITS: u32 = 16;
+/// Most files open at a time.
+const FILES_MAX: usize = 1 << SLOT_BITS;
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u16,
+    file: Option<Arc<OpenFile>>,
+}
+
+/// Open files.
+#[derive(Debug, Default)]
+pub(super) struct FileTable {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+}
+
+impl FileTable {
+    /// Takes in a file and names it.
+    pub(super) fn insert(&mut self, file: OpenFile) -> Result<DiskFile, FileFault> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() == FILES_MAX => {
+                return Err(FileFault::Refused(Refusal::TableFull));
+            }
+            None => {
+                self.slots.push(Slot::default());
+                u16::try_from(self.slots.len() - 1).map_err(|_| FileFault::BadExtent)?
+            }
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        slot.file = Some(Arc::new(file));
+        Ok(DiskFile((u32::from(slot.generation) << SLOT_BITS) | u32::from(index)))
+    }
+
+    /// Forgets a file; says whether there was one.
+    pub(super) fn remove(&mut self, name: DiskFile) -> bool {
+        let (index, generation) = parts(name);
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else { return false };
+        if slot.generation != generation || slot.file.take().is_none() {
+            return false;
+        }
+        slot.generation = generation.wrapping_add(1);
+        self.free.push(index);
+        true
+    }
+
+    /// The file of a read, where it may be read so.
+    pub(super) fn for_read(
+        &self,
+        name: DiskFile,
+        offset: u64,
+        buf: &AlignedBuf,
+    ) -> Result<Arc<OpenFile>, FileFault> {
+        let (index, generation) = parts(name);
+        let slot = self.slots.get(usize::from(index)).filter(|s| s.generation == generation);
+        let file = slot.and_then(|s| s.file.as_ref()).ok_or(FileFault::BadExtent)?;
+        let end = offset.checked_add(buf.len() as u64).and_then(|end| i64::try_from(end).ok());
+        let page_aligned = offset % PAGE_BYTES as u64 == 0;
+        if file.kind != FileKind::Regular || end.is_none() || !page_aligned {
+            return Err(FileFault::BadExtent);
+        }
+        // The number of bytes read is a u32.
+        if u32::try_from(buf.len()).is_err() {
+            return Err(FileFault::BadExtent);
+        }
+        Ok(Arc::clone(file))
+    }
+}
+
+const fn parts(name: DiskFile) -> (u16, u16) {
+    let [a, b, c, d] = name.0.to_be_bytes();
+    (u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b]))
+}

@@ -1,0 +1,248 @@
+//! A disk over a pool of threads that make plain blocking calls: for kernels and sandboxes that
+//! refuse io_uring.
+//!
+//! The asker's side owns the names of files; a thread gets a shared handle with each read. Two
+//! queues under two locks connect them, each taken once per batch, and an eventfd rings when the
+//! queue of answers is no longer empty.
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskCompletion, DiskRequest, RequestId};
+use abi::{FileFault, FileStat};
+
+use super::root::{OpenFile, Root, c_path, read_whole};
+use super::table::FileTable;
+use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
+use crate::notify::Notifier;
+
+/// Threads of a pool: enough that a disk sees a queue, few enough to start at once.
+const THREADS: usize = 8;
+
+enum Job {
+    Open { id: RequestId, path: CString },
+    Read { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf },
+}
+
+type Opened = Result<(OpenFile, FileStat), FileFault>;
+/// Bytes, metadata, and whether it took several pieces.
+type ReadDone = Result<(u32, FileStat, bool), FileFault>;
+
+enum Done {
+    Open { id: RequestId, result: Opened },
+    Read { id: RequestId, buf: AlignedBuf, result: ReadDone },
+}
+
+#[derive(Default)]
+struct Jobs {
+    queue: VecDeque<Job>,
+    stop: bool,
+}
+
+struct Shared {
+    root: Root,
+    jobs: Mutex<Jobs>,
+    work: Condvar,
+    done: Mutex<VecDeque<Done>>,
+    /// Whether `done` may hold something: a look that needs no lock. Written under the lock.
+    any_done: AtomicBool,
+    bell: Notifier,
+}
+
+/// A disk over threads.
+pub(super) struct ThreadsDisk {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    files: FileTable,
+    /// Submitted, not flushed.
+    staged: VecDeque<Job>,
+    /// Taken from the threads, not polled.
+    taken: VecDeque<Done>,
+    in_flight: usize,
+    backend: String,
+    counters: DiskCounters,
+}
+
+/// A thread that panicked has broken nothing in the queues: every change to them is one call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ThreadsDisk {
+    /// Starts the pool. `backend` is what the disk calls itself.
+    pub(super) fn new(root: Root, backend: String) -> Result<Self, DiskSetupError> {
+        let no_threads = |source: io::Error| DiskSetupError::NoThreads { source };
+        let shared = Arc::new(Shared {
+            root,
+            jobs: Mutex::default(),
+            work: Condvar::new(),
+            done: Mutex::default(),
+            any_done: AtomicBool::new(false),
+            bell: Notifier::new().map_err(no_threads)?,
+        });
+        let mut disk = Self {
+            shared,
+            threads: Vec::new(),
+            files: FileTable::default(),
+            staged: VecDeque::new(),
+            taken: VecDeque::new(),
+            in_flight: 0,
+            backend,
+            counters: DiskCounters::default(),
+        };
+        for _ in 0..THREADS {
+            let shared = Arc::clone(&disk.shared);
+            let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
+                while let Some(job) = shared.next_job() {
+                    shared.finish(shared.work_on(job));
+                }
+            });
+            // On failure the drop of `disk` ends those that run already.
+            disk.threads.push(thread.map_err(no_threads)?);
+        }
+        Ok(disk)
+    }
+
+    /// Takes over what the threads have done, all at once.
+    fn take_done(&mut self) {
+        if !self.shared.any_done.load(Ordering::Acquire) {
+            return;
+        }
+        let mut done = lock(&self.shared.done);
+        std::mem::swap(&mut *done, &mut self.taken);
+        self.shared.any_done.store(false, Ordering::Relaxed);
+        // Under the lock: so that the bell rings if and only if the queue holds something.
+        self.shared.bell.drain();
+    }
+}
+
+impl Shared {
+    fn next_job(&self) -> Option<Job> {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if jobs.stop {
+                return None;
+            }
+            if let Some(job) = jobs.queue.pop_front() {
+                return Some(job);
+            }
+            jobs = self.work.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn work_on(&self, job: Job) -> Done {
+        match job {
+            Job::Open { id, path } => Done::Open { id, result: self.root.open_beneath(&path) },
+            Job::Read { id, file, offset, mut buf } => {
+                let result = read_whole(&file.file, &mut buf, offset);
+                Done::Read { id, buf, result }
+            }
+        }
+    }
+
+    fn finish(&self, answer: Done) {
+        let mut done = lock(&self.done);
+        done.push_back(answer);
+        if done.len() == 1 {
+            self.any_done.store(true, Ordering::Release);
+            self.bell.notify();
+        }
+    }
+}
+
+impl Disk for ThreadsDisk {
+    fn submit(&mut self, request: DiskRequest) -> Result<(), DiskRequest> {
+        if let DiskRequest::Close { file } = request {
+            self.counters.disk_bad_requests += u64::from(!self.files.remove(file));
+            return Ok(());
+        }
+        if self.in_flight == IN_FLIGHT_MAX {
+            self.counters.disk_full += 1;
+            return Err(request);
+        }
+        self.in_flight += 1;
+        match request {
+            DiskRequest::Open { id, path } => match c_path(&path) {
+                Ok(path) => self.staged.push_back(Job::Open { id, path }),
+                Err(fault) => self.taken.push_back(Done::Open { id, result: Err(fault) }),
+            },
+            DiskRequest::Read { id, file, offset, buf } => {
+                match self.files.for_read(file, offset, &buf) {
+                    Ok(file) => self.staged.push_back(Job::Read { id, file, offset, buf }),
+                    Err(fault) => {
+                        self.taken.push_back(Done::Read { id, buf, result: Err(fault) });
+                    }
+                }
+            }
+            DiskRequest::Close { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        let count = self.staged.len();
+        if count == 0 {
+            return;
+        }
+        lock(&self.shared.jobs).queue.append(&mut self.staged);
+        if count == 1 {
+            self.shared.work.notify_one();
+        } else {
+            self.shared.work.notify_all();
+        }
+    }
+
+    fn poll(&mut self) -> Option<DiskCompletion> {
+        if self.taken.is_empty() {
+            self.take_done();
+        }
+        let completion = match self.taken.pop_front()? {
+            Done::Open { id, result } => {
+                let result = result.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+                DiskCompletion::Opened { id, result }
+            }
+            Done::Read { id, buf, result } => {
+                let result = result.map(|(bytes, stat, continued)| {
+                    self.counters.disk_reads_continued += u64::from(continued);
+                    (bytes, stat)
+                });
+                DiskCompletion::Read { id, buf, result }
+            }
+        };
+        self.in_flight -= 1;
+        self.counters.count(&completion);
+        Some(completion)
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        Some(self.shared.bell.as_raw_fd())
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+
+    fn backend(&self) -> &str {
+        &self.backend
+    }
+}
+
+impl Drop for ThreadsDisk {
+    fn drop(&mut self) {
+        let mut jobs = lock(&self.shared.jobs);
+        jobs.stop = true;
+        jobs.queue.clear();
+        drop(jobs);
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread's panic was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! A disk over io_uring: opens and reads that the kernel carries out while the caller goes on.
+//!
+//! Whatever the kernel may write to or read from (buffers, paths, files) lies in a table of
+//! requests in flight and leaves it only when the kernel has answered; a dropped disk first waits
+//! for all answers. The ring's own descriptor polls readable while answers wait, so sleeping needs
+//! no eventfd and no call to silence one.
+//!
+//! What the page cache has is copied during [`Disk::flush`]; what it has not is read while the
+//! caller goes on. Metadata is asked for in the calling thread, of files that are open.
+//!
+//! A request has one entry in the ring at a time and there are no more requests than entries, so
+//! neither queue of the ring can overflow.
+#![expect(unsafe_code, reason = "entries of the ring hold pointers")]
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use abi::FileStat;
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskCompletion, DiskRequest, RequestId};
+use io_uring::types::{Fd, OpenHow};
+use io_uring::{IoUring, Probe, opcode, squeue};
+
+use super::root::{OPEN_FLAGS, OpenFile, RESOLVE, Root, c_path, fault, is_transient, opened, stat};
+use super::table::FileTable;
+use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
+
+/// Times that a read is repeated which the kernel says to repeat.
+const RETRIES_MAX: u8 = 8;
+/// Tag of an entry whose answer nobody waits for.
+const UNTRACKED: u64 = u64::MAX;
+
+/// A request that the kernel has, or will have at the next flush.
+struct Read {
+    id: RequestId,
+    file: Arc<OpenFile>,
+    offset: u64,
+    buf: AlignedBuf,
+    done: usize,
+    retries: u8,
+}
+
+struct Open {
+    id: RequestId,
+    path: CString,
+}
+
+enum InFlight {
+    Free,
+    Open(Open),
+    Read(Read),
+}
+
+/// A disk over io_uring.
+pub(super) struct UringDisk {
+    ring: IoUring,
+    root: Root,
+    files: FileTable,
+    /// Requests in flight; the index is the tag of their entry.
+    slots: Vec<InFlight>,
+    free: Vec<usize>,
+    /// Answers that needed no kernel.
+    ready: VecDeque<DiskCompletion>,
+    /// How every file is opened; boxed, for the kernel reads it where it lies.
+    how: Box<OpenHow>,
+    unflushed: bool,
+    counters: DiskCounters,
+}
+
+fn set_up() -> io::Result<IoUring> {
+    let entries = u32::try_from(IN_FLIGHT_MAX).map_err(io::Error::other)?;
+    let ring = IoUring::new(entries)?;
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    if probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::OpenAt2::CODE) {
+        Ok(ring)
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+}
+
+impl UringDisk {
+    /// Sets up a ring; gives the root back where there is none to be had.
+    pub(super) fn new(root: Root) -> Result<Self, (DiskSetupError, Root)> {
+        let ring = match set_up() {
+            Ok(ring) => ring,
+            Err(source) => return Err((DiskSetupError::NoUring { source }, root)),
+        };
+        let flags = u64::from(OPEN_FLAGS.unsigned_abs());
+        Ok(Self {
+            ring,
+            root,
+            files: FileTable::default(),
+            slots: (0..IN_FLIGHT_MAX).map(|_| InFlight::Free).collect(),
+            free: (0..IN_FLIGHT_MAX).rev().collect(),
+            ready: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            how: Box::new(OpenHow::new().flags(flags).resolve(RESOLVE)),
+            unflushed: false,
+            counters: DiskCounters::default(),
+        })
+    }
+
+    /// Puts a request into a slot and its entry into the ring.
+    fn start(&mut self, slot: usize, mut request: InFlight) {
+        let entry = match &mut request {
+            InFlight::Open(open) => {
+                let dir = Fd(self.root.as_raw_fd());
+                opcode::OpenAt2::new(dir, open.path.as_ptr(), &raw const *self.how).build()
+            }
+            InFlight::Read(read) => {
+                let rest = &mut read.buf.as_mut_slice()[read.done..];
+                let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
+                let offset = read.offset + read.done as u64;
+                let fd = Fd(read.file.file.as_raw_fd());
+                opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
+            }
+            InFlight::Free => return,
+        };
+        self.slots[slot] = request;
+        let pushed = self.push(&entry.user_data(slot as u64));
+        assert!(pushed, "there are as many entries as slots, and a slot has one at a time");
+    }
+
+    /// Puts an entry into the ring; says whether there was room.
+    fn push(&mut self, entry: &squeue::Entry) -> bool {
+        self.unflushed = true;
+        // SAFETY: what the entry points to is heap memory owned by `slots[tag]` (path, buffer,
+        // file) or by `self` (`how`, root); it does not move with them, nobody touches it
+        // meanwhile, and it is freed only after the kernel's answer (`finish` takes a slot then,
+        // and `drop` waits).
+        unsafe { self.ring.submission().push(entry) }.is_ok()
+    }
+
+    /// Deals with the kernel's answer to the request in `slot`.
+    fn finish(&mut self, slot: usize, result: i32) -> Option<DiskCompletion> {
+        let request = std::mem::replace(self.slots.get_mut(slot)?, InFlight::Free);
+        match request {
+            InFlight::Free => None,
+            InFlight::Open(open) => {
+                self.free.push(slot);
+                Some(self.finish_open(&open, result))
+            }
+            InFlight::Read(read) => self.finish_read(slot, read, result),
+        }
+    }
+
+    fn finish_open(&mut self, open: &Open, result: i32) -> DiskCompletion {
+        let outcome = match into_result(result) {
+            // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+            Ok(fd) => opened(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(error) if is_transient(&error) => self.root.open_beneath(&open.path),
+            Err(error) => Err(fault(&error)),
+        };
+        let result = outcome.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+        DiskCompletion::Opened { id: open.id, result }
+    }
+
+    /// A read is over when its buffer is full or the file ends, whichever the kernel's pieces come
+    /// to.
+    fn finish_read(&mut self, slot: usize, mut read: Read, result: i32) -> Option<DiskCompletion> {
+        let end = match into_result(result) {
+            Ok(bytes) => {
+                let bytes = usize::try_from(bytes).unwrap_or(0);
+                // Never past the buffer, whatever the kernel says.
+                read.done = (read.done + bytes).min(read.buf.len());
+                let after = stat(&read.file.file);
+                match after {
+                    Ok(stat) if bytes > 0 && !is_whole(&read, &stat) => None,
+                    after => Some(after),
+                }
+            }
+            Err(error) if is_transient(&error) && read.retries < RETRIES_MAX => {
+                read.retries += 1;
+                None
+            }
+            Err(error) => Some(Err(fault(&error))),
+        };
+        let Some(end) = end else {
+            self.counters.disk_reads_continued += 1;
+            self.start(slot, InFlight::Read(read));
+            return None;
+        };
+        self.free.push(slot);
+        let bytes = u32::try_from(read.done).unwrap_or(u32::MAX);
+        let result = end.map(|stat| (bytes, stat));
+        Some(DiskCompletion::Read { id: read.id, buf: read.buf, result })
+    }
+}
+
+fn is_whole(read: &Read, after: &FileStat) -> bool {
+    read.done == read.buf.len() || read.offset + read.done as u64 >= after.size
+}
+
+fn into_result(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::from_raw_os_error(result.saturating_neg())) } else { Ok(result) }
+}
+
+impl Disk for UringDisk {
+    fn submit(&mut self, request: DiskRequest) -> Result<(), DiskRequest> {
+        if let DiskRequest::Close { file } = request {
+            self.counters.disk_bad_requests += u64::from(!self.files.remove(file));
+            return Ok(());
+        }
+        let slot = match self.free.last() {
+            Some(&slot) if self.ready.len() < IN_FLIGHT_MAX => slot,
+            _ => {
+                self.counters.disk_full += 1;
+                return Err(request);
+            }
+        };
+        let in_flight = match request {
+            DiskRequest::Open { id, path } => match c_path(&path) {
+                Ok(path) => InFlight::Open(Open { id, path }),
+                Err(fault) => {
+                    self.ready.push_back(DiskCompletion::Opened { id, result: Err(fault) });
+                    return Ok(());
+                }
+            },
+            DiskRequest::Read { id, file, offset, buf } => {
+                match self.files.for_read(file, offset, &buf) {
+                    Ok(file) => InFlight::Read(Read { id, file, offset, buf, done: 0, retries: 0 }),
+                    Err(fault) => {
+                        self.ready.push_back(DiskCompletion::Read { id, buf, result: Err(fault) });
+                        return Ok(());
+                    }
+                }
+            }
+            DiskRequest::Close { .. } => return Ok(()),
+        };
+        self.free.pop();
+        self.start(slot, in_flight);
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        if self.unflushed {
+            // What the kernel is too busy to take (EAGAIN, EBUSY, EINTR) stays in the ring for the
+            // next call.
+            self.unflushed = match self.ring.submit() {
+                Ok(_) => !self.ring.submission().is_empty(),
+                Err(_) => true,
+            };
+        }
+    }
+
+    fn poll(&mut self) -> Option<DiskCompletion> {
+        let mut completion = self.ready.pop_front();
+        while completion.is_none() {
+            let Some(entry) = self.ring.completion().next() else {
+                // Continued reads, and what an earlier flush left behind.
+                self.flush();
+                return None;
+            };
+            let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+            completion = self.finish(slot, entry.result());
+        }
+        self.counters.count(completion.as_ref()?);
+        completion
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        Some(self.ring.as_raw_fd())
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+
+    fn backend(&self) -> &str {
+        "io_uring"
+    }
+}
+
+impl Drop for UringDisk {
+    fn drop(&mut self) {
+        // Room for a cancellation of each; one that finds none is done without.
+        let _ = self.ring.submit();
+        for slot in 0..self.slots.len() {
+            if !matches!(self.slots[slot], InFlight::Free) {
+                let cancel = opcode::AsyncCancel::new(slot as u64).build();
+                let _ = self.push(&cancel.user_data(UNTRACKED));
+            }
+        }
+        while self.slots.iter().any(|slot| !matches!(slot, InFlight::Free)) {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(e) if is_transient(&e) || e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(_) => {
+                    // The kernel may still write to the buffers, and there is no way left to learn
+                    // when it has: they are lost.
+                    std::mem::forget(std::mem::take(&mut self.slots));
+                    return;
+                }
+            }
+            while let Some(entry) = self.ring.completion().next() {
+                let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
+                let Some(slot) = self.slots.get_mut(slot) else { continue };
+                if let (InFlight::Open(_), fd @ 0..) = (&*slot, entry.result()) {
+                    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+                    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+                }
+                *slot = InFlight::Free;
+            }
+        }
+    }
+}

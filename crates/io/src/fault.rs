@@ -1,0 +1,337 @@
+//! A wire that loses, reorders, doubles and corrupts packets of the wire it wraps, in both
+//! directions.
+//!
+//! For `--drop`, `--reorder`, `--dup` and `--corrupt` and for tests. Equal seeds and equal calls
+//! give equal faults; each direction has its own generator, so that traffic one way does not change
+//! the fate of the other's.
+//!
+//! While any fault is on, the wire offers neither segmentation nor checksums, so that each packet
+//! meets its own fate with a real checksum in it. What comes *in* merged or unfinished cannot be
+//! helped here: open a TAP with `offloads: false` under this wrapper. A corrupted frame that the
+//! inner wire called good is passed on as [`Checksum::Bad`], which is what a checksum engine would
+//! have found.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
+use abi::{Checksum, PacketPool};
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+
+use crate::wire::{TxStatus, Wire};
+
+/// Probabilities per packet, each 0 to 1, and where their randomness starts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FaultConfig {
+    /// Lost.
+    pub drop: f64,
+    /// Overtaken by one to eight later packets, or held for a few milliseconds where fewer come.
+    pub reorder: f64,
+    /// Sent twice.
+    pub dup: f64,
+    /// One bit after the Ethernet header turned over.
+    pub corrupt: f64,
+    /// Start of the random sequence.
+    pub seed: u64,
+}
+
+impl FaultConfig {
+    /// Whether any fault can happen.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        [self.drop, self.reorder, self.dup, self.corrupt].iter().any(|&p| p > 0.0)
+    }
+}
+
+base::counters! {
+    /// Faults made.
+    pub struct FaultCounters {
+        /// Outgoing packets lost.
+        fault_tx_dropped,
+        /// Outgoing packets held back.
+        fault_tx_reordered,
+        /// Outgoing packets sent twice.
+        fault_tx_duplicated,
+        /// Outgoing packets with a bit turned over.
+        fault_tx_corrupted,
+        /// Incoming packets lost.
+        fault_rx_dropped,
+        /// Incoming packets held back.
+        fault_rx_reordered,
+        /// Incoming packets delivered twice.
+        fault_rx_duplicated,
+        /// Incoming packets with a bit turned over.
+        fault_rx_corrupted,
+    }
+}
+
+/// Most packets held back in one direction, and most that wait for a full inner wire.
+const HELD_MAX: usize = 64;
+/// A held packet is overtaken by up to so many.
+const OVERTAKEN_BY_MAX: u64 = 8;
+/// Where too few packets follow, a held one goes on after a time between one and so many
+/// milliseconds.
+const HELD_MS_MAX: u64 = 5;
+/// A full inner wire is tried again after this time.
+const RETRY_AFTER: Duration = Duration::from_micros(100);
+/// First byte that corruption may touch: the Ethernet header has no checksum in what we carry.
+const CORRUPT_FROM: usize = 14;
+
+/// What happens to one packet.
+struct Fate {
+    drop: bool,
+    corrupt: Option<u64>,
+    dup: bool,
+    hold: Option<(u64, Duration)>,
+}
+
+/// One direction: its randomness, and the packets that it holds back.
+struct Lane<F> {
+    prng: Prng,
+    held: Vec<Held<F>>,
+    ready: VecDeque<F>,
+}
+
+struct Held<F> {
+    frame: F,
+    overtaken_by: u64,
+    until: Instant,
+}
+
+impl<F> Lane<F> {
+    const fn new(prng: Prng) -> Self {
+        Self { prng, held: Vec::new(), ready: VecDeque::new() }
+    }
+
+    /// Draws a fate. The number of draws depends on the configuration and earlier draws only, never
+    /// on the packet.
+    fn fate(&mut self, config: &FaultConfig) -> Fate {
+        let prng = &mut self.prng;
+        let drop = prng.chance(config.drop);
+        let corrupt = prng.chance(config.corrupt).then(|| prng.next_u64());
+        let dup = prng.chance(config.dup);
+        let hold = prng.chance(config.reorder).then(|| {
+            let overtaken_by = prng.range(1, OVERTAKEN_BY_MAX);
+            (overtaken_by, Duration::from_micros(prng.range(1_000, HELD_MS_MAX * 1_000)))
+        });
+        Fate { drop, corrupt, dup, hold }
+    }
+
+    fn hold(&mut self, frame: F, overtaken_by: u64, until: Instant) {
+        self.held.push(Held { frame, overtaken_by, until });
+    }
+
+    /// A packet goes by: those that enough have now overtaken follow it.
+    fn pass(&mut self, frame: F) {
+        self.ready.push_back(frame);
+        for held in &mut self.held {
+            held.overtaken_by -= 1;
+        }
+        self.release(|held| held.overtaken_by == 0);
+    }
+
+    /// Lets go of what has been held long enough.
+    fn expire(&mut self, now: Instant) {
+        self.release(|held| held.until <= now);
+    }
+
+    fn release(&mut self, due: impl Fn(&Held<F>) -> bool) {
+        let mut at = 0;
+        while at < self.held.len() {
+            if due(&self.held[at]) {
+                self.ready.push_back(self.held.remove(at).frame);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn next_release(&self) -> Option<Instant> {
+        self.held.iter().map(|held| held.until).min()
+    }
+}
+
+/// A wire with faults.
+pub struct FaultWire<W> {
+    inner: W,
+    config: FaultConfig,
+    active: bool,
+    tx: Lane<TxFrame>,
+    rx: Lane<RxFrame>,
+    /// When to offer the inner wire again what it had no room for.
+    retry_at: Option<Instant>,
+    counters: FaultCounters,
+}
+
+impl<W: Wire> FaultWire<W> {
+    /// Wraps `inner`. With no fault in `config` everything passes untouched.
+    #[must_use]
+    pub fn new(inner: W, config: FaultConfig) -> Self {
+        let mut prng = Prng::new(config.seed);
+        let active = config.is_active();
+        let (tx, rx) = (Lane::new(prng.fork()), Lane::new(prng.fork()));
+        let counters = FaultCounters::default();
+        Self { inner, config, active, tx, rx, retry_at: None, counters }
+    }
+
+    /// The faults made.
+    #[must_use]
+    pub const fn counters(&self) -> &FaultCounters {
+        &self.counters
+    }
+
+    /// Hands the inner wire what is ready to go out.
+    fn push_out(&mut self, now: Instant) {
+        self.tx.expire(now);
+        self.retry_at = None;
+        while let Some(frame) = self.tx.ready.front() {
+            if self.inner.transmit(now, frame) == TxStatus::Full {
+                self.retry_at = Some(now + RETRY_AFTER);
+                return;
+            }
+            self.tx.ready.pop_front();
+        }
+    }
+
+    /// Draws the fate of an outgoing frame and leaves its remains in the lane.
+    fn send(&mut self, now: Instant, frame: &TxFrame) {
+        let fate = self.tx.fate(&self.config);
+        if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.header.as_slice())) {
+            self.counters.fault_tx_dropped += 1;
+            return;
+        }
+        let mut frame = frame.clone();
+        if let Some(bit) = fate.corrupt.and_then(|random| pick_bit(random, frame.len())) {
+            corrupt_tx(&mut frame, bit);
+            self.counters.fault_tx_corrupted += 1;
+        }
+        if fate.dup {
+            self.counters.fault_tx_duplicated += 1;
+            self.tx.pass(frame.clone());
+        }
+        match fate.hold {
+            Some((overtaken_by, time)) if self.tx.held.len() < HELD_MAX => {
+                self.counters.fault_tx_reordered += 1;
+                self.tx.hold(frame, overtaken_by, now + time);
+            }
+            _ => self.tx.pass(frame),
+        }
+    }
+
+    /// Draws the fate of an incoming frame and leaves its remains in the lane.
+    fn take_in(&mut self, now: Instant, mut frame: RxFrame, pool: &mut PacketPool) {
+        let fate = self.rx.fate(&self.config);
+        if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.packet.as_slice())) {
+            self.counters.fault_rx_dropped += 1;
+            pool.put(frame.packet);
+            return;
+        }
+        if let Some(bit) = fate.corrupt.and_then(|random| pick_bit(random, frame.packet.len())) {
+            frame.packet.as_mut_slice()[bit / 8] ^= 1 << (bit % 8);
+            if frame.checksum == Checksum::Good {
+                frame.checksum = Checksum::Bad;
+            }
+            self.counters.fault_rx_corrupted += 1;
+        }
+        if fate.dup {
+            if let Some(packet) = pool.copy(frame.packet.as_slice()) {
+                self.counters.fault_rx_duplicated += 1;
+                self.rx.pass(RxFrame { packet, ..frame });
+            }
+        }
+        match fate.hold {
+            Some((overtaken_by, time)) if self.rx.held.len() < HELD_MAX => {
+                self.counters.fault_rx_reordered += 1;
+                self.rx.hold(frame, overtaken_by, now + time);
+            }
+            _ => self.rx.pass(frame),
+        }
+    }
+}
+
+/// Whether corruption of the frame can be found out: of what we carry only IP has checksums. Others
+/// (ARP) are lost instead, as the Ethernet frame check would have it.
+fn is_ip(frame: &[u8]) -> bool {
+    matches!(frame.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]))
+}
+
+/// A bit after the Ethernet header of a frame of `len` bytes.
+fn pick_bit(random: u64, len: usize) -> Option<usize> {
+    let bits = len.checked_sub(CORRUPT_FROM)? * 8;
+    let bit = usize::try_from(random % (bits.max(1) as u64)).ok()?;
+    (bits > 0).then_some(CORRUPT_FROM * 8 + bit)
+}
+
+/// Turns over a bit of the frame; a payload it falls into is replaced by a copy, for its buffer is
+/// shared.
+fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
+    let (mut at, mask) = (bit / 8, 1 << (bit % 8));
+    if let Some(byte) = frame.header.as_mut_slice().get_mut(at) {
+        *byte ^= mask;
+        return;
+    }
+    at -= frame.header.len();
+    for payload in &mut frame.payload {
+        let len = payload.as_slice().len();
+        if at < len {
+            let mut bytes = payload.as_slice().to_vec();
+            bytes[at] ^= mask;
+            *payload = Payload::Host(Bytes::from(bytes));
+            return;
+        }
+        at -= len;
+    }
+}
+
+impl<W: Wire> Wire for FaultWire<W> {
+    fn capabilities(&self) -> WireCaps {
+        let inner = self.inner.capabilities();
+        if self.active { WireCaps { segmentation: false, checksum: false, ..inner } } else { inner }
+    }
+
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+        if !self.active {
+            return self.inner.transmit(now, frame);
+        }
+        self.push_out(now);
+        // Only before the fate is drawn can a frame be turned back: offered again, it must not be
+        // drawn twice.
+        if self.tx.ready.len() >= HELD_MAX {
+            return TxStatus::Full;
+        }
+        self.send(now, frame);
+        self.push_out(now);
+        TxStatus::Sent
+    }
+
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        if !self.active {
+            return self.inner.receive(now, pool);
+        }
+        self.push_out(now);
+        self.rx.expire(now);
+        while self.rx.ready.is_empty() {
+            let frame = self.inner.receive(now, pool)?;
+            self.take_in(now, frame, pool);
+        }
+        self.rx.ready.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let own = [self.tx.next_release(), self.rx.next_release(), self.retry_at];
+        own.into_iter().chain([self.inner.poll_timeout()]).flatten().min()
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        self.inner.pollable()
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.visit(f);
+        self.counters.visit(f);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+use super::*;
+use crate::mem::{LinkConfig, MemWire, link};
+use crate::test_frames::{bytes_of, frame, nonzero};
+
+fn faulty(config: FaultConfig) -> (FaultWire<MemWire>, MemWire) {
+    let (a, b) = link(&LinkConfig::default());
+    (FaultWire::new(a, config), b)
+}
+
+fn only(set: impl Fn(&mut FaultConfig)) -> FaultConfig {
+    let mut config = FaultConfig { seed: 42, ..FaultConfig::default() };
+    set(&mut config);
+    config
+}
+
+/// Sends numbered frames with time standing still, then lets time go until nothing waits.
+fn send_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<Vec<u8>> {
+    let mut pool = PacketPool::new(4);
+    let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
+    for i in 0..count {
+        assert_eq!(wire.transmit(now, &frame(&i.to_be_bytes())), TxStatus::Sent);
+        while let Some(rx) = peer.receive(now, &mut pool) {
+            got.push(rx.packet.as_slice().to_vec());
+        }
+    }
+    while let Some(due) = wire.poll_timeout() {
+        now = due;
+        assert!(wire.receive(now, &mut pool).is_none());
+        while let Some(rx) = peer.receive(now, &mut pool) {
+            got.push(rx.packet.as_slice().to_vec());
+        }
+    }
+    got
+}
+
+/// Numbered frames into the wire from its peer.
+fn receive_all(wire: &mut FaultWire<MemWire>, peer: &mut MemWire, count: u32) -> Vec<RxFrame> {
+    let mut pool = PacketPool::new(4);
+    let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
+    for i in 0..count {
+        assert_eq!(peer.transmit(now, &frame(&i.to_be_bytes())), TxStatus::Sent);
+        got.extend(std::iter::from_fn(|| wire.receive(now, &mut pool)));
+    }
+    while let Some(due) = wire.poll_timeout() {
+        now = due;
+        got.extend(std::iter::from_fn(|| wire.receive(now, &mut pool)));
+    }
+    got
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[54..].try_into().unwrap())
+}
+
+#[test]
+fn no_fault_changes_nothing() {
+    let (mut wire, mut peer) = faulty(only(|_| ()));
+    assert!(wire.capabilities().segmentation && wire.capabilities().checksum);
+    let got = send_all(&mut wire, &mut peer, 100);
+    assert!(got.iter().map(|f| number(f)).eq(0..100));
+    assert_eq!(*wire.counters(), FaultCounters::default());
+}
+
+#[test]
+fn any_fault_takes_the_offloads_away() {
+    let (wire, _peer) = faulty(only(|c| c.dup = 0.001));
+    let caps = wire.capabilities();
+    assert_eq!((caps.segmentation, caps.checksum, caps.mtu), (false, false, 1500));
+}
+
+#[test]
+fn drops() {
+    let (mut wire, mut peer) = faulty(only(|c| c.drop = 0.25));
+    let got = send_all(&mut wire, &mut peer, 1000);
+    let dropped = wire.counters().fault_tx_dropped;
+    assert_eq!(got.len() as u64, 1000 - dropped);
+    assert!((200..300).contains(&dropped), "{dropped}");
+    let got = receive_all(&mut wire, &mut peer, 1000);
+    assert_eq!(got.len() as u64, 1000 - wire.counters().fault_rx_dropped);
+    let moved: Vec<_> = nonzero(|f| wire.counters().visit(f)).iter().map(|c| c.0).collect();
+    assert_eq!(moved, ["fault_tx_dropped", "fault_rx_dropped"]);
+}
+
+#[test]
+fn duplicates() {
+    let (mut wire, mut peer) = faulty(only(|c| c.dup = 1.0));
+    let got = send_all(&mut wire, &mut peer, 10);
+    assert!(got.iter().map(|f| number(f)).eq((0..20).map(|i| i / 2)));
+    let got = receive_all(&mut wire, &mut peer, 10);
+    assert!(got.iter().map(|f| number(f.packet.as_slice())).eq((0..20).map(|i| i / 2)));
+    let expected = [("fault_tx_duplicated", 10), ("fault_rx_duplicated", 10)];
+    assert_eq!(nonzero(|f| wire.counters().visit(f)), expected);
+}
+
+#[test]
+fn reorders_without_loss_and_within_bounds() {
+    let (mut wire, mut peer) = faulty(only(|c| c.reorder = 0.1));
+    for received in [false, true] {
+        let numbers: Vec<u32> = if received {
+            let got = receive_all(&mut wire, &mut peer, 1000);
+            got.iter().map(|f| number(f.packet.as_slice())).collect()
+        } else {
+            send_all(&mut wire, &mut peer, 1000).iter().map(|f| number(f)).collect()
+        };
+        assert!(!numbers.is_sorted());
+        for (at, &n) in numbers.iter().enumerate() {
+            // At most eight pass it; with those held at the same time it may also come early.
+            assert!(at.abs_diff(n as usize) <= 32, "frame {n} came as number {at}");
+        }
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..1000));
+    }
+    let c = wire.counters();
+    assert!((50..200).contains(&c.fault_tx_reordered), "{c:?}");
+    assert!((50..200).contains(&c.fault_rx_reordered), "{c:?}");
+}
+
+#[test]
+fn a_held_packet_goes_on_when_nothing_follows() {
+    let (mut wire, mut peer) = faulty(only(|c| c.reorder = 1.0));
+    let (mut pool, now) = (PacketPool::new(4), Instant::from_millis(7));
+    assert_eq!(wire.transmit(now, &frame(b"last")), TxStatus::Sent);
+    assert!(peer.receive(now, &mut pool).is_none());
+    let due = wire.poll_timeout().unwrap();
+    assert!(due > now && due <= now + Duration::from_millis(HELD_MS_MAX));
+    assert!(wire.receive(due, &mut pool).is_none());
+    assert!(peer.receive(due, &mut pool).is_some());
+    assert_eq!(wire.poll_timeout(), None);
+}
+
+#[test]
+fn corrupts_one_bit_after_the_ethernet_header() {
+    let (mut wire, mut peer) = faulty(only(|c| c.corrupt = 1.0));
+    let sent = send_all(&mut wire, &mut peer, 200);
+    let received = receive_all(&mut wire, &mut peer, 200);
+    let received = received.iter().map(|f| f.packet.as_slice().to_vec());
+    for (i, got) in sent.into_iter().zip(0..).chain(received.zip(0..)).map(|(g, i)| (i, g)) {
+        let was = bytes_of(&frame(&u32::to_be_bytes(i)));
+        assert_eq!(was[..14], got[..14]);
+        let bits: u32 = was.iter().zip(&got).map(|(a, b)| (a ^ b).count_ones()).sum();
+        assert_eq!(bits, 1);
+    }
+    let expected = [("fault_tx_corrupted", 200), ("fault_rx_corrupted", 200)];
+    assert_eq!(nonzero(|f| wire.counters().visit(f)), expected);
+}
+
+#[test]
+fn corrupting_leaves_the_senders_buffer_alone() {
+    let original = frame(&[0; 1000]);
+    let (mut wire, _peer) = faulty(only(|c| c.corrupt = 1.0));
+    for _ in 0..100 {
+        assert_eq!(wire.transmit(Instant::ZERO, &original), TxStatus::Sent);
+    }
+    assert!(original.payload[0].as_slice().iter().all(|&b| b == 0));
+}
+
+#[test]
+fn what_has_no_checksum_is_lost_and_what_was_good_is_bad() {
+    let (mut wire, mut peer) = faulty(only(|c| c.corrupt = 1.0));
+    let mut pool = PacketPool::new(4);
+    let mut arp = frame(b"who has");
+    arp.header.as_mut_slice()[13] = 0x06;
+    assert_eq!(wire.transmit(Instant::ZERO, &arp), TxStatus::Sent);
+    assert!(peer.receive(Instant::ZERO, &mut pool).is_none());
+    assert_eq!(peer.transmit(Instant::ZERO, &arp), TxStatus::Sent);
+    let mut partial = frame(b"unfinished");
+    partial.checksum_partial = true;
+    assert_eq!(peer.transmit(Instant::ZERO, &partial), TxStatus::Sent);
+    assert_eq!(wire.receive(Instant::ZERO, &mut pool).unwrap().checksum, Checksum::Bad);
+    let expected = [("fault_tx_dropped", 1), ("fault_rx_dropped", 1), ("fault_rx_corrupted", 1)];
+    assert_eq!(nonzero(|f| wire.counters().visit(f)), expected);
+}
+
+#[test]
+fn equal_seeds_give_equal_traces() {
+    let all = |seed| FaultConfig { drop: 0.1, reorder: 0.2, dup: 0.1, corrupt: 0.1, seed };
+    let trace = |seed| {
+        let (mut wire, mut peer) = faulty(all(seed));
+        let sent = send_all(&mut wire, &mut peer, 500);
+        let got = receive_all(&mut wire, &mut peer, 500);
+        let got: Vec<_> = got.iter().map(|f| f.packet.as_slice().to_vec()).collect();
+        (sent, got, wire.counters().clone())
+    };
+    assert_eq!(trace(7), trace(7));
+    assert_ne!(trace(7).0, trace(8).0);
+    // The wire's own counters are shown before the faults.
+    let (wire, _peer) = faulty(all(1));
+    assert_eq!(nonzero(|f| wire.visit(f)), []);
+}
+
+#[test]
+fn a_full_wire_turns_frames_back_and_loses_none() {
+    let (a, mut b) = link(&LinkConfig { frames_max: 1, ..LinkConfig::default() });
+    let mut wire = FaultWire::new(a, only(|c| c.dup = 1.0));
+    let (mut pool, mut now) = (PacketPool::new(4), Instant::ZERO);
+    let mut taken = 0_u32;
+    while wire.transmit(now, &frame(&taken.to_be_bytes())) == TxStatus::Sent {
+        taken += 1;
+    }
+    let mut numbers = Vec::new();
+    loop {
+        numbers.extend(b.receive(now, &mut pool).map(|f| number(f.packet.as_slice())));
+        let Some(due) = wire.poll_timeout() else { break };
+        now = due;
+        assert!(wire.receive(now, &mut pool).is_none());
+    }
+    numbers.extend(b.receive(now, &mut pool).map(|f| number(f.packet.as_slice())));
+    assert!(numbers.into_iter().eq((0..2 * taken).map(|i| i / 2)));
+}

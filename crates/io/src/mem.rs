@@ -1,0 +1,373 @@
+//! A wire in memory: two ends in one process, with a delay, a rate and a queue in each direction.
+//!
+//! Tests and accounted benchmarks connect two devices with it. Each direction is an [`abi::ring`]
+//! of frames, so the two ends may be in one thread or in two, and no call locks. A frame crosses as
+//! the sender's shared buffers and is copied once, into the receiver's pool, as a NIC's DMA would.
+//!
+//! It loses frames only by its queue's limit; other faults are [`crate::fault`]'s. It computes no
+//! checksum: a frame whose checksum was left to the wire arrives unfinished and marked
+//! [`Checksum::Good`], as between two ports of one machine.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+
+use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::ring::{Consumer, Producer, ring};
+use abi::{Checksum, PacketPool};
+use base::{Duration, Instant};
+
+use crate::wire::{TxStatus, Wire};
+
+/// Bytes of an Ethernet header, which [`WireCaps::mtu`] leaves out.
+const ETHERNET_BYTES: usize = 14;
+
+/// What a memory link is like, the same in both directions.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// One-way delay, after the last bit has been sent.
+    pub delay: Duration,
+    /// Rate in bytes per second; `None` sends in no time.
+    pub bytes_per_s: Option<u64>,
+    /// Bytes that may wait for the rate; a frame that comes on top is lost. Without a rate nothing
+    /// waits.
+    pub queue_bytes_max: u64,
+    /// Frames between the two ends, rounded up to a power of two; beyond it the link is
+    /// [`TxStatus::Full`].
+    pub frames_max: usize,
+    /// Largest packet above Ethernet, in bytes.
+    pub mtu: u16,
+    /// Whether runs of segments cross whole, as over a TAP.
+    pub segmentation: bool,
+    /// Whether frames may leave their transport checksum to the wire.
+    pub checksum: bool,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            delay: Duration::ZERO,
+            bytes_per_s: None,
+            queue_bytes_max: 1 << 20,
+            frames_max: 4096,
+            mtu: 1500,
+            segmentation: true,
+            checksum: true,
+        }
+    }
+}
+
+base::counters! {
+    /// What one end of a memory link did.
+    pub struct MemCounters {
+        /// Frames sent.
+        mem_tx_frames,
+        /// Bytes of them, counting the headers of each packet that a run of segments stands for.
+        mem_tx_bytes,
+        /// Frames lost because the queue held its limit.
+        mem_tx_dropped,
+        /// Frames turned back because too many were between the ends.
+        mem_tx_full,
+        /// Frames that the link cannot carry: too long, or asking for what [`WireCaps`] does not
+        /// offer.
+        mem_tx_refused,
+        /// Frames delivered.
+        mem_rx_frames,
+        /// Bytes of them.
+        mem_rx_bytes,
+        /// Frames lost because they fit no buffer.
+        mem_rx_too_long,
+    }
+}
+
+/// A frame on its way, and when it arrives.
+struct Flight {
+    arrives: Instant,
+    frame: TxFrame,
+}
+
+/// The receiving half: a ring, and its first frame once we have looked at it.
+struct Inbox {
+    ring: Consumer<Flight>,
+    first: Option<Flight>,
+}
+
+impl Inbox {
+    fn first(&mut self) -> Option<&Flight> {
+        if self.first.is_none() {
+            self.first = self.ring.pop();
+        }
+        self.first.as_ref()
+    }
+}
+
+/// One end of a memory link.
+pub struct MemWire {
+    caps: WireCaps,
+    config: LinkConfig,
+    outbox: Producer<Flight>,
+    // Looking at the first frame takes it off the ring, and `poll_timeout` has to look.
+    inbox: RefCell<Inbox>,
+    /// When the last bit of what was sent leaves.
+    busy_until: Instant,
+    counters: MemCounters,
+}
+
+/// Two ends, connected.
+#[must_use]
+pub fn link(config: &LinkConfig) -> (MemWire, MemWire) {
+    let capacity = config.frames_max.max(1).next_power_of_two();
+    let (a_out, b_in) = ring(capacity);
+    let (b_out, a_in) = ring(capacity);
+    (MemWire::new(config, a_out, a_in), MemWire::new(config, b_out, b_in))
+}
+
+impl MemWire {
+    fn new(config: &LinkConfig, outbox: Producer<Flight>, inbox: Consumer<Flight>) -> Self {
+        let caps = WireCaps {
+            segmentation: config.segmentation,
+            checksum: config.checksum,
+            mtu: config.mtu,
+        };
+        Self {
+            caps,
+            config: config.clone(),
+            outbox,
+            inbox: RefCell::new(Inbox { ring: inbox, first: None }),
+            busy_until: Instant::ZERO,
+            counters: MemCounters::default(),
+        }
+    }
+
+    /// What this end did.
+    #[must_use]
+    pub const fn counters(&self) -> &MemCounters {
+        &self.counters
+    }
+
+    /// Whether the frame asks for no more than the capabilities offer.
+    fn carries(&self, frame: &TxFrame) -> bool {
+        let mtu = usize::from(self.caps.mtu);
+        let packet_bytes = match usize::from(frame.segment_size) {
+            0 => frame.len(),
+            size => frame.header.len() + size.min(frame.payload_len()),
+        };
+        packet_bytes <= mtu + ETHERNET_BYTES
+            && (frame.segment_size == 0 || self.caps.segmentation)
+            && (!frame.checksum_partial || self.caps.checksum)
+    }
+
+    /// When the last bit of `bytes` will have left, or `None` where the queue has no room for them.
+    fn serialise(&self, now: Instant, bytes: u64) -> Option<Instant> {
+        let Some(rate) = self.config.bytes_per_s else { return Some(now) };
+        let waiting = self.busy_until.since(now);
+        if waiting > Duration::ZERO
+            && bytes_in(waiting, rate).saturating_add(bytes) > self.config.queue_bytes_max
+        {
+            return None;
+        }
+        let takes = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
+        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        Some(self.busy_until.max(now) + takes)
+    }
+}
+
+/// Bytes that a link of `rate` bytes per second sends in `time`.
+fn bytes_in(time: Duration, rate: u64) -> u64 {
+    let bytes = u128::from(time.as_nanos()) * u128::from(rate) / 1_000_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Bytes of all packets that the frame stands for.
+fn wire_bytes(frame: &TxFrame) -> u64 {
+    let payload = frame.payload_len();
+    let packets = match usize::from(frame.segment_size) {
+        0 => 1,
+        size => payload.div_ceil(size).max(1),
+    };
+    (packets * frame.header.len() + payload) as u64
+}
+
+impl Wire for MemWire {
+    fn capabilities(&self) -> WireCaps {
+        self.caps
+    }
+
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+        if !self.carries(frame) {
+            self.counters.mem_tx_refused += 1;
+            return TxStatus::Failed;
+        }
+        if self.outbox.free() == 0 {
+            self.counters.mem_tx_full += 1;
+            return TxStatus::Full;
+        }
+        let bytes = wire_bytes(frame);
+        let Some(leaves) = self.serialise(now, bytes) else {
+            // Tail drop: the sender of a real link does not learn of it either.
+            self.counters.mem_tx_dropped += 1;
+            return TxStatus::Sent;
+        };
+        let flight = Flight { arrives: leaves + self.config.delay, frame: frame.clone() };
+        if self.outbox.push(flight).is_err() {
+            self.counters.mem_tx_full += 1;
+            return TxStatus::Full;
+        }
+        self.busy_until = leaves;
+        self.counters.mem_tx_frames += 1;
+        self.counters.mem_tx_bytes += bytes;
+        TxStatus::Sent
+    }
+
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        let inbox = self.inbox.get_mut();
+        while inbox.first().is_some_and(|flight| flight.arrives <= now) {
+            let frame = inbox.first.take()?.frame;
+            let Some(mut packet) = pool.take(frame.len()) else {
+                self.counters.mem_rx_too_long += 1;
+                continue;
+            };
+            frame.copy_to(packet.as_mut_slice());
+            self.counters.mem_rx_frames += 1;
+            self.counters.mem_rx_bytes += frame.len() as u64;
+            let checksum =
+                if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
+            // A run that fits one packet was never merged.
+            let merged = frame.payload_len() > usize::from(frame.segment_size);
+            let segment_size = if merged { frame.segment_size } else { 0 };
+            return Some(RxFrame { packet, checksum, segment_size });
+        }
+        None
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.inbox.borrow_mut().first().map(|flight| flight.arrives)
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_frames::{bytes_of, frame, nonzero};
+
+    fn pool() -> PacketPool {
+        PacketPool::new(8)
+    }
+
+    #[test]
+    fn delay_and_order() {
+        let delay = Duration::from_millis(3);
+        let (mut a, mut b) = link(&LinkConfig { delay, ..LinkConfig::default() });
+        let mut pool = pool();
+        let t0 = Instant::from_millis(10);
+        assert_eq!(b.poll_timeout(), None);
+        assert_eq!(a.transmit(t0, &frame(b"one")), TxStatus::Sent);
+        assert_eq!(a.transmit(t0, &frame(b"two")), TxStatus::Sent);
+        assert_eq!(b.poll_timeout(), Some(t0 + delay));
+        assert!(b.receive(t0 + Duration::from_micros(2_999), &mut pool).is_none());
+        let first = b.receive(t0 + delay, &mut pool).unwrap();
+        assert_eq!(first.packet.as_slice(), bytes_of(&frame(b"one")));
+        assert_eq!(first.checksum, Checksum::Unchecked);
+        assert!(b.receive(t0 + delay, &mut pool).is_some());
+        assert_eq!(b.poll_timeout(), None);
+        assert_eq!(nonzero(|f| b.visit(f)), [("mem_rx_frames", 2), ("mem_rx_bytes", 114)]);
+        assert_eq!(nonzero(|f| a.visit(f)), [("mem_tx_frames", 2), ("mem_tx_bytes", 114)]);
+    }
+
+    #[test]
+    fn rate_spaces_frames_and_the_queue_drops_its_tail() {
+        let (mut a, mut b) = link(&LinkConfig {
+            bytes_per_s: Some(1_000_000),
+            queue_bytes_max: 2_500,
+            ..LinkConfig::default()
+        });
+        let mut pool = pool();
+        let thousand = frame(&[7; 946]);
+        for _ in 0..4 {
+            assert_eq!(a.transmit(Instant::ZERO, &thousand), TxStatus::Sent);
+        }
+        // 1000 and 2000 bytes fit the queue; with the third there would be 3000.
+        assert_eq!(a.counters().mem_tx_frames, 2);
+        assert_eq!(a.counters().mem_tx_dropped, 2);
+        for millis in 1..=2 {
+            let due = Instant::from_millis(millis);
+            assert_eq!(b.poll_timeout(), Some(due));
+            assert!(b.receive(due, &mut pool).is_some());
+        }
+        assert_eq!(b.poll_timeout(), None);
+        // The line is idle again: the next frame takes its own time only.
+        assert_eq!(a.transmit(Instant::from_millis(50), &thousand), TxStatus::Sent);
+        assert_eq!(b.poll_timeout(), Some(Instant::from_millis(51)));
+    }
+
+    #[test]
+    fn runs_cross_whole_or_are_refused() {
+        let mut run = frame(&[1; 5000]);
+        run.segment_size = 1446;
+        run.checksum_partial = true;
+        let (mut a, mut b) = link(&LinkConfig::default());
+        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Sent);
+        let got = b.receive(Instant::ZERO, &mut pool()).unwrap();
+        assert_eq!(
+            (got.packet.len(), got.segment_size, got.checksum),
+            (5054, 1446, Checksum::Good)
+        );
+        // Four packets: four headers of 54 bytes.
+        assert_eq!(a.counters().mem_tx_bytes, 5000 + 4 * 54);
+
+        run.segment_size = 1461;
+        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed, "longer than the MTU");
+        let plain = LinkConfig { segmentation: false, checksum: false, ..LinkConfig::default() };
+        let (mut a, _b) = link(&plain);
+        run.segment_size = 1446;
+        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed);
+        let mut partial = frame(b"x");
+        partial.checksum_partial = true;
+        assert_eq!(a.transmit(Instant::ZERO, &partial), TxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &frame(&[0; 1500])), TxStatus::Failed);
+        assert_eq!(nonzero(|f| a.visit(f)), [("mem_tx_refused", 3)]);
+    }
+
+    #[test]
+    fn a_link_full_of_frames_says_so() {
+        let (mut a, mut b) = link(&LinkConfig { frames_max: 2, ..LinkConfig::default() });
+        let f = frame(b"f");
+        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Full);
+        assert!(b.receive(Instant::ZERO, &mut pool()).is_some());
+        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
+        assert_eq!(a.counters().mem_tx_full, 1);
+    }
+
+    #[test]
+    fn the_ends_may_live_in_two_threads() {
+        let (mut a, mut b) = link(&LinkConfig { frames_max: 4, ..LinkConfig::default() });
+        let sender = std::thread::spawn(move || {
+            for i in 0..1000_u32 {
+                while a.transmit(Instant::ZERO, &frame(&i.to_be_bytes())) == TxStatus::Full {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut pool = pool();
+        for i in 0..1000_u32 {
+            let got = loop {
+                if let Some(got) = b.receive(Instant::ZERO, &mut pool) {
+                    break got;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(got.packet.as_slice()[54..], i.to_be_bytes());
+            pool.put(got.packet);
+        }
+        sender.join().unwrap();
+    }
+}

@@ -1,0 +1,141 @@
+//! Waking a thread and waiting for several things at once: eventfd(2) and ppoll(2).
+//!
+//! The device's and the host's threads sleep in a [`Poller`] over their wire, their disk and a
+//! [`Notifier`] that the other side rings. Whether to ring is decided by [`abi::ring::Waker`], so
+//! that a busy thread costs no system call.
+#![expect(unsafe_code, reason = "eventfd and ppoll")]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use base::Duration;
+
+/// A bell: any thread rings it, a [`Poller`] hears it until it is drained. Clones are the same
+/// bell.
+#[derive(Clone, Debug)]
+pub struct Notifier(Arc<File>);
+
+impl Notifier {
+    /// A silent bell.
+    ///
+    /// # Errors
+    /// Where the process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers are passed; the result is checked before use.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(Self(Arc::new(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))))
+    }
+
+    /// Rings.
+    pub fn notify(&self) {
+        // The one failure is EAGAIN, at a count of 2^64 - 2: it is ringing already.
+        let _ = (&*self.0).write(&1_u64.to_ne_bytes());
+    }
+
+    /// Silences it; says whether it had been ringing.
+    pub fn drain(&self) -> bool {
+        // EAGAIN: it was silent.
+        matches!((&*self.0).read(&mut [0; 8]), Ok(8))
+    }
+}
+
+impl AsRawFd for Notifier {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// A short list of descriptors, and which of them can be read.
+#[derive(Debug, Default)]
+pub struct Poller {
+    fds: Vec<libc::pollfd>,
+}
+
+impl Poller {
+    /// An empty list.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { fds: Vec::new() }
+    }
+
+    /// Adds a descriptor and gives its index. The caller keeps it open as long as the list is
+    /// waited on: a closed one counts as ready.
+    pub fn add(&mut self, fd: RawFd) -> usize {
+        self.fds.push(libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        self.fds.len() - 1
+    }
+
+    /// Empties the list.
+    pub fn clear(&mut self) {
+        self.fds.clear();
+    }
+
+    /// Sleeps until a descriptor is ready, `timeout` is over (`None`: no limit) or a signal
+    /// arrives, and gives the number of ready ones.
+    ///
+    /// # Errors
+    /// Where the kernel has no memory for the list; a signal is no error but zero ready.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        let time = timeout.map(|d| libc::timespec {
+            tv_sec: libc::time_t::try_from(d.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::try_from(d.as_nanos() % 1_000_000_000).unwrap_or(0),
+        });
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let count = self.fds.len() as libc::nfds_t;
+        // SAFETY: the pointer and count are of one live vector; `time` is null or points to a live
+        // timespec.
+        let ready = unsafe { libc::ppoll(self.fds.as_mut_ptr(), count, time, std::ptr::null()) };
+        if let Ok(ready) = usize::try_from(ready) {
+            return Ok(ready);
+        }
+        let error = io::Error::last_os_error();
+        for fd in &mut self.fds {
+            fd.revents = 0;
+        }
+        if error.kind() == io::ErrorKind::Interrupted { Ok(0) } else { Err(error) }
+    }
+
+    /// Whether the descriptor with this index was ready (or broken) at the last [`Self::wait`].
+    #[must_use]
+    pub fn is_ready(&self, index: usize) -> bool {
+        self.fds.get(index).is_some_and(|fd| fd.revents != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bell_is_heard_until_drained() {
+        let (a, b) = (Notifier::new().unwrap(), Notifier::new().unwrap());
+        let mut poller = Poller::new();
+        let (ia, ib) = (poller.add(a.as_raw_fd()), poller.add(b.as_raw_fd()));
+        assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap(), 0);
+        b.clone().notify();
+        b.notify();
+        assert_eq!(poller.wait(None).unwrap(), 1);
+        assert!(!poller.is_ready(ia) && poller.is_ready(ib));
+        assert!(b.drain());
+        assert!(!b.drain());
+        assert_eq!(poller.wait(Some(Duration::from_nanos(1))).unwrap(), 0);
+        assert!(!poller.is_ready(ib));
+    }
+
+    #[test]
+    fn another_thread_wakes_the_sleeper() {
+        let bell = Notifier::new().unwrap();
+        let remote = bell.clone();
+        let thread = std::thread::spawn(move || remote.notify());
+        let mut poller = Poller::new();
+        poller.add(bell.as_raw_fd());
+        assert_eq!(poller.wait(None).unwrap(), 1);
+        thread.join().unwrap();
+    }
+}

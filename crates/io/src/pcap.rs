@@ -1,0 +1,309 @@
+//! A wire that writes what passes to a pcapng file, for Wireshark and tcpdump.
+//!
+//! For `--pcap`. It shows the frames as they cross the wire it wraps: runs of segments whole and
+//! checksums unfinished where the wire took them so, as captures on a Linux interface do. Around
+//! [`crate::fault`] it shows what the device sent; inside, what really left.
+//!
+//! The blocks are written by the `pcap-file` crate. It takes a packet as one slice, so each frame
+//! is gathered in a buffer that is kept; per packet it allocates four bytes of options, which a
+//! capture can afford. Trouble with the file ends the capture, once told and counted, and never the
+//! traffic.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use abi::PacketPool;
+use abi::port::{RxFrame, TxFrame, WireCaps};
+use base::{Duration, Instant};
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, PcapError};
+
+use crate::wire::{TxStatus, Wire};
+
+base::counters! {
+    /// What a capture did.
+    pub struct PcapCounters {
+        /// Packets written.
+        pcap_packets,
+        /// Errors of the file; the first ends the capture.
+        pcap_errors,
+    }
+}
+
+/// Time after which buffered packets are written at the next call, so that a file can be watched as
+/// it grows.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+const BUFFER_BYTES: usize = 256 * 1024;
+/// `if_tsresol`: timestamps count 10^-9 seconds.
+const NANOSECONDS: u8 = 9;
+
+/// Direction of a packet, as the flags word of an enhanced packet block says it (pcapng section
+/// 4.3.1, bits 0 and 1).
+#[derive(Clone, Copy)]
+enum Direction {
+    In = 1,
+    Out = 2,
+}
+
+/// A wire that is being captured.
+pub struct PcapWire<W> {
+    inner: W,
+    file: Option<PcapNgWriter<BufWriter<Box<dyn Write + Send>>>>,
+    unix_epoch: Duration,
+    /// The frame being written, in one piece.
+    scratch: Vec<u8>,
+    last_flush: Instant,
+    counters: PcapCounters,
+}
+
+impl<W: Wire> PcapWire<W> {
+    /// Captures `inner` to a new file at `path`, replacing what was there. `interface` is the name
+    /// that readers show; `unix_epoch` is the time since 1970 at the epoch of the wire's `now`.
+    ///
+    /// # Errors
+    /// Where the file cannot be made or written.
+    pub fn create(
+        inner: W,
+        path: &Path,
+        interface: &str,
+        unix_epoch: Duration,
+    ) -> io::Result<Self> {
+        Self::new(inner, Box::new(File::create(path)?), interface, unix_epoch)
+    }
+
+    /// As [`Self::create`], to any writer.
+    ///
+    /// # Errors
+    /// Where the file's head cannot be written.
+    pub fn new(
+        inner: W,
+        out: Box<dyn Write + Send>,
+        interface: &str,
+        unix_epoch: Duration,
+    ) -> io::Result<Self> {
+        let mut file = PcapNgWriter::new(BufWriter::with_capacity(BUFFER_BYTES, out))
+            .map_err(into_io_error)?;
+        let description = InterfaceDescriptionBlock {
+            linktype: DataLink::ETHERNET,
+            snaplen: 0,
+            options: vec![
+                InterfaceDescriptionOption::IfName(Cow::Borrowed(interface)),
+                InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
+            ],
+        };
+        file.write_pcapng_block(description).map_err(into_io_error)?;
+        file.get_mut().flush()?;
+        Ok(Self {
+            inner,
+            file: Some(file),
+            unix_epoch,
+            scratch: Vec::new(),
+            last_flush: Instant::ZERO,
+            counters: PcapCounters::default(),
+        })
+    }
+
+    /// What the capture did.
+    #[must_use]
+    pub const fn counters(&self) -> &PcapCounters {
+        &self.counters
+    }
+
+    /// Writes the frame in `scratch`.
+    fn write(&mut self, now: Instant, direction: Direction) {
+        let Some(file) = &mut self.file else { return };
+        let since_1970 = self.unix_epoch + now.since(Instant::ZERO);
+        let block = EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: std::time::Duration::from_nanos(since_1970.as_nanos()),
+            original_len: u32::try_from(self.scratch.len()).unwrap_or(u32::MAX),
+            data: Cow::Borrowed(&self.scratch),
+            options: vec![EnhancedPacketOption::Flags(direction as u32)],
+        };
+        match file.write_pcapng_block(block) {
+            Ok(_) => self.counters.pcap_packets += 1,
+            Err(error) => self.fail(&into_io_error(error)),
+        }
+        self.flush_if_due(now);
+    }
+
+    fn flush_if_due(&mut self, now: Instant) {
+        if now.since(self.last_flush) < FLUSH_EVERY {
+            return;
+        }
+        self.last_flush = now;
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.get_mut().flush() {
+            self.fail(&error);
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        eprintln!("outboard: the capture stops here, traffic goes on: {error}");
+        self.counters.pcap_errors += 1;
+        if let Some(file) = self.file.take() {
+            // Into parts, so that its drop does not try once more to write what is buffered.
+            drop(file.into_inner().into_parts());
+        }
+    }
+}
+
+impl<W> Drop for PcapWire<W> {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.file.as_mut().map(|file| file.get_mut().flush()) {
+            eprintln!("outboard: the end of the capture could not be written: {error}");
+        }
+    }
+}
+
+fn into_io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other.to_string()),
+    }
+}
+
+impl<W: Wire> Wire for PcapWire<W> {
+    fn capabilities(&self) -> WireCaps {
+        self.inner.capabilities()
+    }
+
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+        let status = self.inner.transmit(now, frame);
+        if status == TxStatus::Sent && self.file.is_some() {
+            self.scratch.resize(frame.len(), 0);
+            frame.copy_to(&mut self.scratch);
+            self.write(now, Direction::Out);
+        }
+        status
+    }
+
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        let Some(frame) = self.inner.receive(now, pool) else {
+            self.flush_if_due(now);
+            return None;
+        };
+        if self.file.is_some() {
+            self.scratch.clear();
+            self.scratch.extend_from_slice(frame.packet.as_slice());
+            self.write(now, Direction::In);
+        }
+        Some(frame)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.inner.poll_timeout()
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        self.inner.pollable()
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.visit(f);
+        self.counters.visit(f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::*;
+    use crate::mem::{LinkConfig, link};
+    use crate::test_frames::{bytes_of, frame, nonzero};
+
+    /// Takes so many bytes, then is full.
+    struct Disk(Arc<Mutex<Vec<u8>>>, usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut all = self.0.lock().unwrap();
+            if all.len() + bytes.len() > self.1 {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            all.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn both_directions_read_back_with_real_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("wire.pcapng");
+        let (a, mut b) = link(&LinkConfig::default());
+        let epoch = Duration::from_secs(1_700_000_000);
+        let mut wire = PcapWire::create(a, &path, "ob0", epoch).unwrap();
+        let mut pool = PacketPool::new(4);
+        let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
+        // Three bytes of padding, then none.
+        assert_eq!(wire.transmit(t1, &frame(b"out")), TxStatus::Sent);
+        assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), TxStatus::Sent);
+        assert!(wire.receive(t2, &mut pool).is_some());
+        assert!(wire.receive(t2, &mut pool).is_none());
+        assert_eq!(nonzero(|f| wire.counters().visit(f)), [("pcap_packets", 2)]);
+        drop(wire);
+
+        let mut reader = PcapNgReader::new(File::open(&path).unwrap()).unwrap();
+        let mut packets = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let Block::EnhancedPacket(p) = block.unwrap().into_owned() {
+                packets.push((p.timestamp.as_nanos(), p.options, p.data.into_owned()));
+            }
+        }
+        let flags = |f| vec![EnhancedPacketOption::Flags(f)];
+        let nanos = |n: u128| 1_700_000_000_000_000_000 + n;
+        assert_eq!(packets[0], (nanos(5), flags(2), bytes_of(&frame(b"out"))));
+        let second = bytes_of(&frame(&[9; 1446]));
+        assert_eq!(packets[1], (nanos(1_000_000_007), flags(1), second));
+        assert_eq!(packets.len(), 2);
+        let options = &reader.interfaces()[0].options;
+        assert!(options.contains(&InterfaceDescriptionOption::IfName(Cow::Borrowed("ob0"))));
+        assert!(options.contains(&InterfaceDescriptionOption::IfTsResol(9)));
+    }
+
+    #[test]
+    fn what_the_wire_turned_back_is_not_shown() {
+        let (a, _b) = link(&LinkConfig { frames_max: 1, ..LinkConfig::default() });
+        let out = Box::new(io::sink());
+        let mut wire = PcapWire::new(a, out, "ob0", Duration::ZERO).unwrap();
+        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"1")), TxStatus::Sent);
+        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"2")), TxStatus::Full);
+        assert_eq!(wire.counters().pcap_packets, 1);
+    }
+
+    #[test]
+    fn a_full_disk_ends_the_capture_and_not_the_traffic() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (a, mut b) = link(&LinkConfig::default());
+        let disk = Box::new(Disk(Arc::clone(&written), 200));
+        let mut wire = PcapWire::new(a, disk, "ob0", Duration::ZERO).unwrap();
+        let head = written.lock().unwrap().len();
+        let mut pool = PacketPool::new(4);
+        for i in 1..5 {
+            // A second apart, so that each is flushed.
+            let now = Instant::from_millis(i * 1000);
+            assert_eq!(wire.transmit(now, &frame(&[0; 1000])), TxStatus::Sent);
+            assert!(b.receive(now, &mut pool).is_some());
+        }
+        assert_eq!(wire.counters().pcap_errors, 1);
+        drop(wire);
+        assert_eq!(written.lock().unwrap().len(), head);
+        let nowhere = Box::new(Disk(Arc::default(), 0));
+        let (a, _b) = link(&LinkConfig::default());
+        assert!(PcapWire::new(a, nowhere, "ob0", Duration::ZERO).is_err());
+    }
+}

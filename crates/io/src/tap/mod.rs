@@ -1,0 +1,228 @@
+//! A Linux TAP interface: the kernel's network stack at the other end of the wire.
+//!
+//! Each queue of the device has a [`Tap`]. Runs of up to 64 KiB and unfinished checksums cross in
+//! one system call both ways, described by a virtio-net header (`vnet`); a payload goes from the
+//! sender's buffers to the kernel without a copy on our side. `setup` opens and configures, once.
+//!
+//! The kernel's end answers ARP and neighbour discovery for its own addresses; ours are the host
+//! stack's business.
+
+mod error;
+mod netlink;
+mod setup;
+mod vnet;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+
+use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::{PacketBuf, PacketPool};
+use base::Instant;
+
+pub use error::TapError;
+pub use setup::{IpPrefix, TapConfig};
+
+use crate::wire::{TxStatus, Wire};
+use vnet::VNET_BYTES;
+
+/// Slices of one frame that are gathered without an allocation: both headers and 62 parts of
+/// payload.
+const SLICES: usize = 64;
+/// Frames longer than this keep the buffer that they were read into; shorter ones are copied to one
+/// of their size.
+const KEEP_BYTES: usize = 2048;
+
+base::counters! {
+    /// What one queue of a TAP did.
+    pub struct TapCounters {
+        /// Frames written.
+        tap_tx_frames,
+        /// Bytes of them.
+        tap_tx_bytes,
+        /// Frames of them that were runs of segments.
+        tap_tx_runs,
+        /// Writes that the kernel had no room for.
+        tap_tx_full,
+        /// Writes that the kernel refused: the interface is down, or the frame makes no sense to
+        /// it.
+        tap_tx_errors,
+        /// Frames that a virtio-net header cannot describe.
+        tap_tx_refused,
+        /// Frames read.
+        tap_rx_frames,
+        /// Bytes of them.
+        tap_rx_bytes,
+        /// Frames of them that were runs of segments.
+        tap_rx_runs,
+        /// Reads that failed.
+        tap_rx_errors,
+        /// Frames too short to be one, or longer than any buffer.
+        tap_rx_malformed,
+    }
+}
+
+/// One queue of a TAP interface.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+    name: String,
+    caps: WireCaps,
+    /// Where the next frame is read to: a buffer of the largest size.
+    landing: Option<PacketBuf>,
+    counters: TapCounters,
+}
+
+impl Tap {
+    /// Opens the interface, makes it where it does not exist, gives the kernel's end its addresses
+    /// and brings it up. The result has a wire for each queue; an interface that was made goes away
+    /// with the last of them.
+    ///
+    /// # Errors
+    /// As [`TapError`] lists them. Whatever was made is gone again.
+    pub fn open(config: &TapConfig) -> Result<Vec<Self>, TapError> {
+        setup::open(config)
+    }
+
+    fn new(file: File, name: &str, mtu: u16, offloads: bool) -> Self {
+        let caps = WireCaps { segmentation: offloads, checksum: offloads, mtu };
+        let (name, counters) = (name.to_owned(), TapCounters::default());
+        Self { file, name, caps, landing: None, counters }
+    }
+
+    /// Name of the interface.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What this queue did.
+    #[must_use]
+    pub const fn counters(&self) -> &TapCounters {
+        &self.counters
+    }
+
+    /// Reads one frame to the landing buffer, and gives its virtio-net header and the bytes of
+    /// both.
+    fn read(&mut self, pool: &mut PacketPool) -> io::Result<([u8; VNET_BYTES], usize)> {
+        let landing = match &mut self.landing {
+            Some(landing) => landing,
+            none => match pool.take(PacketPool::FRAME_BYTES_MAX) {
+                Some(buffer) => none.insert(buffer),
+                None => return Err(io::ErrorKind::OutOfMemory.into()),
+            },
+        };
+        let mut vnet = [0; VNET_BYTES];
+        let mut slices = [IoSliceMut::new(&mut vnet), IoSliceMut::new(landing.as_mut_slice())];
+        let len = retry(|| (&self.file).read_vectored(&mut slices))?;
+        Ok((vnet, len))
+    }
+
+    /// Takes the frame of `len` bytes out of the landing buffer.
+    fn take_landed(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
+        if len <= KEEP_BYTES {
+            return pool.copy(&self.landing.as_ref()?.as_slice()[..len]);
+        }
+        let mut packet = self.landing.take()?;
+        packet.truncate(len);
+        Some(packet)
+    }
+}
+
+fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usize> {
+    let mut few = [IoSlice::new(&[]); SLICES];
+    let mut many;
+    let count = frame.payload.len() + 2;
+    let slices = match few.get_mut(..count) {
+        Some(slices) => slices,
+        None => {
+            many = vec![IoSlice::new(&[]); count];
+            &mut many[..]
+        }
+    };
+    slices[0] = IoSlice::new(vnet);
+    slices[1] = IoSlice::new(frame.header.as_slice());
+    for (slice, payload) in slices[2..].iter_mut().zip(&frame.payload) {
+        *slice = IoSlice::new(payload.as_slice());
+    }
+    retry(|| file.write_vectored(slices))
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+impl Wire for Tap {
+    fn capabilities(&self) -> WireCaps {
+        self.caps
+    }
+
+    fn transmit(&mut self, _now: Instant, frame: &TxFrame) -> TxStatus {
+        let Some(vnet) = vnet::encode(frame) else {
+            self.counters.tap_tx_refused += 1;
+            return TxStatus::Failed;
+        };
+        match write_frame(&self.file, &vnet, frame) {
+            Ok(_) => {
+                self.counters.tap_tx_frames += 1;
+                self.counters.tap_tx_bytes += frame.len() as u64;
+                self.counters.tap_tx_runs += u64::from(vnet::is_run(vnet));
+                TxStatus::Sent
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.counters.tap_tx_full += 1;
+                TxStatus::Full
+            }
+            Err(_) => {
+                self.counters.tap_tx_errors += 1;
+                TxStatus::Failed
+            }
+        }
+    }
+
+    fn receive(&mut self, _now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        loop {
+            let (vnet, len) = match self.read(pool) {
+                Ok(got) => got,
+                Err(error) => {
+                    let idle = error.kind() == io::ErrorKind::WouldBlock;
+                    self.counters.tap_rx_errors += u64::from(!idle);
+                    return None;
+                }
+            };
+            // A read that fills the buffer was cut off, for all we know.
+            let len = len.checked_sub(VNET_BYTES).filter(|&n| n < PacketPool::FRAME_BYTES_MAX);
+            let packet = len.filter(|&n| n > 0).and_then(|n| self.take_landed(n, pool));
+            let Some(packet) = packet else {
+                self.counters.tap_rx_malformed += 1;
+                continue;
+            };
+            let (checksum, segment_size) = vnet::decode(vnet);
+            self.counters.tap_rx_frames += 1;
+            self.counters.tap_rx_bytes += packet.len() as u64;
+            self.counters.tap_rx_runs += u64::from(segment_size > 0);
+            return Some(RxFrame { packet, checksum, segment_size });
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        Some(self.file.as_raw_fd())
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+}

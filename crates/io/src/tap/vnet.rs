@@ -1,0 +1,154 @@
+//! The virtio-net header that stands before every frame on a TAP: what a NIC's descriptor says
+//! about offloads.
+//!
+//! Virtual I/O Device 1.2, section 5.1.6 `struct virtio_net_hdr`, in its ten-byte form without
+//! `num_buffers` and in the machine's byte order, which is what `IFF_VNET_HDR` gives unless told
+//! otherwise (Linux, `tun_put_user`).
+
+use abi::Checksum;
+use abi::port::TxFrame;
+
+/// Bytes of it.
+pub(super) const VNET_BYTES: usize = 10;
+
+/// `flags`: the checksum from `csum_start` on is to be filled in, or on receive was never filled
+/// in.
+const F_NEEDS_CSUM: u8 = 1;
+/// `flags`, on receive: the checksum was verified.
+const F_DATA_VALID: u8 = 2;
+/// `gso_type`: one packet.
+const GSO_NONE: u8 = 0;
+/// `gso_type`: a run of TCP segments over IPv4.
+const GSO_TCPV4: u8 = 1;
+/// `gso_type`: a run of TCP segments over IPv6.
+const GSO_TCPV6: u8 = 4;
+/// Added to `gso_type`: the first segment carries CWR (RFC 3168 6.1.2: the later ones must not).
+const GSO_ECN: u8 = 0x80;
+
+const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_UDP: u8 = 17;
+const PROTOCOL_ICMPV6: u8 = 58;
+/// CWR in the flags byte of a TCP header, which stands at offset 13.
+const TCP_CWR: u8 = 0x80;
+
+/// The header for a frame, or `None` where it asks for what the format cannot say.
+pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
+    let mut out = [0; VNET_BYTES];
+    if !frame.checksum_partial && frame.segment_size == 0 {
+        return Some(out);
+    }
+    let header = frame.header.as_slice();
+    let (ipv6, protocol) = network(header, frame.header.l3())?;
+    let l4 = frame.header.l4();
+    if frame.checksum_partial {
+        let offset: u16 = match protocol {
+            PROTOCOL_TCP => 16,
+            PROTOCOL_UDP => 6,
+            PROTOCOL_ICMPV6 => 2,
+            // ICMP for IPv4 has no pseudo-header, so nobody leaves its sum half done.
+            _ => return None,
+        };
+        out[0] = F_NEEDS_CSUM;
+        out[6..8].copy_from_slice(&u16::try_from(l4).ok()?.to_ne_bytes());
+        out[8..10].copy_from_slice(&offset.to_ne_bytes());
+    }
+    // A run that fits one packet is one packet: the kernel refuses to cut it.
+    if frame.segment_size > 0 && frame.payload_len() > usize::from(frame.segment_size) {
+        if protocol != PROTOCOL_TCP {
+            return None;
+        }
+        let ecn = if header.get(l4 + 13)? & TCP_CWR == 0 { 0 } else { GSO_ECN };
+        out[1] = ecn | if ipv6 { GSO_TCPV6 } else { GSO_TCPV4 };
+        out[2..4].copy_from_slice(&u16::try_from(header.len()).ok()?.to_ne_bytes());
+        out[4..6].copy_from_slice(&frame.segment_size.to_ne_bytes());
+    }
+    Some(out)
+}
+
+/// Whether the header says that its frame is a run of segments.
+pub(super) const fn is_run(vnet: [u8; VNET_BYTES]) -> bool {
+    vnet[1] != GSO_NONE
+}
+
+/// Whether the packet is IPv6, and its transport protocol. Our stack writes no extension headers.
+fn network(header: &[u8], l3: usize) -> Option<(bool, u8)> {
+    match header.get(l3)? >> 4 {
+        4 => Some((false, *header.get(l3 + 9)?)),
+        6 => Some((true, *header.get(l3 + 6)?)),
+        _ => None,
+    }
+}
+
+/// What the header says about a received frame: its checksum, and the segment size where it was
+/// merged.
+pub(super) fn decode(vnet: [u8; VNET_BYTES]) -> (Checksum, u16) {
+    let [flags, gso_type, _, _, size0, size1, ..] = vnet;
+    let checksum = match flags & (F_NEEDS_CSUM | F_DATA_VALID) {
+        0 => Checksum::Unchecked,
+        _ => Checksum::Good,
+    };
+    match gso_type & !GSO_ECN {
+        GSO_NONE => (checksum, 0),
+        _ => (checksum, u16::from_ne_bytes([size0, size1])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::Header;
+    use abi::port::Payload;
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn frame(version: u8, protocol: u8, payload: usize) -> TxFrame {
+        let l4 = if version == 4 { 34 } else { 54 };
+        let mut header = vec![0; l4 + 20];
+        header[14] = version << 4;
+        header[if version == 4 { 23 } else { 20 }] = protocol;
+        TxFrame {
+            header: Header::from_bytes(&header, 14, l4).unwrap(),
+            payload: [Payload::Host(Bytes::from(vec![0; payload]))].into_iter().collect(),
+            segment_size: 0,
+            checksum_partial: true,
+        }
+    }
+
+    fn fields(vnet: [u8; VNET_BYTES]) -> (u8, u8, [u16; 4]) {
+        let word = |at| u16::from_ne_bytes([vnet[at], vnet[at + 1]]);
+        (vnet[0], vnet[1], [word(2), word(4), word(6), word(8)])
+    }
+
+    #[test]
+    fn encodes_each_protocol() {
+        let plain = TxFrame { checksum_partial: false, ..frame(4, 1, 9) };
+        assert_eq!(encode(&plain), Some([0; VNET_BYTES]));
+        assert_eq!(fields(encode(&frame(4, 6, 9)).unwrap()), (1, 0, [0, 0, 34, 16]));
+        assert_eq!(fields(encode(&frame(6, 17, 9)).unwrap()), (1, 0, [0, 0, 54, 6]));
+        assert_eq!(fields(encode(&frame(6, 58, 9)).unwrap()), (1, 0, [0, 0, 54, 2]));
+        assert_eq!(encode(&frame(4, 1, 9)), None);
+        assert_eq!(encode(&frame(5, 6, 9)), None);
+    }
+
+    #[test]
+    fn encodes_runs() {
+        let mut run = TxFrame { segment_size: 100, ..frame(4, 6, 250) };
+        assert_eq!(fields(encode(&run).unwrap()), (1, 1, [54, 100, 34, 16]));
+        run.header.as_mut_slice()[34 + 13] = 0x80;
+        assert_eq!(fields(encode(&run).unwrap()).1, 0x81);
+        let run = TxFrame { segment_size: 100, ..frame(6, 6, 250) };
+        assert_eq!(fields(encode(&run).unwrap()), (1, 4, [74, 100, 54, 16]));
+        let short = TxFrame { segment_size: 100, ..frame(4, 6, 100) };
+        assert_eq!(fields(encode(&short).unwrap()), (1, 0, [0, 0, 34, 16]));
+        let udp = TxFrame { segment_size: 100, ..frame(4, 17, 250) };
+        assert_eq!(encode(&udp), None);
+    }
+
+    #[test]
+    fn decodes() {
+        let [a, b] = 1448_u16.to_ne_bytes();
+        assert_eq!(decode([0; 10]), (Checksum::Unchecked, 0));
+        assert_eq!(decode([1, 0, 0, 0, a, b, 0, 0, 0, 0]), (Checksum::Good, 0));
+        assert_eq!(decode([2, 0x81, 0, 0, a, b, 0, 0, 0, 0]), (Checksum::Good, 1448));
+    }
+}
