@@ -39,12 +39,12 @@ macro_rules! counters {
 
         impl $name {
             /// Calls `f` with the name and value of each counter, in order of definition.
-            pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+            $vis fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
                 $( f(stringify!($field), self.$field); )*
             }
 
             /// Adds each counter of `other` to this one's: for totals over queues and workers.
-            pub fn add(&mut self, other: &Self) {
+            $vis fn add(&mut self, other: &Self) {
                 $( self.$field += other.$field; )*
             }
         }

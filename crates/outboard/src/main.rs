@@ -1,2 +1,31 @@
-//! x
-fn main() {}
+//! `outboard`: the command line. One binary; each verb has a module.
+//!
+//! Exit codes: 0 for success, 2 for wrong usage (clap's), and those of `sysexits.h` where something outside is missing or
+//! refused: see [`error::Failure`]. An error is one line on stderr that says what to do next.
+#![forbid(unsafe_code)]
+
+mod args;
+mod control;
+mod error;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Verb};
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Serve(args) => serve::run(&args),
+        Verb::Stat(args) => control::client::stat(&args),
+        Verb::Ss(args) => control::client::ss(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("outboard: {failure}");
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! From the bytes of a request to its response: the decisions of HTTP, without a socket.
+//!
+//! [`super::connection`] calls [`Responder::decide`] with the bytes at the front of a connection
+//! and carries out what it says. A request that needs a file which is not open is decided again,
+//! from the same bytes, once it is: so nothing of a request is ever stored.
+
+use std::net::IpAddr;
+
+use abi::{FileFault, FileId, FileStat};
+use base::Instant;
+
+use super::Config;
+use super::conditional::{Verdict, evaluate};
+use super::counters::Counters;
+use super::files::{Files, Lookup, Opened, Resource, Waiter};
+use super::log::{Log, Record};
+use super::range::{ByteRange, Selection, select};
+use super::request::{Field, Limits, Method, Parsed, Request, parse, slots};
+use super::resource::OpenFile;
+use super::response::{Content, Extra, Output, Persist, Plan};
+use super::status::Status;
+use super::target::{TargetError, normalise, plain, split};
+
+/// What is to be done about the bytes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Wait for more of them.
+    Incomplete,
+    /// Send the response that lies in the output, and take these many bytes off the front.
+    Respond(Plan, usize),
+    /// Open the file whose path lies in [`Responder::path`].
+    Open,
+    /// Wait for the open of that path, which is under way.
+    Join,
+}
+
+/// What the server knows of the request besides its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Circumstances {
+    /// The client, for the log.
+    pub(crate) remote: Option<IpAddr>,
+    /// The request waited for its file; this is how the open ended.
+    pub(crate) opened: Option<Result<(), FileFault>>,
+    /// The connection has had its share of requests: this is the last.
+    pub(crate) last: bool,
+}
+
+/// All that responding needs.
+pub(crate) struct Responder {
+    pub(crate) files: Files,
+    pub(crate) output: Output,
+    pub(crate) log: Log,
+    pub(crate) counters: Counters,
+    limits: Limits,
+    ranges_max: usize,
+    index: String,
+    /// The path of the request that was decided last, where it was not plain or not found.
+    path: Vec<u8>,
+    ranges: Vec<ByteRange>,
+}
+
+/// Why a request was not answered at once.
+enum Wait {
+    Open,
+    Join,
+}
+
+impl Responder {
+    pub(crate) fn new(config: &Config) -> Self {
+        let mut seeds = base::Prng::new(config.seed);
+        let key = (seeds.next_u64(), seeds.next_u64());
+        Self {
+            files: Files::new(config.files_max, config.file_validity, key),
+            output: Output::new(&config.server_name, config.unix_epoch, seeds.next_u64()),
+            log: Log::new(config.access_log),
+            counters: Counters::default(),
+            limits: Limits {
+                head_bytes_max: config.head_bytes_max,
+                line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),
+            },
+            ranges_max: config.ranges_max,
+            index: config.index.clone(),
+            path: Vec::new(),
+            ranges: Vec::new(),
+        }
+    }
+
+    /// The path to open after [`Decision::Open`] or to wait for after [`Decision::Join`].
+    pub(crate) fn path(&self) -> &str {
+        // Normalised paths are UTF-8: `normalise` made sure.
+        core::str::from_utf8(&self.path).unwrap_or_default()
+    }
+
+    /// Decides about the bytes at the front of a connection. Reads no more than one request of
+    /// them.
+    pub(crate) fn decide(&mut self, now: Instant, bytes: &[u8], about: Circumstances) -> Decision {
+        self.output.advance(now);
+        let mut slots = slots();
+        match parse(bytes, &mut slots, self.limits) {
+            Parsed::Incomplete => Decision::Incomplete,
+            Parsed::Refused { status, head } => {
+                let content = if head { Content::HeadOnly } else { Content::Sent };
+                let plan = self.output.text(status, Extra::None, content, Persist::Close);
+                self.record(bytes, &plan, None, about.remote);
+                Decision::Respond(plan, bytes.len())
+            }
+            Parsed::Complete(request, head_bytes) => {
+                // RFC 9112 section 9.3. Content is not read, so where the next request begins stays
+                // unknown.
+                let persist = if !request.keep_alive || request.has_content || about.last {
+                    Persist::Close
+                } else if request.minor == 0 {
+                    Persist::KeepAliveSaid
+                } else {
+                    Persist::KeepAlive
+                };
+                match self.respond(now, &request, persist, about.opened) {
+                    Ok(plan) => {
+                        self.record(bytes, &plan, Some(&request), about.remote);
+                        Decision::Respond(plan, head_bytes)
+                    }
+                    Err(Wait::Open) => Decision::Open,
+                    Err(Wait::Join) => Decision::Join,
+                }
+            }
+        }
+    }
+
+    /// The open that [`Decision::Open`] asked for began.
+    pub(crate) fn begin_open(&mut self, file: FileId, waiter: Waiter) {
+        let path = core::str::from_utf8(&self.path).unwrap_or_default();
+        self.files.begin(path, file, waiter);
+    }
+
+    /// Waits for the open that [`Decision::Join`] spoke of.
+    pub(crate) fn join_open(&mut self, waiter: Waiter) {
+        self.files.join(&self.path, waiter);
+    }
+
+    /// An open ended.
+    pub(crate) fn file_opened(
+        &mut self,
+        now: Instant,
+        file: FileId,
+        result: Result<FileStat, FileFault>,
+    ) -> Opened {
+        self.output.advance(now);
+        self.files.opened(now, self.output.clock().unix_s(), file, result)
+    }
+
+    /// A file failed while it was being sent.
+    pub(crate) fn file_failed(
+        &mut self,
+        now: Instant,
+        remote: Option<IpAddr>,
+        file: Option<FileId>,
+        fault: FileFault,
+    ) {
+        self.output.advance(now);
+        if let Some(file) = file {
+            self.files.invalidate(file);
+        }
+        if self.log.enabled() {
+            let what = format_args!("reset in mid-response: {fault}");
+            let added = self.log.remark(self.output.clock().log(), remote, what);
+            self.counters.http_log_dropped += u64::from(!added);
+        }
+    }
+
+    /// A response that no request's bytes led to: 408, or 503 for a disk that does not answer.
+    pub(crate) fn give_up(&mut self, now: Instant, status: Status, remote: Option<IpAddr>) -> Plan {
+        self.output.advance(now);
+        let extra =
+            if status == Status::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
+        let plan = self.output.text(status, extra, Content::Sent, Persist::Close);
+        self.record(b"", &plan, None, remote);
+        plan
+    }
+
+    fn respond(
+        &mut self,
+        now: Instant,
+        request: &Request<'_, '_>,
+        persist: Persist,
+        opened: Option<Result<(), FileFault>>,
+    ) -> Result<Plan, Wait> {
+        let content =
+            if request.method == Method::Head { Content::HeadOnly } else { Content::Sent };
+        let output = &mut self.output;
+        let mut text = |status, extra| output.text(status, extra, content, persist);
+        match request.method {
+            Method::Get | Method::Head => {}
+            Method::NotAllowed => return Ok(text(Status::MethodNotAllowed, Extra::Allow)),
+            // RFC 9110 section 9.1.
+            Method::Unknown => return Ok(text(Status::NotImplemented, Extra::None)),
+        }
+        if request.unknown_expectation {
+            // RFC 9110 section 10.1.1.
+            return Ok(text(Status::ExpectationFailed, Extra::None));
+        }
+        if let Some(Err(fault)) = opened {
+            let (status, extra) = fault_status(fault);
+            return Ok(text(status, extra));
+        }
+        let (path, asked) = match locate(request.target, &self.index, &mut self.path) {
+            Ok(located) => located,
+            Err(error) => return Ok(text(target_status(error), Extra::None)),
+        };
+        let lookup = self.files.lookup(now, path.unwrap_or(&self.path));
+        let resource = match lookup {
+            Lookup::Ready(resource) => resource,
+            unready => {
+                self.counters.http_file_cache_misses += u64::from(opened.is_none());
+                let joins = matches!(unready, Lookup::Opening);
+                if let Some(path) = path {
+                    self.path.clear();
+                    self.path.extend_from_slice(path);
+                }
+                return Err(if joins { Wait::Join } else { Wait::Open });
+            }
+        };
+        self.counters.http_file_cache_hits += u64::from(opened.is_none());
+        let (output, ranges) = (&mut self.output, &mut self.ranges);
+        Ok(match (resource, asked) {
+            (Resource::File(file), _) => {
+                Serving { output, ranges, ranges_max: self.ranges_max, content, persist }
+                    .file(request, file)
+            }
+            (Resource::Directory, Asked::File { query }) => {
+                let extra = Extra::Directory { path: path.unwrap_or(&self.path), query };
+                output.text(Status::MovedPermanently, extra, content, persist)
+            }
+            // An index file that is itself a directory.
+            (Resource::Directory, Asked::Directory) => {
+                output.text(Status::NotFound, Extra::None, content, persist)
+            }
+        })
+    }
+
+    /// Counts a response and logs it.
+    fn record(
+        &mut self,
+        bytes: &[u8],
+        plan: &Plan,
+        request: Option<&Request<'_, '_>>,
+        remote: Option<IpAddr>,
+    ) {
+        self.counters.count_status(plan.status.code());
+        if !self.log.enabled() {
+            return;
+        }
+        let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
+        let field = |field| request.and_then(|r| r.values(field).next());
+        let record = Record {
+            remote,
+            request: line.strip_suffix(b"\r").unwrap_or(line),
+            status: plan.status.code(),
+            body_bytes: plan.body_bytes,
+            referer: field(Field::Referer),
+            user_agent: field(Field::UserAgent),
+        };
+        let added = self.log.add(self.output.clock().log(), &record);
+        self.counters.http_log_dropped += u64::from(!added);
+    }
+}
+
+/// One response from an open file.
+struct Serving<'a> {
+    output: &'a mut Output,
+    ranges: &'a mut Vec<ByteRange>,
+    ranges_max: usize,
+    content: Content,
+    persist: Persist,
+}
+
+impl Serving<'_> {
+    fn file(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
+        let now_s = self.output.clock().unix_s();
+        match evaluate(request, &file.validators, now_s) {
+            Verdict::NotModified => self.output.not_modified(file, self.persist),
+            Verdict::PreconditionFailed => {
+                let status = Status::PreconditionFailed;
+                self.output.text(status, Extra::None, self.content, self.persist)
+            }
+            Verdict::Proceed { range: false } => {
+                self.output.whole(file, self.content, self.persist)
+            }
+            Verdict::Proceed { range: true } => self.part(request, file),
+        }
+    }
+
+    fn part(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
+        // Two Range fields are an invalid one, and that is ignored.
+        let selection = request.single(Field::Range).map_or(Selection::Whole, |value| {
+            select(value, file.size, self.ranges_max, self.ranges)
+        });
+        match selection {
+            Selection::Whole => self.output.whole(file, self.content, self.persist),
+            Selection::Ranges => self.output.ranges(file, self.ranges, self.persist),
+            Selection::Unsatisfiable => {
+                let extra = Extra::Size(file.size);
+                self.output.text(Status::RangeNotSatisfiable, extra, self.content, self.persist)
+            }
+        }
+    }
+}
+
+/// What a target names: a file, or a directory and so its index file.
+#[derive(Clone, Copy, Debug)]
+enum Asked<'b> {
+    File { query: &'b [u8] },
+    Directory,
+}
+
+/// The path of the file that a target names: within the target, or (`None`) in `scratch`.
+fn locate<'b>(
+    target: &'b [u8],
+    index: &str,
+    scratch: &mut Vec<u8>,
+) -> Result<(Option<&'b [u8]>, Asked<'b>), TargetError> {
+    if let Some(path) = plain(target) {
+        return Ok((Some(path), Asked::File { query: b"" }));
+    }
+    let target = split(target)?;
+    if normalise(target.path, scratch)? {
+        scratch.extend_from_slice(index.as_bytes());
+        return Ok((None, Asked::Directory));
+    }
+    Ok((None, Asked::File { query: target.query }))
+}
+
+const fn target_status(error: TargetError) -> Status {
+    match error {
+        TargetError::Malformed => Status::BadRequest,
+        TargetError::Climbs => Status::Forbidden,
+        TargetError::NotText => Status::NotFound,
+    }
+}
+
+const fn fault_status(fault: FileFault) -> (Status, Extra<'static>) {
+    match fault {
+        FileFault::NotFound | FileFault::BadPath => (Status::NotFound, Extra::None),
+        FileFault::Denied => (Status::Forbidden, Extra::None),
+        FileFault::Refused(_) => (Status::ServiceUnavailable, Extra::RetryAfter),
+        _ => (Status::InternalServerError, Extra::None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

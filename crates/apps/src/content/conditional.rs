@@ -1,0 +1,219 @@
+//! Conditional requests: whether a request is carried out, in the order of RFC 9110 section 13.2.2.
+//!
+//! Called by [`super::answer`] for requests that would otherwise end in 200 or 206. Pure.
+
+use super::date;
+use super::request::{Field, Method, Request};
+
+/// What a client may know of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Validators {
+    /// Strong entity-tag, with its quotes.
+    pub(crate) etag: [u8; ETAG_BYTES],
+    /// Seconds since 1970, as said in Last-Modified; `None` where no such date can be written.
+    pub(crate) modified_s: Option<u64>,
+}
+
+/// Sixteen hexadecimal digits in quotes.
+pub(crate) const ETAG_BYTES: usize = 18;
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Carry it out; Range counts only where this says so.
+    Proceed {
+        /// A Range field is to be looked at.
+        range: bool,
+    },
+    /// The client has it already: 304.
+    NotModified,
+    /// 412.
+    PreconditionFailed,
+}
+
+/// Evaluates all conditions of a GET or HEAD. `now_s` is the time in seconds since 1970.
+pub(crate) fn evaluate(request: &Request<'_, '_>, file: &Validators, now_s: u64) -> Verdict {
+    if !request.has_conditions() {
+        return Verdict::Proceed { range: false };
+    }
+    // RFC 9110 section 13.2.2, steps 1 and 2.
+    if request.has(Field::IfMatch) {
+        if !any_tag_matches(request.values(Field::IfMatch), &file.etag, Compare::Strong) {
+            return Verdict::PreconditionFailed;
+        }
+    } else if let Some(since_s) = date_of(request, Field::IfUnmodifiedSince) {
+        if file.modified_s.is_some_and(|modified_s| modified_s > since_s) {
+            return Verdict::PreconditionFailed;
+        }
+    }
+    // Steps 3 and 4.
+    if request.has(Field::IfNoneMatch) {
+        if any_tag_matches(request.values(Field::IfNoneMatch), &file.etag, Compare::Weak) {
+            return Verdict::NotModified;
+        }
+    } else if let Some(since_s) = date_of(request, Field::IfModifiedSince) {
+        if file.modified_s.is_some_and(|modified_s| modified_s <= since_s) {
+            return Verdict::NotModified;
+        }
+    }
+    // Step 5, and RFC 9110 section 14.2: Range means something for GET only.
+    let range = request.method == Method::Get
+        && request.has(Field::Range)
+        && (!request.has(Field::IfRange) || if_range(request, file, now_s));
+    Verdict::Proceed { range }
+}
+
+/// RFC 9110 section 13.1.5: an entity-tag compared strongly, or exactly the date of Last-Modified.
+fn if_range(request: &Request<'_, '_>, file: &Validators, now_s: u64) -> bool {
+    let Some(value) = request.single(Field::IfRange) else { return false };
+    if value.starts_with(b"\"") || value.starts_with(b"W/") {
+        return value == file.etag;
+    }
+    // RFC 9110 section 8.8.2.2: within the second of its change a file may change again under the
+    // same date.
+    date::parse(value).is_some_and(|s| file.modified_s == Some(s) && s < now_s)
+}
+
+/// Conditions whose date is not one, or is there twice, are ignored (RFC 9110 sections 13.1.3 and
+/// 13.1.4).
+fn date_of(request: &Request<'_, '_>, field: Field) -> Option<u64> {
+    request.single(field).and_then(date::parse)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Compare {
+    Strong,
+    Weak,
+}
+
+fn any_tag_matches<'b>(
+    values: impl Iterator<Item = &'b [u8]>,
+    etag: &[u8; ETAG_BYTES],
+    compare: Compare,
+) -> bool {
+    values.into_iter().any(|value| {
+        value.trim_ascii() == b"*"
+            || Tags(value).any(|(weak, tag)| tag == etag && !(weak && compare == Compare::Strong))
+    })
+}
+
+/// The entity-tags of a list, with whether each is weak; ends at the first thing that is none (RFC
+/// 9110 section 8.8.3).
+struct Tags<'b>(&'b [u8]);
+
+impl<'b> Iterator for Tags<'b> {
+    type Item = (bool, &'b [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while let [b',' | b' ' | b'\t', rest @ ..] = self.0 {
+            self.0 = rest;
+        }
+        let (weak, quoted) = match self.0.strip_prefix(b"W/") {
+            Some(rest) => (true, rest),
+            None => (false, self.0),
+        };
+        let inner = quoted.strip_prefix(b"\"")?;
+        // Commas may stand in a tag; quotes may not.
+        let end = inner.iter().position(|&b| b == b'"')? + 2;
+        let (tag, rest) = quoted.split_at(end);
+        self.0 = rest;
+        Some((weak, tag))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Limits, Parsed, parse, slots};
+    use super::*;
+
+    const ETAG: &[u8; ETAG_BYTES] = b"\"0123456789abcdef\"";
+    const PROCEED: Verdict = Verdict::Proceed { range: false };
+    const RANGE: Verdict = Verdict::Proceed { range: true };
+    /// Sun, 06 Nov 1994 08:49:37 GMT.
+    const MODIFIED_S: u64 = 784_111_777;
+    const SAME: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+    const BEFORE: &str = "Sun, 06 Nov 1994 08:49:36 GMT";
+    const AFTER: &str = "Sun, 06 Nov 1994 08:49:38 GMT";
+
+    fn verdict_of(method: &str, fields: &[(&str, &str)], now_s: u64) -> Verdict {
+        let lines: String = fields.iter().map(|(n, v)| format!("{n}: {v}\r\n")).collect();
+        let text = format!("{method} / HTTP/1.1\r\nHost: a\r\n{lines}\r\n");
+        let limits = Limits { head_bytes_max: 4096, line_bytes_max: 4096 };
+        let mut slots = slots();
+        let Parsed::Complete(request, _) = parse(text.as_bytes(), &mut slots, limits) else {
+            panic!("{text}");
+        };
+        evaluate(&request, &Validators { etag: *ETAG, modified_s: Some(MODIFIED_S) }, now_s)
+    }
+
+    fn verdict(fields: &[(&str, &str)]) -> Verdict {
+        verdict_of("GET", fields, MODIFIED_S + 1000)
+    }
+
+    #[test]
+    fn if_none_match() {
+        let etag = core::str::from_utf8(ETAG).expect("ascii");
+        for hit in [etag, &format!("W/{etag}"), "*", " * ", &format!("\"x\", \"a,b\",{etag}")] {
+            assert_eq!(verdict(&[("If-None-Match", hit)]), Verdict::NotModified, "{hit}");
+        }
+        for miss in ["\"x\"", "", "0123456789abcdef", "\"0123456789abcdef", &format!("x, {etag}")] {
+            assert_eq!(verdict(&[("If-None-Match", miss)]), PROCEED, "{miss}");
+        }
+        let two = [("If-None-Match", "\"x\""), ("If-None-Match", etag)];
+        assert_eq!(verdict(&two), Verdict::NotModified);
+        // A tag that does not match outweighs a date that does: step 4 only without If-None-Match.
+        assert_eq!(verdict(&[("If-None-Match", "\"x\""), ("If-Modified-Since", SAME)]), PROCEED);
+    }
+
+    #[test]
+    fn if_match() {
+        let etag = core::str::from_utf8(ETAG).expect("ascii");
+        assert_eq!(verdict(&[("If-Match", etag)]), PROCEED);
+        assert_eq!(verdict(&[("If-Match", "*")]), PROCEED);
+        for miss in ["\"x\"", &format!("W/{etag}"), ""] {
+            assert_eq!(verdict(&[("If-Match", miss)]), Verdict::PreconditionFailed, "{miss}");
+        }
+        // Step 2 only without If-Match.
+        assert_eq!(verdict(&[("If-Match", etag), ("If-Unmodified-Since", BEFORE)]), PROCEED);
+        // Step 1 before step 3.
+        let both = [("If-None-Match", etag), ("If-Match", "\"x\"")];
+        assert_eq!(verdict(&both), Verdict::PreconditionFailed);
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(verdict(&[("If-Modified-Since", SAME)]), Verdict::NotModified);
+        assert_eq!(verdict(&[("If-Modified-Since", AFTER)]), Verdict::NotModified);
+        assert_eq!(verdict(&[("If-Modified-Since", BEFORE)]), PROCEED);
+        assert_eq!(verdict(&[("If-Modified-Since", "yesterday")]), PROCEED);
+        assert_eq!(verdict(&[("If-Modified-Since", SAME), ("If-Modified-Since", SAME)]), PROCEED);
+        assert_eq!(verdict(&[("If-Unmodified-Since", SAME)]), PROCEED);
+        assert_eq!(verdict(&[("If-Unmodified-Since", BEFORE)]), Verdict::PreconditionFailed);
+        assert_eq!(verdict(&[("If-Unmodified-Since", "now")]), PROCEED);
+        // The obsolete forms (RFC 9110 section 5.6.7).
+        for same in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+            assert_eq!(verdict(&[("If-Modified-Since", same)]), Verdict::NotModified, "{same}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        let etag = core::str::from_utf8(ETAG).expect("ascii");
+        let range = ("Range", "bytes=0-0");
+        assert_eq!(verdict(&[range]), RANGE);
+        assert_eq!(verdict_of("HEAD", &[range], MODIFIED_S + 1000), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", etag)]), RANGE);
+        assert_eq!(verdict(&[range, ("If-Range", &format!("W/{etag}"))]), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", "\"x\"")]), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", SAME)]), RANGE);
+        assert_eq!(verdict(&[range, ("If-Range", AFTER)]), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", BEFORE)]), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", "nonsense")]), PROCEED);
+        assert_eq!(verdict(&[range, ("If-Range", etag), ("If-Range", etag)]), PROCEED);
+        // Changed within this very second: the date is weak.
+        assert_eq!(verdict_of("GET", &[range, ("If-Range", SAME)], MODIFIED_S), PROCEED);
+        assert_eq!(verdict(&[range, ("If-None-Match", etag)]), Verdict::NotModified);
+        // If-Range without Range says nothing.
+        assert_eq!(verdict(&[("If-Range", etag)]), PROCEED);
+    }
+}

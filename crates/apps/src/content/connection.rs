@@ -1,0 +1,567 @@
+//! One connection: requests in, responses out, in order, until one side has had enough.
+//!
+//! [`super::server`] calls it when the socket's readiness changed, when a file it waits for was
+//! opened, and when its deadline is over. A request that lies whole in the host's receive buffer is
+//! answered from there; only one that comes in pieces is gathered in a buffer of its own. While a
+//! file is being opened the request stays where it is and is decided again afterwards, so an idle
+//! connection costs this struct and nothing else.
+//!
+//! Head and body are written one after the other and the host cuts segments only when the driver
+//! polls it, so that head and first bytes of the body share a segment without corking.
+
+use std::collections::VecDeque;
+
+use abi::{FileFault, FileId, Refusal};
+use base::Instant;
+use bytes::Bytes;
+use host::{SendError, SocketError};
+
+use super::Config;
+use super::answer::{Circumstances, Decision, Responder};
+use super::files::Waiter;
+use super::response::{Piece, Plan};
+use super::sockets::Sockets;
+use super::status::Status;
+
+/// Bytes written but not acknowledged above which no further request of a pipeline is answered.
+const PIPELINE_BYTES_MAX: u64 = 64 * 1024;
+
+/// All that a connection needs from outside.
+pub(crate) struct Context<'a, S> {
+    pub(crate) now: Instant,
+    pub(crate) host: &'a mut S,
+    pub(crate) responder: &'a mut Responder,
+    pub(crate) config: &'a Config,
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It goes on.
+    Keep,
+    /// It is over, and the socket was let go.
+    Gone,
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The first byte of a request.
+    Idle,
+    /// The rest of a request's head.
+    Head,
+    /// A file.
+    Opening,
+    /// The peer's acknowledgments, and then its FIN: nothing is answered any more. What still comes
+    /// is thrown away, for a reset in answer to it could destroy the last response on its way (RFC
+    /// 9112 section 9.6).
+    Closing,
+}
+
+/// Whether there is more to do at once.
+enum Step {
+    Again,
+    Wait,
+    Gone,
+}
+
+/// A request that came in pieces.
+#[derive(Debug, Default)]
+struct Partial {
+    bytes: Vec<u8>,
+    /// The empty line that ends a head is in it, or more bytes than a head or its first line may
+    /// have.
+    complete: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection<I> {
+    pub(crate) socket: I,
+    /// Tells it from those that had the same place in the table.
+    pub(crate) serial: u32,
+    /// Requests answered.
+    served: u32,
+    phase: Phase,
+    /// Not everything was acknowledged when we last looked: the deadline is that of sending.
+    sending: bool,
+    /// Our direction is closed.
+    shut: bool,
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) deadline: Instant,
+    /// Bytes given to the host.
+    written: u64,
+    /// Those of them that were acknowledged when the deadline was set.
+    acknowledged: u64,
+    partial: Option<Box<Partial>>,
+    /// What the host had no room for.
+    #[expect(clippy::box_collection, reason = "nearly always none: eight bytes instead of 32")]
+    pending: Option<Box<VecDeque<Piece>>>,
+    /// The file that was sent last.
+    file: Option<FileId>,
+}
+
+impl<I: Copy + Eq> Connection<I> {
+    /// A connection that was just accepted.
+    pub(crate) fn new(socket: I, serial: u32, now: Instant, config: &Config) -> Self {
+        Self {
+            socket,
+            serial,
+            served: 0,
+            phase: Phase::Idle,
+            sending: false,
+            shut: false,
+            deadline: now + config.header_timeout,
+            written: 0,
+            acknowledged: 0,
+            partial: None,
+            pending: None,
+            file: None,
+        }
+    }
+
+    /// The socket's readiness changed.
+    pub(crate) fn handle_readiness<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        if let Some(error) = cx.host.readiness(self.socket).error {
+            return self.lost(cx, error);
+        }
+        self.advance(cx)
+    }
+
+    /// The file that it waited for was opened, or not.
+    pub(crate) fn handle_opened<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        result: Result<(), FileFault>,
+    ) -> Fate {
+        if self.phase != Phase::Opening {
+            return Fate::Keep;
+        }
+        self.phase = if self.partial.is_some() { Phase::Head } else { Phase::Idle };
+        match self.answer(cx, Some(result)) {
+            Step::Gone => Fate::Gone,
+            Step::Wait | Step::Again => self.advance(cx),
+        }
+    }
+
+    /// The deadline is over.
+    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        match self.phase {
+            Phase::Idle | Phase::Closing if self.sending => self.check_progress(cx),
+            Phase::Idle => {
+                let counters = &mut cx.responder.counters;
+                match self.served {
+                    0 => counters.http_timeouts_header += 1,
+                    _ => counters.http_timeouts_keepalive += 1,
+                }
+                self.begin_closing(cx);
+                self.close_when_done(cx)
+            }
+            Phase::Head => {
+                cx.responder.counters.http_timeouts_header += 1;
+                self.give_up(cx, Status::RequestTimeout)
+            }
+            Phase::Opening => {
+                cx.responder.counters.http_timeouts_open += 1;
+                self.give_up(cx, Status::ServiceUnavailable)
+            }
+            Phase::Closing => {
+                cx.responder.counters.http_timeouts_linger += 1;
+                cx.host.close(cx.now, self.socket);
+                Fate::Gone
+            }
+        }
+    }
+
+    /// Answers all requests that are there, as far as the send queue allows.
+    fn advance<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        loop {
+            match self.phase {
+                Phase::Opening => return Fate::Keep,
+                Phase::Closing => return self.close_when_done(cx),
+                Phase::Idle | Phase::Head => match self.next_request(cx) {
+                    Step::Again => {}
+                    Step::Wait => break,
+                    Step::Gone => return Fate::Gone,
+                },
+            }
+        }
+        if self.pending.is_some() {
+            return Fate::Keep;
+        }
+        let ready = cx.host.readiness(self.socket);
+        if ready.peer_closed {
+            // No request can come any more; one that was cut off is worth no answer.
+            let cut = self.partial.take().is_some();
+            cx.responder.counters.http_aborted_peer += u64::from(cut);
+            self.begin_closing(cx);
+            return self.close_when_done(cx);
+        }
+        if self.sending && ready.drained && self.phase == Phase::Idle {
+            self.sending = false;
+            self.deadline = cx.now + cx.config.keepalive_timeout;
+        }
+        Fate::Keep
+    }
+
+    fn next_request<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Step {
+        match self.flush(cx) {
+            Ok(true) => {}
+            Ok(false) => return Step::Wait,
+            Err(error) => return self.send_failed(cx, error),
+        }
+        // The rest of a pipeline waits in the receive buffer, and at last in the client: drained or
+        // writable comes.
+        if cx.host.send_queue(self.socket) > PIPELINE_BYTES_MAX {
+            return Step::Wait;
+        }
+        if self.partial.is_some() {
+            if !self.gather(cx) {
+                return Step::Wait;
+            }
+        } else {
+            // RFC 9112 section 2.2: empty lines before a request line are ignored. They start no
+            // deadline.
+            let bytes = cx.host.peek(self.socket);
+            let empty = bytes.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
+            if empty > 0 {
+                cx.host.consume(self.socket, empty);
+                return Step::Again;
+            }
+        }
+        self.answer(cx, None)
+    }
+
+    /// Decides about the bytes at the front and does what was decided.
+    fn answer<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        opened: Option<Result<(), FileFault>>,
+    ) -> Step {
+        let bytes = match &self.partial {
+            Some(partial) => &partial.bytes,
+            None => cx.host.peek(self.socket),
+        };
+        if bytes.is_empty() {
+            return Step::Wait;
+        }
+        let log = cx.responder.log.enabled();
+        let about = Circumstances {
+            remote: if log { cx.host.remote(self.socket) } else { None },
+            opened,
+            last: self.served + 1 >= cx.config.requests_per_connection_max,
+        };
+        match cx.responder.decide(cx.now, bytes, about) {
+            Decision::Respond(plan, head_bytes) => {
+                if self.partial.take().is_none() {
+                    cx.host.consume(self.socket, head_bytes);
+                }
+                self.served += 1;
+                self.send_response(cx, &plan)
+            }
+            Decision::Incomplete if self.partial.is_none() => {
+                self.partial = Some(Box::default());
+                self.phase = Phase::Head;
+                self.deadline = cx.now + cx.config.header_timeout;
+                Step::Again
+            }
+            // A head with its end in it is whole, so the parser has said yes or no; here for safety
+            // only.
+            Decision::Incomplete => match self.give_up(cx, Status::BadRequest) {
+                Fate::Keep => Step::Again,
+                Fate::Gone => Step::Gone,
+            },
+            Decision::Open => {
+                let Some(file) = open(cx) else {
+                    let full = FileFault::Refused(Refusal::TableFull);
+                    return self.answer(cx, Some(Err(full)));
+                };
+                cx.responder.begin_open(file, self.waiter::<S>());
+                self.wait_for_file(cx)
+            }
+            Decision::Join => {
+                cx.responder.join_open(self.waiter::<S>());
+                self.wait_for_file(cx)
+            }
+        }
+    }
+
+    fn wait_for_file<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) -> Step {
+        self.phase = Phase::Opening;
+        // The disk's time is not the client's fault, but has a bound all the same.
+        self.deadline = cx.now + cx.config.send_timeout;
+        Step::Again
+    }
+
+    fn waiter<S: Sockets<Id = I>>(&self) -> Waiter {
+        // The host's tables have 32-bit indices.
+        let index = u32::try_from(S::index(self.socket)).unwrap_or(u32::MAX);
+        Waiter { index, serial: self.serial }
+    }
+
+    /// Takes bytes of a head that comes in pieces, and none beyond its end; says whether it is
+    /// whole or too long.
+    fn gather<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> bool {
+        let Some(partial) = &mut self.partial else { return false };
+        while !partial.complete {
+            let bytes = cx.host.peek(self.socket);
+            if bytes.is_empty() {
+                return false;
+            }
+            let before = partial.bytes.len();
+            // One byte more than is allowed, so that the parser sees what is too long.
+            let room = cx.config.head_bytes_max + 1 - before;
+            partial.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            // Only new bytes are searched: a client that sends one at a time cannot make us read
+            // all again each time.
+            if let Some(end) = head_end(&partial.bytes, before.saturating_sub(2)) {
+                partial.bytes.truncate(end);
+                partial.complete = true;
+            }
+            let len = partial.bytes.len();
+            let line_max = cx.config.request_line_bytes_max.min(cx.config.head_bytes_max);
+            partial.complete |= len > cx.config.head_bytes_max
+                || (before <= line_max
+                    && len > line_max
+                    && !partial.bytes[..line_max].contains(&b'\n'));
+            cx.host.consume(self.socket, partial.bytes.len() - before);
+        }
+        true
+    }
+
+    /// Answers with an error that no whole request led to, and closes.
+    fn give_up<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, status: Status) -> Fate {
+        self.partial = None;
+        let remote = cx.host.remote(self.socket);
+        let plan = cx.responder.give_up(cx.now, status, remote);
+        match self.send_response(cx, &plan) {
+            Step::Gone => Fate::Gone,
+            Step::Again | Step::Wait => self.close_when_done(cx),
+        }
+    }
+
+    /// Sends the response that lies in the responder's output.
+    fn send_response<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, plan: &Plan) -> Step {
+        if !self.sending {
+            self.sending = true;
+            self.acknowledged = self.written;
+        }
+        self.deadline = cx.now + cx.config.send_timeout;
+        self.phase = Phase::Idle;
+        self.file = plan.file.or(self.file);
+        let mut pieces = core::mem::take(&mut cx.responder.output.pieces);
+        let result = pieces.drain(..).try_for_each(|piece| self.send(cx, piece));
+        // The vector keeps its place, so that nothing is allocated for the next response.
+        cx.responder.output.pieces = pieces;
+        if let Err(error) = result {
+            return self.send_failed(cx, error);
+        }
+        if plan.close {
+            self.begin_closing(cx);
+        }
+        Step::Again
+    }
+
+    /// Gives a piece to the host, or keeps what it has no room for.
+    fn send<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        piece: Piece,
+    ) -> Result<(), SendError> {
+        match &piece {
+            Piece::Bytes(bytes) => cx.responder.counters.http_head_bytes += bytes.len() as u64,
+            Piece::File { len, .. } => cx.responder.counters.http_body_bytes += len,
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.push_back(piece);
+        } else if let Some(rest) = self.offer(cx, piece)? {
+            self.pending = Some(Box::new(VecDeque::from([rest])));
+        }
+        Ok(())
+    }
+
+    /// Gives a piece to the host; returns what it did not take.
+    fn offer<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        piece: Piece,
+    ) -> Result<Option<Piece>, SendError> {
+        match piece {
+            Piece::Bytes(bytes) => {
+                let taken = cx.host.send(self.socket, Bytes::clone(&bytes))?;
+                self.written += taken as u64;
+                let rest = bytes.slice(taken.min(bytes.len())..);
+                Ok((!rest.is_empty()).then_some(Piece::Bytes(rest)))
+            }
+            Piece::File { file, offset, len } => {
+                cx.host.offload_write(self.socket, file, offset / 2, len)?;
+                self.written += len;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Gives the host what it had no room for; says whether nothing is left.
+    fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Result<bool, SendError> {
+        while let Some(piece) = self.pending.as_mut().and_then(|p| p.pop_front()) {
+            if let Some(rest) = self.offer(cx, piece)? {
+                if let Some(pending) = &mut self.pending {
+                    pending.push_front(rest);
+                }
+                return Ok(false);
+            }
+        }
+        self.pending = None;
+        Ok(true)
+    }
+
+    fn begin_closing<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) {
+        self.phase = Phase::Closing;
+        self.sending = true;
+        self.deadline = cx.now + cx.config.send_timeout;
+    }
+
+    /// The last steps: everything sent, our direction closed, everything acknowledged, the peer's
+    /// direction closed.
+    fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        loop {
+            let bytes = cx.host.peek(self.socket).len();
+            if bytes == 0 {
+                break;
+            }
+            cx.responder.counters.http_discarded_bytes += bytes as u64;
+            cx.host.consume(self.socket, bytes);
+        }
+        match self.flush(cx) {
+            Ok(true) => {}
+            Ok(false) => return Fate::Keep,
+            Err(error) => {
+                self.send_failed(cx, error);
+                return Fate::Gone;
+            }
+        }
+        if !self.shut {
+            self.shut = true;
+            cx.host.shutdown(self.socket);
+        }
+        let ready = cx.host.readiness(self.socket);
+        if ready.drained && self.sending {
+            self.sending = false;
+            self.deadline = cx.now + cx.config.linger_timeout;
+        }
+        if ready.drained && ready.peer_closed {
+            cx.host.close(cx.now, self.socket);
+            return Fate::Gone;
+        }
+        Fate::Keep
+    }
+
+    /// The send timeout is over: goes on where the peer acknowledged anything meanwhile.
+    fn check_progress<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        let queued = cx.host.send_queue(self.socket);
+        let acknowledged = self.written.saturating_sub(queued);
+        if acknowledged > self.acknowledged {
+            self.acknowledged = acknowledged;
+            self.deadline = cx.now + cx.config.send_timeout;
+            return Fate::Keep;
+        }
+        if queued == 0 && self.pending.is_none() {
+            self.sending = false;
+            self.deadline = cx.now
+                + match self.phase {
+                    Phase::Closing => cx.config.linger_timeout,
+                    _ => cx.config.keepalive_timeout,
+                };
+            return Fate::Keep;
+        }
+        cx.responder.counters.http_timeouts_send += 1;
+        cx.host.abort(cx.now, self.socket);
+        cx.host.close(cx.now, self.socket);
+        Fate::Gone
+    }
+
+    fn send_failed<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        error: SendError,
+    ) -> Step {
+        match error {
+            SendError::NotConnected(error) => {
+                self.lost(cx, error);
+            }
+            // The handle went away under us: what was promised cannot be sent, so the response must
+            // not look whole.
+            _ => {
+                cx.host.abort(cx.now, self.socket);
+                self.lost(cx, SocketError::File(FileFault::BadExtent));
+            }
+        }
+        Step::Gone
+    }
+
+    /// The connection has ended by itself.
+    fn lost<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, error: SocketError) -> Fate {
+        let counters = &mut cx.responder.counters;
+        match error {
+            SocketError::File(fault) => {
+                counters.http_aborted_file += 1;
+                let remote = cx.host.remote(self.socket);
+                cx.responder.file_failed(cx.now, remote, self.file, fault);
+            }
+            // This side's doing, and all was delivered.
+            SocketError::Closed => {}
+            _ if self.sending || matches!(self.phase, Phase::Head | Phase::Opening) => {
+                counters.http_aborted_peer += 1;
+            }
+            _ => {}
+        }
+        cx.host.close(cx.now, self.socket);
+        Fate::Gone
+    }
+}
+
+/// Opens the path that was decided about; gives up files that wait in the cache where the host has
+/// no handle left.
+fn open<S: Sockets>(cx: &mut Context<'_, S>) -> Option<FileId> {
+    let file = cx.host.offload_open(cx.responder.path());
+    if file.is_some() {
+        return file;
+    }
+    cx.responder.files.make_room();
+    while let Some(file) = cx.responder.files.poll_close() {
+        cx.host.offload_close(file);
+    }
+    cx.host.offload_open(cx.responder.path())
+}
+
+/// Where the head ends that is followed by an empty line; looks at `bytes[from..]`.
+fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut feeds = bytes.iter().enumerate().skip(from).filter(|(_, b)| **b == b'\n');
+    feeds.find_map(|(at, _)| match &bytes[at + 1..] {
+        [b'\n', ..] => Some(at + 2),
+        [b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_heads() {
+        assert_eq!(head_end(b"GET /\r\nA: b\r\n\r\nrest", 0), Some(15));
+        assert_eq!(head_end(b"GET /\n\nrest", 0), Some(7));
+        assert_eq!(head_end(b"GET /\r\nA: b\r\n\r", 0), None);
+        // Every cut: the search that begins two bytes back misses nothing.
+        let text = b"GET /\r\nA: b\r\n\r\n";
+        for cut in 0..text.len() {
+            assert_eq!(head_end(text, cut.saturating_sub(2)), Some(text.len()), "{cut}");
+        }
+    }
+
+    #[test]
+    fn an_idle_connection_is_small() {
+        assert!(size_of::<Option<Connection<host::SocketId>>>() <= 96);
+    }
+}

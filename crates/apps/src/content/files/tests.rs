@@ -1,0 +1,176 @@
+//! The cache, without sockets.
+
+use super::super::resource::stat;
+use super::*;
+
+const VALIDITY: Duration = Duration::from_secs(1);
+
+fn at(millis: u64) -> Instant {
+    Instant::from_millis(millis)
+}
+
+fn waiter(index: u32) -> Waiter {
+    Waiter { index, serial: 0 }
+}
+
+fn cache(capacity: usize) -> Files {
+    Files::new(capacity, VALIDITY, (1, 2))
+}
+
+fn closed(files: &mut Files) -> Vec<u32> {
+    let mut ids: Vec<_> = core::iter::from_fn(|| files.poll_close()).map(|f| f.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Opens a path and has it open.
+fn open(files: &mut Files, now: Instant, path: &str, file: u32, version: u64) {
+    assert!(matches!(files.lookup(now, path.as_bytes()), Lookup::Unknown), "{path}");
+    files.begin(path, FileId(file), waiter(0));
+    let opened = files.opened(now, 0, FileId(file), Ok(stat(1, version)));
+    assert_eq!(opened, Opened::Resume(vec![waiter(0)], Ok(())));
+}
+
+fn ready(files: &mut Files, now: Instant, path: &str) -> Option<u32> {
+    match files.lookup(now, path.as_bytes()) {
+        Lookup::Ready(Resource::File(open)) => Some(open.file.0),
+        _ => None,
+    }
+}
+
+#[test]
+fn one_open_for_all_who_wait() {
+    let mut files = cache(4);
+    files.begin("a", FileId(1), waiter(1));
+    assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
+    files.join(b"a", waiter(2));
+    let opened = files.opened(at(5), 0, FileId(1), Ok(stat(1, 1)));
+    assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
+    assert_eq!(ready(&mut files, at(5), "a"), Some(1));
+    assert_eq!(files.opened(at(5), 0, FileId(1), Ok(stat(1, 1))), Opened::Unknown);
+    assert_eq!(closed(&mut files), []);
+}
+
+#[test]
+fn believed_for_the_validity_only() {
+    let mut files = cache(4);
+    open(&mut files, at(0), "a", 1, 7);
+    assert_eq!(ready(&mut files, at(1000), "a"), Some(1));
+    // Unchanged: the old handle stays and the new one goes.
+    open(&mut files, at(1001), "a", 2, 7);
+    assert_eq!(closed(&mut files), [2]);
+    assert_eq!(ready(&mut files, at(2001), "a"), Some(1));
+    // Changed: the other way round.
+    open(&mut files, at(2002), "a", 3, 8);
+    assert_eq!(closed(&mut files), [1]);
+    assert_eq!(ready(&mut files, at(2002), "a"), Some(3));
+    assert_eq!(files.len(), 1);
+}
+
+#[test]
+fn failures_are_not_remembered() {
+    let mut files = cache(4);
+    open(&mut files, at(0), "a", 1, 7);
+    files.begin("a", FileId(2), waiter(5));
+    let opened = files.opened(at(2000), 0, FileId(2), Err(FileFault::NotFound));
+    assert_eq!(opened, Opened::Resume(vec![waiter(5)], Err(FileFault::NotFound)));
+    assert!(matches!(files.lookup(at(2000), b"a"), Lookup::Unknown));
+    assert_eq!(closed(&mut files), [1, 2]);
+    assert_eq!(files.len(), 0);
+}
+
+#[test]
+fn directories_hold_no_handle() {
+    let mut files = cache(4);
+    files.begin("d", FileId(1), waiter(0));
+    let mut directory = stat(0, 0);
+    directory.kind = FileKind::Directory;
+    files.opened(at(0), 0, FileId(1), Ok(directory));
+    assert!(matches!(files.lookup(at(0), b"d"), Lookup::Ready(Resource::Directory)));
+    assert_eq!(closed(&mut files), [1]);
+    files.begin("fifo", FileId(2), waiter(0));
+    directory.kind = FileKind::Other;
+    let opened = files.opened(at(0), 0, FileId(2), Ok(directory));
+    assert_eq!(opened, Opened::Resume(vec![waiter(0)], Err(FileFault::Denied)));
+    assert_eq!(closed(&mut files), [2]);
+}
+
+#[test]
+fn bounded_and_the_unused_goes_first() {
+    let mut files = cache(3);
+    for (file, path) in (1..).zip(["a", "b", "c"]) {
+        open(&mut files, at(0), path, file, 1);
+    }
+    // All are used: the first round clears the flags, and "a" goes.
+    open(&mut files, at(0), "d", 4, 1);
+    assert_eq!((closed(&mut files), files.len()), (vec![1], 3));
+    // "b" is asked for and gets its second chance; "c" goes.
+    assert!(ready(&mut files, at(0), "b").is_some());
+    open(&mut files, at(0), "e", 5, 1);
+    assert_eq!(closed(&mut files), [3]);
+    assert!(ready(&mut files, at(0), "b").is_some());
+    for file in 6..1000 {
+        open(&mut files, at(0), &format!("f{file}"), file, 1);
+        assert!(files.len() <= 3 && files.entries.len() <= 4);
+        assert_eq!(closed(&mut files).len(), 1);
+    }
+}
+
+#[test]
+fn full_device_is_tried_once_more() {
+    let full = || Err(FileFault::Refused(Refusal::TableFull));
+    let mut files = cache(64);
+    for file in 0..20 {
+        open(&mut files, at(0), &format!("f{file}"), file, 1);
+    }
+    files.begin("a", FileId(100), waiter(1));
+    assert_eq!(files.opened(at(0), 0, FileId(100), full()), Opened::Again("a".into()));
+    // The refused handle, and eight to make room.
+    assert_eq!(closed(&mut files).len(), 9);
+    files.begin_again("a", FileId(101));
+    assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
+    let opened = files.opened(at(0), 0, FileId(101), full());
+    assert_eq!(
+        opened,
+        Opened::Resume(vec![waiter(1)], Err(FileFault::Refused(Refusal::TableFull)))
+    );
+    assert_eq!(files.len(), 12);
+}
+
+#[test]
+fn a_failed_transfer_is_not_repeated() {
+    let mut files = cache(4);
+    open(&mut files, at(0), "a", 1, 7);
+    files.invalidate(FileId(9));
+    assert_eq!(ready(&mut files, at(0), "a"), Some(1));
+    files.invalidate(FileId(1));
+    assert!(matches!(files.lookup(at(0), b"a"), Lookup::Unknown));
+    assert_eq!(closed(&mut files), [1]);
+    // While it is opened again the waiters stay.
+    open(&mut files, at(0), "a", 2, 7);
+    files.begin("a", FileId(3), waiter(4));
+    files.invalidate(FileId(2));
+    assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
+    let opened = files.opened(at(0), 0, FileId(3), Ok(stat(1, 8)));
+    assert_eq!(opened, Opened::Resume(vec![waiter(4)], Ok(())));
+    assert_eq!(ready(&mut files, at(0), "a"), Some(3));
+}
+
+#[test]
+fn sweep_closes_what_nobody_wants() {
+    let mut files = cache(4);
+    assert_eq!(files.poll_timeout(), Instant::FAR_FUTURE);
+    open(&mut files, at(0), "a", 1, 7);
+    open(&mut files, at(0), "b", 2, 7);
+    assert_eq!(files.poll_timeout(), at(30_000));
+    files.handle_timeout(at(29_999));
+    assert_eq!(files.len(), 2);
+    files.handle_timeout(at(30_000));
+    assert_eq!(files.len(), 2);
+    open(&mut files, at(30_000), "b", 3, 7);
+    files.handle_timeout(at(60_000));
+    assert_eq!((closed(&mut files), files.len()), (vec![1, 3], 1));
+    files.handle_timeout(at(90_000));
+    assert_eq!((closed(&mut files), files.len()), (vec![2], 0));
+    assert_eq!(files.poll_timeout(), Instant::FAR_FUTURE);
+}

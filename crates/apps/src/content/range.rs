@@ -1,0 +1,250 @@
+//! Byte ranges: what a Range field asks of a file (RFC 9110 section 14).
+//!
+//! Called by [`super::answer`] once the file's size is known. Pure. Whether the field may be looked
+//! at at all (method, If-Range) is decided in [`super::conditional`].
+
+/// Bytes `start..start + len` of a file; never empty, never beyond its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ByteRange {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+impl ByteRange {
+    /// Position of the last byte, as Content-Range has it.
+    pub(crate) const fn last(self) -> u64 {
+        self.start + (self.len - 1)
+    }
+}
+
+/// What to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// The whole file: the field is invalid, or asks for more than we give, and may be ignored.
+    Whole,
+    /// The ranges that were collected, one or more.
+    Ranges,
+    /// None of the ranges lies in the file: 416.
+    Unsatisfiable,
+}
+
+/// Reads the value of a Range field for a file of `size` bytes. The ranges are left in `out`, in
+/// the order that was asked for.
+///
+/// More than `ranges_max` ranges, and ranges that overlap, are no honest request but a way to make
+/// a server send a file many times: RFC 9110 section 14.2 lets us ignore them.
+pub(crate) fn select(
+    value: &[u8],
+    size: u64,
+    ranges_max: usize,
+    out: &mut Vec<ByteRange>,
+) -> Selection {
+    out.clear();
+    let Some(specs) = strip_unit(value) else { return Selection::Whole };
+    let mut asked = 0;
+    for spec in specs.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|s| !s.is_empty()) {
+        asked += 1;
+        if asked > ranges_max {
+            return Selection::Whole;
+        }
+        match resolve(spec, size) {
+            Spec::Within(range) => out.push(range),
+            Spec::Beyond => {}
+            Spec::Ignore => return Selection::Whole,
+        }
+    }
+    if asked == 0 || overlap(out) {
+        return Selection::Whole;
+    }
+    if out.is_empty() { Selection::Unsatisfiable } else { Selection::Ranges }
+}
+
+/// What one range is to a file.
+enum Spec {
+    Within(ByteRange),
+    /// Well formed, but there is nothing of it in the file.
+    Beyond,
+    /// Malformed, so that the whole field is void; or the end of an empty file, which no
+    /// Content-Range can name.
+    Ignore,
+}
+
+/// Range units are case-insensitive; others than bytes are not known here (RFC 9110 section 14.1).
+fn strip_unit(value: &[u8]) -> Option<&[u8]> {
+    let (unit, specs) = value.split_at_checked(6)?;
+    unit.eq_ignore_ascii_case(b"bytes=").then_some(specs)
+}
+
+fn resolve(spec: &[u8], size: u64) -> Spec {
+    let Some(dash) = spec.iter().position(|&b| b == b'-') else { return Spec::Ignore };
+    let (first, last) = (&spec[..dash], &spec[dash + 1..]);
+    match (position(first), position(last)) {
+        // "-n": the last n bytes.
+        (None, Some(suffix)) if first.is_empty() => match suffix.min(size) {
+            0 if suffix == 0 => Spec::Beyond,
+            0 => Spec::Ignore,
+            len => Spec::Within(ByteRange { start: size - len, len }),
+        },
+        // "n-": from n on.
+        (Some(start), None) if last.is_empty() => within(start, u64::MAX, size),
+        (Some(start), Some(last)) if start <= last => within(start, last, size),
+        _ => Spec::Ignore,
+    }
+}
+
+const fn within(start: u64, last: u64, size: u64) -> Spec {
+    if start >= size {
+        return Spec::Beyond;
+    }
+    let end = if last >= size { size } else { last + 1 };
+    Spec::Within(ByteRange { start, len: end - start })
+}
+
+/// A number; one that does not fit is as good as the largest, for no file is so long. `None` where
+/// it is no number.
+fn position(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    Some(super::request::decimal(digits).unwrap_or(u64::MAX))
+}
+
+/// At most `ranges_max` of them, so comparing all pairs is cheap.
+fn overlap(ranges: &[ByteRange]) -> bool {
+    ranges
+        .iter()
+        .enumerate()
+        .any(|(i, a)| ranges[i + 1..].iter().any(|b| a.start <= b.last() && b.start <= a.last()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ranges(value: &str, size: u64) -> Result<Vec<(u64, u64)>, Selection> {
+        let mut out = vec![ByteRange { start: 7, len: 7 }];
+        match select(value.as_bytes(), size, 4, &mut out) {
+            Selection::Ranges => Ok(out.iter().map(|r| (r.start, r.last())).collect()),
+            other => Err(other),
+        }
+    }
+
+    #[test]
+    fn single() {
+        assert_eq!(ranges("bytes=0-0", 10), Ok(vec![(0, 0)]));
+        assert_eq!(ranges("bytes=2-5", 10), Ok(vec![(2, 5)]));
+        assert_eq!(ranges("bytes=2-", 10), Ok(vec![(2, 9)]));
+        assert_eq!(ranges("bytes=-3", 10), Ok(vec![(7, 9)]));
+        assert_eq!(ranges("bytes=-30", 10), Ok(vec![(0, 9)]));
+        assert_eq!(ranges("bytes=9-100", 10), Ok(vec![(9, 9)]));
+        assert_eq!(ranges("BYTES= 1-2 ", 10), Ok(vec![(1, 2)]));
+        assert_eq!(ranges("bytes=0-99999999999999999999999", 10), Ok(vec![(0, 9)]));
+        assert_eq!(ranges("bytes=-99999999999999999999999", 10), Ok(vec![(0, 9)]));
+        assert_eq!(ranges("bytes=0-18446744073709551615", u64::MAX), Ok(vec![(0, u64::MAX - 1)]));
+    }
+
+    #[test]
+    fn several() {
+        assert_eq!(ranges("bytes=0-1,4-5", 10), Ok(vec![(0, 1), (4, 5)]));
+        assert_eq!(ranges("bytes=4-5, ,0-1,", 10), Ok(vec![(4, 5), (0, 1)]));
+        assert_eq!(ranges("bytes=0-1,20-", 10), Ok(vec![(0, 1)]));
+        assert_eq!(ranges("bytes=0-1,-2", 10), Ok(vec![(0, 1), (8, 9)]));
+    }
+
+    #[test]
+    fn ignored() {
+        for value in [
+            "",
+            "bytes",
+            "bytes=",
+            "bytes=,",
+            "bytes=a-b",
+            "bytes=1",
+            "bytes=-",
+            "bytes=5-2",
+            "bytes=--1",
+            "bytes=1-2-3",
+            "bytes=+1-2",
+            "bytes=0x1-2",
+            "items=0-1",
+            "bytes =0-1",
+            "bytes=0-1,x",
+            "bytes=0-4,3-5",
+            "bytes=0-0,0-0",
+            "bytes=0-,-1",
+            "bytes=0-0,1-1,2-2,3-3,4-4",
+        ] {
+            assert_eq!(ranges(value, 10), Err(Selection::Whole), "{value}");
+        }
+        assert_eq!(ranges("bytes=-5", 0), Err(Selection::Whole));
+    }
+
+    #[test]
+    fn unsatisfiable() {
+        for (value, size) in [
+            ("bytes=10-", 10),
+            ("bytes=10-20,30-", 10),
+            ("bytes=-0", 10),
+            ("bytes=0-", 0),
+            ("bytes=-0", 0),
+            ("bytes=99999999999999999999-", 10),
+        ] {
+            assert_eq!(ranges(value, size), Err(Selection::Unsatisfiable), "{value}");
+        }
+    }
+
+    /// The slow way: the set of bytes that a range names.
+    fn model(first: Option<u64>, last: Option<u64>, size: u64) -> Vec<u64> {
+        match (first, last) {
+            (Some(a), b) => (0..size).filter(|&i| i >= a && b.is_none_or(|b| i <= b)).collect(),
+            (None, Some(n)) => (0..size).filter(|&i| i + n >= size).collect(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_model(
+            specs in proptest::collection::vec((proptest::option::of(0_u64..24),
+                                                proptest::option::of(0_u64..24)), 1..5),
+            size in 0_u64..20,
+        ) {
+            let show = |n: Option<u64>| n.map_or(String::new(), |n| n.to_string());
+            let text: Vec<_> =
+                specs.iter().map(|(a, b)| format!("{}-{}", show(*a), show(*b))).collect();
+            let sets: Vec<_> = specs.iter().map(|&(a, b)| model(a, b, size)).collect();
+            let mut all: Vec<u64> = sets.iter().flatten().copied().collect();
+            let total = all.len();
+            all.sort_unstable();
+            all.dedup();
+            let void = specs.iter().any(|spec| match *spec {
+                (None, None) => true,
+                (Some(a), Some(b)) => a > b,
+                (None, Some(n)) => n > 0 && size == 0,
+                _ => false,
+            });
+            let result = ranges(&format!("bytes={}", text.join(",")), size);
+            if void || all.len() < total {
+                prop_assert_eq!(result, Err(Selection::Whole));
+            } else if total == 0 {
+                prop_assert_eq!(result, Err(Selection::Unsatisfiable));
+            } else {
+                let expected: Vec<_> = sets.iter().filter(|s| !s.is_empty())
+                    .map(|s| (s[0], s[s.len() - 1])).collect();
+                prop_assert_eq!(result, Ok(expected));
+            }
+        }
+
+        #[test]
+        fn total(value in proptest::collection::vec(any::<u8>(), 0..40), size in any::<u64>()) {
+            let mut out = Vec::new();
+            let _ = select(&value, size, 16, &mut out);
+            let mut with_unit = b"bytes=".to_vec();
+            with_unit.extend(value);
+            if select(&with_unit, size, 16, &mut out) == Selection::Ranges {
+                prop_assert!(out.iter().all(|r| r.len > 0 && r.last() < size));
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! From received bytes to a request that was checked, or to the status that refuses them.
+//!
+//! Called by [`super::answer`] with the unread bytes of a connection; parses in place and copies
+//! nothing. Everything about message framing is decided here: whoever gets a [`Request`] knows
+//! where it ends. Targets are not looked into (see [`super::target`]), conditions and ranges
+//! neither.
+
+use core::cmp::Ordering;
+use core::mem::MaybeUninit;
+
+use httparse::Header;
+
+use super::status::Status;
+use super::target::is_authority;
+
+/// Header fields in one request; more are refused with 431.
+const FIELDS_MAX: usize = 64;
+
+/// Room for a request's header fields, on the stack and uninitialised, so that it costs nothing.
+pub(crate) type Slots<'b> = [MaybeUninit<Header<'b>>; FIELDS_MAX];
+
+/// Empty room for header fields.
+pub(crate) const fn slots<'b>() -> Slots<'b> {
+    [const { MaybeUninit::uninit() }; FIELDS_MAX]
+}
+
+/// How much of a request is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of request line and header fields together; 431 above.
+    pub(crate) head_bytes_max: usize,
+    /// Bytes of the request line; 414 above.
+    pub(crate) line_bytes_max: usize,
+}
+
+/// What the method is to a file server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Head,
+    /// A method of RFC 9110 or RFC 5789 that files do not have.
+    NotAllowed,
+    /// None that we know.
+    Unknown,
+}
+
+/// Header fields that are looked at again once the file is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Field {
+    IfMatch,
+    IfUnmodifiedSince,
+    IfNoneMatch,
+    IfModifiedSince,
+    IfRange,
+    Range,
+    Referer,
+    UserAgent,
+}
+
+impl Field {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::IfMatch => "if-match",
+            Self::IfUnmodifiedSince => "if-unmodified-since",
+            Self::IfNoneMatch => "if-none-match",
+            Self::IfModifiedSince => "if-modified-since",
+            Self::IfRange => "if-range",
+            Self::Range => "range",
+            Self::Referer => "referer",
+            Self::UserAgent => "user-agent",
+        }
+    }
+}
+
+/// A request whose framing is sound.
+#[derive(Debug)]
+pub(crate) struct Request<'h, 'b> {
+    pub(crate) method: Method,
+    pub(crate) target: &'b [u8],
+    /// Zero for HTTP/1.0, one for everything above.
+    pub(crate) minor: u8,
+    /// The client wants to go on with this connection.
+    pub(crate) keep_alive: bool,
+    /// Content follows the head. It is not read: the connection ends after the response.
+    pub(crate) has_content: bool,
+    /// An expectation other than 100-continue.
+    pub(crate) unknown_expectation: bool,
+    fields: &'h [Header<'b>],
+    /// One bit for each [`Field`] that is there.
+    present: u8,
+}
+
+impl<'b> Request<'_, 'b> {
+    /// Whether there is such a field.
+    pub(crate) const fn has(&self, field: Field) -> bool {
+        self.present & (1 << field as u8) != 0
+    }
+
+    /// Whether a condition or a range was asked for.
+    pub(crate) const fn has_conditions(&self) -> bool {
+        self.present & !(1 << Field::Referer as u8 | 1 << Field::UserAgent as u8) != 0
+    }
+
+    /// The values of a field, one for each line that it has.
+    pub(crate) fn values(&self, field: Field) -> impl Iterator<Item = &'b [u8]> {
+        let fields = if self.has(field) { self.fields } else { &[] };
+        fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(field.name())).map(|f| f.value)
+    }
+
+    /// The value of a field that must be there once; `None` as well where it is there twice.
+    pub(crate) fn single(&self, field: Field) -> Option<&'b [u8]> {
+        let mut values = self.values(field);
+        values.next().filter(|_| values.next().is_none())
+    }
+}
+
+/// What the bytes are.
+#[derive(Debug)]
+pub(crate) enum Parsed<'h, 'b> {
+    /// The beginning of a request.
+    Incomplete,
+    /// A request, and how many bytes its head has.
+    Complete(Request<'h, 'b>, usize),
+    /// Nothing to go on with: answer with this status and close, for where a next request would
+    /// begin is unknown.
+    Refused {
+        status: Status,
+        /// The method is known to be HEAD: no content in the response.
+        head: bool,
+    },
+}
+
+/// Parses the bytes of one head, which begin with the request line.
+pub(crate) fn parse<'h, 'b>(
+    bytes: &'b [u8],
+    slots: &'h mut Slots<'b>,
+    limits: Limits,
+) -> Parsed<'h, 'b> {
+    let refused = |status| Parsed::Refused { status, head: false };
+    let mut parsed = httparse::Request::new(&mut []);
+    let head_bytes = match parsed.parse_with_uninit_headers(bytes, slots) {
+        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
+        Ok(httparse::Status::Partial) => {
+            return over_limits(bytes, limits).map_or(Parsed::Incomplete, refused);
+        }
+        Err(error) => {
+            if let Some(status) = over_limits(bytes, limits) {
+                return refused(status);
+            }
+            return blame(error, bytes).map_or(Parsed::Incomplete, refused);
+        }
+    };
+    if let Some(status) = over_limits(&bytes[..head_bytes], limits) {
+        return refused(status);
+    }
+    let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version)
+    else {
+        return refused(Status::BadRequest);
+    };
+    let method = classify(method);
+    match check(method, target.as_bytes(), minor, parsed.headers) {
+        Ok(request) => Parsed::Complete(request, head_bytes),
+        Err(status) => Parsed::Refused { status, head: method == Method::Head },
+    }
+}
+
+/// The status for a head, whole or not, that is longer than we read.
+fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
+    if bytes.len() <= limits.line_bytes_max.min(limits.head_bytes_max) {
+        return None;
+    }
+    let line = bytes.iter().take(limits.line_bytes_max).position(|&b| b == b'\n');
+    match line {
+        None if bytes.len() > limits.line_bytes_max => Some(Status::UriTooLong),
+        _ if bytes.len() > limits.head_bytes_max => Some(Status::HeaderFieldsTooLarge),
+        _ => None,
+    }
+}
+
+/// The status for what is not HTTP/1.1; none where it may still become another version of it.
+fn blame(error: httparse::Error, bytes: &[u8]) -> Option<Status> {
+    match error {
+        httparse::Error::TooManyHeaders => Some(Status::HeaderFieldsTooLarge),
+        httparse::Error::Version => version_blame(bytes),
+        _ => Some(Status::BadRequest),
+    }
+}
+
+/// A version that is well formed but not ours is 505, anything else in its place is 400 (RFC 9112
+/// section 2.3). A minor version above one would be allowed to pass as 1.1, but has never existed.
+fn version_blame(bytes: &[u8]) -> Option<Status> {
+    const PATTERN: &[u8; 8] = b"HTTP/0.0";
+    let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
+    let ended = line.len() < bytes.len();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let version = line.splitn(3, |&b| b == b' ').nth(2).unwrap_or_default();
+    let fits = version.iter().zip(PATTERN).all(|(&byte, &wanted)| {
+        if wanted == b'0' { byte.is_ascii_digit() } else { byte == wanted }
+    });
+    match version.len().cmp(&PATTERN.len()) {
+        Ordering::Less if fits && !ended => None,
+        Ordering::Equal if fits => Some(Status::VersionNotSupported),
+        _ => Some(Status::BadRequest),
+    }
+}
+
+/// Methods are case-sensitive (RFC 9110 section 9.1).
+fn classify(method: &str) -> Method {
+    match method {
+        "GET" => Method::Get,
+        "HEAD" => Method::Head,
+        "POST" | "PUT" | "DELETE" | "OPTIONS" | "TRACE" | "CONNECT" | "PATCH" => Method::NotAllowed,
+        _ => Method::Unknown,
+    }
+}
+
+/// What the framing fields said so far.
+#[derive(Default)]
+struct Framing {
+    hosts: u32,
+    close: bool,
+    keep_alive: bool,
+    content_length: Option<u64>,
+    transfer_encoding: Option<TransferEncoding>,
+    unknown_expectation: bool,
+    present: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TransferEncoding {
+    Chunked,
+    /// A coding that we do not have.
+    Unknown,
+    /// Chunked applied twice, or not last: nobody can tell where such a message ends.
+    Unframed,
+}
+
+fn check<'h, 'b>(
+    method: Method,
+    target: &'b [u8],
+    minor: u8,
+    fields: &'h [Header<'b>],
+) -> Result<Request<'h, 'b>, Status> {
+    let mut framing = Framing::default();
+    for field in fields {
+        framing.take(field)?;
+    }
+    // RFC 9112 section 3.2: 400 for HTTP/1.1 without Host, and for two of them whatever the
+    // version.
+    if framing.hosts > 1 || (framing.hosts == 0 && minor >= 1) {
+        return Err(Status::BadRequest);
+    }
+    if let Some(encoding) = framing.transfer_encoding {
+        // RFC 9112 section 6.1: with Content-Length it smells of request smuggling, and HTTP/1.0
+        // does not have it.
+        if framing.content_length.is_some() || minor == 0 {
+            return Err(Status::BadRequest);
+        }
+        match encoding {
+            TransferEncoding::Chunked => {}
+            TransferEncoding::Unknown => return Err(Status::NotImplemented),
+            TransferEncoding::Unframed => return Err(Status::BadRequest),
+        }
+    }
+    Ok(Request {
+        method,
+        target,
+        minor,
+        // RFC 9112 section 9.3: close wins, 1.1 persists, 1.0 only where it says so.
+        keep_alive: !framing.close && (minor >= 1 || framing.keep_alive),
+        has_content: framing.transfer_encoding.is_some()
+            || framing.content_length.is_some_and(|n| n > 0),
+        // RFC 9110 section 10.1.1: an expectation from HTTP/1.0 is ignored.
+        unknown_expectation: framing.unknown_expectation && minor >= 1,
+        fields,
+        present: framing.present,
+    })
+}
+
+impl Framing {
+    fn take(&mut self, field: &Header<'_>) -> Result<(), Status> {
+        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+        // By length first: most fields of a browser are none of these.
+        match field.name.len() {
+            4 if is("host") => {
+                self.hosts += 1;
+                if !is_authority(field.value) {
+                    return Err(Status::BadRequest);
+                }
+            }
+            6 if is("expect") => {
+                self.unknown_expectation |= !field.value.eq_ignore_ascii_case(b"100-continue");
+            }
+            10 if is("connection") => {
+                for token in list(field.value) {
+                    self.close |= token.eq_ignore_ascii_case(b"close");
+                    self.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+                }
+            }
+            14 if is("content-length") => self.content_length(field.value)?,
+            17 if is("transfer-encoding") => self.transfer_encoding(field.value),
+            5 if is("range") => self.mark(Field::Range),
+            7 if is("referer") => self.mark(Field::Referer),
+            8 if is("if-match") => self.mark(Field::IfMatch),
+            8 if is("if-range") => self.mark(Field::IfRange),
+            10 if is("user-agent") => self.mark(Field::UserAgent),
+            13 if is("if-none-match") => self.mark(Field::IfNoneMatch),
+            17 if is("if-modified-since") => self.mark(Field::IfModifiedSince),
+            19 if is("if-unmodified-since") => self.mark(Field::IfUnmodifiedSince),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    const fn mark(&mut self, field: Field) {
+        self.present |= 1 << field as u8;
+    }
+
+    /// RFC 9112 section 6.3: a list of equal numbers may pass as one; everything else is an error.
+    fn content_length(&mut self, value: &[u8]) -> Result<(), Status> {
+        for item in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
+            let length = decimal(item).ok_or(Status::BadRequest)?;
+            if self.content_length.is_some_and(|before| before != length) {
+                return Err(Status::BadRequest);
+            }
+            self.content_length = Some(length);
+        }
+        Ok(())
+    }
+
+    fn transfer_encoding(&mut self, value: &[u8]) {
+        use TransferEncoding::{Chunked, Unframed, Unknown};
+        for coding in list(value) {
+            let chunked = coding.eq_ignore_ascii_case(b"chunked");
+            self.transfer_encoding = Some(match (self.transfer_encoding, chunked) {
+                (None, true) => Chunked,
+                (None | Some(Unknown), _) => Unknown,
+                // RFC 9112 section 6.1: chunked is last and applied once.
+                (Some(Chunked | Unframed), _) => Unframed,
+            });
+        }
+        self.transfer_encoding.get_or_insert(Unframed);
+    }
+}
+
+/// The elements of a comma-separated list, empty ones left out (RFC 9110 section 5.6.1.2).
+fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
+}
+
+/// Digits and nothing else, below 2^64.
+pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |sum, digit| {
+        let value = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_add(value)
+    })
+}
+
+#[cfg(test)]
+mod tests;

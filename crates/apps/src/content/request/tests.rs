@@ -1,0 +1,212 @@
+//! Requests, good and bad, by what becomes of them.
+
+use super::*;
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { head_bytes_max: 512, line_bytes_max: 128 };
+
+/// What became of the bytes, in a form to compare.
+fn outcome(bytes: &[u8]) -> Result<Option<usize>, u16> {
+    match parse(bytes, &mut slots(), LIMITS) {
+        Parsed::Incomplete => Ok(None),
+        Parsed::Complete(_, head_bytes) => Ok(Some(head_bytes)),
+        Parsed::Refused { status, .. } => Err(status.code()),
+    }
+}
+
+fn with<R>(text: &str, look: impl FnOnce(&Request<'_, '_>) -> R) -> R {
+    match parse(text.as_bytes(), &mut slots(), LIMITS) {
+        Parsed::Complete(request, head_bytes) => {
+            assert_eq!(head_bytes, text.len());
+            look(&request)
+        }
+        other => panic!("{text:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn whole_and_partial() {
+    let text = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    for end in 0..text.len() {
+        assert_eq!(outcome(&text[..end]), Ok(None), "{end} bytes");
+    }
+    assert_eq!(outcome(text), Ok(Some(text.len())));
+    assert_eq!(outcome(b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /b"), Ok(Some(text.len())));
+    // RFC 9112 section 2.2: a bare line feed may end a line.
+    assert_eq!(outcome(b"GET / HTTP/1.1\nHost: a\n\n"), Ok(Some(24)));
+}
+
+#[test]
+fn refused_with() {
+    let cases: &[(u16, &str)] = &[
+        (400, "GET\r\n\r\n"),
+        (400, "GET /\r\n\r\n"),
+        (400, "GET / HTTP/1.1 \r\nHost: a\r\n\r\n"),
+        (400, "GET  / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (400, "G(T / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (400, "GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost : a\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\n: b\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n"),
+        (400, "GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n"),
+        (400, "GET / HTTP/1.x\r\nHost: a\r\n\r\n"),
+        (400, "GET / ICY/1.1\r\nHost: a\r\n\r\n"),
+        (400, "\x16\x03\x01\x02\0\x01"),
+        (505, "GET / HTTP/2.0\r\nHost: a\r\n\r\n"),
+        (505, "GET / HTTP/0.9\r\n\r\n"),
+        (505, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: \r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1, 2\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551616\r\n\r\n"),
+        (
+            400,
+            "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ),
+        (400, "GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, gzip\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n\r\n"),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: \r\n\r\n"),
+        (501, "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"),
+        (501, "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n"),
+    ];
+    for (status, text) in cases {
+        assert_eq!(outcome(text.as_bytes()), Err(*status), "{text:?}");
+    }
+}
+
+#[test]
+fn limits_do_not_depend_on_arrival() {
+    let long_line = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "a".repeat(120));
+    assert_eq!(outcome(long_line.as_bytes()), Err(414));
+    assert_eq!(outcome(&long_line.as_bytes()[..128]), Ok(None));
+    assert_eq!(outcome(&long_line.as_bytes()[..129]), Err(414));
+    let long_head = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "a".repeat(512));
+    assert_eq!(outcome(long_head.as_bytes()), Err(431));
+    assert_eq!(outcome(&long_head.as_bytes()[..512]), Ok(None));
+    assert_eq!(outcome(&long_head.as_bytes()[..513]), Err(431));
+    let many = format!("GET / HTTP/1.1\r\nHost: a\r\n{}\r\n", "a:\r\n".repeat(FIELDS_MAX));
+    assert_eq!(outcome(many.as_bytes()), Err(431));
+    // Exactly as long as allowed; what follows the head does not count.
+    let line = format!("GET /{} HTTP/1.1\r\n", "a".repeat(128 - 16));
+    assert_eq!(line.len(), 128);
+    let head = format!("{line}Host: a\r\n\r\n");
+    let more = format!("{head}{}", "x".repeat(1000));
+    assert_eq!(outcome(more.as_bytes()), Ok(Some(head.len())));
+}
+
+#[test]
+fn methods() {
+    for (method, expected) in [
+        ("GET", Method::Get),
+        ("HEAD", Method::Head),
+        ("get", Method::Unknown),
+        ("POST", Method::NotAllowed),
+        ("CONNECT", Method::NotAllowed),
+        ("PROPFIND", Method::Unknown),
+    ] {
+        with(&format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n"), |r| {
+            assert_eq!(r.method, expected, "{method}");
+        });
+    }
+}
+
+#[test]
+fn persistence() {
+    for (version, connection, expected) in [
+        ("1.1", "", true),
+        ("1.1", "Connection: close\r\n", false),
+        ("1.1", "Connection: Keep-Alive, Close\r\n", false),
+        ("1.1", "connection: foo,,close ,\r\n", false),
+        ("1.1", "Connection: closed\r\n", true),
+        ("1.0", "", false),
+        ("1.0", "Connection: keep-alive\r\n", true),
+        ("1.0", "Connection: keep-alive\r\nConnection: close\r\n", false),
+    ] {
+        with(&format!("GET / HTTP/{version}\r\nHost: a\r\n{connection}\r\n"), |r| {
+            assert_eq!(r.keep_alive, expected, "{version} {connection}");
+        });
+    }
+}
+
+#[test]
+fn content_and_expectations() {
+    let has = |field: &str| {
+        with(&format!("POST / HTTP/1.1\r\nHost: a\r\n{field}\r\n"), |r| {
+            (r.has_content, r.unknown_expectation)
+        })
+    };
+    assert_eq!(has(""), (false, false));
+    assert_eq!(has("Content-Length: 0\r\n"), (false, false));
+    assert_eq!(has("Content-Length: 5, 5\r\n"), (true, false));
+    assert_eq!(has("Transfer-Encoding: Chunked\r\n"), (true, false));
+    assert_eq!(has("Expect: 100-Continue\r\n"), (false, false));
+    assert_eq!(has("Expect: a cake\r\n"), (false, true));
+}
+
+#[test]
+fn fields() {
+    let text = "GET / HTTP/1.1\r\nhost: a\r\nIF-NONE-MATCH: \"a\"\r\nIf-None-Match: \"b\"\r\n\
+                Range: bytes=0-\r\n\r\n";
+    with(text, |r| {
+        assert!(r.has(Field::Range) && !r.has(Field::IfRange) && r.has_conditions());
+        assert_eq!(r.values(Field::IfNoneMatch).count(), 2);
+        assert_eq!(r.single(Field::IfNoneMatch), None);
+        assert_eq!(r.single(Field::Range), Some(b"bytes=0-".as_slice()));
+        assert_eq!(r.single(Field::IfMatch), None);
+    });
+    with("GET / HTTP/1.1\r\nhost: a\r\nUser-Agent: x\r\nReferer: y\r\n\r\n", |r| {
+        assert!(!r.has_conditions() && r.has(Field::UserAgent) && r.has(Field::Referer));
+    });
+}
+
+/// Every length that a `Field` is matched by is its name's.
+#[test]
+fn every_field_is_found() {
+    for field in [
+        Field::IfMatch,
+        Field::IfUnmodifiedSince,
+        Field::IfNoneMatch,
+        Field::IfModifiedSince,
+        Field::IfRange,
+        Field::Range,
+        Field::Referer,
+        Field::UserAgent,
+    ] {
+        with(&format!("GET / HTTP/1.1\r\nHost:\r\n{}: v\r\n\r\n", field.name()), |r| {
+            assert_eq!(r.single(field), Some(b"v".as_slice()), "{field:?}");
+        });
+    }
+}
+
+proptest! {
+    /// Any bytes: no panic, and a complete head lies within them.
+    #[test]
+    fn total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(Some(n)) = outcome(&bytes) {
+            prop_assert!(n <= bytes.len());
+        }
+    }
+
+    /// Nearly good requests: no panic, and more bytes never take a verdict back.
+    #[test]
+    fn verdicts_stand(text in "(GET|HEAD|PUT|X) /[a-z%?]{0,9} HTTP/[0-2]\\.[0-2]\r\n\
+                               ((Host|Range|Content-Length|Transfer-Encoding|Connection): ?\
+                               (1|a|chunked|close|bytes=0-|,){0,3}\r\n){0,4}\r\n[a-z\r\n]{0,9}") {
+        let whole = outcome(text.as_bytes());
+        for end in 0..text.len() {
+            match outcome(&text.as_bytes()[..end]) {
+                Ok(None) => {}
+                early => prop_assert_eq!(early, whole, "{} bytes", end),
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Heads of responses, and the order in which heads and parts of files follow each other.
+//!
+//! [`super::answer`] decides what is said; here it is written, into one buffer that all connections
+//! share: heads are cut off it without a copy, and it is used again once the last of them was
+//! acknowledged, so that the steady state does not allocate. A response is left in
+//! [`Output::pieces`], in the order in which it is to be sent.
+
+use std::fmt::Write as _;
+
+use abi::FileId;
+use base::{Duration, Instant, Prng};
+use bytes::{Bytes, BytesMut};
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+
+use super::date::Clock;
+use super::range::ByteRange;
+use super::resource::OpenFile;
+use super::status::Status;
+
+/// Bytes of the shared buffer. Small enough that a slow client, which pins the buffer that its head
+/// is in, pins little.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// Room that is made before a head is written; longer ones make their own.
+const HEAD_BYTES: usize = 768;
+
+/// Everything that RFC 3986 does not allow in a path.
+const PATH: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
+
+/// Part of a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// Bytes from here.
+    Bytes(Bytes),
+    /// Bytes of a file, never none.
+    File { file: FileId, offset: u64, len: u64 },
+}
+
+/// What becomes of the connection, and how it is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Persist {
+    /// It goes on, as HTTP/1.1 connections do.
+    KeepAlive,
+    /// It goes on, which HTTP/1.0 has to be told.
+    KeepAliveSaid,
+    /// It ends.
+    Close,
+}
+
+/// Whether the response has content: HEAD wants the head alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Sent,
+    HeadOnly,
+}
+
+/// The field that a certain status has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Extra<'a> {
+    None,
+    /// Methods that would be allowed: for 405.
+    Allow,
+    /// When to try again: for 503.
+    RetryAfter,
+    /// How long the file is: for 416.
+    Size(u64),
+    /// The directory's path below the root, without its slashes, and the query: for 301.
+    Directory {
+        path: &'a [u8],
+        query: &'a [u8],
+    },
+}
+
+/// A response that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) status: Status,
+    pub(crate) close: bool,
+    /// Bytes of content.
+    pub(crate) body_bytes: u64,
+    /// The file that the content comes from.
+    pub(crate) file: Option<FileId>,
+}
+
+/// Writes responses.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// The response that was written last.
+    pub(crate) pieces: Vec<Piece>,
+    buffer: BytesMut,
+    clock: Clock,
+    /// The Server field with its line end, or nothing.
+    server: String,
+    /// Server and Date with their line ends: in every response.
+    common: Vec<u8>,
+    boundaries: Prng,
+}
+
+impl Output {
+    /// `epoch` is the Unix time at [`Instant::ZERO`]; `seed` makes the boundaries of multipart
+    /// responses.
+    pub(crate) fn new(server_name: &str, epoch: Duration, seed: u64) -> Self {
+        let name: String = server_name.chars().filter(|c| matches!(c, ' '..='~')).collect();
+        let server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
+        let mut output = Self {
+            pieces: Vec::new(),
+            buffer: BytesMut::with_capacity(BUFFER_BYTES),
+            clock: Clock::new(epoch),
+            server,
+            common: Vec::new(),
+            boundaries: Prng::new(seed),
+        };
+        output.write_common();
+        output
+    }
+
+    /// Brings the date up to `now`.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        if self.clock.advance(now) {
+            self.write_common();
+        }
+    }
+
+    /// The clock that Date is read from.
+    pub(crate) const fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// 200: the whole file.
+    pub(crate) fn whole(&mut self, file: &OpenFile, content: Content, persist: Persist) -> Plan {
+        self.begin(Status::Ok);
+        self.buffer.extend_from_slice(file.fields());
+        self.end(persist);
+        let body_bytes = if content == Content::Sent { file.size } else { 0 };
+        self.push_file(file.file, 0, body_bytes);
+        Plan {
+            status: Status::Ok,
+            close: persist == Persist::Close,
+            body_bytes,
+            file: Some(file.file),
+        }
+    }
+
+    /// 206: one range as the content, or several as parts of it (RFC 9110 section 15.3.7).
+    pub(crate) fn ranges(
+        &mut self,
+        file: &OpenFile,
+        ranges: &[ByteRange],
+        persist: Persist,
+    ) -> Plan {
+        let body_bytes = match *ranges {
+            [range] => {
+                self.begin(Status::PartialContent);
+                let (start, last, size) = (range.start, range.last(), file.size);
+                self.field(format_args!("Content-Range: bytes {start}-{last}/{size}"));
+                self.field(format_args!("Content-Length: {}", range.len));
+                self.buffer.extend_from_slice(file.fields_from_type());
+                self.end(persist);
+                self.push_file(file.file, range.start, range.len);
+                range.len
+            }
+            _ => self.parts(file, ranges, persist),
+        };
+        let status = Status::PartialContent;
+        Plan { status, close: persist == Persist::Close, body_bytes, file: Some(file.file) }
+    }
+
+    /// 304: the client has this version (RFC 9110 section 15.4.5).
+    pub(crate) fn not_modified(&mut self, file: &OpenFile, persist: Persist) -> Plan {
+        self.begin(Status::NotModified);
+        self.buffer.extend_from_slice(file.validator_fields());
+        self.end(persist);
+        let status = Status::NotModified;
+        Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None }
+    }
+
+    /// Any other status, with its name as the content.
+    pub(crate) fn text(
+        &mut self,
+        status: Status,
+        extra: Extra<'_>,
+        content: Content,
+        persist: Persist,
+    ) -> Plan {
+        self.begin(status);
+        match extra {
+            Extra::None => {}
+            // RFC 9110 section 15.5.6.
+            Extra::Allow => self.field(format_args!("Allow: GET, HEAD")),
+            Extra::RetryAfter => self.field(format_args!("Retry-After: 1")),
+            // RFC 9110 section 15.5.17.
+            Extra::Size(size) => self.field(format_args!("Content-Range: bytes */{size}")),
+            Extra::Directory { path, query } => {
+                // From the resolved path, which has no slash in front: "//host" would lead to
+                // another site.
+                let (path, query) = (percent_encode(path, PATH), percent_encode(query, CONTROLS));
+                self.field(format_args!("Location: /{path}/{query}"));
+            }
+        }
+        let text = status.line();
+        self.field(format_args!("Content-Type: text/plain; charset=utf-8"));
+        self.field(format_args!("Content-Length: {}", text.len() + 1));
+        self.end_fields(persist);
+        let mut body_bytes = 0;
+        if content == Content::Sent {
+            self.buffer.extend_from_slice(text.as_bytes());
+            self.buffer.extend_from_slice(b"\n");
+            body_bytes = text.len() as u64 + 1;
+        }
+        self.cut();
+        Plan { status, close: persist == Persist::Close, body_bytes, file: None }
+    }
+
+    /// Writes a multipart/byteranges response (RFC 9110 section 14.6); returns the bytes of its
+    /// content.
+    fn parts(&mut self, file: &OpenFile, ranges: &[ByteRange], persist: Persist) -> u64 {
+        // Nobody can know that the file does not contain it; 64 random bits make it as unlikely as
+        // can be.
+        let boundary = format!("outboard-{:016x}", self.boundaries.next_u64());
+        self.pieces.clear();
+        // The head goes first but has the length of the rest: its place is kept.
+        self.pieces.push(Piece::Bytes(Bytes::new()));
+        let mut body_bytes = 0;
+        for range in ranges {
+            self.buffer.reserve(HEAD_BYTES);
+            self.field(format_args!("\r\n--{boundary}"));
+            self.buffer.extend_from_slice(file.type_field());
+            let (start, last, size) = (range.start, range.last(), file.size);
+            self.field(format_args!("Content-Range: bytes {start}-{last}/{size}\r\n"));
+            body_bytes += self.buffer.len() as u64 + range.len;
+            self.cut();
+            self.push_file(file.file, range.start, range.len);
+        }
+        self.field(format_args!("\r\n--{boundary}--"));
+        body_bytes += self.buffer.len() as u64;
+        self.cut();
+        self.begin_head(Status::PartialContent);
+        self.field(format_args!("Content-Type: multipart/byteranges; boundary={boundary}"));
+        self.field(format_args!("Content-Length: {body_bytes}"));
+        self.buffer.extend_from_slice(file.fields_from_ranges());
+        self.end_fields(persist);
+        self.pieces[0] = Piece::Bytes(self.buffer.split().freeze());
+        body_bytes
+    }
+
+    fn begin(&mut self, status: Status) {
+        self.pieces.clear();
+        self.begin_head(status);
+    }
+
+    fn begin_head(&mut self, status: Status) {
+        self.buffer.reserve(HEAD_BYTES);
+        self.buffer.extend_from_slice(b"HTTP/1.1 ");
+        self.buffer.extend_from_slice(status.line().as_bytes());
+        self.buffer.extend_from_slice(b"\r\n");
+        self.buffer.extend_from_slice(&self.common);
+    }
+
+    fn field(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a BytesMut cannot fail.
+        let _ = self.buffer.write_fmt(line);
+        self.buffer.extend_from_slice(b"\r\n");
+    }
+
+    fn end_fields(&mut self, persist: Persist) {
+        self.buffer.extend_from_slice(match persist {
+            Persist::KeepAlive => b"\r\n",
+            Persist::KeepAliveSaid => b"Connection: keep-alive\r\n\r\n",
+            Persist::Close => b"Connection: close\r\n\r\n",
+        });
+    }
+
+    fn end(&mut self, persist: Persist) {
+        self.end_fields(persist);
+        self.cut();
+    }
+
+    /// What was written since the last cut becomes a piece.
+    fn cut(&mut self) {
+        self.pieces.push(Piece::Bytes(self.buffer.split().freeze()));
+    }
+
+    fn push_file(&mut self, file: FileId, offset: u64, len: u64) {
+        if len > 0 {
+            self.pieces.push(Piece::File { file, offset, len });
+        }
+    }
+
+    fn write_common(&mut self) {
+        self.common.clear();
+        self.common.extend_from_slice(self.server.as_bytes());
+        self.common.extend_from_slice(b"Date: ");
+        self.common.extend_from_slice(self.clock.http().as_bytes());
+        self.common.extend_from_slice(b"\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests;

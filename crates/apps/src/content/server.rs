@@ -1,0 +1,213 @@
+//! The table of connections and their deadlines.
+//!
+//! [`super::ContentServer`] hands on what the host told it. Each connection has one place in the
+//! ordered set of deadlines; a deadline that moves later leaves it where it is, and is looked at
+//! when that time comes. So the usual request moves nothing, and the set never holds more than
+//! there are connections.
+
+use std::collections::BTreeSet;
+
+use abi::{FileFault, FileId, Refusal};
+use base::Instant;
+
+use super::Config;
+use super::answer::Responder;
+use super::connection::{Connection, Context, Fate};
+use super::files::{Opened, Waiter};
+use super::sockets::Sockets;
+
+struct Slot<I> {
+    connection: Connection<I>,
+    /// Its place in the set of deadlines.
+    armed: Instant,
+}
+
+/// What happened to a connection.
+#[derive(Clone, Copy)]
+enum Cause {
+    Readiness,
+    Opened(Result<(), FileFault>),
+    Timeout,
+}
+
+/// The content server over any sockets.
+pub(crate) struct Server<I> {
+    pub(crate) responder: Responder,
+    config: Config,
+    /// By the socket's index.
+    slots: Vec<Option<Slot<I>>>,
+    connections: usize,
+    deadlines: BTreeSet<(Instant, u32)>,
+    next_serial: u32,
+}
+
+impl<I: Copy + Eq> Server<I> {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            responder: Responder::new(&config),
+            config,
+            slots: Vec::new(),
+            connections: 0,
+            deadlines: BTreeSet::new(),
+            next_serial: 0,
+        }
+    }
+
+    /// Connections in the table.
+    pub(crate) const fn connections(&self) -> usize {
+        self.connections
+    }
+
+    /// A connection was accepted.
+    pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        socket: I,
+    ) {
+        let index = S::index(socket);
+        let Ok(key) = u32::try_from(index) else { return };
+        // One that was there before has ended without a word.
+        self.remove(index);
+        if self.connections >= self.config.connections_max {
+            self.responder.counters.http_connections_refused += 1;
+            host.abort(now, socket);
+            return;
+        }
+        self.responder.counters.http_connections += 1;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
+        }
+        let connection = Connection::new(socket, self.next_serial, now, &self.config);
+        self.next_serial = self.next_serial.wrapping_add(1);
+        let armed = connection.deadline;
+        self.deadlines.insert((armed, key));
+        self.slots[index] = Some(Slot { connection, armed });
+        self.connections += 1;
+        // Its first request may have come already.
+        self.turn(now, host, index, Cause::Readiness);
+        self.close_files(host);
+    }
+
+    /// A connection's readiness changed.
+    pub(crate) fn handle_socket<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        socket: I,
+    ) {
+        let index = S::index(socket);
+        let slot = self.slots.get(index).and_then(Option::as_ref);
+        if slot.is_some_and(|slot| slot.connection.socket == socket) {
+            self.turn(now, host, index, Cause::Readiness);
+            self.close_files(host);
+        }
+    }
+
+    /// An open ended.
+    pub(crate) fn handle_file<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        file: FileId,
+    ) {
+        let Some(result) = host.offload_fstat(file) else { return };
+        match self.responder.file_opened(now, file, result) {
+            Opened::Resume(waiters, result) => self.resume(now, host, &waiters, result),
+            Opened::Again(path) => {
+                // Handles that were given up first: the operations reach the device in this order.
+                self.close_files(host);
+                if let Some(file) = host.offload_open(&path) {
+                    self.responder.files.begin_again(&path, file);
+                } else {
+                    let waiters = self.responder.files.cancel(&path);
+                    let full = FileFault::Refused(Refusal::TableFull);
+                    self.resume(now, host, &waiters, Err(full));
+                }
+            }
+            Opened::Unknown => {}
+        }
+        self.close_files(host);
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+        while let Some(&(armed, key)) = self.deadlines.first() {
+            if armed > now {
+                break;
+            }
+            self.deadlines.pop_first();
+            let index = key as usize;
+            let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
+            let deadline = slot.connection.deadline;
+            if deadline > now {
+                slot.armed = deadline;
+                self.deadlines.insert((deadline, key));
+            } else {
+                slot.armed = Instant::FAR_FUTURE;
+                self.turn(now, host, index, Cause::Timeout);
+            }
+        }
+        self.responder.files.handle_timeout(now);
+        self.close_files(host);
+    }
+
+    /// When to call [`Self::handle_timeout`]; may be early.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let files = self.responder.files.poll_timeout();
+        let next = self.deadlines.first().map_or(files, |&(armed, _)| armed.min(files));
+        (next != Instant::FAR_FUTURE).then_some(next)
+    }
+
+    fn resume<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        waiters: &[Waiter],
+        result: Result<(), FileFault>,
+    ) {
+        for waiter in waiters {
+            let index = waiter.index as usize;
+            let slot = self.slots.get(index).and_then(Option::as_ref);
+            if slot.is_some_and(|slot| slot.connection.serial == waiter.serial) {
+                self.turn(now, host, index, Cause::Opened(result));
+            }
+        }
+    }
+
+    fn turn<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S, index: usize, cause: Cause) {
+        let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
+        let connection = &mut slot.connection;
+        let (responder, config) = (&mut self.responder, &self.config);
+        let mut cx = Context { now, host, responder, config };
+        let fate = match cause {
+            Cause::Readiness => connection.handle_readiness(&mut cx),
+            Cause::Opened(result) => connection.handle_opened(&mut cx, result),
+            Cause::Timeout => connection.handle_timeout(&mut cx),
+        };
+        if fate == Fate::Gone {
+            self.remove(index);
+        } else if slot.connection.deadline < slot.armed {
+            // Earlier than its place in the set, or without one.
+            let key = (slot.armed, u32::try_from(index).unwrap_or(u32::MAX));
+            self.deadlines.remove(&key);
+            slot.armed = slot.connection.deadline;
+            self.deadlines.insert((slot.armed, key.1));
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
+        self.connections -= 1;
+        self.deadlines.remove(&(slot.armed, u32::try_from(index).unwrap_or(u32::MAX)));
+    }
+
+    fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {
+        while let Some(file) = self.responder.files.poll_close() {
+            host.offload_close(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

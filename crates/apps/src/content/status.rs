@@ -1,0 +1,87 @@
+//! The status codes that the content server answers with.
+
+/// A status code (RFC 9110 section 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok,
+    PartialContent,
+    MovedPermanently,
+    NotModified,
+    BadRequest,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    RequestTimeout,
+    PreconditionFailed,
+    UriTooLong,
+    RangeNotSatisfiable,
+    ExpectationFailed,
+    HeaderFieldsTooLarge,
+    InternalServerError,
+    NotImplemented,
+    ServiceUnavailable,
+    VersionNotSupported,
+}
+
+impl Status {
+    /// The three digits.
+    pub(crate) const fn code(self) -> u16 {
+        match self {
+            Self::Ok => 200,
+            Self::PartialContent => 206,
+            Self::MovedPermanently => 301,
+            Self::NotModified => 304,
+            Self::BadRequest => 400,
+            Self::Forbidden => 403,
+            Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
+            Self::RequestTimeout => 408,
+            Self::PreconditionFailed => 412,
+            Self::UriTooLong => 414,
+            Self::RangeNotSatisfiable => 416,
+            Self::ExpectationFailed => 417,
+            Self::HeaderFieldsTooLarge => 431,
+            Self::InternalServerError => 500,
+            Self::NotImplemented => 501,
+            Self::ServiceUnavailable => 503,
+            Self::VersionNotSupported => 505,
+        }
+    }
+
+    /// Code and reason phrase, as they stand in a status line and in the text body of an error.
+    pub(crate) const fn line(self) -> &'static str {
+        match self {
+            Self::Ok => "200 OK",
+            Self::PartialContent => "206 Partial Content",
+            Self::MovedPermanently => "301 Moved Permanently",
+            Self::NotModified => "304 Not Modified",
+            Self::BadRequest => "400 Bad Request",
+            Self::Forbidden => "403 Forbidden",
+            Self::NotFound => "404 Not Found",
+            Self::MethodNotAllowed => "405 Method Not Allowed",
+            Self::RequestTimeout => "408 Request Timeout",
+            Self::PreconditionFailed => "412 Precondition Failed",
+            Self::UriTooLong => "414 URI Too Long",
+            Self::RangeNotSatisfiable => "416 Range Not Satisfiable",
+            Self::ExpectationFailed => "417 Expectation Failed",
+            Self::HeaderFieldsTooLarge => "431 Request Header Fields Too Large",
+            Self::InternalServerError => "500 Internal Server Error",
+            Self::NotImplemented => "501 Not Implemented",
+            Self::ServiceUnavailable => "503 Service Unavailable",
+            Self::VersionNotSupported => "505 HTTP Version Not Supported",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_begins_with_the_code() {
+        for status in [Status::Ok, Status::NotModified, Status::UriTooLong, Status::NotImplemented]
+        {
+            assert!(status.line().starts_with(&status.code().to_string()));
+        }
+    }
+}

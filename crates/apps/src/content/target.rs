@@ -1,0 +1,318 @@
+//! From a request-target to the path of a file: forms, percent-decoding, dot segments.
+//!
+//! Called by [`super::answer`] for every request whose file is not found by its raw target. Pure.
+//! What [`normalise`] gives is relative to the root, never begins with a slash and has no `.`, `..`
+//! or empty segment, so that the path that is opened is the path that it looks like. (The disk
+//! resolves beneath its root as well: this is the first of two fences.)
+
+/// Why a target names no file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TargetError {
+    /// It is not a target, or its percent-encoding is broken, or it has a NUL in it.
+    Malformed,
+    /// It leads above the root.
+    Climbs,
+    /// Its bytes are not UTF-8: no file has such a name here.
+    NotText,
+}
+
+/// The parts of a target that matter to a file server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target<'b> {
+    /// Path as sent, with its leading slash; still encoded.
+    pub(crate) path: &'b [u8],
+    /// What follows the path: empty, or the query with its question mark.
+    pub(crate) query: &'b [u8],
+}
+
+/// Splits a target of GET or HEAD: origin-form or absolute-form (RFC 9112 section 3.2).
+///
+/// # Errors
+/// `Malformed` for every other form; for schemes other than HTTP's; for an authority that is empty
+/// or has userinfo in it (RFC 9110 sections 4.2.1 and 4.2.4); for a fragment, which is never sent.
+pub(crate) fn split(target: &[u8]) -> Result<Target<'_>, TargetError> {
+    let rest = if target.first() == Some(&b'/') { target } else { after_authority(target)? };
+    if rest.contains(&b'#') {
+        return Err(TargetError::Malformed);
+    }
+    let end = rest.iter().position(|&b| b == b'?').unwrap_or(rest.len());
+    let (path, query) = rest.split_at(end);
+    // RFC 9110 section 4.2.3: an empty path is the same as "/".
+    Ok(Target { path: if path.is_empty() { b"/" } else { path }, query })
+}
+
+/// The path of the file that a target names, where it can be had without work: nothing to decode,
+/// no query, no directory, and no segment that begins with a dot or is empty. So it is the usual
+/// case at the cost of one look at each byte, and everything else goes through [`split`] and
+/// [`normalise`], which would say the same.
+pub(crate) fn plain(target: &[u8]) -> Option<&[u8]> {
+    let path = target.strip_prefix(b"/")?;
+    let mut before = b'/';
+    for &byte in path {
+        let plain = match byte {
+            b'.' | b'/' => before != b'/',
+            b'%' | b'?' | b'#' => false,
+            _ => matches!(byte, b'!'..=b'~'),
+        };
+        if !plain {
+            return None;
+        }
+        before = byte;
+    }
+    (before != b'/').then_some(path)
+}
+
+/// Decodes a path and resolves its segments into `out` (cleared first). Returns whether it names a
+/// directory: the result is then empty or ends with a slash.
+///
+/// An encoded slash separates as a plain one does: segments are resolved after decoding, so nothing
+/// can hide from it. Empty segments are dropped.
+///
+/// # Errors
+/// See [`TargetError`].
+pub(crate) fn normalise(path: &[u8], out: &mut Vec<u8>) -> Result<bool, TargetError> {
+    out.clear();
+    // Where the segment that is being read begins in `out`.
+    let mut start = 0;
+    let mut bytes = path.iter().copied();
+    while let Some(byte) = bytes.next() {
+        let byte = if byte == b'%' {
+            let (high, low) = (bytes.next().and_then(hex), bytes.next().and_then(hex));
+            match (high, low) {
+                (Some(high), Some(low)) => high << 4 | low,
+                _ => return Err(TargetError::Malformed),
+            }
+        } else {
+            byte
+        };
+        match byte {
+            0 => return Err(TargetError::Malformed),
+            b'/' => {
+                if !end_segment(out, &mut start)? {
+                    out.push(b'/');
+                    start = out.len();
+                }
+            }
+            _ => out.push(byte),
+        }
+    }
+    let directory = end_segment(out, &mut start)?;
+    match core::str::from_utf8(out) {
+        Ok(_) => Ok(directory),
+        Err(_) => Err(TargetError::NotText),
+    }
+}
+
+/// Ends a segment: takes it back where it is empty or made of dots, and then says true.
+fn end_segment(out: &mut Vec<u8>, start: &mut usize) -> Result<bool, TargetError> {
+    match &out[*start..] {
+        b"" => {}
+        b"." => out.truncate(*start),
+        b".." => {
+            // RFC 3986 section 5.2.4 would stay at the root; a climb above it is an attack or a
+            // mistake, and said so.
+            let parent_end = start.checked_sub(1).ok_or(TargetError::Climbs)?;
+            *start = out[..parent_end].iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
+            out.truncate(*start);
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn after_authority(target: &[u8]) -> Result<&[u8], TargetError> {
+    let strip = |scheme: &[u8]| {
+        let (head, rest) = target.split_at_checked(scheme.len())?;
+        head.eq_ignore_ascii_case(scheme).then_some(rest)
+    };
+    let rest = strip(b"http://").or_else(|| strip(b"https://")).ok_or(TargetError::Malformed)?;
+    let end = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#')).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at(end);
+    if is_authority(authority) && !authority.starts_with(b":") && !authority.is_empty() {
+        Ok(rest)
+    } else {
+        Err(TargetError::Malformed)
+    }
+}
+
+/// Whether a Host field or an authority can be one: `uri-host [":" port]` (RFC 9110 section 7.2).
+/// Empty is allowed: a target without an authority has an empty Host.
+pub(crate) fn is_authority(host: &[u8]) -> bool {
+    // A literal IPv6 address has colons of its own.
+    let name_end = if host.first() == Some(&b'[') {
+        match host.iter().position(|&b| b == b']') {
+            Some(at) => at + 1,
+            None => return false,
+        }
+    } else {
+        host.iter().position(|&b| b == b':').unwrap_or(host.len())
+    };
+    let (name, port) = host.split_at(name_end);
+    let port_ok = match port.split_first() {
+        None => true,
+        Some((&b':', digits)) => digits.iter().all(u8::is_ascii_digit),
+        Some(_) => false,
+    };
+    port_ok
+        && name.iter().all(|&b| b.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=[]:".contains(&b))
+}
+
+const fn hex(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn path(text: &str) -> Result<(String, bool), TargetError> {
+        let mut out = b"left over".to_vec();
+        let directory = normalise(text.as_bytes(), &mut out)?;
+        Ok((String::from_utf8(out).expect("checked by normalise"), directory))
+    }
+
+    #[test]
+    fn paths() {
+        for (text, expected, directory) in [
+            ("/", "", true),
+            ("/a", "a", false),
+            ("/a/b.html", "a/b.html", false),
+            ("/a/", "a/", true),
+            ("//a///b", "a/b", false),
+            ("/./a/./b", "a/b", false),
+            ("/a/.", "a/", true),
+            ("/a/..", "", true),
+            ("/a/../b", "b", false),
+            ("/a/b/../../c/", "c/", true),
+            ("/a/b/..", "a/", true),
+            ("/a/b/../c", "a/c", false),
+            ("/%61", "a", false),
+            ("/a%2fb%2F..", "a/", true),
+            ("/a/%2e%2e/b", "b", false),
+            ("/...", "...", false),
+            ("/.hidden", ".hidden", false),
+            ("/..a/b..", "..a/b..", false),
+            ("/a\\..\\b", "a\\..\\b", false),
+            ("/a%5c..%5cb", "a\\..\\b", false),
+            ("/%c3%a9", "\u{e9}", false),
+            ("/a+b", "a+b", false),
+            ("/%2541", "%41", false),
+        ] {
+            assert_eq!(path(text), Ok((expected.into(), directory)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refused_paths() {
+        for text in ["/%", "/%4", "/%4g", "/%g4", "/a%00b", "/%-1", "/%+1"] {
+            assert_eq!(path(text), Err(TargetError::Malformed), "{text}");
+        }
+        for text in
+            ["/..", "/../a", "/a/../..", "/%2e%2e/x", "/%2e./x", "/..%2fx", "/./../x", "//../x"]
+        {
+            assert_eq!(path(text), Err(TargetError::Climbs), "{text}");
+        }
+        assert_eq!(path("/%ff"), Err(TargetError::NotText));
+    }
+
+    #[test]
+    fn plain_targets() {
+        for text in ["/a", "/a/b.html", "/a..b", "/a/b..", "/~x/A+B:@!$&'()*,;="] {
+            assert_eq!(plain(text.as_bytes()), Some(&text.as_bytes()[1..]), "{text}");
+        }
+        for text in ["", "/", "/a/", "//a", "/./a", "/a/..", "/.a", "/a?", "/%61", "/\u{e9}", "a"] {
+            assert_eq!(plain(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn target_forms() {
+        let ok = |text: &'static str, path: &str, query: &str| {
+            let target = split(text.as_bytes()).expect(text);
+            assert_eq!((target.path, target.query), (path.as_bytes(), query.as_bytes()), "{text}");
+        };
+        ok("/a?b=c", "/a", "?b=c");
+        ok("/a?", "/a", "?");
+        ok("/a?b?c", "/a", "?b?c");
+        ok("http://h/a", "/a", "");
+        ok("HTTPS://h:1/a?q", "/a", "?q");
+        ok("http://[::1]:80", "/", "");
+        ok("http://h?q", "/", "?q");
+        for text in
+            ["", "*", "a", "h:80", "http:/a", "http:///a", "http://u@h/", "ftp://h/", "/a#b"]
+        {
+            assert_eq!(split(text.as_bytes()), Err(TargetError::Malformed), "{text}");
+        }
+    }
+
+    #[test]
+    fn authorities() {
+        for host in ["", "a", "a.b:80", "10.77.0.2", "[::1]:8080", "a:", "[::1]"] {
+            assert!(is_authority(host.as_bytes()), "{host}");
+        }
+        for host in ["a b", "a:b", "[::1", "[::1]x", "a/b", "u@h", "a:1:2"] {
+            assert!(!is_authority(host.as_bytes()), "{host}");
+        }
+    }
+
+    proptest! {
+        /// Whatever comes in, what goes out stays below the root.
+        #[test]
+        fn never_leaves_the_root(text in "(/|\\.|%2e|%2F|a|%00|%|\\\\|%c3%a9|[ -~]){0,24}") {
+            let mut out = Vec::new();
+            if let Ok(directory) = normalise(text.as_bytes(), &mut out) {
+                prop_assert!(!out.starts_with(b"/"));
+                prop_assert!(!out.contains(&0));
+                let shown = String::from_utf8(out).expect("text");
+                let path = shown.strip_suffix('/').unwrap_or(&shown);
+                prop_assert_eq!(directory, shown.is_empty() || shown.ends_with('/'));
+                for segment in path.split('/').filter(|_| !path.is_empty()) {
+                    prop_assert!(!["", ".", ".."].contains(&segment), "{}", shown);
+                }
+            }
+        }
+
+        /// A normalised path, encoded and normalised again, is itself: so caching by path is sound.
+        #[test]
+        fn normal_form_is_a_fixed_point(text in "(/|[a-z%\\.]|%[0-9a-f][0-9a-f]){0,24}") {
+            let mut once = Vec::new();
+            if normalise(text.as_bytes(), &mut once).is_ok() {
+                let encoded: String = once.iter().map(|b| match b {
+                    b'/' => "/".into(),
+                    b => format!("%{b:02x}"),
+                }).collect();
+                let mut twice = Vec::new();
+                let again = format!("/{encoded}");
+                prop_assert!(normalise(again.as_bytes(), &mut twice).is_ok());
+                prop_assert_eq!(once, twice);
+            }
+        }
+
+        /// The shortcut says what the long way says.
+        #[test]
+        fn plain_targets_agree(text in "/(/|\\.|a|b|%61|\\?|\u{e9}){0,12}") {
+            if let Some(path) = plain(text.as_bytes()) {
+                let mut out = Vec::new();
+                let target = split(text.as_bytes()).expect("plain");
+                prop_assert_eq!(normalise(target.path, &mut out), Ok(false));
+                prop_assert_eq!(path, out);
+            }
+        }
+
+        /// Any bytes at all.
+        #[test]
+        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let mut out = Vec::new();
+            if let Ok(target) = split(&bytes) {
+                let _ = normalise(target.path, &mut out);
+            }
+            let _ = is_authority(&bytes);
+        }
+    }
+}

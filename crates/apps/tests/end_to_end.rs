@@ -1,0 +1,387 @@
+//! The content server on the real stack and the real device: two hosts, two devices, a link without
+//! delay, a disk in memory.
+//!
+//! What the simulator does with faults and time is its own business; here a request goes the whole
+//! way once, with the device reading the files and with the host reading them.
+
+use std::collections::BTreeMap;
+
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::port::{RxFrame, WireCaps};
+use abi::{Checksum, FileFault, FileKind, FileStat, Refusal};
+use apps::content::{Config, ContentServer};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use host::{Cidr, Host, Notice, SocketError, SocketId};
+use nic::{Device, DeviceConfig};
+use wire::Endpoint;
+
+const CLIENT: u8 = 1;
+const SERVER: u8 = 2;
+const WIRE: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+
+/// Files in memory, answered at once.
+#[derive(Default)]
+struct Disk {
+    files: BTreeMap<String, (FileStat, Vec<u8>)>,
+    open: Vec<String>,
+    opens: usize,
+    closes: usize,
+}
+
+impl Disk {
+    fn put(&mut self, path: &str, content: Vec<u8>, version: u64) {
+        let size = content.len() as u64;
+        let kind = FileKind::Regular;
+        let stat = FileStat { kind, size, modified_s: 784_111_777, modified_ns: 0, version };
+        self.files.insert(path.into(), (stat, content));
+    }
+
+    fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
+        match request {
+            DiskRequest::Open { id, path } => {
+                let found = self.files.get(&*path).map(|f| f.0).ok_or(FileFault::NotFound);
+                self.opens += usize::from(found.is_ok());
+                self.open.push(path.into());
+                let file = DiskFile(u32::try_from(self.open.len() - 1).expect("few files"));
+                Some(DiskCompletion::Opened { id, result: found.map(|stat| (file, stat)) })
+            }
+            DiskRequest::Read { id, file, offset, mut buf } => {
+                let (stat, content) = &self.files[&self.open[file.0 as usize]];
+                let from = usize::try_from(offset).expect("small files").min(content.len());
+                let len = buf.as_slice().len().min(content.len() - from);
+                buf.as_mut_slice()[..len].copy_from_slice(&content[from..from + len]);
+                let read = u32::try_from(len).expect("small reads");
+                Some(DiskCompletion::Read { id, buf, result: Ok((read, *stat)) })
+            }
+            DiskRequest::Close { .. } => {
+                self.closes += 1;
+                None
+            }
+        }
+    }
+}
+
+struct Node {
+    host: Host,
+    device: Device,
+}
+
+impl Node {
+    fn new(number: u8, file_offload: Result<(), Refusal>) -> Self {
+        let device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, number]), WIRE);
+        let config = host::Config {
+            addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
+            file_offload,
+            ..host::Config::default()
+        };
+        Self { host: Host::new(config, &device.capabilities(), number.into()), device }
+    }
+
+    /// Moves operations, events and disk requests until nothing moves; gives the frames for the
+    /// wire.
+    fn run(&mut self, now: Instant, disk: &mut Disk) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        loop {
+            let mut moved = false;
+            while let Some(op) = self.host.poll_op(now) {
+                self.device.handle_op(now, 0, op);
+                moved = true;
+            }
+            while let Some(frame) = self.device.poll_frame(now) {
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                frames.push(bytes);
+                moved = true;
+            }
+            while let Some(request) = self.device.poll_disk() {
+                if let Some(completion) = disk.answer(request) {
+                    self.device.handle_disk(now, completion);
+                }
+                moved = true;
+            }
+            while let Some(request) = self.host.poll_disk() {
+                if let Some(completion) = disk.answer(request) {
+                    self.host.handle_disk(now, completion);
+                }
+                moved = true;
+            }
+            while let Some((_, event)) = self.device.poll_event() {
+                self.host.handle_event(now, event);
+                moved = true;
+            }
+            while let Some(packet) = self.host.poll_recycle() {
+                self.device.pool().put(packet);
+            }
+            if !moved {
+                return frames;
+            }
+        }
+    }
+
+    fn receive(&mut self, now: Instant, frame: &[u8]) {
+        let packet = self.device.pool().copy(frame).expect("frames fit buffers");
+        let checksum = Checksum::Unchecked;
+        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
+    }
+
+    fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.host.poll_timeout().into_iter().chain(self.device.poll_timeout(now)).min()
+    }
+}
+
+struct World {
+    now: Instant,
+    client: Node,
+    server: Node,
+    app: ContentServer,
+    disk: Disk,
+    /// What the client received on its connection.
+    received: Vec<u8>,
+    failed: Option<SocketError>,
+    finished: bool,
+}
+
+impl World {
+    fn new(file_offload: Result<(), Refusal>) -> Self {
+        let mut server = Node::new(SERVER, file_offload);
+        let config = Config { unix_epoch: Duration::from_secs(784_112_000), ..Config::default() };
+        let app = ContentServer::new(config, &mut server.host).expect("the port is free");
+        Self {
+            now: Instant::from_millis(1),
+            client: Node::new(CLIENT, Ok(())),
+            server,
+            app,
+            disk: Disk::default(),
+            received: Vec::new(),
+            failed: None,
+            finished: false,
+        }
+    }
+
+    fn connect(&mut self) -> SocketId {
+        let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 80 };
+        (self.failed, self.finished) = (None, false);
+        self.received.clear();
+        let socket = self.client.host.connect(self.now, remote).expect("a port is free");
+        self.run_until(|world| world.client.host.readiness(socket).writable);
+        socket
+    }
+
+    fn request(&mut self, socket: SocketId, text: &str) {
+        let sent = self.client.host.send(socket, Bytes::copy_from_slice(text.as_bytes()));
+        assert_eq!(sent, Ok(text.len()));
+    }
+
+    fn client_reads(&mut self) {
+        while let Some(notice) = self.client.host.poll_notice() {
+            let Notice::Socket(socket) = notice else { continue };
+            let mut chunk = [0; 4096];
+            loop {
+                let bytes = self.client.host.read(socket, &mut chunk);
+                if bytes == 0 {
+                    break;
+                }
+                self.received.extend_from_slice(&chunk[..bytes]);
+            }
+            let ready = self.client.host.readiness(socket);
+            self.failed = self.failed.or(ready.error);
+            self.finished |= ready.peer_closed;
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        let now = self.now;
+        while let Some(notice) = self.server.host.poll_notice() {
+            self.app.handle_notice(now, &mut self.server.host, notice);
+        }
+        self.client_reads();
+        let down = self.server.run(now, &mut self.disk);
+        let up = self.client.run(now, &mut Disk::default());
+        let moved = !down.is_empty() || !up.is_empty();
+        for frame in &down {
+            self.client.receive(now, frame);
+        }
+        for frame in &up {
+            self.server.receive(now, frame);
+        }
+        for node in [&mut self.client, &mut self.server] {
+            while let Some((_, event)) = node.device.poll_event() {
+                node.host.handle_event(now, event);
+            }
+        }
+        moved
+    }
+
+    /// Lets the world run, through time where nothing moves, until `done`; within ten simulated
+    /// minutes.
+    fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
+        let end = self.now + Duration::from_secs(600);
+        while !done(self) {
+            if self.step() {
+                continue;
+            }
+            let next = [
+                self.client.poll_timeout(self.now),
+                self.server.poll_timeout(self.now),
+                self.app.poll_timeout(),
+            ];
+            let next = next.into_iter().flatten().min().expect("something is still to happen");
+            self.now = next.max(self.now + Duration::from_micros(10));
+            assert!(self.now < end, "nothing came of it: {:?}", self.counters());
+            self.client.host.handle_timeout(self.now);
+            self.server.host.handle_timeout(self.now);
+            self.app.handle_timeout(self.now, &mut self.server.host);
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = Vec::new();
+        let mut take = |name, value| {
+            if value > 0 {
+                all.push((name, value));
+            }
+        };
+        self.app.visit(&mut take);
+        self.server.host.visit(&mut take);
+        all
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.counters().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
+    }
+
+    /// Takes one response off what was received: its head and its body.
+    fn take_response(&mut self) -> Option<(String, Vec<u8>)> {
+        let end = self.received.windows(4).position(|w| w == b"\r\n\r\n")? + 4;
+        let head = String::from_utf8(self.received[..end].to_vec()).expect("heads are text");
+        let length = head.lines().find_map(|l| l.strip_prefix("Content-Length: "))?;
+        let length: usize = length.parse().expect("a length");
+        if self.received.len() < end + length {
+            return None;
+        }
+        let body = self.received[end..end + length].to_vec();
+        self.received.drain(..end + length);
+        Some((head, body))
+    }
+
+    fn response(&mut self, socket: SocketId, request: &str) -> (String, Vec<u8>) {
+        self.request(socket, request);
+        for _ in 0..1_000_000 {
+            if let Some(response) = self.take_response() {
+                return response;
+            }
+            let before = self.received.len();
+            self.run_until(|world| world.received.len() > before || world.failed.is_some());
+            assert_eq!(self.failed, None);
+        }
+        panic!("no response to {request}");
+    }
+}
+
+fn content(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251) as u8).collect()
+}
+
+fn get(path: &str, fields: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: 10.77.0.2\r\n{fields}\r\n")
+}
+
+/// A browser's visit: whole files, parts, conditions, errors, and an orderly end.
+fn visit(file_offload: Result<(), Refusal>) {
+    let mut world = World::new(file_offload);
+    let big = content(1_000_000);
+    world.disk.put("index.html", b"<p>hello".to_vec(), 1);
+    world.disk.put("big.bin", big.clone(), 2);
+    world.disk.put("empty", Vec::new(), 3);
+    let socket = world.connect();
+
+    let (head, body) = world.response(socket, &get("/", ""));
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(head.contains("\r\nContent-Type: text/html; charset=utf-8\r\n"), "{head}");
+    assert_eq!(body, b"<p>hello");
+    let (_, body) = world.response(socket, &get("/big.bin", ""));
+    assert!(body == big, "a million bytes, each in its place");
+    let (head, body) = world.response(socket, &get("/big.bin", "Range: bytes=999990-\r\n"));
+    assert!(head.starts_with("HTTP/1.1 206"), "{head}");
+    assert_eq!(body, big[999_990..]);
+    let (head, body) = world.response(socket, &get("/big.bin", "Range: bytes=5-9,70000-80000\r\n"));
+    let boundary = head.split_once("boundary=").expect("a boundary").1.lines().next().expect("");
+    let mut expected = Vec::new();
+    for (first, last) in [(5, 9), (70_000, 80_000)] {
+        let part = format!(
+            "\r\n--{boundary}\r\nContent-Type: application/octet-stream\r\n\
+             Content-Range: bytes {first}-{last}/1000000\r\n\r\n"
+        );
+        expected.extend(part.bytes());
+        expected.extend(&big[first..=last]);
+    }
+    expected.extend(format!("\r\n--{boundary}--\r\n").bytes());
+    assert!(body == expected, "heads and extents alternate");
+    assert_eq!(world.response(socket, &get("/empty", "")).1, b"");
+    assert!(world.response(socket, &get("/none", "")).0.starts_with("HTTP/1.1 404"));
+    // Three at once.
+    world.request(socket, &[get("/", ""), get("/big.bin", ""), get("/none", "")].concat());
+    world.run_until(|world| world.received.ends_with(b"404 Not Found\n"));
+    assert_eq!(world.take_response().expect("the first").1, b"<p>hello");
+    assert!(world.take_response().expect("the second").1 == big);
+    world.take_response().expect("the third");
+
+    world.request(socket, &get("/", "Connection: close\r\n"));
+    world.run_until(|world| world.finished);
+    assert!(world.take_response().expect("the last").0.contains("\r\nConnection: close\r\n"));
+    world.client.host.close(world.now, socket);
+    world.run_until(|world| world.counter("http_connections_open") == 0);
+    // Nothing was cut short, and all that was opened is closed once nobody asks for it.
+    world.run_until(|world| world.counter("http_files_cached") == 0);
+    world.run_until(|world| world.disk.closes == world.disk.opens);
+    for name in ["http_aborted_peer", "http_aborted_file", "http_timeouts_linger", "file_aborts"] {
+        assert_eq!(world.counter(name), 0, "{name}");
+    }
+    assert_eq!(world.counter("http_requests"), 10);
+    let in_software = world.counter("file_fallback_bytes") > 0;
+    assert_eq!(in_software, file_offload.is_err(), "{:?}", world.counters());
+}
+
+#[test]
+fn device_reads_the_files() {
+    visit(Ok(()));
+}
+
+#[test]
+fn host_reads_the_files() {
+    visit(Err(Refusal::Disabled));
+}
+
+/// A file rewritten in mid-transfer: the connection is reset and counted, and the next request gets
+/// the new file.
+fn rewritten(file_offload: Result<(), Refusal>) {
+    let mut world = World::new(file_offload);
+    // More than the device and the host read ahead, so that the change comes before the last read.
+    world.disk.put("big.bin", content(4_000_000), 1);
+    let socket = world.connect();
+    world.request(socket, &get("/big.bin", ""));
+    world.run_until(|world| world.received.len() > 100_000);
+    world.disk.put("big.bin", vec![b'n'; 4_000_000], 2);
+    world.run_until(|world| world.failed.is_some());
+    assert_eq!(world.failed, Some(SocketError::Reset));
+    let end = world.received.windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
+    let body = &world.received[end..];
+    assert!(body.len() < 4_000_000 && body == &content(4_000_000)[..body.len()]);
+    world.run_until(|world| world.counter("http_connections_open") == 0);
+    assert_eq!(world.counter("http_aborted_file"), 1);
+
+    let socket = world.connect();
+    let (_, body) = world.response(socket, &get("/big.bin", ""));
+    assert!(body.len() == 4_000_000 && body.iter().all(|&b| b == b'n'));
+}
+
+#[test]
+fn device_sees_a_rewritten_file() {
+    rewritten(Ok(()));
+}
+
+#[test]
+fn host_sees_a_rewritten_file() {
+    rewritten(Err(Refusal::Disabled));
+}

@@ -1,0 +1,129 @@
+//! What the operator sets: sizes and switches of a device, fixed when it is made.
+//!
+//! Every limit is a run-time value with its unit in its name. [`FileConfig::clamped`] mends values
+//! with which the file engine could not make progress, so that no configuration can get stuck.
+
+use abi::FileLimits;
+use abi::aligned::PAGE_BYTES;
+
+/// Most payload bytes in one transmit. With the longest header the IP packet still has a length
+/// that fits 16 bits (RFC 791 section 3.1), so that a whole run can cross to a wire that segments.
+pub(crate) const TRANSMIT_BYTES_MAX: u32 = 65_536 - 120;
+
+/// Largest block of the file engine, in pages: a megabyte.
+const BLOCK_PAGES_MAX: usize = 256;
+
+/// Configuration of a [`crate::Device`].
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// The device's Ethernet address. Frames to other unicast addresses are dropped.
+    pub mac: [u8; 6],
+    /// Host queues, at least one. RSS spreads received flows over them.
+    pub queues: usize,
+    /// The file engine, or `None` where it is switched off.
+    pub file: Option<FileConfig>,
+    /// Transmits that may wait at one time, for a disk or behind another transmit of their flow. At
+    /// the limit [`crate::Device::can_take_op`] says no. It bounds the flow table too: only flows
+    /// with waiting transmits have an entry.
+    pub pending_transmits_max: usize,
+    /// Whether TCP timestamps are advanced by the time that a transmit waited for a disk (IO-TCP
+    /// section 3.5).
+    pub correct_timestamps: bool,
+    /// Seeds the RSS key and the hash tables: unpredictable from outside where it comes from the
+    /// operating system.
+    pub rss_seed: u64,
+    /// Free receive buffers kept of each size.
+    pub pool_buffers_max: usize,
+    /// Events that may wait for one queue of the host. At the limit received frames are dropped and
+    /// counted, and [`crate::Device::can_take_op`] says no.
+    pub queue_events_max: usize,
+}
+
+impl DeviceConfig {
+    /// A device with one queue, the file engine with its default sizes, and `mac` as its address.
+    #[must_use]
+    pub fn new(mac: [u8; 6]) -> Self {
+        Self {
+            mac,
+            queues: 1,
+            file: Some(FileConfig::default()),
+            pending_transmits_max: 65_536,
+            correct_timestamps: true,
+            rss_seed: 0x6f75_7462_6f61_7264,
+            pool_buffers_max: 512,
+            queue_events_max: 16_384,
+        }
+    }
+}
+
+/// Configuration of the file engine.
+#[derive(Clone, Debug)]
+pub struct FileConfig {
+    /// Memory for file content, in bytes: what is being read, waits to be sent, or is kept until
+    /// acknowledged. Raised to what the largest single transmit can need.
+    pub memory_bytes_max: usize,
+    /// Files open at one time, over all queues.
+    pub files_max: u32,
+    /// Pages of a block: the unit of reads and of sharing (1..=256). 16 pages are 64 KiB.
+    pub block_pages: usize,
+    /// Reads that a disk works on at one time, at least one.
+    pub reads_in_flight_max: usize,
+    /// Blocks to read ahead of a sequential reader; zero switches reading ahead off.
+    pub read_ahead_blocks: u32,
+}
+
+impl Default for FileConfig {
+    fn default() -> Self {
+        Self {
+            memory_bytes_max: 256 << 20,
+            files_max: 65_536,
+            block_pages: 16,
+            reads_in_flight_max: 128,
+            read_ahead_blocks: 4,
+        }
+    }
+}
+
+impl FileConfig {
+    /// Bytes of a block.
+    pub(crate) const fn block_bytes(&self) -> usize {
+        self.block_pages * PAGE_BYTES
+    }
+
+    /// The same with values that make progress possible: memory for the largest transmit, a page, a
+    /// read.
+    #[must_use]
+    pub fn clamped(mut self) -> Self {
+        self.block_pages = self.block_pages.clamp(1, BLOCK_PAGES_MAX);
+        self.reads_in_flight_max = self.reads_in_flight_max.max(1);
+        self.memory_bytes_max = self.memory_bytes_max.max(self.transmit_memory_bytes());
+        self
+    }
+
+    /// Memory that the most demanding transmit needs at one time. An extent of `l` bytes touches at
+    /// most `l / block + 2` blocks.
+    const fn transmit_memory_bytes(&self) -> usize {
+        let whole = TRANSMIT_BYTES_MAX as usize / self.block_bytes();
+        (whole + 2 * FileLimits::EXTENTS_PER_TRANSMIT_MAX) * self.block_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senseless_sizes_are_mended() {
+        let config = FileConfig {
+            memory_bytes_max: 0,
+            block_pages: 0,
+            reads_in_flight_max: 0,
+            ..FileConfig::default()
+        }
+        .clamped();
+        assert_eq!((config.block_pages, config.reads_in_flight_max), (1, 1));
+        assert_eq!(config.memory_bytes_max, (15 + 16) * PAGE_BYTES);
+        let config = FileConfig { block_pages: usize::MAX, ..FileConfig::default() }.clamped();
+        assert_eq!(config.block_pages, BLOCK_PAGES_MAX);
+    }
+}

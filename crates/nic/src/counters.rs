@@ -1,0 +1,63 @@
+//! Counters of the pipeline. The file engine's are in its own folder.
+
+base::counters! {
+    /// What happened to received frames.
+    pub(crate) struct RxCounters {
+        /// Frames delivered to a host queue.
+        rx_packets,
+        /// Their bytes.
+        rx_bytes,
+        /// Frames whose transport checksum is right, by our sum or by the wire's word.
+        rx_checksum_good,
+        /// Frames whose transport checksum is wrong; they are delivered with that mark.
+        rx_checksum_bad,
+        /// Dropped: sent to another machine.
+        rx_dropped_not_for_us,
+        /// Dropped: ends before its headers do.
+        rx_dropped_truncated,
+        /// Dropped: neither IP nor ARP.
+        rx_dropped_unknown_ethertype,
+        /// Dropped: the IP version does not fit the EtherType.
+        rx_dropped_bad_version,
+        /// Dropped: a length field is wrong.
+        rx_dropped_bad_length,
+        /// Dropped: the IPv4 header checksum is wrong.
+        rx_dropped_bad_header_checksum,
+        /// Dropped: a fragment.
+        rx_dropped_fragment,
+        /// Dropped: too many IPv6 extension headers.
+        rx_dropped_bad_extension_header,
+        /// Dropped: malformed in another way.
+        rx_dropped_malformed,
+        /// Dropped: the host does not take its events.
+        rx_dropped_overrun,
+    }
+}
+
+base::counters! {
+    /// What happened to transmits.
+    pub(crate) struct TxCounters {
+        /// Packets given to the wire, counted as they leave it: after segmentation, whoever
+        /// segments.
+        tx_packets,
+        /// Their bytes, with headers.
+        tx_bytes,
+        /// Transmits sent.
+        tx_transmits,
+        /// Transmits of more than one packet.
+        tx_tso_transmits,
+        /// Transmits that had to wait: for a disk, for memory, or behind another of their flow.
+        tx_waits,
+        /// Echoes of transmits that left.
+        tx_echoes,
+        /// Dropped: the operation makes no sense (headers, sizes, offsets).
+        tx_dropped_malformed,
+        /// Dropped: bytes of a file could not be had.
+        tx_dropped_file,
+        /// Dropped: queued behind a dropped transmit of the same flow.
+        tx_dropped_flow_failed,
+        /// Dropped: more transmits wait than the configuration allows; the driver went on past
+        /// `can_take_op`.
+        tx_dropped_table_full,
+    }
+}

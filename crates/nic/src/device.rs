@@ -1,0 +1,417 @@
+//! The device: the parts of this crate behind one sans-IO object.
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
+use abi::{
+    Capabilities, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op, PacketPool, Part,
+    Parts, Refusal, Transmit, TransmitDone, TransmitOutcome,
+};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use base::{Duration, Instant};
+
+use crate::config::{DeviceConfig, TRANSMIT_BYTES_MAX};
+use crate::counters::TxCounters;
+use crate::engine::Resolved;
+use crate::engine::file::{FileEngine, Start};
+use crate::flow::{FlowTable, Line, Pending, State};
+use crate::pipeline::Run;
+use crate::pipeline::rx::Receiver;
+use crate::pipeline::tx::{Outgoing, check};
+
+/// Runs that may wait for the wire before the device takes no more operations.
+const RUNS_MAX: usize = 4096;
+
+/// When to look again whether the wire has let go of memory that a transmit waits for.
+const STARVED_RETRY: Duration = Duration::from_millis(1);
+
+/// A NIC, without the wire, the disk and the rings it is attached to.
+///
+/// It does nothing by itself. Its driver hands in what comes ([`handle_frame`](Self::handle_frame),
+/// [`handle_op`](Self::handle_op), [`handle_disk`](Self::handle_disk)), then takes out, until none
+/// of them has anything left:
+///
+/// 1. [`poll_frame`](Self::poll_frame): frames for the wire, in order. It has to be polled until it
+///    gives `None`, after the frames before were dropped, for only then the memory of file blocks
+///    that they shared can be used again.
+/// 2. [`poll_disk`](Self::poll_disk): requests for the disk.
+/// 3. [`poll_event`](Self::poll_event), or [`poll_queue_event`](Self::poll_queue_event) for one
+///    queue: events for the host.
+///
+/// Whoever wants the echo of a transmit before its first frame is on the wire polls events between
+/// the others; both are made in the same call. What the wire, a ring or the disk did not take goes
+/// back by `unpoll_frame`, `unpoll_event`, `unpoll_disk`. While [`can_take_op`](Self::can_take_op)
+/// says no, the driver leaves operations in their ring. [`poll_timeout`](Self::poll_timeout) says
+/// when to come back though nothing came.
+pub struct Device {
+    config: DeviceConfig,
+    wire: WireCaps,
+    pool: PacketPool,
+    receiver: Receiver,
+    tx: TxCounters,
+    flows: FlowTable,
+    files: Option<FileEngine>,
+    /// Runs for the wire, in order.
+    runs: VecDeque<Run>,
+    /// Frames that the wire gave back; they go before the runs.
+    returned: VecDeque<TxFrame>,
+    events: Vec<VecDeque<Event>>,
+    /// The queue whose events are polled next.
+    next_queue: usize,
+    resets: u64,
+}
+
+impl Device {
+    /// A device on a wire that can do what `wire` says.
+    #[must_use]
+    pub fn new(config: DeviceConfig, wire: WireCaps) -> Self {
+        let config = DeviceConfig { queues: config.queues.max(1), ..config };
+        let mut events = Vec::new();
+        events.resize_with(config.queues, VecDeque::new);
+        Self {
+            wire,
+            pool: PacketPool::new(config.pool_buffers_max),
+            receiver: Receiver::new(config.mac, config.queues, config.rss_seed),
+            tx: TxCounters::default(),
+            flows: FlowTable::new(config.rss_seed),
+            files: config.file.clone().map(|file| FileEngine::new(file, config.rss_seed)),
+            runs: VecDeque::new(),
+            returned: VecDeque::new(),
+            events,
+            next_queue: 0,
+            resets: 0,
+            config,
+        }
+    }
+
+    /// What the device offers to a host.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        let limits = |files: &FileEngine| FileLimits { files_max: files.files_max() };
+        Capabilities {
+            transmit_bytes_max: TRANSMIT_BYTES_MAX,
+            mtu: self.wire.mtu,
+            mac: self.config.mac,
+            file: self.files.as_ref().map(limits).ok_or(Refusal::Disabled),
+        }
+    }
+
+    /// A frame came in.
+    pub fn handle_frame(&mut self, _now: Instant, frame: RxFrame) {
+        match self.receiver.handle(frame) {
+            Ok((queue, received)) if self.has_room(queue) => {
+                self.receiver.count_delivery(&received);
+                self.emit(queue, Event::Received(received));
+            }
+            Ok((_, received)) => {
+                self.receiver.counters.rx_dropped_overrun += 1;
+                self.pool.put(received.packet);
+            }
+            Err(packet) => self.pool.put(packet),
+        }
+    }
+
+    /// Whether the device takes operations: while it says no, they stay in their ring.
+    #[must_use]
+    pub fn can_take_op(&self) -> bool {
+        self.flows.len() < self.config.pending_transmits_max
+            && self.runs.len() < RUNS_MAX
+            && (0..self.events.len()).all(|queue| self.has_room(queue))
+    }
+
+    /// An operation of the host that owns `queue`.
+    pub fn handle_op(&mut self, now: Instant, queue: usize, op: Op) {
+        match op {
+            Op::Transmit(transmit) => self.transmit(now, queue, transmit),
+            Op::FileOpen { file, path } => self.open(queue, file, path),
+            Op::FileClose { file } => {
+                if let Some(files) = &mut self.files {
+                    files.close(queue, file);
+                }
+            }
+            Op::FileAck(extent) => {
+                if let Some(files) = &mut self.files {
+                    files.acknowledge(queue, extent);
+                }
+            }
+        }
+        self.settle_done(now);
+    }
+
+    /// An answer from the disk.
+    pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
+        let Some(files) = &mut self.files else { return };
+        if let Some((queue, opened)) = files.handle(completion) {
+            self.emit(queue, Event::FileOpened(opened));
+        }
+        self.settle_done(now);
+    }
+
+    /// The next frame for the wire.
+    pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
+        if let Some(frame) = self.returned.pop_front() {
+            return Some(frame);
+        }
+        if let Some(files) = &mut self.files {
+            files.nudge();
+            self.settle_done(now);
+        }
+        let cut = self.runs.front_mut()?.next(&self.wire);
+        if cut.last {
+            self.runs.pop_front();
+        }
+        self.tx.tx_packets += cut.packets;
+        self.tx.tx_bytes += cut.bytes;
+        Some(cut.frame)
+    }
+
+    /// Takes back a frame that the wire had no room for: it is the next to be polled.
+    pub fn unpoll_frame(&mut self, frame: TxFrame) {
+        self.returned.push_front(frame);
+    }
+
+    /// The next event and its queue, queues in turn.
+    pub fn poll_event(&mut self) -> Option<(usize, Event)> {
+        for _ in 0..self.events.len() {
+            let queue = self.next_queue;
+            self.next_queue = (queue + 1) % self.events.len();
+            if let Some(event) = self.events[queue].pop_front() {
+                return Some((queue, event));
+            }
+        }
+        None
+    }
+
+    /// The next event of one queue, for drivers that know which rings have room.
+    pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
+        self.events.get_mut(queue)?.pop_front()
+    }
+
+    /// Takes back an event that the queue's ring had no room for: it is the queue's next.
+    pub fn unpoll_event(&mut self, queue: usize, event: Event) {
+        if let Some(events) = self.events.get_mut(queue) {
+            events.push_front(event);
+        }
+    }
+
+    /// The next request for the disk.
+    pub fn poll_disk(&mut self) -> Option<DiskRequest> {
+        self.files.as_mut()?.poll_disk()
+    }
+
+    /// Takes back a request that the disk had no room for.
+    pub fn unpoll_disk(&mut self, request: DiskRequest) {
+        if let Some(files) = &mut self.files {
+            files.unpoll_disk(request);
+        }
+    }
+
+    /// When to poll again though nothing came in: only where a transmit waits for memory that
+    /// frames on their way hold.
+    #[must_use]
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let starved = self.files.as_ref().is_some_and(FileEngine::is_starved);
+        (starved && self.runs.is_empty() && self.returned.is_empty()).then(|| now + STARVED_RETRY)
+    }
+
+    /// The buffers that the wire receives into; recycled ones come back to it.
+    pub const fn pool(&mut self) -> &mut PacketPool {
+        &mut self.pool
+    }
+
+    /// Loses all state: waiting transmits, open files, file content, events not yet polled. Each
+    /// queue gets [`Event::Reset`]. Counters go on.
+    pub fn reset(&mut self) {
+        self.resets += 1;
+        self.runs.clear();
+        self.returned.clear();
+        self.flows.clear();
+        for queue in &mut self.events {
+            for event in queue.drain(..) {
+                if let Event::Received(received) = event {
+                    self.pool.put(received.packet);
+                }
+            }
+            queue.push_back(Event::Reset);
+        }
+        if let Some(files) = &mut self.files {
+            files.reset();
+        }
+    }
+
+    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
+    /// `device_`.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.receiver.counters.visit(f);
+        self.tx.visit(f);
+        f("tx_pending_transmits", self.flows.len() as u64);
+        f("tx_pending_flows", self.flows.flows() as u64);
+        f("tx_runs", (self.runs.len() + self.returned.len()) as u64);
+        f("device_resets", self.resets);
+        if let Some(files) = &self.files {
+            files.visit(f);
+        }
+    }
+
+    fn transmit(&mut self, now: Instant, queue: usize, transmit: Transmit) {
+        let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
+        let Some((outgoing, parts)) = check(queue, now, transmit, self.wire.mtu) else {
+            self.tx.tx_dropped_malformed += 1;
+            let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
+            return self.report(queue, flow, echo, Duration::ZERO, outcome);
+        };
+        let behind = self.flows.is_waiting(queue, flow);
+        match self.resolve(queue, parts, first) {
+            State::Ready(resolved) if !behind => self.send(now, outgoing, resolved),
+            State::Failed(fault) if !behind => self.drop_transmit(now, &outgoing, fault),
+            state => self.wait(now, outgoing, state),
+        }
+    }
+
+    /// Finds the payload of a transmit, as far as it is at hand.
+    fn resolve(&mut self, queue: usize, parts: Parts, first: bool) -> State {
+        if parts.iter().any(|part| matches!(part, Part::File(_))) {
+            let Some(files) = &mut self.files else { return State::Failed(FileFault::BadExtent) };
+            return match files.start(queue, parts, first) {
+                Ok(Start::Ready(resolved)) => State::Ready(resolved),
+                Ok(Start::Waiting(job)) => State::Waiting(job),
+                Err(fault) => State::Failed(fault),
+            };
+        }
+        let mut resolved = Resolved::default();
+        for part in parts {
+            if let Part::Host(bytes) = part {
+                if !bytes.is_empty() {
+                    resolved.payloads.push(Payload::Host(bytes));
+                }
+            }
+        }
+        State::Ready(resolved)
+    }
+
+    /// Puts a transmit into the line of its flow.
+    fn wait(&mut self, now: Instant, outgoing: Outgoing, state: State) {
+        let job = match state {
+            State::Waiting(job) => Some(job),
+            State::Ready(_) | State::Failed(_) => None,
+        };
+        if self.flows.len() >= self.config.pending_transmits_max {
+            self.tx.tx_dropped_table_full += 1;
+            if let (Some(job), Some(files)) = (job, &mut self.files) {
+                files.cancel(job);
+            }
+            let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::TableFull));
+            return self.report_end(now, &outgoing, outcome);
+        }
+        self.tx.tx_waits += 1;
+        let token = self.flows.push(Pending { outgoing, state });
+        if let (Some(job), Some(files)) = (job, &mut self.files) {
+            files.admit(job, token);
+        }
+    }
+
+    /// Sends what the file engine has completed, and what waited behind it.
+    fn settle_done(&mut self, now: Instant) {
+        while let Some((transmit, result)) = self.files.as_mut().and_then(FileEngine::poll_done) {
+            let state = result.map_or_else(State::Failed, State::Ready);
+            self.flows.set(transmit, state);
+            if let Some(line) = self.flows.line_of(transmit) {
+                self.settle(now, line);
+            }
+        }
+    }
+
+    /// Sends from the head of a line what is ready. Where the head has failed the whole line is
+    /// dropped, so that nothing follows a hole; the flow's entry goes with it, and what the host
+    /// sends later goes out.
+    fn settle(&mut self, now: Instant, line: Line) {
+        while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
+            match state {
+                State::Ready(resolved) => self.send(now, outgoing, resolved),
+                State::Failed(fault) => {
+                    self.drop_transmit(now, &outgoing, fault);
+                    while let Some(behind) = self.flows.pop(line) {
+                        self.drop_behind(now, behind);
+                    }
+                }
+                State::Waiting(_) => {}
+            }
+        }
+    }
+
+    fn send(&mut self, now: Instant, outgoing: Outgoing, resolved: Resolved) {
+        self.report_end(now, &outgoing, TransmitOutcome::Sent);
+        if let Some(files) = &mut self.files {
+            files.departed(&resolved.holds, resolved.file_bytes);
+        }
+        let delay = now.since(outgoing.arrived);
+        let run = outgoing.into_run(resolved.payloads, delay, self.config.correct_timestamps);
+        self.tx.tx_transmits += 1;
+        self.tx.tx_tso_transmits += u64::from(run.is_segmented());
+        self.runs.push_back(run);
+    }
+
+    fn drop_transmit(&mut self, now: Instant, outgoing: &Outgoing, fault: FileFault) {
+        self.tx.tx_dropped_file += 1;
+        self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
+    }
+
+    fn drop_behind(&mut self, now: Instant, behind: Pending) {
+        if let (State::Waiting(job), Some(files)) = (behind.state, &mut self.files) {
+            files.cancel(job);
+        }
+        self.tx.tx_dropped_flow_failed += 1;
+        let outcome = TransmitOutcome::Dropped(FileFault::FlowFailed);
+        self.report_end(now, &behind.outgoing, outcome);
+    }
+
+    fn report_end(&mut self, now: Instant, outgoing: &Outgoing, outcome: TransmitOutcome) {
+        let delay = now.since(outgoing.arrived);
+        self.report(outgoing.queue, outgoing.flow, outgoing.echo, delay, outcome);
+    }
+
+    /// Tells the host how a transmit ended, if it wants to know.
+    fn report(
+        &mut self,
+        queue: usize,
+        flow: FlowId,
+        echo: Option<u32>,
+        delay: Duration,
+        outcome: TransmitOutcome,
+    ) {
+        let Some(tag) = echo else { return };
+        self.tx.tx_echoes += u64::from(outcome == TransmitOutcome::Sent);
+        self.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
+    }
+
+    fn open(&mut self, queue: usize, file: FileId, path: Box<str>) {
+        let refused = || FileOpened { file, result: Err(FileFault::Refused(Refusal::Disabled)) };
+        let answer = match &mut self.files {
+            Some(files) => files.open(queue, file, path),
+            None => Some(refused()),
+        };
+        if let Some(opened) = answer {
+            self.emit(queue, Event::FileOpened(opened));
+        }
+    }
+
+    fn has_room(&self, queue: usize) -> bool {
+        self.events.get(queue).is_some_and(|events| events.len() < self.config.queue_events_max)
+    }
+
+    fn emit(&mut self, queue: usize, event: Event) {
+        if let Some(events) = self.events.get_mut(queue) {
+            events.push_back(event);
+        }
+    }
+}
+
+impl core::fmt::Debug for Device {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Device")
+            .field("pending", &self.flows.len())
+            .field("runs", &self.runs.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,501 @@
+//! Blocks of files in memory: found by content, shared by every transmit that sends them, evicted
+//! when memory is short.
+//!
+//! A block's name is its file's *version* and its index, so connections and file ids that send the
+//! same content share it, and content that has changed is another block. It is immutable from the
+//! moment that its read is done.
+//!
+//! What keeps a block: *pins* (transmits that wait), *shares* (frames on their way, which own a
+//! reference to the buffer), and *held* bytes (sent, not yet acknowledged: a retransmission may
+//! want them). Pinned and shared blocks are never evicted. The rest stand in one of two lists,
+//! least recently used first: those that nobody holds go first, then the held ones. Each step is
+//! O(1).
+//!
+//! Called by the engine of this folder. It does no I/O and knows neither transmits nor file ids.
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use hashbrown::HashTable;
+
+use super::buffers::Buffers;
+use super::counters::FileCounters;
+use super::waiters::{WaitList, Waiters};
+use crate::slab::{Key, Slab, mix};
+
+/// Blocks of one list that are looked at for one eviction: shared ones are passed over, and moved
+/// behind the others.
+const EVICTION_TRIES: usize = 16;
+
+#[derive(Debug)]
+enum Content {
+    Reading {
+        /// The file that it is read from.
+        file: Key,
+        waiters: WaitList,
+    },
+    Ready(Arc<AlignedBuf>),
+}
+
+#[derive(Debug)]
+struct Block {
+    version: u64,
+    index: u64,
+    content: Content,
+    pins: u32,
+    held_bytes: u64,
+    /// Read ahead, and asked for by nobody so far.
+    ahead: bool,
+    list: Option<Which>,
+    prev: Key,
+    next: Key,
+}
+
+/// The lists of blocks that may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Free,
+    Held,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    head: Key,
+    tail: Key,
+}
+
+const EMPTY_LIST: List = List { head: Key::NONE, tail: Key::NONE };
+
+/// A block that is being read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) version: u64,
+    pub(crate) index: u64,
+    pub(crate) file: Key,
+}
+
+/// All blocks.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    blocks: Slab<Block>,
+    by_content: HashTable<Key>,
+    free: List,
+    held: List,
+    waiters: Waiters,
+    buffers: Buffers,
+    held_bytes: u64,
+    seed: u64,
+}
+
+impl Cache {
+    /// No blocks; up to `bytes_max` bytes of them, each of up to `pages_max` pages.
+    pub(crate) fn new(bytes_max: usize, pages_max: usize, seed: u64) -> Self {
+        Self {
+            blocks: Slab::new(),
+            by_content: HashTable::new(),
+            free: EMPTY_LIST,
+            held: EMPTY_LIST,
+            waiters: Waiters::new(),
+            buffers: Buffers::new(bytes_max, pages_max),
+            held_bytes: 0,
+            seed,
+        }
+    }
+
+    /// Blocks in memory or being read.
+    pub(crate) const fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Memory in use.
+    pub(crate) const fn allocated_bytes(&self) -> usize {
+        self.buffers.allocated_bytes()
+    }
+
+    /// Bytes sent and not acknowledged, over all blocks.
+    pub(crate) const fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// The block with this content, in memory or being read.
+    pub(crate) fn find(&self, version: u64, index: u64) -> Option<Key> {
+        let same = |&key: &Key| {
+            self.blocks.get(key).is_some_and(|b| b.index == index && b.version == version)
+        };
+        self.by_content.find(mix(self.seed, version, index), same).copied()
+    }
+
+    /// The content of a block, where it is in memory.
+    pub(crate) fn content(&self, key: Key) -> Option<&Arc<AlignedBuf>> {
+        match &self.blocks.get(key)?.content {
+            Content::Ready(buf) => Some(buf),
+            Content::Reading { .. } => None,
+        }
+    }
+
+    /// What a block that is being read is read from.
+    pub(crate) fn reading(&self, key: Key) -> Option<Reading> {
+        let block = self.blocks.get(key)?;
+        let Content::Reading { file, .. } = block.content else { return None };
+        Some(Reading { version: block.version, index: block.index, file })
+    }
+
+    /// Makes a block that is about to be read from `file`.
+    pub(crate) fn begin_read(&mut self, reading: Reading, ahead: bool) -> Key {
+        let Reading { version, index, file } = reading;
+        let key = self.blocks.insert(Block {
+            version,
+            index,
+            content: Content::Reading { file, waiters: WaitList::EMPTY },
+            pins: 0,
+            held_bytes: 0,
+            ahead,
+            list: None,
+            prev: Key::NONE,
+            next: Key::NONE,
+        });
+        let (blocks, seed) = (&self.blocks, self.seed);
+        let rehash = |&key: &Key| blocks.get(key).map_or(0, |b| mix(seed, b.version, b.index));
+        self.by_content.insert_unique(mix(seed, version, index), key, rehash);
+        key
+    }
+
+    /// Notes that a transmit waits for a block that is being read.
+    pub(crate) fn wait(&mut self, key: Key, waiter: Key) {
+        if let Some(Content::Reading { waiters, .. }) =
+            self.blocks.get_mut(key).map(|b| &mut b.content)
+        {
+            self.waiters.push(waiters, waiter);
+        }
+    }
+
+    /// Takes the waiters off a block, to be had one by one from [`Self::next_waiter`].
+    pub(crate) fn take_waiters(&mut self, key: Key) -> WaitList {
+        match self.blocks.get_mut(key).map(|b| &mut b.content) {
+            Some(Content::Reading { waiters, .. }) => core::mem::replace(waiters, WaitList::EMPTY),
+            _ => WaitList::EMPTY,
+        }
+    }
+
+    /// The next waiter of a list; its key may be stale.
+    pub(crate) fn next_waiter(&mut self, list: &mut WaitList) -> Option<Key> {
+        self.waiters.pop(list)
+    }
+
+    /// The read of a block is done and its content good.
+    pub(crate) fn fill(&mut self, key: Key, buf: AlignedBuf) {
+        if let Some(block) = self.blocks.get_mut(key) {
+            block.content = Content::Ready(Arc::new(buf));
+            self.touch(key);
+        }
+    }
+
+    /// Forgets a block whose read failed.
+    pub(crate) fn discard(&mut self, key: Key) {
+        if let Some(content) = self.remove(key) {
+            self.reuse(content);
+        }
+    }
+
+    /// A transmit waits with this block in its hands.
+    pub(crate) fn pin(&mut self, key: Key) {
+        if let Some(block) = self.blocks.get_mut(key) {
+            block.pins += 1;
+            self.unlink(key);
+        }
+    }
+
+    /// The transmit has what it needs, or is gone.
+    pub(crate) fn unpin(&mut self, key: Key) {
+        if let Some(block) = self.blocks.get_mut(key) {
+            block.pins = block.pins.saturating_sub(1);
+            self.touch(key);
+        }
+    }
+
+    /// Makes a block the most recently used one, in the list where it belongs now.
+    pub(crate) fn touch(&mut self, key: Key) {
+        self.unlink(key);
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        if block.pins > 0 || matches!(block.content, Content::Reading { .. }) {
+            return;
+        }
+        let which = if block.held_bytes > 0 { Which::Held } else { Which::Free };
+        let list = match which {
+            Which::Free => &mut self.free,
+            Which::Held => &mut self.held,
+        };
+        let prev = core::mem::replace(&mut list.tail, key);
+        block.list = Some(which);
+        block.prev = prev;
+        match self.blocks.get_mut(prev) {
+            Some(before) => before.next = key,
+            None => self.list(which).head = key,
+        }
+    }
+
+    /// Notes that somebody asks for a block; says whether it had been read ahead for that.
+    pub(crate) fn ask(&mut self, key: Key) -> bool {
+        self.blocks.get_mut(key).is_some_and(|b| core::mem::take(&mut b.ahead))
+    }
+
+    /// Bytes of a block have been sent for the first time.
+    pub(crate) fn hold(&mut self, key: Key, bytes: u32) {
+        if let Some(block) = self.blocks.get_mut(key) {
+            block.held_bytes += u64::from(bytes);
+            self.held_bytes += u64::from(bytes);
+            self.touch(key);
+        }
+    }
+
+    /// Bytes `from..to` of the file of `version` need not be held any more.
+    pub(crate) fn acknowledge(&mut self, version: u64, from: u64, to: u64, block_bytes: u64) {
+        if from >= to {
+            return;
+        }
+        let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
+        let overlap = |index: u64| {
+            let start = index * block_bytes;
+            to.min(start.saturating_add(block_bytes)) - from.max(start)
+        };
+        // A host that acknowledges a huge range costs no more than a walk over what there is.
+        if last - first >= self.blocks.len() as u64 {
+            let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
+            let keys: Vec<(Key, u64)> = self
+                .blocks
+                .iter()
+                .filter(|(_, b)| within(b))
+                .map(|(key, block)| (key, block.index))
+                .collect();
+            for (key, index) in keys {
+                self.unhold(key, overlap(index));
+            }
+        } else {
+            for index in first..=last {
+                if let Some(key) = self.find(version, index) {
+                    self.unhold(key, overlap(index));
+                }
+            }
+        }
+    }
+
+    /// A buffer of `pages` pages to read into, evicting what has to go. To read `ahead` no held
+    /// block is evicted, and no other block that was read ahead and still waits for its reader.
+    pub(crate) fn lend(
+        &mut self,
+        pages: usize,
+        ahead: bool,
+        counters: &mut FileCounters,
+    ) -> Option<AlignedBuf> {
+        loop {
+            if let Some(buf) = self.buffers.lend(pages) {
+                return Some(buf);
+            }
+            let evicted = self.evict(Which::Free, ahead, counters)
+                || (!ahead && self.evict(Which::Held, ahead, counters));
+            if !evicted {
+                return None;
+            }
+        }
+    }
+
+    /// Takes a buffer from the disk; `None` where it was not lent.
+    pub(crate) fn take_back(&mut self, buf: AlignedBuf) -> Option<AlignedBuf> {
+        self.buffers.take_back(buf)
+    }
+
+    /// Keeps a buffer whose content is of no use.
+    pub(crate) fn put(&mut self, buf: AlignedBuf) {
+        self.buffers.put(buf);
+    }
+
+    /// Forgets all blocks. Buffers that the disk has are still expected back.
+    pub(crate) fn clear(&mut self) {
+        let mut contents = Vec::new();
+        self.blocks.drain(|block| contents.push(block.content));
+        for content in contents {
+            self.reuse(content);
+        }
+        self.by_content.clear();
+        self.waiters.clear();
+        (self.free, self.held) = (EMPTY_LIST, EMPTY_LIST);
+        self.held_bytes = 0;
+    }
+
+    fn unhold(&mut self, key: Key, bytes: u64) {
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        let bytes = bytes.min(block.held_bytes);
+        block.held_bytes -= bytes;
+        self.held_bytes -= bytes;
+        if bytes > 0 && block.held_bytes == 0 && block.list.is_some() {
+            self.touch(key);
+        }
+    }
+
+    /// Evicts the least recently used block of a list that no frame shares.
+    fn evict(&mut self, which: Which, ahead: bool, counters: &mut FileCounters) -> bool {
+        for _ in 0..EVICTION_TRIES {
+            let key = self.list(which).head;
+            let Some(block) = self.blocks.get(key) else { return false };
+            let Content::Ready(buf) = &block.content else { return false };
+            if ahead && block.ahead {
+                return false;
+            }
+            if Arc::strong_count(buf) > 1 {
+                self.touch(key);
+                continue;
+            }
+            counters.file_evicted += 1;
+            counters.file_held_evicted += u64::from(block.held_bytes > 0);
+            counters.file_read_ahead_wasted += u64::from(block.ahead);
+            self.discard(key);
+            return true;
+        }
+        false
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Content> {
+        self.unlink(key);
+        let block = self.blocks.remove(key)?;
+        self.held_bytes -= block.held_bytes;
+        let hash = mix(self.seed, block.version, block.index);
+        if let Ok(found) = self.by_content.find_entry(hash, |&k| k == key) {
+            found.remove();
+        }
+        Some(block.content)
+    }
+
+    fn reuse(&mut self, content: Content) {
+        let Content::Ready(buf) = content else { return };
+        let bytes = buf.len();
+        match Arc::try_unwrap(buf) {
+            Ok(buf) => self.buffers.put(buf),
+            Err(_shared) => self.buffers.forget(bytes),
+        }
+    }
+
+    fn unlink(&mut self, key: Key) {
+        let Some(block) = self.blocks.get_mut(key) else { return };
+        let Some(which) = block.list.take() else { return };
+        let prev = core::mem::replace(&mut block.prev, Key::NONE);
+        let next = core::mem::replace(&mut block.next, Key::NONE);
+        match self.blocks.get_mut(prev) {
+            Some(before) => before.next = next,
+            None => self.list(which).head = next,
+        }
+        match self.blocks.get_mut(next) {
+            Some(after) => after.prev = prev,
+            None => self.list(which).tail = prev,
+        }
+    }
+
+    const fn list(&mut self, which: Which) -> &mut List {
+        match which {
+            Which::Free => &mut self.free,
+            Which::Held => &mut self.held,
+        }
+    }
+}
+
+/// Pages of `bytes` bytes.
+pub(crate) const fn pages(bytes: usize) -> usize {
+    bytes.div_ceil(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn cache(blocks: usize) -> Cache {
+        Cache::new(blocks * PAGE_BYTES, 1, 1)
+    }
+
+    /// Reads a block of one page; `None` where there is no memory.
+    fn read(cache: &mut Cache, index: u64, ahead: bool) -> Option<Key> {
+        let mut counters = FileCounters::default();
+        let buf = cache.lend(1, ahead, &mut counters)?;
+        let key = cache.begin_read(Reading { version: 9, index, file: Key::NONE }, ahead);
+        let buf = cache.take_back(buf).unwrap();
+        cache.fill(key, buf);
+        Some(key)
+    }
+
+    fn present(cache: &Cache) -> Vec<u64> {
+        (0..20).filter(|&i| cache.find(9, i).is_some()).collect()
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let mut cache = cache(3);
+        let zero = read(&mut cache, 0, false).unwrap();
+        read(&mut cache, 1, false);
+        read(&mut cache, 2, false);
+        cache.touch(zero);
+        read(&mut cache, 3, false);
+        assert_eq!(present(&cache), [0, 2, 3]);
+    }
+
+    #[test]
+    fn held_blocks_go_last_and_pinned_ones_never() {
+        let mut cache = cache(3);
+        let keys: Vec<Key> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
+        cache.hold(keys[0], 4096);
+        cache.pin(keys[2]);
+        read(&mut cache, 3, false);
+        assert_eq!(present(&cache), [0, 2, 3], "the free one");
+        cache.hold(cache.find(9, 3).unwrap(), 1);
+        assert!(read(&mut cache, 4, true).is_none(), "nothing held goes for reading ahead");
+        read(&mut cache, 4, false);
+        assert_eq!((present(&cache), cache.held_bytes()), (vec![2, 3, 4], 1));
+        cache.pin(cache.find(9, 3).unwrap());
+        cache.pin(cache.find(9, 4).unwrap());
+        assert!(read(&mut cache, 5, false).is_none(), "all pinned");
+        cache.unpin(keys[2]);
+        assert!(read(&mut cache, 5, false).is_some());
+    }
+
+    #[test]
+    fn shared_blocks_are_passed_over() {
+        let mut cache = cache(2);
+        let zero = read(&mut cache, 0, false).unwrap();
+        read(&mut cache, 1, false);
+        let on_its_way = Arc::clone(cache.content(zero).unwrap());
+        read(&mut cache, 2, false);
+        assert_eq!(present(&cache), [0, 2]);
+        cache.pin(cache.find(9, 2).unwrap());
+        assert!(read(&mut cache, 3, false).is_none());
+        drop(on_its_way);
+        assert!(read(&mut cache, 3, false).is_some());
+        assert_eq!(cache.allocated_bytes(), 2 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn reading_ahead_does_not_eat_itself() {
+        let mut cache = cache(2);
+        let zero = read(&mut cache, 0, true).unwrap();
+        read(&mut cache, 1, true);
+        assert!(read(&mut cache, 2, true).is_none());
+        assert!(cache.ask(zero) && !cache.ask(zero));
+        assert!(read(&mut cache, 2, true).is_some());
+        assert_eq!(present(&cache), [1, 2]);
+    }
+
+    #[test]
+    fn acknowledgments_overlap_blocks() {
+        let page = PAGE_BYTES as u64;
+        let mut cache = cache(3);
+        let keys: Vec<Key> = (0..3).map(|i| read(&mut cache, i, false).unwrap()).collect();
+        for &key in &keys {
+            cache.hold(key, 4096);
+        }
+        cache.acknowledge(9, page / 2, page + 1, page);
+        assert_eq!(cache.held_bytes(), 3 * page - page / 2 - 1);
+        cache.acknowledge(9, 0, u64::MAX, page);
+        assert_eq!(cache.held_bytes(), 0);
+        cache.acknowledge(9, 0, page, page);
+        cache.acknowledge(9, 5, 5, page);
+        assert_eq!(cache.held_bytes(), 0, "acknowledged twice");
+        assert_eq!(cache.held.head, Key::NONE, "all free");
+    }
+}

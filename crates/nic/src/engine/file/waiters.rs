@@ -1,0 +1,96 @@
+//! Who waits for a block that is being read: short lists in one reused store.
+//!
+//! A list is first come, first served. A waiter that was cancelled stays in its list; its key is
+//! stale, and whoever empties the list finds that out.
+
+use alloc::vec::Vec;
+
+use crate::slab::Key;
+
+/// The end of a list.
+const END: u32 = u32::MAX;
+
+/// A list of waiters.
+#[derive(Debug)]
+pub(crate) struct WaitList {
+    head: u32,
+    tail: u32,
+}
+
+impl WaitList {
+    /// Nobody waits.
+    pub(crate) const EMPTY: Self = Self { head: END, tail: END };
+}
+
+/// The nodes of all lists.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    nodes: Vec<(Key, u32)>,
+    free: u32,
+}
+
+impl Waiters {
+    /// No nodes.
+    pub(crate) const fn new() -> Self {
+        Self { nodes: Vec::new(), free: END }
+    }
+
+    /// Adds a waiter.
+    pub(crate) fn push(&mut self, list: &mut WaitList, waiter: Key) {
+        let place = if let Some(node) = self.nodes.get_mut(self.free as usize) {
+            let place = core::mem::replace(&mut self.free, node.1);
+            *node = (waiter, END);
+            place
+        } else {
+            // Every waiter is a block of a pending transmit: far below 2^32.
+            let Ok(place) = u32::try_from(self.nodes.len()) else { return };
+            self.nodes.push((waiter, END));
+            place
+        };
+        match self.nodes.get_mut(list.tail as usize) {
+            Some(last) => last.1 = place,
+            None => list.head = place,
+        }
+        list.tail = place;
+    }
+
+    /// Takes the first waiter out.
+    pub(crate) fn pop(&mut self, list: &mut WaitList) -> Option<Key> {
+        let node = self.nodes.get_mut(list.head as usize)?;
+        let place = core::mem::replace(&mut list.head, node.1);
+        node.1 = core::mem::replace(&mut self.free, place);
+        if list.head == END {
+            list.tail = END;
+        }
+        Some(node.0)
+    }
+
+    /// Forgets all lists; those that are still about must not be used.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.free = END;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::Slab;
+
+    #[test]
+    fn nodes_are_reused() {
+        let mut keys = Slab::new();
+        let (a, b) = (keys.insert(()), keys.insert(()));
+        let mut waiters = Waiters::new();
+        let (mut one, mut two) = (WaitList::EMPTY, WaitList::EMPTY);
+        waiters.push(&mut one, a);
+        waiters.push(&mut two, a);
+        waiters.push(&mut one, b);
+        assert_eq!((waiters.pop(&mut one), waiters.pop(&mut one)), (Some(a), Some(b)));
+        assert_eq!(waiters.pop(&mut one), None);
+        waiters.push(&mut one, b);
+        waiters.push(&mut one, a);
+        assert_eq!(waiters.nodes.len(), 3);
+        assert_eq!(waiters.pop(&mut two), Some(a));
+    }
+}

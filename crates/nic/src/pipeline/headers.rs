@@ -1,0 +1,195 @@
+//! What a transmit's header template is, and its completion: lengths and checksums of one packet.
+//!
+//! The host wrote the template and may have written anything; [`classify`] accepts only templates
+//! into which the rest of the pipeline can write without looking again.
+
+use abi::Header;
+use abi::port::Payload;
+use wire::checksum::Sum;
+use wire::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, protocol};
+use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, emit};
+
+/// Bytes of an IEEE 802.1Q tag.
+const VLAN_BYTES: usize = 4;
+/// Bytes of a UDP header.
+const UDP_BYTES: usize = 8;
+/// Bytes of an ICMP header as far as its checksum.
+const ICMP_BYTES: usize = 4;
+
+/// What a template carries behind its Ethernet header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// TCP over IP, with its whole header in the template.
+    Tcp,
+    /// UDP over IP, with its header in the template.
+    Udp,
+    /// ICMP for IPv4.
+    Icmp,
+    /// ICMP for IPv6.
+    Icmpv6,
+    /// Another protocol over IP: lengths are set, nothing else is touched.
+    OtherIp,
+    /// Not IP: goes as it is.
+    Raw,
+}
+
+impl Kind {
+    /// Where the checksum stands in the transport header, and the protocol of its pseudo-header if
+    /// it has one.
+    const fn checksum(self) -> Option<(usize, Option<u8>)> {
+        match self {
+            Self::Tcp => Some((16, Some(protocol::TCP))),
+            Self::Udp => Some((6, Some(protocol::UDP))),
+            Self::Icmp => Some((2, None)),
+            Self::Icmpv6 => Some((2, Some(protocol::ICMPV6))),
+            Self::OtherIp | Self::Raw => None,
+        }
+    }
+}
+
+/// What the template is, or `None` where its offsets and fields contradict each other.
+pub(crate) fn classify(header: &Header) -> Option<Kind> {
+    let bytes = header.as_slice();
+    let (mut ethertype, mut l3) = (u16_at(bytes, 12)?, ETHERNET_BYTES);
+    if ethertype == ETHERTYPE_VLAN {
+        ethertype = u16_at(bytes, ETHERNET_BYTES + 2)?;
+        l3 += VLAN_BYTES;
+    }
+    let (version, ip_bytes, protocol_at) = match ethertype {
+        ETHERTYPE_IPV4 => (4, IPV4_BYTES, 9),
+        ETHERTYPE_IPV6 => (6, IPV6_BYTES, 6),
+        _ => return Some(Kind::Raw),
+    };
+    let ip = bytes.get(l3..l3 + ip_bytes)?;
+    // IPv4 with options is not made by this stack, and `set_lengths` sums twenty bytes.
+    let plain = ip[0] >> 4 == version && (version == 6 || ip[0] & 0x0f == 5);
+    if !plain || header.l3() != l3 || header.l4() != l3 + ip_bytes {
+        return None;
+    }
+    let transport = &bytes[header.l4()..];
+    match ip[protocol_at] {
+        protocol::TCP => {
+            let offset = transport.get(12).map(|&b| usize::from(b >> 4) * 4)?;
+            (offset >= TCP_BYTES && offset == transport.len()).then_some(Kind::Tcp)
+        }
+        protocol::UDP => (transport.len() >= UDP_BYTES).then_some(Kind::Udp),
+        protocol::ICMP if version == 4 && transport.len() >= ICMP_BYTES => Some(Kind::Icmp),
+        protocol::ICMPV6 if version == 6 && transport.len() >= ICMP_BYTES => Some(Kind::Icmpv6),
+        _ => Some(Kind::OtherIp),
+    }
+}
+
+/// Completes the headers of one packet whose payload is `payload`: IP length, identification and
+/// checksum, transport checksum. With `offload` the checksum of TCP and UDP is left to the wire.
+/// Says whether it was.
+pub(crate) fn complete(
+    header: &mut Header,
+    kind: Kind,
+    payload: &[Payload],
+    identification: u16,
+    offload: bool,
+) -> bool {
+    if kind == Kind::Raw {
+        return false;
+    }
+    let (l3, l4) = (header.l3(), header.l4());
+    let end = header.len() + payload.iter().map(|p| p.as_slice().len()).sum::<usize>();
+    let frame = header.as_mut_slice();
+    emit::set_lengths(frame, l3, end, identification);
+    let Some((field, pseudo)) = kind.checksum() else { return false };
+    let field = l4 + field..l4 + field + 2;
+    let mut sum = pseudo
+        .map_or_else(Sum::new, |protocol| emit::pseudo_header_of(frame, l3, protocol, end - l4));
+    if offload && matches!(kind, Kind::Tcp | Kind::Udp) {
+        // What virtio (section 5.1.6.2) and Linux call a partial checksum.
+        frame[field].copy_from_slice(&sum.fold().to_be_bytes());
+        return true;
+    }
+    frame[field.clone()].fill(0);
+    sum.add(&frame[l4..]);
+    for part in payload {
+        sum.add(part.as_slice());
+    }
+    // RFC 768: a computed zero goes as all ones, for zero means that there is no checksum.
+    let checksum = match sum.finish() {
+        0 if kind == Kind::Udp => 0xffff,
+        other => other,
+    };
+    frame[field].copy_from_slice(&checksum.to_be_bytes());
+    false
+}
+
+/// The big-endian word at `at`.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    match bytes.get(at..at + 2) {
+        Some(&[high, low]) => Some(u16::from_be_bytes([high, low])),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::frames::{tcp_header, verify};
+    use abi::port::Payloads;
+    use alloc::vec::Vec;
+    use bytes::Bytes;
+    use smallvec::smallvec;
+    use wire::tcp::Flags;
+
+    fn icmp(version: u8) -> Header {
+        let (ethertype, ip_bytes) = if version == 4 { (0x0800_u16, 20) } else { (0x86dd, 40) };
+        let mut header = Header::zeroed(14 + ip_bytes + 8, 14, 14 + ip_bytes).unwrap();
+        let bytes = header.as_mut_slice();
+        bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        bytes[14] = if version == 4 { 0x45 } else { 0x60 };
+        bytes[if version == 4 { 23 } else { 20 }] = if version == 4 { 1 } else { 58 };
+        bytes[14 + ip_bytes] = 8;
+        // As if the host had filled it in already: it is computed anew.
+        bytes[14 + ip_bytes + 2] = 0xab;
+        header
+    }
+
+    #[test]
+    fn templates_are_told_apart() {
+        assert_eq!(classify(&tcp_header(4, 1, Flags::ACK)), Some(Kind::Tcp));
+        assert_eq!(classify(&tcp_header(6, 1, Flags::ACK)), Some(Kind::Tcp));
+        assert_eq!(classify(&icmp(4)), Some(Kind::Icmp));
+        assert_eq!(classify(&icmp(6)), Some(Kind::Icmpv6));
+        let mut arp = Header::zeroed(42, 14, 14).unwrap();
+        arp.as_mut_slice()[12..14].copy_from_slice(&[8, 6]);
+        assert_eq!(classify(&arp), Some(Kind::Raw));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let good = tcp_header(4, 1, Flags::ACK);
+        let broken = |at: usize, byte: u8| {
+            let mut header = good.clone();
+            header.as_mut_slice()[at] = byte;
+            classify(&header)
+        };
+        assert_eq!(broken(14, 0x46), None, "IPv4 options");
+        assert_eq!(broken(14, 0x65), None, "version");
+        assert_eq!(broken(34 + 12, 0xf0), None, "data offset behind the header");
+        assert_eq!(broken(34 + 12, 0x50), None, "data offset inside the header");
+        let moved = Header::from_bytes(good.as_slice(), 14, 38).unwrap();
+        assert_eq!(classify(&moved), None, "transport offset");
+        assert_eq!(classify(&Header::zeroed(13, 0, 0).unwrap()), None, "no Ethernet header");
+        let cut = Header::from_bytes(&good.as_slice()[..40], 14, 34).unwrap();
+        assert_eq!(classify(&cut), None, "half a TCP header");
+    }
+
+    #[test]
+    fn icmp_checksums_are_filled_in() {
+        for version in [4, 6] {
+            let mut header = icmp(version);
+            let kind = classify(&header).unwrap();
+            let payload: Payloads = smallvec![Payload::Host(Bytes::from_static(b"ping!"))];
+            assert!(!complete(&mut header, kind, &payload, 0, true), "never left to the wire");
+            let mut frame = Vec::from(header.as_slice());
+            frame.extend_from_slice(b"ping!");
+            verify(&frame);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The pipeline: what every frame passes, whatever engine has a part in it.
+//!
+//! `rx` turns frames into events, `tx` checks transmits and completes their headers, `tso` cuts
+//! runs into packets. No part of it waits, keeps payload or knows a connection; order and waiting
+//! are [`crate::flow`]'s.
+
+mod headers;
+pub(crate) mod rx;
+mod tso;
+pub(crate) mod tx;
+
+pub(crate) use tso::Run;

@@ -1,0 +1,294 @@
+//! Receiving: filter by address, parse, verify the transport checksum, choose the queue.
+//!
+//! Called once per frame by [`crate::Device::handle_frame`]. Malformed frames are dropped and
+//! counted by reason. A wrong transport checksum is reported and not dropped: the host decides.
+//! Nothing is merged, reordered or changed.
+
+use core::net::IpAddr;
+
+use abi::port::RxFrame;
+use abi::{Checksum, PacketBuf, Received};
+use base::Prng;
+use wire::checksum::{Sum, pseudo_header};
+use wire::frame::{Frame, FrameError, IpPacket, parse, protocol};
+use wire::rss::Toeplitz;
+use wire::{Endpoint, Tuple};
+
+use super::headers::u16_at;
+use crate::counters::RxCounters;
+
+/// The receive side of the pipeline.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    mac: [u8; 6],
+    queues: u32,
+    rss: Toeplitz,
+    pub(crate) counters: RxCounters,
+}
+
+/// What the device found out about a frame.
+struct Facts {
+    checksum: Checksum,
+    flow_hash: u32,
+}
+
+impl Receiver {
+    /// A receiver for `mac` that spreads flows over `queues` queues.
+    pub(crate) fn new(mac: [u8; 6], queues: usize, seed: u64) -> Self {
+        Self {
+            mac,
+            queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1),
+            rss: Toeplitz::random(&mut Prng::new(seed)),
+            counters: RxCounters::default(),
+        }
+    }
+
+    /// The queue and the event for a frame.
+    ///
+    /// # Errors
+    /// Gives the buffer back where the frame is dropped; the reason is counted.
+    pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<(usize, Received), PacketBuf> {
+        let RxFrame { packet, checksum, segment_size } = frame;
+        let bytes = packet.as_slice();
+        if !self.is_for_us(bytes) {
+            self.counters.rx_dropped_not_for_us += 1;
+            return Err(packet);
+        }
+        let facts = match parse(bytes) {
+            Ok(Frame::Ip(ip)) => self.examine(bytes, &ip, checksum),
+            Ok(_) => Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0 }),
+            Err(error) => Err(error),
+        };
+        let facts = match facts {
+            Ok(facts) => facts,
+            Err(error) => {
+                self.count_drop(error);
+                return Err(packet);
+            }
+        };
+        let Facts { checksum, flow_hash } = facts;
+        let queue = (flow_hash % self.queues) as usize;
+        Ok((queue, Received { packet, checksum, flow_hash, segment_size }))
+    }
+
+    /// Notes that the host's queue has taken a frame.
+    pub(crate) const fn count_delivery(&mut self, received: &Received) {
+        self.counters.rx_packets += 1;
+        self.counters.rx_bytes += received.packet.len() as u64;
+        match received.checksum {
+            Checksum::Good => self.counters.rx_checksum_good += 1,
+            Checksum::Bad => self.counters.rx_checksum_bad += 1,
+            Checksum::Unchecked => {}
+        }
+    }
+
+    /// Ours, or a group address (IEEE 802.3 section 3.2.3: the first bit on the wire). A frame
+    /// without a whole address is left to the parser to name.
+    fn is_for_us(&self, bytes: &[u8]) -> bool {
+        bytes.first_chunk::<6>().is_none_or(|to| *to == self.mac || to[0] & 1 == 1)
+    }
+
+    fn examine(&self, bytes: &[u8], ip: &IpPacket, by_wire: Checksum) -> Result<Facts, FrameError> {
+        let least = match ip.protocol {
+            protocol::TCP => 20,
+            protocol::UDP => 8,
+            protocol::ICMP | protocol::ICMPV6 => 4,
+            _ => return Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0 }),
+        };
+        if ip.end - ip.l4 < least {
+            return Err(FrameError::Truncated);
+        }
+        let checksum = match by_wire {
+            Checksum::Good => Checksum::Good,
+            Checksum::Bad | Checksum::Unchecked => verify(&bytes[ip.l4..ip.end], ip),
+        };
+        let flow_hash = match (ip.protocol, u16_at(bytes, ip.l4), u16_at(bytes, ip.l4 + 2)) {
+            (protocol::TCP | protocol::UDP, Some(source), Some(destination)) => {
+                self.rss.hash(&Tuple {
+                    local: Endpoint { addr: ip.destination, port: destination },
+                    remote: Endpoint { addr: ip.source, port: source },
+                })
+            }
+            _ => 0,
+        };
+        Ok(Facts { checksum, flow_hash })
+    }
+
+    const fn count_drop(&mut self, error: FrameError) {
+        let c = &mut self.counters;
+        *match error {
+            FrameError::Truncated => &mut c.rx_dropped_truncated,
+            FrameError::UnknownEtherType => &mut c.rx_dropped_unknown_ethertype,
+            FrameError::BadVersion => &mut c.rx_dropped_bad_version,
+            FrameError::BadLength => &mut c.rx_dropped_bad_length,
+            FrameError::BadHeaderChecksum => &mut c.rx_dropped_bad_header_checksum,
+            FrameError::Fragment => &mut c.rx_dropped_fragment,
+            FrameError::BadExtensionHeader => &mut c.rx_dropped_bad_extension_header,
+            _ => &mut c.rx_dropped_malformed,
+        } += 1;
+    }
+}
+
+/// Whether the checksum of the transport packet `bytes` is right. It has at least its protocol's
+/// shortest header.
+fn verify(bytes: &[u8], ip: &IpPacket) -> Checksum {
+    let mut covered = bytes;
+    if ip.protocol == protocol::UDP {
+        // RFC 768: zero means that the sender computed none; RFC 8200 section 8.1 forbids that in
+        // IPv6.
+        if u16_at(bytes, 6) == Some(0) {
+            let v4 = matches!(ip.destination, IpAddr::V4(_));
+            return if v4 { Checksum::Unchecked } else { Checksum::Bad };
+        }
+        // The sum covers as much as UDP's own length says.
+        match u16_at(bytes, 4).and_then(|len| bytes.get(..usize::from(len))) {
+            Some(part) if part.len() >= 8 => covered = part,
+            _ => return Checksum::Bad,
+        }
+    }
+    let mut sum = match ip.protocol {
+        protocol::ICMP => Sum::new(),
+        _ => pseudo_header(ip.source, ip.destination, ip.protocol, covered.len()),
+    };
+    sum.add(covered);
+    if sum.finish() == 0 { Checksum::Good } else { Checksum::Bad }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::frames::{packet, rx_frame};
+    use abi::PacketPool;
+    use alloc::string::String;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use base::counters::moved;
+    use proptest::prelude::*;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    fn walk(receiver: &Receiver) -> Vec<(&'static str, u64)> {
+        let mut out = vec![];
+        receiver.counters.visit(&mut |n, v| out.push((n, v)));
+        out
+    }
+
+    type Moved = Vec<(String, u64)>;
+
+    /// Hands one frame in; gives the result and the counters that moved.
+    fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, Received)>, Moved) {
+        let mut receiver = Receiver::new(MAC, 4, 1);
+        let before = walk(&receiver);
+        let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
+        frame.checksum = by_wire;
+        let result = receiver.handle(frame).ok();
+        result.iter().for_each(|(_, received)| receiver.count_delivery(received));
+        (result, moved(&before, &walk(&receiver)))
+    }
+
+    fn names(moved: &[(String, u64)]) -> Vec<&str> {
+        moved.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    #[test]
+    fn good_and_bad_checksums() {
+        for version in [4, 6] {
+            for protocol in [protocol::TCP, protocol::UDP, protocol::ICMP, protocol::ICMPV6] {
+                if (protocol == protocol::ICMP) == (version == 6) && protocol != 6 && protocol != 17
+                {
+                    continue;
+                }
+                let good = packet(version, protocol, b"hello");
+                let (result, moved) = one(&good, Checksum::Unchecked);
+                let (_, received) = result.unwrap();
+                assert_eq!(received.checksum, Checksum::Good, "{version} {protocol}");
+                assert_eq!(received.packet.as_slice(), good);
+                assert_eq!(names(&moved), ["rx_packets", "rx_bytes", "rx_checksum_good"]);
+                let mut bad = good.clone();
+                *bad.last_mut().unwrap() ^= 1;
+                let (result, moved) = one(&bad, Checksum::Unchecked);
+                assert_eq!(result.unwrap().1.checksum, Checksum::Bad);
+                assert_eq!(names(&moved), ["rx_packets", "rx_bytes", "rx_checksum_bad"]);
+                let (result, _) = one(&bad, Checksum::Good);
+                assert_eq!(result.unwrap().1.checksum, Checksum::Good, "the wire knows better");
+            }
+        }
+    }
+
+    #[test]
+    fn udp_without_a_checksum() {
+        for (version, expected) in [(4, Checksum::Unchecked), (6, Checksum::Bad)] {
+            let mut frame = packet(version, protocol::UDP, b"hello");
+            let l4 = if version == 4 { 34 } else { 54 };
+            frame[l4 + 6..l4 + 8].fill(0);
+            assert_eq!(one(&frame, Checksum::Unchecked).0.unwrap().1.checksum, expected);
+        }
+    }
+
+    #[test]
+    fn drops_say_why() {
+        let good = packet(4, protocol::TCP, b"hello");
+        let dropped = |f: &dyn Fn(&mut Vec<u8>)| {
+            let mut frame = good.clone();
+            f(&mut frame);
+            let (result, moved) = one(&frame, Checksum::Good);
+            assert!(result.is_none());
+            names(&moved).join(" ")
+        };
+        assert_eq!(dropped(&|f| f[5] = 9), "rx_dropped_not_for_us");
+        assert_eq!(dropped(&|f| f.truncate(3)), "rx_dropped_truncated");
+        assert_eq!(dropped(&|f| f[12] = 0x12), "rx_dropped_unknown_ethertype");
+        assert_eq!(dropped(&|f| f[14] = 0x65), "rx_dropped_bad_version");
+        assert_eq!(dropped(&|f| f[16] = 0xff), "rx_dropped_bad_length");
+        assert_eq!(dropped(&|f| f[26] ^= 1), "rx_dropped_bad_header_checksum");
+        let short = |f: &mut Vec<u8>| wire::emit::set_lengths(f, 14, 34 + 19, 0);
+        assert_eq!(dropped(&short), "rx_dropped_truncated");
+    }
+
+    #[test]
+    fn groups_and_arp_are_delivered_to_the_first_queue() {
+        let mut arp = [0; 42];
+        arp[..6].fill(0xff);
+        arp[12..14].copy_from_slice(&[8, 6]);
+        let (result, _) = one(&arp, Checksum::Unchecked);
+        let (queue, received) = result.unwrap();
+        assert_eq!((queue, received.flow_hash), (0, 0));
+        assert_eq!(received.checksum, Checksum::Unchecked);
+    }
+
+    #[test]
+    fn flows_spread_over_queues_and_stay() {
+        let mut receiver = Receiver::new(MAC, 4, 1);
+        let mut pool = PacketPool::new(1);
+        let mut seen = [0; 4];
+        for port in 1..=200_u16 {
+            let mut frame = packet(4, protocol::TCP, b"");
+            frame[34..36].copy_from_slice(&port.to_be_bytes());
+            let mut queue_of = || receiver.handle(rx_frame(&mut pool, &frame)).unwrap().0;
+            let queue = queue_of();
+            assert_eq!(queue, queue_of());
+            seen[queue] += 1;
+        }
+        assert!(seen.iter().all(|&n| n > 20), "{seen:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn total_on_any_bytes(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..120), v6: bool,
+            protocol in prop_oneof![Just(1_u8), Just(6), Just(17), Just(58), any::<u8>()],
+        ) {
+            // Steers past the first checks, so that the later ones are reached.
+            if bytes.len() >= 54 {
+                let ethertype = if v6 { [0x86, 0xdd] } else { [8, 0] };
+                bytes[..6].copy_from_slice(&MAC);
+                bytes[12..14].copy_from_slice(&ethertype);
+                bytes[14] = if v6 { 0x60 } else { 0x45 };
+                bytes[if v6 { 20 } else { 23 }] = protocol;
+                if v6 { bytes[18] = 0 } else { bytes[20..22].fill(0) }
+            }
+            let (result, moved) = one(&bytes, Checksum::Unchecked);
+            prop_assert!(result.is_some() || moved.len() == 1);
+        }
+    }
+}

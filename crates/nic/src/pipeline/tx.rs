@@ -1,0 +1,178 @@
+//! Transmits: what the host asks for is checked once, here, before anything is kept or looked up.
+//!
+//! [`check`] turns an operation into an [`Outgoing`] and its parts; everything behind it relies on
+//! what it checked. A transmit whose payload is at hand becomes a [`Run`] by
+//! [`Outgoing::into_run`], which also corrects the timestamp.
+
+use abi::port::Payloads;
+use abi::{FlowId, Header, Parts, Transmit, TsOption};
+use base::{Duration, Instant};
+use wire::{ETHERNET_BYTES, TCP_BYTES};
+
+use super::headers::{Kind, classify};
+use super::tso::Run;
+use crate::config::TRANSMIT_BYTES_MAX;
+
+/// A checked transmit without its payload.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// The queue that asked.
+    pub(crate) queue: usize,
+    /// The connection.
+    pub(crate) flow: FlowId,
+    /// When the device took the operation.
+    pub(crate) arrived: Instant,
+    /// Tag of the echo, where one is wanted.
+    pub(crate) echo: Option<u32>,
+    header: Header,
+    kind: Kind,
+    segment_size: u16,
+    timestamp: Option<TsOption>,
+}
+
+/// Splits a transmit into what is sent and where its payload comes from, or `None` where it makes
+/// no sense for a wire whose packets have at most `mtu` bytes above Ethernet.
+pub(crate) fn check(
+    queue: usize,
+    now: Instant,
+    transmit: Transmit,
+    mtu: u16,
+) -> Option<(Outgoing, Parts)> {
+    let Transmit { flow, header, segment_size, parts, timestamp, echo, .. } = transmit;
+    let kind = classify(&header)?;
+    let payload = payload_len(&parts)?;
+    let packet = match segment_size {
+        0 => payload,
+        size => payload.min(usize::from(size)),
+    };
+    // Only TCP has sequence numbers to cut by.
+    if packet < payload && kind != Kind::Tcp {
+        return None;
+    }
+    let l3 = if kind == Kind::Raw { ETHERNET_BYTES } else { header.l3() };
+    if header.len() - l3 + packet > usize::from(mtu) {
+        return None;
+    }
+    if let Some(ts) = timestamp {
+        let options = header.l4() + TCP_BYTES..header.len();
+        let at = usize::from(ts.offset);
+        if kind != Kind::Tcp || at < options.start || at + 4 > options.end {
+            return None;
+        }
+    }
+    let outgoing =
+        Outgoing { queue, flow, arrived: now, echo, header, kind, segment_size, timestamp };
+    Some((outgoing, parts))
+}
+
+/// Bytes over all parts, or `None` above the limit.
+fn payload_len(parts: &Parts) -> Option<usize> {
+    let mut total = 0_usize;
+    for part in parts {
+        total = total.checked_add(part.len() as usize)?;
+    }
+    (total <= TRANSMIT_BYTES_MAX as usize).then_some(total)
+}
+
+impl Outgoing {
+    /// Puts the payload under the header. Where timestamps are corrected, TSval moves on by the
+    /// time that the transmit waited, so that the peer's echo of it measures the network alone
+    /// (IO-TCP section 3.5).
+    pub(crate) fn into_run(
+        mut self,
+        payload: Payloads,
+        delay: Duration,
+        correct_timestamps: bool,
+    ) -> Run {
+        if let Some(ts) = self.timestamp.filter(|_| correct_timestamps) {
+            let at = usize::from(ts.offset);
+            let past_us = u64::from(ts.past_us.min(1000));
+            let millis = past_us.saturating_add(delay.as_micros()) / 1000;
+            let field = self.header.as_mut_slice()[at..].first_chunk_mut::<4>();
+            if let (Some(field), true) = (field, millis > 0) {
+                // The timestamp clock wraps: RFC 7323 section 5.
+                #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+                let new = u32::from_be_bytes(*field).wrapping_add(millis as u32);
+                *field = new.to_be_bytes();
+            }
+        }
+        Run::new(self.header, self.kind, payload, self.segment_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit};
+    use abi::port::WireCaps;
+    use abi::{FileExtent, FileId, Part};
+    use bytes::Bytes;
+    use wire::tcp::Flags;
+
+    const CAPS: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+
+    fn accepted(transmit: Transmit) -> bool {
+        check(0, Instant::ZERO, transmit, 1500).is_some()
+    }
+
+    #[test]
+    fn sizes_are_checked_against_the_mtu() {
+        let with = |segment_size: u16, len: usize| {
+            let mut t = transmit(FlowId(1), 1, segment_size);
+            t.parts.push(Part::Host(Bytes::from(alloc::vec![0; len])));
+            accepted(t)
+        };
+        assert!(with(0, 1448) && with(1448, 65_416) && with(60_000, 10));
+        assert!(!with(0, 1449), "one packet above the MTU");
+        assert!(!with(1449, 1449), "segments above the MTU");
+        assert!(!with(1448, 65_417), "more than a transmit may carry");
+    }
+
+    #[test]
+    fn lengths_that_overflow_are_refused() {
+        let mut t = transmit(FlowId(1), 1, 1448);
+        for _ in 0..5 {
+            let extent = FileExtent { file: FileId(0), offset: u64::MAX, len: u32::MAX };
+            t.parts.push(Part::File(extent));
+        }
+        assert!(!accepted(t));
+    }
+
+    #[test]
+    fn the_timestamp_lies_in_the_options() {
+        let with = |offset: u8| {
+            let mut t = transmit(FlowId(1), 1, 0);
+            t.timestamp = Some(TsOption { offset, past_us: 0 });
+            accepted(t)
+        };
+        assert!(with(TS_AT));
+        assert!(!with(10) && !with(53) && !with(63) && !with(255));
+    }
+
+    #[test]
+    fn only_tcp_is_cut() {
+        let mut header = tcp_header(4, 1, Flags::ACK);
+        header.as_mut_slice()[23] = 17;
+        let mut t = Transmit { header, ..transmit(FlowId::NONE, 1, 100) };
+        t.parts.push(Part::Host(Bytes::from_static(&[0; 101])));
+        assert!(!accepted(t));
+    }
+
+    #[test]
+    fn timestamps_leave_out_the_wait() {
+        let tsval = |past_us: u16, delay_us: u64, correct: bool| {
+            let mut t = transmit(FlowId(1), 1, 0);
+            t.timestamp = Some(TsOption { offset: TS_AT, past_us });
+            let (out, _) = check(0, Instant::ZERO, t, 1500).unwrap();
+            let mut run = out.into_run(Payloads::new(), Duration::from_micros(delay_us), correct);
+            let bytes = bytes_of(&run.next(&CAPS).frame);
+            let at = usize::from(TS_AT);
+            u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
+        };
+        assert_eq!(tsval(0, 999, true), 7777);
+        assert_eq!(tsval(1, 999, true), 7778);
+        assert_eq!(tsval(999, 2500, true), 7780);
+        assert_eq!(tsval(999, 2500, false), 7777);
+        assert_eq!(tsval(u16::MAX, 0, true), 7778, "at most a millisecond");
+    }
+}

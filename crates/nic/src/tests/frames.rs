@@ -1,0 +1,122 @@
+//! Frames for tests: header templates, whole packets, and a check of every checksum.
+
+use abi::port::{RxFrame, TxFrame};
+use abi::{Checksum, FlowId, Header, PacketPool, Parts, Transmit};
+use alloc::vec;
+use alloc::vec::Vec;
+use base::SeqNum;
+use core::net::IpAddr;
+use wire::checksum::Sum;
+use wire::emit::{IpHeader, Link, pseudo_header_of, set_lengths, tcp_headers};
+use wire::frame::{Frame, parse, protocol};
+use wire::tcp::{Flags, Segment, Timestamps};
+
+/// Offset of TSval in [`tcp_header`] for IPv4.
+pub(crate) const TS_AT: u8 = 14 + 20 + 20 + 4;
+
+/// The address of the device under test.
+pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+fn addresses(version: u8) -> (IpAddr, IpAddr) {
+    match version {
+        4 => ([10, 77, 0, 2].into(), [10, 77, 0, 1].into()),
+        _ => ([0xfd77, 0, 0, 0, 0, 0, 0, 2].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 1].into()),
+    }
+}
+
+/// The template of a TCP run with timestamps (TSval 7777) and, for IPv4, identification 0x0102.
+pub(crate) fn tcp_header(version: u8, seq: u32, flags: Flags) -> Header {
+    let (source, destination) = addresses(version);
+    let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 2, hop_limit: 64 };
+    let link = Link { source: MAC, destination: [2, 0, 0, 0, 0, 2] };
+    let mut segment = Segment {
+        source: 80,
+        destination: 40_000,
+        seq: SeqNum(seq),
+        ack: SeqNum(9),
+        flags,
+        window: 500,
+        ..Segment::default()
+    };
+    segment.options.timestamps = Some(Timestamps { value: 7777, echo: 5 });
+    let l4 = 14 + ip.len();
+    let mut header = Header::zeroed(l4 + segment.header_len(), 14, l4).unwrap();
+    tcp_headers(&link, &ip, &segment, 0, header.as_mut_slice());
+    if version == 4 {
+        header.as_mut_slice()[18..20].copy_from_slice(&[1, 2]);
+    }
+    header
+}
+
+/// A transmit without payload.
+pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
+    Transmit {
+        flow,
+        header: tcp_header(4, seq, Flags::ACK),
+        segment_size,
+        parts: Parts::new(),
+        timestamp: None,
+        echo: None,
+        retransmission: false,
+    }
+}
+
+/// A whole packet of `protocol` to [`MAC`], checksums filled in.
+pub(crate) fn packet(version: u8, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let header = tcp_header(version, 1, Flags::ACK);
+    let (l3, l4) = (header.l3(), header.l4());
+    let mut frame = Vec::from(&header.as_slice()[..l4]);
+    frame[..6].copy_from_slice(&MAC);
+    frame[if version == 4 { 23 } else { 20 }] = protocol;
+    match protocol {
+        protocol::TCP => frame.extend_from_slice(&header.as_slice()[l4..]),
+        _ => frame.extend_from_slice(&[0, 80, 1, 1, 0, 0, 0, 0]),
+    }
+    frame.extend_from_slice(payload);
+    let (end, len) = (frame.len(), frame.len() - l4);
+    set_lengths(&mut frame, l3, end, 0);
+    let field = l4
+        + match protocol {
+            protocol::TCP => 16,
+            protocol::UDP => 6,
+            _ => 2,
+        };
+    if protocol == protocol::UDP {
+        let len = u16::try_from(len).unwrap();
+        frame[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
+    }
+    frame[field..field + 2].fill(0);
+    let mut sum = match protocol {
+        protocol::ICMP => Sum::new(),
+        _ => pseudo_header_of(&frame, l3, protocol, len),
+    };
+    sum.add(&frame[l4..]);
+    frame[field..field + 2].copy_from_slice(&sum.finish().to_be_bytes());
+    frame
+}
+
+/// A frame as a wire that looks at nothing delivers it.
+pub(crate) fn rx_frame(pool: &mut PacketPool, bytes: &[u8]) -> RxFrame {
+    let packet = pool.copy(bytes).unwrap();
+    RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 }
+}
+
+/// The bytes of a frame on its way out.
+pub(crate) fn bytes_of(frame: &TxFrame) -> Vec<u8> {
+    let mut out = vec![0; frame.len()];
+    frame.copy_to(&mut out);
+    out
+}
+
+/// Checks that a packet is well-formed, that it ends where its IP header says, and its transport
+/// checksum.
+pub(crate) fn verify(bytes: &[u8]) {
+    let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("malformed: {:?}", parse(bytes)) };
+    assert_eq!(ip.end, bytes.len());
+    let mut sum = match ip.protocol {
+        protocol::ICMP => Sum::new(),
+        _ => pseudo_header_of(bytes, ip.l3, ip.protocol, ip.end - ip.l4),
+    };
+    sum.add(&bytes[ip.l4..]);
+    assert_eq!(sum.finish(), 0, "transport checksum");
+}

@@ -1,0 +1,8 @@
+//! Tests of the whole device: a mock host above it, a mock wire and a mock disk below.
+
+pub(crate) mod frames;
+mod hostile;
+mod memory;
+mod order;
+mod rig;
+mod transfer;

@@ -1,0 +1,313 @@
+//! A device with a host that sends, a wire that records and a disk whose answers come when the test
+//! says so.
+
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::port::{TxFrame, WireCaps};
+use abi::{
+    Event, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Op, Part, Transmit,
+    TransmitDone, TransmitOutcome,
+};
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use base::Instant;
+use base::counters::moved;
+use bytes::Bytes;
+use wire::frame::{Frame, parse};
+use wire::tcp::Segment;
+
+use super::frames::{MAC, bytes_of, transmit, verify};
+use crate::{Device, DeviceConfig, FileConfig};
+
+/// A wire that can do nothing but carry.
+pub(crate) const PLAIN: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+
+/// A file of the mock disk.
+#[derive(Clone, Debug)]
+pub(crate) struct MockFile {
+    pub(crate) content: Vec<u8>,
+    pub(crate) kind: FileKind,
+    pub(crate) version: u64,
+}
+
+/// A disk: requests wait until the test completes them, in any order.
+#[derive(Debug, Default)]
+pub(crate) struct MockDisk {
+    pub(crate) files: BTreeMap<String, MockFile>,
+    pub(crate) open: BTreeMap<u32, String>,
+    pub(crate) requests: Vec<DiskRequest>,
+    /// Every read fails.
+    pub(crate) broken: bool,
+    /// Reads bring so many bytes at most.
+    pub(crate) short: Option<usize>,
+    next: u32,
+}
+
+impl MockDisk {
+    fn stat(&self, path: &str) -> Option<FileStat> {
+        let file = self.files.get(path)?;
+        let (kind, version, size) = (file.kind, file.version, file.content.len() as u64);
+        Some(FileStat { kind, size, modified_s: 1, modified_ns: 2, version })
+    }
+
+    /// What the disk answers to a request, if anything.
+    pub(crate) fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
+        match request {
+            DiskRequest::Open { id, path } => {
+                let result = self.stat(&path).ok_or(FileFault::NotFound).map(|stat| {
+                    self.next += 1;
+                    self.open.insert(self.next, String::from(path));
+                    (DiskFile(self.next), stat)
+                });
+                Some(DiskCompletion::Opened { id, result })
+            }
+            DiskRequest::Read { id, file, offset, mut buf } => {
+                assert_eq!(offset % 4096, 0, "page-aligned");
+                let path = self.open.get(&file.0).expect("read from an open file").clone();
+                let start = usize::try_from(offset).unwrap();
+                let content = &self.files[&path].content;
+                let from = start.min(content.len());
+                let len = (content.len() - from).min(buf.len()).min(self.short.unwrap_or(!0));
+                buf.as_mut_slice()[..len].copy_from_slice(&content[from..from + len]);
+                let result = if self.broken {
+                    Err(FileFault::Io)
+                } else {
+                    Ok((u32::try_from(len).unwrap(), self.stat(&path).unwrap()))
+                };
+                Some(DiskCompletion::Read { id, buf, result })
+            }
+            DiskRequest::Close { file } => {
+                self.open.remove(&file.0).expect("closed once");
+                None
+            }
+        }
+    }
+}
+
+/// Device, host, wire and disk.
+pub(crate) struct Rig {
+    pub(crate) device: Device,
+    pub(crate) now: Instant,
+    pub(crate) disk: MockDisk,
+    /// Frames that left, oldest first.
+    pub(crate) sent: Vec<TxFrame>,
+    pub(crate) events: Vec<(usize, Event)>,
+    /// Frames are not looked at: the host sends nonsense.
+    pub(crate) lenient: bool,
+    counted: Vec<(&'static str, u64)>,
+}
+
+impl Rig {
+    pub(crate) fn new(file: FileConfig) -> Self {
+        let mut config = DeviceConfig::new(MAC);
+        (config.file, config.queues) = (Some(file), 2);
+        Self::with(config, PLAIN)
+    }
+
+    pub(crate) fn with(config: DeviceConfig, wire: WireCaps) -> Self {
+        let device = Device::new(config, wire);
+        let disk = MockDisk::default();
+        let counted = walk(&device);
+        Self {
+            device,
+            now: Instant::ZERO,
+            disk,
+            sent: vec![],
+            events: vec![],
+            lenient: false,
+            counted,
+        }
+    }
+
+    /// Puts a file of `len` bytes on the disk.
+    pub(crate) fn put(&mut self, path: &str, len: usize, version: u64) {
+        let content = (0..len).map(|i| pattern(version, i)).collect();
+        let file = MockFile { content, kind: FileKind::Regular, version };
+        self.disk.files.insert(String::from(path), file);
+    }
+
+    /// Puts a file on the disk and has the device open it.
+    pub(crate) fn open(
+        &mut self,
+        queue: usize,
+        id: u32,
+        path: &str,
+    ) -> Result<FileStat, FileFault> {
+        self.op(queue, Op::FileOpen { file: FileId(id), path: path.into() });
+        self.complete_all();
+        self.events
+            .iter()
+            .rev()
+            .find_map(|(q, event)| match event {
+                Event::FileOpened(opened) if *q == queue && opened.file == FileId(id) => {
+                    Some(opened.result)
+                }
+                _ => None,
+            })
+            .expect("an answer")
+    }
+
+    pub(crate) fn op(&mut self, queue: usize, op: Op) {
+        self.device.handle_op(self.now, queue, op);
+        self.collect();
+    }
+
+    pub(crate) fn close(&mut self, queue: usize, id: u32) {
+        self.op(queue, Op::FileClose { file: FileId(id) });
+    }
+
+    pub(crate) fn ack(&mut self, queue: usize, id: u32, offset: u64, len: u32) {
+        self.op(queue, Op::FileAck(FileExtent { file: FileId(id), offset, len }));
+    }
+
+    /// Sends a transmit; its sequence number is its tag, so that frames can be told apart.
+    pub(crate) fn send(&mut self, queue: usize, transmit: Transmit) {
+        self.op(queue, Op::Transmit(transmit));
+    }
+
+    /// Polls frames and disk requests until there are none; then events.
+    pub(crate) fn collect(&mut self) {
+        loop {
+            let before = (self.sent.len(), self.disk.requests.len(), self.events.len());
+            while let Some(frame) = self.device.poll_frame(self.now) {
+                if !self.lenient && !frame.checksum_partial && frame.header.l4() > 14 {
+                    verify(&bytes_of(&frame));
+                }
+                // As a wire that copies: the blocks are let go.
+                let copy = TxFrame {
+                    payload: frame.payload.iter().map(|p| host(p.as_slice())).collect(),
+                    ..frame.clone()
+                };
+                self.sent.push(copy);
+            }
+            while let Some(request) = self.device.poll_disk() {
+                match request {
+                    DiskRequest::Close { .. } => drop(self.disk.answer(request)),
+                    _ => self.disk.requests.push(request),
+                }
+            }
+            self.events.extend(core::iter::from_fn(|| self.device.poll_event()));
+            if before == (self.sent.len(), self.disk.requests.len(), self.events.len()) {
+                return;
+            }
+        }
+    }
+
+    /// Completes one waiting request.
+    pub(crate) fn complete(&mut self, at: usize) {
+        let request = self.disk.requests.remove(at);
+        if let Some(completion) = self.disk.answer(request) {
+            self.device.handle_disk(self.now, completion);
+        }
+        self.collect();
+    }
+
+    /// Completes requests, oldest first, until there are none.
+    pub(crate) fn complete_all(&mut self) {
+        while !self.disk.requests.is_empty() {
+            self.complete(0);
+        }
+    }
+
+    /// The disk request that waits at `at` is a read of this file at this offset.
+    pub(crate) fn reads(&self) -> Vec<(u64, usize)> {
+        let read = |request: &DiskRequest| match request {
+            DiskRequest::Read { offset, buf, .. } => Some((*offset, buf.len())),
+            _ => None,
+        };
+        self.disk.requests.iter().filter_map(read).collect()
+    }
+
+    /// Sequence numbers and payloads of the packets that left since the last call.
+    pub(crate) fn packets(&mut self) -> Vec<(u32, Vec<u8>)> {
+        self.sent
+            .drain(..)
+            .map(|frame| {
+                let bytes = bytes_of(&frame);
+                let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+                let (segment, header) = Segment::parse(&bytes[ip.l4..]).unwrap();
+                (segment.seq.0, bytes[ip.l4 + header..].to_vec())
+            })
+            .collect()
+    }
+
+    /// Sequence numbers of the packets that left since the last call.
+    pub(crate) fn seqs(&mut self) -> Vec<u32> {
+        self.packets().into_iter().map(|(seq, _)| seq).collect()
+    }
+
+    /// Ends of transmits since the last call.
+    pub(crate) fn done(&mut self) -> Vec<TransmitDone> {
+        let events = core::mem::take(&mut self.events);
+        events
+            .into_iter()
+            .filter_map(|(_, event)| match event {
+                Event::TransmitDone(done) => Some(done),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Tags and outcomes of transmits that ended since the last call.
+    pub(crate) fn outcomes(&mut self) -> Vec<(u32, TransmitOutcome)> {
+        self.done().into_iter().map(|done| (done.tag, done.outcome)).collect()
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let found = walk(&self.device).into_iter().find(|c| c.0 == name);
+        found.unwrap_or_else(|| panic!("no counter {name}")).1
+    }
+
+    /// What moved since the last call, in order of name, as `name +n`, words without the given
+    /// prefixes left out.
+    pub(crate) fn moved(&mut self, prefixes: &[&str]) -> Vec<String> {
+        let now = walk(&self.device);
+        let out = moved(&self.counted, &now)
+            .into_iter()
+            .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
+            .map(|(name, by)| alloc::format!("{name} +{by}"))
+            .collect();
+        self.counted = now;
+        out
+    }
+}
+
+fn walk(device: &Device) -> Vec<(&'static str, u64)> {
+    let mut out = vec![];
+    device.visit(&mut |name, value| out.push((name, value)));
+    out
+}
+
+fn host(bytes: &[u8]) -> abi::port::Payload {
+    abi::port::Payload::Host(Bytes::copy_from_slice(bytes))
+}
+
+/// Byte `at` of the file of `version`.
+pub(crate) fn pattern(version: u64, at: usize) -> u8 {
+    u8::try_from((version * 31 + at as u64 * 7 + at as u64 / 251) % 256).unwrap()
+}
+
+/// Bytes of the file of `version`.
+pub(crate) fn content(version: u64, offset: usize, len: usize) -> Vec<u8> {
+    (offset..offset + len).map(|i| pattern(version, i)).collect()
+}
+
+/// A transmit with an echo whose tag is its sequence number.
+pub(crate) fn echoed(flow: u64, tag: u32) -> Transmit {
+    Transmit { echo: Some(tag), ..transmit(FlowId(flow), tag, 1448) }
+}
+
+/// A transmit of host bytes.
+pub(crate) fn plain(flow: u64, tag: u32, bytes: &[u8]) -> Transmit {
+    let mut transmit = echoed(flow, tag);
+    transmit.parts.push(Part::Host(Bytes::copy_from_slice(bytes)));
+    transmit
+}
+
+/// A transmit of a file extent.
+pub(crate) fn extent(flow: u64, tag: u32, file: u32, offset: u64, len: u32) -> Transmit {
+    let mut transmit = echoed(flow, tag);
+    transmit.parts.push(Part::File(FileExtent { file: FileId(file), offset, len }));
+    transmit
+}

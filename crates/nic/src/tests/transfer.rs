@@ -1,0 +1,349 @@
+//! Files: opening and closing, sharing, acknowledging, changes under a transfer, reset.
+
+use abi::port::WireCaps;
+use abi::{Event, FileFault, FileId, FileKind, Op, Refusal, TransmitOutcome};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::frames::MAC;
+use super::rig::{Rig, content, extent, plain};
+use crate::{DeviceConfig, FileConfig};
+
+const SENT: TransmitOutcome = TransmitOutcome::Sent;
+
+fn dropped(fault: FileFault) -> TransmitOutcome {
+    TransmitOutcome::Dropped(fault)
+}
+
+/// A file of 200,000 bytes, open as 1 on queue 0 and as 5 on queue 1; nothing is read ahead.
+fn rig(read_ahead_blocks: u32) -> Rig {
+    let mut rig = Rig::new(FileConfig { read_ahead_blocks, ..FileConfig::default() });
+    rig.put("a", 200_000, 1);
+    rig.open(0, 1, "a").unwrap();
+    rig.open(1, 5, "a").unwrap();
+    rig.moved(&[]);
+    rig.events.clear();
+    rig
+}
+
+#[test]
+fn two_flows_share_one_read() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 0, 60_000));
+    rig.send(1, extent(8, 20, 5, 100, 1000));
+    assert_eq!(rig.reads(), [(0, 65_536)]);
+    rig.complete_all();
+    rig.send(1, extent(8, 1020, 5, 1100, 1000));
+    assert_eq!(
+        rig.moved(&["file_"]),
+        [
+            "file_transmits +3",
+            "file_bytes +62000",
+            "file_disk_reads +1",
+            "file_disk_read_bytes +65536",
+            "file_block_hits +1",
+            "file_block_shared_waits +1",
+            "file_blocks +1",
+            "file_memory_bytes +65536",
+            "file_held_bytes +62000",
+        ]
+    );
+    let packets = rig.packets();
+    let first: Vec<u8> = packets[..42].iter().flat_map(|p| p.1.clone()).collect();
+    assert!(first == content(1, 0, 60_000), "wrong bytes");
+    assert_eq!(packets[42], (20, content(1, 100, 1000)));
+    assert_eq!(packets[43], (1020, content(1, 1100, 1000)));
+}
+
+#[test]
+fn the_tail_of_a_file_is_read_to_its_last_page() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 199_000, 1000));
+    // 200,000 bytes end in the block that begins at 196,608: 3,392 bytes, one page.
+    assert_eq!(rig.reads(), [(196_608, 4096)]);
+    rig.complete_all();
+    assert_eq!(rig.packets(), [(10, content(1, 199_000, 1000))]);
+}
+
+#[test]
+fn held_bytes_return_to_nothing() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 60_000, 60_000));
+    rig.complete_all();
+    assert_eq!(rig.counter("file_held_bytes"), 60_000);
+    let mut again = extent(7, 10, 1, 60_000, 60_000);
+    again.retransmission = true;
+    rig.send(0, again);
+    assert_eq!(rig.counter("file_held_bytes"), 60_000, "held no second time");
+    rig.ack(0, 1, 60_000, 10_000);
+    assert_eq!(rig.counter("file_held_bytes"), 50_000);
+    rig.ack(0, 1, 70_000, 50_000);
+    rig.ack(0, 1, 70_000, 50_000);
+    assert_eq!(rig.counter("file_held_bytes"), 0);
+    rig.ack(0, 99, 0, 1);
+    assert_eq!(rig.counter("file_acks"), 4);
+    assert_eq!(rig.counter("file_unknown"), 1);
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let mut rig = rig(0);
+    assert_eq!(rig.open(0, 2, "none"), Err(FileFault::NotFound));
+    assert_eq!(rig.open(0, 1, "a"), Err(FileFault::BadExtent), "the id is in use");
+    assert_eq!(rig.open(0, 2, &String::from("x").repeat(4097)), Err(FileFault::BadPath));
+    assert_eq!(rig.moved(&["file_open"]), ["file_opens +3", "file_open_failures +3"]);
+    let mut rig = Rig::new(FileConfig { files_max: 1, ..FileConfig::default() });
+    rig.put("a", 10, 1);
+    assert!(rig.open(0, 1, "a").is_ok());
+    assert_eq!(rig.open(0, 2, "a"), Err(FileFault::Refused(Refusal::TableFull)));
+    rig.close(0, 1);
+    assert!(rig.open(0, 2, "a").is_ok());
+    assert_eq!(rig.disk.open.len(), 1);
+}
+
+#[test]
+fn only_regular_files_are_sent() {
+    let mut rig = rig(0);
+    rig.put("d", 4096, 9);
+    rig.disk.files.get_mut("d").unwrap().kind = FileKind::Directory;
+    assert_eq!(rig.open(0, 2, "d").unwrap().kind, FileKind::Directory);
+    rig.events.clear();
+    rig.send(0, extent(7, 10, 2, 0, 100));
+    assert_eq!(rig.outcomes(), [(10, dropped(FileFault::BadExtent))]);
+}
+
+#[test]
+fn extents_that_are_not_there_are_refused() {
+    let mut rig = rig(0);
+    for (tag, file, offset, len) in [
+        (1, 9, 0, 1),
+        (2, 5, 0, 1),
+        (3, 1, 0, 0),
+        (4, 1, 199_999, 2),
+        (5, 1, u64::MAX, 1),
+        (6, 1, u64::MAX - 10, 65_000),
+    ] {
+        rig.send(0, extent(7, tag, file, offset, len));
+        assert_eq!(rig.outcomes(), [(tag, dropped(FileFault::BadExtent))]);
+    }
+    let mut many = extent(7, 7, 1, 0, 1);
+    for _ in 0..8 {
+        many.parts.push(many.parts[0].clone());
+    }
+    rig.send(0, many);
+    assert_eq!(rig.outcomes(), [(7, dropped(FileFault::BadExtent))], "nine extents");
+    assert_eq!(rig.moved(&["file_", "tx_"]), ["tx_dropped_file +7", "file_bad_extents +7"]);
+}
+
+#[test]
+fn a_closed_file_is_sent_to_the_end() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    rig.close(0, 1);
+    rig.close(0, 1);
+    rig.send(0, extent(8, 20, 1, 0, 100));
+    assert_eq!(rig.outcomes(), [(20, dropped(FileFault::BadExtent))]);
+    assert_eq!(rig.disk.open.len(), 2);
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(10, SENT)]);
+    assert_eq!((rig.disk.open.len(), rig.counter("file_open_files")), (1, 1));
+    assert_eq!(rig.counter("file_unknown"), 1);
+}
+
+#[test]
+fn a_file_closed_while_it_opens_is_not_leaked() {
+    let mut rig = rig(0);
+    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into() });
+    rig.close(0, 2);
+    rig.complete_all();
+    assert!(rig.events.is_empty(), "nobody waits for the answer");
+    assert_eq!((rig.disk.open.len(), rig.counter("file_open_files")), (2, 2));
+}
+
+#[test]
+fn a_rewritten_file_is_never_mixed() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    rig.complete_all();
+    rig.send(0, extent(7, 20, 1, 70_000, 100));
+    rig.send(0, plain(7, 30, b"behind"));
+    rig.send(1, extent(8, 40, 5, 70_000, 100));
+    rig.outcomes();
+    rig.put("a", 200_000, 2);
+    rig.complete_all();
+    let mut outcomes = rig.outcomes();
+    outcomes.sort_by_key(|o| o.0);
+    assert_eq!(
+        outcomes,
+        [
+            (20, dropped(FileFault::Changed)),
+            (30, dropped(FileFault::FlowFailed)),
+            (40, dropped(FileFault::Changed)),
+        ]
+    );
+    rig.send(0, extent(9, 50, 1, 0, 100));
+    assert_eq!(rig.outcomes(), [(50, dropped(FileFault::Changed))], "even what is in memory");
+    assert_eq!(rig.counter("file_changed"), 1);
+    assert_eq!(rig.seqs(), [10]);
+    rig.close(0, 1);
+    rig.open(0, 1, "a").unwrap();
+    rig.send(0, extent(9, 60, 1, 0, 100));
+    rig.complete_all();
+    assert_eq!(rig.packets(), [(60, content(2, 0, 100))], "the new content has its own blocks");
+}
+
+#[test]
+fn a_truncated_file_is_noticed_by_length_alone() {
+    let mut rig = rig(0);
+    rig.disk.short = Some(1000);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(10, dropped(FileFault::Changed))]);
+    assert_eq!(rig.counter("file_blocks"), 0, "never cached");
+}
+
+#[test]
+fn a_read_error_fails_all_who_wait_and_is_tried_again() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    rig.send(1, extent(8, 20, 5, 0, 100));
+    rig.disk.broken = true;
+    rig.complete_all();
+    let io = dropped(FileFault::Io);
+    assert_eq!(rig.outcomes().iter().map(|o| o.1).collect::<Vec<_>>(), [io, io]);
+    rig.disk.broken = false;
+    rig.send(0, extent(7, 30, 1, 0, 100));
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(30, SENT)]);
+    assert_eq!(rig.counter("file_read_errors"), 1);
+}
+
+#[test]
+fn a_sequential_reader_is_read_ahead_of() {
+    let mut rig = rig(2);
+    rig.send(0, extent(7, 10, 1, 0, 1000));
+    assert_eq!(rig.reads(), [(0, 65_536), (65_536, 65_536), (131_072, 65_536)]);
+    rig.complete_all();
+    rig.send(0, extent(7, 20, 1, 1000, 1000));
+    assert_eq!(rig.reads(), [], "the same block again");
+    rig.send(0, extent(7, 30, 1, 65_536, 1000));
+    assert_eq!(rig.reads(), [(196_608, 4096)], "the last one, cut to a page");
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(10, SENT), (20, SENT), (30, SENT)]);
+    assert_eq!(
+        rig.moved(&["file_disk_reads", "file_read", "file_block_"]),
+        ["file_disk_reads +4", "file_read_ahead +3", "file_block_hits +2",]
+    );
+    let mut rig = self::rig(2);
+    rig.send(0, extent(7, 10, 1, 70_000, 1000));
+    assert_eq!(rig.reads(), [(65_536, 65_536)], "a jump into the middle");
+}
+
+#[test]
+fn reads_in_flight_are_limited() {
+    let file = FileConfig { reads_in_flight_max: 2, read_ahead_blocks: 0, ..Default::default() };
+    let mut rig = Rig::new(file);
+    rig.put("a", 300_000, 1);
+    rig.open(0, 1, "a").unwrap();
+    for (flow, block) in (0..4).zip([0, 65_536, 131_072, 196_608]) {
+        rig.send(0, extent(flow, 10, 1, block, 100));
+    }
+    assert_eq!(rig.reads().len(), 2);
+    rig.complete(0);
+    assert_eq!(rig.reads().len(), 2);
+    rig.complete_all();
+    assert_eq!(rig.seqs().len(), 4);
+}
+
+#[test]
+fn a_reset_forgets_everything_and_leaks_nothing() {
+    let mut rig = rig(0);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    rig.complete_all();
+    rig.send(0, extent(7, 20, 1, 70_000, 100));
+    rig.send(0, plain(7, 30, b"behind"));
+    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into() });
+    rig.events.clear();
+    rig.seqs();
+    rig.device.reset();
+    rig.collect();
+    let resets = rig.events.iter().filter(|e| matches!(e.1, Event::Reset)).count();
+    assert_eq!((resets, rig.events.len()), (2, 2), "one for each queue and nothing else");
+    // The read still refers to the old handle; the mock's handles outlive it here.
+    rig.disk.open.insert(1, "a".into());
+    rig.complete_all();
+    assert_eq!(rig.seqs(), []);
+    rig.disk.open.remove(&1);
+    assert!(rig.disk.open.is_empty(), "all closed: {:?}", rig.disk.open);
+    for gauge in ["file_blocks", "file_held_bytes", "file_open_files", "tx_pending_transmits"] {
+        assert_eq!(rig.counter(gauge), 0, "{gauge}");
+    }
+    assert_eq!(rig.counter("file_stale_completions"), 2);
+    rig.open(0, 1, "a").unwrap();
+    rig.events.clear();
+    rig.send(0, extent(7, 40, 1, 0, 100));
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(40, SENT)], "and it goes on");
+    assert_eq!(rig.counter("file_memory_bytes"), 2 * 65_536, "buffers of before are used again");
+}
+
+#[test]
+fn a_reset_takes_back_what_the_disk_never_got() {
+    let file = FileConfig { reads_in_flight_max: 1, read_ahead_blocks: 0, ..Default::default() };
+    let mut rig = Rig::new(file);
+    rig.put("a", 200_000, 1);
+    rig.open(0, 1, "a").unwrap();
+    for (flow, offset) in [(1, 0), (2, 65_536), (3, 131_072)] {
+        rig.device.handle_op(rig.now, 0, Op::Transmit(extent(flow, 10, 1, offset, 100)));
+    }
+    let polled = rig.device.poll_disk().unwrap();
+    assert!(rig.device.poll_disk().is_none(), "two wait");
+    rig.device.reset();
+    rig.device.unpoll_disk(polled);
+    rig.collect();
+    assert!(rig.disk.requests.is_empty() && rig.disk.open.is_empty());
+    assert_eq!(rig.counter("file_reads_in_flight"), 0);
+    rig.open(0, 1, "a").unwrap();
+    for (flow, offset) in [(1, 0), (2, 65_536), (3, 131_072)] {
+        rig.send(0, extent(flow, 20, 1, offset, 100));
+    }
+    rig.complete_all();
+    assert_eq!(rig.seqs(), [20, 20, 20]);
+    assert_eq!(rig.counter("file_memory_bytes"), 3 * 65_536, "the same three buffers");
+}
+
+#[test]
+fn what_was_not_taken_comes_again() {
+    let mut rig = rig(0);
+    rig.device.handle_op(rig.now, 0, Op::Transmit(plain(7, 10, &[1; 2000])));
+    let first = rig.device.poll_frame(rig.now).unwrap();
+    rig.device.unpoll_frame(first);
+    let (queue, event) = rig.device.poll_event().unwrap();
+    rig.device.unpoll_event(queue, event);
+    rig.device.handle_op(rig.now, 0, Op::Transmit(extent(8, 20, 1, 0, 100)));
+    let read = rig.device.poll_disk().unwrap();
+    rig.device.unpoll_disk(read);
+    rig.collect();
+    rig.complete_all();
+    assert_eq!(rig.seqs(), [10, 1458, 20]);
+    assert_eq!(rig.outcomes(), [(10, SENT), (20, SENT)]);
+    assert_eq!(rig.counter("tx_packets"), 3, "counted once");
+}
+
+#[test]
+fn without_the_engine_files_are_refused() {
+    let config = DeviceConfig { file: None, ..DeviceConfig::new(MAC) };
+    let wire = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+    let mut rig = Rig::with(config, wire);
+    let caps = rig.device.capabilities();
+    assert_eq!((caps.file, caps.mac, caps.mtu), (Err(Refusal::Disabled), MAC, 1500));
+    let refused = Err(FileFault::Refused(Refusal::Disabled));
+    assert_eq!(rig.open(0, 1, "a"), refused);
+    rig.ack(0, 1, 0, 1);
+    rig.close(0, 1);
+    rig.send(0, extent(7, 10, 1, 0, 100));
+    assert_eq!(rig.outcomes(), [(10, dropped(FileFault::BadExtent))]);
+    rig.send(0, plain(7, 20, &[0; 60_000]));
+    assert_eq!((rig.sent.len(), rig.sent[0].segment_size), (1, 1448));
+    assert_eq!(rig.counter("tx_packets"), 42);
+}

@@ -1,0 +1,247 @@
+//! The command line's shape.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand};
+
+/// A split transport stack: the host keeps control of every connection, a NIC does the work that touches the bytes.
+#[derive(Debug, Parser)]
+#[command(name = "outboard", version, about)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Serve the files of a folder over HTTP/1.1
+    Serve(Box<ServeArgs>),
+    /// Show the counters of a running instance
+    Stat(QueryArgs),
+    /// Show the connections of a running instance, what is offloaded and, where not, why
+    Ss(QueryArgs),
+}
+
+/// `outboard serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The folder; nothing outside of it is ever read
+    pub(crate) dir: PathBuf,
+    /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
+    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
+    pub(crate) addr: Vec<CidrArg>,
+    /// The kernel's end of a TAP, with its prefix length; may be given twice
+    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
+    pub(crate) peer: Vec<CidrArg>,
+    /// Next hop for what is not on the link; may be given twice
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) gateway: Vec<IpAddr>,
+    /// What the packets cross: tap:NAME
+    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
+    pub(crate) wire: WireArg,
+    /// What the device does beyond checksums and segmentation: all, none, or a list of: file
+    #[arg(long, default_value = "all", value_name = "LIST")]
+    pub(crate) offload: OffloadArg,
+    /// Port to listen on
+    #[arg(long, default_value_t = 80)]
+    pub(crate) port: u16,
+    /// Queues, with a host thread and a device thread each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) queues: u8,
+    /// Device memory for file content, in MiB
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub(crate) file_memory: u32,
+    /// How files are read
+    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
+    pub(crate) disk: DiskArg,
+    /// Congestion control
+    #[arg(long, value_enum, default_value_t = CongestionArg::Cubic)]
+    pub(crate) congestion: CongestionArg,
+    #[command(flatten)]
+    pub(crate) faults: FaultArgs,
+    /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number added)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Serve counters in Prometheus' text format at http://ADDR/metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Write an access log; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access_log: Option<PathBuf>,
+    /// Seconds in which a client has to send a request's head
+    #[arg(long, default_value_t = 10, value_name = "S")]
+    pub(crate) header_timeout: u32,
+    /// Seconds that a connection may be idle between requests
+    #[arg(long, default_value_t = 60, value_name = "S")]
+    pub(crate) keepalive_timeout: u32,
+    /// Socket that `outboard stat` and `outboard ss` ask
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+}
+
+/// Faults to inject between the device and the wire, both ways, each with a probability of 0 to 1.
+#[derive(Debug, Args)]
+pub(crate) struct FaultArgs {
+    /// Lose packets
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
+    pub(crate) drop: f64,
+    /// Let later packets overtake
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
+    pub(crate) reorder: f64,
+    /// Send packets twice
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
+    pub(crate) dup: f64,
+    /// Turn a bit over
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
+    pub(crate) corrupt: f64,
+    /// Seed of the faults: the same seed and the same packets have the same fate
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) seed: u64,
+}
+
+/// `outboard stat` and `outboard ss`.
+#[derive(Debug, Args)]
+pub(crate) struct QueryArgs {
+    /// The instance's control socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// The wire that the instance was started with, to find its control socket
+    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
+    pub(crate) wire: WireArg,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show counters that are zero as well
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// An address and its prefix length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CidrArg {
+    pub(crate) addr: IpAddr,
+    pub(crate) prefix_len: u8,
+}
+
+impl FromStr for CidrArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not an address with a prefix length, as 10.77.0.2/24");
+        let (addr, len) = text.split_once('/').ok_or_else(wrong)?;
+        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
+        let prefix_len: u8 = len.parse().map_err(|_| wrong())?;
+        let bits = if addr.is_ipv4() { 32 } else { 128 };
+        if prefix_len > bits { Err(wrong()) } else { Ok(Self { addr, prefix_len }) }
+    }
+}
+
+/// A wire by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WireArg {
+    /// A TAP interface.
+    Tap(String),
+}
+
+impl FromStr for WireArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
+            _ => Err(format!("`{text}` is not a wire; there is tap:NAME")),
+        }
+    }
+}
+
+impl std::fmt::Display for WireArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tap(name) => write!(f, "tap:{name}"),
+        }
+    }
+}
+
+/// Which engines of the device are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OffloadArg {
+    /// Files are read and sent by the device.
+    pub(crate) file: bool,
+}
+
+impl FromStr for OffloadArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => return Ok(Self { file: true }),
+            "none" => return Ok(Self { file: false }),
+            _ => {}
+        }
+        let mut offload = Self { file: false };
+        for name in text.split(',') {
+            match name {
+                "file" => offload.file = true,
+                _ => return Err(format!("`{name}` is no offload; there are: all, none, file")),
+            }
+        }
+        Ok(offload)
+    }
+}
+
+impl std::fmt::Display for OffloadArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.file { "all" } else { "none" })
+    }
+}
+
+/// How files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DiskArg {
+    /// io_uring, or threads where the kernel refuses it
+    Auto,
+    /// io_uring or nothing
+    Uring,
+    /// A pool of threads
+    Threads,
+}
+
+/// Congestion control algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CongestionArg {
+    /// RFC 9438
+    Cubic,
+    /// RFC 5681
+    Newreno,
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
+        _ => Err(format!("`{text}` is not a probability between 0 and 1")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert!("10.77.0.2/33".parse::<CidrArg>().is_err());
+        assert!("fd77::2/64".parse::<CidrArg>().is_ok());
+        assert!("tap:".parse::<WireArg>().is_err());
+        assert_eq!("file".parse(), Ok(OffloadArg { file: true }));
+        assert!("tls".parse::<OffloadArg>().is_err());
+        assert!(probability("1.5").is_err() && probability("NaN").is_err());
+    }
+}

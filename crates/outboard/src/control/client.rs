@@ -1,0 +1,99 @@
+//! `outboard stat` and `outboard ss`: ask a running instance, and show what it says.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::Value;
+
+use crate::args::QueryArgs;
+use crate::control::path;
+use crate::error::Failure;
+
+/// Shows the counters of a running instance.
+///
+/// # Errors
+/// Where no instance answers.
+pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
+    let answer = ask(args, "stat")?;
+    if args.json {
+        return print(&format!("{answer:#}\n"));
+    }
+    let mut text = String::new();
+    for (part, queues) in answer.as_object().into_iter().flatten() {
+        for (queue, counters) in queues.as_object().into_iter().flatten() {
+            let _ = writeln!(text, "{part} {queue}");
+            for (name, value) in counters.as_object().into_iter().flatten() {
+                if args.all || value.as_u64() != Some(0) {
+                    let _ = writeln!(text, "  {name:<34} {value:>16}");
+                }
+            }
+        }
+    }
+    print(&text)
+}
+
+/// Shows the connections of a running instance.
+///
+/// # Errors
+/// Where no instance answers.
+pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
+    let answer = ask(args, "ss")?;
+    if args.json {
+        return print(&format!("{answer:#}\n"));
+    }
+    let mut text = format!(
+        "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>9} {:>10} {:>9}  {}\n",
+        "State", "Send-Q", "Recv-Q", "Local", "Peer", "cwnd", "srtt", "by device", "resent", "Offload"
+    );
+    for row in answer.as_array().into_iter().flatten() {
+        let number = |key: &str| row[key].as_u64().unwrap_or(0);
+        let word = |key: &str| row[key].as_str().unwrap_or("?").to_owned();
+        let file = &row["offload"]["file"];
+        let offload = match file["reason"].as_str() {
+            None => "file".to_owned(),
+            Some(reason) => format!("no file: {reason}"),
+        };
+        let _ = writeln!(
+            text,
+            "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>7}us {:>10} {:>9}  {}",
+            word("state"),
+            number("send_queue"),
+            number("receive_queue"),
+            word("local"),
+            word("remote"),
+            number("cwnd_bytes"),
+            number("srtt_us"),
+            number("file_bytes_offloaded"),
+            number("retransmitted_bytes"),
+            offload
+        );
+    }
+    print(&text)
+}
+
+fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {
+    let path = path(args.control.as_deref(), &args.wire);
+    let failed = |what: &dyn std::fmt::Display| {
+        Failure::Unavailable(format!(
+            "no instance answers at {} ({what}): start `outboard serve`, or name its socket with \
+             --control",
+            path.display()
+        ))
+    };
+    let mut stream = UnixStream::connect(&path).map_err(|e| failed(&e))?;
+    writeln!(stream, "{question}").map_err(|e| failed(&e))?;
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).map_err(|e| failed(&e))?;
+    serde_json::from_str(&line).map_err(|e| failed(&e))
+}
+
+/// Prints, and takes a reader that has seen enough (`| head`) for success.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::System(format!("cannot write: {e}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,235 @@
+//! How a running instance is asked about itself: a Unix socket, and Prometheus' text format over HTTP.
+//!
+//! The threads that do the work own their counters. A question is a message to each of them, answered between two rounds, so that
+//! counting costs no atomic operation and no lock.
+
+pub(crate) mod client;
+pub(crate) mod metrics;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use host::SocketInfo;
+use io::notify::Notifier;
+use serde_json::{Map, Value, json};
+
+use crate::args::WireArg;
+use crate::error::Failure;
+
+/// How long a thread may take to answer before it counts as stuck.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest question.
+const QUESTION_BYTES_MAX: u64 = 64;
+
+/// What a thread tells about itself.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    with_sockets: bool,
+    counters: Vec<(&'static str, u64)>,
+    sockets: Vec<SocketInfo>,
+}
+
+impl Answer {
+    /// Adds a counter.
+    pub(crate) fn counter(&mut self, name: &'static str, value: u64) {
+        self.counters.push((name, value));
+    }
+
+    /// Whether connections are asked for.
+    pub(crate) const fn wants_sockets(&self) -> bool {
+        self.with_sockets
+    }
+
+    /// Adds a connection.
+    pub(crate) fn socket(&mut self, info: SocketInfo) {
+        self.sockets.push(info);
+    }
+}
+
+struct Query {
+    with_sockets: bool,
+    reply: Sender<Answer>,
+}
+
+/// The end at which a thread is asked.
+#[derive(Clone)]
+pub(crate) struct Probe {
+    part: &'static str,
+    index: usize,
+    queries: Sender<Query>,
+    bell: Notifier,
+}
+
+/// The end at which a thread answers.
+pub(crate) struct Queries(Receiver<Query>);
+
+/// A pair of ends for the thread `part` number `index`, which wakes at `bell`.
+pub(crate) fn probe(part: &'static str, index: usize, bell: Notifier) -> (Probe, Queries) {
+    let (queries, receiver) = channel();
+    (Probe { part, index, queries, bell }, Queries(receiver))
+}
+
+impl Probe {
+    /// Wakes the thread.
+    pub(crate) fn wake(&self) {
+        self.bell.notify();
+    }
+
+    fn ask(&self, with_sockets: bool) -> Option<Answer> {
+        let (reply, answers) = channel();
+        self.queries.send(Query { with_sockets, reply }).ok()?;
+        self.wake();
+        answers.recv_timeout(ANSWER_TIMEOUT).ok()
+    }
+}
+
+impl Queries {
+    /// Answers whatever has been asked.
+    pub(crate) fn answer(&self, fill: impl Fn(&mut Answer)) {
+        for query in self.0.try_iter() {
+            let mut answer = Answer { with_sockets: query.with_sockets, ..Answer::default() };
+            fill(&mut answer);
+            // Nobody waits any more: no matter.
+            let _ = query.reply.send(answer);
+        }
+    }
+}
+
+/// Counters of every thread: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
+pub(crate) fn counters(probes: &[Probe]) -> Value {
+    let mut all = Map::new();
+    for probe in probes {
+        let Some(answer) = probe.ask(false) else { continue };
+        let part = all.entry(probe.part).or_insert_with(|| json!({}));
+        let counters: Map<String, Value> =
+            answer.counters.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+        part[format!("q{}", probe.index)] = Value::Object(counters);
+    }
+    Value::Object(all)
+}
+
+/// Every connection.
+fn sockets(probes: &[Probe]) -> Value {
+    let mut all = Vec::new();
+    for probe in probes.iter().filter(|p| p.part == "host") {
+        let Some(answer) = probe.ask(true) else { continue };
+        all.extend(answer.sockets.iter().map(|info| describe(info, probe.index)));
+    }
+    Value::Array(all)
+}
+
+fn describe(info: &SocketInfo, queue: usize) -> Value {
+    json!({
+        "queue": queue,
+        "local": info.local.to_string(),
+        "remote": info.remote.to_string(),
+        "state": info.state,
+        "send_queue": info.send_queue,
+        "receive_queue": info.receive_queue,
+        "cwnd_bytes": info.cwnd,
+        "ssthresh_bytes": info.ssthresh,
+        "srtt_us": info.srtt.as_micros(),
+        "rto_us": info.rto.as_micros(),
+        "mss": info.mss,
+        "file_bytes_offloaded": info.file_bytes_offloaded,
+        "retransmitted_bytes": info.retransmitted_bytes,
+        "offload": {
+            "file": match info.file_offload {
+                Ok(()) => json!({ "active": true }),
+                Err(why) => json!({ "active": false, "reason": why.to_string() }),
+            },
+        },
+    })
+}
+
+/// Where the control socket of an instance is, unless it was given.
+pub(crate) fn path(given: Option<&Path>, wire: &WireArg) -> PathBuf {
+    if let Some(path) = given {
+        return path.to_owned();
+    }
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let WireArg::Tap(name) = wire;
+    folder.join(format!("outboard-{name}.sock"))
+}
+
+/// The bound control socket; its file goes away with it.
+pub(crate) struct Control {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Binds the socket. A file left behind by an instance that was killed is replaced; one that answers is another
+    /// instance's.
+    ///
+    /// # Errors
+    /// Where another instance has it, or it cannot be made.
+    pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        if UnixStream::connect(path).is_ok() {
+            return Err(Failure::Unavailable(format!(
+                "another instance answers at {shown}: end it, or give this one another --wire and \
+                 --control"
+            )));
+        }
+        let stale = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+        if stale {
+            // If this fails so does bind, which says why.
+            let _ = std::fs::remove_file(path);
+        }
+        let failed = |e| {
+            Failure::Unavailable(format!("cannot make the control socket {shown}: {e}; see --control"))
+        };
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    /// Answers questions in a thread of its own until the process ends. The result removes the socket's file.
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub(crate) fn start(self, probes: Vec<Probe>) -> Result<SocketFile, Failure> {
+        let file = SocketFile(self.path);
+        let listener = self.listener;
+        std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    // A client that goes away is no trouble of ours.
+                    let _ = serve(&stream, &probes);
+                }
+            })
+            .map_err(|e| Failure::System(format!("cannot start a thread: {e}")))?;
+        Ok(file)
+    }
+}
+
+/// Removes the control socket's file when it is dropped.
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// One question, one line of JSON in answer.
+fn serve(stream: &UnixStream, probes: &[Probe]) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut question = String::new();
+    let mut reader = BufReader::new(std::io::Read::take(stream, QUESTION_BYTES_MAX));
+    reader.read_line(&mut question)?;
+    let answer = match question.trim() {
+        "stat" => counters(probes),
+        "ss" => sockets(probes),
+        _ => json!({ "error": "the questions are stat and ss" }),
+    };
+    let mut writer = stream;
+    writeln!(writer, "{answer}")
+}

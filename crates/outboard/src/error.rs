@@ -1,0 +1,38 @@
+//! Why the program ends without success, and the exit code for it.
+
+use std::process::ExitCode;
+
+use thiserror::Error;
+
+/// A failure: one line, and an exit code of `sysexits.h`.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    /// The command line contradicts itself.
+    #[error("{0}")]
+    Usage(String),
+    /// A file or folder that the user named cannot be used.
+    #[error("{0}")]
+    NoInput(String),
+    /// Something that has to be there is not: a running instance, a free port.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The operating system refuses something that it should not.
+    #[error("{0}")]
+    System(String),
+    /// The user is not allowed to.
+    #[error("{0}")]
+    NoPermission(String),
+}
+
+impl Failure {
+    /// The exit code: EX_USAGE is clap's 2, the others are those of `sysexits.h`.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) => 2,
+            Self::NoInput(_) => 66,
+            Self::Unavailable(_) => 69,
+            Self::System(_) => 71,
+            Self::NoPermission(_) => 77,
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! A device thread: drives [`nic::Device`] with a wire, a disk and the rings of the hosts.
+//!
+//! One round takes a bounded batch from each source and gives out what the device made of it. It sleeps only when a whole round found
+//! nothing, on the wire, the disk and the bell.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::{Duration, Instant};
+use io::clock::Clock;
+use io::disk::Disk;
+use io::notify::Poller;
+use io::wire::{TxStatus, Wire};
+use nic::Device;
+
+use super::queue::DeviceQueue;
+use crate::control::Queries;
+
+/// Frames, operations and completions taken per round: enough to make batches, few enough that the others wait for
+/// tens of microseconds only.
+const BATCH: usize = 64;
+/// When a full ring or wire is tried again.
+const RETRY: Duration = Duration::from_micros(200);
+
+pub(super) struct DeviceThread {
+    clock: Clock,
+    device: Device,
+    wire: Box<dyn Wire>,
+    disk: Box<dyn Disk>,
+    queue: DeviceQueue,
+    queries: Queries,
+    /// Something could not be handed on: try again soon, whatever happens.
+    blocked: bool,
+}
+
+impl DeviceThread {
+    pub(super) const fn new(
+        clock: Clock,
+        device: Device,
+        wire: Box<dyn Wire>,
+        disk: Box<dyn Disk>,
+        queue: DeviceQueue,
+        queries: Queries,
+    ) -> Self {
+        Self { clock, device, wire, disk, queue, queries, blocked: false }
+    }
+
+    /// Works until `stop` is set.
+    pub(super) fn run(mut self, stop: &AtomicBool) {
+        let mut poller = Poller::new();
+        poller.add(self.queue.bell.fd());
+        self.wire.pollable().map(|fd| poller.add(fd));
+        self.disk.pollable().map(|fd| poller.add(fd));
+        while !stop.load(Ordering::Acquire) {
+            if self.round() {
+                continue;
+            }
+            self.answer_queries();
+            self.queue.bell.prepare_sleep();
+            if !self.round() && !stop.load(Ordering::Acquire) {
+                let timeout = self.sleep_for();
+                // An error means that the kernel is out of memory: go on, more slowly.
+                let _ = poller.wait(timeout);
+            }
+            self.queue.bell.awake();
+        }
+        // What the hosts sent last, resets among it, still leaves.
+        while self.round() {}
+    }
+
+    /// Does what there is to do; says whether there was anything.
+    fn round(&mut self) -> bool {
+        let now = self.clock.now();
+        self.blocked = false;
+        let mut busy = self.take_frames(now);
+        busy |= self.take_ops(now);
+        busy |= self.take_completions(now);
+        // Events first: the echo of a transmit then comes before the acknowledgment of its bytes.
+        busy |= self.give_events();
+        busy |= self.give_requests();
+        busy |= self.give_frames(now);
+        busy |= self.give_events();
+        busy
+    }
+
+    fn take_frames(&mut self, now: Instant) -> bool {
+        for taken in 0..BATCH {
+            let Some(frame) = self.wire.receive(now, self.device.pool()) else { return taken > 0 };
+            self.device.handle_frame(now, frame);
+        }
+        true
+    }
+
+    fn take_ops(&mut self, now: Instant) -> bool {
+        while let Some(packet) = self.queue.recycle.pop() {
+            self.device.pool().put(packet);
+        }
+        for taken in 0..BATCH {
+            if !self.device.can_take_op() {
+                self.blocked = true;
+                return taken > 0;
+            }
+            let Some(op) = self.queue.ops.pop() else { return taken > 0 };
+            self.device.handle_op(now, self.queue.index, op);
+        }
+        true
+    }
+
+    fn take_completions(&mut self, now: Instant) -> bool {
+        for taken in 0..BATCH {
+            let Some(completion) = self.disk.poll() else { return taken > 0 };
+            self.device.handle_disk(now, completion);
+        }
+        true
+    }
+
+    fn give_requests(&mut self) -> bool {
+        let mut any = false;
+        while let Some(request) = self.device.poll_disk() {
+            if let Err(request) = self.disk.submit(request) {
+                self.device.unpoll_disk(request);
+                break;
+            }
+            any = true;
+        }
+        if any {
+            self.disk.flush();
+        }
+        any
+    }
+
+    fn give_frames(&mut self, now: Instant) -> bool {
+        for given in 0..BATCH {
+            let Some(frame) = self.device.poll_frame(now) else { return given > 0 };
+            if self.wire.transmit(now, &frame) == TxStatus::Full {
+                self.device.unpoll_frame(frame);
+                self.blocked = true;
+                return given > 0;
+            }
+        }
+        true
+    }
+
+    fn give_events(&mut self) -> bool {
+        let mut any = false;
+        for (index, ring) in self.queue.events.iter_mut().enumerate() {
+            let mut pushed = false;
+            while ring.free() > 0 {
+                let Some(event) = self.device.poll_queue_event(index) else { break };
+                if let Err(event) = ring.push(event) {
+                    self.device.unpoll_event(index, event);
+                    self.blocked = true;
+                    break;
+                }
+                pushed = true;
+            }
+            if pushed {
+                self.queue.host_bells[index].ring();
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn sleep_for(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let due = [self.wire.poll_timeout(), self.device.poll_timeout(now)];
+        let due = due.into_iter().flatten().map(|at| at.since(now)).min();
+        if self.blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due }
+    }
+
+    fn answer_queries(&self) {
+        self.queries.answer(|answer| {
+            self.device.visit(&mut |name, value| answer.counter(name, value));
+            self.wire.visit(&mut |name, value| answer.counter(name, value));
+            self.disk.visit(&mut |name, value| answer.counter(name, value));
+        });
+    }
+}

@@ -1,0 +1,190 @@
+//! A host thread: drives [`host::Host`] and the application with the events of the device.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use abi::{Event, Op};
+use apps::content::ContentServer;
+use base::{Duration, Instant};
+use host::Host;
+use io::clock::Clock;
+use io::disk::Disk;
+use io::notify::Poller;
+
+use super::queue::HostQueue;
+use crate::control::Queries;
+
+/// Events taken per round.
+const BATCH: usize = 256;
+/// When a full ring is tried again.
+const RETRY: Duration = Duration::from_micros(200);
+
+pub(super) struct HostThread {
+    clock: Clock,
+    host: Host,
+    app: ContentServer,
+    /// For what the device does not read.
+    disk: Box<dyn Disk>,
+    queue: HostQueue,
+    queries: Queries,
+    log: Option<Box<dyn Write + Send>>,
+    /// An operation that the ring had no room for.
+    waiting: Option<Op>,
+}
+
+impl HostThread {
+    pub(super) const fn new(
+        clock: Clock,
+        host: Host,
+        app: ContentServer,
+        disk: Box<dyn Disk>,
+        queue: HostQueue,
+        queries: Queries,
+        log: Option<Box<dyn Write + Send>>,
+    ) -> Self {
+        Self { clock, host, app, disk, queue, queries, log, waiting: None }
+    }
+
+    /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
+    pub(super) fn run(mut self, stop: &AtomicBool) {
+        let mut poller = Poller::new();
+        poller.add(self.queue.bell.fd());
+        self.disk.pollable().map(|fd| poller.add(fd));
+        while !stop.load(Ordering::Acquire) {
+            if self.round() {
+                continue;
+            }
+            self.answer_queries();
+            self.queue.bell.prepare_sleep();
+            if !self.round() && !stop.load(Ordering::Acquire) {
+                self.flush_log();
+                // An error means that the kernel is out of memory: go on, more slowly.
+                let _ = poller.wait(self.sleep_for());
+            }
+            self.queue.bell.awake();
+        }
+        let now = self.clock.now();
+        let sockets: Vec<_> = self.host.sockets().collect();
+        for socket in sockets {
+            self.host.abort(now, socket);
+        }
+        self.give_ops(now);
+        self.flush_log();
+    }
+
+    /// Does what there is to do; says whether there was anything.
+    fn round(&mut self) -> bool {
+        let now = self.clock.now();
+        let mut busy = self.take_events(now);
+        while let Some(completion) = self.disk.poll() {
+            self.host.handle_disk(now, completion);
+            busy = true;
+        }
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+            busy = true;
+        }
+        if self.app.poll_timeout().is_some_and(|at| at <= now) {
+            self.app.handle_timeout(now, &mut self.host);
+            busy = true;
+        }
+        while let Some(notice) = self.host.poll_notice() {
+            self.app.handle_notice(now, &mut self.host, notice);
+            busy = true;
+        }
+        busy |= self.give_ops(now);
+        busy |= self.give_requests();
+        self.write_log();
+        busy
+    }
+
+    fn take_events(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for ring in &mut self.queue.events {
+            for _ in 0..BATCH {
+                let Some(event) = ring.pop() else { break };
+                let reset = matches!(event, Event::Reset);
+                self.host.handle_event(now, event);
+                any = true;
+                if reset {
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    fn give_ops(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
+            if let Err(op) = self.queue.ops.push(op) {
+                self.waiting = Some(op);
+                break;
+            }
+            any = true;
+        }
+        while let Some(packet) = self.host.poll_recycle() {
+            if self.queue.recycle.push(packet).is_err() {
+                break; // dropped: the device allocates another
+            }
+        }
+        if any {
+            self.queue.device_bell.ring();
+        }
+        any
+    }
+
+    fn give_requests(&mut self) -> bool {
+        let mut any = false;
+        while let Some(request) = self.host.poll_disk() {
+            // The disk's queue is as long as there are connections that read: one request each.
+            let mut request = request;
+            while let Err(back) = self.disk.submit(request) {
+                self.disk.flush();
+                request = back;
+                let now = self.clock.now();
+                while let Some(completion) = self.disk.poll() {
+                    self.host.handle_disk(now, completion);
+                }
+            }
+            any = true;
+        }
+        if any {
+            self.disk.flush();
+        }
+        any
+    }
+
+    fn sleep_for(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let due = [self.host.poll_timeout(), self.app.poll_timeout()];
+        let due = due.into_iter().flatten().map(|at| at.since(now)).min();
+        if self.waiting.is_some() { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due }
+    }
+
+    fn write_log(&mut self) {
+        let Some(log) = &mut self.log else { return };
+        while let Some(line) = self.app.poll_log() {
+            // A full disk does not stop the service.
+            let _ = writeln!(log, "{line}");
+        }
+    }
+
+    fn flush_log(&mut self) {
+        if let Some(log) = &mut self.log {
+            let _ = log.flush();
+        }
+    }
+
+    fn answer_queries(&self) {
+        self.queries.answer(|answer| {
+            self.host.visit(&mut |name, value| answer.counter(name, value));
+            self.app.visit(&mut |name, value| answer.counter(name, value));
+            if answer.wants_sockets() {
+                for info in self.host.sockets().filter_map(|s| self.host.info(s)) {
+                    answer.socket(info);
+                }
+            }
+        });
+    }
+}
