@@ -1,0 +1,240 @@
+//! curl as the client: whole responses, and downloads that are summed as they arrive.
+
+use crate::files::first_word;
+use crate::server::{ADDR, Server};
+use crate::tool;
+use std::fmt;
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+/// Seconds after which curl gives up: only keeps a broken server from blocking forever.
+const WATCHDOG_S: &str = "240";
+
+/// An address to fetch.
+#[derive(Clone, Debug)]
+pub struct Url(String);
+
+impl Url {
+    /// The server over IPv4.
+    #[must_use]
+    pub fn v4(path: &str) -> Self {
+        Self(format!("http://{ADDR}{path}"))
+    }
+
+    /// The server over IPv6 at `addr`.
+    #[must_use]
+    pub fn v6(addr: &str, path: &str) -> Self {
+        Self(format!("http://[{addr}]{path}"))
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A response as curl printed it.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// The status code.
+    pub status: u16,
+    /// The header's fields in order, names in lower case.
+    pub fields: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    /// The value of the field `name` (lower case), empty where there is none.
+    #[must_use]
+    pub fn field(&self, name: &str) -> &str {
+        self.fields.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value)
+    }
+
+    /// Reads the first response in `bytes`; what follows its header is all body.
+    ///
+    /// # Panics
+    /// Where there is no response in them.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(500)]).into_owned();
+        let end = bytes.windows(4).position(|w| w == b"\r\n\r\n");
+        let Some(end) = end else { panic!("no end of a header in: {}", shown()) };
+        let header = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        let mut lines = header.split("\r\n");
+        let status = lines
+            .next()
+            .filter(|line| line.starts_with("HTTP/1.1 "))
+            .and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let Some(status) = status else { panic!("no status line in: {}", shown()) };
+        let fields = lines
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+            .collect();
+        Self { status, fields, body: bytes[end + 4..].to_vec() }
+    }
+}
+
+impl Server {
+    /// Runs curl with `args` in the server's namespace.
+    ///
+    /// # Panics
+    /// Where curl is not there.
+    pub fn curl(&self, args: &[&str]) -> Output {
+        tool::run(curl(self).args(args))
+    }
+
+    /// Fetches `path` over IPv4 with `args` added, and demands that curl is content.
+    ///
+    /// # Panics
+    /// Where curl fails, or what it prints is no response.
+    #[must_use]
+    pub fn get(&self, path: &str, args: &[&str]) -> Response {
+        let url = Url::v4(path).to_string();
+        let output = tool::run(curl(self).arg("--include").args(args).arg(&url));
+        assert!(
+            output.status.success(),
+            "curl {args:?} {url}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Response::parse(&output.stdout)
+    }
+
+    /// Sends `request` as it is and gives what comes back until the server closes.
+    ///
+    /// # Panics
+    /// Where the connection cannot be made, or stays open longer than the watchdog allows.
+    #[must_use]
+    pub fn raw(&self, request: &[u8]) -> Vec<u8> {
+        let mut child = self
+            .command("timeout")
+            .args([WATCHDOG_S, "bash", "-c"])
+            .arg(format!("exec 3<>/dev/tcp/{ADDR}/80 && cat >&3; cat <&3"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot run bash: {e}"));
+        if let Some(mut stdin) = child.stdin.take() {
+            // The server may answer and close before it has read everything: what counts is the
+            // answer.
+            let _ = std::io::Write::write_all(&mut stdin, request);
+        }
+        let output = child.wait_with_output().unwrap_or_else(|e| panic!("bash: {e}"));
+        assert_ne!(output.status.code(), Some(124), "the server did not close the connection");
+        output.stdout
+    }
+
+    /// Begins to fetch `url` and to sum it.
+    ///
+    /// # Panics
+    /// Where the programs are not there.
+    #[must_use]
+    pub fn download(&self, url: &Url) -> Download {
+        let mut curl = spawn(curl(self).args(["--fail", &url.to_string()]).stdout(Stdio::piped()));
+        let Some(body) = curl.stdout.take() else { panic!("stdout is a pipe") };
+        let sum = spawn(tool::command("sha256sum").stdin(Stdio::from(body)).stdout(Stdio::piped()));
+        Download { url: url.clone(), curl, sum }
+    }
+
+    /// Begins to fetch `path`; the caller reads the body, and as long as it does not, the
+    /// connection stands still.
+    ///
+    /// # Panics
+    /// Where curl is not there.
+    #[must_use]
+    pub fn paused_download(&self, path: &str) -> Paused {
+        let url = Url::v4(path).to_string();
+        let mut curl = spawn(curl(self).args(["--no-buffer", &url]).stdout(Stdio::piped()));
+        let Some(body) = curl.stdout.take() else { panic!("stdout is a pipe") };
+        Paused { curl, body, received: Vec::new() }
+    }
+}
+
+/// A download whose body is summed as it arrives.
+#[derive(Debug)]
+pub struct Download {
+    url: Url,
+    curl: Child,
+    sum: Child,
+}
+
+impl Download {
+    /// Waits for the end and gives the body's SHA-256.
+    ///
+    /// # Panics
+    /// Where curl fails.
+    #[must_use]
+    pub fn sha256(mut self) -> String {
+        let status = self.curl.wait().unwrap_or_else(|e| panic!("curl: {e}"));
+        assert!(status.success(), "curl {}: {status}", self.url);
+        let sum = self.sum.wait_with_output().unwrap_or_else(|e| panic!("sha256sum: {e}"));
+        first_word(&sum.stdout)
+    }
+}
+
+/// A download that goes on only as far as its body is read.
+#[derive(Debug)]
+pub struct Paused {
+    curl: Child,
+    body: ChildStdout,
+    received: Vec<u8>,
+}
+
+impl Paused {
+    /// Reads until `bytes` bytes of the body have arrived.
+    ///
+    /// # Panics
+    /// Where it ends before.
+    pub fn read(&mut self, bytes: usize) {
+        let mut part = vec![0; bytes - self.received.len()];
+        self.body.read_exact(&mut part).unwrap_or_else(|e| panic!("the body ended: {e}"));
+        self.received.extend(part);
+    }
+
+    /// Reads to the end; gives all that arrived, and how curl ended.
+    ///
+    /// # Panics
+    /// Where the pipe breaks.
+    #[must_use]
+    pub fn finish(mut self) -> (Vec<u8>, ExitStatus) {
+        self.body.read_to_end(&mut self.received).unwrap_or_else(|e| panic!("curl's pipe: {e}"));
+        let status = self.curl.wait().unwrap_or_else(|e| panic!("curl: {e}"));
+        (self.received, status)
+    }
+
+    /// Kills the client in the middle, as a user does who closes the window.
+    ///
+    /// # Panics
+    /// Where it has ended by itself.
+    pub fn vanish(mut self) {
+        self.curl.kill().unwrap_or_else(|e| panic!("curl: {e}"));
+        let _ = self.curl.wait();
+    }
+}
+
+fn curl(server: &Server) -> Command {
+    let mut command = server.command("curl");
+    // --disable: not the user's own settings. --globoff: brackets of IPv6 are not ranges.
+    command.args(["--disable", "--silent", "--show-error", "--globoff", "--max-time", WATCHDOG_S]);
+    command.env_remove("http_proxy").env_remove("all_proxy").stdin(Stdio::null());
+    command
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_are_read() {
+        let response = Response::parse(b"HTTP/1.1 200 OK\r\nETag: \"a:b\"\r\n\r\nbody\r\n\r\n");
+        assert_eq!((response.status, response.field("etag")), (200, "\"a:b\""));
+        assert_eq!(response.body, b"body\r\n\r\n");
+        assert_eq!(response.field("none"), "");
+    }
+}

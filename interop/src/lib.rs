@@ -1,0 +1,26 @@
+//! What the tests against real programs share: namespaces, the server as a child, curl, files.
+//!
+//! Called by `interop/tests`. The tests run the program as users get it and talk to it with
+//! programs that we did not write, over a TAP device and the kernel's TCP. Each test has a network
+//! namespace of its own, so that all of them run side by side and none needs the machine's network;
+//! without root they get a user namespace as well. Every process that is started here is ended by
+//! its id, or ends by itself when the test's process does; every file lies in a folder that goes
+//! with the test.
+//!
+//! Helpers panic where something is wrong: a test has nobody to give an error to. Nothing here
+//! sleeps: what is waited for is a line, an end of file or a child, and time-outs only keep a
+//! broken program from blocking forever.
+#![forbid(unsafe_code)]
+
+pub mod counters;
+mod curl;
+mod files;
+mod netns;
+mod server;
+mod tool;
+
+pub use counters::Counters;
+pub use curl::{Download, Paused, Response, Url};
+pub use files::{Files, pattern, sha256};
+pub use netns::Netns;
+pub use server::{ADDR, Ended, Server};

@@ -1,0 +1,244 @@
+//! The program under test as a child in a namespace of its own.
+//!
+//! [`Server::start`] waits for the line that says it is ready; dropping the server asks it to end
+//! as a user would (SIGTERM) and demands that it does so with exit code 0.
+
+use crate::{Counters, Netns, tool};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The server's IPv4 address in every test.
+pub const ADDR: &str = "10.77.0.2";
+
+const ADDR_CIDR: &str = "10.77.0.2/24";
+const PEER_CIDR: &str = "10.77.0.1/24";
+const WIRE: &str = "tap:ob0";
+
+/// Longer than anything takes that works: only keeps a broken program from blocking forever.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// How a server ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// All that it wrote to stderr.
+    pub stderr: String,
+}
+
+/// A running `outboard serve`.
+#[derive(Debug)]
+pub struct Server {
+    netns: Netns,
+    child: Option<Child>,
+    /// What it prints; the other end closes with it.
+    stdout: Receiver<String>,
+    stderr: Option<JoinHandle<String>>,
+    control: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Server {
+    /// Starts serving `folder` in a new namespace, with `options` added, and waits until it is
+    /// ready.
+    ///
+    /// # Panics
+    /// Where the program is not built or does not start; with what it wrote to stderr.
+    #[must_use]
+    pub fn start(folder: &Path, options: &[&str]) -> Self {
+        let scratch = TempDir::new().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+        let control = scratch.path().join("control");
+        let netns = Netns::new();
+        let mut command = netns.command(program());
+        command.args(serve_args(folder, &control)).args(options);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+        let stdout = lines_of(&mut child);
+        let stderr = collect_stderr(&mut child);
+        let child = Some(child);
+        let server = Self { netns, child, stdout, stderr, control, _scratch: scratch };
+        server.wait_until_ready()
+    }
+
+    /// A command in the server's namespace: a client.
+    pub fn command(&self, program: &str) -> Command {
+        self.netns.command(program)
+    }
+
+    /// Runs `outboard` with `args` in the server's namespace.
+    ///
+    /// # Panics
+    /// Where it cannot be run.
+    pub fn outboard(&self, args: &[&str]) -> Output {
+        tool::run(self.netns.command(program()).args(args))
+    }
+
+    /// Tries to serve `folder` in the same namespace a second time, with the same device.
+    ///
+    /// # Panics
+    /// Where the program cannot be run.
+    pub fn second_instance(&self, folder: &Path) -> Output {
+        let control = self.control.with_extension("second");
+        tool::run(self.netns.command(program()).args(serve_args(folder, &control)))
+    }
+
+    /// The instance's counters, as `outboard stat` gives them.
+    ///
+    /// # Panics
+    /// Where it does not give them.
+    #[must_use]
+    pub fn stat(&self) -> Counters {
+        let json = self.ask("stat");
+        Counters::parse(&json).unwrap_or_else(|e| panic!("outboard stat: {e}"))
+    }
+
+    /// The instance's connections, as `outboard ss` gives them.
+    ///
+    /// # Panics
+    /// Where it does not give a list.
+    #[must_use]
+    pub fn connections(&self) -> Vec<serde_json::Value> {
+        let json = self.ask("ss");
+        serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
+    }
+
+    /// Asks the server to end, and waits for it.
+    ///
+    /// # Panics
+    /// Where it does not end within the watchdog's time.
+    pub fn stop(mut self) -> Ended {
+        self.end()
+    }
+
+    fn ask(&self, verb: &str) -> String {
+        let control = self.control.to_string_lossy();
+        let output = self.outboard(&[verb, "--control", &control, "--json"]);
+        assert!(
+            output.status.success(),
+            "outboard {verb}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn wait_until_ready(mut self) -> Self {
+        loop {
+            match self.stdout.recv_timeout(WATCHDOG) {
+                Ok(line) if line.starts_with("serving http://") => return self,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    self.kill();
+                    panic!("not ready after {WATCHDOG:?}: {}", self.reap().stderr);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let ended = self.reap();
+                    panic!("did not start: {}: {}", ended.status, ended.stderr);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self) -> Ended {
+        if let Some(child) = &self.child {
+            tool::signal("TERM", child.id());
+        }
+        // Its stdout closes when it ends; until then it may go on printing.
+        loop {
+            match self.stdout.recv_timeout(WATCHDOG) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.reap(),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.kill();
+                    panic!("still there {WATCHDOG:?} after SIGTERM: {}", self.reap().stderr);
+                }
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // An error means that it is gone already.
+            let _ = child.kill();
+        }
+    }
+
+    fn reap(&mut self) -> Ended {
+        let Some(mut child) = self.child.take() else { panic!("the server was reaped before") };
+        let status = child.wait().unwrap_or_else(|e| panic!("cannot wait for the server: {e}"));
+        let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        Ended { status, stderr }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.child.is_none() {
+            return;
+        }
+        if std::thread::panicking() {
+            // The test has failed already: what the server said may tell why.
+            self.kill();
+            eprintln!("the server's stderr:\n{}", self.reap().stderr);
+            return;
+        }
+        let ended = self.end();
+        assert!(ended.status.success(), "ended with {}: {}", ended.status, ended.stderr);
+    }
+}
+
+/// The program: `$OUTBOARD_BIN`, or where `make build` puts it.
+fn program() -> PathBuf {
+    let path = std::env::var_os("OUTBOARD_BIN").map_or_else(
+        || {
+            let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            root.join(target).join("release/outboard")
+        },
+        PathBuf::from,
+    );
+    assert!(path.is_file(), "{} is not there: run `make build` first", path.display());
+    path
+}
+
+fn serve_args(folder: &Path, control: &Path) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["serve".into(), folder.into()];
+    let options =
+        ["--wire", WIRE, "--addr", ADDR_CIDR, "--peer", PEER_CIDR, "--seed", "1", "--control"];
+    args.extend(options.map(OsString::from));
+    args.push(control.into());
+    args
+}
+
+fn lines_of(child: &mut Child) -> Receiver<String> {
+    let (send, receive) = channel();
+    let Some(stdout) = child.stdout.take() else { panic!("stdout is a pipe") };
+    // Ends with the child. It reads on after the test stopped listening, so that a full pipe never
+    // blocks the server.
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let _ = send.send(line);
+        }
+    });
+    receive
+}
+
+fn collect_stderr(child: &mut Child) -> Option<JoinHandle<String>> {
+    let mut stderr = child.stderr.take()?;
+    Some(std::thread::spawn(move || {
+        let mut all = Vec::new();
+        // What was read before an error is still worth showing.
+        let _ = stderr.read_to_end(&mut all);
+        String::from_utf8_lossy(&all).into_owned()
+    }))
+}

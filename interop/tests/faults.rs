@@ -1,0 +1,142 @@
+//! What goes wrong outside: files that change under a transfer, clients that vanish, a second
+//! instance, an end in the middle.
+
+use interop::{Files, Server, counters, pattern};
+use std::fs::{self, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// More than all buffers on the way hold, so that the transfer stands still when nobody reads.
+const BYTES: usize = 256 << 20;
+/// Enough to know that the transfer is under way.
+const BEGUN: usize = 1 << 20;
+
+/// curl's exit codes for a body that ended early and for a connection that was reset.
+const CURL_BROKEN: [i32; 2] = [18, 56];
+
+/// Starts a transfer, changes its file in the middle, and demands that it breaks without a wrong
+/// byte and is counted.
+fn breaks_when(change: impl FnOnce(&Files)) {
+    let files = Files::new(TMP);
+    files.fill("a.bin", BYTES as u64);
+    let server = Server::start(files.path(), &[]);
+    let before = server.stat();
+    let mut download = server.paused_download("/a.bin");
+    download.read(BEGUN);
+    change(&files);
+    let (received, status) = download.finish();
+    assert!(received.len() < BYTES, "all of it arrived");
+    assert!(pattern(BYTES).starts_with(&received), "wrong bytes arrived");
+    assert!(status.code().is_some_and(|code| CURL_BROKEN.contains(&code)), "curl: {status}");
+    let after = server.stat();
+    assert!(after.moved(&before, counters::FILE_CHANGED) > 0, "{after:?}");
+    assert_eq!(after.moved(&before, counters::FILE_ABORTS), 1, "{after:?}");
+    // Others are served as before.
+    files.write("b.txt", "b");
+    assert_eq!(server.get("/b.txt", &[]).body, b"b");
+}
+
+#[test]
+fn file_truncated_in_the_middle_breaks_the_connection() {
+    breaks_when(|files| {
+        let file = OpenOptions::new().write(true).open(files.path().join("a.bin"));
+        file.and_then(|file| file.set_len(BEGUN as u64)).expect("truncate");
+    });
+}
+
+#[test]
+fn file_rewritten_in_the_middle_breaks_the_connection() {
+    breaks_when(|files| {
+        let file = OpenOptions::new().write(true).open(files.path().join("a.bin"));
+        let mut file = file.expect("open");
+        file.seek(SeekFrom::Start(BYTES as u64 / 2)).expect("seek");
+        file.write_all(&vec![0xee; BYTES / 2]).expect("write");
+    });
+}
+
+#[test]
+fn file_replaced_in_the_middle_is_never_mixed() {
+    let files = Files::new(TMP);
+    files.fill("a.bin", BYTES as u64);
+    let server = Server::start(files.path(), &[]);
+    let mut download = server.paused_download("/a.bin");
+    download.read(BEGUN);
+    files.write("new.bin", vec![0xee; BYTES]);
+    fs::rename(files.path().join("new.bin"), files.path().join("a.bin")).expect("rename");
+    let (received, status) = download.finish();
+    // The old file to its end, or a broken connection; never the new one's bytes in it.
+    let old = pattern(BYTES);
+    assert!(old.starts_with(&received), "wrong bytes arrived");
+    assert!(!status.success() || received.len() == old.len());
+    // Who asks now gets the new one.
+    let part = server.get("/a.bin", &["--range", "0-99"]);
+    assert_eq!(part.body, [0xee; 100]);
+}
+
+#[test]
+fn client_that_vanishes_leaves_nothing_behind() {
+    let files = Files::new(TMP);
+    files.fill("a.bin", BYTES as u64);
+    let server = Server::start(files.path(), &[]);
+    let mut download = server.paused_download("/a.bin");
+    download.read(BEGUN);
+    let connections = server.connections();
+    assert_eq!(connections.len(), 1, "{connections:?}");
+    assert!(connections[0].is_object(), "{connections:?}");
+    download.vanish();
+    // The kernel resets a connection whose owner died with bytes unread. Each look at the list is a
+    // process of its own, which gives the reset time to arrive.
+    let gone = (0..1000).any(|_| server.connections().is_empty());
+    assert!(gone, "{:?}", server.connections());
+}
+
+#[test]
+fn second_instance_on_the_same_device_says_so() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "a");
+    let server = Server::start(files.path(), &[]);
+    let output = server.second_instance(files.path());
+    assert!(!output.status.success(), "{output:?}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("ob0"), "{stderr}");
+    // The first goes on.
+    assert_eq!(server.get("/a.txt", &[]).body, b"a");
+}
+
+#[test]
+fn asking_where_nobody_serves_says_so() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "a");
+    let server = Server::start(files.path(), &[]);
+    for verb in ["stat", "ss"] {
+        let output = server.outboard(&[verb, "--control", "/nowhere/control"]);
+        assert!(!output.status.success(), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr).trim_end().lines().count(), 1);
+    }
+}
+
+#[test]
+fn ends_in_the_middle_of_a_transfer_with_exit_code_zero() {
+    let files = Files::new(TMP);
+    files.fill("a.bin", BYTES as u64);
+    let server = Server::start(files.path(), &[]);
+    let mut download = server.paused_download("/a.bin");
+    download.read(BEGUN);
+    let ended = server.stop();
+    assert!(ended.status.success(), "{ended:?}");
+    download.vanish();
+}
+
+#[test]
+fn folder_that_is_not_there_says_so() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "a");
+    let server = Server::start(files.path(), &[]);
+    let output = server.second_instance(&files.path().join("none"));
+    assert!(!output.status.success(), "{output:?}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+    assert!(stderr.contains("none"), "{stderr}");
+}

@@ -1,0 +1,137 @@
+#!/bin/sh
+# Installs what is missing on Debian or Ubuntu: to build and run, and with `test` also to test.
+# Says nothing where nothing is missing, and refreshes the package lists only where something is.
+#
+#   scripts/setup.sh [test]
+set -eu
+
+MSRV_MINOR=85 # rust-version in Cargo.toml is 1.85
+purpose=${1:-build}
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+export PATH
+
+say() { echo "setup: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+is_root() { [ "$(id -u)" = 0 ]; }
+as_root() { if is_root; then "$@"; else sudo "$@"; fi; }
+
+# Says in one line what to do where we cannot: $* are the packages.
+check_can_install() {
+    have apt-get || fail "no apt-get on this machine; please install: $*"
+    is_root || have sudo || fail "not root and no sudo; please run as root: apt-get install $*"
+}
+
+lists_are_fresh=no
+refresh_lists() {
+    [ "$lists_are_fresh" = no ] || return 0
+    as_root apt-get update -qq >&2 || fail "apt-get update failed: is the network there?"
+    lists_are_fresh=yes
+}
+
+# Packages bring services (nginx); policy-rc.d keeps dpkg from starting them while we install.
+POLICY=/usr/sbin/policy-rc.d
+with_services_off() {
+    if [ -e "$POLICY" ]; then
+        "$@"
+        return
+    fi
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$POLICY" >/dev/null
+    as_root chmod 755 "$POLICY"
+    with_status=0
+    "$@" || with_status=$?
+    as_root rm -f "$POLICY"
+    return "$with_status"
+}
+
+apt_install() {
+    check_can_install "$@"
+    refresh_lists
+    say "installing $*"
+    log=$(mktemp)
+    if ! with_services_off as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        fail "apt-get install failed for: $*"
+    fi
+    rm -f "$log"
+}
+
+# What apt would install as package $1, empty where there is none.
+candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9].*\)/\1/p'; }
+
+# Whether version 1.N... in $1 has N new enough.
+is_new_enough() {
+    minor=$(echo "$1" | sed -n 's/^1\.\([0-9]*\).*/\1/p')
+    [ "${minor:-0}" -ge "$MSRV_MINOR" ]
+}
+
+# As $1 of rustc --version; fails where rustup's stand-in is there without a toolchain.
+rust_is_there() {
+    have cargo && have rustc && is_new_enough "$(rustc --version 2>/dev/null | cut -d' ' -f2)"
+}
+
+install_rust() {
+    if have rustup; then
+        say "installing Rust with rustup"
+        rustup toolchain install stable --profile minimal >&2
+        rust_is_there || rustup default stable >&2
+    else
+        check_can_install rustc cargo
+        refresh_lists
+        if is_new_enough "$(candidate rustc)"; then
+            apt_install rustc cargo
+        elif [ -n "$(candidate rustup)" ]; then
+            apt_install rustup
+            rustup default stable >&2
+        else
+            say "installing Rust with the installer of rustup.rs"
+            curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
+                RUSTUP_INIT_SKIP_PATH_CHECK=yes sh -s -- -y -q --profile minimal \
+                    --default-toolchain stable --no-modify-path >&2
+        fi
+    fi
+    rust_is_there || fail "Rust 1.$MSRV_MINOR or newer is needed; see https://rustup.rs"
+}
+
+install_rust_tools() {
+    components=
+    cargo fmt --version >/dev/null 2>&1 || components="$components rustfmt"
+    cargo clippy --version >/dev/null 2>&1 || components="$components clippy"
+    [ -n "$components" ] || return 0
+    # shellcheck disable=SC2086 # a list of words
+    if have rustup; then
+        rustup component add -q $components >&2
+    else
+        apt_install rustfmt rust-clippy
+    fi
+}
+
+packages=
+# Program $1 comes with package $2.
+need() { have "$1" || packages="$packages $2"; }
+# File $1 comes with package $2.
+need_file() { [ -e "$1" ] || packages="$packages $2"; }
+
+need cc gcc
+need_file /usr/include/stdlib.h libc6-dev
+need curl curl
+need_file /etc/ssl/certs/ca-certificates.crt ca-certificates
+need git git
+need ip iproute2
+need unshare util-linux
+if [ "$purpose" = test ]; then
+    need chromium chromium
+    need nginx nginx-light
+    need tshark tshark
+    need wrk wrk
+fi
+# shellcheck disable=SC2086 # a list of words
+[ -z "$packages" ] || apt_install $packages
+rust_is_there || install_rust
+[ "$purpose" != test ] || install_rust_tools

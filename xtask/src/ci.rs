@@ -1,0 +1,55 @@
+//! Runs the checks and prints what they say.
+//!
+//! Called by `main`. One line per check with what it looked at and how long it took, after its
+//! findings; all checks run even where an early one fails, so that one run shows everything.
+
+use crate::report::Report;
+use crate::{deps, docs, noos, tidy};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// One check.
+pub(crate) struct Step {
+    /// Its name on the command line.
+    pub(crate) name: &'static str,
+    run: fn() -> Result<Report, String>,
+}
+
+/// All checks, cheapest first.
+pub(crate) const STEPS: [Step; 4] = [
+    Step { name: "tidy", run: tidy::run },
+    Step { name: "deps", run: deps::run },
+    Step { name: "docs", run: docs::run },
+    Step { name: "noos", run: noos::run },
+];
+
+/// Runs all checks.
+pub(crate) fn run() -> ExitCode {
+    let failed = STEPS.iter().filter(|step| !passes(step)).count();
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one check.
+pub(crate) fn run_one(step: &Step) -> ExitCode {
+    if passes(step) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[expect(clippy::disallowed_methods, reason = "shows people how long a check took")]
+fn passes(step: &Step) -> bool {
+    let start = Instant::now();
+    let report = (step.run)().unwrap_or_else(|message| {
+        let mut report = Report::default();
+        report.error(step.name, 0, message);
+        report
+    });
+    let seconds = start.elapsed().as_secs_f64();
+    for warning in &report.warnings {
+        println!("warning: {warning}");
+    }
+    for error in &report.errors {
+        println!("error: {error}");
+    }
+    let verdict = if report.errors.is_empty() { "ok" } else { "FAILED" };
+    println!("xtask {:<5} {verdict:<6} {seconds:6.1} s  {}", step.name, report.looked_at);
+    report.errors.is_empty()
+}

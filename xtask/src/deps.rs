@@ -1,0 +1,268 @@
+//! Which crate may depend on which: the architecture as one table, checked against the manifests.
+//!
+//! Called by `ci`. Looks at `[dependencies]` (for every target); what a crate's tests use is its
+//! own business. It reads only what a crate names itself: what comes with a library is `noos`'s
+//! question.
+
+use crate::report::Report;
+use crate::tree;
+
+/// Which dependencies a crate may have.
+#[derive(Clone, Copy, Debug)]
+enum May {
+    /// These and no others.
+    Only(&'static [&'static str]),
+    /// Any but these.
+    AllBut(&'static [&'static str]),
+}
+
+struct Rule {
+    krate: &'static str,
+    may: May,
+    why: &'static str,
+}
+
+const fn only(krate: &'static str, names: &'static [&'static str], why: &'static str) -> Rule {
+    Rule { krate, may: May::Only(names), why }
+}
+
+const fn all_but(krate: &'static str, names: &'static [&'static str], why: &'static str) -> Rule {
+    Rule { krate, may: May::AllBut(names), why }
+}
+
+const RULES: &[Rule] = &[
+    only("base", &[], "the vocabulary of all other crates stands on nothing"),
+    only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
+    only(
+        "abi",
+        &["base", "bytes", "loom", "smallvec"],
+        "the contract says how memory is shared and nothing about either side",
+    ),
+    only(
+        "nic",
+        &["abi", "base", "bytes", "hashbrown", "smallvec", "wire"],
+        "the device sees the contract and never the host, the OS or a crypto library",
+    ),
+    only(
+        "host",
+        &[
+            "abi",
+            "base",
+            "bytes",
+            "hashbrown",
+            "libm",
+            "siphasher",
+            "smallvec",
+            "thiserror",
+            "wire",
+        ],
+        "the host sees the contract and never the device or the OS",
+    ),
+    all_but(
+        "apps",
+        &["io", "libc", "nic", "outboard", "sim", "testkit"],
+        "applications are handlers over the host's sockets, so that the simulator runs them too",
+    ),
+    all_but(
+        "io",
+        &["apps", "host", "nic", "outboard", "sim", "testkit"],
+        "packet and disk I/O serve both sides and know neither",
+    ),
+    all_but(
+        "sim",
+        &["libc", "outboard"],
+        "a simulation depends on its seed and never on the machine",
+    ),
+    all_but(
+        "testkit",
+        &["io", "libc", "nic", "outboard", "sim"],
+        "packet-level tests of the host need no device and no OS",
+    ),
+    all_but("outboard", &["testkit"], "what only serves tests is not shipped"),
+];
+
+/// Runs the check on the tree.
+///
+/// # Errors
+/// A line to show where the tree cannot be read.
+pub(crate) fn run() -> Result<Report, String> {
+    let crates = tree::crates(&tree::files()?);
+    let mut report = Report::default();
+    for name in &crates {
+        let path = format!("crates/{name}/Cargo.toml");
+        check(name, &path, &dependencies(&tree::read(&path)?), &mut report);
+    }
+    report.looked_at = format!("{} crates", crates.len());
+    Ok(report)
+}
+
+fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut Report) {
+    let Some(rule) = RULES.iter().find(|rule| rule.krate == name) else {
+        report.error(path, 0, "no rule for this crate: add one to xtask/src/deps.rs, with why");
+        return;
+    };
+    for dependency in dependencies {
+        let known = dependency.package.as_str();
+        let allowed = match rule.may {
+            May::Only(names) => names.contains(&known),
+            May::AllBut(names) => !names.contains(&known),
+        };
+        if !allowed {
+            let message = format!("{name} must not depend on {known}: {}", rule.why);
+            report.error(path, dependency.line, message);
+        }
+        if !dependency.from_workspace {
+            let message = format!("{known}: write `{known}.workspace = true`, one version for all");
+            report.error(path, dependency.line, message);
+        }
+    }
+}
+
+/// One dependency that a manifest names.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Dependency {
+    package: String,
+    line: usize,
+    from_workspace: bool,
+}
+
+/// Reads the dependencies out of a manifest: enough TOML for the ways in which cargo lets one write
+/// them.
+fn dependencies(manifest: &str) -> Vec<Dependency> {
+    let mut found = Vec::<Dependency>::new();
+    let mut section = Section::Other;
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if let Some(header) = line.strip_prefix('[') {
+            section = Section::of(header.trim_end_matches(']'));
+            if let Section::Dependency(name) = &section {
+                found.push(dependency(name, "", index + 1));
+            }
+            continue;
+        }
+        let Some((key, value)) = line.split_once('=') else { continue };
+        let (key, value) = (key.trim(), value.trim());
+        match &section {
+            Section::Dependencies => found.push(dependency(key, value, index + 1)),
+            Section::Dependency(_) => {
+                if let Some(last) = found.last_mut() {
+                    last.from_workspace |= key == "workspace" && value == "true";
+                    if key == "package" {
+                        value.trim_matches('"').clone_into(&mut last.package);
+                    }
+                }
+            }
+            Section::Other => {}
+        }
+    }
+    found
+}
+
+enum Section {
+    /// A table of dependencies.
+    Dependencies,
+    /// The table of one dependency.
+    Dependency(String),
+    Other,
+}
+
+impl Section {
+    fn of(header: &str) -> Self {
+        // `[target.'cfg(..)'.dependencies]` counts as well; `[dev-dependencies]` does not.
+        let table = match header.rsplit_once("'.") {
+            Some((target, rest)) if target.starts_with("target.") => rest,
+            _ => header,
+        };
+        match table.strip_prefix("dependencies") {
+            Some("") => Self::Dependencies,
+            Some(name) if name.starts_with('.') => Self::Dependency(name[1..].to_owned()),
+            _ => Self::Other,
+        }
+    }
+}
+
+fn dependency(key: &str, value: &str, line: usize) -> Dependency {
+    let (name, from_workspace) = match key.split_once('.') {
+        Some((name, "workspace")) => (name, value == "true"),
+        Some((name, _)) => (name, false),
+        None => (key, value.replace(' ', "").contains("workspace=true")),
+    };
+    // A renamed dependency is known by its package's name.
+    let package = value
+        .split_once("package")
+        .and_then(|(_, rest)| rest.split('"').nth(1))
+        .unwrap_or_else(|| name.trim_matches('"'));
+    Dependency { package: package.to_owned(), line, from_workspace }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors(name: &str, manifest: &str) -> Vec<String> {
+        let mut report = Report::default();
+        check(name, "Cargo.toml", &dependencies(manifest), &mut report);
+        report.errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn reads_all_ways_to_write_a_dependency() {
+        let manifest = r#"
+[package]
+name = "x"
+[dependencies]
+a.workspace = true # why
+b = { workspace = true, features = ["x"] }
+c = "1"
+d = { version = "1", package = "real-d" }
+[dev-dependencies]
+no = "1"
+[target.'cfg(loom)'.dependencies]
+e.workspace = true
+[dependencies.f]
+workspace = true
+[dependencies.g]
+package = "real-g"
+[target.'cfg(unix)'.dev-dependencies]
+no.workspace = true
+[build-dependencies]
+no = "1"
+"#;
+        let got: Vec<_> =
+            dependencies(manifest).into_iter().map(|d| (d.package, d.from_workspace)).collect();
+        let want = [
+            ("a", true),
+            ("b", true),
+            ("c", false),
+            ("real-d", false),
+            ("e", true),
+            ("f", true),
+            ("real-g", false),
+        ];
+        assert_eq!(got, want.map(|(name, ws)| (name.to_owned(), ws)));
+    }
+
+    #[test]
+    fn nic_and_host_do_not_see_each_other() {
+        assert_eq!(errors("nic", "[dependencies]\nabi.workspace = true\n"), [""; 0]);
+        assert_eq!(errors("nic", "[dependencies]\nhost.workspace = true\n").len(), 1);
+        assert_eq!(errors("host", "[dependencies]\nnic.workspace = true\n").len(), 1);
+        assert_eq!(errors("host", "[dependencies]\nlibc.workspace = true\n").len(), 1);
+        assert_eq!(errors("io", "[dependencies]\nhost.workspace = true\n").len(), 1);
+        assert_eq!(errors("io", "[dependencies]\nlibc.workspace = true\n"), [""; 0]);
+        assert_eq!(errors("host", "[dev-dependencies]\nnic.workspace = true\n"), [""; 0]);
+    }
+
+    #[test]
+    fn unknown_crates_and_own_versions_are_errors() {
+        assert_eq!(errors("shim", "").len(), 1);
+        assert_eq!(errors("apps", "[dependencies]\nhttparse = \"1\"\n").len(), 1);
+    }
+
+    #[test]
+    fn rules_name_each_crate_once() {
+        for (index, rule) in RULES.iter().enumerate() {
+            assert!(RULES[..index].iter().all(|r| r.krate != rule.krate), "{}", rule.krate);
+        }
+    }
+}

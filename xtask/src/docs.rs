@@ -1,0 +1,155 @@
+//! README.md and ARCHITECTURE.md name only what exists, and every crate is described.
+//!
+//! Called by `ci`. Looks at what stands in backticks and at the targets of links, outside code
+//! blocks. A name counts as a path where it has a folder of this tree in front or the ending of a
+//! source file; commands, types and options are not its business.
+
+use crate::report::Report;
+use crate::tree;
+
+/// The documents that are checked; both must be there.
+const DOCUMENTS: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
+/// Endings that make a single word a file's name.
+const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".sh", ".txt", ".lock"];
+
+/// Runs the check on the tree.
+///
+/// # Errors
+/// A line to show where the tree cannot be read.
+pub(crate) fn run() -> Result<Report, String> {
+    let files = tree::files()?;
+    let mut report = Report::default();
+    let mut paths = 0;
+    for document in DOCUMENTS {
+        let Ok(text) = tree::read(document) else {
+            report.error(document, 0, "is missing or not UTF-8");
+            continue;
+        };
+        paths += check_paths(document, &text, &files, &mut report);
+        if document == "ARCHITECTURE.md" {
+            check_crates(document, &text, &tree::crates(&files), &mut report);
+        }
+    }
+    report.looked_at = format!("{paths} paths");
+    Ok(report)
+}
+
+fn check_paths(document: &str, text: &str, files: &[String], report: &mut Report) -> usize {
+    let paths: Vec<_> = names(text)
+        .into_iter()
+        .filter_map(|(line, name)| Some((line, path(&name, files)?)))
+        .collect();
+    for (line, path) in &paths {
+        if !exists(path, files) {
+            report.error(document, *line, format!("`{path}` does not exist"));
+        }
+    }
+    paths.len()
+}
+
+fn check_crates(document: &str, text: &str, crates: &[String], report: &mut Report) {
+    for name in crates {
+        let described = text.contains(&format!("crates/{name}"))
+            || text.contains(&format!("`{name}`"))
+            || text.lines().any(|line| line.trim_start().starts_with(&format!("{name}/")));
+        if !described {
+            report.error(document, 0, format!("does not mention crates/{name}"));
+        }
+    }
+}
+
+/// What stands in backticks or is a link's target, with its line, outside code blocks.
+fn names(text: &str) -> Vec<(usize, String)> {
+    let mut names = Vec::new();
+    let mut in_block = false;
+    for (index, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+            continue;
+        }
+        if in_block {
+            continue;
+        }
+        names.extend(line.split('`').skip(1).step_by(2).map(|name| (index + 1, name.to_owned())));
+        let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        names.extend(targets.map(|target| (index + 1, target.to_owned())));
+    }
+    names
+}
+
+/// The path that a name stands for, where it stands for one.
+fn path(name: &str, files: &[String]) -> Option<String> {
+    let no_path = |c: char| c.is_whitespace() || "*<>{}$|=,\"'()".contains(c);
+    if name.is_empty() || name.contains(no_path) || name.contains("://") || name.starts_with('#') {
+        return None;
+    }
+    let name = name.split('#').next().unwrap_or_default();
+    // `crates/abi/src/op.rs:12` names a line of a file.
+    let name = name.split(':').next().unwrap_or_default();
+    let name = name.trim_start_matches("./").trim_end_matches('/');
+    let first = name.split_once('/').map(|(first, _)| format!("{first}/"));
+    let is_in_tree = first.is_some_and(|first| files.iter().any(|file| file.starts_with(&first)));
+    // Absolute paths are another machine's.
+    let is_file = !name.starts_with('/') && ENDINGS.iter().any(|ending| name.ends_with(ending));
+    (is_in_tree || is_file).then(|| name.to_owned())
+}
+
+/// Whether a file or folder of the tree has this path, or one ends with it (`tcp/rack.rs` for
+/// `crates/host/src/tcp/rack.rs`).
+fn exists(path: &str, files: &[String]) -> bool {
+    files.iter().any(|file| {
+        file == path
+            || file.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'))
+            || file.strip_suffix(path).is_some_and(|rest| rest.ends_with('/'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> Vec<String> {
+        ["Makefile", "README.md", "crates/abi/src/op.rs", "scripts/run.sh", "xtask/src/main.rs"]
+            .map(String::from)
+            .to_vec()
+    }
+
+    fn missing(text: &str) -> Vec<String> {
+        let mut report = Report::default();
+        check_paths("README.md", text, &files(), &mut report);
+        report.errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_exists_passes() {
+        let text = "`crates/abi`, `crates/abi/`, `op.rs`, `abi/src/op.rs:12`, `./README.md`,\n\
+                    [run](scripts/run.sh), [top](#top), [a](README.md#b)\n\
+                    ```\n`crates/none`\n```\n";
+        assert_eq!(missing(text), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_no_path_is_left_alone() {
+        let text = "`make run`, `abi`, `Op`, `/etc/passwd`, `tap:ob0`, `crates/*/src`,\n\
+                    `10.77.0.1/24`, `outboard serve examples/none`,\n\
+                    [x](https://example.com/crates/none.rs)";
+        assert_eq!(missing(text), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_gone_is_an_error() {
+        assert_eq!(missing("a\n`crates/none`"), ["README.md:2: `crates/none` does not exist"]);
+        assert_eq!(missing("`p.rs`").len(), 1);
+        assert_eq!(missing("[x](docs/a.md)").len(), 1);
+    }
+
+    #[test]
+    fn every_crate_is_described() {
+        let mut report = Report::default();
+        let crates = ["abi", "nic", "host", "io"].map(String::from);
+        let text = "crates/abi and `nic`\n```\n  host/ the host\n```\nportfolio/";
+        check_crates("ARCHITECTURE.md", text, &crates, &mut report);
+        let got: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+        assert_eq!(got, ["ARCHITECTURE.md: does not mention crates/io"]);
+    }
+}

@@ -1,0 +1,46 @@
+//! Checks that belong to no crate: `cargo run -p xtask -- VERB`.
+//!
+//! Called by `make test` and by whoever wants one check alone. Each verb reads the working tree and
+//! prints one line per finding; the exit code says whether there were any. It changes nothing but
+//! the build folder of `noos`. It does not format, lint or test: cargo does that, see the
+//! `Makefile`.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod deps;
+mod docs;
+mod noos;
+mod report;
+mod scan;
+mod tidy;
+mod tree;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo run -p xtask -- VERB
+  tidy   line, file and function lengths, module heads, banned idioms
+  deps   which crate may depend on which
+  docs   paths named in README.md and ARCHITECTURE.md exist, every crate is described
+  noos   links the crates that need no operating system into a program that has none
+  ci     all of these in order, one line each
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let verbs: Vec<&str> = args.iter().map(String::as_str).collect();
+    match verbs.as_slice() {
+        ["ci"] => ci::run(),
+        [verb] => match ci::STEPS.iter().find(|step| step.name == *verb) {
+            Some(step) => ci::run_one(step),
+            None => usage(),
+        },
+        _ => usage(),
+    }
+}
+
+fn usage() -> ExitCode {
+    eprint!("{USAGE}");
+    // EX_USAGE of sysexits.
+    ExitCode::from(64)
+}

@@ -1,0 +1,342 @@
+//! A scanner for Rust source that knows comments, literals and braces, and nothing else.
+//!
+//! [`mask`] blanks out comments and the contents of literals without moving anything, so that the
+//! checks of `tidy` can search plain text. [`functions`] and [`test_lines`] match braces in masked
+//! text. It does not expand macros: code that a macro makes is checked where the macro is written.
+
+/// A function with a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Function {
+    /// Its name.
+    pub(crate) name: String,
+    /// The line with `fn`, counted from 1.
+    pub(crate) line: usize,
+    /// Lines from `fn` to the closing brace, both included.
+    pub(crate) lines: usize,
+}
+
+/// `text` with comments and the contents of string and character literals replaced by spaces; lines
+/// and columns (in characters) stay where they are.
+pub(crate) fn mask(text: &str) -> String {
+    Masker { chars: text.chars().collect(), at: 0, out: String::with_capacity(text.len()) }.run()
+}
+
+/// All functions with bodies in masked text, nested ones included, in order of their beginnings.
+pub(crate) fn functions(code: &str) -> Vec<Function> {
+    let mut found = Vec::new();
+    for at in words(code, "fn") {
+        let rest = &code[at + 2..];
+        let name: String =
+            rest.trim_start().chars().take_while(|&c| is_word(c) || c == '#').collect();
+        // A function pointer's type has no name.
+        if name.is_empty() || !rest.starts_with(char::is_whitespace) {
+            continue;
+        }
+        if let ItemEnd::Brace(end) = item_end(code, at) {
+            let line = line_of(code, at);
+            found.push(Function { name, line, lines: line_of(code, end) - line + 1 });
+        }
+    }
+    found
+}
+
+/// For each line of masked text, whether it belongs to an item that is only compiled for tests.
+pub(crate) fn test_lines(code: &str) -> Vec<bool> {
+    let mut test = vec![false; code.lines().count()];
+    for (at, _) in code.match_indices("cfg(") {
+        let before = code[..at].trim_end();
+        let inner = before.ends_with("#![");
+        if !inner && !before.ends_with("#[") || !is_test_predicate(parenthesised(&code[at + 3..])) {
+            continue;
+        }
+        let (first, last) = if inner {
+            (1, test.len())
+        } else {
+            let end = match item_end(code, at + 4) {
+                ItemEnd::Brace(end) | ItemEnd::Semicolon(end) => end,
+                ItemEnd::None => code.len(),
+            };
+            (line_of(code, at), line_of(code, end))
+        };
+        for line in test.iter_mut().take(last).skip(first - 1) {
+            *line = true;
+        }
+    }
+    test
+}
+
+/// Names of modules that are only compiled for tests and live in files of their own (`#[cfg(test)]
+/// mod name;`).
+pub(crate) fn test_modules(code: &str) -> Vec<String> {
+    let test = test_lines(code);
+    words(code, "mod")
+        .filter(|&at| test.get(line_of(code, at) - 1) == Some(&true))
+        .filter_map(|at| {
+            let rest = code[at + 3..].trim_start();
+            let name: String = rest.chars().take_while(|&c| is_word(c)).collect();
+            rest[name.len()..].trim_start().starts_with(';').then_some(name)
+        })
+        .collect()
+}
+
+/// Where `pattern` occurs in `code` and is not the tail or head of a longer word.
+pub(crate) fn words<'a>(code: &'a str, pattern: &'a str) -> impl Iterator<Item = usize> + 'a {
+    let head_is_word = pattern.starts_with(is_word);
+    let tail_is_word = pattern.ends_with(is_word);
+    code.match_indices(pattern).map(|(at, _)| at).filter(move |&at| {
+        let before = code[..at].chars().next_back();
+        let after = code[at + pattern.len()..].chars().next();
+        // An apostrophe: `'static mut` is a lifetime and not a mutable static.
+        let longer_before = head_is_word && before.is_some_and(|c| is_word(c) || c == '\'');
+        let longer_after = tail_is_word && after.is_some_and(is_word);
+        !longer_before && !longer_after
+    })
+}
+
+/// The line, counted from 1, of byte `at`.
+pub(crate) fn line_of(text: &str, at: usize) -> usize {
+    text[..at].matches('\n').count() + 1
+}
+
+const fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// `(..)` at the start of `code`, with its parentheses.
+fn parenthesised(code: &str) -> &str {
+    let mut depth = 0_usize;
+    for (at, c) in code.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return &code[..=at];
+        }
+    }
+    code
+}
+
+fn is_test_predicate(predicate: &str) -> bool {
+    words(predicate, "test").any(|at| !predicate[..at].trim_end().ends_with("not("))
+}
+
+enum ItemEnd {
+    Brace(usize),
+    Semicolon(usize),
+    None,
+}
+
+/// Where the item that begins at `from` ends: at the brace that closes its first one, or at a
+/// semicolon before any.
+fn item_end(code: &str, from: usize) -> ItemEnd {
+    let mut braces = 0_usize;
+    let mut nested = 0_usize;
+    for (offset, c) in code[from..].char_indices() {
+        match c {
+            '(' | '[' => nested += 1,
+            ')' | ']' => nested = nested.saturating_sub(1),
+            ';' if braces == 0 && nested == 0 => return ItemEnd::Semicolon(from + offset),
+            '{' => braces += 1,
+            '}' => {
+                braces = braces.saturating_sub(1);
+                if braces == 0 {
+                    return ItemEnd::Brace(from + offset);
+                }
+            }
+            _ => {}
+        }
+    }
+    ItemEnd::None
+}
+
+struct Masker {
+    chars: Vec<char>,
+    at: usize,
+    out: String,
+}
+
+impl Masker {
+    fn run(mut self) -> String {
+        while let Some(c) = self.peek(0) {
+            match (c, self.peek(1)) {
+                ('/', Some('/')) => self.line_comment(),
+                ('/', Some('*')) => self.block_comment(),
+                ('"', _) => self.string(),
+                ('\'', _) => self.quote(),
+                _ if is_word(c) => self.word(),
+                _ => self.keep(1),
+            }
+        }
+        self.out
+    }
+
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.chars.get(self.at + ahead).copied()
+    }
+
+    fn keep(&mut self, count: usize) {
+        let end = (self.at + count).min(self.chars.len());
+        self.out.extend(&self.chars[self.at..end]);
+        self.at = end;
+    }
+
+    fn blank(&mut self, count: usize) {
+        for _ in 0..count {
+            if let Some(c) = self.peek(0) {
+                self.out.push(if c == '\n' { '\n' } else { ' ' });
+                self.at += 1;
+            }
+        }
+    }
+
+    fn line_comment(&mut self) {
+        while self.peek(0).is_some_and(|c| c != '\n') {
+            self.blank(1);
+        }
+    }
+
+    fn block_comment(&mut self) {
+        let mut depth = 0_usize;
+        while self.peek(0).is_some() {
+            match (self.peek(0), self.peek(1)) {
+                (Some('/'), Some('*')) => {
+                    depth += 1;
+                    self.blank(2);
+                }
+                (Some('*'), Some('/')) => {
+                    depth -= 1;
+                    self.blank(2);
+                    if depth == 0 {
+                        return;
+                    }
+                }
+                _ => self.blank(1),
+            }
+        }
+    }
+
+    fn string(&mut self) {
+        self.keep(1);
+        self.escaped_until('"');
+    }
+
+    /// A character literal, or the apostrophe of a lifetime or label.
+    fn quote(&mut self) {
+        self.keep(1);
+        if self.peek(0) == Some('\\') || self.peek(1) == Some('\'') {
+            self.escaped_until('\'');
+        } else {
+            while self.peek(0).is_some_and(is_word) {
+                self.keep(1);
+            }
+        }
+    }
+
+    fn escaped_until(&mut self, end: char) {
+        while let Some(c) = self.peek(0) {
+            match c {
+                '\\' => self.blank(2),
+                _ if c == end => return self.keep(1),
+                _ => self.blank(1),
+            }
+        }
+    }
+
+    fn word(&mut self) {
+        let start = self.at;
+        while self.peek(0).is_some_and(is_word) {
+            self.keep(1);
+        }
+        let word: String = self.chars[start..self.at].iter().collect();
+        if matches!(word.as_str(), "r" | "br" | "cr") {
+            let hashes = (0..).take_while(|&i| self.peek(i) == Some('#')).count();
+            if self.peek(hashes) == Some('"') {
+                self.raw_string(hashes);
+            }
+        }
+    }
+
+    fn raw_string(&mut self, hashes: usize) {
+        self.keep(hashes + 1);
+        while let Some(c) = self.peek(0) {
+            if c == '"' && (1..=hashes).all(|i| self.peek(i) == Some('#')) {
+                return self.keep(hashes + 1);
+            }
+            self.blank(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_comments_and_literals_in_place() {
+        assert_eq!(mask("a // {\nb"), "a     \nb");
+        assert_eq!(mask("a /* { /* } */ */ b"), "a                 b");
+        assert_eq!(mask(r#"f("}\"{", 1)"#), r#"f("    ", 1)"#);
+        assert_eq!(mask(r##"r#"a"}"# + b"{""##), r##"r#"   "# + b" ""##);
+        assert_eq!(mask("c'{' '\\'' '\\u{1}' b'}'"), "c' ' '  ' '     ' b' '");
+        assert_eq!(
+            mask("fn f<'a>(x: &'a str) { 'l: loop {} }"),
+            "fn f<'a>(x: &'a str) { 'l: loop {} }"
+        );
+        assert_eq!(mask("\"two\nlines\""), "\"   \n     \"");
+        assert_eq!(mask("let r#fn = for_r; r\"x\""), "let r#fn = for_r; r\" \"");
+        assert_eq!(mask("\"ü{\" x").chars().count(), 6);
+        // Not closed: everything up to the end is inside.
+        assert_eq!(mask("\"abc"), "\"   ");
+        assert_eq!(mask("/* abc"), "      ");
+    }
+
+    #[test]
+    fn finds_functions_and_their_lengths() {
+        let code = mask(
+            "fn a() {}
+impl T {
+  pub const fn b<F: Fn(u8)>(f: F) -> [u8; 3]
+  where F: X {
+    // }
+    fn inner() { '}'; }
+  }
+}
+trait Q { fn c(&self); }
+type P = fn(u8) -> u8;
+",
+        );
+        let got: Vec<_> = functions(&code).into_iter().map(|f| (f.name, f.line, f.lines)).collect();
+        assert_eq!(
+            got,
+            [("a".to_owned(), 1, 1), ("b".to_owned(), 3, 5), ("inner".to_owned(), 6, 1)]
+        );
+    }
+
+    #[test]
+    fn knows_which_lines_are_for_tests() {
+        let of = |text: &str| test_lines(&mask(text));
+        assert_eq!(of("a\n#[cfg(test)]\nmod tests {\n}\nb"), [false, true, true, true, false]);
+        assert_eq!(of("#[cfg(all(test, loom))]\nmod t {\n}\nb"), [true, true, true, false]);
+        assert_eq!(of("#[cfg(not(test))]\nmod t {\n}"), [false; 3]);
+        assert_eq!(of("#[cfg(latest)]\nfn f() {\n}"), [false; 3]);
+        assert_eq!(of("#![cfg(test)]\nfn f() {\n}"), [true; 3]);
+        assert_eq!(of("#[cfg(test)]\nuse a::{b, c};\nd"), [true, true, false]);
+        assert_eq!(of("#[cfg(test)]\nmod t;\nfn f() {\n}"), [true, true, false, false]);
+        assert_eq!(of("// #[cfg(test)]\nfn f() {}"), [false, false]);
+    }
+
+    #[test]
+    fn knows_modules_for_tests_in_other_files() {
+        let code = mask("#[cfg(test)]\nmod tests;\nmod a;\n#[cfg(all(test, loom))]\nmod model;\n");
+        assert_eq!(test_modules(&code), ["tests", "model"]);
+    }
+
+    #[test]
+    fn words_have_borders() {
+        assert_eq!(words("unsafe unsafe_code my_unsafe", "unsafe").collect::<Vec<_>>(), [0]);
+        assert_eq!(words("&'static mut x; static mut Y", "static mut").collect::<Vec<_>>(), [16]);
+        assert_eq!(words("a.todo!() (todo!(", "todo!(").count(), 2);
+    }
+}

@@ -1,0 +1,62 @@
+//! What the root of each crate must declare: `#![forbid(unsafe_code)]`, and `#![no_std]` where
+//! there is no OS.
+
+use super::Source;
+use crate::report::Report;
+
+/// The crates that are written for machines without an operating system.
+pub(crate) const NO_STD: [&str; 5] =
+    ["crates/abi", "crates/base", "crates/host", "crates/nic", "crates/wire"];
+
+/// The crates that may hold `unsafe`: the memory shared by host and NIC, and the system calls; and
+/// the program without an operating system, which must bring its own start and allocator.
+pub(crate) const UNSAFE: [&str; 2] = ["crates/abi", "crates/io"];
+/// The shim of `xtask noos`.
+pub(crate) const UNSAFE_SHIM: &str = "xtask/noos/";
+
+/// Checks one file; only crate roots have anything to declare.
+pub(crate) fn check(source: &Source, report: &mut Report) {
+    let is_root = source
+        .path
+        .strip_prefix(source.krate())
+        .is_some_and(|file| file == "/src/lib.rs" || file == "/src/main.rs");
+    if !is_root || source.path.starts_with(UNSAFE_SHIM) {
+        return;
+    }
+    let code: String = source.code.split_whitespace().collect();
+    if NO_STD.contains(&source.krate()) && !code.contains("#![no_std]") {
+        report.error(&source.path, 1, "must say #![no_std]: this crate has no operating system");
+    }
+    let forbids = code.split("#![forbid(").skip(1).any(|rest| {
+        rest.split(')').next().is_some_and(|lints| lints.split(',').any(|l| l == "unsafe_code"))
+    });
+    if !UNSAFE.contains(&source.krate()) && !forbids {
+        let message = "must say #![forbid(unsafe_code)]: unsafe lives in crates/abi and crates/io";
+        report.error(&source.path, 1, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors(path: &str, text: &str) -> usize {
+        let mut report = Report::default();
+        check(&Source::new(path, text.to_owned(), false), &mut report);
+        report.errors.len()
+    }
+
+    #[test]
+    fn roots_declare_what_they_are() {
+        let both = "#![no_std]\n#![forbid(unused_must_use, unsafe_code)]\n";
+        assert_eq!(errors("crates/nic/src/lib.rs", both), 0);
+        assert_eq!(errors("crates/nic/src/lib.rs", "//! #![no_std]\n"), 2);
+        assert_eq!(errors("crates/nic/src/lib.rs", "#![no_std]\n#![deny(unsafe_code)]\n"), 1);
+        assert_eq!(errors("crates/nic/src/engine.rs", ""), 0);
+        assert_eq!(errors("crates/abi/src/lib.rs", "#![no_std]\n"), 0);
+        assert_eq!(errors("crates/io/src/lib.rs", ""), 0);
+        assert_eq!(errors("crates/sim/src/lib.rs", "#![forbid(unsafe_code)]\n"), 0);
+        assert_eq!(errors("crates/outboard/src/main.rs", ""), 1);
+        assert_eq!(errors("xtask/noos/src/main.rs", ""), 0);
+    }
+}

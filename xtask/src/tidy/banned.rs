@@ -1,0 +1,152 @@
+//! Idioms that are banned, each with what to write instead: one table.
+
+use super::Source;
+use super::attributes::{UNSAFE, UNSAFE_SHIM};
+use crate::report::Report;
+use crate::scan;
+
+/// The crates whose time, randomness and I/O all come in from outside.
+const SANS_IO: [&str; 6] =
+    ["crates/abi", "crates/apps", "crates/base", "crates/host", "crates/nic", "crates/wire"];
+
+/// Where an idiom is banned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    /// In every file.
+    Everywhere,
+    /// In code that is compiled for tests, and in the crates that only serve tests.
+    Tests,
+    /// In [`SANS_IO`] crates; the tests of `abi` may use threads and clocks (they test a ring
+    /// between threads).
+    SansIo,
+    /// In [`SANS_IO`] crates and in the simulator, whose runs must not depend on the machine.
+    SansIoAndSim,
+    /// In all crates but [`UNSAFE`].
+    SafeCrates,
+}
+
+struct Ban {
+    pattern: &'static str,
+    place: Where,
+    instead: &'static str,
+}
+
+const fn ban(pattern: &'static str, place: Where, instead: &'static str) -> Ban {
+    Ban { pattern, place, instead }
+}
+
+const CLOCK: &str = "pass base::Instant in: time is a parameter";
+const HASHER: &str = "use BTreeMap or hashbrown with a seeded hasher: runs must repeat from a seed";
+const OUTPUT: &str = "count it or return an event: only the binary prints";
+
+const BANS: &[Ban] = &[
+    ban("todo!", Where::Everywhere, "write it, or return an error that says what is not there"),
+    ban("unimplemented!", Where::Everywhere, "return an error that says what is not there"),
+    ban("dbg!", Where::Everywhere, "use a counter or a trace"),
+    ban("static mut", Where::Everywhere, "give the state an owner"),
+    ban("thread::sleep", Where::Tests, "wait for the event itself: a pipe, a channel, a child"),
+    ban("unsafe", Where::SafeCrates, "put it behind a safe function of crates/abi or crates/io"),
+    ban("std::net", Where::SansIo, "use the addresses of core::net, and sockets only in io"),
+    ban("std::fs", Where::SansIo, "ask for it through abi::disk"),
+    ban("std::thread", Where::SansIo, "leave threads to the binary"),
+    ban("println!", Where::SansIo, OUTPUT),
+    ban("print!", Where::SansIo, OUTPUT),
+    ban("eprintln!", Where::SansIo, OUTPUT),
+    ban("eprint!", Where::SansIo, OUTPUT),
+    ban("Instant::now", Where::SansIoAndSim, CLOCK),
+    ban("SystemTime::now", Where::SansIoAndSim, CLOCK),
+    ban("RandomState", Where::SansIoAndSim, HASHER),
+    ban("collections::HashMap", Where::SansIoAndSim, HASHER),
+    ban("collections::HashSet", Where::SansIoAndSim, HASHER),
+];
+
+/// Checks one file.
+pub(crate) fn check(source: &Source, report: &mut Report) {
+    for ban in BANS {
+        for at in scan::words(&source.code, ban.pattern) {
+            let line = scan::line_of(&source.code, at);
+            if applies(ban.place, source, line) {
+                let message = format!("`{}` is banned here: {}", ban.pattern, ban.instead);
+                report.error(&source.path, line, message);
+            }
+        }
+    }
+    allows(source, report);
+}
+
+fn applies(place: Where, source: &Source, line: usize) -> bool {
+    let krate = source.krate();
+    let test = source.is_test(line);
+    let sans_io = SANS_IO.contains(&krate) && !(krate == "crates/abi" && test);
+    match place {
+        Where::Everywhere => true,
+        Where::Tests => test || krate == "interop" || krate == "crates/testkit",
+        Where::SansIo => sans_io,
+        Where::SansIoAndSim => sans_io || krate == "crates/sim",
+        Where::SafeCrates => !UNSAFE.contains(&krate) && !source.path.starts_with(UNSAFE_SHIM),
+    }
+}
+
+/// `#[allow(..)]` stays when its reason is gone; `#[expect(..)]` tells. Either must give a reason.
+fn allows(source: &Source, report: &mut Report) {
+    for attribute in ["allow", "expect"] {
+        for at in scan::words(&source.code, attribute) {
+            let before = source.code[..at].trim_end();
+            if !before.ends_with("#[") && !before.ends_with("#![") {
+                continue;
+            }
+            let end = source.code[at..].find(']').map_or(source.code.len(), |end| at + end);
+            if scan::words(&source.code[at..end], "reason").next().is_none() {
+                let message = format!(
+                    "`#[{attribute}(..)]` without a reason: write #[expect(.., reason = \"..\")]"
+                );
+                report.error(&source.path, scan::line_of(&source.code, at), message);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hits(path: &str, text: &str) -> Vec<usize> {
+        let mut report = Report::default();
+        check(&Source::new(path, text.to_owned(), false), &mut report);
+        report.errors.into_iter().map(|f| f.line).collect()
+    }
+
+    const NIC: &str = "crates/nic/src/a.rs";
+    const SIM: &str = "crates/sim/src/a.rs";
+    const IO: &str = "crates/io/src/a.rs";
+
+    #[test]
+    fn every_pattern_is_found_in_code_and_only_there() {
+        for ban in BANS {
+            let text =
+                format!("// {0}\nlet a = \"{0}\";\n#[cfg(test)] mod t {{ {0} }}\n", ban.pattern);
+            let path = if ban.place == Where::Tests { IO } else { NIC };
+            assert_eq!(hits(path, &text), [3], "{}", ban.pattern);
+        }
+    }
+
+    #[test]
+    fn places_differ() {
+        assert_eq!(hits(IO, "unsafe { std::fs::x(Instant::now()) }"), []);
+        assert_eq!(hits(NIC, "unsafe {}"), [1]);
+        assert_eq!(hits(SIM, "std::thread::x(); println!();\nInstant::now()"), [2]);
+        assert_eq!(hits("crates/abi/src/a.rs", "std::thread::spawn"), [1]);
+        assert_eq!(hits("crates/abi/src/a.rs", "#[cfg(test)]\nmod t { std::thread::spawn }"), []);
+        assert_eq!(hits(IO, "thread::sleep(x)\n#[cfg(test)]\nmod t { thread::sleep(x) }"), [3]);
+        assert_eq!(hits("interop/src/lib.rs", "thread::sleep(x)"), [1]);
+        assert_eq!(hits("xtask/noos/src/main.rs", "unsafe {}"), []);
+    }
+
+    #[test]
+    fn allow_needs_a_reason() {
+        assert_eq!(hits(NIC, "#[allow(dead_code)]\n#![allow(x)]\nfn allow() {}"), [1, 2]);
+        assert_eq!(hits(NIC, "#[expect(\n  a::b,\n  reason = \"c ] d\"\n)]"), []);
+        assert_eq!(hits(NIC, "#[expect(a)]\nx.expect(\"y\")"), [1]);
+        assert_eq!(hits(NIC, "#[cfg_attr(x, allow(a))]"), []);
+    }
+}

@@ -1,0 +1,109 @@
+//! The length of functions: a ratchet at 70 lines.
+//!
+//! A function that is longer must be named in [`LIST`] with the lines it may have and a reason. The
+//! list only shrinks: an entry whose function got shorter, went away, or fits the limit is an error
+//! too. Tests are free.
+
+use super::Source;
+use crate::report::Report;
+use crate::scan;
+
+/// The list of functions that may be longer.
+pub(crate) const LIST: &str = "xtask/long-functions.txt";
+
+/// Most lines of a function, from `fn` to the closing brace.
+const FUNCTION_LINES_MAX: usize = 70;
+
+#[derive(Debug)]
+struct Allowed<'a> {
+    path: &'a str,
+    function: &'a str,
+    lines: usize,
+    listed_at: usize,
+}
+
+/// Checks all files against the list's text.
+pub(crate) fn check(sources: &[Source], list: &str, report: &mut Report) {
+    let allowed = parse(list, report);
+    let mut used = vec![false; allowed.len()];
+    for source in sources {
+        for function in scan::functions(&source.code) {
+            if function.lines <= FUNCTION_LINES_MAX || source.is_test(function.line) {
+                continue;
+            }
+            let entry = allowed.iter().position(|a| {
+                a.path == source.path && a.function == function.name && a.lines == function.lines
+            });
+            match entry {
+                Some(entry) => used[entry] = true,
+                None => {
+                    let message = format!(
+                        "function `{}` has {} lines: at most {FUNCTION_LINES_MAX}, cut it",
+                        function.name, function.lines
+                    );
+                    report.error(&source.path, function.line, message);
+                }
+            }
+        }
+    }
+    for (entry, _) in allowed.iter().zip(used).filter(|(_, used)| !used) {
+        let message = format!(
+            "no function `{}` of {} lines in {}: correct the entry or take it out",
+            entry.function, entry.lines, entry.path
+        );
+        report.error(LIST, entry.listed_at, message);
+    }
+}
+
+fn parse<'a>(list: &'a str, report: &mut Report) -> Vec<Allowed<'a>> {
+    let mut allowed = Vec::new();
+    for (index, line) in list.lines().enumerate() {
+        let mut fields = line.splitn(4, ' ');
+        match (fields.next(), fields.next(), fields.next(), fields.next()) {
+            (Some(first), ..) if first.is_empty() || first.starts_with('#') => {}
+            (Some(path), Some(function), Some(lines), Some(reason)) if !reason.is_empty() => {
+                match lines.parse() {
+                    Ok(lines) => {
+                        allowed.push(Allowed { path, function, lines, listed_at: index + 1 });
+                    }
+                    Err(_) => report.error(LIST, index + 1, "the third field is not a number"),
+                }
+            }
+            _ => report.error(LIST, index + 1, "expected: PATH FUNCTION LINES REASON"),
+        }
+    }
+    allowed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors(lines: usize, test: bool, list: &str) -> Vec<String> {
+        let text = format!("fn f() {{\n{}}}\n", "x;\n".repeat(lines - 2));
+        let mut report = Report::default();
+        check(&[Source::new("a.rs", text, test)], list, &mut report);
+        report.errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn limit_holds_outside_tests() {
+        assert_eq!(errors(70, false, ""), [""; 0]);
+        assert_eq!(errors(71, true, ""), [""; 0]);
+        assert_eq!(
+            errors(71, false, ""),
+            ["a.rs:1: function `f` has 71 lines: at most 70, cut it"]
+        );
+    }
+
+    #[test]
+    fn list_is_a_ratchet() {
+        assert_eq!(errors(80, false, "# why\n\na.rs f 80 one long table\n"), [""; 0]);
+        // Grown, shrunk, gone: each is an error.
+        assert_eq!(errors(81, false, "a.rs f 80 one long table\n").len(), 2);
+        assert_eq!(errors(79, false, "a.rs f 80 one long table\n").len(), 2);
+        assert_eq!(errors(10, false, "a.rs f 80 one long table\n").len(), 1);
+        assert_eq!(errors(80, false, "a.rs f 80\n").len(), 2);
+        assert_eq!(errors(80, false, "a.rs f many lines\n").len(), 2);
+    }
+}
