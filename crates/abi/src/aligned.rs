@@ -1,8 +1,9 @@
 //! Page-aligned memory for disk reads, reused and shared.
 //!
-//! Direct I/O and io_uring want buffers whose address and length are multiples of the disk's page. A buffer is filled while it
-//! has one owner, then shared read-only ([`alloc::sync::Arc`]) by every transmit that sends from it.
-#![allow(unsafe_code)]
+//! Direct I/O and io_uring want buffers whose address and length are multiples of the disk's page.
+//! A buffer is filled while it has one owner, then shared read-only ([`alloc::sync::Arc`]) by every
+//! transmit that sends from it.
+#![expect(unsafe_code, reason = "allocates with an alignment, and frees what it allocated")]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
@@ -25,7 +26,8 @@ impl AlignedBuf {
     /// Zeroed memory of `pages` pages.
     ///
     /// # Panics
-    /// Where `pages` is zero or its bytes overflow `isize`; sizes are set by configuration, never by input.
+    /// Where `pages` is zero or its bytes overflow `isize`; sizes are set by configuration, never
+    /// by input.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         let layout = Self::layout(pages * PAGE_BYTES);

@@ -5,7 +5,8 @@ use core::fmt;
 /// What a device offers. The host reads it once, before it opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Most payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more than one packet's worth.
+    /// Most payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more than one
+    /// packet's worth.
     pub transmit_bytes_max: u32,
     /// Largest frame payload above Ethernet that the wire carries (the MTU).
     pub mtu: u16,
@@ -23,12 +24,13 @@ pub struct FileLimits {
 }
 
 impl FileLimits {
-    /// Most file extents in one [`crate::Transmit`]; a transmit with more is refused. It bounds the buffers that a
-    /// single transmit can need at one time.
+    /// Most file extents in one [`crate::Transmit`]; a transmit with more is refused. It bounds the
+    /// buffers that a single transmit can need at one time.
     pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
 }
 
-/// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each connection.
+/// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each
+/// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -1,7 +1,8 @@
 //! What a device, or the host's own read path, asks of a disk: messages down, completions up.
 //!
-//! The disk itself is in `io` (io_uring, a pool of threads) or in `sim` (latency and errors on virtual time). Every path is
-//! resolved beneath a root that the operator gave, by the backend, so that nobody above can name a file outside it.
+//! The disk itself is in `io` (io_uring, a pool of threads) or in `sim` (latency and errors on
+//! virtual time). Every path is resolved beneath a root that the operator gave, by the backend, so
+//! that nobody above can name a file outside it.
 
 use alloc::boxed::Box;
 
@@ -26,7 +27,8 @@ pub enum DiskRequest {
         /// Path below the root, `/`-separated, without a leading slash; hostile.
         path: Box<str>,
     },
-    /// Read `buf.len()` bytes at `offset`, a multiple of the page size. Answered by [`DiskCompletion::Read`].
+    /// Read `buf.len()` bytes at `offset`, a multiple of the page size. Answered by
+    /// [`DiskCompletion::Read`].
     Read {
         /// Name of the request.
         id: RequestId,
@@ -60,8 +62,8 @@ pub enum DiskCompletion {
         id: RequestId,
         /// The buffer of the request.
         buf: AlignedBuf,
-        /// Bytes read, fewer than asked only at the end of the file, and the metadata *after* the read: a version
-        /// that differs from the one at open means that the bytes may be mixed.
+        /// Bytes read, fewer than asked only at the end of the file, and the metadata *after* the
+        /// read: a version that differs from the one at open means that the bytes may be mixed.
         result: Result<(u32, FileStat), FileFault>,
     },
 }

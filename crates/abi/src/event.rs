@@ -17,7 +17,8 @@ pub enum Event {
     Reset,
 }
 
-/// A received frame, as the device parsed it. Offsets are checked by the device and by the host again.
+/// A received frame, as the device parsed it. Offsets are checked by the device and by the host
+/// again.
 #[derive(Debug)]
 pub struct Received {
     /// The frame, exactly as it came.
@@ -48,7 +49,8 @@ pub struct TransmitDone {
     pub flow: FlowId,
     /// The tag of the transmit.
     pub tag: u32,
-    /// Time from the device's taking of the transmit to its first byte's departure: the disk's share.
+    /// Time from the device's taking of the transmit to its first byte's departure: the disk's
+    /// share.
     pub delay: Duration,
     /// How it ended.
     pub outcome: TransmitOutcome,
@@ -59,8 +61,8 @@ pub struct TransmitDone {
 pub enum TransmitOutcome {
     /// It left.
     Sent,
-    /// It could not be completed and was dropped; no byte of it was sent. Later transmits of the flow that were
-    /// already queued are dropped too, so that nothing follows a hole.
+    /// It could not be completed and was dropped; no byte of it was sent. Later transmits of the
+    /// flow that were already queued are dropped too, so that nothing follows a hole.
     Dropped(FileFault),
 }
 
@@ -84,8 +86,8 @@ pub struct FileStat {
     pub modified_s: i64,
     /// Nanoseconds of the same.
     pub modified_ns: u32,
-    /// Changes whenever the file's identity or content does (device, inode, size, change time hashed).
-    /// Equal versions mean equal bytes.
+    /// Changes whenever the file's identity or content does (device, inode, size, change time
+    /// hashed). Equal versions mean equal bytes.
     pub version: u64,
 }
 

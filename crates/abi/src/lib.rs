@@ -1,9 +1,10 @@
-//! The contract between host and NIC: operations, events, capabilities, buffers and the rings that carry them.
+//! The contract between host and NIC: operations, events, capabilities, buffers and the rings that
+//! carry them.
 //!
-//! The host sends [`Op`]s down one ordered ring per queue; the device answers with [`Event`]s. Both are ordinary enums,
-//! moved by value. `host` and `nic` see only this crate, `base` and `wire`, never each other. The modules [`port`]
-//! and [`disk`] describe what a device needs below itself (a wire, a disk), so that a simulated device and a real one
-//! are the same code.
+//! The host sends [`Op`]s down one ordered ring per queue; the device answers with [`Event`]s. Both
+//! are ordinary enums, moved by value. `host` and `nic` see only this crate, `base` and `wire`,
+//! never each other. The modules [`port`] and [`disk`] describe what a device needs below itself (a
+//! wire, a disk), so that a simulated device and a real one are the same code.
 //!
 //! The `unsafe` of shared memory lives here ([`ring`], [`aligned`]) and nowhere else below `io`.
 #![no_std]

@@ -5,12 +5,14 @@ use alloc::boxed::Box;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// The host's name for a connection. The device compares it and gives it back, and reads nothing into it.
+/// The host's name for a connection. The device compares it and gives it back, and reads nothing
+/// into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
 impl FlowId {
-    /// A transmit that belongs to no connection (ARP, ICMP, stateless resets): ordered against nothing.
+    /// A transmit that belongs to no connection (ARP, ICMP, stateless resets): ordered against
+    /// nothing.
     pub const NONE: Self = Self(u64::MAX);
 }
 
@@ -28,7 +30,8 @@ pub struct FileId(pub u32);
 pub enum Op {
     /// Complete, segment and send bytes: TSO, and IO-TCP's `SEND` where a part is a file extent.
     Transmit(Transmit),
-    /// Open a file beneath the device's root (IO-TCP's `OPEN`). Answered by [`crate::Event::FileOpened`].
+    /// Open a file beneath the device's root (IO-TCP's `OPEN`). Answered by
+    /// [`crate::Event::FileOpened`].
     FileOpen {
         /// The name that the host will use for it from now on.
         file: FileId,
@@ -40,7 +43,8 @@ pub enum Op {
         /// Which file.
         file: FileId,
     },
-    /// These bytes of the file have reached a peer, or never will: their buffers may go (IO-TCP's `ACKD`).
+    /// These bytes of the file have reached a peer, or never will: their buffers may go (IO-TCP's
+    /// `ACKD`).
     FileAck(FileExtent),
 }
 
@@ -55,7 +59,8 @@ pub struct FileExtent {
     pub len: u32,
 }
 
-/// Where some of a transmit's payload comes from. The parts of one transmit follow each other on the wire.
+/// Where some of a transmit's payload comes from. The parts of one transmit follow each other on
+/// the wire.
 #[derive(Clone, Debug)]
 pub enum Part {
     /// Bytes in the host's memory, shared, not copied.
@@ -69,7 +74,8 @@ impl Part {
     #[must_use]
     pub fn len(&self) -> u32 {
         match self {
-            // A transmit's payload is bounded by `Capabilities::transmit_bytes_max`, far below 4 GiB.
+            // A transmit's payload is bounded by `Capabilities::transmit_bytes_max`, far below 4
+            // GiB.
             Self::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
             Self::File(extent) => extent.len,
         }
@@ -88,7 +94,8 @@ pub type Parts = SmallVec<[Part; 2]>;
 /// A packet, or with a segment size a run of packets, to be completed and sent.
 #[derive(Debug)]
 pub struct Transmit {
-    /// The connection. Transmits of one flow leave in the order of the ring, whatever their disks do.
+    /// The connection. Transmits of one flow leave in the order of the ring, whatever their disks
+    /// do.
     pub flow: FlowId,
     /// Ethernet, IP and TCP headers of the first packet, checksums left zero.
     pub header: Header,
@@ -145,7 +152,8 @@ impl Header {
     /// A header of `len` zero bytes whose network and transport headers begin at `l3` and `l4`.
     ///
     /// # Errors
-    /// `HeaderTooLong` where `len` exceeds [`Self::CAPACITY`] or the offsets do not lie in it in order.
+    /// `HeaderTooLong` where `len` exceeds [`Self::CAPACITY`] or the offsets do not lie in it in
+    /// order.
     pub const fn zeroed(len: usize, l3: usize, l4: usize) -> Result<Self, HeaderTooLong> {
         if len > HEADER_BYTES_MAX || l3 > l4 || l4 > len {
             return Err(HeaderTooLong);

@@ -1,13 +1,14 @@
 //! Owned packet buffers and the pool they come from.
 //!
-//! A pool belongs to one thread. A buffer is taken by the device, moves through the event ring to the host, and comes back
-//! through the recycle ring; whoever cannot give it back may drop it.
+//! A pool belongs to one thread. A buffer is taken by the device, moves through the event ring to
+//! the host, and comes back through the recycle ring; whoever cannot give it back may drop it.
 
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// Sizes of buffers: a bare acknowledgment, a packet, a merged run of packets (64 KiB and its headers).
+/// Sizes of buffers: a bare acknowledgment, a packet, a merged run of packets (64 KiB and its
+/// headers).
 const CLASS_BYTES: [usize; 3] = [256, 2048, 66 * 1024];
 
 /// A buffer with a received frame in it.
@@ -45,7 +46,8 @@ impl PacketBuf {
         self.len == 0
     }
 
-    /// Bytes of memory that the buffer occupies, whatever the frame's length: what limits on queues count.
+    /// Bytes of memory that the buffer occupies, whatever the frame's length: what limits on queues
+    /// count.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.data.len()
@@ -75,7 +77,8 @@ impl PacketPool {
         Self { free: Default::default(), per_class_max }
     }
 
-    /// A buffer of `len` bytes with old content, or `None` where `len` exceeds [`Self::FRAME_BYTES_MAX`].
+    /// A buffer of `len` bytes with old content, or `None` where `len` exceeds
+    /// [`Self::FRAME_BYTES_MAX`].
     pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
         let class = CLASS_BYTES.iter().position(|&bytes| len <= bytes)?;
         let data = self.free[class].pop();

@@ -1,7 +1,7 @@
 //! Frames as they cross between a device and its wire.
 //!
-//! The wire is in `io` (TAP, packet sockets, a memory link) or in `sim`. Segments of up to 64 KiB and unfinished checksums may
-//! cross in one call where the wire says that it can take them.
+//! The wire is in `io` (TAP, packet sockets, a memory link) or in `sim`. Segments of up to 64 KiB
+//! and unfinished checksums may cross in one call where the wire says that it can take them.
 
 use alloc::sync::Arc;
 
@@ -68,11 +68,11 @@ pub struct TxFrame {
     pub header: Header,
     /// What follows them.
     pub payload: Payloads,
-    /// Payload bytes of each packet that the wire shall cut this into; zero for a frame that goes as it is. Only
-    /// where [`WireCaps::segmentation`] is set.
+    /// Payload bytes of each packet that the wire shall cut this into; zero for a frame that goes
+    /// as it is. Only where [`WireCaps::segmentation`] is set.
     pub segment_size: u16,
-    /// Whether the wire has to fill in the transport checksum: its field then holds the pseudo-header's
-    /// sum. Only where [`WireCaps::checksum`] is set.
+    /// Whether the wire has to fill in the transport checksum: its field then holds the
+    /// pseudo-header's sum. Only where [`WireCaps::checksum`] is set.
     pub checksum_partial: bool,
 }
 

@@ -1,11 +1,13 @@
 //! Single-producer single-consumer ring: values move from one thread to another without locks.
 //!
-//! One producer and one consumer, each owned by one thread, share a circular array of slots and two indices that only grow
-//! (modulo the word size). Each end keeps a copy of the other's index and reads the shared one only when its copy says
-//! full or empty, so that in the common case a push or pop touches no cache line that the other end writes.
+//! One producer and one consumer, each owned by one thread, share a circular array of slots and two
+//! indices that only grow (modulo the word size). Each end keeps a copy of the other's index and
+//! reads the shared one only when its copy says full or empty, so that in the common case a push or
+//! pop touches no cache line that the other end writes.
 //!
-//! The same code runs under loom (`--cfg loom`) with its atomics and cells. The consumer may sleep: see [`Waker`].
-#![allow(unsafe_code)]
+//! The same code runs under loom (`--cfg loom`) with its atomics and cells. The consumer may sleep:
+//! see [`Waker`].
+#![expect(unsafe_code, reason = "two threads share the slots of a ring")]
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -20,7 +22,8 @@ use loom::cell::UnsafeCell;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// Keeps the two indices on cache lines of their own (two lines: the adjacent-line prefetcher pairs them).
+/// Keeps the two indices on cache lines of their own (two lines: the adjacent-line prefetcher pairs
+/// them).
 #[repr(align(128))]
 struct Padded<T>(T);
 
@@ -32,8 +35,9 @@ struct Shared<T> {
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
-// SAFETY: a slot is touched by one end at a time: by the producer while it lies in tail..head+capacity, by the consumer while it
-// lies in head..tail. The indices are published with release and read with acquire ordering.
+// SAFETY: a slot is touched by one end at a time: by the producer while it lies in
+// tail..head+capacity, by the consumer while it lies in head..tail. The indices are published with
+// release and read with acquire ordering.
 unsafe impl<T: Send> Sync for Shared<T> {}
 // SAFETY: as above; the values themselves are `Send`.
 unsafe impl<T: Send> Send for Shared<T> {}
@@ -99,7 +103,8 @@ impl<T: Send> Producer<T> {
             return Err(value);
         }
         let slot = &self.shared.slots[self.tail & self.shared.mask()];
-        // SAFETY: the slot lies outside head..tail, so the consumer does not look at it until `tail` is published below.
+        // SAFETY: the slot lies outside head..tail, so the consumer does not look at it until
+        // `tail` is published below.
         with_slot(slot, |p| unsafe {
             (*p).write(value);
         });
@@ -108,7 +113,8 @@ impl<T: Send> Producer<T> {
         Ok(())
     }
 
-    /// Slots that can be filled before the next look at the consumer; at least one unless the ring is full.
+    /// Slots that can be filled before the next look at the consumer; at least one unless the ring
+    /// is full.
     pub fn free(&mut self) -> usize {
         let capacity = self.shared.slots.len();
         if self.tail.wrapping_sub(self.head_seen) == capacity {
@@ -125,7 +131,8 @@ impl<T: Send> Consumer<T> {
             return None;
         }
         let slot = &self.shared.slots[self.head & self.shared.mask()];
-        // SAFETY: the slot lies in head..tail: it holds a value that the producer has published and will not touch.
+        // SAFETY: the slot lies in head..tail: it holds a value that the producer has published and
+        // will not touch.
         let value = with_slot(slot, |p| unsafe { (*p).assume_init_read() });
         self.head = self.head.wrapping_add(1);
         self.shared.head.0.store(self.head, Ordering::Release);
@@ -163,11 +170,13 @@ impl<T> core::fmt::Debug for Consumer<T> {
     }
 }
 
-/// Tells producers whether a consumer's thread sleeps, so that they make the system call that wakes it only then.
+/// Tells producers whether a consumer's thread sleeps, so that they make the system call that wakes
+/// it only then.
 ///
-/// The consumer calls [`Self::prepare_sleep`], looks at *all* its rings once more, and sleeps only if they are empty. A producer
-/// pushes, then calls [`Self::must_wake`], and if it says so wakes the thread by whatever the operating system has.
-/// Either the consumer's second look sees the value or the producer sees the flag: never neither.
+/// The consumer calls [`Self::prepare_sleep`], looks at *all* its rings once more, and sleeps only
+/// if they are empty. A producer pushes, then calls [`Self::must_wake`], and if it says so wakes
+/// the thread by whatever the operating system has. Either the consumer's second look sees the
+/// value or the producer sees the flag: never neither.
 #[derive(Debug, Default)]
 pub struct Waker {
     asleep: AtomicBool,
@@ -183,7 +192,8 @@ impl Waker {
     /// The consumer is about to sleep.
     pub fn prepare_sleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
-        // Orders the store before the second look at the rings; pairs with the fence in `must_wake`.
+        // Orders the store before the second look at the rings; pairs with the fence in
+        // `must_wake`.
         fence(Ordering::SeqCst);
     }
 
@@ -247,7 +257,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain queue: what `free` promises `push` keeps, and nothing is lost, doubled or reordered.
+        /// Against a plain queue: what `free` promises `push` keeps, and nothing is lost, doubled
+        /// or reordered.
         #[test]
         fn behaves_like_a_queue(steps in proptest::collection::vec(any::<bool>(), 0..200)) {
             let (mut tx, mut rx) = ring::<usize>(8);
@@ -313,7 +324,8 @@ mod loom_tests {
         });
     }
 
-    /// The consumer goes to sleep only if no value is there; the producer then knows that it has to wake it.
+    /// The consumer goes to sleep only if no value is there; the producer then knows that it has to
+    /// wake it.
     #[test]
     fn no_wake_up_is_lost() {
         loom::model(|| {

@@ -280,7 +280,7 @@ impl World {
 }
 
 fn content(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at % 251) as u8).collect()
+    (0..=250).cycle().take(bytes).collect()
 }
 
 fn get(path: &str, fields: &str) -> String {

@@ -1,8 +1,8 @@
 //! Counters that belong to the object that counts, and are collected by a visitor.
 //!
-//! [`counters!`](crate::counters) defines a plain struct of `u64` fields. The owner adds to a field; whoever wants to show the
-//! counters (`outboard stat`, metrics, tests that name every counter they expect to move) walks them by name. There is no
-//! registry and no global state.
+//! [`counters!`](crate::counters) defines a plain struct of `u64` fields. The owner adds to a
+//! field; whoever wants to show the counters (`outboard stat`, metrics, tests that name every
+//! counter they expect to move) walks them by name. There is no registry and no global state.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -51,7 +51,8 @@ macro_rules! counters {
     };
 }
 
-/// The counters that moved between two walks, as `name +n`, for tests that name every counter they expect to move.
+/// The counters that moved between two walks, as `name +n`, for tests that name every counter they
+/// expect to move.
 #[must_use]
 pub fn moved(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> Vec<(String, u64)> {
     after

@@ -1,7 +1,8 @@
 //! Vocabulary that every other crate shares: time, sequence numbers, randomness and counters.
 //!
-//! Nothing here touches an operating system: time and seeds come in from outside, so that the same code runs
-//! on a device, on a host and in a deterministic simulation. No dependencies, no `unsafe`.
+//! Nothing here touches an operating system: time and seeds come in from outside, so that the same
+//! code runs on a device, on a host and in a deterministic simulation. No dependencies, no
+//! `unsafe`.
 #![no_std]
 #![forbid(unsafe_code)]
 

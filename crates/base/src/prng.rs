@@ -1,7 +1,8 @@
 //! A small seeded generator, so that every run can be replayed from its seed.
 //!
-//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014). Not for secrets by
-//! itself: callers that need unpredictable numbers seed it from the operating system and hash its output with a key.
+//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+//! Not for secrets by itself: callers that need unpredictable numbers seed it from the operating
+//! system and hash its output with a key.
 
 /// A pseudorandom generator. Equal seeds give equal sequences on every machine.
 #[derive(Clone, Debug)]
@@ -28,7 +29,8 @@ impl Prng {
         (self.next_u64() >> 32) as u32
     }
 
-    /// A number below `bound`; zero where `bound` is zero. The bias is below 2^-32 for the bounds used here.
+    /// A number below `bound`; zero where `bound` is zero. The bias is below 2^-32 for the bounds
+    /// used here.
     pub const fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 {
             return 0;

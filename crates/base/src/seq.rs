@@ -3,7 +3,8 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of `a`.
+/// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of
+/// `a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SeqNum(pub u32);
 

@@ -1,7 +1,8 @@
 //! Points in time and distances between them, in nanoseconds.
 //!
-//! The only clock of the sans-IO crates is the `now` that callers pass in. An [`Instant`] counts from an epoch that
-//! the caller chose (the start of the process, or of a simulation) and is never compared with wall-clock time.
+//! The only clock of the sans-IO crates is the `now` that callers pass in. An [`Instant`] counts
+//! from an epoch that the caller chose (the start of the process, or of a simulation) and is never
+//! compared with wall-clock time.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Div, Mul, Sub};

@@ -35,7 +35,7 @@ pub enum Notice {
     Accepted(ListenerId, SocketId),
     /// A connection's readiness changed.
     Socket(SocketId),
-    /// `offload_open` ended, well or not.
+    /// `offload_open` ended, well or not; or an open file can be read no more, as `offload_fstat` says.
     File(FileId),
 }
 

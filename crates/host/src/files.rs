@@ -62,6 +62,11 @@ pub(crate) enum FileWork {
         flow: FlowId,
         fault: FileFault,
     },
+    /// A file that the device had open before it was reset.
+    Reopened {
+        file: FileId,
+        fault: Option<FileFault>,
+    },
 }
 
 /// The table of open files.
@@ -280,9 +285,25 @@ impl Files {
                     *disk = result.ok().map(|(disk, _)| disk);
                 }
                 entry.opening = false;
-                entry.stat = Some(result.map(|(_, stat)| stat));
+                let result = result.map(|(_, stat)| stat);
+                let work = match entry.stat {
+                    // What was sent so far is of the file as it was then.
+                    Some(Ok(before)) => {
+                        let same = result.is_ok_and(|after| after.version == before.version);
+                        let changed = (!same).then_some(FileFault::Changed);
+                        let fault = result.err().or(changed);
+                        if let Some(fault) = fault {
+                            entry.stat = Some(Err(fault));
+                        }
+                        FileWork::Reopened { file, fault }
+                    }
+                    _ => {
+                        entry.stat = Some(result);
+                        FileWork::Opened(file)
+                    }
+                };
                 self.reap(out, file);
-                Some(FileWork::Opened(file))
+                Some(work)
             }
             DiskCompletion::Read { id, buf, result } => {
                 let Some(Pending::Read { file, flow, position, skip, len }) =
@@ -337,7 +358,9 @@ impl Files {
         for index in 0..self.entries.len() {
             let Ok(file) = u32::try_from(index).map(FileId) else { break };
             let Some(entry) = self.entry(file) else { continue };
-            if matches!(entry.reader, Reader::Device) {
+            // One that the device could not open stays as it is.
+            let failed = matches!(entry.stat, Some(Err(_)));
+            if matches!(entry.reader, Reader::Device) && !failed {
                 entry.reader = Reader::Host(Refusal::DeviceReset, None);
                 entry.opening = true;
                 self.open_on_host(out, file);

@@ -8,7 +8,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::{Capabilities, Checksum, Event, Op, PacketBuf, Received, Refusal, TransmitDone};
+use abi::{
+    Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
+    TransmitDone,
+};
 use base::{Instant, Prng};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
@@ -53,9 +56,8 @@ pub struct Host {
     /// Key of initial sequence numbers and timestamp offsets: RFC 6528.
     pub(crate) iss_key: Keyed,
     pub(crate) notices: VecDeque<Notice>,
-    dirty: Vec<u32>,
-    /// The list before it, kept for its memory.
-    dirty_spare: Vec<u32>,
+    /// Connections that may have something to send.
+    dirty: VecDeque<u32>,
     alarms: Alarms,
     icmp_limit: ErrorLimit,
 }
@@ -89,8 +91,7 @@ impl Host {
             iss_key: Keyed::random(&mut prng),
             prng,
             notices: VecDeque::new(),
-            dirty: Vec::new(),
-            dirty_spare: Vec::new(),
+            dirty: VecDeque::new(),
             alarms: Alarms::default(),
             icmp_limit: ErrorLimit::default(),
             config,
@@ -121,11 +122,9 @@ impl Host {
                 });
             }
             Some(FileWork::Failed { flow, fault }) => {
-                self.out.counters.file_aborts += 1;
-                self.with(now, SocketId::of_flow(flow), |conn, cx| {
-                    conn.abort(cx, SocketError::File(fault));
-                });
+                self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
             }
+            Some(FileWork::Reopened { file, fault }) => self.handle_reopened(now, file, fault),
             None => {}
         }
     }
@@ -165,15 +164,12 @@ impl Host {
 
     /// The next operation for the device. Lets every connection that has something to send do so first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
-        if self.out.ops.is_empty() && !self.dirty.is_empty() {
-            let mut batch =
-                core::mem::replace(&mut self.dirty, core::mem::take(&mut self.dirty_spare));
-            for index in batch.drain(..) {
-                self.table.slots[index as usize].dirty = false;
-                let id = self.table.id_of(index);
-                self.with_clean(now, id, Connection::output);
-            }
-            self.dirty_spare = batch;
+        // One connection at a time, so that the queue stays as short as what one of them sends.
+        while self.out.ops.is_empty() {
+            let Some(index) = self.dirty.pop_front() else { break };
+            self.table.slots[index as usize].dirty = false;
+            let id = self.table.id_of(index);
+            self.with_clean(now, id, Connection::output);
         }
         arp::solicit(&mut self.out);
         self.out.ops.pop_front()
@@ -328,6 +324,25 @@ impl Host {
         }
     }
 
+    /// A file that the device had open is open again on the host's own disk, or not: connections that send it go on, or end.
+    fn handle_reopened(&mut self, now: Instant, file: FileId, fault: Option<FileFault>) {
+        if fault.is_some() {
+            // Whoever keeps the handle for the next request has to open the file again.
+            self.notices.push_back(Notice::File(file));
+        }
+        for index in 0..self.table.slots.len() {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = self.table.id_of(index);
+            if self.table.get(id).is_some_and(|conn| conn.snd.spans.files().any(|f| f == file)) {
+                self.with(now, id, |conn, cx| {
+                    if let Some(fault) = fault {
+                        conn.fail_file(cx, fault);
+                    }
+                });
+            }
+        }
+    }
+
     /// RFC 5927: an error counts only if it names bytes in flight.
     fn handle_icmp_error(&mut self, now: Instant, error: TcpError) {
         let counted = match self.table.find(&error.tuple) {
@@ -375,7 +390,7 @@ impl Host {
             let slot = &mut self.table.slots[id.index()];
             if !slot.dirty {
                 slot.dirty = true;
-                self.dirty.push(id.index);
+                self.dirty.push_back(id.index);
             }
         }
     }

@@ -21,6 +21,15 @@ use crate::tcp::time_wait::Verdict;
 /// How long after the last cookie an acknowledgment out of nowhere is tried as one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
+/// What became of an acknowledgment that may bring a cookie back.
+enum CookieFate {
+    /// It is none of ours.
+    None,
+    /// It is, but there is no room for another connection.
+    NoRoom,
+    Accepted(SocketId),
+}
+
 impl Host {
     /// A segment for no connection: a SYN for a listener, a cookie that comes back, or a stray.
     pub(crate) fn handle_unknown(&mut self, now: Instant, tuple: &Tuple, arrival: Arrival) {
@@ -31,11 +40,15 @@ impl Host {
         match listener {
             Some(listener) if syn => self.handle_syn(now, listener, tuple, &segment, None),
             Some(listener) if flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST)) => {
-                if let Some(id) = self.accept_cookie(now, listener, tuple, &segment) {
-                    self.deliver(now, id.index, arrival);
-                    return;
+                match self.accept_cookie(now, listener, tuple, &segment) {
+                    CookieFate::Accepted(id) => {
+                        self.deliver(now, id.index, arrival);
+                        return;
+                    }
+                    // As Linux: the peer sends it again, and by then there may be room.
+                    CookieFate::NoRoom => {}
+                    CookieFate::None => self.refuse(now, tuple, &arrival),
                 }
-                self.refuse(now, tuple, &arrival);
             }
             _ => self.refuse(now, tuple, &arrival),
         }
@@ -214,16 +227,15 @@ impl Host {
         listener: u32,
         tuple: &Tuple,
         segment: &Segment,
-    ) -> Option<SocketId> {
-        let sent = self.cookie_sent?;
-        if now.since(sent) > COOKIE_LIFE {
-            return None;
+    ) -> CookieFate {
+        if self.cookie_sent.is_none_or(|sent| now.since(sent) > COOKIE_LIFE) {
+            return CookieFate::None;
         }
         let (iss, irs) = (segment.ack - 1, segment.seq - 1);
         let ts = segment.options.timestamps;
         let Some(found) = self.cookies.check(now, tuple, irs, iss, ts.map(|t| t.echo)) else {
             self.out.counters.tcp_syn_cookies_failed += 1;
-            return None;
+            return CookieFate::None;
         };
         let options = Negotiated {
             timestamps: self.config.tcp.timestamps && ts.is_some(),
@@ -245,9 +257,9 @@ impl Host {
             retries: 0,
             resend_at: now,
         };
-        let id = self.establish(now, &entry)?;
+        let Some(id) = self.establish(now, &entry) else { return CookieFate::NoRoom };
         self.out.counters.tcp_syn_cookies_accepted += 1;
-        Some(id)
+        CookieFate::Accepted(id)
     }
 
     /// Makes a connection of a finished handshake; none where there is no room.

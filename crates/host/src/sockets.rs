@@ -241,7 +241,7 @@ impl Host {
     pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
         let conn = self.table.get(socket)?;
         let file = conn.snd.spans.files().next();
-        let offload = file.map_or(self.file_offload(), |f| self.files.offload_of(f));
+        let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
         Some(conn.info(&self.config.tcp, offload))
     }
 

@@ -15,6 +15,7 @@
 pub mod clock;
 pub mod disk;
 pub mod fault;
+pub mod heap;
 pub mod mem;
 pub mod notify;
 pub mod pcap;

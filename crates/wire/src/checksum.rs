@@ -2,7 +2,8 @@
 
 use core::net::IpAddr;
 
-/// A running ones' complement sum. Pieces may have any length; where one ends at an odd byte the next goes on from there.
+/// A running ones' complement sum. Pieces may have any length; where one ends at an odd byte the
+/// next goes on from there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     total: u64,
@@ -18,7 +19,8 @@ impl Sum {
 
     /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
-        // A sum that starts at an odd byte is the byte-swapped sum of the same bytes (RFC 1071 section 2, B).
+        // A sum that starts at an odd byte is the byte-swapped sum of the same bytes (RFC 1071
+        // section 2, B).
         let part = fold(sum_bytes(bytes));
         self.total += u64::from(if self.odd { part.swap_bytes() } else { part });
         self.odd ^= bytes.len() % 2 == 1;
@@ -56,7 +58,8 @@ pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usi
     sum
 }
 
-/// The checksum field after a 16-bit word of the covered bytes changed from `old` to `new`: RFC 1624 equation 3.
+/// The checksum field after a 16-bit word of the covered bytes changed from `old` to `new`: RFC
+/// 1624 equation 3.
 #[must_use]
 pub const fn adjust(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u64 + !old as u64 + new as u64)
@@ -70,8 +73,8 @@ const fn fold(mut total: u64) -> u16 {
     total as u16
 }
 
-/// Sums big-endian words. 32-bit loads into 64-bit lanes: the compiler makes vectors of them, and no lane can
-/// overflow below 16 GiB.
+/// Sums big-endian words. 32-bit loads into 64-bit lanes: the compiler makes vectors of them, and
+/// no lane can overflow below 16 GiB.
 fn sum_bytes(bytes: &[u8]) -> u64 {
     let (chunks, tail) = bytes.split_at(bytes.len() & !31);
     let mut lanes = [0_u64; 8];
@@ -95,7 +98,6 @@ fn sum_bytes(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
     use proptest::prelude::*;
 
     fn simple(bytes: &[u8]) -> u16 {
@@ -120,9 +122,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_gives_the_same(bytes in proptest::collection::vec(any::<u8>(), 0..400), cuts in any::<[u8; 3]>()) {
+        fn any_split_gives_the_same(
+            bytes in proptest::collection::vec(any::<u8>(), 0..400),
+            cuts in any::<[u8; 3]>(),
+        ) {
             let mut sum = Sum::new();
-            let mut cuts: Vec<usize> = cuts.iter().map(|&c| usize::from(c).min(bytes.len())).collect();
+            let mut cuts = cuts.map(|c| usize::from(c).min(bytes.len()));
             cuts.sort_unstable();
             let mut from = 0;
             for cut in cuts.into_iter().chain([bytes.len()]) {

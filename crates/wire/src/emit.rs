@@ -48,8 +48,9 @@ impl IpHeader {
     }
 }
 
-/// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them. Lengths that do not fit
-/// 16 bits are written as zero: [`set_lengths`] sets them when a run is cut into packets.
+/// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them.
+/// Lengths that do not fit 16 bits are written as zero: [`set_lengths`] sets them when a run is cut
+/// into packets.
 ///
 /// # Panics
 /// Where `out` is shorter than the headers.
@@ -94,8 +95,8 @@ fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Sets the length of the IP packet whose header begins at `l3` and which ends at `end`, and for IPv4 its identification
-/// and header checksum.
+/// Sets the length of the IP packet whose header begins at `l3` and which ends at `end`, and for
+/// IPv4 its identification and header checksum.
 ///
 /// # Panics
 /// Where the IP header is not within `frame`.
@@ -115,7 +116,8 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
     }
 }
 
-/// The pseudo-header's sum for `len` bytes from the transport header on, read from the IP header at `l3`.
+/// The pseudo-header's sum for `len` bytes from the transport header on, read from the IP header at
+/// `l3`.
 ///
 /// # Panics
 /// Where the IP header is not within `frame`.
@@ -137,8 +139,9 @@ pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Su
     sum
 }
 
-/// Writes the headers of a TCP segment into `out`, checksum zero. `out` is exactly
-/// `ETHERNET_BYTES + ip.len() + segment.header_len()` bytes. Gives the offset of TSval where there is one.
+/// Writes the headers of a TCP segment into `out`, checksum zero, and gives the offset of TSval
+/// where there is one. `out` is exactly as long as the Ethernet header, `ip` and `segment`'s header
+/// are together.
 ///
 /// # Panics
 /// Where `out` has another length.

@@ -1,8 +1,9 @@
 //! Where the headers of a frame lie: one pass from Ethernet to the transport header.
 //!
-//! The device runs it on every received frame; the host runs it again, because it trusts no offset that crossed a ring. It
-//! checks lengths and versions and skips VLAN tags and IPv6 extension headers; it does not verify checksums other than
-//! IPv4's header checksum, which is part of being well-formed.
+//! The device runs it on every received frame; the host runs it again, because it trusts no offset
+//! that crossed a ring. It checks lengths and versions and skips VLAN tags and IPv6 extension
+//! headers; it does not verify checksums other than IPv4's header checksum, which is part of being
+//! well-formed.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -246,7 +247,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn total_on_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0..4_usize) {
+        fn total_on_any_bytes(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            kind in 0..4_usize,
+        ) {
             let mut bytes = bytes;
             let ethertype = [ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_ARP, ETHERTYPE_VLAN][kind];
             if bytes.len() >= 14 {

@@ -1,6 +1,7 @@
 //! Receive-side scaling: the Toeplitz hash over the tuple, as NICs compute it.
 //!
-//! The same hash names a flow's queue and its bucket in the host's table, so it is computed once, by the device.
+//! The device computes it for each received packet: it names the flow's queue. The host's own table
+//! is keyed otherwise, by a hash that is safe against chosen input (this one is linear).
 
 use core::net::IpAddr;
 
@@ -34,7 +35,8 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// A function with a key from `prng`: the choice of queue and bucket cannot be known from outside.
+    /// A function with a key from `prng`: the choice of queue and bucket cannot be known from
+    /// outside.
     #[must_use]
     pub fn random(prng: &mut Prng) -> Self {
         let mut key = [0; 40];

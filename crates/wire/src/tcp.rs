@@ -148,8 +148,8 @@ impl Options {
         self.len() == 0
     }
 
-    /// Writes the options, in the order that Linux uses, into `out` of [`Self::len`] bytes. Gives the
-    /// offset of TSval in `out` where there are timestamps.
+    /// Writes the options, in the order that Linux uses, into `out` of [`Self::len`] bytes. Gives
+    /// the offset of TSval in `out` where there are timestamps.
     ///
     /// # Panics
     /// Where `out` has another length.
@@ -184,7 +184,8 @@ impl Options {
         tsval_at
     }
 
-    /// Reads options. Unknown ones are skipped; a malformed length ends the reading and is an error.
+    /// Reads options. Unknown ones are skipped; a malformed length ends the reading and is an
+    /// error.
     fn parse(mut bytes: &[u8]) -> Result<Self, SegmentError> {
         // The layout that every data segment of an established connection has: RFC 7323 appendix A.
         if let [1, 1, 8, 10, a, b, c, d, e, f, g, h] = *bytes {
@@ -272,7 +273,8 @@ pub struct Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SegmentError {
-    /// It ends before its header does, or the data offset points into the header or outside the packet.
+    /// It ends before its header does, or the data offset points into the header or outside the
+    /// packet.
     BadLength,
     /// An option's length is wrong.
     BadOption,
@@ -314,8 +316,8 @@ impl Segment {
         Ok((segment, header_len))
     }
 
-    /// Writes the header, checksum and urgent pointer zero, into `out` of [`Self::header_len`] bytes. Gives
-    /// the offset of TSval in `out` where there are timestamps.
+    /// Writes the header, checksum and urgent pointer zero, into `out` of [`Self::header_len`]
+    /// bytes. Gives the offset of TSval in `out` where there are timestamps.
     ///
     /// # Panics
     /// Where `out` has another length.
@@ -401,7 +403,8 @@ mod tests {
         #[test]
         fn what_is_emitted_is_parsed(
             mss in any::<Option<u16>>(), scale in any::<Option<u8>>(), permitted: bool,
-            ts in any::<Option<(u32, u32)>>(), blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..3),
+            ts in any::<Option<(u32, u32)>>(),
+            blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..3),
             flags: u8, seq: u32,
         ) {
             let mut segment = syn();

@@ -4,7 +4,7 @@
 //! and carries out what it says. A request that needs a file which is not open is decided again,
 //! from the same bytes, once it is: so nothing of a request is ever stored.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;

@@ -394,7 +394,7 @@ impl<I: Copy + Eq> Connection<I> {
                 Ok((!rest.is_empty()).then_some(Piece::Bytes(rest)))
             }
             Piece::File { file, offset, len } => {
-                cx.host.offload_write(self.socket, file, offset / 2, len)?;
+                cx.host.offload_write(self.socket, file, offset, len)?;
                 self.written += len;
                 Ok(None)
             }

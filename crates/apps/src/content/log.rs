@@ -5,9 +5,9 @@
 //! What clients sent is escaped as nginx does, so that no line can be forged and no terminal be
 //! driven.
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::net::IpAddr;
 
 /// Lines that wait to be taken.
 const LINES_MAX: usize = 4096;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     const RECORD: Record<'_> = Record {
-        remote: Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 1))),
+        remote: Some(IpAddr::V4(core::net::Ipv4Addr::new(10, 77, 0, 1))),
         request: b"GET /a HTTP/1.1",
         status: 200,
         body_bytes: 2326,

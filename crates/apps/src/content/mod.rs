@@ -6,10 +6,10 @@
 //! the host afterwards. It never blocks, reads no clock, and touches no byte of a file: bodies are
 //! extents given to [`Host::offload_write`].
 //!
-//! From the outside in: [`server`] (connections, deadlines), [`connection`] (one connection),
-//! [`answer`] (what HTTP says to a request; no sockets from here on), [`request`], [`target`],
-//! [`conditional`], [`range`], [`response`], [`files`] (open files), [`log`]. It has no directory
-//! listings, no content coding, no TLS, and it reads no request's content.
+//! From the outside in: `server` (connections, deadlines), `connection` (one connection), `answer`
+//! (what HTTP says to a request; no sockets from here on), `request`, `target`, `conditional`,
+//! `range`, `response`, `files` (open files), `log`. It has no directory listings, no content
+//! coding, no TLS, and it reads no request's content.
 
 mod answer;
 mod conditional;

@@ -125,6 +125,8 @@ impl<I: Copy + Eq> Server<I> {
                     self.resume(now, host, &waiters, Err(full));
                 }
             }
+            // A handle that is kept may have failed: the device was reset, and the file is another.
+            Opened::Unknown if result.is_err() => self.responder.files.invalidate(file),
             Opened::Unknown => {}
         }
         self.close_files(host);

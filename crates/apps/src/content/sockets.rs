@@ -4,8 +4,8 @@
 //! which shows timeouts, slow readers and split requests without a TCP below. Nothing else is meant
 //! to implement it.
 
+use core::net::IpAddr;
 use std::fmt::Debug;
-use std::net::IpAddr;
 
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;

@@ -25,6 +25,8 @@ struct Ack {
     ts_echo: Option<u32>,
     /// The segment carried payload.
     with_payload: bool,
+    /// A duplicate acknowledgment as RFC 5681 section 2 has it.
+    duplicate: bool,
 }
 
 impl Connection {
@@ -36,21 +38,32 @@ impl Connection {
         with_payload: bool,
     ) -> bool {
         let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));
-        let Some(una) = self.snd.una.checked_add_signed(ahead) else { return false };
         // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
-        if una > self.snd.nxt || ahead < -i64::from(self.snd.wnd_max.max(1 << 16)) {
+        let fits =
+            |una: &u64| *una <= self.snd.nxt && ahead >= -i64::from(self.snd.wnd_max.max(1 << 16));
+        let Some(una) = self.snd.una.checked_add_signed(ahead).filter(fits) else {
             self.challenge(cx);
             return false;
-        }
+        };
         let ts_echo =
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
         let mut ack = Ack { una, ts_echo, with_payload, ..Ack::default() };
+        let edge = self.snd.edge;
         self.update_window(segment, una);
         ack.progressed = una > self.snd.una;
+        ack.duplicate = una == self.snd.una
+            && edge == self.snd.edge
+            && !with_payload
+            && !segment.flags.any(Flags::SYN.with(Flags::FIN));
         if !ack.progressed && self.snd.flight.is_empty() {
-            // Nothing outstanding: an answer to a probe, or data going the other way.
+            // Nothing outstanding: an answer to a probe, or data going the other way; or a DSACK for what was sent
+            // in vain before (RFC 2883).
             self.snd.probes = 0;
             self.snd.progress_at = cx.now;
+            self.deliver(cx.now, segment, &mut ack);
+            self.process_tail_probe(cx, &ack);
+            self.try_undo(cx, &ack);
+            self.arm_retransmit(cx, None);
             return true;
         }
         self.deliver(cx.now, segment, &mut ack);
@@ -60,7 +73,7 @@ impl Connection {
         }
         self.process_tail_probe(cx, &ack);
         let undone = self.try_undo(cx, &ack);
-        let wait = self.process_loss(cx, &ack, undone);
+        let wait = self.process_loss(cx, &mut ack, undone);
         if self.options.ecn && segment.flags.has(Flags::ECE) {
             self.process_ecn_echo(cx);
         }
@@ -81,6 +94,9 @@ impl Connection {
         let window = u32::from(segment.window) << shift;
         self.snd.wl = (seq, una);
         self.snd.edge = una + u64::from(window);
+        if window >= self.snd.mss {
+            self.snd.window_probes = 0;
+        }
         self.snd.wnd_max = self.snd.wnd_max.max(window);
     }
 
@@ -128,8 +144,10 @@ impl Connection {
     /// acknowledgment made progress.
     fn sample_rtt(&mut self, now: Instant, ack: &Ack) {
         let sample = match (ack.delivered.first_rtt, ack.ts_echo) {
-            (Some(rtt), _) if !ack.delivered.any_resent => Some(rtt),
-            (_, Some(echo)) if ack.progressed && echo != 0 => {
+            (Some(rtt), _) if ack.delivered.resent_at.is_none() => Some(rtt),
+            (_, Some(echo))
+                if ack.progressed && echo != 0 && !self.echoes_first_arrival(ack, echo) =>
+            {
                 let elapsed = timestamp(now, self.options.ts_offset).wrapping_sub(echo);
                 // The peer's echo is not to be trusted beyond reason.
                 (elapsed < 1 << 24).then(|| base::Duration::from_millis(elapsed.max(1).into()))
@@ -144,6 +162,13 @@ impl Connection {
         }
     }
 
+    /// Whether the echo may be that of a first arrival whose own acknowledgment was lost: what passed since was the time-out, not
+    /// the path. With SACK the peer says so by a DSACK (RFC 2883 section 4); else Karn's rule holds.
+    fn echoes_first_arrival(&self, ack: &Ack, echo: u32) -> bool {
+        let older = |at: Instant| SeqNum(echo).lt(SeqNum(timestamp(at, self.options.ts_offset)));
+        ack.dsack_bytes > 0 || !self.options.sack && ack.delivered.resent_at.is_some_and(older)
+    }
+
     /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP section 3.5).
     fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
         /// The paper has 32 KB; a transmit is twice that, and each costs the host an operation.
@@ -151,6 +176,7 @@ impl Connection {
         self.snd.una = una;
         self.snd.progress_at = cx.now;
         self.snd.probes = 0;
+        self.snd.window_probes = 0;
         let mut unreported = self.snd.unreported.take();
         let mut report = |done: (abi::FileId, u64, u64)| {
             cx.files.release(cx.out, done.0, done.1, done.2, true);
@@ -189,19 +215,23 @@ impl Connection {
         }
         if !resent || ack.dsack_bytes > 0 {
             self.snd.probe = None;
-        } else if ack.una > end || ack.progressed {
+        } else if ack.una > end {
             self.snd.probe = None;
             cx.out.counters.tcp_tail_probe_repairs += 1;
             if self.snd.phase == Phase::Open {
                 self.reduce(Phase::Cwr);
             }
-        } else if ack.delivered.bytes == 0 && !ack.with_payload {
+        } else if !ack.progressed && !ack.with_payload {
+            // The original had arrived: the peer, without SACK, answers the probe with a duplicate.
             self.snd.probe = None;
         }
     }
 
     /// Undoes a reduction that proves to have been without reason. Says whether it did.
     fn try_undo(&mut self, cx: &mut Cx<'_>, ack: &Ack) -> bool {
+        if ack.dsack_bytes > 0 {
+            cx.out.counters.tcp_dsacks += 1;
+        }
         let Some(undo) = &mut self.snd.undo else { return false };
         // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could have caused it.
         let eifel = ack.progressed
@@ -210,11 +240,8 @@ impl Connection {
                 (Some(resent), Some(echo)) => SeqNum(echo).lt(SeqNum(resent)),
                 _ => false,
             };
-        if ack.dsack_bytes > 0 {
-            cx.out.counters.tcp_dsacks += 1;
-            if undo.any {
-                undo.resent = undo.resent.saturating_sub(ack.dsack_bytes);
-            }
+        if ack.dsack_bytes > 0 && undo.any {
+            undo.resent = undo.resent.saturating_sub(ack.dsack_bytes);
         }
         // RFC 3708: every retransmission was answered by a DSACK.
         let all_dsacked = undo.any && undo.resent == 0 && ack.dsack_bytes > 0;
@@ -232,29 +259,72 @@ impl Connection {
     }
 
     /// RACK, and the phases. Gives RACK's wish for its timer.
-    fn process_loss(&mut self, cx: &mut Cx<'_>, ack: &Ack, undone: bool) -> Option<base::Duration> {
-        self.leave_phase();
+    fn process_loss(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ack: &mut Ack,
+        undone: bool,
+    ) -> Option<base::Duration> {
+        self.leave_phase(cx);
         let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
         let snd = &mut self.snd;
         let (lost, wait) = if self.options.sack && !undone {
             snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering)
         } else {
-            (false, None)
+            (!self.options.sack && self.detect_without_sack(ack), None)
         };
         if lost {
             self.enter_recovery(cx);
         }
-        let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
-        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
-            let safe = ack.progressed && !lost;
-            let window = episode.window(ack.delivered.bytes, pipe, ssthresh, mss, safe);
-            self.snd.cc.cwnd = window.max(mss);
-        }
+        self.reduce_in_proportion(ack.delivered.bytes, ack.progressed && !lost);
         wait
     }
 
+    /// RFC 6582 section 3.2, for a peer without SACK: three duplicates say that the first segment is lost, and a partial
+    /// acknowledgment that the next one is. Says whether something was found lost.
+    fn detect_without_sack(&mut self, ack: &mut Ack) -> bool {
+        /// RFC 5681 section 3.2.
+        const DUP_THRESH: u8 = 3;
+        let snd = &mut self.snd;
+        let mss = u64::from(snd.mss);
+        if ack.progressed {
+            snd.dup_acks = 0;
+            let partial = matches!(snd.phase, Phase::Recovery(_)) && !snd.flight.is_empty();
+            if partial {
+                // What the duplicates stood for was counted when they came.
+                ack.delivered.bytes = ack.delivered.bytes.min(mss);
+            }
+            return partial && snd.flight.mark_first_lost(mss);
+        }
+        if !ack.duplicate {
+            return false;
+        }
+        snd.dup_acks = snd.dup_acks.saturating_add(1);
+        match snd.phase {
+            Phase::Recovery(_) => {
+                // Each of them says that a segment has left the network.
+                ack.delivered.bytes = mss;
+                false
+            }
+            Phase::Open | Phase::Cwr(_) if snd.dup_acks == DUP_THRESH => {
+                // Duplicates below the last recovery's end are answers to its own retransmissions.
+                snd.una > snd.recover && snd.flight.mark_first_lost(mss)
+            }
+            _ => false,
+        }
+    }
+
+    /// RFC 6937: sets the window while it is being reduced, after `delivered` bytes have arrived.
+    pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
+        let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
+        if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
+            let window = episode.window(delivered, pipe, ssthresh, mss, safe);
+            self.snd.cc.cwnd = window.max(mss);
+        }
+    }
+
     /// A phase is over when everything that had been sent when it began is acknowledged.
-    fn leave_phase(&mut self) {
+    fn leave_phase(&mut self, cx: &mut Cx<'_>) {
         let over = match self.snd.phase {
             Phase::Open => false,
             Phase::Cwr(e) | Phase::Recovery(e) => self.snd.una >= e.end,
@@ -268,7 +338,13 @@ impl Connection {
             if !matches!(self.snd.phase, Phase::Cwr(_)) {
                 self.snd.rack.on_recovery_end();
             }
+            self.snd.recover = self.snd.una;
+            let again = matches!(self.snd.phase, Phase::Recovery(_)) && self.snd.flight.has_lost();
             self.snd.phase = Phase::Open;
+            if again {
+                // What was sent after it began is lost too: another window, another reduction (RFC 6675 section 5).
+                self.enter_recovery(cx);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! The work is done by role in the sibling modules. Here is what belongs to a connection and how one begins, is written to, read
 //! from and ends. Calls of the application never send; they leave work for [`Connection::output`].
 
-use abi::{FileId, FlowId, TransmitOutcome};
+use abi::{FileFault, FileId, FlowId, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::Tuple;
@@ -101,8 +101,14 @@ pub(crate) struct Send {
     pub(crate) pace_at: Instant,
     /// End of the last segment that was less than full: Minshall's variant of Nagle's rule.
     pub(crate) small_end: u64,
-    /// Zero-window or keep-alive probes without an answer.
+    /// Keep-alive probes without an answer.
     pub(crate) probes: u8,
+    /// Zero-window probes since the window closed: their back-off.
+    pub(crate) window_probes: u8,
+    /// Duplicate acknowledgments in a row, where there is no SACK.
+    pub(crate) dup_acks: u8,
+    /// What had been sent when the last recovery began: RFC 6582's recover.
+    pub(crate) recover: u64,
     /// The last time the peer made progress, for the user time-out.
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that the device has not been told of.
@@ -199,6 +205,9 @@ impl Connection {
                 pace_at: Instant::ZERO,
                 small_end: 0,
                 probes: 0,
+                window_probes: 0,
+                dup_acks: 0,
+                recover: 0,
                 progress_at: now,
                 unreported: None,
                 reading: false,
@@ -256,6 +265,11 @@ impl Connection {
         if self.state.may_write() && !self.snd.fin {
             self.snd.fin = true;
             self.state = self.state.on_close();
+            if self.state == State::Closed {
+                // RFC 9293 section 3.10.4: what was not yet opened is simply forgotten.
+                self.error = Some(SocketError::Closed);
+                self.timers.stop_all();
+            }
         }
     }
 
@@ -288,13 +302,12 @@ impl Connection {
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
-        self.snd.spans.device_extents(sent, |file, offset, len| {
+        let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
+        spans.advance(sent.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
         // What was queued and never handed over is released without a word to the device.
-        let mut unsent = core::mem::replace(&mut self.snd.spans, SpanMap::new());
-        unsent.advance(sent.min(end), |_, _, _| {});
-        unsent.advance(end, |file, offset, len| {
+        spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
         });
         self.snd.flight = Flight::new();
@@ -318,13 +331,18 @@ impl Connection {
         match outcome {
             TransmitOutcome::Sent => {
                 if self.snd.flight.echo(tag, delay) {
-                    self.arm_retransmit(cx, None);
+                    self.rearm_retransmit(cx);
                 }
             }
-            TransmitOutcome::Dropped(fault) => {
-                cx.out.counters.file_aborts += 1;
-                self.abort(cx, SocketError::File(fault));
-            }
+            TransmitOutcome::Dropped(fault) => self.fail_file(cx, fault),
+        }
+    }
+
+    /// A file that is being sent failed: the peer must not take what it has for the whole.
+    pub(crate) fn fail_file(&mut self, cx: &mut Cx<'_>, fault: FileFault) {
+        if self.state != State::Closed {
+            cx.out.counters.file_aborts += 1;
+            self.abort(cx, SocketError::File(fault));
         }
     }
 
@@ -333,8 +351,7 @@ impl Connection {
         self.snd.reading = false;
         let len = bytes.len() as u64;
         if let Some((at, file, offset, _)) = self.snd.spans.first_unread(position) {
-            if at == position {
-                self.snd.spans.fill(position, bytes);
+            if at == position && self.snd.spans.fill(position, bytes) {
                 // The span holds memory now, and refers to the file no more.
                 cx.files.release(cx.out, file, offset, len, false);
             }
@@ -348,7 +365,8 @@ impl Connection {
         }
         self.snd.spans.read_on_host();
         self.snd.flight.depart_all(cx.now);
-        self.arm_retransmit(cx, None);
+        self.snd.reading = false;
+        self.rearm_retransmit(cx);
     }
 
     pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
@@ -430,4 +448,16 @@ fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
     let timestamps = if options.timestamps { 12 } else { 0 };
     // A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants 536 of us).
     u32::from(own.min(options.peer_mss).max(88)) - timestamps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An idle connection has to fit a kibibyte with its slot, its route and its flow-table entry.
+    #[test]
+    fn a_connection_is_small() {
+        let bytes = size_of::<Connection>();
+        assert!(bytes <= 900, "{bytes} bytes");
+    }
 }

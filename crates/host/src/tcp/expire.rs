@@ -114,6 +114,7 @@ impl Connection {
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
             self.enter_recovery(cx);
+            self.reduce_in_proportion(0, false);
         }
         self.arm_retransmit(cx, wait);
     }
@@ -124,8 +125,14 @@ impl Connection {
             return;
         }
         cx.out.counters.tcp_window_probes += 1;
-        self.snd.probes = self.snd.probes.saturating_add(1);
-        self.send_probe(cx);
+        self.snd.window_probes = self.snd.window_probes.saturating_add(1);
+        let nxt = self.snd.nxt;
+        let room = self.snd.edge.saturating_sub(nxt).min(u64::from(self.snd.mss));
+        let data = self.snd.spans.end().saturating_sub(nxt).min(room);
+        // RFC 9293 section 3.8.6.2.1: after the override time-out a small window is filled after all.
+        if data == 0 || self.transmit(cx, nxt, nxt + data, false) == 0 {
+            self.send_probe(cx);
+        }
         self.arm_retransmit(cx, None);
     }
 
@@ -147,9 +154,10 @@ impl Connection {
             self.rcv.shrink();
         }
         let Some(interval) = self.keep_alive else { return };
-        if self.rcv.quiet(cx.now) < interval {
+        let quiet = self.rcv.quiet(cx.now);
+        if quiet < interval {
             self.snd.probes = 0;
-            self.arm_idle(cx.now);
+            self.timers.set(Timer::Idle, cx.now + (interval - quiet));
             return;
         }
         if self.snd.probes >= KEEPALIVE_PROBES_MAX {

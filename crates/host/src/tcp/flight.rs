@@ -71,8 +71,8 @@ pub(crate) struct Delivered {
     pub(crate) first_rtt: Option<Duration>,
     /// See `first_rtt`.
     pub(crate) last_rtt: Option<Duration>,
-    /// Some of it had been retransmitted.
-    pub(crate) any_resent: bool,
+    /// When the latest of it that was a retransmission left; none where nothing of it was.
+    pub(crate) resent_at: Option<Instant>,
 }
 
 impl Flight {
@@ -99,9 +99,10 @@ impl Flight {
         self.lost > self.resent
     }
 
-    /// Whether something has left the machine and is not acknowledged.
+    /// Whether something has left the machine and is not acknowledged. What was acknowledged selectively counts: the peer may
+    /// still discard it (RFC 2018 section 8).
     pub(crate) const fn any_departed(&self) -> bool {
-        self.total - self.sacked > self.pending
+        self.total > self.pending
     }
 
     /// Whether some transmit has not been echoed.
@@ -137,7 +138,7 @@ impl Flight {
         for sent in &mut self.list {
             if sent.has(PENDING) && sent.tag == tag {
                 sent.bits &= !PENDING;
-                sent.xmit = sent.xmit + delay;
+                sent.xmit += delay;
                 self.pending -= sent.len();
                 found = true;
             }
@@ -216,7 +217,7 @@ impl Flight {
     fn deliver(sent: &Sent, now: Instant, delivered: &mut Delivered) {
         delivered.bytes += sent.len();
         if sent.ever_resent() {
-            delivered.any_resent = true;
+            delivered.resent_at = delivered.resent_at.max(Some(sent.xmit));
         } else if !sent.has(PENDING) {
             let rtt = now.since(sent.xmit);
             delivered.first_rtt.get_or_insert(rtt);
@@ -240,6 +241,13 @@ impl Flight {
             }
         }
         any
+    }
+
+    /// Marks the first `len` bytes lost. Says no where they were known to be, or have not left.
+    pub(crate) fn mark_first_lost(&mut self, len: u64) -> bool {
+        let Some(&front) = self.list.front() else { return false };
+        self.isolate(0, front.start, front.end.min(front.start + len));
+        self.mark_lost(|sent| sent.start == front.start)
     }
 
     /// RFC 6298 (5.4) and RFC 2018 section 8: everything outstanding is lost; where the oldest range was acknowledged
@@ -401,7 +409,7 @@ mod tests {
         assert_eq!((flight.pipe(), flight.next_lost()), (550, Some((51, 101))));
         let mut d = Delivered::default();
         flight.acknowledge(501, ms(60), &mut d, |_| {});
-        assert_eq!((d.bytes, d.any_resent, flight.pipe()), (300, true, 500));
+        assert_eq!((d.bytes, d.resent_at, flight.pipe()), (300, Some(ms(51)), 500));
         flight.check();
     }
 

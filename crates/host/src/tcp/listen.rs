@@ -106,7 +106,7 @@ impl SynCache {
     }
 
     /// When to call [`Self::expire`].
-    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         if self.entries.len() == self.free.len() { None } else { self.next_at }
     }
 }

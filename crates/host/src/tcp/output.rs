@@ -19,6 +19,8 @@ use crate::outbox::TcpPayload;
 const PACE_BURST: Duration = Duration::from_millis(1);
 /// Round trips below this are not paced: a whole window is less than a burst.
 const PACE_RTT_MIN: Duration = Duration::from_millis(2);
+/// Time between finding a loss and sending again what was lost, in which no retransmission time-out is taken.
+const RESEND_GRACE: Duration = Duration::from_millis(1);
 /// Host memory that the software path reads ahead of what was sent.
 const READ_AHEAD_BYTES: u64 = 256 * 1024;
 /// ECT(0): RFC 3168 section 5.
@@ -34,8 +36,9 @@ impl Connection {
             State::SynSent | State::SynReceived => self.output_syn(cx),
             _ => {
                 self.restart_after_idle(cx.now, cx.config);
-                self.send_lost(cx);
-                self.send_new(cx);
+                if self.send_lost(cx) {
+                    self.send_new(cx);
+                }
                 self.read_ahead(cx);
             }
         }
@@ -89,6 +92,7 @@ impl Connection {
         if self.options.sack && self.rcv.has_holes() {
             self.rcv.sack_blocks(&mut segment.options, SACK_BLOCKS);
         }
+        self.rcv.forget_duplicate();
         cx.out.counters.tcp_out_acks += 1;
         let past_us = past_us(cx.now);
         let payload = TcpPayload { past_us, ..TcpPayload::default() };
@@ -155,8 +159,10 @@ impl Connection {
         }
     }
 
-    /// Retransmits what was found lost, as fast as the phase allows.
-    fn send_lost(&mut self, cx: &mut Cx<'_>) {
+    /// Retransmits what was found lost, as fast as the phase allows. Says whether all of it went: new data comes after it
+    /// (RFC 6675 section 4).
+    fn send_lost(&mut self, cx: &mut Cx<'_>) -> bool {
+        let mut sent = false;
         while let Some((start, end)) = self.snd.flight.next_lost() {
             let Some(room) = self.retransmission_room() else { break };
             if self.is_paced(cx) {
@@ -167,7 +173,12 @@ impl Connection {
             if self.retransmit(cx, start, start + len) == 0 {
                 break;
             }
+            sent = true;
         }
+        if sent {
+            self.rearm_retransmit(cx);
+        }
+        !self.snd.flight.has_lost()
     }
 
     /// Bytes that may be retransmitted: a segment at least, where the window lets anything go.
@@ -199,18 +210,18 @@ impl Connection {
     /// Sends new data, as much as both windows, pacing and Nagle's rule allow.
     fn send_new(&mut self, cx: &mut Cx<'_>) {
         self.snd.cwnd_limited = false;
+        let mut sent = false;
         while self.snd.nxt < self.send_end() {
             let Some(len) = self.new_data_len(cx) else { break };
             let nxt = self.snd.nxt;
             if self.transmit(cx, nxt, nxt + len, false) == 0 {
                 break;
             }
-            if !self.timers.is_set(Timer::Retransmit) {
-                self.arm_retransmit(cx, None);
-            }
+            sent = true;
         }
-        if self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
-            self.arm_retransmit(cx, None);
+        // RFC 6298 (5.1), RFC 8985 section 7.2; or the window is what stops us.
+        if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
+            self.rearm_retransmit(cx);
         }
     }
 
@@ -233,16 +244,18 @@ impl Connection {
         }
         if allowed >= data && data <= burst {
             // Everything, and the FIN behind it.
-            let whole = data % mss == 0;
-            return (whole || queued > data || self.may_send_small(data)).then_some(queued);
+            if data % mss == 0 || queued > data || self.may_send_small() {
+                return Some(queued);
+            }
+            // The full segments need not wait with the rest.
+            return Some(data / mss * mss).filter(|&len| len > 0);
         }
         let len = allowed.min(burst) / mss * mss;
         if len == 0 {
-            // RFC 9293 section 3.8.6.2.1: part of a segment only where the window will not get better.
-            let cramped = window < mss && window > 0 && pipe == 0;
-            let worth =
-                window >= u64::from(snd.wnd_max / 2).max(1) && window < mss && cwnd >= window;
-            return (cramped && cwnd > 0 || worth && window > 0).then_some(allowed.min(data));
+            // RFC 9293 section 3.8.6.2.1: part of a segment only where it is half of what the peer ever offered;
+            // else a window that stays small is filled after a time-out, as a closed one is probed.
+            let worth = window >= u64::from(snd.wnd_max / 2).max(1) && window < mss;
+            return (worth && cwnd >= window).then_some(window.min(data));
         }
         if self.defers(len, data, allowed, burst) {
             return None;
@@ -254,11 +267,9 @@ impl Connection {
     }
 
     /// Nagle's rule in Minshall's variant (as Linux): a small segment waits while another is unacknowledged.
-    fn may_send_small(&self, data: u64) -> bool {
-        if self.modes.cork && !self.snd.fin {
-            return data >= u64::from(self.snd.mss);
-        }
-        self.modes.no_delay || self.snd.small_end <= self.snd.una || self.snd.fin
+    const fn may_send_small(&self) -> bool {
+        let snd = &self.snd;
+        snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_end <= snd.una)
     }
 
     /// As Linux's tcp_tso_should_defer: where acknowledgments are on their way, waiting for one makes a longer run, which
@@ -268,7 +279,7 @@ impl Connection {
         if snd.phase != Phase::Open || snd.flight.is_empty() || len >= burst || allowed >= data {
             return false;
         }
-        let window = u64::from(snd.cc.cwnd).min(snd.edge - snd.una);
+        let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));
         len < window / 3
     }
 
@@ -325,6 +336,10 @@ impl Connection {
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
+        if self.snd.flight.is_empty() {
+            // The user time-out counts from here, however long nothing was sent before (RFC 5482).
+            self.snd.progress_at = cx.now;
+        }
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, tag, pending);
         } else {
@@ -403,11 +418,22 @@ impl Connection {
         if self.snd.reading {
             return;
         }
-        let Some((at, file, offset, span)) = self.snd.spans.first_unread(self.snd.nxt) else {
+        // After a reset of the device even what was sent may have to be read, to be sent again.
+        let from = self.snd.flight.next_lost().map_or(self.snd.nxt, |(start, _)| start);
+        let Some((at, file, offset, span)) = self.snd.spans.first_unread(from) else {
             return;
         };
-        if at - self.snd.nxt < READ_AHEAD_BYTES {
+        if at - from < READ_AHEAD_BYTES {
             self.snd.reading = cx.files.read(cx.out, self.flow, at, file, offset, span);
+        }
+    }
+
+    /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one still holds.
+    pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {
+        let waits = self.timers.is_set(Timer::Retransmit)
+            && self.timers.retransmit == Retransmit::Reordering;
+        if !waits {
+            self.arm_retransmit(cx, None);
         }
     }
 
@@ -416,9 +442,10 @@ impl Connection {
         let snd = &self.snd;
         let rto = snd.rtt.rto(cx.config);
         if !snd.flight.any_departed() {
+            let window = snd.edge.saturating_sub(snd.nxt);
+            let data = snd.spans.end().saturating_sub(snd.nxt);
             let stuck = snd.flight.is_empty()
-                && snd.nxt < snd.spans.end()
-                && snd.edge <= snd.nxt
+                && window < data.min(u64::from(snd.mss))
                 && self.state.is_synchronized();
             if !stuck {
                 self.timers.stop(Timer::Retransmit);
@@ -426,7 +453,7 @@ impl Connection {
                 || self.timers.retransmit != Retransmit::WindowProbe
             {
                 // RFC 9293 section 3.8.6.1: after a time-out, then with back-off.
-                let delay = (rto * (1 << snd.probes.min(16))).min(cx.config.rto_max);
+                let delay = (rto * (1 << snd.window_probes.min(16))).min(cx.config.rto_max);
                 self.timers.retransmit = Retransmit::WindowProbe;
                 self.timers.set(Timer::Retransmit, cx.now + delay);
             }
@@ -439,8 +466,11 @@ impl Connection {
         }
         // RFC 6298 (5.3): from the last progress, or the departure of what is waited for, whichever is later.
         let since = snd.flight.oldest_departure().unwrap_or(cx.now).max(snd.progress_at);
-        let time_out = (since + rto).max(cx.now);
-        let probe = self.tail_probe_time(cx).filter(|&at| at < time_out);
+        // What was found lost just now is about to leave again, and that sets the timer anew.
+        let soonest = if snd.flight.has_lost() { cx.now + RESEND_GRACE } else { cx.now };
+        let time_out = (since + rto).max(soonest);
+        // RFC 8985 section 7.2: a probe that would be due later takes the time-out's place.
+        let probe = self.tail_probe_time(cx).map(|at| at.min(time_out));
         self.timers.retransmit =
             if probe.is_some() { Retransmit::TailProbe } else { Retransmit::TimeOut };
         self.timers.set(Timer::Retransmit, probe.unwrap_or(time_out));
@@ -453,6 +483,7 @@ impl Connection {
             && snd.probe.is_none()
             && self.options.sack
             && snd.flight.sacked() == 0
+            && !snd.flight.any_pending()
             && self.state.is_synchronized();
         if !allowed {
             return None;
@@ -465,7 +496,8 @@ impl Connection {
                 delay += cx.config.rto_min;
             }
         }
-        Some(snd.last_sent.max(snd.flight.back()?.xmit) + delay)
+        // Each acknowledgment shows that the path is alive: the probe is due a while after the last of them.
+        Some(snd.last_sent.max(snd.flight.back()?.xmit).max(snd.progress_at) + delay)
     }
 }
 

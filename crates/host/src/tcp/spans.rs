@@ -137,38 +137,34 @@ impl SpanMap {
         })
     }
 
-    /// The host has read the bytes at `position`, the first of an unread span or of what is left of one.
-    pub(crate) fn fill(&mut self, position: u64, bytes: Bytes) {
-        let index = self.index_of(position);
-        let start = if index < self.spans.len() { self.start_of(index) } else { return };
-        let Some(span) = self.spans.get_mut(index) else { return };
-        let Source::Unread { offset, .. } = &mut span.source else { return };
-        // The stream may have been acknowledged or reset meanwhile; anything else than a prefix is stale.
-        let room = usize::try_from(span.end - start).unwrap_or(usize::MAX);
-        if start != position || bytes.is_empty() || bytes.len() > room {
-            return;
+    /// The host has read the bytes at `position`, which lie in one unread span. Says whether they were still wanted: the stream
+    /// may have been acknowledged or reset meanwhile.
+    pub(crate) fn fill(&mut self, position: u64, bytes: Bytes) -> bool {
+        let mut index = self.index_of(position);
+        if index >= self.spans.len() || bytes.is_empty() {
+            return false;
+        }
+        let start = self.start_of(index);
+        let Span { end, source: Source::Unread { file, offset } } = self.spans[index] else {
+            return false;
+        };
+        let filled_end = position + bytes.len() as u64;
+        if position < start || filled_end > end {
+            return false;
         }
         self.memory += bytes.len();
-        let filled = Span { end: start + bytes.len() as u64, source: Source::Memory(bytes) };
-        *offset += filled.end - start;
-        if filled.end == span.end {
-            *span = filled;
-        } else {
-            self.spans.insert(index, filled);
+        self.spans[index] = Span { end: filled_end, source: Source::Memory(bytes) };
+        if position > start {
+            // What is to be sent again first may lie in the middle of what has to be read.
+            let before = Span { end: position, source: Source::Unread { file, offset } };
+            self.spans.insert(index, before);
+            index += 1;
         }
-    }
-
-    /// Bytes of files the device has been asked for up to `position`: what it may still hold.
-    pub(crate) fn device_extents(&self, position: u64, mut f: impl FnMut(FileId, u64, u64)) {
-        for (index, span) in self.spans.iter().enumerate() {
-            let start = self.start_of(index);
-            if start >= position {
-                break;
-            }
-            if let Source::Device { file, offset } = span.source {
-                f(file, offset, span.end.min(position) - start);
-            }
+        if filled_end < end {
+            let source = Source::Unread { file, offset: offset + (filled_end - start) };
+            self.spans.insert(index + 1, Span { end, source });
         }
+        true
     }
 
     /// The device is gone: what it would have read the host reads.
@@ -247,11 +243,15 @@ mod tests {
         map.push_file(Source::Unread { file: FILE, offset: 50 }, 100);
         assert_eq!(parts(&map, 1, 1000).0, 10);
         assert_eq!(map.first_unread(1), Some((11, FILE, 50, 100)));
-        map.fill(11, Bytes::from_static(&[2; 60]));
+        assert!(map.fill(11, Bytes::from_static(&[2; 60])));
         assert_eq!(parts(&map, 1, 1000), (70, [(1, 10), (2, 60)].into()));
         assert_eq!(map.first_unread(1), Some((71, FILE, 110, 40)));
-        map.fill(70, Bytes::from_static(&[9; 40])); // not where the hole is: ignored
-        map.fill(71, Bytes::from_static(&[3; 40]));
+        assert!(!map.fill(70, Bytes::from_static(&[9; 40])), "not where the hole is");
+        assert!(map.fill(91, Bytes::from_static(&[4; 10])), "in the middle");
+        assert_eq!(map.first_unread(1), Some((71, FILE, 110, 20)));
+        assert!(map.fill(71, Bytes::from_static(&[3; 20])));
+        assert_eq!(map.first_unread(1), Some((101, FILE, 140, 10)));
+        assert!(map.fill(101, Bytes::from_static(&[3; 10])));
         assert_eq!(parts(&map, 1, 1000).0, 110);
         assert_eq!(map.memory(), 110);
     }

@@ -1,8 +1,8 @@
 //! Sockets and files without a network: what was written is kept as bytes, and acknowledged when a
 //! test says so.
 
+use core::net::IpAddr;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 
 use abi::{FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};

@@ -1,0 +1,291 @@
+//! Connections that end: RFC 9293 section 3.6, RFC 5961, RFC 6191, RFC 1337.
+
+use host::SocketError;
+use testkit::{Peer, seg};
+
+/// We close first: RFC 9293 figure 12.
+#[test]
+fn an_active_close() {
+    let mut t = Peer::server().established();
+    t.app_shutdown();
+    t.expect(seg!(ACK FIN seq 1 ack 1));
+    assert_eq!(t.state(), "FIN-WAIT-1");
+    t.send(seg!(ACK ack 2));
+    assert_eq!(t.state(), "FIN-WAIT-2");
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(ACK seq 2 ack 2));
+    assert_eq!(t.state(), "TIME-WAIT");
+    assert!(t.host.readiness(t.socket()).peer_closed);
+    t.app_close();
+    assert_eq!(t.state(), "GONE");
+}
+
+/// The peer closes first, we go on sending, then close: RFC 9293 section 3.6, case 2.
+#[test]
+fn a_passive_close() {
+    let mut t = Peer::server().established();
+    t.send(seg!(ACK FIN seq 1 ack 1));
+    t.expect(seg!(ACK seq 1 ack 2));
+    assert_eq!(t.state(), "CLOSE-WAIT");
+    assert!(t.host.readiness(t.socket()).peer_closed);
+    t.app_write(b"bye");
+    t.expect(seg!(ACK PSH seq 1 ack 2 data b"bye"));
+    t.app_close();
+    t.expect(seg!(ACK FIN seq 4 ack 2));
+    assert_eq!(t.state(), "LAST-ACK");
+    t.send(seg!(ACK ack 5));
+    assert_eq!(t.state(), "GONE");
+    t.at_ms(100_000);
+    t.expect_nothing();
+}
+
+/// Both close at once: RFC 9293 figure 13.
+#[test]
+fn a_simultaneous_close() {
+    let mut t = Peer::server().established();
+    t.app_shutdown();
+    t.expect(seg!(ACK FIN seq 1 ack 1));
+    t.send(seg!(ACK FIN seq 1 ack 1));
+    t.expect(seg!(ACK seq 2 ack 2));
+    assert_eq!(t.state(), "CLOSING");
+    t.send(seg!(ACK ack 2));
+    assert_eq!(t.state(), "TIME-WAIT");
+}
+
+/// The FIN shares a segment with the last data, both ways.
+#[test]
+fn a_fin_with_data() {
+    let mut t = Peer::server().established();
+    t.send(seg!(ACK FIN seq 1 ack 1 data b"last"));
+    t.expect(seg!(ACK ack 6));
+    assert!(!t.host.readiness(t.socket()).peer_closed, "not before everything has been read");
+    assert_eq!(t.app_read(), b"last");
+    assert!(t.host.readiness(t.socket()).peer_closed);
+    t.queue(b"mine");
+    t.app_shutdown();
+    t.expect(seg!(ACK PSH FIN seq 1 ack 6 data b"mine"));
+    t.send(seg!(ACK ack 6));
+    assert_eq!(t.error(), Some(SocketError::Closed));
+}
+
+/// RFC 9293 section 3.10.7.4: the acknowledgment of our FIN with the peer's in one segment.
+#[test]
+fn a_fin_that_acknowledges_ours() {
+    let mut t = Peer::server().established();
+    t.app_shutdown();
+    t.take("our FIN");
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(ACK seq 2 ack 2));
+    assert_eq!(t.state(), "TIME-WAIT");
+}
+
+/// A FIN that comes before the data it follows waits for it, and is answered at once (RFC 5681 section 4.2).
+#[test]
+fn a_fin_out_of_order() {
+    let mut t = Peer::server().established();
+    t.send(seg!(ACK FIN seq 5 ack 1));
+    t.expect(seg!(ACK ack 1));
+    assert_eq!(t.state(), "ESTABLISHED");
+    t.send(seg!(ACK seq 1 ack 1 data b"data"));
+    t.expect(seg!(ACK ack 6));
+    assert_eq!(t.state(), "CLOSE-WAIT");
+}
+
+/// A lost FIN is sent again: RFC 6298.
+#[test]
+fn a_lost_fin_is_sent_again() {
+    let mut t = Peer::server().established();
+    t.app_write(b"x");
+    t.take("data");
+    t.at_ms(50);
+    t.send(seg!(ACK));
+    t.app_shutdown();
+    t.expect(seg!(ACK FIN seq 2));
+    t.at_ms(400);
+    t.expect_at(300, seg!(ACK FIN seq 2 again));
+    t.at_ms(2000);
+    assert!(t.take_all().iter().all(|s| s.seq == Some(2) && s.flags.has(testkit::Flags::FIN)));
+    t.send(seg!(ACK ack 3));
+    assert_eq!(t.state(), "FIN-WAIT-2");
+}
+
+/// RFC 9293 section 3.10.7.4: a FIN that comes again is acknowledged again.
+#[test]
+fn a_repeated_fin_is_acknowledged_again() {
+    let mut t = Peer::server().established();
+    t.send(seg!(ACK FIN seq 1 ack 1));
+    t.expect(seg!(ACK ack 2));
+    t.send(seg!(ACK FIN seq 1 ack 1));
+    t.expect(seg!(ACK ack 2));
+}
+
+fn in_time_wait() -> Peer {
+    let mut t = Peer::server().established();
+    t.app_close();
+    t.take("our FIN");
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.take("an acknowledgment");
+    assert_eq!(t.state(), "GONE", "nobody holds it");
+    t
+}
+
+/// RFC 9293 section 3.10.7.4: in TIME-WAIT a FIN is acknowledged again, and begins the time anew.
+#[test]
+fn time_wait_acknowledges_again() {
+    let mut t = in_time_wait();
+    t.at_ms(50_000);
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(ACK seq 2 ack 2));
+    t.at_ms(100_000);
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(ACK seq 2 ack 2));
+    t.at_ms(161_000);
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(RST seq 2));
+}
+
+/// RFC 1337: a reset does not end TIME-WAIT.
+#[test]
+fn time_wait_ignores_resets() {
+    let mut t = in_time_wait();
+    t.send(seg!(RST seq 2));
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.expect(seg!(ACK seq 2 ack 2));
+}
+
+/// RFC 6191: a SYN with a later timestamp takes the tuple over, with numbers beyond the old ones.
+#[test]
+fn time_wait_gives_way_to_a_newer_syn() {
+    let mut t = in_time_wait();
+    t.at_ms(2000);
+    t.new_incarnation(100_000);
+    t.moved(
+        |t| t.send(seg!(SYN mss 1460 sack_ok tsval 7000 wscale 7)),
+        &[("tcp_time_wait_reused", 1), ("tcp_syns_cached", 1)],
+    );
+    t.expect(seg!(SYN ACK seq 0 ack 1));
+    t.send(seg!(ACK));
+    assert!(t.accepted().is_some());
+    assert_eq!(t.state(), "ESTABLISHED");
+}
+
+/// RFC 9293 section 3.10.7.4 and RFC 1122 section 4.2.2.13: data for an application that has gone.
+#[test]
+fn data_after_close_is_reset() {
+    let mut t = Peer::server().established();
+    t.app_close();
+    t.expect(seg!(ACK FIN seq 1 ack 1));
+    t.send(seg!(ACK ack 2));
+    t.moved(
+        |t| t.send(seg!(ACK ack 2 data b"late")),
+        &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
+    );
+    t.expect(seg!(RST ACK seq 2));
+    assert_eq!(t.state(), "GONE");
+}
+
+/// RFC 2525 section 2.17: unread bytes turn a close into a reset.
+#[test]
+fn closing_with_unread_bytes_resets() {
+    let mut t = Peer::server().established();
+    t.send_data(b"unread");
+    t.take("an acknowledgment");
+    t.app_close();
+    t.expect(seg!(RST ACK seq 1 ack 7));
+}
+
+/// RFC 9293 section 3.6.1: a half-closed connection goes on receiving.
+#[test]
+fn half_close_receives() {
+    let mut t = Peer::server().established();
+    t.app_shutdown();
+    t.take("our FIN");
+    t.send(seg!(ACK ack 2 data b"more"));
+    t.expect(seg!(ACK seq 2 ack 5));
+    assert_eq!(t.app_read(), b"more");
+}
+
+/// FIN-WAIT-2 of a connection that nobody holds does not last for ever.
+#[test]
+fn an_orphan_in_fin_wait_2_goes() {
+    let mut t = Peer::server().established();
+    t.app_close();
+    t.take("our FIN");
+    t.send(seg!(ACK ack 2));
+    assert_eq!(t.state(), "FIN-WAIT-2");
+    t.at_ms(61_000);
+    assert_eq!(t.state(), "GONE");
+}
+
+/// RFC 5961 section 3.2: a reset counts only with the exact number; one in the window is challenged, one outside ignored.
+#[test]
+fn resets_have_to_be_exact() {
+    let mut t = Peer::server().established();
+    t.moved(|t| t.send(seg!(RST seq 2)), &[("tcp_challenge_acks", 1)]);
+    t.expect(seg!(ACK seq 1 ack 1));
+    t.moved(|t| t.send(seg!(RST seq 2_000_000)), &[("tcp_out_of_window", 1)]);
+    t.expect_nothing();
+    t.moved(|t| t.send(seg!(RST seq 1)), &[("tcp_estab_resets", 1)]);
+    assert_eq!(t.error(), Some(SocketError::Reset));
+    t.expect_nothing();
+}
+
+/// RFC 5961 section 4.2: a SYN on an established connection is challenged, wherever it lies.
+#[test]
+fn a_syn_in_the_window_is_challenged() {
+    let mut t = Peer::server().established();
+    t.moved(|t| t.send(seg!(SYN seq 5 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
+    t.expect(seg!(ACK seq 1 ack 1));
+    // Section 7: not more than one in half a second.
+    t.moved(|t| t.send(seg!(SYN seq 6 mss 1460 tsval 6000)), &[("tcp_challenge_acks_limited", 1)]);
+    t.expect_nothing();
+    t.at_ms(600);
+    t.moved(|t| t.send(seg!(SYN seq 7 mss 1460 tsval 6000)), &[("tcp_challenge_acks", 1)]);
+    t.expect(seg!(ACK seq 1 ack 1));
+}
+
+/// RFC 5961 section 5.2: acknowledgments of what was never sent, or of what is long gone.
+#[test]
+fn acknowledgments_out_of_range_are_challenged() {
+    let mut t = Peer::server().established();
+    t.app_write(b"hello");
+    t.take("data");
+    t.moved(|t| t.send(seg!(ACK ack 7 data b"evil")), &[("tcp_challenge_acks", 1)]);
+    t.expect(seg!(ACK seq 6 ack 1));
+    t.at_ms(500);
+    t.take_all();
+    t.moved(
+        |t| t.send(seg!(ACK seq 1 ack (1_u32.wrapping_sub(100_000)) data b"evil")),
+        &[("tcp_challenge_acks", 1)],
+    );
+    t.take("a challenge");
+    assert_eq!(t.app_read(), b"", "none of the payload counts");
+}
+
+/// RFC 7323 section 5: PAWS.
+#[test]
+fn an_old_timestamp_is_dropped() {
+    let mut t = Peer::server().established();
+    t.send_data(b"abc");
+    t.expect(seg!(ACK ack 4 tsecr 5000));
+    t.at_ms(1000);
+    t.send_data(b"def");
+    t.expect(seg!(ACK ack 7 tsecr 6000));
+    t.moved(
+        |t| t.send(seg!(ACK seq 7 ack 1 tsval 5500 data b"old")),
+        &[("tcp_paws_dropped", 1), ("tcp_challenge_acks", 1)],
+    );
+    t.expect(seg!(ACK ack 7 tsecr 6000));
+    assert_eq!(t.app_read(), b"abcdef");
+}
+
+/// The application resets.
+#[test]
+fn an_abort() {
+    let mut t = Peer::server().established();
+    t.app_write(b"hello");
+    t.take("data");
+    t.moved(|t| t.app_abort(), &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)]);
+    t.expect(seg!(RST ACK seq 6 ack 1));
+    assert_eq!(t.state(), "GONE");
+}

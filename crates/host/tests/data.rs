@@ -1,0 +1,266 @@
+//! Data both ways without loss: acknowledgments, reassembly, small segments.
+
+use base::Duration;
+use host::SocketOption;
+use testkit::{Peer, seg};
+
+/// Segments that the host acknowledges at once at the beginning, as Linux.
+const QUICK: usize = 16;
+
+fn quick_phase_over() -> Peer {
+    let mut t = Peer::server().established();
+    for _ in 0..QUICK {
+        t.send_data(b"x");
+        t.expect(seg!(ACK));
+    }
+    t.app_read();
+    t
+}
+
+/// RFC 5681 section 4.2, RFC 9293 section 3.8.6.3: an acknowledgment may wait, but not for long.
+#[test]
+fn an_acknowledgment_is_delayed() {
+    let mut t = quick_phase_over();
+    let at = t.ms();
+    t.moved(
+        |t| {
+            t.send_data(b"hello");
+            t.expect_nothing();
+            t.after_ms(39);
+            t.expect_nothing();
+            t.after_ms(1);
+        },
+        &[("tcp_delayed_acks", 1)],
+    );
+    t.expect_at(at + 40, seg!(ACK ack 22));
+}
+
+/// RFC 5681 section 4.2: at least every second segment is acknowledged at once.
+#[test]
+fn every_second_segment_is_acknowledged() {
+    let mut t = quick_phase_over();
+    t.send_data(&[0; 1448]);
+    t.expect_nothing();
+    t.send_data(&[0; 1448]);
+    t.expect(seg!(ACK ack 2913));
+    t.after_ms(100);
+    t.expect_nothing();
+}
+
+/// Data carries the acknowledgment: RFC 9293 section 3.8.6.3.
+#[test]
+fn data_carries_the_acknowledgment() {
+    let mut t = quick_phase_over();
+    t.send_data(b"ping");
+    t.app_write(b"pong");
+    t.expect(seg!(ACK PSH seq 1 ack 21 data b"pong"));
+    t.after_ms(100);
+    t.send(seg!(ACK));
+    t.expect_nothing();
+}
+
+/// RFC 2018 section 4: holes are reported, the latest first; RFC 5681 section 4.2: at once.
+#[test]
+fn out_of_order_segments_are_reported() {
+    let mut t = Peer::server().established();
+    t.send(seg!(ACK seq 4 ack 1 data b"def"));
+    t.expect(seg!(ACK ack 1 sack (4, 7)));
+    t.send(seg!(ACK seq 10 ack 1 data b"jkl"));
+    t.expect(seg!(ACK ack 1 sack (10, 13) sack (4, 7)));
+    t.send(seg!(ACK seq 7 ack 1 data b"ghi"));
+    t.expect(seg!(ACK ack 1 sack (4, 13)));
+    t.send(seg!(ACK seq 1 ack 1 data b"abc"));
+    t.expect(seg!(ACK ack 13 no_sack));
+    assert_eq!(t.app_read(), b"abcdefghijkl");
+}
+
+/// RFC 2883 section 4: what comes twice is reported once, first.
+#[test]
+fn duplicates_are_reported_by_dsack() {
+    let mut t = Peer::server().established();
+    t.send_data(b"abcdef");
+    t.expect(seg!(ACK ack 7));
+    t.send(seg!(ACK seq 1 ack 1 data b"abcdef"));
+    t.expect(seg!(ACK ack 7 sack (1, 7)));
+    t.send(seg!(ACK seq 10 ack 1 data b"jkl"));
+    t.expect(seg!(ACK ack 7 sack (10, 13)));
+    t.send(seg!(ACK seq 10 ack 1 data b"jkl"));
+    t.expect(seg!(ACK ack 7 sack (10, 13) sack (10, 13)));
+}
+
+/// RFC 2018 section 2: without agreement no SACK, and duplicates do not keep data from carrying acknowledgments.
+#[test]
+fn no_sack_without_agreement() {
+    let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
+    t.send(seg!(ACK seq 4 ack 1 data b"def"));
+    t.expect(seg!(ACK ack 1 no_sack));
+    t.send(seg!(ACK seq 1 ack 1 data b"abc"));
+    t.expect(seg!(ACK ack 7 no_sack));
+    t.send(seg!(ACK seq 1 ack 1 data b"abcdef"));
+    t.expect(seg!(ACK ack 7 no_sack));
+    for _ in 2..QUICK {
+        t.send_data(b"y");
+        t.take("an acknowledgment");
+    }
+    t.send_data(b"z");
+    t.app_write(b"reply");
+    t.expect(seg!(ACK PSH seq 1 ack 22 data b"reply"));
+    t.at_ms(100);
+    t.expect_nothing();
+}
+
+/// RFC 9293 section 3.7.4 with Minshall's change: one small segment at a time.
+#[test]
+fn nagle_holds_the_second_small_segment() {
+    let mut t = Peer::server().established();
+    t.app_write(b"a");
+    t.expect(seg!(ACK PSH seq 1 data b"a"));
+    t.app_write(b"b");
+    t.app_write(b"c");
+    t.expect_nothing();
+    t.send(seg!(ACK ack 2));
+    t.expect(seg!(ACK PSH seq 2 data b"bc"));
+}
+
+/// The full segments of a write leave, its rest waits for the small segment before it.
+#[test]
+fn nagle_holds_only_the_rest() {
+    let mut t = Peer::server().established();
+    t.app_write(b"a");
+    t.take("the small one");
+    t.app_write_zeros(1448 + 100);
+    t.expect(seg!(ACK seq 2 len 1448));
+    t.expect_nothing();
+    t.send(seg!(ACK ack 2));
+    t.expect(seg!(ACK PSH seq 1450 len 100));
+}
+
+/// A full segment before it does not hold a small one back (Minshall).
+#[test]
+fn a_small_rest_follows_full_segments_at_once() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(2 * 1448 + 10);
+    t.expect(seg!(ACK PSH seq 1 len 2906 run 1448));
+    t.app_write_zeros(5);
+    t.expect_nothing();
+}
+
+#[test]
+fn no_delay_switches_nagle_off() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::NoDelay(true));
+    t.app_write(b"a");
+    t.expect(seg!(ACK PSH data b"a"));
+    t.app_write(b"b");
+    t.expect(seg!(ACK PSH data b"b"));
+}
+
+#[test]
+fn cork_holds_partial_segments() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::Cork(true));
+    t.app_write_zeros(100);
+    t.expect_nothing();
+    t.app_write_zeros(1448);
+    t.expect(seg!(ACK seq 1 len 1448));
+    t.expect_nothing();
+    t.app_option(SocketOption::Cork(false));
+    t.expect(seg!(ACK PSH seq 1449 len 100));
+}
+
+/// A FIN is not held back by a cork.
+#[test]
+fn closing_uncorks() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::Cork(true));
+    t.app_write(b"rest");
+    t.app_shutdown();
+    t.expect(seg!(ACK PSH FIN seq 1 data b"rest"));
+}
+
+/// RFC 6928: ten segments at first; RFC 5681 section 3.1: twice as many after a round trip.
+#[test]
+fn the_initial_window_is_ten_segments() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(100_000);
+    t.expect(seg!(ACK seq 1 len 14480 run 1448));
+    t.expect_nothing();
+    assert_eq!(t.info().cwnd, 14_480);
+    t.at_ms(1);
+    t.send(seg!(ACK ack 14481));
+    t.expect(seg!(ACK seq 14481 len 28960));
+    t.expect_nothing();
+    assert_eq!(t.info().cwnd, 28_960);
+}
+
+/// RFC 5681 section 4.1: after a pause the window begins small again.
+#[test]
+fn an_idle_connection_begins_again() {
+    let mut t = Peer::server().established();
+    for round in 0..3 {
+        t.app_write_zeros(14_480 << round);
+        t.take("a window");
+        t.after_ms(1);
+        t.send(seg!(ACK));
+    }
+    assert!(t.info().cwnd >= 100_000, "{}", t.info().cwnd);
+    t.after_ms(60_000);
+    t.app_write_zeros(100_000);
+    t.expect(seg!(ACK len 14480));
+    t.expect_nothing();
+}
+
+/// A window is spread over a long round trip, and not over a short one: RFC 9002 section 7.7 says why.
+#[test]
+fn pacing_spreads_a_window() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(14_480);
+    t.take("the first window, unpaced");
+    t.at_ms(100);
+    t.send(seg!(ACK));
+    t.app_write_zeros(28_960);
+    t.at_ms(195);
+    let sent = t.take_timed();
+    assert_eq!(sent.iter().map(|(_, s)| s.len.unwrap()).sum::<u32>(), 28_960);
+    let (first, last) = (sent[0].0, sent[sent.len() - 1].0);
+    assert!((30_000..60_000).contains(&(last - first)), "over half a round trip: {sent:?}");
+    assert!(sent.iter().all(|(_, s)| s.len.unwrap() <= 2 * 1448), "{sent:?}");
+}
+
+#[test]
+fn short_round_trips_are_not_paced() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(14_480);
+    t.take("the first window");
+    t.at_us(1500);
+    t.send(seg!(ACK));
+    t.app_write_zeros(28_960);
+    t.expect(seg!(ACK len 28960));
+}
+
+/// RFC 6298 section 2: the estimator.
+#[test]
+fn round_trips_are_measured() {
+    let mut t = Peer::server().established();
+    t.app_write(b"a");
+    t.at_ms(100);
+    t.send(seg!(ACK));
+    assert_eq!(t.info().srtt, Duration::from_millis(100));
+    // 100 + max(200 ms, 4 x 50): section 2.3 with Linux's floor.
+    assert_eq!(t.info().rto, Duration::from_millis(300));
+}
+
+/// The send buffer is bounded, and the application hears when there is room again.
+#[test]
+fn the_send_buffer_is_bounded() {
+    let mut t = Peer::server_with(|c| c.tcp.send_bytes_max = 10_000).established();
+    let big = bytes::Bytes::from(vec![0; 20_000]);
+    assert_eq!(t.host.send(t.socket(), big), Ok(10_000));
+    t.pump();
+    assert!(!t.host.readiness(t.socket()).writable);
+    t.notices.clear();
+    t.take("ten thousand bytes");
+    t.send(seg!(ACK));
+    assert!(t.host.readiness(t.socket()).writable);
+    assert!(!t.notices.is_empty(), "the application is told");
+}

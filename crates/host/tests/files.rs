@@ -1,0 +1,299 @@
+//! Files: IO-TCP's four calls, the echo, acknowledgment of extents, faults, and the host's own path where the device refuses.
+
+use abi::{Event, FileFault, FileId, Op, Refusal};
+use base::Duration;
+use host::{Notice, SocketError};
+use testkit::{Peer, file_bytes, seg};
+
+/// An established, unpaced connection whose round trip of 100 ms is known; one byte has been sent.
+fn warm() -> Peer {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    t.app_write(b"x");
+    t.take("a byte");
+    t.at_ms(100);
+    t.send(seg!(ACK));
+    t
+}
+
+/// IO-TCP section 3.1: head from the host, body from the device, one transmit.
+#[test]
+fn head_and_body_leave_together() {
+    let mut t = Peer::server().established();
+    t.queue_file(0); // opens it
+    t.queue(b"HTTP/1.1 200 OK\r\n\r\n");
+    t.queue_file(1000);
+    t.pump();
+    let mut whole = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
+    whole.extend(file_bytes(0, 1000));
+    t.expect(seg!(ACK PSH seq 1 data whole file (0, 1000) echo));
+    assert!(matches!(t.notices.front(), Some(Notice::File(_))), "the open has ended");
+}
+
+/// IO-TCP section 3.4: the retransmission timer starts at the echo.
+#[test]
+fn nothing_times_out_before_its_echo() {
+    let mut t = warm();
+    t.app_file(5 * 1448);
+    t.expect(seg!(ACK PSH seq 2 file (0, 7240) echo));
+    t.moved(|t| t.at_ms(60_000), &[]);
+    t.expect_nothing();
+    t.echo(59_900);
+    t.moved(
+        |t| t.at_ms(60_300),
+        &[("tcp_tail_probes", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
+    );
+    t.expect_at(60_200, seg!(ACK PSH seq 5794 file (5792, 1448) again));
+}
+
+/// The same without offload of the timer's start: what the echo is worth.
+#[test]
+fn without_echo_the_disk_looks_like_loss() {
+    let mut t = Peer::server_with(|c| {
+        c.tcp.pacing = false;
+        c.tcp.echo = false;
+    })
+    .established();
+    t.app_file(1448);
+    t.take("a file's first bytes");
+    t.at_ms(5000);
+    assert!(t.host.counters().tcp_timeouts > 0);
+}
+
+/// IO-TCP section 3.5: the disk's delay is no part of the round trip.
+#[test]
+fn round_trips_leave_the_disk_out() {
+    let mut t = Peer::server_with(|c| c.tcp.timestamps = false).established();
+    t.app_file(1000);
+    t.take("a file");
+    t.at_ms(530);
+    t.echo(500);
+    t.send(seg!(ACK));
+    assert_eq!(t.info().srtt, Duration::from_millis(30));
+}
+
+/// What follows a transmit that waits for a disk waits behind it: it is not timed either.
+#[test]
+fn memory_behind_a_file_waits_for_its_echo() {
+    let mut t = warm();
+    t.app_file(1448);
+    t.expect(seg!(ACK seq 2 file (0, 1448) echo));
+    t.app_write(b"tail");
+    t.expect(seg!(ACK PSH seq 1450 data b"tail" echo));
+    t.moved(|t| t.at_ms(10_000), &[]);
+    t.expect_nothing();
+}
+
+/// Retransmissions ask for the same bytes of the file, marked as such.
+#[test]
+fn a_retransmission_asks_for_the_same_extent() {
+    let mut t = warm();
+    t.app_file(10 * 1448);
+    t.expect(seg!(ACK seq 2 file (0, 14480) run 1448 first));
+    t.echo(0);
+    t.at_ms(200);
+    t.send(seg!(ACK ack 2 sack (2898, 7242)));
+    let first = t.take("the second segment again");
+    assert!(
+        first.again == Some(true) && first.file == Some((0, 1448)) || first.file == Some((0, 2896))
+    );
+    assert_eq!(first.data.as_deref(), Some(&file_bytes(0, first.len.unwrap())[..]));
+}
+
+/// `FileAck` names every byte once, and the file is closed when the last of them is acknowledged.
+#[test]
+fn acknowledged_bytes_are_reported_once() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    let total: u64 = 1_000_000;
+    t.app_file(total);
+    t.app_close_file();
+    let mut reported = 0;
+    while t.info().send_queue > 0 {
+        assert!(!t.took_file_close(), "bytes are outstanding");
+        t.echo_all();
+        t.take_all();
+        t.after_ms(10);
+        t.send(seg!(ACK));
+        reported += t.acked_file_bytes();
+    }
+    assert_eq!(reported + t.acked_file_bytes(), total);
+    assert!(t.took_file_close());
+    assert_eq!(t.host.counters().tcp_retrans, 0);
+}
+
+/// A connection that ends gives the device everything back: what was sent by `FileAck`, what was not sent without a word.
+#[test]
+fn a_reset_gives_everything_back() {
+    let mut t = Peer::server().established();
+    t.app_file(100_000);
+    t.app_close_file();
+    t.expect(seg!(ACK len 14480));
+    t.send(seg!(RST seq 1));
+    assert_eq!(t.error(), Some(SocketError::Reset));
+    assert_eq!(t.acked_file_bytes(), 14480);
+    assert!(t.took_file_close());
+}
+
+/// A file that is not what it was: the connection is reset, and nothing of it counts as sent.
+#[test]
+fn a_changed_file_resets() {
+    let mut t = warm();
+    t.app_file(100_000);
+    t.take("a transmit");
+    t.moved(
+        |t| t.drop_transmit(FileFault::Changed),
+        &[("file_aborts", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
+    );
+    t.expect(seg!(RST ACK));
+    assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
+}
+
+/// Of several transmits dropped together only the first says why.
+#[test]
+fn the_first_fault_counts() {
+    let mut t = warm();
+    t.app_file(1448);
+    t.app_file(1448);
+    let flow = t.take_all().len();
+    assert_eq!(flow, 2);
+    t.drop_transmit(FileFault::Io);
+    t.take("a reset");
+    let id = abi::FlowId(u64::try_from(t.socket().index()).unwrap());
+    let done = abi::TransmitDone {
+        flow: id,
+        tag: 0,
+        delay: Duration::ZERO,
+        outcome: abi::TransmitOutcome::Dropped(FileFault::FlowFailed),
+    };
+    t.moved(|t| t.event(Event::TransmitDone(done)), &[]);
+    t.expect_nothing();
+}
+
+/// A device that refuses: the host opens and reads the file through its own disk, in pieces, and the bytes are right.
+#[test]
+fn a_refused_file_is_read_by_the_host() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    t.set_device_file(Err(FileFault::Refused(Refusal::TableFull)));
+    let file = t.app_open();
+    assert!(t.notices.is_empty(), "the open is not over yet");
+    assert_eq!(t.host.offload_fstat(file), None);
+    t.serve_disk(Peer::big_file());
+    assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
+    t.host.offload_write(t.socket(), file, 1000, 300_000).unwrap();
+    t.host.offload_close(file);
+    t.pump();
+    let mut got = Vec::new();
+    while t.info().send_queue > 0 {
+        t.serve_disk(Peer::big_file());
+        for seg in t.take_all() {
+            assert_eq!((seg.file, seg.echo), (None, Some(false)));
+            got.extend(seg.data.unwrap());
+        }
+        t.after_ms(1);
+        t.send(seg!(ACK));
+    }
+    assert!(got == file_bytes(1000, 300_000));
+    assert_eq!(t.host.counters().file_fallback_opens, 1);
+    assert_eq!(t.host.counters().file_fallback_bytes, 300_000);
+    t.serve_disk(Peer::big_file());
+    assert_eq!(t.disk_closes, 1);
+    assert_eq!(t.acked_file_bytes(), 0, "the device holds nothing");
+}
+
+/// The host's own disk notices a change too.
+#[test]
+fn a_change_is_noticed_on_the_hosts_path() {
+    let mut t = Peer::server_with(|c| c.file_offload = Err(Refusal::Disabled)).established();
+    let file = t.app_open();
+    t.serve_disk(Peer::big_file());
+    t.host.offload_write(t.socket(), file, 0, 100_000).unwrap();
+    t.pump();
+    let changed = abi::FileStat { version: 2, ..Peer::big_file() };
+    t.moved(
+        |t| t.serve_disk(changed),
+        &[("file_aborts", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
+    );
+    assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
+}
+
+/// A file that is not there, or is no regular file.
+#[test]
+fn what_cannot_be_sent_is_refused() {
+    let mut t = Peer::server().established();
+    t.set_device_file(Err(FileFault::NotFound));
+    let file = t.app_open();
+    assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::NotFound)));
+    assert!(t.host.offload_write(t.socket(), file, 0, 1).is_err());
+    t.set_device_file(Ok(abi::FileStat { size: 10, ..Peer::big_file() }));
+    let small = t.app_open();
+    assert!(t.host.offload_write(t.socket(), small, 5, 6).is_err(), "beyond the end");
+    assert!(t.host.offload_write(t.socket(), small, u64::MAX, 2).is_err());
+    assert!(t.host.offload_write(t.socket(), FileId(99), 0, 1).is_err());
+    t.set_device_file(Ok(abi::FileStat { kind: host::FileKind::Directory, ..Peer::big_file() }));
+    let dir = t.app_open();
+    assert!(t.host.offload_write(t.socket(), dir, 0, 1).is_err());
+}
+
+/// The device loses everything in the middle of a transfer: the host goes on by itself, and every byte arrives.
+#[test]
+fn a_reset_device_is_replaced_by_the_host() {
+    let mut t = warm();
+    let total: u32 = 200_000;
+    t.app_file(u64::from(total));
+    let mut have = vec![false; total as usize];
+    // Of the first window the first half arrived.
+    let first = t.take("a window");
+    assert_eq!(first.len, Some(14480));
+    t.send(seg!(ACK ack (2 + 7240)));
+    have[..7240].fill(true);
+    t.take_all();
+    t.moved(|t| t.event(Event::Reset), &[("device_resets", 1), ("file_fallback_opens", 1)]);
+    t.notices.clear();
+    let mut next = 7240_usize;
+    for _ in 0..2000 {
+        t.serve_disk(Peer::big_file());
+        for seg in t.take_all() {
+            assert_eq!(seg.file, None, "nothing is asked of the device: {seg}");
+            let Some(at) = (seg.seq.unwrap() as usize).checked_sub(2) else { continue };
+            let len = seg.len.unwrap();
+            assert_eq!(seg.data, Some(file_bytes(at as u64, len)));
+            have[at..at + len as usize].fill(true);
+        }
+        while next < have.len() && have[next] {
+            next += 1;
+        }
+        if next == have.len() {
+            break;
+        }
+        t.send(seg!(ACK ack (u32::try_from(next).unwrap() + 2)));
+        t.after_ms(100);
+    }
+    assert_eq!(next, have.len(), "everything was sent");
+    t.send(seg!(ACK));
+    assert_eq!(t.info().file_offload, Err(Refusal::DeviceReset));
+    assert_eq!(t.state(), "ESTABLISHED");
+    assert!(t.notices.is_empty() || !t.notices.iter().any(|n| matches!(n, Notice::File(_))));
+}
+
+/// The device loses everything, and the file is another by then.
+#[test]
+fn a_file_that_changed_while_the_device_was_reset() {
+    let mut t = warm();
+    t.app_file(100_000);
+    t.take("a window");
+    t.event(Event::Reset);
+    let changed = abi::FileStat { version: 2, ..Peer::big_file() };
+    t.serve_disk(changed);
+    assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
+}
+
+/// A table of open files that is full says so.
+#[test]
+fn too_many_files() {
+    let mut t = Peer::server_with(|c| c.files_max = 1);
+    let file = t.app_open();
+    assert_eq!(t.host.offload_open("another"), None);
+    t.host.offload_close(file);
+    t.pump();
+    assert!(matches!(t.file_ops.back(), Some(Op::FileClose { .. })));
+    assert!(t.host.offload_open("another").is_some());
+}

@@ -1,0 +1,284 @@
+//! Connections that begin: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC 4987.
+
+use base::Duration;
+use host::SocketError;
+use testkit::{Peer, seg};
+
+/// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option offered is answered.
+#[test]
+fn every_option_is_agreed() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN seq 0 win 65535 mss 1460 sack_ok tsval 5000 wscale 7));
+    t.expect(seg!(SYN ACK seq 0 ack 1 win 65535 mss 1460 sack_ok wscale 5 tsecr 5000));
+    t.moved(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_passive_opens", 1)]);
+    assert!(t.accepted().is_some());
+    assert_eq!((t.state(), t.info().mss), ("ESTABLISHED", 1448));
+    t.expect_nothing();
+}
+
+/// RFC 9293 section 3.7.1: without an MSS option 536 bytes; without the others neither are they used.
+#[test]
+fn a_bare_syn_gets_a_bare_answer() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN seq 0 win 1000));
+    t.expect(seg!(SYN ACK seq 0 ack 1 win 65535 mss 1460 no_ts));
+    t.send(seg!(ACK win 1000));
+    assert!(t.accepted().is_some());
+    assert_eq!(t.info().mss, 536);
+    t.app_write_zeros(600);
+    t.expect(seg!(ACK PSH seq 1 len 600 run 536 no_ts no_sack));
+}
+
+/// RFC 7323 section 2.2: the window of a SYN is never scaled, later ones are.
+#[test]
+fn windows_are_scaled_after_the_handshake() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN win 100 mss 1460 sack_ok tsval 5000 wscale 7));
+    t.take("SYN-ACK");
+    t.send(seg!(ACK win 2));
+    t.accepted();
+    t.app_write_zeros(1000);
+    t.expect(seg!(ACK seq 1 len 256));
+    t.expect_nothing();
+}
+
+/// RFC 6298 section 2.1: the SYN-ACK is sent again after 1, 2, 4, .. seconds, and the half-open connection then dropped.
+#[test]
+fn a_syn_ack_is_sent_again_and_given_up() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
+    t.expect_at(0, seg!(SYN ACK));
+    t.moved(
+        |t| {
+            t.at_ms(100_000);
+            for at in [1000, 3000, 7000, 15_000, 31_000] {
+                t.expect_at(at, seg!(SYN ACK seq 0 ack 1));
+            }
+            t.expect_nothing();
+        },
+        &[("tcp_syn_acks_resent", 5), ("tcp_syns_expired", 1)],
+    );
+    t.send(seg!(ACK seq 1 ack 1));
+    t.expect(seg!(RST seq 1));
+}
+
+/// RFC 9293 section 3.10.7.4: the same SYN again is answered again, with the same number.
+#[test]
+fn a_repeated_syn_is_answered_again() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
+    t.expect(seg!(SYN ACK seq 0 ack 1));
+    t.at_ms(500);
+    t.moved(
+        |t| t.send(seg!(SYN seq 0 mss 1460 sack_ok tsval 5500 wscale 7)),
+        &[("tcp_syn_acks_resent", 1)],
+    );
+    t.expect(seg!(SYN ACK seq 0 ack 1));
+}
+
+/// RFC 5961 section 3.2: an exact reset ends a half-open connection, another does not.
+#[test]
+fn a_reset_of_a_half_open_connection() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN mss 1460));
+    t.take("SYN-ACK");
+    t.send(seg!(RST seq 5));
+    t.send(seg!(RST seq 1));
+    t.moved(|t| t.send(seg!(ACK seq 1 ack 1)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect(seg!(RST seq 1));
+}
+
+/// RFC 9293 section 3.10.7.4: an acknowledgment of something never sent is reset, and the half-open connection stays.
+#[test]
+fn a_wrong_acknowledgment_of_a_half_open_connection() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN mss 1460));
+    t.take("SYN-ACK");
+    t.send(seg!(ACK seq 1 ack 77));
+    t.expect(seg!(RST seq 77));
+    t.send(seg!(ACK seq 1 ack 1));
+    assert!(t.accepted().is_some());
+}
+
+/// RFC 9293 section 3.10.7.1: a SYN for a port where nobody listens.
+#[test]
+fn a_closed_port_resets() {
+    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    t.moved(|t| t.send(seg!(SYN seq 0)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect(seg!(RST ACK seq 0 ack 1));
+    t.send(seg!(ACK seq 9 ack 1234));
+    t.take("a reset");
+    t.send(seg!(RST seq 9));
+    t.expect_nothing();
+}
+
+/// Data may come with the acknowledgment that ends the handshake: RFC 9293 section 3.10.7.4.
+#[test]
+fn data_with_the_last_acknowledgment() {
+    let mut t = Peer::server();
+    t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
+    t.take("SYN-ACK");
+    t.send(seg!(ACK PSH seq 1 ack 1 data b"GET /"));
+    t.accepted();
+    assert_eq!(t.app_read(), b"GET /");
+    t.expect(seg!(ACK seq 1 ack 6));
+}
+
+/// An active open: RFC 9293 figure 6.
+#[test]
+fn an_active_open() {
+    let mut t = Peer::client();
+    t.expect(seg!(SYN ECE CWR seq 0 win 65535 mss 1460 sack_ok wscale 5 tsecr 0));
+    t.at_ms(20);
+    t.send(seg!(SYN ACK seq 0 ack 1 win 60000 mss 1400 sack_ok tsval 5000 wscale 3));
+    t.expect(seg!(ACK seq 1 ack 1 tsecr 5000));
+    assert_eq!((t.state(), t.info().mss), ("ESTABLISHED", 1388));
+    assert_eq!(t.info().srtt, Duration::from_millis(20), "the handshake is the first sample");
+    assert_eq!(t.info().cwnd, 10 * 1388, "RFC 6928");
+}
+
+/// RFC 9293 section 3.10.7.3: options that the peer does not answer are not used.
+#[test]
+fn an_active_open_to_a_plain_peer() {
+    let mut t = Peer::client();
+    t.take("SYN");
+    t.send(seg!(SYN ACK seq 0 ack 1 win 500));
+    t.expect(seg!(ACK seq 1 ack 1 no_ts));
+    assert_eq!(t.info().mss, 536);
+    t.app_write_zeros(1000);
+    t.expect(seg!(ACK seq 1 len 500 no_ts ecn 0));
+}
+
+/// RFC 6298 section 5: the SYN is sent again with back-off, and given up after six times.
+#[test]
+fn a_syn_without_answer_times_out() {
+    let mut t = Peer::client();
+    t.expect_at(0, seg!(SYN ECE CWR seq 0));
+    t.moved(
+        |t| t.at_ms(200_000),
+        &[("tcp_timeouts", 6), ("tcp_timed_out", 1), ("tcp_attempt_fails", 1)],
+    );
+    for at in [1000, 3000, 7000, 15_000, 31_000, 63_000] {
+        t.expect_at(at, seg!(SYN ECE CWR seq 0 mss 1460));
+    }
+    t.expect_nothing();
+    assert_eq!(t.error(), Some(SocketError::TimedOut));
+}
+
+/// RFC 9293 section 3.10.7.3: a reset refuses, but only one that acknowledges our SYN.
+#[test]
+fn a_refused_connection() {
+    let mut t = Peer::client();
+    t.take("SYN");
+    t.send(seg!(RST seq 0));
+    assert_eq!(t.state(), "SYN-SENT");
+    t.send(seg!(RST ACK seq 0 ack 9));
+    assert_eq!(t.state(), "SYN-SENT");
+    t.moved(|t| t.send(seg!(RST ACK seq 0 ack 1)), &[("tcp_attempt_fails", 1)]);
+    assert_eq!(t.error(), Some(SocketError::Refused));
+    t.expect_nothing();
+}
+
+/// RFC 9293 section 3.10.7.3: an acknowledgment of something never sent.
+#[test]
+fn an_old_syn_ack_is_reset() {
+    let mut t = Peer::client();
+    t.take("SYN");
+    t.send(seg!(SYN ACK seq 0 ack 500));
+    t.expect(seg!(RST seq 500));
+    assert_eq!(t.state(), "SYN-SENT");
+}
+
+/// RFC 9293 figure 8: both ends send their SYN first.
+#[test]
+fn a_simultaneous_open() {
+    let mut t = Peer::client();
+    t.expect(seg!(SYN ECE CWR seq 0));
+    t.send(seg!(SYN seq 0 win 60000 mss 1460 sack_ok tsval 5000 wscale 7));
+    t.expect(seg!(SYN ACK seq 0 ack 1));
+    assert_eq!(t.state(), "SYN-RECEIVED");
+    t.send(seg!(SYN ACK seq 0 ack 1 tsval 5001));
+    t.expect(seg!(ACK seq 1 ack 1));
+    t.send(seg!(ACK seq 1 ack 1));
+    assert_eq!(t.state(), "ESTABLISHED");
+    t.app_write(b"hello");
+    t.expect(seg!(ACK seq 1 ack 1 data b"hello"));
+}
+
+/// A connection that is closed before it opened: RFC 9293 section 3.10.4.
+#[test]
+fn closing_before_opening() {
+    let mut t = Peer::client();
+    t.take("SYN");
+    t.app_shutdown();
+    assert_eq!(t.error(), Some(SocketError::Closed));
+    t.send(seg!(SYN ACK seq 0 ack 1 mss 1460));
+    t.expect(seg!(RST seq 1));
+}
+
+/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the timestamp.
+#[test]
+fn cookies_when_the_cache_is_full() {
+    let mut t = Peer::server_listening(|_| {}, 1);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK from the cache");
+    t.new_tuple(41_000);
+    t.moved(
+        |t| t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 9)),
+        &[("tcp_syn_cookies_sent", 1)],
+    );
+    t.expect(seg!(SYN ACK seq 0 ack 1 mss 1460 sack_ok wscale 5));
+    t.at_ms(50);
+    t.moved(
+        |t| t.send(seg!(ACK seq 1 ack 1 win 2)),
+        &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)],
+    );
+    t.accepted();
+    assert_eq!((t.state(), t.info().mss), ("ESTABLISHED", 1448));
+    t.app_write_zeros(1448);
+    t.expect(seg!(ACK seq 1 len 1024));
+}
+
+/// Without timestamps a cookie carries the segment size alone.
+#[test]
+fn a_cookie_without_timestamps() {
+    let mut t = Peer::server_listening(|_| {}, 1);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK from the cache");
+    t.new_tuple(41_000);
+    t.send(seg!(SYN mss 1300 sack_ok wscale 9));
+    let syn_ack = t.take("a SYN-ACK by cookie");
+    assert!(!syn_ack.sack_ok && syn_ack.wscale.is_none() && syn_ack.tsval.is_none());
+    t.send(seg!(ACK PSH seq 1 ack 1 data b"hello"));
+    t.accepted();
+    assert_eq!(t.info().mss, 1300);
+    assert_eq!(t.app_read(), b"hello");
+}
+
+/// An acknowledgment that nobody can have been sent makes no connection.
+#[test]
+fn a_forged_cookie_is_refused() {
+    let mut t = Peer::server_listening(|_| {}, 1);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK from the cache");
+    t.new_tuple(41_000);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK by cookie");
+    t.moved(
+        |t| t.send(seg!(ACK seq 1 ack 2)),
+        &[("tcp_syn_cookies_failed", 1), ("tcp_no_connection", 1), ("tcp_out_rsts", 1)],
+    );
+    t.expect(seg!(RST seq 2));
+}
+
+/// A whole exchange over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
+#[test]
+fn over_ipv6() {
+    let mut t = Peer::server_v6();
+    t.send(seg!(SYN mss 1440 sack_ok tsval 5000 wscale 7));
+    t.expect(seg!(SYN ACK seq 0 ack 1 mss 1440));
+    t.send(seg!(ACK));
+    t.accepted();
+    t.app_write_zeros(3000);
+    t.expect(seg!(ACK seq 1 len 3000 run 1428));
+}

@@ -1,0 +1,22 @@
+//! How much memory the process has allocated: for `outboard bench memory`.
+#![expect(unsafe_code, reason = "mallinfo2")]
+
+/// Bytes in use on the heap, with the allocator's own overhead for them.
+#[must_use]
+pub fn allocated_bytes() -> usize {
+    // SAFETY: mallinfo2 takes no arguments and only reads the allocator's own state, under its locks.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_allocation_shows() {
+        let before = allocated_bytes();
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        assert!(allocated_bytes() >= before + block.len() / 2);
+    }
+}

@@ -1,0 +1,659 @@
+//! One host under test, and a peer that says what the test tells it to.
+//!
+//! The test writes segments ([`Peer::send`]), expects segments ([`Peer::expect`]), moves time ([`Peer::at_ms`]) and acts as the host's
+//! application (`app_*`) and device (`echo*`, `reset_device`). Neighbour resolution is answered unless a test switches that off.
+
+mod act;
+mod icmp;
+
+use core::net::IpAddr;
+use std::collections::VecDeque;
+
+use abi::disk::DiskRequest;
+use abi::{
+    Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
+    FileStat, FlowId, Op, PacketPool, Part, Received, Transmit,
+};
+use base::counters::moved;
+use base::{Duration, Instant, SeqNum};
+use host::{Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketInfo};
+use wire::emit::{self, IpHeader, Link};
+use wire::frame::{Frame, protocol};
+use wire::tcp::{Flags, Options, SackBlock, Segment, Timestamps};
+use wire::{ETHERNET_BYTES, Endpoint};
+
+use crate::decode;
+use crate::seg;
+use crate::seg::Seg;
+
+/// The host's IPv4 address.
+pub const HOST: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 77, 0, 2));
+/// The peer's IPv4 address.
+pub const PEER: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 77, 0, 1));
+/// The host's IPv6 address.
+pub const HOST_V6: IpAddr = IpAddr::V6(core::net::Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2));
+/// The peer's IPv6 address.
+pub const PEER_V6: IpAddr = IpAddr::V6(core::net::Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
+/// The host's Ethernet address.
+pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+/// The peer's Ethernet address.
+pub const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Virtual time at which tests begin: not zero, so that "never" and "at the start" differ.
+const START: Instant = Instant::from_millis(1_000_000);
+/// The peer's initial sequence number: soon to wrap.
+const PEER_ISS: SeqNum = SeqNum(u32::MAX - 2000);
+/// The peer's timestamp at the start.
+const PEER_TS: u32 = 5_000;
+/// Counters that any traffic moves; [`Peer::moved`] leaves them out.
+const TRAFFIC: [&str; 10] = [
+    "received_frames",
+    "tcp_in_segs",
+    "tcp_out_transmits",
+    "tcp_out_bytes",
+    "tcp_out_acks",
+    "file_offload_bytes",
+    // A neighbour is asked again now and then while it is used.
+    "neighbor_solicitations",
+    "connections",
+    "connections_half_open",
+    "connections_time_wait",
+];
+
+/// What the simulated device answers when a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceFile {
+    /// Its answer.
+    pub result: Result<FileStat, FileFault>,
+}
+
+/// A transmit of the host, decoded.
+#[derive(Debug)]
+struct Output {
+    at: Instant,
+    seg: Seg,
+    tag: Option<u32>,
+    flow: FlowId,
+}
+
+/// A host and its scripted peer.
+pub struct Peer {
+    /// The host.
+    pub host: Host,
+    /// Where both ends are.
+    addrs: (IpAddr, IpAddr),
+    ports: (u16, u16),
+    now: Instant,
+    outputs: VecDeque<Output>,
+    /// Frames that are not TCP, as they left.
+    pub frames: VecDeque<Vec<u8>>,
+    /// File operations, in order.
+    pub file_ops: VecDeque<Op>,
+    /// Requests to the host's own disk.
+    pub disk: VecDeque<DiskRequest>,
+    /// Files that the host closed on its own disk.
+    pub disk_closes: u32,
+    /// Notices that the application got.
+    pub notices: VecDeque<Notice>,
+    socket: Option<SocketId>,
+    host_iss: Option<SeqNum>,
+    peer_iss: SeqNum,
+    host_nxt: u32,
+    peer_nxt: u32,
+    /// The host's TSval less its clock in milliseconds, once seen.
+    ts_base: Option<u32>,
+    last_tsval: u32,
+    peer_ts: bool,
+    win: u16,
+    last_tag: Option<(FlowId, u32)>,
+    /// Whether ARP and neighbour solicitations for the peer are answered.
+    pub answers_neighbors: bool,
+    /// ECN field of the frames that the peer sends.
+    pub ecn: u8,
+    /// What the device knows about the checksums of the frames that it delivers.
+    pub checksum: Checksum,
+    device_file: DeviceFile,
+    file: Option<(FileId, u64)>,
+    pool: PacketPool,
+}
+
+fn config() -> Config {
+    let cidr = |addr: IpAddr| Cidr { addr, prefix_len: if addr.is_ipv4() { 24 } else { 64 } };
+    Config { addrs: vec![cidr(HOST), cidr(HOST_V6)], ..Config::default() }
+}
+
+/// A regular file of 1 GiB.
+fn big_file() -> FileStat {
+    FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
+}
+
+impl Peer {
+    /// A host that listens on port 80, with the default configuration.
+    #[must_use]
+    pub fn server() -> Self {
+        Self::server_with(|_| {})
+    }
+
+    /// A host that listens on port 80, with a changed configuration.
+    #[must_use]
+    pub fn server_with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::server_listening(change, 16)
+    }
+
+    /// A host that listens on port 80 with that backlog.
+    #[must_use]
+    pub fn server_listening(change: impl FnOnce(&mut Config), backlog: usize) -> Self {
+        let mut t = Self::new(change, (HOST, PEER));
+        t.host.listen(Listen { addr: None, port: 80, backlog }).expect("port 80 is free");
+        t
+    }
+
+    /// As [`Self::server`], over IPv6.
+    #[must_use]
+    pub fn server_v6() -> Self {
+        let mut t = Self::new(|_| {}, (HOST_V6, PEER_V6));
+        t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("port 80 is free");
+        t
+    }
+
+    /// A host that has begun to connect to the peer's port 80.
+    #[must_use]
+    pub fn client() -> Self {
+        Self::client_with(|_| {})
+    }
+
+    /// As [`Self::client`], with a changed configuration.
+    #[must_use]
+    pub fn client_with(change: impl FnOnce(&mut Config)) -> Self {
+        let mut t = Self::new(change, (HOST, PEER));
+        let socket = t.host.connect(t.now, Endpoint { addr: PEER, port: 80 }).expect("connects");
+        t.socket = Some(socket);
+        t.ports = (t.host.local(socket).expect("it exists").port, 80);
+        t.pump();
+        t
+    }
+
+    /// A host without listener or connection.
+    #[must_use]
+    pub fn new(change: impl FnOnce(&mut Config), addrs: (IpAddr, IpAddr)) -> Self {
+        let mut config = config();
+        change(&mut config);
+        let capabilities = Capabilities {
+            transmit_bytes_max: 65_535,
+            mtu: 1500,
+            mac: MAC,
+            file: Ok(FileLimits { files_max: 100 }),
+        };
+        Self {
+            host: Host::new(config, &capabilities, 7),
+            addrs,
+            ports: (80, 40_000),
+            now: START,
+            outputs: VecDeque::new(),
+            frames: VecDeque::new(),
+            file_ops: VecDeque::new(),
+            disk: VecDeque::new(),
+            disk_closes: 0,
+            notices: VecDeque::new(),
+            socket: None,
+            host_iss: None,
+            peer_iss: PEER_ISS,
+            host_nxt: 0,
+            peer_nxt: 0,
+            ts_base: None,
+            last_tsval: 0,
+            peer_ts: false,
+            win: u16::MAX,
+            last_tag: None,
+            answers_neighbors: true,
+            ecn: 0,
+            checksum: Checksum::Good,
+            device_file: DeviceFile { result: Ok(big_file()) },
+            file: None,
+            pool: PacketPool::new(8),
+        }
+    }
+
+    /// A handshake with every option: MSS 1460 (1448 with timestamps), SACK, timestamps, windows of 512 units of 128 bytes.
+    #[must_use]
+    pub fn established(self) -> Self {
+        self.established_by(&seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7))
+    }
+
+    /// A handshake that the peer begins with `syn`.
+    #[must_use]
+    pub fn established_by(mut self, syn: &Seg) -> Self {
+        self.send(syn.clone());
+        self.take("a SYN-ACK");
+        self.send(seg!(ACK));
+        self.socket = self.accepted();
+        self.expect_nothing();
+        self
+    }
+
+    /// The connection that was accepted last; also takes the notices.
+    pub fn accepted(&mut self) -> Option<SocketId> {
+        self.pump();
+        let found = self.notices.iter().rev().find_map(|n| match n {
+            Notice::Accepted(_, id) => Some(*id),
+            _ => None,
+        });
+        self.notices.clear();
+        self.socket = found.or(self.socket);
+        self.socket
+    }
+
+    /// The connection under test.
+    #[must_use]
+    pub fn socket(&self) -> SocketId {
+        self.socket.expect("a connection was established")
+    }
+
+    /// The connection as `outboard ss` shows it.
+    #[must_use]
+    pub fn info(&self) -> SocketInfo {
+        self.host.info(self.socket()).expect("the connection exists")
+    }
+
+    /// Name of the connection's state, `GONE` where there is none.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        self.host.info(self.socket()).map_or("GONE", |i| i.state)
+    }
+
+    /// Why the connection ended, if it has.
+    #[must_use]
+    pub fn error(&self) -> Option<SocketError> {
+        self.host.readiness(self.socket()).error
+    }
+
+    /// Window field of segments that do not say one.
+    pub const fn set_win(&mut self, win: u16) {
+        self.win = win;
+    }
+
+    /// The peer speaks from another port, as a new end: numbers begin anew.
+    pub fn new_tuple(&mut self, port: u16) {
+        self.ports.1 = port;
+        self.forget_numbers();
+    }
+
+    /// The peer begins a new connection over the same tuple, `ahead` of where the old one began.
+    pub fn new_incarnation(&mut self, ahead: u32) {
+        self.peer_iss += ahead;
+        self.forget_numbers();
+    }
+
+    fn forget_numbers(&mut self) {
+        self.host_iss = None;
+        (self.host_nxt, self.peer_nxt) = (0, 0);
+        self.ts_base = None;
+        self.last_tsval = 0;
+    }
+
+    // ---- time ----
+
+    /// Milliseconds since the test began.
+    #[must_use]
+    pub fn ms(&self) -> u64 {
+        self.now.since(START).as_millis()
+    }
+
+    /// The time now.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Moves time to `ms` milliseconds after the beginning; every timer on the way fires at its time.
+    pub fn at_ms(&mut self, ms: u64) {
+        self.at_us(ms * 1000);
+    }
+
+    /// As [`Self::at_ms`], in microseconds.
+    pub fn at_us(&mut self, us: u64) {
+        let target = START + Duration::from_micros(us);
+        assert!(target >= self.now, "time only moves forward");
+        let mut rounds = 0;
+        while let Some(at) = self.host.poll_timeout().filter(|&at| at <= target) {
+            self.now = self.now.max(at);
+            self.host.handle_timeout(self.now);
+            self.pump();
+            rounds += 1;
+            assert!(rounds < 100_000, "timers fire without end at {}", self.now);
+        }
+        self.now = target;
+        self.pump();
+    }
+
+    /// Moves time on by `ms` milliseconds.
+    pub fn after_ms(&mut self, ms: u64) {
+        let us = self.now.since(START).as_micros();
+        self.at_us(us + ms * 1000);
+    }
+
+    // ---- the wire ----
+
+    /// The peer sends a segment. What is left out is as an honest peer would have it.
+    pub fn send(&mut self, seg: Seg) {
+        let frame = self.frame(&seg);
+        let syn = u32::from(seg.flags.has(Flags::SYN));
+        let fin = u32::from(seg.flags.has(Flags::FIN));
+        let len = seg.len.unwrap_or(0);
+        let start = seg.seq.unwrap_or(if syn == 1 { 0 } else { self.peer_nxt });
+        if !seg.flags.has(Flags::RST) && start <= self.peer_nxt {
+            self.peer_nxt = self.peer_nxt.max(start + syn + fin + len);
+        }
+        self.inject(&frame);
+    }
+
+    /// The peer sends bytes in order.
+    pub fn send_data(&mut self, data: &[u8]) {
+        self.send(Seg {
+            flags: Flags::ACK,
+            data: Some(data.to_vec()),
+            len: u32::try_from(data.len()).ok(),
+            ..Seg::default()
+        });
+    }
+
+    /// The frame of a segment.
+    pub fn frame(&mut self, seg: &Seg) -> Vec<u8> {
+        let syn = seg.flags.has(Flags::SYN);
+        let ms = u32::try_from(self.ms()).unwrap_or(0);
+        if syn {
+            self.peer_ts = seg.tsval.is_some();
+        }
+        let timestamps = (self.peer_ts && !seg.no_ts).then(|| Timestamps {
+            value: seg.tsval.unwrap_or(PEER_TS + ms),
+            echo: match (seg.tsecr, self.ts_base) {
+                (Some(echo), Some(base)) => base.wrapping_add(echo),
+                _ if seg.flags.has(Flags::ACK) => self.last_tsval,
+                _ => 0,
+            },
+        });
+        let host_iss = self.host_iss.unwrap_or(SeqNum(0));
+        let mut options = Options {
+            mss: seg.mss,
+            window_scale: seg.wscale,
+            sack_permitted: seg.sack_ok,
+            timestamps,
+            ..Options::default()
+        };
+        for &(start, end) in seg.sacks.iter().flatten() {
+            options.push_sack(SackBlock { start: host_iss + start, end: host_iss + end });
+        }
+        let acks = seg.flags.has(Flags::ACK);
+        let win = seg.win.unwrap_or(if syn { u16::MAX } else { self.win });
+        if syn && seg.wscale.is_some() {
+            self.win = 512;
+        }
+        let segment = Segment {
+            source: self.ports.1,
+            destination: self.ports.0,
+            seq: self.peer_iss + seg.seq.unwrap_or(if syn { 0 } else { self.peer_nxt }),
+            ack: if acks { host_iss + seg.ack.unwrap_or(self.host_nxt) } else { SeqNum(0) },
+            flags: seg.flags,
+            window: win,
+            options,
+        };
+        let payload = seg.data.clone().unwrap_or_else(|| vec![0; seg.len.unwrap_or(0) as usize]);
+        self.tcp_frame(&segment, &payload, seg.ecn.unwrap_or(self.ecn))
+    }
+
+    fn tcp_frame(&self, segment: &Segment, payload: &[u8], ecn: u8) -> Vec<u8> {
+        let ip = IpHeader {
+            source: self.addrs.1,
+            destination: self.addrs.0,
+            protocol: protocol::TCP,
+            ecn,
+            hop_limit: 64,
+        };
+        let link = Link { source: PEER_MAC, destination: MAC };
+        let l4 = ETHERNET_BYTES + ip.len();
+        let headers = l4 + segment.header_len();
+        let mut frame = vec![0; headers];
+        emit::tcp_headers(&link, &ip, segment, payload.len(), &mut frame);
+        frame.extend_from_slice(payload);
+        let end = frame.len();
+        emit::finish_tcp_checksum(&mut frame, &ip, l4, end);
+        frame
+    }
+
+    /// A frame arrives, and the host does what it makes of it.
+    pub fn inject(&mut self, frame: &[u8]) {
+        let packet = self.pool.copy(frame).expect("the frame fits a buffer");
+        let received = Received { packet, checksum: self.checksum, flow_hash: 0, segment_size: 0 };
+        self.event(Event::Received(received));
+    }
+
+    /// An event of the device.
+    pub fn event(&mut self, event: Event) {
+        self.host.handle_event(self.now, event);
+        self.pump();
+    }
+
+    /// Lets the host send whatever it wants to.
+    pub fn pump(&mut self) {
+        loop {
+            while let Some(op) = self.host.poll_op(self.now) {
+                self.take_op(op);
+            }
+            while let Some(packet) = self.host.poll_recycle() {
+                self.pool.put(packet);
+            }
+            while let Some(request) = self.host.poll_disk() {
+                self.disk.push_back(request);
+            }
+            let mut noticed = false;
+            while let Some(notice) = self.host.poll_notice() {
+                noticed = true;
+                self.notices.push_back(notice);
+            }
+            if !noticed {
+                break;
+            }
+        }
+    }
+
+    fn take_op(&mut self, op: Op) {
+        match op {
+            Op::Transmit(transmit) => self.take_transmit(&transmit),
+            Op::FileOpen { file, .. } => {
+                self.file_ops.push_back(op);
+                let result = self.device_file.result;
+                let opened = Event::FileOpened(FileOpened { file, result });
+                self.host.handle_event(self.now, opened);
+            }
+            other => self.file_ops.push_back(other),
+        }
+    }
+
+    fn take_transmit(&mut self, transmit: &Transmit) {
+        let header = transmit.header.as_slice();
+        let (l3, l4) = (transmit.header.l3(), transmit.header.l4());
+        let is_tcp = l4 < header.len()
+            && match header[l3] >> 4 {
+                4 => header[l3 + 9] == protocol::TCP,
+                _ => header[l3 + 6] == protocol::TCP,
+            };
+        if !is_tcp {
+            let frame = decode::packets(transmit, Duration::ZERO).concat();
+            if !(self.answers_neighbors && self.answer_neighbor(&frame)) {
+                self.frames.push_back(frame);
+            }
+            return;
+        }
+        assert_eq!(header[..6], PEER_MAC, "the frame is addressed to the peer");
+        let (segment, header_len) = Segment::parse(&header[l4..]).expect("the host's TCP header");
+        assert_eq!(l4 + header_len, header.len(), "the header ends where the payload begins");
+        let ecn = if header[l3] >> 4 == 4 { header[l3 + 1] & 3 } else { header[l3 + 1] >> 4 & 3 };
+        let seg = self.decode(&segment, transmit, ecn);
+        if let Some(tag) = transmit.echo {
+            self.last_tag = Some((transmit.flow, tag));
+        }
+        let (at, tag, flow) = (self.now, transmit.echo, transmit.flow);
+        self.outputs.push_back(Output { at, seg, tag, flow });
+    }
+
+    fn decode(&mut self, segment: &Segment, transmit: &Transmit, ecn: u8) -> Seg {
+        let flags = segment.flags;
+        if flags.has(Flags::SYN) {
+            self.host_iss = Some(segment.seq);
+        }
+        let relative = |seq: SeqNum, iss: SeqNum| seq.0.wrapping_sub(iss.0);
+        let seq = relative(segment.seq, self.host_iss.unwrap_or(segment.seq));
+        let len = transmit.payload_len();
+        if !flags.has(Flags::RST) {
+            let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+            let end = SeqNum(seq + len + controls);
+            self.host_nxt = SeqNum(self.host_nxt).max(end).0;
+        }
+        let ms = u32::try_from(self.ms()).unwrap_or(0);
+        let ts = segment.options.timestamps;
+        if let Some(ts) = ts {
+            self.ts_base.get_or_insert_with(|| ts.value.wrapping_sub(ms));
+            self.last_tsval = ts.value;
+        }
+        let ts_base = self.ts_base.unwrap_or(0);
+        let file = transmit.parts.iter().find_map(|part| match part {
+            Part::File(FileExtent { offset, len, .. }) => Some((*offset, *len)),
+            Part::Host(_) => None,
+        });
+        let sacks = segment.options.sack().iter();
+        Seg {
+            flags,
+            seq: Some(seq),
+            ack: flags.has(Flags::ACK).then(|| relative(segment.ack, self.peer_iss)),
+            win: Some(segment.window),
+            len: Some(len),
+            data: Some(decode::payload(transmit)),
+            mss: segment.options.mss,
+            wscale: segment.options.window_scale,
+            sack_ok: segment.options.sack_permitted,
+            tsval: ts.map(|ts| ts.value.wrapping_sub(ts_base)),
+            tsecr: ts.map(|ts| ts.echo),
+            no_ts: ts.is_none(),
+            sacks: Some(
+                sacks
+                    .map(|b| (relative(b.start, self.peer_iss), relative(b.end, self.peer_iss)))
+                    .collect(),
+            ),
+            ecn: Some(ecn),
+            again: Some(transmit.retransmission),
+            run: Some(transmit.segment_size),
+            file,
+            echo: Some(transmit.echo.is_some()),
+        }
+    }
+
+    /// Answers an ARP request or a neighbour solicitation for the peer; says whether it was one.
+    fn answer_neighbor(&mut self, frame: &[u8]) -> bool {
+        match wire::frame::parse(frame) {
+            Ok(Frame::Arp { at }) if frame[at + 7] == 1 => {
+                let mut reply = frame.to_vec();
+                reply[..6].copy_from_slice(&MAC);
+                reply[6..12].copy_from_slice(&PEER_MAC);
+                reply[at + 7] = 2;
+                reply[at + 8..at + 14].copy_from_slice(&PEER_MAC);
+                reply[at + 14..at + 18].copy_from_slice(&frame[at + 24..at + 28]);
+                reply[at + 18..at + 24].copy_from_slice(&MAC);
+                reply[at + 24..at + 28].copy_from_slice(&frame[at + 14..at + 18]);
+                self.inject(&reply);
+                true
+            }
+            Ok(Frame::Ip(ip)) if ip.protocol == protocol::ICMPV6 && frame[ip.l4] == 135 => {
+                let mut target = [0; 16];
+                target.copy_from_slice(&frame[ip.l4 + 8..ip.l4 + 24]);
+                let advert = icmp::neighbor_advert(target.into(), ip.source);
+                self.inject(&advert);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    // ---- expectations ----
+
+    /// The next segment that the host sent.
+    pub fn take(&mut self, what: &str) -> Seg {
+        match self.outputs.pop_front() {
+            Some(output) => output.seg,
+            None => panic!("at {} ms: the host sent nothing, expected {what}", self.ms()),
+        }
+    }
+
+    /// Everything that the host sent and no expectation has taken.
+    pub fn take_all(&mut self) -> Vec<Seg> {
+        self.outputs.drain(..).map(|o| o.seg).collect()
+    }
+
+    /// Everything with the time at which it was sent, in microseconds since the beginning.
+    pub fn take_timed(&mut self) -> Vec<(u64, Seg)> {
+        self.outputs.drain(..).map(|o| (o.at.since(START).as_micros(), o.seg)).collect()
+    }
+
+    /// The next segment that the host sent is this one.
+    pub fn expect(&mut self, want: Seg) {
+        let Some(got) = self.outputs.pop_front() else {
+            panic!("at {} ms: the host sent nothing\n  expected {want}", self.ms());
+        };
+        self.compare(&want, &got);
+    }
+
+    /// The next segment that the host sent is this one, and it left `ms` milliseconds after the beginning.
+    pub fn expect_at(&mut self, ms: u64, want: Seg) {
+        let Some(got) = self.outputs.pop_front() else {
+            panic!("at {} ms: the host sent nothing\n  expected at {ms} ms {want}", self.ms());
+        };
+        self.compare(&want, &got);
+        let at = got.at.since(START);
+        assert_eq!(at.as_millis(), ms, "time of {}: it left after {at}", got.seg);
+    }
+
+    fn compare(&self, want: &Seg, got: &Output) {
+        let wrong = want.differences(&got.seg);
+        if wrong.is_empty() {
+            return;
+        }
+        let rest: Vec<String> = self.outputs.iter().map(|o| o.seg.to_string()).collect();
+        panic!(
+            "at {} ms: another segment\n  expected {want}\n  got      {} (sent after {})\n  {}\n  then {rest:?}",
+            self.ms(),
+            got.seg,
+            got.at.since(START),
+            wrong.join("\n  "),
+        );
+    }
+
+    /// The host has sent nothing that no expectation has taken.
+    pub fn expect_nothing(&mut self) {
+        if let Some(output) = self.outputs.front() {
+            let at = output.at.since(START);
+            panic!(
+                "at {} ms: unexpected segment, sent after {at}\n  got {}",
+                self.ms(),
+                output.seg
+            );
+        }
+    }
+
+    /// Runs `f`; the host's counters that it moves are exactly these, apart from those that any traffic moves.
+    pub fn moved(&mut self, f: impl FnOnce(&mut Self), expected: &[(&str, u64)]) {
+        let before = self.counters();
+        f(self);
+        let mut got = moved(&before, &self.counters());
+        got.retain(|(name, _)| !TRAFFIC.contains(&name.as_str()));
+        let mut want: Vec<(String, u64)> =
+            expected.iter().map(|&(name, by)| (name.to_owned(), by)).collect();
+        got.sort_unstable();
+        want.sort_unstable();
+        assert_eq!(got, want, "counters that moved (left) and that were to move (right)");
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = Vec::new();
+        self.host.visit(&mut |name, value| all.push((name, value)));
+        all
+    }
+}

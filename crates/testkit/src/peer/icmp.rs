@@ -1,0 +1,91 @@
+//! What the peer sends beside TCP.
+
+use core::net::IpAddr;
+
+use base::SeqNum;
+use wire::ETHERNET_BYTES;
+use wire::emit::{self, IpHeader, Link};
+use wire::frame::protocol;
+
+use super::{MAC, PEER_MAC, Peer};
+
+/// A neighbour advertisement of the peer's address.
+pub(super) fn neighbor_advert(target: core::net::Ipv6Addr, to: IpAddr) -> Vec<u8> {
+    let ip = IpHeader {
+        source: target.into(),
+        destination: to,
+        protocol: protocol::ICMPV6,
+        ecn: 0,
+        hop_limit: 255,
+    };
+    let mut body = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
+    body.extend_from_slice(&target.octets());
+    body.extend_from_slice(&[2, 1]);
+    body.extend_from_slice(&PEER_MAC);
+    icmp_frame(&ip, &mut body)
+}
+
+/// A frame from the peer with an ICMP or ICMPv6 message, whose checksum is filled in.
+fn icmp_frame(ip: &IpHeader, body: &mut [u8]) -> Vec<u8> {
+    body[2..4].fill(0);
+    let mut sum = if ip.protocol == protocol::ICMPV6 {
+        wire::checksum::pseudo_header(ip.source, ip.destination, ip.protocol, body.len())
+    } else {
+        wire::checksum::Sum::new()
+    };
+    sum.add(body);
+    body[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+    let link = Link { source: PEER_MAC, destination: MAC };
+    let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
+    emit::ethernet_ip(&link, ip, body.len(), &mut frame);
+    frame.extend_from_slice(body);
+    frame
+}
+
+impl Peer {
+    /// The peer, or a router, sends an ICMP or ICMPv6 message; its checksum is filled in.
+    pub fn send_icmp(&mut self, body: &[u8]) {
+        let v4 = self.addrs.0.is_ipv4();
+        let ip = IpHeader {
+            source: self.addrs.1,
+            destination: self.addrs.0,
+            protocol: if v4 { protocol::ICMP } else { protocol::ICMPV6 },
+            ecn: 0,
+            hop_limit: 255,
+        };
+        let frame = icmp_frame(&ip, &mut body.to_vec());
+        self.inject(&frame);
+    }
+
+    /// A packet of `protocol` from the peer with this body.
+    pub fn send_ip(&mut self, protocol: u8, body: &[u8]) {
+        let (source, destination) = (self.addrs.1, self.addrs.0);
+        let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
+        let link = Link { source: PEER_MAC, destination: MAC };
+        let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
+        emit::ethernet_ip(&link, &ip, body.len(), &mut frame);
+        frame.extend_from_slice(body);
+        self.inject(&frame);
+    }
+
+    /// The IP header and first bytes of a segment of the host at `seq`, as an ICMP error quotes it.
+    #[must_use]
+    pub fn quoted(&self, seq: u32) -> Vec<u8> {
+        let ip = IpHeader {
+            source: self.addrs.0,
+            destination: self.addrs.1,
+            protocol: protocol::TCP,
+            ecn: 0,
+            hop_limit: 60,
+        };
+        let link = Link { source: MAC, destination: PEER_MAC };
+        let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
+        emit::ethernet_ip(&link, &ip, 1480, &mut frame);
+        let mut quote = frame.split_off(ETHERNET_BYTES);
+        quote.extend_from_slice(&self.ports.0.to_be_bytes());
+        quote.extend_from_slice(&self.ports.1.to_be_bytes());
+        let seq = self.host_iss.unwrap_or(SeqNum(0)) + seq;
+        quote.extend_from_slice(&seq.0.to_be_bytes());
+        quote
+    }
+}
