@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// The device: file bytes that left, retransmissions included.
 pub const FILE_BYTES: &str = "file_bytes";
+/// The host: file bytes that the device was asked to send; there also where it has no file engine.
+pub const FILE_OFFLOAD_BYTES: &str = "file_offload_bytes";
 /// The device: reads that found the file changed.
 pub const FILE_CHANGED: &str = "file_changed";
 /// The host: connections that ended because of their file.

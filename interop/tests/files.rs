@@ -50,7 +50,7 @@ fn without_offload_the_host_reads_and_the_bytes_are_the_same() {
     let after = server.stat();
     let bytes: u64 = SIZES.iter().sum();
     assert!(after.moved(&before, counters::FILE_FALLBACK_BYTES) >= bytes, "{after:?}");
-    assert_eq!(after.moved(&before, counters::FILE_BYTES), 0, "{after:?}");
+    assert_eq!(after.moved(&before, counters::FILE_OFFLOAD_BYTES), 0, "{after:?}");
 }
 
 #[test]

@@ -31,9 +31,9 @@ use crate::table::{Place, Table};
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::cookie::Cookies;
 use crate::tcp::input::Arrival;
-use crate::tcp::listen::{Listener, SynCache};
+use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
-use crate::tcp::time_wait::{Remains, TimeWait};
+use crate::tcp::time_wait::Remains;
 
 /// A host stack.
 ///
@@ -47,11 +47,9 @@ pub struct Host {
     pub(crate) files: Files,
     pub(crate) table: Table,
     pub(crate) listeners: Vec<Option<Listener>>,
-    pub(crate) syn_cache: SynCache,
     pub(crate) cookies: Cookies,
     /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
     pub(crate) cookie_sent: Option<Instant>,
-    pub(crate) time_wait: TimeWait,
     pub(crate) prng: Prng,
     /// Key of initial sequence numbers and timestamp offsets: RFC 6528.
     pub(crate) iss_key: Keyed,
@@ -84,10 +82,8 @@ impl Host {
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
             table: Table::new(&mut prng),
             listeners: Vec::new(),
-            syn_cache: SynCache::default(),
             cookies: Cookies::new(&mut prng),
             cookie_sent: None,
-            time_wait: TimeWait::default(),
             iss_key: Keyed::random(&mut prng),
             prng,
             notices: VecDeque::new(),
@@ -142,8 +138,8 @@ impl Host {
         }
         let dropped = self.out.net.neighbors.handle_timeout(now);
         self.out.counters.neighbor_drops += dropped as u64;
-        while let Some(remains) = self.time_wait.poll_expired(now) {
-            self.forget_time_wait(&remains);
+        while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
+            self.table.unroute(&remains.tuple, Place::TimeWait(slot));
         }
         self.expire_half_open(now);
     }
@@ -154,8 +150,8 @@ impl Host {
         [
             self.alarms.next(),
             self.out.net.neighbors.poll_timeout(),
-            self.time_wait.poll_timeout(),
-            self.syn_cache.poll_timeout(),
+            self.table.time_wait.poll_timeout(),
+            self.table.syn_cache.poll_timeout(),
         ]
         .into_iter()
         .flatten()
@@ -189,8 +185,8 @@ impl Host {
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.out.counters.visit(f);
         f("connections", self.table.len() as u64);
-        f("connections_half_open", self.syn_cache.len() as u64);
-        f("connections_time_wait", self.time_wait.len() as u64);
+        f("connections_half_open", self.table.syn_cache.len() as u64);
+        f("connections_time_wait", self.table.time_wait.len() as u64);
     }
 
     /// The counters.
@@ -430,11 +426,12 @@ impl Host {
         conn.release_files(&mut cx);
         if self.table.find(&tuple) == Some(Place::Connection(id.index)) {
             let until = now + self.config.tcp.time_wait;
-            let (slot, evicted) = self.time_wait.insert(remains, until);
-            self.table.route(tuple, Place::TimeWait(slot));
-            if let Some(evicted) = evicted {
-                self.forget_time_wait(&evicted);
+            let (slot, evicted) = self.table.time_wait.insert(remains, until);
+            if let Some((slot, evicted)) = evicted {
+                self.table.unroute(&evicted.tuple, Place::TimeWait(slot));
             }
+            let before = Place::Connection(id.index);
+            self.table.route(&tuple, Place::TimeWait(slot), Some(before));
         }
         if !held {
             self.free(id);
@@ -460,19 +457,6 @@ impl Host {
             self.note_taken(listener);
         }
         self.table.remove(id.index);
-    }
-
-    fn forget_time_wait(&mut self, remains: &Remains) {
-        if let Some(place @ Place::TimeWait(slot)) = self.table.find(&remains.tuple) {
-            if self.time_wait.at(slot).is_none_or(|r| r.tuple != remains.tuple) {
-                self.table.unroute(&remains.tuple, place);
-            }
-        }
-    }
-
-    /// Puts a new connection into the table.
-    pub(crate) fn install(&mut self, id: SocketId, conn: Connection) {
-        self.table.insert(id, conn);
     }
 
     /// Whether files go to the device, or why not.

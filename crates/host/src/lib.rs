@@ -30,6 +30,7 @@ mod host;
 mod net;
 mod outbox;
 mod passive;
+mod rare;
 mod sockets;
 mod table;
 mod tcp;

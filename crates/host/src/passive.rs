@@ -110,8 +110,8 @@ impl Host {
         if let Some(l) = &mut self.listeners[listener as usize] {
             l.half_open += 1;
         }
-        let slot = self.syn_cache.insert(now, entry);
-        self.table.route(*tuple, Place::HalfOpen(slot));
+        let slot = self.table.syn_cache.insert(now, entry);
+        self.table.route(tuple, Place::HalfOpen(slot), None);
         self.send_syn_ack(now, &entry);
     }
 
@@ -257,13 +257,18 @@ impl Host {
             retries: 0,
             resend_at: now,
         };
-        let Some(id) = self.establish(now, &entry) else { return CookieFate::NoRoom };
+        let Some(id) = self.establish(now, &entry, None) else { return CookieFate::NoRoom };
         self.out.counters.tcp_syn_cookies_accepted += 1;
         CookieFate::Accepted(id)
     }
 
-    /// Makes a connection of a finished handshake; none where there is no room.
-    fn establish(&mut self, now: Instant, entry: &HalfOpen) -> Option<SocketId> {
+    /// Makes a connection of a finished handshake; none where there is no room. `before` is where its tuple leads.
+    fn establish(
+        &mut self,
+        now: Instant,
+        entry: &HalfOpen,
+        before: Option<Place>,
+    ) -> Option<SocketId> {
         let listener = self.listeners.get(entry.listener as usize).copied().flatten()?;
         if listener.waiting >= listener.backlog || self.table.len() >= self.config.connections_max {
             self.out.counters.tcp_listen_drops += 1;
@@ -285,7 +290,7 @@ impl Host {
         let mut conn = Connection::established(begin, &self.config.tcp, now);
         conn.modes.notify = true;
         conn.arm_idle(now);
-        self.install(id, conn);
+        self.table.insert(id, conn, before);
         self.table.slots[id.index()].accepted_by = Some(entry.listener);
         if let Some(l) = &mut self.listeners[entry.listener as usize] {
             l.waiting += 1;
@@ -296,7 +301,7 @@ impl Host {
 
     /// A segment for an entry of the SYN cache.
     pub(crate) fn handle_half_open(&mut self, now: Instant, slot: u32, arrival: Arrival) {
-        let Some(entry) = self.syn_cache.at(slot).copied() else { return };
+        let Some(entry) = self.table.syn_cache.at(slot).copied() else { return };
         let segment = arrival.segment;
         let flags = segment.flags;
         if flags.has(Flags::RST) {
@@ -316,7 +321,7 @@ impl Host {
         } else if flags.has(Flags::ACK) {
             if segment.ack != entry.iss + 1 || !segment.seq.ge(entry.irs + 1) {
                 self.out.send_tcp_reset(now, &entry.tuple, segment.ack);
-            } else if let Some(id) = self.establish(now, &entry) {
+            } else if let Some(id) = self.establish(now, &entry, Some(Place::HalfOpen(slot))) {
                 self.release_half_open(slot);
                 self.deliver(now, id.index, arrival);
                 return;
@@ -334,7 +339,7 @@ impl Host {
 
     /// Takes an entry out of the SYN cache; its tuple leads to the connection by now.
     fn release_half_open(&mut self, slot: u32) -> Option<HalfOpen> {
-        let entry = self.syn_cache.remove(slot)?;
+        let entry = self.table.syn_cache.remove(slot)?;
         if let Some(Some(l)) = self.listeners.get_mut(entry.listener as usize) {
             l.half_open -= 1;
         }
@@ -343,12 +348,12 @@ impl Host {
 
     /// Sends SYN-ACKs again, and gives up where nobody answered.
     pub(crate) fn expire_half_open(&mut self, now: Instant) {
-        if self.syn_cache.poll_timeout().is_none_or(|at| at > now) {
+        if self.table.syn_cache.poll_timeout().is_none_or(|at| at > now) {
             return;
         }
-        let (again, dead) = self.syn_cache.expire(now, self.config.tcp.syn_ack_retries);
+        let (again, dead) = self.table.syn_cache.expire(now, self.config.tcp.syn_ack_retries);
         for slot in again {
-            if let Some(entry) = self.syn_cache.at(slot).copied() {
+            if let Some(entry) = self.table.syn_cache.at(slot).copied() {
                 self.out.counters.tcp_syn_acks_resent += 1;
                 self.send_syn_ack(now, &entry);
             }
@@ -367,11 +372,11 @@ impl Host {
         tuple: &Tuple,
         arrival: Arrival,
     ) {
-        let Some(remains) = self.time_wait.at(slot).copied() else { return };
+        let Some(remains) = self.table.time_wait.at(slot).copied() else { return };
         let segment = arrival.segment;
         match (remains.judge(&segment), self.listener_of(tuple)) {
             (Verdict::Reuse, Some(listener)) => {
-                self.time_wait.remove(slot);
+                self.table.time_wait.remove(slot);
                 self.table.unroute(tuple, Place::TimeWait(slot));
                 self.out.counters.tcp_time_wait_reused += 1;
                 // As Linux: beyond anything that the old connection can have sent.
@@ -397,7 +402,7 @@ impl Host {
                 };
                 self.out.send_tcp(now, FlowId::NONE, tuple, &reply, TcpPayload::default());
                 if segment.flags.has(Flags::FIN) {
-                    self.time_wait.restart(slot, now + self.config.tcp.time_wait);
+                    self.table.time_wait.restart(slot, now + self.config.tcp.time_wait);
                 }
             }
         }

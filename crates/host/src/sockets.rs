@@ -94,7 +94,7 @@ impl Host {
             mtu: self.out.net.mtu,
         };
         let conn = Connection::new(begin, config, now);
-        self.install(id, conn);
+        self.table.insert(id, conn, None);
         self.out.counters.tcp_active_opens += 1;
         self.touch(id);
         Ok(id)

@@ -1,4 +1,4 @@
-//! The table of connections, and the way from a tuple to one.
+//! The table of connections, half-open and closed ones beside them, and the way from a tuple to one.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -11,6 +11,11 @@ use wire::Tuple;
 use crate::api::SocketId;
 use crate::hash::Keyed;
 use crate::tcp::conn::Connection;
+use crate::tcp::listen::SynCache;
+use crate::tcp::time_wait::TimeWait;
+
+/// Slots that the table grows by.
+const GROW_SLOTS: usize = 1024;
 
 /// What a tuple leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +25,10 @@ pub(crate) enum Place {
     TimeWait(u32),
 }
 
+/// A tuple's hash and place; the tuple itself is looked up there.
 #[derive(Debug)]
 struct Route {
-    tuple: Tuple,
+    hash: u64,
     place: Place,
 }
 
@@ -46,6 +52,8 @@ pub(crate) struct Slot {
 pub(crate) struct Table {
     pub(crate) slots: Vec<Slot>,
     free: Vec<u32>,
+    pub(crate) syn_cache: SynCache,
+    pub(crate) time_wait: TimeWait,
     routes: HashTable<Route>,
     hash: Keyed,
 }
@@ -53,7 +61,14 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn new(prng: &mut Prng) -> Self {
         let hash = Keyed::random(prng);
-        Self { slots: Vec::new(), free: Vec::new(), routes: HashTable::new(), hash }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            syn_cache: SynCache::default(),
+            time_wait: TimeWait::default(),
+            routes: HashTable::new(),
+            hash,
+        }
     }
 
     /// Connections in the table.
@@ -64,6 +79,10 @@ impl Table {
     /// The id that the next connection will have.
     pub(crate) fn next_id(&mut self) -> SocketId {
         if self.free.is_empty() {
+            if self.slots.len() == self.slots.capacity() {
+                // By steps, not by doubling: half of a large table would be empty.
+                self.slots.reserve_exact(GROW_SLOTS);
+            }
             self.slots.push(Slot {
                 conn: None,
                 generation: 0,
@@ -79,10 +98,11 @@ impl Table {
     }
 
     /// Puts a connection under the id that [`Self::next_id`] gave.
-    pub(crate) fn insert(&mut self, id: SocketId, conn: Connection) {
+    /// `before` is where its tuple led.
+    pub(crate) fn insert(&mut self, id: SocketId, conn: Connection, before: Option<Place>) {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
-        self.route(conn.tuple, Place::Connection(id.index));
+        self.route(&conn.tuple, Place::Connection(id.index), before);
         self.slots[id.index as usize].conn = Some(Box::new(conn));
     }
 
@@ -115,26 +135,40 @@ impl Table {
 
     /// What a tuple leads to.
     pub(crate) fn find(&self, tuple: &Tuple) -> Option<Place> {
-        self.routes.find(self.hash.tuple(tuple), |r| r.tuple == *tuple).map(|r| r.place)
+        let hash = self.hash.tuple(tuple);
+        self.routes.find(hash, |r| self.leads(r, hash, tuple)).map(|r| r.place)
     }
 
-    /// Makes a tuple lead somewhere.
-    pub(crate) fn route(&mut self, tuple: Tuple, place: Place) {
-        let hash = self.hash.clone();
-        let key = hash.tuple(&tuple);
-        match self.routes.find_mut(key, |r| r.tuple == tuple) {
+    fn leads(&self, route: &Route, hash: u64, tuple: &Tuple) -> bool {
+        route.hash == hash && self.tuple_at(route.place) == Some(tuple)
+    }
+
+    fn tuple_at(&self, place: Place) -> Option<&Tuple> {
+        match place {
+            Place::Connection(index) => {
+                self.slots.get(index as usize)?.conn.as_deref().map(|c| &c.tuple)
+            }
+            Place::HalfOpen(slot) => self.syn_cache.at(slot).map(|e| &e.tuple),
+            Place::TimeWait(slot) => self.time_wait.at(slot).map(|r| &r.tuple),
+        }
+    }
+
+    /// Makes a tuple lead somewhere; `before` is where it led.
+    pub(crate) fn route(&mut self, tuple: &Tuple, place: Place, before: Option<Place>) {
+        let hash = self.hash.tuple(tuple);
+        let old = |r: &Route| r.hash == hash && Some(r.place) == before;
+        match self.routes.find_mut(hash, old) {
             Some(route) => route.place = place,
             None => {
-                let route = Route { tuple, place };
-                self.routes.insert_unique(key, route, |r| hash.tuple(&r.tuple));
+                self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
             }
         }
     }
 
     /// Makes a tuple lead nowhere, if it led to `place`.
     pub(crate) fn unroute(&mut self, tuple: &Tuple, place: Place) {
-        let key = self.hash.tuple(tuple);
-        if let Ok(entry) = self.routes.find_entry(key, |r| r.tuple == *tuple && r.place == place) {
+        let hash = self.hash.tuple(tuple);
+        if let Ok(entry) = self.routes.find_entry(hash, |r| r.hash == hash && r.place == place) {
             entry.remove();
         }
     }

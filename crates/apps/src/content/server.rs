@@ -41,6 +41,9 @@ pub(crate) struct Server<I> {
     next_serial: u32,
 }
 
+/// Slots that the table of connections grows by.
+const GROW_SLOTS: usize = 1024;
+
 impl<I: Copy + Eq> Server<I> {
     pub(crate) fn new(config: Config) -> Self {
         Self {
@@ -76,6 +79,10 @@ impl<I: Copy + Eq> Server<I> {
         }
         self.responder.counters.http_connections += 1;
         if self.slots.len() <= index {
+            if index >= self.slots.capacity() {
+                // By steps, not by doubling: half of a large table would be empty.
+                self.slots.reserve_exact(index + GROW_SLOTS - self.slots.len());
+            }
             self.slots.resize_with(index + 1, || None);
         }
         let connection = Connection::new(socket, self.next_serial, now, &self.config);

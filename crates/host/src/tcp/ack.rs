@@ -3,6 +3,8 @@
 //! The order is Linux's tcp_ack: window, cumulative and selective acknowledgment, round-trip time, RACK, the phases of recovery,
 //! congestion control, timers.
 
+use alloc::boxed::Box;
+
 use base::{Instant, SeqNum};
 use wire::tcp::{Flags, SackBlock, Segment};
 
@@ -376,13 +378,13 @@ impl Connection {
     /// Notes what the window was before a reduction.
     pub(crate) fn remember_for_undo(&mut self) {
         let snd = &mut self.snd;
-        snd.undo = Some(Undo {
+        snd.undo = Some(Box::new(Undo {
             cwnd: snd.cc.cwnd,
             ssthresh: snd.cc.ssthresh,
             resent_at: None,
             resent: 0,
             any: false,
-        });
+        }));
     }
 
     /// RFC 3168 section 6.1.2: as if a packet had been lost, once per window.

@@ -3,6 +3,8 @@
 //! The work is done by role in the sibling modules. Here is what belongs to a connection and how one begins, is written to, read
 //! from and ends. Calls of the application never send; they leave work for [`Connection::output`].
 
+use alloc::boxed::Box;
+
 use abi::{FileFault, FileId, FlowId, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -86,10 +88,13 @@ pub(crate) struct Send {
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
     pub(crate) phase: Phase,
-    pub(crate) undo: Option<Undo>,
+    /// Boxed, as most connections never need it.
+    pub(crate) undo: Option<Box<Undo>>,
     /// A tail loss probe is out: the send position then, and whether it repeated old bytes.
     pub(crate) probe: Option<(u64, bool)>,
     pub(crate) next_tag: u32,
+    /// The last transmit that may wait for a disk, and the acknowledgment that it carries.
+    pub(crate) carried: Option<(u32, SeqNum)>,
     /// The congestion window was what stopped sending.
     pub(crate) cwnd_limited: bool,
     /// The next new data tells the peer that the window was reduced: RFC 3168 CWR.
@@ -113,6 +118,8 @@ pub(crate) struct Send {
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that the device has not been told of.
     pub(crate) unreported: Option<(FileId, u64, u64)>,
+    /// Bytes of files that the device was still to send when the connection ended.
+    waiting: Option<Box<[(FileId, u64, u64)]>>,
     /// The host is reading a file for it.
     pub(crate) reading: bool,
     pub(crate) resent_bytes: u64,
@@ -138,7 +145,7 @@ pub(crate) struct Connection {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) user_timeout: Duration,
     /// When a challenge acknowledgment was last sent.
-    pub(crate) challenged_at: Option<Instant>,
+    pub(crate) challenged_at: Instant,
 }
 
 /// How a connection begins.
@@ -198,6 +205,7 @@ impl Connection {
                 undo: None,
                 probe: None,
                 next_tag: 0,
+                carried: None,
                 cwnd_limited: false,
                 send_cwr: false,
                 echo_ce: false,
@@ -210,6 +218,7 @@ impl Connection {
                 recover: 0,
                 progress_at: now,
                 unreported: None,
+                waiting: None,
                 reading: false,
                 resent_bytes: 0,
                 file_bytes: 0,
@@ -220,7 +229,7 @@ impl Connection {
             ts_recent_at: now,
             keep_alive: None,
             user_timeout: config.user_timeout,
-            challenged_at: None,
+            challenged_at: Instant::ZERO,
         }
     }
 
@@ -302,15 +311,36 @@ impl Connection {
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
+        let left = self.snd.flight.first_waiting().unwrap_or(sent);
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
-        spans.advance(sent.min(end), |file, offset, len| {
+        spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
+        // The device holds bytes from when they leave: a release that overtook them would leave them held for ever.
+        let mut waiting = Vec::new();
+        spans.advance(sent.min(end), |file, offset, len| waiting.push((file, offset, len)));
+        self.snd.waiting = (!waiting.is_empty()).then(|| waiting.into_boxed_slice());
         // What was queued and never handed over is released without a word to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
         });
+        self.release_waiting(cx);
+    }
+
+    /// Releases what the device was still to send when the connection ended, once it has.
+    fn release_waiting(&mut self, cx: &mut Cx<'_>) {
+        if self.snd.waiting.is_some() && self.snd.flight.any_pending() {
+            return;
+        }
+        for (file, offset, len) in self.snd.waiting.take().into_iter().flatten() {
+            cx.files.release(cx.out, file, offset, len, true);
+        }
         self.snd.flight = Flight::new();
+    }
+
+    /// Whether the connection, though it has ended, has to stay for what the device will still say.
+    pub(crate) const fn awaits_device(&self) -> bool {
+        self.snd.waiting.is_some()
     }
 
     /// Reports acknowledged bytes of a file that have not been reported yet.
@@ -328,8 +358,14 @@ impl Connection {
         delay: Duration,
         outcome: TransmitOutcome,
     ) {
+        if self.state == State::Closed {
+            self.snd.flight.echo(tag, delay);
+            self.release_waiting(cx);
+            return;
+        }
         match outcome {
             TransmitOutcome::Sent => {
+                self.note_carried(tag);
                 if self.snd.flight.echo(tag, delay) {
                     self.rearm_retransmit(cx);
                 }

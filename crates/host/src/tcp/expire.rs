@@ -148,13 +148,16 @@ impl Connection {
 
     /// Keep-alive (RFC 9293 section 3.8.4), and spare memory.
     fn on_idle(&mut self, cx: &mut Cx<'_>) {
-        if self.snd.flight.is_empty() && self.rcv.quiet(cx.now) >= SHRINK_AFTER {
-            self.snd.flight.shrink();
+        let quiet = self.rcv.quiet(cx.now);
+        if self.snd.flight.is_empty() && quiet >= SHRINK_AFTER {
+            self.snd.flight.rest();
             self.snd.spans.shrink();
             self.rcv.shrink();
+        } else if self.snd.flight.is_empty() {
+            self.timers.set(Timer::Idle, cx.now + (SHRINK_AFTER - quiet));
+            return;
         }
         let Some(interval) = self.keep_alive else { return };
-        let quiet = self.rcv.quiet(cx.now);
         if quiet < interval {
             self.snd.probes = 0;
             self.timers.set(Timer::Idle, cx.now + (interval - quiet));

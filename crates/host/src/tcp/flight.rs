@@ -8,6 +8,8 @@ use alloc::collections::VecDeque;
 
 use base::{Duration, Instant};
 
+use crate::rare::{AtRest, Rare};
+
 /// A range that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
@@ -51,15 +53,20 @@ impl Sent {
     }
 }
 
+/// The scoreboard of a connection: at rest, nothing is in flight.
+pub(crate) type Flight = Rare<Board>;
+
 /// The scoreboard.
-#[derive(Clone, Debug)]
-pub(crate) struct Flight {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Board {
     list: VecDeque<Sent>,
     total: u64,
     sacked: u64,
     lost: u64,
     resent: u64,
     pending: u64,
+    /// When the transmit that was echoed last left.
+    departed: Instant,
 }
 
 /// What an acknowledgment newly delivered.
@@ -75,9 +82,24 @@ pub(crate) struct Delivered {
     pub(crate) resent_at: Option<Instant>,
 }
 
-impl Flight {
-    pub(crate) const fn new() -> Self {
-        Self { list: VecDeque::new(), total: 0, sacked: 0, lost: 0, resent: 0, pending: 0 }
+impl AtRest for Board {
+    fn at_rest() -> &'static Self {
+        static AT_REST: Board = Board::new();
+        &AT_REST
+    }
+}
+
+impl Board {
+    const fn new() -> Self {
+        Self {
+            list: VecDeque::new(),
+            total: 0,
+            sacked: 0,
+            lost: 0,
+            resent: 0,
+            pending: 0,
+            departed: Instant::ZERO,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -110,6 +132,16 @@ impl Flight {
         self.pending > 0
     }
 
+    /// Where the bytes begin that were handed to the device for the first time and have not left: what the peer expects next
+    /// lies before.
+    pub(crate) fn first_waiting(&self) -> Option<u64> {
+        if self.pending == 0 {
+            return None;
+        }
+        let waits = |s: &&Sent| s.has(PENDING) && !s.ever_resent();
+        self.list.iter().find(waits).map(|s| s.start)
+    }
+
     /// Bytes sent and not acknowledged.
     pub(crate) const fn total(&self) -> u64 {
         self.total
@@ -130,6 +162,9 @@ impl Flight {
     }
 
     /// The transmit `tag` left `delay` after it was handed over. Says whether it was one of ours.
+    ///
+    /// Transmits of a flow leave in order, and together where they waited for one disk. How long each lay in the ring is not
+    /// in the delay: without the bound below the later of them could seem to have left first, and RACK would take it for lost.
     pub(crate) fn echo(&mut self, tag: u32, delay: Duration) -> bool {
         if self.pending == 0 {
             return false;
@@ -138,7 +173,8 @@ impl Flight {
         for sent in &mut self.list {
             if sent.has(PENDING) && sent.tag == tag {
                 sent.bits &= !PENDING;
-                sent.xmit += delay;
+                sent.xmit = (sent.xmit + delay).max(self.departed);
+                self.departed = sent.xmit;
                 self.pending -= sent.len();
                 found = true;
             }
@@ -303,13 +339,6 @@ impl Flight {
         }
         self.lost = 0;
         self.resent = 0;
-    }
-
-    /// Gives memory back that an idle connection does not need.
-    pub(crate) fn shrink(&mut self) {
-        if self.list.is_empty() {
-            self.list = VecDeque::new();
-        }
     }
 
     /// Makes what of the entry at `index` lies in start..end an entry of its own; gives its index.

@@ -150,12 +150,13 @@ impl Connection {
 
     /// Sends a challenge acknowledgment, unless one went out just now.
     pub(crate) fn challenge(&mut self, cx: &mut Cx<'_>) {
-        let limited = self.challenged_at.is_some_and(|at| cx.now.since(at) < CHALLENGE_INTERVAL);
+        let before = self.challenged_at;
+        let limited = before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL;
         if limited {
             cx.out.counters.tcp_challenge_acks_limited += 1;
             return;
         }
-        self.challenged_at = Some(cx.now);
+        self.challenged_at = cx.now;
         cx.out.counters.tcp_challenge_acks += 1;
         self.rcv.ack_now();
     }

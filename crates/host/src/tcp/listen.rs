@@ -74,6 +74,10 @@ impl SynCache {
     pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {
         let entry = self.entries.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
+        if self.free.len() == self.entries.len() {
+            // A flood is over: its memory goes back.
+            *self = Self::default();
+        }
         Some(entry)
     }
 

@@ -4,7 +4,7 @@
 //! if none of those carried it. A transmit is a run of segments, up to the device's limit, over whatever sources the span map
 //! gives: response head from memory and body from a file leave together.
 
-use abi::Parts;
+use abi::{FlowId, Parts};
 use base::{Duration, Instant};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
@@ -88,7 +88,10 @@ impl Connection {
 
     /// A bare acknowledgment.
     fn send_ack(&mut self, cx: &mut Cx<'_>) {
-        let mut segment = self.segment(cx, self.snd.nxt, Flags::ACK);
+        // What waits for a disk must not hold it back: it leaves as of no flow, with the number that the peer expects next.
+        let waiting = self.snd.flight.first_waiting();
+        let flow = if waiting.is_some() { FlowId::NONE } else { self.flow };
+        let mut segment = self.segment(cx, waiting.unwrap_or(self.snd.nxt), Flags::ACK);
         if self.options.sack && self.rcv.has_holes() {
             self.rcv.sack_blocks(&mut segment.options, SACK_BLOCKS);
         }
@@ -96,8 +99,26 @@ impl Connection {
         cx.out.counters.tcp_out_acks += 1;
         let past_us = past_us(cx.now);
         let payload = TcpPayload { past_us, ..TcpPayload::default() };
-        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, payload);
+        cx.out.send_tcp(cx.now, flow, &self.tuple, &segment, payload);
         self.note_acked(segment.ack);
+    }
+
+    /// A transmit that may wait for a disk carries an acknowledgment: it counts once the transmit has left, and is sent on its
+    /// own if that takes longer than an acknowledgment may be delayed.
+    fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: base::SeqNum) {
+        self.snd.carried = Some((tag, ack));
+        if self.rcv.delay_ack() && !self.timers.is_set(Timer::DelayedAck) {
+            self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
+        }
+    }
+
+    /// The transmit `tag` has left, and the acknowledgment in it.
+    pub(crate) fn note_carried(&mut self, tag: u32) {
+        if let Some((_, ack)) = self.snd.carried.take_if(|(carrier, _)| *carrier == tag) {
+            if ack == self.rcv.ack() && !self.rcv.has_holes() {
+                self.note_acked(ack);
+            }
+        }
     }
 
     /// Sends the acknowledgment that is due, whatever else may be sent.
@@ -360,7 +381,9 @@ impl Connection {
         };
         cx.out.counters.tcp_out_transmits += 1;
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, payload);
-        if !self.rcv.has_holes() {
+        if pending && !self.rcv.has_holes() {
+            self.carry_ack(cx, tag, segment.ack);
+        } else if !self.rcv.has_holes() {
             self.note_acked(segment.ack);
         }
         sent

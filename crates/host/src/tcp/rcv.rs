@@ -10,6 +10,8 @@ use abi::PacketBuf;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Options, SackBlock};
 
+use crate::rare::{AtRest, Rare};
+
 /// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by the window.
 const OUT_OF_ORDER_MAX: usize = 1024;
 /// Buffers that may hold far more than their payload before the queue is copied together.
@@ -85,6 +87,27 @@ enum Due {
     Now,
 }
 
+/// What came out of order, or twice: at rest while everything comes as it was sent.
+#[derive(Debug, Default)]
+struct Disorder {
+    /// Segments behind a hole, in order and without overlaps.
+    waiting: Vec<Waiting>,
+    /// Payload bytes of them.
+    bytes: usize,
+    /// Starts of the segments that last came out of order, for the order of SACK blocks.
+    recent: [u64; 3],
+    /// A range that came twice: reported once (RFC 2883).
+    duplicate: Option<(u64, u64)>,
+}
+
+impl AtRest for Disorder {
+    fn at_rest() -> &'static Self {
+        static AT_REST: Disorder =
+            Disorder { waiting: Vec::new(), bytes: 0, recent: [0; 3], duplicate: None };
+        &AT_REST
+    }
+}
+
 /// State of the receiving half.
 #[derive(Debug)]
 pub(crate) struct Receive {
@@ -99,12 +122,7 @@ pub(crate) struct Receive {
     fin: Option<u64>,
     ready: VecDeque<Chunk>,
     ready_bytes: usize,
-    waiting: Vec<Waiting>,
-    waiting_bytes: usize,
-    /// Starts of the segments that last came out of order, for the order of SACK blocks.
-    recent: [u64; 3],
-    /// A range that came twice: reported once (RFC 2883).
-    duplicate: Option<(u64, u64)>,
+    disorder: Rare<Disorder>,
     due: Due,
     unacked_segments: u8,
     quick_acks: u8,
@@ -133,10 +151,7 @@ impl Receive {
             fin: None,
             ready: VecDeque::new(),
             ready_bytes: 0,
-            waiting: Vec::new(),
-            waiting_bytes: 0,
-            recent: [0; 3],
-            duplicate: None,
+            disorder: Rare::new(),
             due: Due::Nothing,
             unacked_segments: 0,
             quick_acks: QUICK_ACKS,
@@ -220,7 +235,7 @@ impl Receive {
         self.nxt += chunk.len() as u64;
         self.queue(chunk);
         let mut taken = Taken { readable: true, ..Taken::default() };
-        if !self.waiting.is_empty() {
+        if !self.disorder.waiting.is_empty() {
             taken.spare = self.join_waiting();
             // RFC 5681 section 4.2: at once when a hole is filled.
             self.due = Due::Now;
@@ -274,9 +289,9 @@ impl Receive {
     /// Keeps a segment for later, without the bytes that are already there; gives its buffer back where nothing
     /// of it is new or there is no room.
     fn wait(&mut self, mut start: u64, mut chunk: Chunk) -> Option<PacketBuf> {
-        let mut index = self.waiting.partition_point(|w| w.start <= start);
-        if index > 0 && self.waiting[index - 1].end() > start {
-            let before = self.waiting[index - 1].end();
+        let mut index = self.disorder.waiting.partition_point(|w| w.start <= start);
+        if index > 0 && self.disorder.waiting[index - 1].end() > start {
+            let before = self.disorder.waiting[index - 1].end();
             let (from, to) = (start, (start + chunk.len() as u64).min(before));
             self.report_duplicate(from, to);
             let Some(rest) = trim(&mut chunk, start, before, u64::MAX) else {
@@ -286,26 +301,26 @@ impl Receive {
         }
         let end = start + chunk.len() as u64;
         // Segments that this one covers whole go; one that it overlaps keeps its bytes.
-        while let Some(next) = self.waiting.get(index) {
+        while let Some(next) = self.disorder.waiting.get(index) {
             if next.start >= end {
                 break;
             }
             if next.end() <= end {
-                let gone = self.waiting.remove(index);
-                self.waiting_bytes -= gone.chunk.len();
+                let gone = self.disorder.waiting.remove(index);
+                self.disorder.bytes -= gone.chunk.len();
             } else {
                 let stop = next.start;
                 trim(&mut chunk, start, start, stop);
                 break;
             }
         }
-        if chunk.is_empty() || self.waiting.len() >= OUT_OF_ORDER_MAX {
+        if chunk.is_empty() || self.disorder.waiting.len() >= OUT_OF_ORDER_MAX {
             return chunk.into_packet();
         }
-        self.recent = [start, self.recent[0], self.recent[1]];
-        self.waiting_bytes += chunk.len();
-        index = index.min(self.waiting.len());
-        self.waiting.insert(index, Waiting { start, chunk });
+        self.disorder.recent = [start, self.disorder.recent[0], self.disorder.recent[1]];
+        self.disorder.bytes += chunk.len();
+        index = index.min(self.disorder.waiting.len());
+        self.disorder.waiting.insert(index, Waiting { start, chunk });
         None
     }
 
@@ -314,6 +329,7 @@ impl Receive {
         // The run to move is at the front, and every segment in it may bring the next into order.
         let mut reach = self.nxt;
         let count = self
+            .disorder
             .waiting
             .iter()
             .take_while(|waiting| {
@@ -322,10 +338,10 @@ impl Receive {
                 joins
             })
             .count();
-        let moved: Vec<Waiting> = self.waiting.drain(..count).collect();
+        let moved: Vec<Waiting> = self.disorder.waiting.drain(..count).collect();
         let mut spare = None;
         for mut waiting in moved {
-            self.waiting_bytes -= waiting.chunk.len();
+            self.disorder.bytes -= waiting.chunk.len();
             let Some(_) = trim(&mut waiting.chunk, waiting.start, self.nxt, u64::MAX) else {
                 spare = waiting.chunk.into_packet();
                 continue;
@@ -333,8 +349,8 @@ impl Receive {
             self.nxt += waiting.chunk.len() as u64;
             self.queue(waiting.chunk);
         }
-        if self.waiting.is_empty() {
-            self.waiting = Vec::new();
+        if self.disorder.waiting.is_empty() {
+            self.disorder.waiting = Vec::new();
         }
         spare
     }
@@ -347,7 +363,7 @@ impl Receive {
     }
 
     fn report_duplicate(&mut self, start: u64, end: u64) {
-        self.duplicate = Some((start, end));
+        self.disorder.duplicate = Some((start, end));
         self.due = Due::Now;
     }
 
@@ -355,14 +371,16 @@ impl Receive {
     /// lately reported (RFC 2018 section 4).
     pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
         let mut left = max;
-        if let Some((start, end)) = self.duplicate.take() {
+        if let Some((start, end)) = self.disorder.duplicate.take() {
             if left > 0 {
                 options.push_sack(SackBlock { start: self.seq(start), end: self.seq(end) });
                 left -= 1;
             }
         }
         let mut reported: [u64; 4] = [0; 4];
-        for at in self.recent.into_iter().chain(self.waiting.first().map(|w| w.start)) {
+        for at in
+            self.disorder.recent.into_iter().chain(self.disorder.waiting.first().map(|w| w.start))
+        {
             let Some((start, end)) = self.run_at(at) else { continue };
             if left == 0 || reported.contains(&start) {
                 continue;
@@ -374,22 +392,24 @@ impl Receive {
     }
 
     /// A duplicate is reported at most once, and not at all to a peer without SACK.
-    pub(crate) const fn forget_duplicate(&mut self) {
-        self.duplicate = None;
+    pub(crate) fn forget_duplicate(&mut self) {
+        if self.disorder.duplicate.is_some() {
+            self.disorder.duplicate = None;
+        }
     }
 
     /// The run of waiting bytes that holds `position`.
     fn run_at(&self, position: u64) -> Option<(u64, u64)> {
-        let index = self.waiting.partition_point(|w| w.end() <= position);
-        let hit = self.waiting.get(index).filter(|w| w.start <= position)?;
+        let index = self.disorder.waiting.partition_point(|w| w.end() <= position);
+        let hit = self.disorder.waiting.get(index).filter(|w| w.start <= position)?;
         let (mut start, mut end) = (hit.start, hit.end());
-        for before in self.waiting[..index].iter().rev() {
+        for before in self.disorder.waiting[..index].iter().rev() {
             if before.end() != start {
                 break;
             }
             start = before.start;
         }
-        for after in &self.waiting[index + 1..] {
+        for after in &self.disorder.waiting[index + 1..] {
             if after.start != end {
                 break;
             }
@@ -400,13 +420,13 @@ impl Receive {
 
     /// Whether bytes wait behind a hole: acknowledgments then carry SACK blocks.
     pub(crate) fn has_holes(&self) -> bool {
-        !self.waiting.is_empty() || self.duplicate.is_some()
+        !self.disorder.waiting.is_empty() || self.disorder.duplicate.is_some()
     }
 
     /// The window field to send: what fits the buffer, without moving the right edge by less than a
     /// segment (RFC 9293 section 3.8.6.2.2) and without moving it back.
     pub(crate) fn offer(&mut self, buffer_bytes: u32, mss: u32) -> u16 {
-        let used = self.ready_bytes + self.waiting_bytes;
+        let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let worth = u64::from(mss.min(buffer_bytes / 2));
         let limit = u64::from(u16::MAX) << self.scale;
@@ -420,7 +440,7 @@ impl Receive {
 
     /// Whether the window that would be offered now is worth telling the peer about.
     pub(crate) fn window_opened(&self, buffer_bytes: u32, mss: u32) -> bool {
-        let used = self.ready_bytes + self.waiting_bytes;
+        let used = self.ready_bytes + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let edge = self.nxt + free.min(u64::from(u16::MAX) << self.scale);
         let offered = self.edge.saturating_sub(self.nxt);
@@ -432,6 +452,14 @@ impl Receive {
     /// An acknowledgment has to go out at once.
     pub(crate) const fn ack_now(&mut self) {
         self.due = Due::Now;
+    }
+
+    /// One that has to go out at once may wait for the delay after all. Says whether there is one.
+    pub(crate) fn delay_ack(&mut self) -> bool {
+        if self.due == Due::Now {
+            self.due = Due::Later;
+        }
+        self.due == Due::Later
     }
 
     /// Whether one has to.
@@ -489,18 +517,25 @@ impl Receive {
         if self.ready.is_empty() {
             self.ready = VecDeque::new();
         }
+        if !self.has_holes() {
+            self.disorder.rest();
+        }
     }
 
     /// Gives every buffer back.
     pub(crate) fn clear(&mut self, mut recycle: impl FnMut(PacketBuf)) {
-        let waiting = core::mem::take(&mut self.waiting);
+        let mut waiting = Vec::new();
+        if !self.disorder.waiting.is_empty() {
+            waiting = core::mem::take(&mut self.disorder.waiting);
+        }
+        self.disorder.rest();
         let ready = core::mem::take(&mut self.ready);
         for chunk in ready.into_iter().chain(waiting.into_iter().map(|w| w.chunk)) {
             if let Some(packet) = chunk.into_packet() {
                 recycle(packet);
             }
         }
-        (self.ready_bytes, self.waiting_bytes) = (0, 0);
+        self.ready_bytes = 0;
     }
 }
 
@@ -645,8 +680,8 @@ mod tests {
                 let prefix = have.iter().take_while(|&&h| h).count();
                 let ahead = usize::try_from(rcv.ack().distance(IRS + 1)).unwrap();
                 prop_assert_eq!(ahead, prefix + usize::from(prefix == 200));
-                let waiting: usize = rcv.waiting.iter().map(|w| w.chunk.len()).sum();
-                prop_assert_eq!(waiting, rcv.waiting_bytes);
+                let waiting: usize = rcv.disorder.waiting.iter().map(|w| w.chunk.len()).sum();
+                prop_assert_eq!(waiting, rcv.disorder.bytes);
                 prop_assert_eq!(waiting, have.iter().skip(prefix).filter(|&&h| h).count());
             }
             out.extend(read_all(&mut rcv));

@@ -46,11 +46,15 @@ pub(crate) struct TimeWait {
 
 impl TimeWait {
     /// Keeps `remains` until `until`; gives its slot, and what had to go for it.
-    pub(crate) fn insert(&mut self, remains: Remains, until: Instant) -> (u32, Option<Remains>) {
+    pub(crate) fn insert(
+        &mut self,
+        remains: Remains,
+        until: Instant,
+    ) -> (u32, Option<(u32, Remains)>) {
         let mut evicted = None;
         while self.len() >= ENTRIES_MAX && evicted.is_none() {
             let Some((_, slot, age)) = self.queue.pop_front() else { break };
-            evicted = self.remove_aged(slot, age);
+            evicted = self.remove_aged(slot, age).map(|r| (slot, r));
         }
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -92,12 +96,12 @@ impl TimeWait {
         }
     }
 
-    /// The next connection whose time is over.
-    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<Remains> {
+    /// The next connection whose time is over, and the slot that it had.
+    pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(u32, Remains)> {
         while self.queue.front().is_some_and(|&(at, ..)| at <= now) {
             let (_, slot, age) = self.queue.pop_front()?;
             if let Some(remains) = self.remove_aged(slot, age) {
-                return Some(remains);
+                return Some((slot, remains));
             }
         }
         None
@@ -152,9 +156,9 @@ mod tests {
         table.insert(remains(3), at(62));
         table.restart(a, at(100));
         assert!(table.remove(b).is_some());
-        assert_eq!(table.poll_expired(at(90)).map(|r| r.tuple.remote.port), Some(3));
+        assert_eq!(table.poll_expired(at(90)).map(|(_, r)| r.tuple.remote.port), Some(3));
         assert_eq!(table.poll_expired(at(90)), None);
-        assert_eq!(table.poll_expired(at(100)).map(|r| r.tuple.remote.port), Some(1));
+        assert_eq!(table.poll_expired(at(100)).map(|(_, r)| r.tuple.remote.port), Some(1));
         assert_eq!(table.len(), 0);
     }
 
