@@ -54,6 +54,22 @@ fn without_offload_the_host_reads_and_the_bytes_are_the_same() {
 }
 
 #[test]
+fn several_queues_share_the_flows_and_every_file_arrives() {
+    let files = Files::new(TMP);
+    let sums = fill(&files, &SIZES);
+    let server = Server::start(files.path(), &["--queues", "3", "--threads", "two"]);
+    let before = server.stat();
+    for (name, sum) in sums.iter().cycle().take(36) {
+        assert_eq!(&server.download(&v4(name)).sha256(), sum, "{name}");
+    }
+    let after = server.stat();
+    assert_eq!(after.moved(&before, counters::FILE_FALLBACK_BYTES), 0, "{after:?}");
+    // 36 flows over three queues: all on one happens once in 10^17 runs.
+    let opens = |queue: u8| after.get(&format!("host.q{queue}.tcp_passive_opens"));
+    assert!(opens(0).max(opens(1)).max(opens(2)) < 36, "{after:?}");
+}
+
+#[test]
 fn sixty_four_at_once_with_a_gibibyte_among_them() {
     const AT_ONCE: usize = 64;
     let files = Files::new(TMP);

@@ -38,6 +38,9 @@ pub struct Config {
     pub addrs: Vec<Cidr>,
     /// Next hops for what is not on-link, at most one of each family.
     pub gateways: Vec<IpAddr>,
+    /// Whether this host answers ARP requests, neighbour solicitations and echo requests: one of the hosts that share a device
+    /// does, since all of them hear what belongs to no flow.
+    pub answers: bool,
     /// Connections at one time, half-open ones apart.
     pub connections_max: usize,
     /// Files open at one time.
@@ -53,6 +56,7 @@ impl Default for Config {
         Self {
             addrs: Vec::new(),
             gateways: Vec::new(),
+            answers: true,
             connections_max: 65_536,
             files_max: 4_096,
             file_offload: Ok(()),

@@ -453,6 +453,9 @@ impl Host {
         let Some(conn) = self.table.get_mut(id) else { return };
         let recycle = &mut self.out.recycle;
         conn.rcv.clear(|packet| recycle.push_back(packet));
+        if conn.awaits_device() {
+            return; // Its last echo brings it here again.
+        }
         if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
             self.note_taken(listener);
         }

@@ -4,7 +4,7 @@ use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::{
     Capabilities, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op, PacketPool, Part,
-    Parts, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -100,15 +100,32 @@ impl Device {
     /// A frame came in.
     pub fn handle_frame(&mut self, _now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
-            Ok((queue, received)) if self.has_room(queue) => {
-                self.receiver.count_delivery(&received);
-                self.emit(queue, Event::Received(received));
-            }
-            Ok((_, received)) => {
-                self.receiver.counters.rx_dropped_overrun += 1;
-                self.pool.put(received.packet);
+            Ok((queue, received)) => {
+                if received.flow_hash == 0 {
+                    self.copy_to_others(queue, &received);
+                }
+                self.deliver(queue, received);
             }
             Err(packet) => self.pool.put(packet),
+        }
+    }
+
+    /// What belongs to no flow concerns every host: the answer to a solicitation, an ICMP error.
+    fn copy_to_others(&mut self, queue: usize, received: &Received) {
+        for other in (0..self.events.len()).filter(|&other| other != queue) {
+            let Some(packet) = self.pool.copy(received.packet.as_slice()) else { return };
+            let Received { checksum, flow_hash, segment_size, .. } = *received;
+            self.deliver(other, Received { packet, checksum, flow_hash, segment_size });
+        }
+    }
+
+    fn deliver(&mut self, queue: usize, received: Received) {
+        if self.has_room(queue) {
+            self.receiver.count_delivery(&received);
+            self.emit(queue, Event::Received(received));
+        } else {
+            self.receiver.counters.rx_dropped_overrun += 1;
+            self.pool.put(received.packet);
         }
     }
 

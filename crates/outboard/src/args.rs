@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 
-/// A split transport stack: the host keeps control of every connection, a NIC does the work that touches the bytes.
+/// A split transport stack: the host keeps control of every connection, a NIC does the work that
+/// touches the bytes.
 #[derive(Debug, Parser)]
 #[command(name = "outboard", version, about)]
 pub(crate) struct Cli {
@@ -19,6 +20,11 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Serve the files of a folder over HTTP/1.1
     Serve(Box<ServeArgs>),
+    /// Measure: the papers' tables, and comparisons with other programs
+    #[command(subcommand)]
+    Bench(crate::bench::Bench),
+    /// Run the whole product on virtual time, with faults drawn from seeds
+    Sim(crate::sim::SimArgs),
     /// Show the counters of a running instance
     Stat(QueryArgs),
     /// Show the connections of a running instance, what is offloaded and, where not, why
@@ -48,9 +54,13 @@ pub(crate) struct ServeArgs {
     /// Port to listen on
     #[arg(long, default_value_t = 80)]
     pub(crate) port: u16,
-    /// Queues, with a host thread and a device thread each
+    /// Queues, with a host and a device each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) queues: u8,
+    /// Threads of each queue: one for host and device in turn, two to run them side by side; auto
+    /// takes one where the process may use a single core
+    #[arg(long, value_enum, default_value_t = ThreadsArg::Auto)]
+    pub(crate) threads: ThreadsArg,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
@@ -62,7 +72,8 @@ pub(crate) struct ServeArgs {
     pub(crate) congestion: CongestionArg,
     #[command(flatten)]
     pub(crate) faults: FaultArgs,
-    /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number added)
+    /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number
+    /// added)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// Serve counters in Prometheus' text format at http://ADDR/metrics
@@ -207,6 +218,17 @@ pub(crate) enum DiskArg {
     Uring,
     /// A pool of threads
     Threads,
+}
+
+/// Threads of each queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ThreadsArg {
+    /// As many as there are cores for.
+    Auto,
+    /// Host and device in turn.
+    One,
+    /// Host and device side by side.
+    Two,
 }
 
 /// Congestion control algorithms.

@@ -1,13 +1,16 @@
 //! `outboard`: the command line. One binary; each verb has a module.
 //!
-//! Exit codes: 0 for success, 2 for wrong usage (clap's), and those of `sysexits.h` where something outside is missing or
-//! refused: see [`error::Failure`]. An error is one line on stderr that says what to do next.
+//! Exit codes: 0 for success, 2 for wrong usage (clap's), and those of `sysexits.h` where something
+//! outside is missing or refused: see [`error::Failure`]. An error is one line on stderr that says
+//! what to do next.
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod control;
 mod error;
 mod serve;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -18,6 +21,8 @@ use args::{Cli, Verb};
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Serve(args) => serve::run(&args),
+        Verb::Bench(bench) => bench::run(&bench),
+        Verb::Sim(args) => sim::run(&args),
         Verb::Stat(args) => control::client::stat(&args),
         Verb::Ss(args) => control::client::ss(&args),
     };

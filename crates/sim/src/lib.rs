@@ -1,1 +1,164 @@
-//! x
+//! Deterministic simulation of the whole product on virtual time.
+//!
+//! A seed stands for a world: a server (device, host, content server, disk), clients, a network
+//! between them, and the faults of all of these. [`run_seed`] runs it and says whether everything
+//! that must hold did. The same seed gives the same trace, on every machine: nothing here reads a
+//! clock, starts a thread or touches an operating system.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `faults` | what a seed stands for |
+//! | `world`, `events` | the clock and what happens next |
+//! | `node` | a machine: device, host, application, rings |
+//! | `net`, `hostile`, `disk` | what lies between and below, with its faults |
+//! | `client`, `http` | the client application |
+//! | `content` | what is in files |
+//! | `checkers` | what must hold |
+//! | `trace`, `report` | what a run leaves behind |
+//!
+//! A run that fails is run again, with its trace shown, by `outboard sim --seed S --trace`.
+#![forbid(unsafe_code)]
+
+mod checkers;
+mod client;
+mod content;
+mod disk;
+mod events;
+mod faults;
+mod hostile;
+mod http;
+mod net;
+mod node;
+mod report;
+mod trace;
+mod world;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use base::Instant;
+
+pub use report::{Row, Stats, Violation};
+
+use faults::Scenario;
+use world::World;
+
+/// How to run a seed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// With or without file offload, whatever the seed says.
+    pub offload: Option<bool>,
+    /// Keep every line of the trace.
+    pub trace: bool,
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// Hash over all events: equal for equal runs.
+    pub hash: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// Virtual time at the end.
+    pub end: Instant,
+    /// What the clients did.
+    pub stats: Stats,
+    /// Counters of disk, network and nodes, the nodes' added up.
+    pub counters: BTreeMap<&'static str, u64>,
+    /// What each request got.
+    pub rows: Vec<Row>,
+    /// What was wrong, if anything was.
+    pub violation: Option<Violation>,
+    /// The scenario, to be read by people.
+    pub scenario: String,
+    /// Lines of the trace: the last ones, or all.
+    pub trace: Vec<String>,
+}
+
+impl Outcome {
+    /// What to show of a run that failed: the seed, what was wrong, the last lines of the trace, the
+    /// scenario and how to see more.
+    #[must_use]
+    pub fn explain(&self) -> Option<String> {
+        let Violation { at, checker, what } = self.violation.as_ref()?;
+        Some(format!(
+            "{}\n{}\nseed {} failed at {at}: {checker}: {what}\n\
+             run again with: outboard sim --seed {} --trace",
+            self.trace.join("\n"),
+            self.scenario,
+            self.seed,
+            self.seed,
+        ))
+    }
+}
+
+/// Runs the world of a seed to its end.
+///
+/// A panic of the code under test is a violation like others.
+#[must_use]
+pub fn run_seed(seed: u64, options: &Options) -> Outcome {
+    let mut scenario = Scenario::draw(seed);
+    scenario.offload = options.offload.unwrap_or(scenario.offload);
+    let mut world = World::new(scenario, options);
+    // The world is looked at afterwards only for its report.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.to_owned()));
+        let what = text.unwrap_or_default();
+        world.report.violation = Some(Violation { at: world.now, checker: "panic", what });
+    }
+    let mut counters = BTreeMap::new();
+    let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
+    world.net.counters.visit(&mut add);
+    world.disk.counters.visit(&mut add);
+    world.nodes.iter().for_each(|node| node.visit(&mut add));
+    add("wire_repeated_packets", world.wire.repeated);
+    let failed = world.report.violation.is_some() || options.trace;
+    Outcome {
+        seed,
+        hash: world.report.trace.hash(),
+        events: world.report.trace.count(),
+        end: world.now,
+        stats: world.report.stats.clone(),
+        counters,
+        rows: std::mem::take(&mut world.report.rows),
+        violation: world.report.violation.clone(),
+        scenario: format!("{:#?}", world.scenario),
+        trace: if failed { world.report.trace.lines() } else { Vec::new() },
+    }
+}
+
+/// Runs a seed twice, and once more without offload where that must give the same bytes; gives the
+/// first run, with whatever differed as its violation.
+#[must_use]
+pub fn check_seed(seed: u64) -> Outcome {
+    let options = Options::default();
+    let mut outcome = run_seed(seed, &options);
+    if outcome.violation.is_some() {
+        return outcome;
+    }
+    let again = run_seed(seed, &options);
+    let fail = |checker, what| Some(Violation { at: again.end, checker, what });
+    if (outcome.hash, outcome.events) != (again.hash, again.events) {
+        let what = format!(
+            "two runs differ: {} events {:016x}, {} events {:016x}",
+            outcome.events, outcome.hash, again.events, again.hash
+        );
+        outcome.violation = fail("trace", what);
+        return outcome;
+    }
+    let scenario = Scenario::draw(seed);
+    if seed % 4 == 0 && checkers::same::applies(&scenario) {
+        let other = Options { offload: Some(!scenario.offload), ..options };
+        let other = run_seed(seed, &other);
+        if other.violation.is_some() {
+            outcome.violation = other.violation;
+            outcome.trace = other.trace;
+        } else if let Err(what) = checkers::same::compare(outcome.rows.clone(), other.rows) {
+            outcome.violation = fail("same", what);
+        }
+    }
+    outcome
+}

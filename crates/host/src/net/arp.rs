@@ -41,7 +41,7 @@ pub(crate) fn handle_arp(out: &mut Outbox, now: Instant, packet: &[u8]) {
     if mac[0] & 1 == 0 && !source_protocol_addr.is_unspecified() {
         learn(out, now, source_protocol_addr.into(), mac, asked);
     }
-    if asked {
+    if asked && out.net.answers {
         let (to, ip) = (EthernetAddress(mac), source_protocol_addr);
         send_arp(out, ArpOperation::Reply, target_protocol_addr, to, ip);
         out.counters.neighbor_replies += 1;
@@ -126,6 +126,9 @@ pub(crate) fn handle_ndisc(
                 learn(out, now, source.into(), mac, true);
                 (source, mac, NdiscNeighborFlags::SOLICITED)
             };
+            if !out.net.answers {
+                return;
+            }
             let repr = NdiscRepr::NeighborAdvert {
                 flags: solicited | NdiscNeighborFlags::OVERRIDE,
                 target_addr,

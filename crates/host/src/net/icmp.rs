@@ -136,7 +136,8 @@ fn checksum_holds(ip: &IpPacket, body: &[u8]) -> bool {
 
 fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
     let fits = body.len() + IPV6_BYTES <= usize::from(out.net.mtu);
-    if body.len() < 8 || !fits || !out.net.is_ours(ip.destination) {
+    let for_us = out.net.answers && out.net.is_ours(ip.destination);
+    if body.len() < 8 || !fits || !for_us {
         return;
     }
     let mut reply = body.to_vec();

@@ -20,6 +20,8 @@ pub(crate) struct Net {
     pub(crate) mtu: u16,
     addrs: Vec<Cidr>,
     gateways: Vec<IpAddr>,
+    /// Whether it is us who answers requests that every host of the device hears.
+    pub(crate) answers: bool,
     pub(crate) neighbors: Neighbors,
 }
 
@@ -30,6 +32,7 @@ impl Net {
             mtu,
             addrs: config.addrs.clone(),
             gateways: config.gateways.clone(),
+            answers: config.answers,
             neighbors: Neighbors::new(),
         }
     }

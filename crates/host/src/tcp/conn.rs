@@ -4,6 +4,7 @@
 //! from and ends. Calls of the application never send; they leave work for [`Connection::output`].
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use abi::{FileFault, FileId, FlowId, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
@@ -370,7 +371,10 @@ impl Connection {
                     self.rearm_retransmit(cx);
                 }
             }
-            TransmitOutcome::Dropped(fault) => self.fail_file(cx, fault),
+            TransmitOutcome::Dropped(fault) => {
+                self.snd.flight.echo(tag, delay);
+                self.fail_file(cx, fault);
+            }
         }
     }
 
@@ -396,6 +400,10 @@ impl Connection {
 
     /// The device lost its state: what it had not yet sent never left, and files are read by the host from now on.
     pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+        if self.awaits_device() {
+            self.snd.flight.depart_all(cx.now);
+            self.release_waiting(cx);
+        }
         if !self.state.is_synchronized() {
             return;
         }

@@ -24,7 +24,8 @@ pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
         for (queue, counters) in queues.as_object().into_iter().flatten() {
             let _ = writeln!(text, "{part} {queue}");
             for (name, value) in counters.as_object().into_iter().flatten() {
-                if args.all || value.as_u64() != Some(0) {
+                let value = value.as_u64().unwrap_or(0);
+                if args.all || value != 0 {
                     let _ = writeln!(text, "  {name:<34} {value:>16}");
                 }
             }
@@ -44,7 +45,16 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     }
     let mut text = format!(
         "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>9} {:>10} {:>9}  {}\n",
-        "State", "Send-Q", "Recv-Q", "Local", "Peer", "cwnd", "srtt", "by device", "resent", "Offload"
+        "State",
+        "Send-Q",
+        "Recv-Q",
+        "Local",
+        "Peer",
+        "cwnd",
+        "srtt",
+        "by device",
+        "resent",
+        "Offload"
     );
     for row in answer.as_array().into_iter().flatten() {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);

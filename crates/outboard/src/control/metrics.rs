@@ -56,7 +56,8 @@ fn serve(stream: &TcpStream, probes: &[Probe]) -> std::io::Result<()> {
     let mut writer = stream;
     write!(
         writer,
-        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n{body}",
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n\
+         Content-Length: {}\r\n\r\n{body}",
         body.len()
     )
 }

@@ -1,7 +1,8 @@
-//! How a running instance is asked about itself: a Unix socket, and Prometheus' text format over HTTP.
+//! How a running instance is asked about itself: a Unix socket, and Prometheus' text format over
+//! HTTP.
 //!
-//! The threads that do the work own their counters. A question is a message to each of them, answered between two rounds, so that
-//! counting costs no atomic operation and no lock.
+//! The threads that do the work own their counters. A question is a message to each of them,
+//! answered between two rounds, so that counting costs no atomic operation and no lock.
 
 pub(crate) mod client;
 pub(crate) mod metrics;
@@ -159,12 +160,12 @@ pub(crate) fn path(given: Option<&Path>, wire: &WireArg) -> PathBuf {
 /// The bound control socket; its file goes away with it.
 pub(crate) struct Control {
     listener: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
 
 impl Control {
-    /// Binds the socket. A file left behind by an instance that was killed is replaced; one that answers is another
-    /// instance's.
+    /// Binds the socket. A file left behind by an instance that was killed is replaced; one that
+    /// answers is another instance's.
     ///
     /// # Errors
     /// Where another instance has it, or it cannot be made.
@@ -182,20 +183,23 @@ impl Control {
             let _ = std::fs::remove_file(path);
         }
         let failed = |e| {
-            Failure::Unavailable(format!("cannot make the control socket {shown}: {e}; see --control"))
+            Failure::Unavailable(format!(
+                "cannot make the control socket {shown}: {e}; see --control"
+            ))
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
+        let file = SocketFile(path.to_owned());
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, file })
     }
 
-    /// Answers questions in a thread of its own until the process ends. The result removes the socket's file.
+    /// Answers questions in a thread of its own until the process ends. The result removes the
+    /// socket's file.
     ///
     /// # Errors
     /// Where no thread can be started.
     pub(crate) fn start(self, probes: Vec<Probe>) -> Result<SocketFile, Failure> {
-        let file = SocketFile(self.path);
-        let listener = self.listener;
+        let Self { listener, file } = self;
         std::thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || {

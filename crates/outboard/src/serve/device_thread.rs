@@ -26,7 +26,7 @@ pub(super) struct DeviceThread {
     device: Device,
     wire: Box<dyn Wire>,
     disk: Box<dyn Disk>,
-    queue: DeviceQueue,
+    pub(super) queue: DeviceQueue,
     queries: Queries,
     /// Something could not be handed on: try again soon, whatever happens.
     blocked: bool,
@@ -47,28 +47,35 @@ impl DeviceThread {
     /// Works until `stop` is set.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        poller.add(self.queue.bell.fd());
-        self.wire.pollable().map(|fd| poller.add(fd));
-        self.disk.pollable().map(|fd| poller.add(fd));
+        let bell = poller.add(self.queue.bell.fd());
+        self.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
             if self.round() {
                 continue;
             }
             self.answer_queries();
             self.queue.bell.prepare_sleep();
-            if !self.round() && !stop.load(Ordering::Acquire) {
-                let timeout = self.sleep_for();
-                // An error means that the kernel is out of memory: go on, more slowly.
-                let _ = poller.wait(timeout);
-            }
-            self.queue.bell.awake();
+            let sleeps = !self.queue.has_work() && !stop.load(Ordering::Acquire);
+            // An error means that the kernel is out of memory: go on, more slowly.
+            let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
+            self.queue.bell.awake(woken && poller.is_ready(bell));
         }
-        // What the hosts sent last, resets among it, still leaves.
+        self.finish();
+    }
+
+    /// Adds the descriptors that say that there is work, except for the bell's.
+    pub(super) fn watch(&self, poller: &mut Poller) {
+        self.wire.pollable().map(|fd| poller.add(fd));
+        self.disk.pollable().map(|fd| poller.add(fd));
+    }
+
+    /// Sends what the hosts gave last, resets among it.
+    pub(super) fn finish(&mut self) {
         while self.round() {}
     }
 
     /// Does what there is to do; says whether there was anything.
-    fn round(&mut self) -> bool {
+    pub(super) fn round(&mut self) -> bool {
         let now = self.clock.now();
         self.blocked = false;
         let mut busy = self.take_frames(now);
@@ -161,14 +168,15 @@ impl DeviceThread {
         any
     }
 
-    fn sleep_for(&self) -> Option<Duration> {
+    /// Longest time to sleep.
+    pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let due = [self.wire.poll_timeout(), self.device.poll_timeout(now)];
         let due = due.into_iter().flatten().map(|at| at.since(now)).min();
         if self.blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due }
     }
 
-    fn answer_queries(&self) {
+    pub(super) fn answer_queries(&self) {
         self.queries.answer(|answer| {
             self.device.visit(&mut |name, value| answer.counter(name, value));
             self.wire.visit(&mut |name, value| answer.counter(name, value));

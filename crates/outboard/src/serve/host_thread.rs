@@ -25,7 +25,7 @@ pub(super) struct HostThread {
     app: ContentServer,
     /// For what the device does not read.
     disk: Box<dyn Disk>,
-    queue: HostQueue,
+    pub(super) queue: HostQueue,
     queries: Queries,
     log: Option<Box<dyn Write + Send>>,
     /// An operation that the ring had no room for.
@@ -48,21 +48,32 @@ impl HostThread {
     /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        poller.add(self.queue.bell.fd());
-        self.disk.pollable().map(|fd| poller.add(fd));
+        let bell = poller.add(self.queue.bell.fd());
+        self.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
             if self.round() {
                 continue;
             }
             self.answer_queries();
             self.queue.bell.prepare_sleep();
-            if !self.round() && !stop.load(Ordering::Acquire) {
+            let sleeps = !self.queue.has_work() && !stop.load(Ordering::Acquire);
+            if sleeps {
                 self.flush_log();
-                // An error means that the kernel is out of memory: go on, more slowly.
-                let _ = poller.wait(self.sleep_for());
             }
-            self.queue.bell.awake();
+            // An error means that the kernel is out of memory: go on, more slowly.
+            let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
+            self.queue.bell.awake(woken && poller.is_ready(bell));
         }
+        self.finish();
+    }
+
+    /// Adds the descriptors that say that there is work, except for the bell's.
+    pub(super) fn watch(&self, poller: &mut Poller) {
+        self.disk.pollable().map(|fd| poller.add(fd));
+    }
+
+    /// Resets every connection.
+    pub(super) fn finish(&mut self) {
         let now = self.clock.now();
         let sockets: Vec<_> = self.host.sockets().collect();
         for socket in sockets {
@@ -73,7 +84,7 @@ impl HostThread {
     }
 
     /// Does what there is to do; says whether there was anything.
-    fn round(&mut self) -> bool {
+    pub(super) fn round(&mut self) -> bool {
         let now = self.clock.now();
         let mut busy = self.take_events(now);
         while let Some(completion) = self.disk.poll() {
@@ -155,7 +166,8 @@ impl HostThread {
         any
     }
 
-    fn sleep_for(&self) -> Option<Duration> {
+    /// Longest time to sleep.
+    pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let due = [self.host.poll_timeout(), self.app.poll_timeout()];
         let due = due.into_iter().flatten().map(|at| at.since(now)).min();
@@ -170,13 +182,13 @@ impl HostThread {
         }
     }
 
-    fn flush_log(&mut self) {
+    pub(super) fn flush_log(&mut self) {
         if let Some(log) = &mut self.log {
             let _ = log.flush();
         }
     }
 
-    fn answer_queries(&self) {
+    pub(super) fn answer_queries(&self) {
         self.queries.answer(|answer| {
             self.host.visit(&mut |name, value| answer.counter(name, value));
             self.app.visit(&mut |name, value| answer.counter(name, value));

@@ -7,6 +7,7 @@
 mod device_thread;
 mod host_thread;
 mod queue;
+mod shared_thread;
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -28,11 +29,12 @@ use nic::{Device, DeviceConfig, FileConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::{CongestionArg, DiskArg, OffloadArg, ServeArgs, WireArg};
+use crate::args::{CongestionArg, DiskArg, OffloadArg, ServeArgs, ThreadsArg, WireArg};
 use crate::control::{self, Control};
 use crate::error::Failure;
 use device_thread::DeviceThread;
 use host_thread::HostThread;
+use shared_thread::SharedThread;
 
 /// Half-open and unaccepted connections that a port may have.
 const BACKLOG: usize = 4096;
@@ -47,19 +49,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.control.as_deref(), &args.wire))?;
+    // A folder that cannot be served is said so before anything is made.
+    drop(open_disk(args)?);
     let wires = open_wires(args, &clock)?;
     let queues = wires.len();
     let mesh = queue::mesh(queues)?;
     let stop = Arc::new(AtomicBool::new(false));
+    // One for all devices: whichever of them receives a packet, its flow belongs to the same host.
+    let rss_seed = clock::entropy();
     let mut threads = Vec::new();
     let mut probes = Vec::new();
     for (index, (wire, queue)) in wires.into_iter().zip(mesh).enumerate() {
-        let device = new_device(args, queues, wire.as_ref());
+        let device = new_device(args, queues, rss_seed, wire.as_ref());
         let capabilities = device.capabilities();
-        let mut host = Host::new(host_config(args), &capabilities, clock::entropy());
-        let app = ContentServer::new(content_config(args, &clock), &mut host).map_err(|e| {
-            Failure::Unavailable(format!("{e}: choose another with --port"))
-        })?;
+        let mut host = Host::new(host_config(args, index), &capabilities, clock::entropy());
+        let app = ContentServer::new(content_config(args, &clock), &mut host)
+            .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         // The device's disk, and one for the host where it has to read files itself.
         let disks = (open_disk(args)?, open_disk(args)?);
         let log = open_log(args, index)?;
@@ -72,8 +77,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let host_thread =
             HostThread::new(clock.clone(), host, app, disks.1, queue.host, host_queries, log);
         let (stop_device, stop_host) = (Arc::clone(&stop), Arc::clone(&stop));
-        threads.push(spawn(format!("nic{index}"), move || device_thread.run(&stop_device))?);
-        threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
+        if share_thread(args.threads) {
+            let both = SharedThread::new(device_thread, host_thread);
+            threads.push(spawn(format!("both{index}"), move || both.run(&stop_device))?);
+        } else {
+            threads.push(spawn(format!("nic{index}"), move || device_thread.run(&stop_device))?);
+            threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
+        }
     }
     if let Some(addr) = args.metrics {
         control::metrics::start(addr, probes.clone())?;
@@ -85,6 +95,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     stop.store(true, Ordering::Release);
     wakers.iter().for_each(control::Probe::wake);
     join(threads)
+}
+
+/// Whether a device and its host share a thread.
+fn share_thread(threads: ThreadsArg) -> bool {
+    match threads {
+        // A failure means that nobody knows: then two threads do no harm.
+        ThreadsArg::Auto => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
+        ThreadsArg::One => true,
+        ThreadsArg::Two => false,
+    }
 }
 
 fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Failure> {
@@ -187,7 +207,10 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
     io::disk::open_disk(&args.dir, kind).map_err(|e| Failure::NoInput(e.to_string()))
 }
 
-fn open_log(args: &ServeArgs, index: usize) -> Result<Option<Box<dyn std::io::Write + Send>>, Failure> {
+fn open_log(
+    args: &ServeArgs,
+    index: usize,
+) -> Result<Option<Box<dyn std::io::Write + Send>>, Failure> {
     let Some(path) = &args.access_log else { return Ok(None) };
     if path.as_os_str() == "-" {
         return Ok(Some(Box::new(std::io::stdout())));
@@ -202,7 +225,7 @@ fn open_log(args: &ServeArgs, index: usize) -> Result<Option<Box<dyn std::io::Wr
     Ok(Some(Box::new(std::io::BufWriter::new(file))))
 }
 
-fn new_device(args: &ServeArgs, queues: usize, wire: &dyn Wire) -> Device {
+fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {
     // Locally administered (the second bit), and the same for the same address, so that a restart finds the peer's
     // neighbour table right.
     let mut mac = [0x02, b'o', b'b', 0, 0, 0];
@@ -213,7 +236,7 @@ fn new_device(args: &ServeArgs, queues: usize, wire: &dyn Wire) -> Device {
     }
     let mut config = DeviceConfig::new(mac);
     config.queues = queues;
-    config.rss_seed = clock::entropy();
+    config.rss_seed = rss_seed;
     config.file = args.offload.file.then(|| FileConfig {
         memory_bytes_max: (args.file_memory as usize) << 20,
         ..FileConfig::default()
@@ -221,11 +244,12 @@ fn new_device(args: &ServeArgs, queues: usize, wire: &dyn Wire) -> Device {
     Device::new(config, wire.capabilities())
 }
 
-fn host_config(args: &ServeArgs) -> host::Config {
+fn host_config(args: &ServeArgs, index: usize) -> host::Config {
     let OffloadArg { file } = args.offload;
     let mut config = host::Config {
         addrs: args.addr.iter().map(|c| Cidr { addr: c.addr, prefix_len: c.prefix_len }).collect(),
         gateways: args.gateway.clone(),
+        answers: index == 0,
         file_offload: if file { Ok(()) } else { Err(Refusal::Disabled) },
         ..host::Config::default()
     };

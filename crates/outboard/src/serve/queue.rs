@@ -24,8 +24,8 @@ pub(crate) struct Bell {
 
 impl Bell {
     fn new() -> Result<Self, Failure> {
-        let notifier = Notifier::new()
-            .map_err(|e| Failure::System(format!("cannot make an eventfd: {e}")))?;
+        let notifier =
+            Notifier::new().map_err(|e| Failure::System(format!("cannot make an eventfd: {e}")))?;
         Ok(Self { waker: Arc::new(Waker::new()), notifier })
     }
 
@@ -41,10 +41,12 @@ impl Bell {
         self.waker.prepare_sleep();
     }
 
-    /// The thread is awake.
-    pub(crate) fn awake(&self) {
+    /// The thread is awake; `rung` says whether [`Self::fd`] was ready.
+    pub(crate) fn awake(&self, rung: bool) {
         self.waker.awake();
-        self.notifier.drain();
+        if rung {
+            self.notifier.drain();
+        }
     }
 
     /// To wake the thread for other reasons.
@@ -68,6 +70,13 @@ pub(crate) struct HostQueue {
     pub(crate) device_bell: Bell,
 }
 
+impl HostQueue {
+    /// Whether an event waits.
+    pub(crate) fn has_work(&mut self) -> bool {
+        self.events.iter_mut().any(|ring| !ring.is_empty())
+    }
+}
+
 /// A device thread's ends.
 pub(crate) struct DeviceQueue {
     /// Which host it works for.
@@ -78,6 +87,13 @@ pub(crate) struct DeviceQueue {
     pub(crate) events: Vec<Producer<Event>>,
     pub(crate) bell: Bell,
     pub(crate) host_bells: Vec<Bell>,
+}
+
+impl DeviceQueue {
+    /// Whether an operation waits.
+    pub(crate) fn has_work(&mut self) -> bool {
+        !self.ops.is_empty()
+    }
 }
 
 /// Both sides of a queue.

@@ -1,0 +1,288 @@
+//! Accounted mode (DESIGN section 8): client, link, device and host in one thread in turn, on a virtual clock; the time-stamp
+//! counter's cycles of each part are summed apart.
+//!
+//! The parts are those of the running program, rings included; only threads, wake-ups and the kernel's wire are absent. Virtual time stands still
+//! while somebody has work, then jumps to the next thing that is due, so that a run's packets do not depend on the machine.
+
+use abi::ring::{Consumer, Producer, ring};
+use abi::{Event, Op, PacketBuf};
+use apps::content::ContentServer;
+use base::Instant;
+use host::Host;
+use io::clock::cycles;
+use io::mem::MemWire;
+use io::wire::{TxStatus, Wire};
+use nic::Device;
+
+use super::client::Client;
+use super::disk::ModelledDisk;
+
+/// Slots of the rings.
+const SLOTS: usize = 4096;
+
+/// Cycles of one node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cycles {
+    /// Host stack and application, and its ends of the rings.
+    pub(crate) host: u64,
+    /// Device, its ends of the rings, its wire and its disk.
+    pub(crate) device: u64,
+}
+
+/// What runs above a host.
+pub(crate) enum App {
+    /// The product.
+    Server(Box<ContentServer>),
+    /// Who measures it.
+    Client(Box<Client>),
+}
+
+/// A machine: host, device and the rings between them.
+pub(crate) struct Node {
+    pub(crate) host: Host,
+    pub(crate) device: Device,
+    pub(crate) app: App,
+    wire: MemWire,
+    /// The device's disk.
+    disk: Option<ModelledDisk>,
+    /// The host's own.
+    host_disk: Option<ModelledDisk>,
+    ops: (Producer<Op>, Consumer<Op>),
+    events: (Producer<Event>, Consumer<Event>),
+    recycle: (Producer<PacketBuf>, Consumer<PacketBuf>),
+    waiting: Option<Op>,
+    pub(crate) cycles: Cycles,
+}
+
+impl Node {
+    pub(crate) fn new(
+        host: Host,
+        device: Device,
+        app: App,
+        wire: MemWire,
+        disk: Option<ModelledDisk>,
+        host_disk: Option<ModelledDisk>,
+    ) -> Self {
+        Self {
+            host,
+            device,
+            app,
+            wire,
+            disk,
+            host_disk,
+            ops: ring(SLOTS),
+            events: ring(SLOTS),
+            recycle: ring(SLOTS),
+            waiting: None,
+            cycles: Cycles::default(),
+        }
+    }
+
+    /// What is left of the machine without its device: for counting memory.
+    pub(crate) fn into_host(self) -> (Host, App) {
+        (self.host, self.app)
+    }
+
+    /// Lets host and application work; says whether they had anything to do.
+    pub(crate) fn host_turn(&mut self, now: Instant) -> bool {
+        let from = cycles();
+        let mut busy = false;
+        while let Some(event) = self.events.1.pop() {
+            self.host.handle_event(now, event);
+            busy = true;
+        }
+        while let Some(done) = self.host_disk.as_mut().and_then(|d| d.poll(now)) {
+            self.host.handle_disk(now, done);
+            busy = true;
+        }
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+            busy = true;
+        }
+        busy |= self.app_turn(now);
+        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
+            busy = true;
+            if let Err(op) = self.ops.0.push(op) {
+                self.waiting = Some(op);
+                break;
+            }
+        }
+        while let Some(packet) = self.host.poll_recycle() {
+            if self.recycle.0.push(packet).is_err() {
+                break;
+            }
+        }
+        while let Some(request) = self.host.poll_disk() {
+            busy = true;
+            if let Some(disk) = &mut self.host_disk {
+                disk.submit(now, request);
+            }
+        }
+        if busy {
+            self.cycles.host += cycles() - from;
+        }
+        busy
+    }
+
+    fn app_turn(&mut self, now: Instant) -> bool {
+        let mut busy = false;
+        match &mut self.app {
+            App::Server(server) => {
+                if server.poll_timeout().is_some_and(|at| at <= now) {
+                    server.handle_timeout(now, &mut self.host);
+                    busy = true;
+                }
+                while let Some(notice) = self.host.poll_notice() {
+                    server.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
+            App::Client(client) => {
+                while let Some(notice) = self.host.poll_notice() {
+                    client.handle_notice(&mut self.host, notice);
+                    busy = true;
+                }
+            }
+        }
+        busy
+    }
+
+    /// Lets the device work; says whether it had anything to do.
+    pub(crate) fn device_turn(&mut self, now: Instant) -> bool {
+        let from = cycles();
+        let mut busy = false;
+        while let Some(frame) = self.wire.receive(now, self.device.pool()) {
+            self.device.handle_frame(now, frame);
+            busy = true;
+        }
+        while let Some(packet) = self.recycle.1.pop() {
+            self.device.pool().put(packet);
+        }
+        while self.device.can_take_op() {
+            let Some(op) = self.ops.1.pop() else { break };
+            self.device.handle_op(now, 0, op);
+            busy = true;
+        }
+        while let Some(done) = self.disk.as_mut().and_then(|d| d.poll(now)) {
+            self.device.handle_disk(now, done);
+            busy = true;
+        }
+        while let Some(request) = self.device.poll_disk() {
+            busy = true;
+            if let Some(disk) = &mut self.disk {
+                disk.submit(now, request);
+            }
+        }
+        busy |= self.give_events();
+        while let Some(frame) = self.device.poll_frame(now) {
+            if self.wire.transmit(now, &frame) == TxStatus::Full {
+                self.device.unpoll_frame(frame);
+                break;
+            }
+            busy = true;
+        }
+        busy |= self.give_events();
+        if busy {
+            self.cycles.device += cycles() - from;
+        }
+        busy
+    }
+
+    fn give_events(&mut self) -> bool {
+        let mut busy = false;
+        while self.events.0.free() > 0 {
+            let Some(event) = self.device.poll_queue_event(0) else { break };
+            busy = true;
+            if let Err(event) = self.events.0.push(event) {
+                self.device.unpoll_event(0, event);
+                break;
+            }
+        }
+        busy
+    }
+
+    fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let app = match &self.app {
+            App::Server(server) => server.poll_timeout(),
+            App::Client(_) => None,
+        };
+        let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
+        [
+            self.host.poll_timeout(),
+            self.device.poll_timeout(now),
+            self.wire.poll_timeout(),
+            disk(&self.disk),
+            disk(&self.host_disk),
+            app,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+}
+
+/// Two machines and the link between them.
+pub(crate) struct World {
+    pub(crate) now: Instant,
+    pub(crate) server: Node,
+    pub(crate) client: Node,
+}
+
+impl World {
+    /// Runs until `done` says so, which is asked between rounds. Says no where nothing is left that could happen.
+    pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> bool {
+        while !done(self) {
+            let now = self.now;
+            let mut busy = self.server.device_turn(now);
+            busy |= self.server.host_turn(now);
+            busy |= self.client.device_turn(now);
+            busy |= self.client.host_turn(now);
+            if busy {
+                continue;
+            }
+            let next = [self.server.poll_timeout(now), self.client.poll_timeout(now)];
+            match next.into_iter().flatten().min() {
+                Some(at) => self.now = at.max(now),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The client's application.
+    pub(crate) fn load(&mut self) -> &mut Client {
+        match &mut self.client.app {
+            App::Client(client) => client,
+            App::Server(_) => unreachable!("the client's node runs a client"),
+        }
+    }
+
+    /// As [`Self::load`], to look at.
+    pub(crate) fn load_ref(&self) -> &Client {
+        match &self.client.app {
+            App::Client(client) => client,
+            App::Server(_) => unreachable!("the client's node runs a client"),
+        }
+    }
+
+    /// Every counter of the server's host and device.
+    pub(crate) fn server_counters(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        let mut all = std::collections::BTreeMap::new();
+        self.server.host.visit(&mut |name, value| {
+            all.insert(name, value);
+        });
+        self.server.device.visit(&mut |name, value| {
+            all.insert(name, value);
+        });
+        all
+    }
+
+    /// Opens the client's connections.
+    pub(crate) fn start(&mut self) {
+        let now = self.now;
+        let Node { host, app, .. } = &mut self.client;
+        if let App::Client(client) = app {
+            client.start(now, host);
+        }
+    }
+}

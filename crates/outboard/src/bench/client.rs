@@ -1,0 +1,168 @@
+//! A client for accounted benchmarks: so many connections, each asking for one file after the other.
+//!
+//! It checks the length of each body and samples its bytes; whole contents are checked by the tests and the simulator.
+
+use std::collections::BTreeMap;
+
+use base::{Instant, Prng};
+use bytes::Bytes;
+use host::{Host, Notice, SocketError, SocketId};
+use wire::Endpoint;
+
+/// What is on the server: files named by number, of one size.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// How many.
+    pub(crate) count: u32,
+    /// Bytes of each.
+    pub(crate) size: u64,
+    /// Byte at a position of a file.
+    pub(crate) byte: fn(u32, u64) -> u8,
+}
+
+#[derive(Debug)]
+struct Download {
+    file: u32,
+    /// Still inside the response's head.
+    in_head: Vec<u8>,
+    body: u64,
+    done: u64,
+}
+
+/// The client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    server: Endpoint,
+    files: Files,
+    connections: u32,
+    downloads: BTreeMap<SocketId, Download>,
+    prng: Prng,
+    /// Responses received whole.
+    pub(crate) responses: u64,
+    /// Body bytes received.
+    pub(crate) body_bytes: u64,
+    /// What went wrong, if anything did: a benchmark with wrong bytes is none.
+    pub(crate) errors: Vec<String>,
+    /// No new requests any more.
+    pub(crate) draining: bool,
+}
+
+impl Client {
+    pub(crate) fn new(server: Endpoint, files: Files, connections: u32) -> Self {
+        Self {
+            server,
+            files,
+            connections,
+            downloads: BTreeMap::new(),
+            prng: Prng::new(7),
+            responses: 0,
+            body_bytes: 0,
+            errors: Vec::new(),
+            draining: false,
+        }
+    }
+
+    /// Opens all connections.
+    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
+        for _ in 0..self.connections {
+            match host.connect(now, self.server) {
+                Ok(socket) => {
+                    let in_head = Vec::new();
+                    self.downloads
+                        .insert(socket, Download { file: 0, in_head, body: 0, done: u64::MAX });
+                }
+                Err(e) => self.errors.push(e.to_string()),
+            }
+        }
+    }
+
+    /// Connections that are established.
+    pub(crate) fn established(&self, host: &Host) -> usize {
+        self.downloads.keys().filter(|&&s| host.readiness(s).writable).count()
+    }
+
+    /// Whether every connection has received something.
+    pub(crate) fn all_served(&self) -> bool {
+        self.downloads.values().all(|d| d.body > 0)
+    }
+
+    /// Counts what each connection receives from now on.
+    pub(crate) fn restart_shares(&mut self) {
+        self.downloads.values_mut().for_each(|d| d.body = 0);
+    }
+
+    /// Bytes that each connection has received, for the index of fairness.
+    pub(crate) fn shares(&self) -> Vec<f64> {
+        self.downloads.values().map(|d| d.body as f64).collect()
+    }
+
+    pub(crate) fn handle_notice(&mut self, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        let readiness = host.readiness(socket);
+        if let Some(error) = readiness.error {
+            if error != SocketError::Closed {
+                self.errors.push(error.to_string());
+            }
+            return;
+        }
+        let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
+        if fresh && readiness.writable {
+            self.request(host, socket);
+        }
+        while !host.peek(socket).is_empty() {
+            let used = self.take(host, socket);
+            host.consume(socket, used);
+            let whole = self.downloads.get(&socket).is_some_and(|d| d.done == self.files.size);
+            if whole {
+                self.responses += 1;
+                self.request(host, socket);
+            }
+        }
+    }
+
+    fn request(&mut self, host: &mut Host, socket: SocketId) {
+        let Some(download) = self.downloads.get_mut(&socket) else { return };
+        download.done = 0;
+        download.in_head.clear();
+        if self.draining {
+            return;
+        }
+        download.file = u32::try_from(self.prng.below(self.files.count.into())).unwrap_or(0);
+        let text = format!("GET /{} HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n", download.file);
+        if let Err(e) = host.send(socket, Bytes::from(text)) {
+            self.errors.push(e.to_string());
+        }
+    }
+
+    /// Takes what `peek` shows, up to the end of one response; gives the bytes used.
+    fn take(&mut self, host: &Host, socket: SocketId) -> usize {
+        let bytes = host.peek(socket);
+        let Some(download) = self.downloads.get_mut(&socket) else { return bytes.len() };
+        let mut used = 0;
+        if download.done == 0 && !download.in_head.ends_with(b"\r\n\r\n") {
+            while used < bytes.len() && !download.in_head.ends_with(b"\r\n\r\n") {
+                download.in_head.push(bytes[used]);
+                used += 1;
+            }
+            if download.in_head.ends_with(b"\r\n\r\n")
+                && !download.in_head.starts_with(b"HTTP/1.1 200")
+            {
+                self.errors.push(String::from_utf8_lossy(&download.in_head).into_owned());
+            }
+        }
+        let left = self.files.size - download.done;
+        let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - used);
+        if here > 0 {
+            // A byte of each piece.
+            let at = usize::try_from(self.prng.below(here as u64)).unwrap_or(0);
+            let expected = (self.files.byte)(download.file, download.done + at as u64);
+            if bytes[used + at] != expected {
+                self.errors.push(format!("wrong byte in file {}", download.file));
+            }
+        }
+        download.done += here as u64;
+        download.body += here as u64;
+        self.body_bytes += here as u64;
+        used + here
+    }
+}

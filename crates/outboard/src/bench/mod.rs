@@ -1,0 +1,44 @@
+//! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
+//!
+//! Accounted benchmarks ([`io_tcp`], [`memory`]) run client, link, device and host in one thread in turn ([`accounted`]) and sum each
+//! part's cycles apart. Live ones ([`serve_live`]) run the program as users do, beside another program, in one run. Every claim is a
+//! ratio measured in one run, because machines differ.
+
+mod accounted;
+mod client;
+mod disk;
+mod io_tcp;
+mod memory;
+mod serve_live;
+
+use clap::Subcommand;
+
+use crate::error::Failure;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Host and device cycles per byte and per request, against reading files on the host
+    IoTcp(io_tcp::IoTcpArgs),
+    /// Bytes of host memory per idle established connection
+    Memory(memory::MemoryArgs),
+    /// `outboard serve` against nginx on one core, asked by wrk on another
+    ServeLive(serve_live::ServeLiveArgs),
+}
+
+/// Runs a benchmark.
+///
+/// # Errors
+/// What could not be set up, or went wrong while it ran.
+pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::IoTcp(args) => io_tcp::run(args),
+        Bench::Memory(args) => memory::run(args),
+        Bench::ServeLive(args) => serve_live::run(args),
+    }
+}
+
+/// A failure of a benchmark's own set-up.
+fn failed(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
+    move |e| Failure::System(format!("{what}: {e}"))
+}

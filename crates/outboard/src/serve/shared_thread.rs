@@ -1,0 +1,59 @@
+//! One thread for a device and its host, in turn: for a process that has a single core.
+//!
+//! There the two would only take it from each other: a context switch for each batch, and time-outs of the host that come before
+//! the acknowledgments that the device has not yet read. The rings stay, so that both sides are the same code as with a thread each.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use io::notify::Poller;
+
+use super::device_thread::DeviceThread;
+use super::host_thread::HostThread;
+
+pub(super) struct SharedThread {
+    device: DeviceThread,
+    host: HostThread,
+}
+
+impl SharedThread {
+    pub(super) const fn new(device: DeviceThread, host: HostThread) -> Self {
+        Self { device, host }
+    }
+
+    /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
+    pub(super) fn run(mut self, stop: &AtomicBool) {
+        let mut poller = Poller::new();
+        let device_bell = poller.add(self.device.queue.bell.fd());
+        let host_bell = poller.add(self.host.queue.bell.fd());
+        self.device.watch(&mut poller);
+        self.host.watch(&mut poller);
+        while !stop.load(Ordering::Acquire) {
+            if self.round() {
+                continue;
+            }
+            self.device.answer_queries();
+            self.host.answer_queries();
+            self.device.queue.bell.prepare_sleep();
+            self.host.queue.bell.prepare_sleep();
+            let work = self.device.queue.has_work() || self.host.queue.has_work();
+            let sleeps = !work && !stop.load(Ordering::Acquire);
+            if sleeps {
+                self.host.flush_log();
+            }
+            let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
+            // An error means that the kernel is out of memory: go on, more slowly.
+            let woken = sleeps && poller.wait(due).is_ok();
+            self.device.queue.bell.awake(woken && poller.is_ready(device_bell));
+            self.host.queue.bell.awake(woken && poller.is_ready(host_bell));
+        }
+        self.host.finish();
+        self.device.finish();
+    }
+
+    /// Both sides' rounds: what the device received is answered before it looks for more.
+    fn round(&mut self) -> bool {
+        let received = self.device.round();
+        let answered = self.host.round();
+        received || answered
+    }
+}

@@ -1,0 +1,211 @@
+//! `outboard sim`: deterministic simulation, many seeds or one.
+//!
+//! Worlds are single-threaded and independent, so threads take seeds from one counter; what they
+//! come to depends on the seeds alone. A seed that fails is told with everything needed to look at
+//! it again.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use base::Instant;
+use clap::Args;
+use sim::Outcome;
+
+use crate::error::Failure;
+
+/// Failed seeds that are told in full.
+const TOLD_MAX: usize = 3;
+
+/// `outboard sim`.
+#[derive(Debug, Args)]
+pub(crate) struct SimArgs {
+    /// Run this seed only
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "first"])]
+    seed: Option<u64>,
+    /// How many seeds to run, each twice
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    first: u64,
+    /// Show every event of the run
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Threads; one for each processor where nothing is said
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+/// Runs `outboard sim`.
+///
+/// # Errors
+/// Which seeds failed.
+pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
+    match args.seed {
+        Some(seed) => run_one(seed, args.trace),
+        None => run_many(args),
+    }
+}
+
+fn run_one(seed: u64, trace: bool) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    // Whoever closes the pipe has seen enough.
+    if trace {
+        let outcome = sim::run_seed(seed, &sim::Options { trace, ..Default::default() });
+        for line in &outcome.trace {
+            let _ = writeln!(out, "{line}");
+        }
+        let _ = writeln!(out, "{}", outcome.scenario);
+    }
+    let outcome = sim::check_seed(seed);
+    let mut totals = Totals::default();
+    totals.add(&outcome);
+    let _ = write!(out, "{}", totals.table());
+    match &outcome.violation {
+        None => Ok(()),
+        Some(v) => Err(Failure::System(format!(
+            "seed {seed} failed at {}: {}: {}",
+            v.at, v.checker, v.what
+        ))),
+    }
+}
+
+fn run_many(args: &SimArgs) -> Result<(), Failure> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(processors).max(1);
+    let next = AtomicU64::new(args.first);
+    let end = args.first.saturating_add(args.seeds);
+    let mut totals = Totals::default();
+    let mut failed = Vec::new();
+    std::thread::scope(|scope| {
+        let (send, outcomes) = mpsc::channel();
+        for _ in 0..threads {
+            let (send, next) = (send.clone(), &next);
+            scope.spawn(move || {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end || send.send(sim::check_seed(seed)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(send);
+        for outcome in outcomes {
+            totals.add(&outcome);
+            if let Some(text) = outcome.explain() {
+                if failed.len() < TOLD_MAX {
+                    eprintln!("{text}");
+                }
+                failed.push(outcome.seed);
+            }
+            progress(totals.seeds, args.seeds, failed.len());
+        }
+    });
+    let _ = write!(std::io::stdout().lock(), "{}", totals.table());
+    if failed.is_empty() {
+        return Ok(());
+    }
+    failed.sort_unstable();
+    let count = failed.len();
+    failed.truncate(20);
+    Err(Failure::System(format!("{count} of {} seeds failed, among them {failed:?}", args.seeds)))
+}
+
+fn progress(done: u64, of: u64, failed: usize) {
+    let mut err = std::io::stderr().lock();
+    if done % 100 == 0 && err.is_terminal() {
+        let _ = write!(err, "\r{done} of {of} seeds, {failed} failed ");
+        let _ = if done == of { writeln!(err) } else { err.flush() };
+    }
+}
+
+/// Sums over all runs.
+#[derive(Default)]
+struct Totals {
+    seeds: u64,
+    events: u64,
+    virtual_ns: u128,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+/// What the summary shows: the faults that were injected, and what they led to.
+const SHOWN: [(&str, &str); 30] = [
+    ("responses", "responses, checked byte by byte"),
+    ("bytes", "bytes that clients read"),
+    ("errors", "connections ended by an error"),
+    ("aborts", "connections that clients reset"),
+    ("retries", "connections opened again"),
+    ("net_frames", "frames sent"),
+    ("net_lost", "fault: frames lost"),
+    ("net_queue_full", "fault: frames lost in a full queue"),
+    ("net_cut_off", "fault: frames of a node that is cut off"),
+    ("net_duplicated", "fault: frames duplicated"),
+    ("net_corrupted", "fault: frames corrupted"),
+    ("net_held_back", "fault: frames reordered"),
+    ("net_marked", "frames marked with CE"),
+    ("net_hostile", "fault: hostile frames"),
+    ("disk_stalls", "fault: disk stalls"),
+    ("disk_open_errors", "fault: opens failed"),
+    ("disk_read_errors", "fault: reads failed"),
+    ("disk_short_reads", "fault: reads cut short"),
+    ("disk_changes", "fault: files changed"),
+    ("disk_torn_reads", "reads of a file that changed meanwhile"),
+    ("device_resets", "fault: device resets"),
+    ("file_offload_bytes", "file bytes sent by devices"),
+    ("file_fallback_bytes", "file bytes read by hosts"),
+    ("file_memory_waits", "transmits that waited for memory"),
+    ("tcp_retrans", "retransmissions"),
+    ("tcp_timeouts", "retransmission time-outs"),
+    ("tcp_tail_probes", "tail loss probes"),
+    ("tcp_syn_cookies_accepted", "connections made of cookies"),
+    ("tcp_challenge_acks", "challenge acknowledgments"),
+    ("tcp_estab_resets", "connections reset"),
+];
+
+impl Totals {
+    fn add(&mut self, outcome: &Outcome) {
+        self.seeds += 1;
+        self.events += outcome.events;
+        self.virtual_ns += u128::from(outcome.end.since(Instant::ZERO).as_nanos());
+        for (&name, &value) in &outcome.counters {
+            *self.counters.entry(name).or_insert(0) += value;
+        }
+        outcome.stats.visit(&mut |name, value| {
+            *self.counters.entry(name).or_insert(0) += value;
+        });
+    }
+
+    fn table(&self) -> String {
+        let hours = self.virtual_ns / 3_600_000_000_000;
+        let minutes = self.virtual_ns / 60_000_000_000 % 60;
+        let mut text = format!(
+            "{:>16}  seeds\n{:>16}  events\n{:>16}  virtual time\n",
+            self.seeds,
+            self.events,
+            format!("{hours}h {minutes:02}m")
+        );
+        for (name, what) in SHOWN {
+            let value = self.counters.get(name).copied().unwrap_or(0);
+            text.push_str(&format!("{value:>16}  {what}\n"));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names are those of counters: a seed with every engine in use has them all.
+    #[test]
+    fn every_name_in_the_summary_is_a_counter() {
+        let mut totals = Totals::default();
+        (0..20).for_each(|seed| totals.add(&sim::run_seed(seed, &sim::Options::default())));
+        for (name, _) in SHOWN {
+            assert!(totals.counters.contains_key(name), "{name}");
+        }
+    }
+}

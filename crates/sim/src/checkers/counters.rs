@@ -1,0 +1,95 @@
+//! Counters at the end of a run: what must have moved, what must not, and what must be zero when
+//! everything is over.
+
+use base::Instant;
+
+use crate::faults::Scenario;
+use crate::node::Node;
+use crate::report::Report;
+
+/// Gauges of the server that are zero when nothing goes on any more.
+const EMPTY_AT_END: [&str; 12] = [
+    "connections",
+    "connections_half_open",
+    "connections_time_wait",
+    "http_connections_open",
+    "http_files_cached",
+    "tx_pending_transmits",
+    "tx_pending_flows",
+    "tx_runs",
+    "file_held_bytes",
+    "file_open_files",
+    "file_waiting_transmits",
+    "file_reads_in_flight",
+];
+
+/// Counters that only faults of the network move, on any node.
+const CALM_NET: [&str; 9] = [
+    "tcp_timeouts",
+    "tcp_recoveries",
+    "tcp_paws_dropped",
+    "tcp_in_errs",
+    "tcp_syn_acks_resent",
+    "received_bad_checksum",
+    "received_malformed",
+    "neighbor_drops",
+    "tcp_timed_out",
+];
+
+/// Counters that nothing in a simulation may move.
+const NEVER: [&str; 4] =
+    ["tx_dropped_malformed", "tx_dropped_table_full", "checksum_software", "file_unknown"];
+
+/// Checks one machine.
+pub(crate) fn check(
+    now: Instant,
+    index: usize,
+    node: &Node,
+    scenario: &Scenario,
+    report: &mut Report,
+) {
+    let mut fail = |what: String| report.fail(now, "counters", format!("n{index}: {what}"));
+    for name in EMPTY_AT_END {
+        let value = node.counter(name);
+        if value != 0 {
+            fail(format!("{name} is {value} at the end"));
+        }
+    }
+    if scenario.calm_net() && scenario.is_quick() && scenario.resets == 0 {
+        for name in CALM_NET {
+            let value = node.counter(name);
+            if value != 0 {
+                fail(format!("{name} is {value} without a fault of the network"));
+            }
+        }
+        // RFC 8985 section 7: a probe may be too early where a queue grows, and is no harm.
+        let (again, probes) = (node.counter("tcp_retrans"), node.counter("tcp_tail_probes"));
+        if again > probes {
+            fail(format!("{again} retransmissions, {probes} probes without a fault of the network"));
+        }
+    }
+    for name in NEVER {
+        // After a reset the device knows none of the host's files.
+        let value = node.counter(name);
+        if value != 0 && !(scenario.resets > 0 && name == "file_unknown") {
+            fail(format!("{name} is {value}"));
+        }
+    }
+    if index != 0 {
+        return;
+    }
+    let (bytes, fallback) = (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
+    let body = node.counter("http_body_bytes");
+    let refused = scenario.resets > 0 || scenario.device.files_max < 16;
+    if scenario.offload && !refused && fallback != 0 {
+        fail(format!("the host read {fallback} bytes itself"));
+    }
+    if !scenario.offload && bytes != 0 {
+        fail(format!("the device was asked for {bytes} bytes though offload is off"));
+    }
+    let sure = !scenario.may_fail() && scenario.calm_net();
+    let sent = if scenario.offload { bytes } else { fallback };
+    if sure && sent != body {
+        fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
+    }
+}

@@ -1,0 +1,438 @@
+//! The client application: connections with requests, readers of every temper, and retries.
+//!
+//! A client has sessions. A session asks for its files over one connection at a time; where that
+//! ends before all answers are there, it opens another and asks for the rest, however often. Once
+//! the faults have ended no connection may end early any more: [`crate::checkers::progress`].
+
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use host::{Host, Notice, SocketError, SocketId, SocketOption};
+use wire::Endpoint;
+
+use crate::disk::SimDisk;
+use crate::faults::Crowd;
+use crate::http::{Ask, Reader};
+use crate::report::Report;
+use crate::trace::What;
+
+/// Tries of one session: more means that it never gets on.
+const TRIES_MAX: u32 = 200;
+
+/// How a session reads.
+#[derive(Clone, Copy, Debug)]
+enum Pace {
+    /// At once.
+    Eager,
+    /// So many bytes, so often.
+    Slow(usize, Duration),
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It closes after the last answer.
+    Close,
+    /// It closes its own direction after the last request, and waits for the server's.
+    HalfClose,
+    /// It waits until the server has had enough.
+    Wait,
+    /// It resets the connection after so many bytes, and never comes back.
+    Abort(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It opens a connection at that time.
+    Idle(Instant),
+    /// It has one.
+    Open(SocketId),
+    Done,
+}
+
+#[derive(Debug)]
+struct Session {
+    asks: Vec<Ask>,
+    /// Requests that may be under way at one time.
+    depth: usize,
+    pace: Pace,
+    /// Requests are written in pieces of so many bytes, so often.
+    dribble: Option<(usize, Duration)>,
+    end: End,
+    stage: Stage,
+    /// Requests that were answered.
+    answered: usize,
+    /// Requests that were written on this connection, and those before.
+    written: usize,
+    /// What the host had no room for, or what is written in pieces.
+    to_send: Bytes,
+    reader: Reader,
+    /// Bytes read on this connection.
+    read: u64,
+    /// When it was opened, on the world's clock.
+    opened: Instant,
+    established: bool,
+    /// When it has to look again though nothing happened.
+    wake: Instant,
+    may_send_at: Instant,
+    tries: u32,
+    shut: bool,
+}
+
+/// What a client needs from outside.
+pub(crate) struct Context<'a> {
+    /// The world's time and the node's own.
+    pub(crate) now: Instant,
+    pub(crate) local: Instant,
+    pub(crate) host: &'a mut Host,
+    pub(crate) disk: &'a SimDisk,
+    pub(crate) report: &'a mut Report,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    node: usize,
+    server: Endpoint,
+    rng: Prng,
+    sessions: Vec<Session>,
+    /// For the session after the faults.
+    last: Prng,
+    /// Its connections probe a peer that is silent.
+    keep_alive: bool,
+}
+
+impl Client {
+    pub(crate) fn new(
+        node: usize,
+        server: Endpoint,
+        mut rng: Prng,
+        crowd: &Crowd,
+        keep_alive: bool,
+        files: &[(String, u64)],
+        start: Instant,
+    ) -> Self {
+        let r = &mut rng;
+        let count = r.range(1, crowd.sessions_max);
+        let sessions = (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
+        let last = r.fork();
+        Self { node, server, rng, sessions, last, keep_alive }
+    }
+
+    /// One more session, after the faults: it has to get a file without trouble.
+    pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
+        // How much was drawn during the faults does not matter to what is asked for.
+        let mut rng = self.last.clone();
+        let crowd = Crowd {
+            clients: 1,
+            sessions_max: 1,
+            requests_max: 2,
+            slow: 0.0,
+            dribble: 0.0,
+            abort: 0.0,
+            vanish: 0,
+            odd: 0.0,
+            v6: 0.0,
+        };
+        let mut session = draw_session(&mut rng, &crowd, files, at);
+        session.stage = Stage::Idle(at);
+        session.end = End::Close;
+        self.sessions.push(session);
+    }
+
+    /// Whether it has nothing more to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.sessions.iter().all(|s| s.stage == Stage::Done)
+    }
+
+    /// What its sessions wait for, for a report.
+    pub(crate) fn describe(&self, host: &Host) -> Vec<String> {
+        let describe = |s: &Session| {
+            let info = match s.stage {
+                Stage::Open(socket) => format!("{:?}", host.info(socket)),
+                _ => String::new(),
+            };
+            format!(
+                "client n{}: {:?}, {} of {} answered, {} bytes read, {} tries, {info}",
+                self.node, s.stage, s.answered, s.asks.len(), s.read, s.tries
+            )
+        };
+        self.sessions.iter().filter(|s| s.stage != Stage::Done).map(describe).collect()
+    }
+
+    /// When to call [`Self::handle_timeout`]; on the node's clock.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let next = |s: &Session| match s.stage {
+            Stage::Idle(at) => at,
+            Stage::Open(_) => s.wake,
+            Stage::Done => Instant::FAR_FUTURE,
+        };
+        self.sessions.iter().map(next).min().filter(|&at| at != Instant::FAR_FUTURE)
+    }
+
+    /// Acts on what is due.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        for index in 0..self.sessions.len() {
+            match self.sessions[index].stage {
+                Stage::Idle(at) if at <= cx.local => self.open(index, cx),
+                Stage::Open(_) if self.sessions[index].wake <= cx.local => {
+                    self.sessions[index].wake = Instant::FAR_FUTURE;
+                    self.drive(index, cx);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Acts on what the host says.
+    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
+        let Notice::Socket(socket) = notice else { return };
+        let found = self.sessions.iter().position(|s| s.stage == Stage::Open(socket));
+        if let Some(index) = found {
+            self.drive(index, cx);
+        }
+    }
+
+    fn open(&mut self, index: usize, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        session.tries += 1;
+        let Ok(socket) = cx.host.connect(cx.local, self.server) else {
+            return cx.report.fail(cx.now, "client", "no connection can be opened");
+        };
+        if self.rng.chance(0.5) {
+            cx.host.set_option(cx.local, socket, SocketOption::NoDelay(true));
+        }
+        if self.keep_alive {
+            // A reset may get lost, and who only waits would wait for ever.
+            let interval = Duration::from_secs(self.rng.range(5, 30));
+            cx.host.set_option(cx.local, socket, SocketOption::KeepAlive(Some(interval)));
+        }
+        session.stage = Stage::Open(socket);
+        session.written = session.answered;
+        session.to_send = Bytes::new();
+        session.reader = Reader::default();
+        session.read = 0;
+        session.opened = cx.now;
+        session.established = false;
+        session.shut = false;
+        session.wake = Instant::FAR_FUTURE;
+        session.may_send_at = Instant::ZERO;
+        let port = cx.host.local(socket).map_or(0, |local| local.port);
+        let fields = [index as u64, port.into(), session.tries.into(), 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Connect, fields);
+    }
+
+    /// Does what a session can do now.
+    fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
+        let Stage::Open(socket) = self.sessions[index].stage else { return };
+        let ready = cx.host.readiness(socket);
+        // What came before the error is still there to be read.
+        if let Err(what) = self.read(index, socket, cx) {
+            let what = format!("client n{} session {index}: {what}", self.node);
+            return cx.report.fail(cx.now, "bytes", what);
+        }
+        if let Some(error) = ready.error {
+            return self.lost(index, socket, error, cx);
+        }
+        let session = &mut self.sessions[index];
+        if let End::Abort(after) = session.end {
+            if session.read >= after && session.established {
+                cx.host.abort(cx.local, socket);
+                cx.host.close(cx.local, socket);
+                session.stage = Stage::Done;
+                cx.report.stats.aborts += 1;
+                return self.note_close(index, cx);
+            }
+        }
+        if ready.writable {
+            session.established = true;
+            self.write(index, socket, cx);
+        }
+        self.end(index, socket, cx);
+    }
+
+    /// Writes requests as far as the session's temper and the host's room allow.
+    fn write(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        loop {
+            if session.to_send.is_empty() {
+                let under_way = session.written - session.answered;
+                if under_way >= session.depth || session.written == session.asks.len() {
+                    break;
+                }
+                let before = session.written.checked_sub(1).map(|i| &session.asks[i]);
+                if under_way > 0 && before.is_some_and(Ask::ends_connection) {
+                    break; // What follows would not be answered.
+                }
+                let ask = &session.asks[session.written];
+                session.to_send = Bytes::from(ask.text());
+                session.written += 1;
+            }
+            let piece = match session.dribble {
+                Some(_) if session.may_send_at > cx.local => {
+                    session.wake = session.wake.min(session.may_send_at);
+                    break;
+                }
+                Some((bytes, _)) => session.to_send.slice(..bytes.min(session.to_send.len())),
+                None => session.to_send.clone(),
+            };
+            let Ok(taken) = cx.host.send(socket, piece) else { break };
+            session.to_send = session.to_send.slice(taken..);
+            if let Some((_, every)) = session.dribble {
+                session.may_send_at = cx.local + every;
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        let all = session.written == session.asks.len() && session.to_send.is_empty();
+        if all && session.end == End::HalfClose && !session.shut {
+            session.shut = true;
+            cx.host.shutdown(socket);
+        }
+    }
+
+    /// Reads and checks what is there.
+    fn read(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) -> Result<(), String> {
+        let session = &mut self.sessions[index];
+        let mut budget = match session.pace {
+            Pace::Eager => usize::MAX,
+            Pace::Slow(bytes, _) => bytes,
+        };
+        while budget > 0 {
+            let bytes = cx.host.peek(socket);
+            let bytes = &bytes[..bytes.len().min(budget)];
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let Some(ask) = session.asks.get(session.answered) else {
+                return Err(format!("{} bytes that nobody asked for", bytes.len()));
+            };
+            let (used, answer) = session.reader.take(bytes, ask, &cx.disk.catalogue)?;
+            cx.host.consume(socket, used);
+            budget -= used;
+            session.read += used as u64;
+            cx.report.stats.bytes += used as u64;
+            let Some(answer) = answer else { continue };
+            if answer.status == 408 {
+                // It answers no request: the next connection asks again.
+                continue;
+            }
+            let fields = [
+                index as u64,
+                session.answered as u64,
+                answer.status.into(),
+                answer.body_bytes,
+                answer.hash,
+            ];
+            cx.report.trace.note(cx.now, self.node, What::Response, fields);
+            cx.report.answered(self.node, index, session.answered, answer, session.opened);
+            session.answered += 1;
+            session.tries = 0;
+        }
+        if let Pace::Slow(_, every) = session.pace {
+            session.wake = session.wake.min(cx.local + every);
+        }
+        Ok(())
+    }
+
+    /// Closes, or notices that the server has.
+    fn end(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        let ready = cx.host.readiness(socket);
+        let all = session.answered == session.asks.len();
+        if ready.peer_closed {
+            if session.reader.is_within() {
+                let what = format!("n{} session {index}: closed within a response", self.node);
+                return cx.report.fail(cx.now, "bytes", what);
+            }
+            if let Some(local) = cx.host.local(socket) {
+                cx.report.ended.push((self.node, local, session.read));
+            }
+            cx.host.close(cx.local, socket);
+            self.note_close(index, cx);
+            let session = &mut self.sessions[index];
+            if all { session.stage = Stage::Done } else { self.again(index, cx) }
+        } else if all && (session.end == End::Close || matches!(session.end, End::Abort(_))) {
+            cx.host.close(cx.local, socket);
+            session.stage = Stage::Done;
+            self.note_close(index, cx);
+        }
+    }
+
+    fn note_close(&self, index: usize, cx: &mut Context<'_>) {
+        let fields = [index as u64, self.sessions[index].read, 0, 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Close, fields);
+    }
+
+    /// The connection has ended by an error.
+    fn lost(&mut self, index: usize, socket: SocketId, error: SocketError, cx: &mut Context<'_>) {
+        cx.host.close(cx.local, socket);
+        let session = &mut self.sessions[index];
+        let kind = match error {
+            SocketError::Reset => 1,
+            SocketError::Refused => 2,
+            SocketError::TimedOut => 3,
+            SocketError::Unreachable => 4,
+            _ => 5,
+        };
+        let fields = [index as u64, kind, session.read, 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Error, fields);
+        let all = session.answered == session.asks.len();
+        cx.report.lost(cx.now, self.node, session.opened, error, all);
+        if all || matches!(session.end, End::Abort(_)) {
+            session.stage = Stage::Done;
+        } else {
+            self.again(index, cx);
+        }
+    }
+
+    fn again(&mut self, index: usize, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        cx.report.stats.retries += 1;
+        if session.tries >= TRIES_MAX {
+            let what = format!("n{} session {index}: {} tries, no answer", self.node, session.tries);
+            return cx.report.fail(cx.now, "progress", what);
+        }
+        let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
+        session.stage = Stage::Idle(cx.local + wait);
+    }
+}
+
+fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Instant) -> Session {
+    let asks: Vec<_> =
+        (0..r.range(1, crowd.requests_max)).map(|_| Ask::draw(r, files, crowd.odd)).collect();
+    let pace = if r.chance(crowd.slow) {
+        let bytes = r.range(500, 20_000) as usize;
+        Pace::Slow(bytes, Duration::from_micros(r.range(200, 20_000)))
+    } else {
+        Pace::Eager
+    };
+    let dribble = r.chance(crowd.dribble).then(|| {
+        let bytes = r.range(1, 60) as usize;
+        (bytes, Duration::from_micros(r.range(100, 50_000)))
+    });
+    let end = if r.chance(crowd.abort) {
+        End::Abort(r.below(200_000))
+    } else {
+        [End::Close, End::Close, End::HalfClose, End::Wait][r.below(4) as usize]
+    };
+    Session {
+        asks,
+        depth: if r.chance(0.5) { 1 } else { r.range(2, 8) as usize },
+        pace,
+        dribble,
+        end,
+        stage: Stage::Idle(start + Duration::from_micros(r.below(300_000))),
+        answered: 0,
+        written: 0,
+        to_send: Bytes::new(),
+        reader: Reader::default(),
+        read: 0,
+        opened: Instant::ZERO,
+        established: false,
+        wake: Instant::FAR_FUTURE,
+        may_send_at: Instant::ZERO,
+        tries: 0,
+        shut: false,
+    }
+}

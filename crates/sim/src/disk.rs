@@ -1,0 +1,369 @@
+//! A disk on virtual time: latency, any order of completions, errors, short reads, and files that
+//! change while they are read.
+//!
+//! It speaks the messages of [`abi::disk`] to both halves of the server. A request is taken when it
+//! is submitted and done when its event comes; a file that changes in between gives a read that is
+//! partly old and partly new, with the version after the read, as the contract says. Content is
+//! [`crate::content`]'s.
+
+use std::collections::BTreeMap;
+
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::{FileFault, FileKind, FileStat};
+use base::{Duration, Prng};
+
+use crate::content::{self, Catalogue};
+use crate::events::Side;
+use crate::faults::DiskFaults;
+use crate::trace::mix;
+
+/// Seconds since 1970 of the first version of every file.
+const MODIFIED_S: i64 = 1_600_000_000;
+
+/// A file's content at a time.
+#[derive(Clone, Copy, Debug)]
+struct Inode {
+    generation: i64,
+    kind: FileKind,
+    size: u64,
+    version: u64,
+}
+
+impl Inode {
+    const fn stat(&self) -> FileStat {
+        FileStat {
+            kind: self.kind,
+            size: self.size,
+            modified_s: MODIFIED_S + self.generation,
+            modified_ns: 0,
+            version: self.version,
+        }
+    }
+}
+
+/// A request that the disk works on.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Open { id: RequestId, path: Box<str>, fault: Option<FileFault> },
+    Read { id: RequestId, inode: usize, offset: u64, buf: AlignedBuf, version: u64, trouble: Trouble },
+}
+
+/// What goes wrong with a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    None,
+    Error,
+    /// Fewer bytes than there are.
+    Short,
+}
+
+base::counters! {
+    /// What the disk did.
+    pub struct DiskCounters {
+        /// Opens asked for.
+        disk_opens,
+        /// Reads asked for.
+        disk_reads,
+        /// Opens that were made to fail.
+        disk_open_errors,
+        /// Reads that were made to fail.
+        disk_read_errors,
+        /// Reads that were made short.
+        disk_short_reads,
+        /// Requests that were made to take long.
+        disk_stalls,
+        /// Changes of files.
+        disk_changes,
+        /// Reads during which their file changed.
+        disk_torn_reads,
+    }
+}
+
+/// The disk.
+#[derive(Debug)]
+pub(crate) struct SimDisk {
+    faults: DiskFaults,
+    rng: Prng,
+    seed: u64,
+    /// All inodes that there ever were.
+    inodes: Vec<Inode>,
+    /// What each path names now.
+    names: BTreeMap<String, usize>,
+    paths: Vec<String>,
+    open: BTreeMap<u32, (Side, usize)>,
+    next_handle: u32,
+    in_flight: [usize; 2],
+    pub(crate) catalogue: Catalogue,
+    pub(crate) counters: DiskCounters,
+    /// Closes of handles that were not open: a fault of who asked.
+    pub(crate) bad_handles: u64,
+}
+
+impl SimDisk {
+    /// A disk with `files` files, and a directory.
+    pub(crate) fn new(faults: DiskFaults, seed: u64, files: u64, mut rng: Prng) -> Self {
+        let mut disk = Self {
+            faults,
+            seed: rng.next_u64() ^ seed,
+            rng,
+            inodes: Vec::new(),
+            names: BTreeMap::new(),
+            paths: Vec::new(),
+            open: BTreeMap::new(),
+            next_handle: 1,
+            in_flight: [0; 2],
+            catalogue: Catalogue::default(),
+            counters: DiskCounters::default(),
+            bad_handles: 0,
+        };
+        for file in 0..files {
+            let file = file as usize;
+            let path = match file % 4 {
+                0 => format!("f{file}.bin"),
+                1 => format!("page{file}.html"),
+                2 => format!("d/e/f{file}.txt"),
+                _ => String::from("index.html"),
+            };
+            let size = disk.draw_size();
+            let inode = disk.add(file, 0, size);
+            disk.names.insert(path.clone(), inode);
+            disk.paths.push(path);
+        }
+        let stat = Inode { generation: 0, kind: FileKind::Directory, size: 0, version: 1 };
+        disk.inodes.push(stat);
+        disk.names.insert(String::from("d"), disk.inodes.len() - 1);
+        disk
+    }
+
+    /// Mostly small, so that many runs are quick; now and then large enough for windows to open.
+    fn draw_size(&mut self) -> u64 {
+        let r = &mut self.rng;
+        match r.below(20) {
+            0 => r.below(2),
+            1..=6 => r.below(4_097),
+            7..=12 => r.below(65_537),
+            13..=18 => r.below(300_000),
+            _ => r.below(1_500_000),
+        }
+    }
+
+    fn add(&mut self, file: usize, generation: i64, size: u64) -> usize {
+        let version = mix(self.seed ^ mix(((file as u64) << 32) ^ self.inodes.len() as u64))
+            ^ mix(generation.unsigned_abs());
+        self.catalogue.add(version, file, size);
+        self.inodes.push(Inode { generation, kind: FileKind::Regular, size, version });
+        self.inodes.len() - 1
+    }
+
+    /// The path of each file, and its version.
+    pub(crate) fn files(&self) -> Vec<(String, u64)> {
+        let version = |path: &String| self.names.get(path).map_or(0, |&i| self.inodes[i].version);
+        self.paths.iter().map(|path| (path.clone(), version(path))).collect()
+    }
+
+    /// From now on everything works, and fast.
+    pub(crate) fn heal(&mut self) {
+        self.faults.stall = 0.0;
+        self.faults.open_error = 0.0;
+        self.faults.read_error = 0.0;
+        self.faults.short_read = 0.0;
+    }
+
+    /// Requests that the disk still takes from that half.
+    pub(crate) const fn room(&self, side: Side) -> usize {
+        self.faults.depth.saturating_sub(self.in_flight[side as usize])
+    }
+
+    /// Files that somebody has open.
+    pub(crate) fn open_files(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Takes a request; gives the work and how long it takes, or nothing for a close.
+    pub(crate) fn submit(&mut self, side: Side, request: DiskRequest) -> Option<(Duration, Work)> {
+        let work = match request {
+            DiskRequest::Open { id, path } => {
+                self.counters.disk_opens += 1;
+                let fails = self.rng.chance(self.faults.open_error);
+                self.counters.disk_open_errors += u64::from(fails);
+                let fault = if self.rng.chance(0.5) { FileFault::Io } else { FileFault::Denied };
+                Work::Open { id, path, fault: fails.then_some(fault) }
+            }
+            DiskRequest::Read { id, file, offset, buf } => {
+                self.counters.disk_reads += 1;
+                let trouble = self.draw_trouble();
+                let Some(&(_, inode)) = self.open.get(&file.0) else {
+                    self.bad_handles += 1;
+                    let trouble = Trouble::Error;
+                    return Some((Duration::ZERO, Work::Read { id, inode: 0, offset, buf, version: 0, trouble }));
+                };
+                let version = self.inodes[inode].version;
+                Work::Read { id, inode, offset, buf, version, trouble }
+            }
+            DiskRequest::Close { file } => {
+                if self.open.remove(&file.0).is_none_or(|(by, _)| by != side) {
+                    self.bad_handles += 1;
+                }
+                return None;
+            }
+        };
+        self.in_flight[side as usize] += 1;
+        Some((self.draw_latency(), work))
+    }
+
+    fn draw_trouble(&mut self) -> Trouble {
+        if self.rng.chance(self.faults.read_error) {
+            self.counters.disk_read_errors += 1;
+            Trouble::Error
+        } else if self.rng.chance(self.faults.short_read) {
+            self.counters.disk_short_reads += 1;
+            Trouble::Short
+        } else {
+            Trouble::None
+        }
+    }
+
+    fn draw_latency(&mut self) -> Duration {
+        let (low, high) = self.faults.latency;
+        let usual = Duration::from_nanos(self.rng.range(low.as_nanos(), high.as_nanos()));
+        if self.rng.chance(self.faults.stall) {
+            self.counters.disk_stalls += 1;
+            return usual + Duration::from_nanos(self.rng.below(self.faults.stall_max.as_nanos()));
+        }
+        usual
+    }
+
+    /// The work is done.
+    pub(crate) fn complete(&mut self, side: Side, work: Work) -> DiskCompletion {
+        self.in_flight[side as usize] -= 1;
+        match work {
+            Work::Open { id, path, fault } => {
+                let result = match (fault, self.names.get(&*path)) {
+                    (Some(fault), _) => Err(fault),
+                    (None, None) => Err(FileFault::NotFound),
+                    (None, Some(&inode)) => {
+                        let handle = self.next_handle;
+                        self.next_handle += 1;
+                        self.open.insert(handle, (side, inode));
+                        Ok((DiskFile(handle), self.inodes[inode].stat()))
+                    }
+                };
+                DiskCompletion::Opened { id, result }
+            }
+            Work::Read { id, inode, offset, mut buf, version, trouble } => {
+                let result = self.read(inode, offset, &mut buf, version, trouble);
+                DiskCompletion::Read { id, buf, result }
+            }
+        }
+    }
+
+    fn read(
+        &mut self,
+        inode: usize,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        version: u64,
+        trouble: Trouble,
+    ) -> Result<(u32, FileStat), FileFault> {
+        let now = self.inodes[inode];
+        if trouble == Trouble::Error {
+            return Err(FileFault::Io);
+        }
+        let there = now.size.saturating_sub(offset).min(buf.len() as u64);
+        // What lies behind the end is whatever was in the buffer before.
+        let out = &mut buf.as_mut_slice()[..there as usize];
+        if now.version == version {
+            content::fill(version, offset, out);
+        } else {
+            self.counters.disk_torn_reads += 1;
+            let cut = self.rng.below(out.len() as u64 + 1) as usize;
+            content::fill(version, offset, &mut out[..cut]);
+            content::fill(now.version, offset + cut as u64, &mut out[cut..]);
+        }
+        let read = match trouble {
+            Trouble::Short if there > 0 => self.rng.below(there),
+            _ => there,
+        };
+        Ok((u32::try_from(read).unwrap_or(u32::MAX), now.stat()))
+    }
+
+    /// Changes a file: rewritten in place, cut short, or replaced by another that takes its name.
+    /// Gives the file, how, and its new size.
+    pub(crate) fn change(&mut self) -> (usize, u64, u64) {
+        self.counters.disk_changes += 1;
+        let file = self.rng.below(self.paths.len() as u64) as usize;
+        let how = self.rng.below(4);
+        let path = self.paths[file].clone();
+        let Some(&inode) = self.names.get(&path) else { return (file, how, 0) };
+        let old = self.inodes[inode];
+        let size = match how {
+            0 => old.size,
+            1 => self.rng.below(old.size + 1),
+            _ => self.draw_size(),
+        };
+        let new = self.add(file, old.generation + 1, size);
+        if how == 3 {
+            // A new file under the old name: who has the old one open goes on reading it.
+            self.names.insert(path, new);
+        } else {
+            // The same inode with other content: its new self is read through the old handles, too.
+            self.inodes[inode] = self.inodes[new];
+        }
+        (file, how, size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> SimDisk {
+        let faults = DiskFaults {
+            latency: (Duration::from_micros(1), Duration::from_micros(9)),
+            stall: 0.0,
+            stall_max: Duration::ZERO,
+            open_error: 0.0,
+            read_error: 0.0,
+            short_read: 0.0,
+            changes: 0,
+            depth: 2,
+        };
+        SimDisk::new(faults, 1, 4, Prng::new(3))
+    }
+
+    fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
+        let request = DiskRequest::Open { id: RequestId(1), path: path.into() };
+        let (_, work) = disk.submit(Side::Host, request).expect("it is answered");
+        match disk.complete(Side::Host, work) {
+            DiskCompletion::Opened { result, .. } => result.expect("it is there"),
+            DiskCompletion::Read { .. } => panic!("it was an open"),
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_during_a_read_shows_it() {
+        let mut disk = disk();
+        for _ in 0..40 {
+            let (file, before) = open(&mut disk, "f0.bin");
+            let buf = AlignedBuf::new(16);
+            let request = DiskRequest::Read { id: RequestId(2), file, offset: 0, buf };
+            let (_, work) = disk.submit(Side::Host, request).expect("it is answered");
+            let (changed, how, _) = disk.change();
+            let DiskCompletion::Read { buf, result, .. } = disk.complete(Side::Host, work) else {
+                panic!("it was a read");
+            };
+            let (read, after) = result.expect("nothing failed");
+            if changed == 0 && how != 3 {
+                assert_ne!(after.version, before.version);
+            } else {
+                assert_eq!(after.version, before.version);
+                let bytes = &buf.as_slice()[..read as usize];
+                assert_eq!(content::check(before.version, 0, bytes), Ok(()));
+            }
+            assert!(disk.submit(Side::Host, DiskRequest::Close { file }).is_none());
+        }
+        assert_eq!((disk.open_files(), disk.bad_handles), (0, 0));
+        assert!(disk.counters.disk_torn_reads > 0);
+    }
+}

@@ -1,0 +1,345 @@
+//! What a seed stands for: sizes, options and faults of one run, drawn once and then fixed.
+//!
+//! Swarm testing (Groce and others, "Swarm testing", ISSTA 2012): each run leaves most faults out
+//! and has a few strongly, so that runs differ more than if all were always on a little. Everything
+//! is drawn here, in one place and one order; the world draws only what happens within these bounds.
+
+use apps::content;
+use base::{Duration, Prng};
+use host::{Algorithm, TcpConfig};
+use nic::FileConfig;
+
+/// A queue that never loses.
+const UNLIMITED: u64 = 1 << 40;
+
+/// Faults of the network, each a probability per frame.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NetFaults {
+    /// Frames that are lost.
+    pub(crate) loss: f64,
+    /// Where a frame is lost, the chance that the next one is, too.
+    pub(crate) burst: f64,
+    /// Frames that arrive twice.
+    pub(crate) duplicate: f64,
+    /// Frames with one bit turned over.
+    pub(crate) corrupt: f64,
+    /// Frames that are held back, so that later ones overtake them.
+    pub(crate) reorder: f64,
+    /// How long they are held back at most.
+    pub(crate) reorder_max: Duration,
+    /// Times that a client is cut off for a while.
+    pub(crate) partitions: u64,
+}
+
+impl NetFaults {
+    /// Whether there is any.
+    pub(crate) fn any(&self) -> bool {
+        self.loss > 0.0
+            || self.duplicate > 0.0
+            || self.corrupt > 0.0
+            || self.reorder > 0.0
+            || self.partitions > 0
+    }
+}
+
+/// What the network is like without faults.
+#[derive(Clone, Debug)]
+pub(crate) struct Links {
+    /// One way, from port to port.
+    pub(crate) delay: Duration,
+    /// Added at random; it does not change the order of frames between two ports.
+    pub(crate) jitter: Duration,
+    /// Rate of a node's own port.
+    pub(crate) port_bytes_per_s: u64,
+    /// Rate of the way to a client.
+    pub(crate) down_bytes_per_s: u64,
+    /// Bytes that wait for it; what comes on top is lost.
+    pub(crate) queue_bytes_max: u64,
+    /// Bytes in that queue above which packets are marked: RFC 3168.
+    pub(crate) mark_bytes: Option<u64>,
+    /// Largest packet above Ethernet.
+    pub(crate) mtu: u16,
+    /// Runs of segments cross whole and checksums are left out, as over a TAP.
+    pub(crate) runs: bool,
+}
+
+/// Frames that no client would send.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Hostile {
+    /// Mean time between two; none without.
+    pub(crate) interval: Option<Duration>,
+    /// Bits: random bytes, SYNs from anywhere, forged segments of others' connections, damaged
+    /// copies.
+    pub(crate) kinds: u8,
+}
+
+/// What the disk is like.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskFaults {
+    /// Shortest and usual longest time of a request.
+    pub(crate) latency: (Duration, Duration),
+    /// Requests that take far longer.
+    pub(crate) stall: f64,
+    /// How long these take at most.
+    pub(crate) stall_max: Duration,
+    /// Opens that fail.
+    pub(crate) open_error: f64,
+    /// Reads that fail.
+    pub(crate) read_error: f64,
+    /// Reads that give fewer bytes than there are.
+    pub(crate) short_read: f64,
+    /// Times that a file is changed.
+    pub(crate) changes: u64,
+    /// Requests that each half has in flight.
+    pub(crate) depth: usize,
+}
+
+impl DiskFaults {
+    /// Whether a transfer may fail.
+    pub(crate) fn any(&self) -> bool {
+        self.open_error > 0.0 || self.read_error > 0.0 || self.short_read > 0.0 || self.changes > 0
+    }
+}
+
+/// The rings between host and device, and the threads at their ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Rings {
+    pub(crate) slots: usize,
+    /// Turns that come late.
+    pub(crate) late: f64,
+    /// How late at most.
+    pub(crate) late_max: Duration,
+}
+
+/// What clients do.
+#[derive(Clone, Debug)]
+pub(crate) struct Crowd {
+    pub(crate) clients: usize,
+    /// Connections of each.
+    pub(crate) sessions_max: u64,
+    /// Requests of each connection.
+    pub(crate) requests_max: u64,
+    /// Chance of a slow reader, of a slow writer, of one that gives up in the middle.
+    pub(crate) slow: f64,
+    pub(crate) dribble: f64,
+    pub(crate) abort: f64,
+    /// Clients whose machine stops.
+    pub(crate) vanish: u64,
+    /// Requests that are not just GET of a file.
+    pub(crate) odd: f64,
+    pub(crate) v6: f64,
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) seed: u64,
+    /// Whether the device sends files.
+    pub(crate) offload: bool,
+    pub(crate) files: u64,
+    /// Faults begin at once and end here.
+    pub(crate) fault_time: Duration,
+    pub(crate) net: NetFaults,
+    pub(crate) links: Links,
+    pub(crate) hostile: Hostile,
+    pub(crate) disk: DiskFaults,
+    pub(crate) rings: Rings,
+    pub(crate) crowd: Crowd,
+    /// Device resets.
+    pub(crate) resets: u64,
+    pub(crate) device: FileConfig,
+    pub(crate) pending_transmits_max: usize,
+    pub(crate) correct_timestamps: bool,
+    pub(crate) server_tcp: TcpConfig,
+    pub(crate) client_tcp: TcpConfig,
+    pub(crate) backlog: usize,
+    pub(crate) content: content::Config,
+    /// Milliseconds that each node's clock is ahead of the world's: timestamps wrap at 2^32.
+    pub(crate) clock_ahead_ms: u64,
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    pub(crate) fn draw(seed: u64) -> Self {
+        let mut rng = Prng::new(seed ^ 0x5eed_0f0b);
+        let r = &mut rng;
+        let calm_net = r.chance(0.25);
+        let calm_disk = r.chance(if calm_net { 0.5 } else { 0.3 });
+        let links = draw_links(r, calm_net);
+        let net = if calm_net { NetFaults::default() } else { draw_net(r, links.runs) };
+        let disk = draw_disk(r, calm_disk);
+        let crowd = draw_crowd(r, calm_net);
+        let resets = if calm_disk || !r.chance(0.2) { 0 } else { r.range(1, 3) };
+        let hostile = if calm_net { Hostile::default() } else { draw_hostile(r) };
+        let rings = Rings {
+            slots: 1 << r.range(2, 12),
+            late: if r.chance(0.2) { r.unit() * 0.3 } else { 0.0 },
+            late_max: Duration::from_micros(r.range(10, 5_000)),
+        };
+        let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
+        Self {
+            seed,
+            offload: r.chance(0.75),
+            files: r.range(1, 6),
+            fault_time: Duration::from_millis(r.range(200, 4_000)),
+            net,
+            links,
+            hostile,
+            disk,
+            rings: Rings { slots, ..rings },
+            crowd,
+            resets,
+            device: draw_device(r),
+            pending_transmits_max: if r.chance(0.1) { r.range(1, 16) as usize } else { 65_536 },
+            correct_timestamps: r.chance(0.8),
+            server_tcp: draw_tcp(r, true),
+            client_tcp: draw_tcp(r, false),
+            backlog: if r.chance(0.2) && !calm_net { r.range(1, 4) as usize } else { 64 },
+            content: draw_content(r),
+            clock_ahead_ms: if r.chance(0.3) { r.below(1 << 33) } else { 0 },
+        }
+    }
+
+    /// Whether nothing can go wrong between the nodes: no packet may be sent twice then.
+    pub(crate) fn calm_net(&self) -> bool {
+        !self.net.any() && self.hostile.interval.is_none() && self.links.queue_bytes_max == UNLIMITED
+    }
+
+    /// Whether a queue cannot grow faster than a round-trip estimate can follow: several connections
+    /// over one slow link make each other wait for longer than a retransmission time-out.
+    pub(crate) fn is_quick(&self) -> bool {
+        let alone = self.crowd.sessions_max == 1;
+        self.rings.late == 0.0 && (alone || self.links.down_bytes_per_s > 100_000_000)
+    }
+
+    /// Whether a response may be cut short or refused by the server's own doing.
+    pub(crate) fn may_fail(&self) -> bool {
+        self.disk.any() || self.resets > 0 || self.device.files_max < 16
+    }
+}
+
+fn draw_links(r: &mut Prng, calm: bool) -> Links {
+    let delay_us = [5, 50, 500, 5_000, 30_000][r.below(5) as usize];
+    let runs = r.chance(0.2);
+    let down_bytes_per_s = [1_250_000, 12_500_000, 125_000_000][r.below(3) as usize];
+    // Without faults nothing is lost in a queue either.
+    let queue = if calm { UNLIMITED } else { [20_000, 100_000, 1 << 20, UNLIMITED][r.below(4) as usize] };
+    Links {
+        delay: Duration::from_micros(delay_us),
+        jitter: Duration::from_micros(if r.chance(0.5) { r.below(delay_us / 2 + 1) } else { 0 }),
+        port_bytes_per_s: [125_000_000, 1_250_000_000][r.below(2) as usize],
+        down_bytes_per_s,
+        queue_bytes_max: queue,
+        mark_bytes: r.chance(0.3).then(|| r.range(3_000, 60_000)),
+        mtu: if runs { 1500 } else { [1500, 1500, 1280, 9000][r.below(4) as usize] },
+        runs,
+    }
+}
+
+fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
+    let p = |r: &mut Prng, on: f64, max: f64| if r.chance(on) { r.unit() * r.unit() * max } else { 0.0 };
+    NetFaults {
+        loss: p(r, 0.5, 0.25),
+        burst: p(r, 0.3, 0.8),
+        duplicate: p(r, 0.35, 0.3),
+        corrupt: if runs { 0.0 } else { p(r, 0.35, 0.2) },
+        reorder: p(r, 0.4, 0.5),
+        reorder_max: Duration::from_micros(r.range(20, 20_000)),
+        partitions: if r.chance(0.15) { r.range(1, 3) } else { 0 },
+    }
+}
+
+fn draw_disk(r: &mut Prng, calm: bool) -> DiskFaults {
+    let low = r.range(5, 200);
+    let span = [100, 2_000, 30_000][r.below(3) as usize];
+    let high = low + r.range(1, span);
+    let mut disk = DiskFaults {
+        latency: (Duration::from_micros(low), Duration::from_micros(high)),
+        stall: 0.0,
+        stall_max: Duration::from_millis(r.range(5, 3_000)),
+        open_error: 0.0,
+        read_error: 0.0,
+        short_read: 0.0,
+        changes: 0,
+        depth: 1 << r.range(0, 7),
+    };
+    if !calm {
+        let on = |r: &mut Prng, max: f64| if r.chance(0.25) { r.unit() * max } else { 0.0 };
+        disk.stall = on(r, 0.2);
+        disk.open_error = on(r, 0.3);
+        disk.read_error = on(r, 0.1);
+        disk.short_read = on(r, 0.1);
+        disk.changes = if r.chance(0.3) { r.range(1, 12) } else { 0 };
+    }
+    disk
+}
+
+fn draw_crowd(r: &mut Prng, calm: bool) -> Crowd {
+    let on = |r: &mut Prng, p: f64| if r.chance(p) { r.unit() * 0.6 } else { 0.0 };
+    let clients_max = if r.chance(0.2) { 8 } else { 3 };
+    Crowd {
+        clients: r.range(1, clients_max) as usize,
+        sessions_max: r.range(1, 4),
+        requests_max: r.range(1, 5),
+        slow: on(r, 0.25),
+        dribble: on(r, 0.25),
+        abort: if calm { 0.0 } else { on(r, 0.25) },
+        vanish: u64::from(!calm && r.chance(0.1)),
+        odd: r.unit() * 0.7,
+        v6: [0.0, 0.5, 1.0][r.below(3) as usize],
+    }
+}
+
+fn draw_hostile(r: &mut Prng) -> Hostile {
+    if !r.chance(0.25) {
+        return Hostile::default();
+    }
+    let interval = Duration::from_micros(r.range(100, 20_000));
+    // At least one kind: 1..16 has a bit set.
+    Hostile { interval: Some(interval), kinds: u8::try_from(r.range(1, 15)).unwrap_or(1) }
+}
+
+fn draw_device(r: &mut Prng) -> FileConfig {
+    let block_pages = 1 << r.below(5) as usize;
+    FileConfig {
+        memory_bytes_max: match r.below(4) {
+            0 => 0,
+            1 => r.below(1 << 20) as usize,
+            _ => 16 << 20,
+        },
+        files_max: if r.chance(0.05) { r.range(1, 4) as u32 } else { 1024 },
+        block_pages,
+        reads_in_flight_max: 1 << r.below(6) as usize,
+        read_ahead_blocks: r.below(5) as u32,
+    }
+}
+
+fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
+    let big = r.chance(0.6);
+    TcpConfig {
+        algorithm: if r.chance(0.6) { Algorithm::Cubic } else { Algorithm::NewReno },
+        receive_bytes_max: if big { 1 << 20 } else { r.range(4_096, 200_000) as u32 },
+        send_bytes_max: if server && r.chance(0.3) { r.range(4_096, 100_000) as usize } else { 1 << 20 },
+        initial_window: if r.chance(0.8) { 10 } else { r.range(1, 4) as u32 },
+        sack: r.chance(0.85),
+        timestamps: r.chance(0.85),
+        ecn: r.chance(0.6),
+        pacing: r.chance(0.8),
+        time_wait: Duration::from_millis(r.range(100, 60_000)),
+        ..TcpConfig::default()
+    }
+}
+
+fn draw_content(r: &mut Prng) -> content::Config {
+    let usual = content::Config::default();
+    content::Config {
+        seed: r.next_u64(),
+        unix_epoch: Duration::from_secs(1_700_000_000),
+        keepalive_timeout: Duration::from_secs(r.range(3, 60)),
+        files_max: if r.chance(0.2) { r.range(1, 3) as usize } else { 64 },
+        file_validity: Duration::from_millis(if r.chance(0.3) { r.below(100) } else { 1_000 }),
+        requests_per_connection_max: if r.chance(0.1) { r.range(1, 4) as u32 } else { 1_000 },
+        access_log: r.chance(0.1),
+        ..usual
+    }
+}

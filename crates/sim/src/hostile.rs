@@ -1,0 +1,158 @@
+//! Frames that no client would send: what anybody on the network may try.
+//!
+//! An attacker off the path knows addresses and ports of a connection but sees none of its packets,
+//! so it has to guess sequence numbers. Its checksums are right: those of damaged copies are not.
+
+use core::net::{IpAddr, Ipv4Addr};
+
+use base::{Prng, SeqNum};
+use wire::emit::{self, IpHeader, Link};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Segment, Timestamps};
+use wire::{ETHERNET_BYTES, Endpoint};
+
+/// What an attacker knows.
+#[derive(Debug)]
+pub(crate) struct Target<'a> {
+    /// Address of the attacker's own card.
+    pub(crate) source_mac: [u8; 6],
+    pub(crate) server_mac: [u8; 6],
+    /// The server as the victim knows it, and by its IPv4 address.
+    pub(crate) server: Endpoint,
+    pub(crate) v4_server: Endpoint,
+    /// Another node's connection with the server, and that node's card.
+    pub(crate) victim: Option<([u8; 6], Endpoint)>,
+    /// A frame that was seen.
+    pub(crate) seen: &'a [u8],
+}
+
+/// Makes a frame of one of the kinds whose bits are set in `kinds`.
+pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &Target<'_>) -> Vec<u8> {
+    for _ in 0..16 {
+        let kind = rng.below(4);
+        if kinds >> kind & 1 == 1 {
+            return match kind {
+                0 => noise(rng, target),
+                1 => flood(rng, target),
+                2 => forged(rng, target),
+                _ => damaged(rng, target),
+            };
+        }
+    }
+    noise(rng, target)
+}
+
+/// Random bytes behind an EtherType that the stack takes.
+fn noise(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+    let len = 14 + rng.below(200) as usize;
+    let mut bytes: Vec<u8> = (0..len).map(|_| (rng.next_u64() & 0xff) as u8).collect();
+    bytes[..6].copy_from_slice(&target.server_mac);
+    let types = [[0x08, 0x00], [0x86, 0xdd], [0x81, 0x00], [0x88, 0xcc]];
+    bytes[12..14].copy_from_slice(&types[rng.below(4) as usize]);
+    // Half of them look like IP, so that more than the first check sees them.
+    if rng.chance(0.5) && bytes.len() > 40 {
+        bytes[12..14].copy_from_slice(&[0x08, 0x00]);
+        bytes[14] = 0x45;
+        bytes[20..22].fill(0);
+        bytes[23] = [1, 6, 17][rng.below(3) as usize];
+        if let IpAddr::V4(v4) = target.v4_server.addr {
+            bytes[30..34].copy_from_slice(&v4.octets());
+        }
+        let end = bytes.len();
+        emit::set_lengths(&mut bytes, ETHERNET_BYTES, end, 0);
+    }
+    bytes
+}
+
+/// A SYN from an address that nobody has.
+fn flood(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+    // On the link but nobody's, so that the server has to ask for its neighbour.
+    let addr = Ipv4Addr::new(10, 0, 200, (rng.below(250) + 1) as u8);
+    let source = Endpoint { addr: addr.into(), port: rng.range(1, 65_535) as u16 };
+    let mut segment = Segment {
+        seq: SeqNum(rng.next_u32()),
+        flags: Flags::SYN,
+        window: 65_535,
+        ..Segment::default()
+    };
+    segment.options.mss = Some(rng.below(3_000) as u16);
+    segment.options.sack_permitted = rng.chance(0.5);
+    if rng.chance(0.5) {
+        segment.options.timestamps = Some(Timestamps { value: rng.next_u32(), echo: 0 });
+        segment.options.window_scale = Some(rng.below(20) as u8);
+    }
+    tcp(target, target.server_mac, source, target.v4_server, segment)
+}
+
+/// A segment of somebody else's connection with guessed numbers, to either end. It carries no data:
+/// with a window of a megabyte one guess in four thousand would hit it.
+fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+    let Some((victim_mac, victim)) = target.victim else { return flood(rng, target) };
+    let flags = [
+        Flags::RST,
+        Flags::RST.with(Flags::ACK),
+        Flags::SYN,
+        Flags::SYN.with(Flags::ACK),
+        Flags::ACK,
+        Flags::FIN.with(Flags::ACK),
+        Flags::NONE,
+    ];
+    let mut segment = Segment {
+        seq: SeqNum(rng.next_u32()),
+        ack: SeqNum(rng.next_u32()),
+        flags: flags[rng.below(flags.len() as u64) as usize],
+        window: rng.below(65_536) as u16,
+        ..Segment::default()
+    };
+    if rng.chance(0.3) {
+        let (value, echo) = (rng.next_u32(), rng.next_u32());
+        segment.options.timestamps = Some(Timestamps { value, echo });
+    }
+    if rng.chance(0.5) {
+        tcp(target, target.server_mac, victim, target.server, segment)
+    } else {
+        tcp(target, victim_mac, target.server, victim, segment)
+    }
+}
+
+/// A copy of a frame that was seen, cut short or with bytes changed; no TCP checksum holds it.
+fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+    let mut bytes = target.seen.to_vec();
+    if bytes.len() < 40 || bytes.get(12..14) == Some(&[0x08, 0x06]) {
+        return noise(rng, target);
+    }
+    if rng.chance(0.5) {
+        let keep = rng.below(bytes.len() as u64) as usize;
+        bytes.truncate(keep.max(14));
+    } else {
+        // One bit: more could pass a 16-bit sum by chance. Behind the IPv6 length, which would cut.
+        let from = 20;
+        let bit = from * 8 + rng.below((bytes.len() - from) as u64 * 8) as usize;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+    bytes
+}
+
+fn tcp(
+    target: &Target<'_>,
+    to_mac: [u8; 6],
+    source: Endpoint,
+    destination: Endpoint,
+    segment: Segment,
+) -> Vec<u8> {
+    let segment = Segment { source: source.port, destination: destination.port, ..segment };
+    let ip = IpHeader {
+        source: source.addr,
+        destination: destination.addr,
+        protocol: protocol::TCP,
+        ecn: 0,
+        hop_limit: 64,
+    };
+    let l4 = ETHERNET_BYTES + ip.len();
+    let headers = l4 + segment.header_len();
+    let mut bytes = vec![0; headers];
+    let link = Link { source: target.source_mac, destination: to_mac };
+    emit::tcp_headers(&link, &ip, &segment, 0, &mut bytes);
+    emit::finish_tcp_checksum(&mut bytes, &ip, l4, headers);
+    bytes
+}

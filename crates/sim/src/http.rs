@@ -1,0 +1,412 @@
+//! The client's HTTP: requests as text, responses checked byte by byte as they come.
+//!
+//! A response has to name a version of the file that was on the disk at some time, and every byte
+//! of it has to be that version's. Nothing of a body is stored but that of several ranges.
+
+use abi::FileFault;
+use base::Prng;
+
+use crate::content::{self, Catalogue};
+use crate::trace::{hash_bytes, mix};
+
+/// Bytes of a response's head: more is a fault of the server.
+const HEAD_BYTES_MAX: usize = 4_096;
+
+/// What a request wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    Whole,
+    Head,
+    /// Bytes from the first to the last, or to the end.
+    Range(u64, Option<u64>),
+    /// The last bytes.
+    Suffix(u64),
+    /// Several ranges.
+    Several(Vec<(u64, u64)>),
+    /// The file, unless it is a certain version.
+    Changed,
+    /// A file that is not there.
+    Missing,
+    /// No HTTP at all.
+    Nonsense,
+    /// A directory without its slash.
+    Directory,
+    /// A path that leads out of the root.
+    Climb,
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) want: Want,
+    pub(crate) file: usize,
+    pub(crate) path: String,
+    /// Its version when the request was made up.
+    pub(crate) version: u64,
+}
+
+impl Ask {
+    /// A request for one of the files.
+    pub(crate) fn draw(rng: &mut Prng, files: &[(String, u64)], odd: f64) -> Self {
+        let file = rng.below(files.len() as u64) as usize;
+        let (path, version) = files[file].clone();
+        let plain = Self { want: Want::Whole, file, path, version };
+        if !rng.chance(odd) {
+            return plain;
+        }
+        let at = |rng: &mut Prng| {
+            let bound = [100, 5_000, 400_000][rng.below(3) as usize];
+            rng.below(bound)
+        };
+        let want = match rng.below(10) {
+            0 => Want::Head,
+            1 | 2 => {
+                let first = at(rng);
+                Want::Range(first, rng.chance(0.7).then(|| first + at(rng)))
+            }
+            3 => Want::Suffix(at(rng)),
+            4 => {
+                // Apart from each other: overlapping ranges may be ignored.
+                let mut first = 0;
+                let ranges = (0..rng.range(2, 4)).map(|_| {
+                    let range = (first + rng.below(3_000), first + 3_000 + rng.below(3_000));
+                    first += 7_000;
+                    range
+                });
+                Want::Several(ranges.collect())
+            }
+            5 | 6 => Want::Changed,
+            7 => Want::Missing,
+            8 => Want::Directory,
+            _ => if rng.chance(0.5) { Want::Nonsense } else { Want::Climb },
+        };
+        Self { want, ..plain }
+    }
+
+    /// The request's text.
+    pub(crate) fn text(&self) -> String {
+        let get = |path: &str, fields: &str| {
+            format!("GET /{path} HTTP/1.1\r\nHost: sim\r\n{fields}\r\n")
+        };
+        match &self.want {
+            Want::Whole => get(&self.path, ""),
+            Want::Head => format!("HEAD /{} HTTP/1.1\r\nHost: sim\r\n\r\n", self.path),
+            Want::Range(first, Some(last)) => {
+                get(&self.path, &format!("Range: bytes={first}-{last}\r\n"))
+            }
+            Want::Range(first, None) => get(&self.path, &format!("Range: bytes={first}-\r\n")),
+            Want::Suffix(len) => get(&self.path, &format!("Range: bytes=-{len}\r\n")),
+            Want::Several(ranges) => {
+                let ranges: Vec<_> = ranges.iter().map(|(a, b)| format!("{a}-{b}")).collect();
+                get(&self.path, &format!("Range: bytes={}\r\n", ranges.join(",")))
+            }
+            Want::Changed => {
+                let tag = self.version;
+                get(&self.path, &format!("If-None-Match: \"{tag:016x}\"\r\n"))
+            }
+            Want::Missing => get("no/such/file", ""),
+            Want::Nonsense => String::from("BREW /pot HTCPCP/1.0 maybe\r\n\r\n"),
+            Want::Directory => get("d", ""),
+            Want::Climb => get("%2e%2e/%2e%2e/etc/passwd", ""),
+        }
+    }
+
+    /// Whether the server closes the connection after its answer.
+    pub(crate) fn ends_connection(&self) -> bool {
+        self.want == Want::Nonsense
+    }
+}
+
+/// What a whole response was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// The version of the file that it named.
+    pub(crate) version: Option<u64>,
+    pub(crate) body_bytes: u64,
+    /// Over what the body says, not over boundaries.
+    pub(crate) hash: u64,
+    /// The server closes the connection.
+    pub(crate) close: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Head {
+    status: u16,
+    length: Option<u64>,
+    version: Option<u64>,
+    range: Option<(u64, u64, u64)>,
+    boundary: Option<String>,
+    location: Option<String>,
+    close: bool,
+}
+
+#[derive(Debug)]
+enum Body {
+    /// Bytes of a version, from this offset on.
+    File(u64, u64),
+    /// A short text.
+    Text,
+    /// Parts of a version.
+    Parts(u64),
+}
+
+#[derive(Debug)]
+struct Reading {
+    head: Head,
+    left: u64,
+    body: Body,
+    gathered: Vec<u8>,
+}
+
+/// Reads responses.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    head: Vec<u8>,
+    body: Option<Reading>,
+}
+
+impl Reader {
+    /// Whether part of a response has come.
+    pub(crate) fn is_within(&self) -> bool {
+        !self.head.is_empty() || self.body.is_some()
+    }
+
+    /// Takes bytes from the front of `bytes`; gives how many, and the response when it is whole.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn take(
+        &mut self,
+        bytes: &[u8],
+        ask: &Ask,
+        known: &Catalogue,
+    ) -> Result<(usize, Option<Answer>), String> {
+        let mut used = 0;
+        if self.body.is_none() {
+            used = self.take_head(bytes)?;
+            if !self.head.ends_with(b"\r\n\r\n") {
+                return Ok((used, None));
+            }
+            let head = parse_head(&core::mem::take(&mut self.head))?;
+            self.body = Some(begin(head, ask, known)?);
+        }
+        let Some(reading) = &mut self.body else { return Ok((used, None)) };
+        let here = usize::try_from(reading.left).unwrap_or(usize::MAX).min(bytes.len() - used);
+        reading.take(&bytes[used..used + here])?;
+        used += here;
+        if reading.left > 0 {
+            return Ok((used, None));
+        }
+        let answer = reading.finish(known)?;
+        self.body = None;
+        Ok((used, Some(answer)))
+    }
+
+    /// Gathers a head up to its empty line.
+    fn take_head(&mut self, bytes: &[u8]) -> Result<usize, String> {
+        for (at, &byte) in bytes.iter().enumerate() {
+            self.head.push(byte);
+            if byte == b'\n' && self.head.ends_with(b"\r\n\r\n") {
+                return Ok(at + 1);
+            }
+        }
+        if self.head.len() > HEAD_BYTES_MAX || !b"HTTP/1.1 ".starts_with(&self.head[..self.head.len().min(9)]) {
+            let start = String::from_utf8_lossy(&self.head[..self.head.len().min(40)]).into_owned();
+            return Err(format!("no response begins like that: {start:?}"));
+        }
+        Ok(bytes.len())
+    }
+}
+
+impl Reading {
+    fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.left -= bytes.len() as u64;
+        match &mut self.body {
+            Body::File(version, offset) => {
+                content::check(*version, *offset, bytes).map_err(|at| {
+                    format!("byte {} of version {version:016x} is wrong", *offset + at as u64)
+                })?;
+                *offset += bytes.len() as u64;
+            }
+            Body::Text | Body::Parts(_) => self.gathered.extend_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    fn finish(&self, known: &Catalogue) -> Result<Answer, String> {
+        let hash = match self.body {
+            Body::File(version, end) => mix(version ^ mix(end)),
+            Body::Text => hash_bytes(0, &self.gathered),
+            Body::Parts(version) => {
+                let boundary = self.head.boundary.as_deref().unwrap_or_default();
+                let size = known.find(version).map_or(0, |v| v.size);
+                check_parts(&self.gathered, boundary, version, size)?
+            }
+        };
+        let (status, version, close) = (self.head.status, self.head.version, self.head.close);
+        let body_bytes = match self.body {
+            Body::Parts(_) => 0,
+            _ => self.head.length.unwrap_or(0),
+        };
+        Ok(Answer { status, version, body_bytes, hash, close })
+    }
+}
+
+fn parse_head(text: &[u8]) -> Result<Head, String> {
+    let text = core::str::from_utf8(text).map_err(|_| "a head that is no text".to_owned())?;
+    let mut lines = text.split("\r\n");
+    let status_line = lines.next().unwrap_or_default();
+    let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
+    let status = status.and_then(|code| code.parse().ok());
+    let mut head = Head {
+        status: status.ok_or_else(|| format!("a status line like {status_line:?}"))?,
+        ..Head::default()
+    };
+    for line in lines.filter(|line| !line.is_empty()) {
+        let (name, value) = line.split_once(": ").ok_or_else(|| format!("a field like {line:?}"))?;
+        match name {
+            "Content-Length" => head.length = value.parse().ok(),
+            "ETag" => {
+                head.version = u64::from_str_radix(value.trim_matches('"'), 16).ok();
+            }
+            "Content-Range" => head.range = parse_range(value),
+            "Connection" => head.close = value == "close",
+            "Location" => head.location = Some(value.to_owned()),
+            "Content-Type" => {
+                head.boundary = value.split_once("boundary=").map(|(_, b)| b.to_owned());
+            }
+            _ => {}
+        }
+    }
+    Ok(head)
+}
+
+/// `bytes first-last/size`.
+fn parse_range(value: &str) -> Option<(u64, u64, u64)> {
+    let (range, size) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    Some((first.parse().ok()?, last.parse().ok()?, size.parse().ok()?))
+}
+
+/// Whether the server's own trouble may have led to that status.
+fn is_failure(status: u16) -> bool {
+    // 403 is what a disk's refusal becomes: [`FileFault::Denied`].
+    const { assert!(matches!(FileFault::Denied, FileFault::Denied)) };
+    matches!(status, 403 | 408 | 500 | 503)
+}
+
+/// Checks a head against its request, and says what its body has to be.
+fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
+    let status = head.status;
+    let wrong = |what: &str| Err(format!("{what}: {:?} was answered with {head:?}", ask.want));
+    let Some(length) = head.length.or((status == 304).then_some(0)) else {
+        return wrong("no length");
+    };
+    let file = matches!(status, 200 | 206 | 304);
+    let size = if file {
+        let Some(version) = head.version.and_then(|v| known.find(v)) else {
+            return wrong("an unknown version");
+        };
+        if version.file != ask.file {
+            return wrong("another file's version");
+        }
+        version.size
+    } else {
+        0
+    };
+    if !is_failure(status) && !expected(&head, ask, size) {
+        return wrong("an unexpected answer");
+    }
+    let version = head.version.unwrap_or(0);
+    let (left, body) = match (status, &head.boundary, head.range) {
+        _ if ask.want == Want::Head => (0, Body::Text),
+        (200, ..) => (length, Body::File(version, 0)),
+        (206, Some(_), _) => (length, Body::Parts(version)),
+        (206, None, Some((first, last, of))) => {
+            if of != size || last >= size || first > last || last - first + 1 != length {
+                return wrong("a range that is none");
+            }
+            (length, Body::File(version, first))
+        }
+        (206, ..) => return wrong("a part without a range"),
+        (304, ..) => (0, Body::Text),
+        _ => (length, Body::Text),
+    };
+    if status == 200 && length != size {
+        return wrong("not the file's length");
+    }
+    if matches!(body, Body::Text) && left > 200 {
+        return wrong("a long text");
+    }
+    Ok(Reading { head, left, body, gathered: Vec::new() })
+}
+
+/// Whether the answer is one that RFC 9110 and the server's documentation lead to, for a file of
+/// `size` bytes.
+fn expected(head: &Head, ask: &Ask, size: u64) -> bool {
+    let (status, range) = (head.status, head.range);
+    match &ask.want {
+        Want::Whole | Want::Head => status == 200,
+        // Size zero stands for the 416's unknown version, too.
+        Want::Range(first, last) => match status {
+            206 => {
+                let end = last.map_or(size, |last| size.min(last.saturating_add(1)));
+                *first < size && range == Some((*first, end.wrapping_sub(1), size))
+            }
+            416 => true,
+            _ => false,
+        },
+        Want::Suffix(len) => match status {
+            206 => *len > 0 && range == Some((size - (*len).min(size), size.wrapping_sub(1), size)),
+            200 => size == 0 && *len > 0,
+            416 => *len == 0,
+            _ => false,
+        },
+        Want::Several(ranges) => match status {
+            206 if head.boundary.is_some() => ranges.iter().any(|r| r.0 < size),
+            206 => ranges[0].0 < size && range.is_some_and(|r| r.0 == ranges[0].0),
+            416 => true,
+            _ => false,
+        },
+        Want::Changed => match status {
+            304 => head.version == Some(ask.version),
+            200 => head.version != Some(ask.version),
+            _ => false,
+        },
+        Want::Missing => status == 404,
+        Want::Nonsense => matches!(status, 400 | 501 | 505) && head.close,
+        Want::Directory => status == 301 && head.location.as_deref() == Some("/d/"),
+        Want::Climb => status == 403,
+    }
+}
+
+/// Checks a body of several parts; gives a hash over what is in it.
+fn check_parts(body: &[u8], boundary: &str, version: u64, size: u64) -> Result<u64, String> {
+    let mut rest = body;
+    let mut hash = version;
+    let mut parts = 0;
+    let (open, end) = (format!("\r\n--{boundary}\r\n"), format!("\r\n--{boundary}--\r\n"));
+    while let Some(part) = rest.strip_prefix(open.as_bytes()) {
+        let fields = part.windows(4).position(|w| w == b"\r\n\r\n").ok_or("a part without an end")?;
+        let text = String::from_utf8_lossy(&part[..fields]);
+        let range = text.split("\r\n").find_map(|line| line.strip_prefix("Content-Range: "));
+        let (first, last, of) =
+            range.and_then(parse_range).ok_or_else(|| format!("a part like {text:?}"))?;
+        if of != size || first > last || last >= size {
+            return Err(format!("a part {first}-{last}/{of} of {size} bytes"));
+        }
+        let len = usize::try_from(last - first + 1).map_err(|e| e.to_string())?;
+        let bytes = part.get(fields + 4..fields + 4 + len).ok_or("a part that is cut short")?;
+        content::check(version, first, bytes)
+            .map_err(|at| format!("byte {} of a part is wrong", first + at as u64))?;
+        hash = mix(hash ^ mix(first) ^ last);
+        rest = &part[fields + 4 + len..];
+        parts += 1;
+    }
+    if rest == end.as_bytes() && parts > 0 {
+        Ok(hash)
+    } else {
+        Err(format!("{parts} parts and then {} bytes", rest.len()))
+    }
+}

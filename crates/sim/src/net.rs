@@ -1,0 +1,309 @@
+//! The network: a switch with a port for each node, and everything that can go wrong on the way.
+//!
+//! A frame leaves its node at the port's rate, crosses the switch, waits for the receiver's port
+//! behind others, and arrives after a delay. Without reordering two frames between the same two
+//! ports keep their order whatever the jitter. Corruption turns one bit over, as the checksums
+//! above must notice; more bits could pass a 16-bit sum by chance, which real links prevent by a
+//! CRC of their own.
+
+use abi::Checksum;
+use abi::port::{TxFrame, WireCaps};
+use base::{Duration, Instant, Prng};
+
+use crate::events::{Arrival, Event, Queue};
+use crate::faults::{Links, NetFaults};
+
+/// Bytes that wait in a node's own port before it takes no more.
+const PORT_QUEUE_BYTES: u64 = 64 * 1024;
+
+/// What happened to a frame on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Lost,
+    QueueFull,
+    CutOff,
+    Duplicated,
+    Corrupted,
+    HeldBack,
+    Marked,
+}
+
+base::counters! {
+    /// What the network did.
+    pub struct NetCounters {
+        /// Frames that nodes sent.
+        net_frames,
+        /// Their bytes.
+        net_bytes,
+        /// Frames delivered, copies included.
+        net_delivered,
+        /// Lost at random.
+        net_lost,
+        /// Lost because a queue was full.
+        net_queue_full,
+        /// Lost because a node was cut off or is gone.
+        net_cut_off,
+        /// Delivered twice.
+        net_duplicated,
+        /// Delivered with a bit turned over.
+        net_corrupted,
+        /// Held back, so that others overtook them.
+        net_held_back,
+        /// Marked with CE.
+        net_marked,
+        /// Frames for an address that no node has.
+        net_unknown,
+        /// Frames turned back because the port was busy.
+        net_port_full,
+        /// Hostile frames.
+        net_hostile,
+    }
+}
+
+#[derive(Debug)]
+struct Port {
+    mac: [u8; 6],
+    /// When the port has sent what it was given.
+    sent_at: Instant,
+    /// When the switch has sent what waits for this port.
+    received_at: Instant,
+    /// Cut off for a while, or for good.
+    cut: bool,
+    /// Latest arrival at this port from each other: order is kept by never coming before it.
+    last: Vec<Instant>,
+}
+
+/// The switch and its links.
+#[derive(Debug)]
+pub(crate) struct Net {
+    links: Links,
+    faults: NetFaults,
+    rng: Prng,
+    ports: Vec<Port>,
+    /// The last frame was lost: the next may be, too.
+    losing: bool,
+    pub(crate) counters: NetCounters,
+    /// What became of the frame that was sent last; the trace takes it.
+    pub(crate) fates: Vec<(Fate, usize, u64)>,
+}
+
+impl Net {
+    /// A switch with a port for each address, and one more that nobody listens at.
+    pub(crate) fn new(links: Links, faults: NetFaults, macs: &[[u8; 6]], rng: Prng) -> Self {
+        let port = |&mac| Port {
+            mac,
+            sent_at: Instant::ZERO,
+            received_at: Instant::ZERO,
+            cut: false,
+            last: vec![Instant::ZERO; macs.len()],
+        };
+        let ports = macs.iter().map(port).collect();
+        Self {
+            links,
+            faults,
+            rng,
+            ports,
+            losing: false,
+            counters: NetCounters::default(),
+            fates: Vec::new(),
+        }
+    }
+
+    /// What the nodes' wires can do.
+    pub(crate) const fn wire_caps(&self) -> WireCaps {
+        let runs = self.links.runs;
+        WireCaps { segmentation: runs, checksum: runs, mtu: self.links.mtu }
+    }
+
+    /// No more faults, and whoever was cut off is back.
+    pub(crate) fn heal(&mut self) {
+        self.faults = NetFaults::default();
+        self.links.queue_bytes_max = u64::MAX;
+        self.links.mark_bytes = None;
+    }
+
+    /// Cuts a node off, or joins it again.
+    pub(crate) fn cut(&mut self, node: usize, cut: bool) {
+        self.ports[node].cut = cut;
+    }
+
+    /// Whether a node's port takes another frame now, or when it will.
+    pub(crate) fn ready_at(&self, now: Instant, node: usize) -> Result<(), Instant> {
+        let port = &self.ports[node];
+        let full = transfer_time(PORT_QUEUE_BYTES, self.links.port_bytes_per_s);
+        if port.sent_at.since(now) <= full { Ok(()) } else { Err(port.sent_at - full) }
+    }
+
+    /// Takes a frame of a node.
+    pub(crate) fn send(&mut self, now: Instant, from: usize, frame: &TxFrame, queue: &mut Queue) {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        let checksum =
+            if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
+        let segment_size = frame.segment_size;
+        self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
+    }
+
+    /// Carries a frame to whom it is for.
+    pub(crate) fn carry(&mut self, now: Instant, frame: Arrival, queue: &mut Queue) {
+        let len = frame.bytes.len() as u64;
+        self.counters.net_frames += 1;
+        self.counters.net_bytes += len;
+        let port = &mut self.ports[frame.from];
+        let sent_at =
+            port.sent_at.max(now) + transfer_time(len, self.links.port_bytes_per_s);
+        port.sent_at = sent_at;
+        let group = frame.bytes.first().is_some_and(|first| first & 1 == 1);
+        let mut known = false;
+        for to in 0..self.ports.len() {
+            let to_mac = self.ports[to].mac;
+            if to != frame.from && (group || frame.bytes.get(..6) == Some(&to_mac[..])) {
+                known = true;
+                let copy = Arrival { bytes: frame.bytes.clone(), ..frame };
+                self.forward(sent_at, to, copy, queue);
+            }
+        }
+        self.counters.net_unknown += u64::from(!known);
+    }
+
+    fn fate(&mut self, fate: Fate, from: usize, len: u64) {
+        let c = &mut self.counters;
+        *match fate {
+            Fate::Lost => &mut c.net_lost,
+            Fate::QueueFull => &mut c.net_queue_full,
+            Fate::CutOff => &mut c.net_cut_off,
+            Fate::Duplicated => &mut c.net_duplicated,
+            Fate::Corrupted => &mut c.net_corrupted,
+            Fate::HeldBack => &mut c.net_held_back,
+            Fate::Marked => &mut c.net_marked,
+        } += 1;
+        self.fates.push((fate, from, len));
+    }
+
+    /// The switch's way to one port.
+    fn forward(&mut self, at: Instant, to: usize, mut frame: Arrival, queue: &mut Queue) {
+        let (from, len) = (frame.from, frame.bytes.len() as u64);
+        if self.ports[from].cut || self.ports[to].cut {
+            return self.fate(Fate::CutOff, from, len);
+        }
+        let loss = if self.losing { self.faults.burst.max(self.faults.loss) } else { self.faults.loss };
+        self.losing = self.rng.chance(loss);
+        if self.losing {
+            return self.fate(Fate::Lost, from, len);
+        }
+        let Some(left_at) = self.queue_for(at, to, &mut frame) else {
+            return self.fate(Fate::QueueFull, from, len);
+        };
+        if self.rng.chance(self.faults.corrupt) && turn_bit(&mut frame.bytes, &mut self.rng) {
+            self.fate(Fate::Corrupted, from, len);
+        }
+        if self.rng.chance(self.faults.duplicate) {
+            self.fate(Fate::Duplicated, from, len);
+            let copy = Arrival { bytes: frame.bytes.clone(), ..frame };
+            self.deliver(left_at, to, copy, queue);
+        }
+        self.deliver(left_at, to, frame, queue);
+    }
+
+    /// The queue in front of the receiver's port: when the frame has left it.
+    fn queue_for(&mut self, at: Instant, to: usize, frame: &mut Arrival) -> Option<Instant> {
+        // The first port is the server's: what many clients send it needs no narrow link.
+        let rate = if to == 0 { self.links.port_bytes_per_s } else { self.links.down_bytes_per_s };
+        let port = &mut self.ports[to];
+        let waits = port.received_at.since(at);
+        let waiting = bytes_in(waits, rate);
+        let len = frame.bytes.len() as u64;
+        if waiting > 0 && waiting.saturating_add(len) > self.links.queue_bytes_max {
+            return None;
+        }
+        port.received_at = port.received_at.max(at) + transfer_time(len, rate);
+        let left_at = port.received_at;
+        if self.links.mark_bytes.is_some_and(|above| waiting > above) && mark_ce(&mut frame.bytes) {
+            self.fate(Fate::Marked, frame.from, len);
+        }
+        Some(left_at)
+    }
+
+    fn deliver(&mut self, left_at: Instant, to: usize, frame: Arrival, queue: &mut Queue) {
+        let jitter = Duration::from_nanos(self.rng.below(self.links.jitter.as_nanos() + 1));
+        let mut at = left_at + self.links.delay + jitter;
+        if self.rng.chance(self.faults.reorder) {
+            self.fate(Fate::HeldBack, frame.from, frame.bytes.len() as u64);
+            at += Duration::from_nanos(self.rng.below(self.faults.reorder_max.as_nanos()));
+        } else {
+            let last = &mut self.ports[to].last[frame.from];
+            at = at.max(*last);
+            *last = at;
+        }
+        self.counters.net_delivered += 1;
+        queue.push(at, Event::Frame(to, frame));
+    }
+}
+
+fn transfer_time(bytes: u64, bytes_per_s: u64) -> Duration {
+    let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+fn bytes_in(time: Duration, bytes_per_s: u64) -> u64 {
+    let bytes = u128::from(time.as_nanos()) * u128::from(bytes_per_s) / 1_000_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Turns one bit of an IP packet over; not of what no checksum covers and a real link's CRC would:
+/// ARP, and the length in an IPv6 header, by which the packet could be cut.
+fn turn_bit(bytes: &mut [u8], rng: &mut Prng) -> bool {
+    let v6 = bytes.get(12..14) == Some(&[0x86, 0xdd]);
+    let ip = v6 || bytes.get(12..14) == Some(&[0x08, 0x00]);
+    let bit = rng.below(bytes.len() as u64 * 8) as usize;
+    if !ip || (v6 && (18..20).contains(&(bit / 8))) {
+        return false;
+    }
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    true
+}
+
+/// Marks a packet of an ECN-capable transport: RFC 3168 section 5.
+fn mark_ce(bytes: &mut [u8]) -> bool {
+    match bytes.get(12..16) {
+        Some(&[0x08, 0x00, version, tos]) if tos & 3 != 0 && tos & 3 != 3 => {
+            bytes[15] = tos | 3;
+            let (old, new) = ([version, tos], [version, tos | 3]);
+            let sum = u16::from_be_bytes([bytes[24], bytes[25]]);
+            let sum = wire::checksum::adjust(sum, u16::from_be_bytes(old), u16::from_be_bytes(new));
+            bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+            true
+        }
+        Some(&[0x86, 0xdd, _, flow]) if flow >> 4 & 3 != 0 && flow >> 4 & 3 != 3 => {
+            bytes[15] = flow | 0x30;
+            true
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::frame::{Frame, parse};
+
+    #[test]
+    fn a_marked_packet_stays_well_formed() {
+        let mut f = [0; 54];
+        f[12..14].copy_from_slice(&[0x08, 0x00]);
+        f[14..34].copy_from_slice(&[
+            0x45, 0x02, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+        ]);
+        wire::emit::set_lengths(&mut f, 14, 54, 7);
+        assert!(mark_ce(&mut f));
+        let Ok(Frame::Ip(ip)) = parse(&f) else { panic!("well-formed") };
+        assert_eq!(ip.ecn, 3);
+        assert!(!mark_ce(&mut f), "it has the mark already");
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(transfer_time(125, 125_000_000), Duration::from_micros(1));
+        assert_eq!(bytes_in(Duration::from_micros(1), 125_000_000), 125);
+    }
+}

@@ -1,0 +1,319 @@
+//! A machine: a device, a host above it, an application above that, and the rings between them.
+//!
+//! Each half takes turns as the threads of `outboard serve` do: it takes a bounded batch of what
+//! has come, works, and gives out what the rings have room for. Between its turns nothing happens
+//! in it. The world decides when a turn comes.
+
+use std::collections::VecDeque;
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::{RxFrame, TxFrame};
+use abi::{Event, Op, PacketBuf};
+use apps::content::ContentServer;
+use base::{Duration, Instant};
+use host::Host;
+use nic::Device;
+
+use crate::client::{Client, Context};
+use crate::disk::SimDisk;
+use crate::events::Arrival;
+use crate::report::Report;
+
+/// Taken from each source in a turn.
+const BATCH: usize = 64;
+/// When a full ring or port is tried again.
+const RETRY: Duration = Duration::from_micros(200);
+/// Frames that wait for the device before the wire loses them.
+const RECEIVE_MAX: usize = 4_096;
+
+/// What runs above the host.
+pub(crate) enum App {
+    Server(Box<ContentServer>),
+    Client(Box<Client>),
+}
+
+/// What a turn came to.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// The other half has something to take.
+    pub(crate) ring: bool,
+    /// When this half wants another turn.
+    pub(crate) next: Option<Instant>,
+    /// For the trace: how much of what was taken.
+    pub(crate) taken: [u64; 3],
+}
+
+/// What a turn may use of the world.
+pub(crate) struct Around<'a> {
+    pub(crate) now: Instant,
+    pub(crate) disk: &'a mut SimDisk,
+    pub(crate) report: &'a mut Report,
+    /// Requests for the disk, to be submitted by the world.
+    pub(crate) requests: Vec<DiskRequest>,
+    /// Frames for the network.
+    pub(crate) frames: Vec<TxFrame>,
+    /// Requests that the disk still takes.
+    pub(crate) disk_room: usize,
+    /// Frames that the port still takes.
+    pub(crate) port_ready: Result<(), Instant>,
+}
+
+/// A machine.
+pub(crate) struct Node {
+    pub(crate) device: Device,
+    pub(crate) host: Host,
+    pub(crate) app: App,
+    ops: VecDeque<Op>,
+    recycle: VecDeque<PacketBuf>,
+    events: VecDeque<Event>,
+    /// An operation that the ring had no room for.
+    waiting: Option<Op>,
+    /// Frames that have arrived.
+    received: VecDeque<Arrival>,
+    pub(crate) receive_overruns: u64,
+    pub(crate) device_disk: VecDeque<DiskCompletion>,
+    pub(crate) host_disk: VecDeque<DiskCompletion>,
+    /// When the halves' next turns are.
+    pub(crate) turns: [Instant; 2],
+    /// By how much its clock is ahead of the world's.
+    ahead: Duration,
+    /// It has stopped, for good.
+    pub(crate) stopped: bool,
+    slots: usize,
+}
+
+impl Node {
+    pub(crate) fn new(device: Device, host: Host, app: App, ahead: Duration, slots: usize) -> Self {
+        Self {
+            device,
+            host,
+            app,
+            ops: VecDeque::new(),
+            recycle: VecDeque::new(),
+            events: VecDeque::new(),
+            waiting: None,
+            received: VecDeque::new(),
+            receive_overruns: 0,
+            device_disk: VecDeque::new(),
+            host_disk: VecDeque::new(),
+            turns: [Instant::FAR_FUTURE; 2],
+            ahead,
+            stopped: false,
+            slots,
+        }
+    }
+
+    /// The node's own time.
+    pub(crate) fn local(&self, now: Instant) -> Instant {
+        now + self.ahead
+    }
+
+    /// The world's time, from the node's own.
+    fn global(&self, local: Instant) -> Instant {
+        local - self.ahead
+    }
+
+    /// A frame has arrived at the wire.
+    pub(crate) fn receive(&mut self, frame: Arrival) {
+        if self.received.len() < RECEIVE_MAX {
+            self.received.push_back(frame);
+        } else {
+            self.receive_overruns += 1;
+        }
+    }
+
+    /// Whether anything waits between the halves.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+            && self.events.is_empty()
+            && self.waiting.is_none()
+            && self.received.is_empty()
+            && self.device_disk.is_empty()
+            && self.host_disk.is_empty()
+    }
+
+    /// The device's turn.
+    pub(crate) fn device_turn(&mut self, around: &mut Around<'_>) -> Turn {
+        let now = self.local(around.now);
+        let mut turn = Turn::default();
+        let mut blocked = false;
+        for _ in 0..BATCH {
+            let Some(frame) = self.received.pop_front() else { break };
+            turn.taken[0] += 1;
+            let pool = self.device.pool();
+            if let Some(packet) = pool.copy(&frame.bytes) {
+                let Arrival { checksum, segment_size, .. } = frame;
+                self.device.handle_frame(now, RxFrame { packet, checksum, segment_size });
+            }
+        }
+        while let Some(packet) = self.recycle.pop_front() {
+            self.device.pool().put(packet);
+        }
+        for _ in 0..BATCH {
+            if !self.device.can_take_op() {
+                blocked = !self.ops.is_empty();
+                break;
+            }
+            let Some(op) = self.ops.pop_front() else { break };
+            turn.taken[1] += 1;
+            self.device.handle_op(now, 0, op);
+        }
+        for _ in 0..BATCH {
+            let Some(completion) = self.device_disk.pop_front() else { break };
+            turn.taken[2] += 1;
+            self.device.handle_disk(now, completion);
+        }
+        blocked |= self.give_events(&mut turn);
+        blocked |= self.give_frames(now, around, &mut turn);
+        self.give_device_requests(around);
+        blocked |= self.give_events(&mut turn);
+        let more = !self.received.is_empty()
+            || !self.device_disk.is_empty()
+            || (!self.ops.is_empty() && self.device.can_take_op());
+        let due = self.device.poll_timeout(now).map(|at| self.global(at));
+        let retry = blocked.then(|| around.now + RETRY);
+        let again = more.then(|| around.now + Duration::from_micros(1));
+        turn.next = [turn.next, due, retry, again].into_iter().flatten().min();
+        turn
+    }
+
+    fn give_events(&mut self, turn: &mut Turn) -> bool {
+        while let Some(event) = self.device.poll_queue_event(0) {
+            if self.events.len() >= self.slots {
+                self.device.unpoll_event(0, event);
+                return true;
+            }
+            self.events.push_back(event);
+            turn.ring = true;
+        }
+        false
+    }
+
+    /// Gives frames to the port; says whether it took no more.
+    fn give_frames(&mut self, now: Instant, around: &mut Around<'_>, turn: &mut Turn) -> bool {
+        for given in 0..=BATCH {
+            let Some(frame) = self.device.poll_frame(now) else { return false };
+            // A batch at most, and none while the port is busy: the device takes it back.
+            if given == BATCH {
+                self.device.unpoll_frame(frame);
+                turn.next = Some(around.now + Duration::from_micros(1));
+                return false;
+            }
+            if let Err(ready_at) = around.port_ready {
+                self.device.unpoll_frame(frame);
+                turn.next = Some(ready_at.max(around.now + Duration::from_micros(1)));
+                return false;
+            }
+            around.frames.push(frame);
+        }
+        false
+    }
+
+    fn give_device_requests(&mut self, around: &mut Around<'_>) {
+        while let Some(request) = self.device.poll_disk() {
+            if !matches!(request, DiskRequest::Close { .. }) {
+                if around.disk_room == 0 {
+                    // The disk's completions bring the next turn.
+                    self.device.unpoll_disk(request);
+                    return;
+                }
+                around.disk_room -= 1;
+            }
+            around.requests.push(request);
+        }
+    }
+
+    /// The host's turn, and the application's.
+    pub(crate) fn host_turn(&mut self, around: &mut Around<'_>) -> Turn {
+        let local = self.local(around.now);
+        let mut turn = Turn::default();
+        for _ in 0..BATCH {
+            let Some(event) = self.events.pop_front() else { break };
+            turn.taken[0] += 1;
+            self.host.handle_event(local, event);
+        }
+        for _ in 0..BATCH {
+            let Some(completion) = self.host_disk.pop_front() else { break };
+            turn.taken[2] += 1;
+            self.host.handle_disk(local, completion);
+        }
+        if self.host.poll_timeout().is_some_and(|at| at <= local) {
+            self.host.handle_timeout(local);
+        }
+        self.run_app(local, around);
+        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(local)) {
+            if self.ops.len() >= self.slots {
+                self.waiting = Some(op);
+                break;
+            }
+            self.ops.push_back(op);
+            turn.taken[1] += 1;
+            turn.ring = true;
+        }
+        while let Some(packet) = self.host.poll_recycle() {
+            if self.recycle.len() < self.slots {
+                self.recycle.push_back(packet);
+            }
+        }
+        while let Some(request) = self.host.poll_disk() {
+            around.requests.push(request);
+        }
+        let app_due = match &self.app {
+            App::Server(server) => server.poll_timeout(),
+            App::Client(client) => client.poll_timeout(),
+        };
+        let due = [self.host.poll_timeout(), app_due].into_iter().flatten().min();
+        let due = due.map(|at| self.global(at).max(around.now + Duration::from_micros(1)));
+        let retry = self.waiting.is_some().then(|| around.now + RETRY);
+        let more = !self.events.is_empty() || !self.host_disk.is_empty();
+        let again = more.then(|| around.now + Duration::from_micros(1));
+        turn.next = [due, retry, again].into_iter().flatten().min();
+        turn
+    }
+
+    fn run_app(&mut self, local: Instant, around: &mut Around<'_>) {
+        let Self { host, app, .. } = self;
+        match app {
+            App::Server(server) => {
+                if server.poll_timeout().is_some_and(|at| at <= local) {
+                    server.handle_timeout(local, host);
+                }
+                while let Some(notice) = host.poll_notice() {
+                    server.handle_notice(local, host, notice);
+                }
+                while server.poll_log().is_some() {}
+            }
+            App::Client(client) => {
+                let (now, disk) = (around.now, &*around.disk);
+                let mut cx = Context { now, local, host, disk, report: around.report };
+                if client.poll_timeout().is_some_and(|at| at <= local) {
+                    client.handle_timeout(&mut cx);
+                }
+                while let Some(notice) = cx.host.poll_notice() {
+                    client.handle_notice(notice, &mut cx);
+                }
+            }
+        }
+    }
+
+    /// A counter or gauge of the device, the host or the server, by name; zero where there is none.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let mut found = 0;
+        let mut look = |n: &'static str, value: u64| {
+            if n == name {
+                found = value;
+            }
+        };
+        self.visit(&mut look);
+        found
+    }
+
+    /// Walks all counters and gauges of the machine.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.device.visit(f);
+        self.host.visit(f);
+        if let App::Server(server) = &self.app {
+            server.visit(f);
+        }
+    }
+}

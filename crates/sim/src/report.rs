@@ -1,0 +1,151 @@
+//! What a run leaves behind: its trace, what its clients got, and what was wrong.
+
+use base::{Duration, Instant};
+use host::SocketError;
+use wire::Endpoint;
+
+use crate::http::Answer;
+use crate::trace::Trace;
+
+/// How long after the faults their effects may still end a connection: a file that changed may be
+/// believed unchanged for a second.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A checker found something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// When.
+    pub at: Instant,
+    /// Which checker.
+    pub checker: &'static str,
+    /// What.
+    pub what: String,
+}
+
+base::counters! {
+    /// What the clients of a run did.
+    pub struct Stats {
+        /// Responses that were whole and right.
+        responses,
+        /// Of these, whole files or parts.
+        responses_ok,
+        /// Of these, refused because of the server's own trouble.
+        responses_failed,
+        /// Bytes read.
+        bytes,
+        /// Connections that ended by an error.
+        errors,
+        /// Connections that the client reset.
+        aborts,
+        /// Connections opened again for what was not answered.
+        retries,
+    }
+}
+
+/// What a client got for a request: equal in two runs if the bytes were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Row {
+    /// The client.
+    pub node: usize,
+    /// Its session.
+    pub session: usize,
+    /// The request in it.
+    pub request: usize,
+    /// Status of the response.
+    pub status: u16,
+    /// Version of the file that it named.
+    pub version: Option<u64>,
+    /// Bytes of the body, boundaries left out.
+    pub bytes: u64,
+    /// Hash over the body.
+    pub hash: u64,
+}
+
+/// What is gathered during a run.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) trace: Trace,
+    pub(crate) stats: Stats,
+    pub(crate) rows: Vec<Row>,
+    /// The first thing that was wrong: the run ends there.
+    pub(crate) violation: Option<Violation>,
+    /// Connections that the server closed in order: the client, its end, and the bytes it read.
+    pub(crate) ended: Vec<(usize, Endpoint, u64)>,
+    /// When the faults ended.
+    pub(crate) healed_at: Option<Instant>,
+    /// Whether a connection may end by an error before that.
+    pub(crate) errors_allowed: bool,
+    /// Whether the server may refuse for reasons of its own before that.
+    pub(crate) failures_allowed: bool,
+}
+
+impl Report {
+    pub(crate) fn new(whole_trace: bool) -> Self {
+        Self {
+            trace: Trace::new(whole_trace),
+            stats: Stats::default(),
+            rows: Vec::new(),
+            violation: None,
+            ended: Vec::new(),
+            healed_at: None,
+            errors_allowed: false,
+            failures_allowed: false,
+        }
+    }
+
+    /// Something is wrong.
+    pub(crate) fn fail(&mut self, at: Instant, checker: &'static str, what: impl Into<String>) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation { at, checker, what: what.into() });
+        }
+    }
+
+    /// Whether a connection that was opened then is free of all faults.
+    fn is_late(&self, opened: Instant) -> bool {
+        self.healed_at.is_some_and(|healed| opened > healed + GRACE)
+    }
+
+    /// A client has a whole answer.
+    pub(crate) fn answered(
+        &mut self,
+        node: usize,
+        session: usize,
+        request: usize,
+        answer: Answer,
+        opened: Instant,
+    ) {
+        self.stats.responses += 1;
+        match answer.status {
+            200 | 206 => self.stats.responses_ok += 1,
+            500 | 503 => {
+                self.stats.responses_failed += 1;
+                if !self.failures_allowed || self.is_late(opened) {
+                    let what = format!(
+                        "n{node} session {session} request {request}: {} without a cause",
+                        answer.status
+                    );
+                    self.fail(opened, "progress", what);
+                }
+            }
+            _ => {}
+        }
+        let Answer { status, version, body_bytes, hash, .. } = answer;
+        self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
+    }
+
+    /// A client's connection ended by an error; `all` says that it had all answers.
+    pub(crate) fn lost(
+        &mut self,
+        at: Instant,
+        node: usize,
+        opened: Instant,
+        error: SocketError,
+        all: bool,
+    ) {
+        self.stats.errors += 1;
+        if !all && (!self.errors_allowed || self.is_late(opened)) {
+            let what = format!("n{node}: a connection opened at {opened} ended without a cause: {error}");
+            self.fail(at, "progress", what);
+        }
+    }
+}

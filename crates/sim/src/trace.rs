@@ -1,0 +1,176 @@
+//! The trace of a run: one line per event, hashed always, kept where somebody wants to read it.
+//!
+//! Two runs of a seed are the same if their hashes are. A record is numbers only, so that tracing
+//! costs no formatting; lines are made from the last records when a run has failed.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use base::Instant;
+use wire::tcp::Flags;
+
+/// Records that are kept of a run for the case that it fails.
+const KEPT: usize = 80;
+
+/// What happened. Each kind names its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A node's device gave a frame to the network.
+    Send,
+    /// A frame reached a node.
+    Arrive,
+    /// The network did something to a frame: its kind is a number of [`crate::net::Fate`].
+    Fate,
+    /// The host half took a turn.
+    HostTurn,
+    /// The device half took a turn.
+    DeviceTurn,
+    /// A disk answered.
+    Disk,
+    /// A file changed.
+    Change,
+    /// A fault of the world began or ended.
+    Fault,
+    /// A client opened a connection.
+    Connect,
+    /// A client has a whole response.
+    Response,
+    /// A client's connection ended by an error.
+    Error,
+    /// A client closed a connection.
+    Close,
+}
+
+impl What {
+    /// Name of the kind and of its fields; fields without a name are not shown.
+    const fn names(self) -> (&'static str, [&'static str; 5]) {
+        match self {
+            Self::Send => ("send", ["flags", "seq", "ack", "bytes", "sum"]),
+            Self::Arrive => ("arrive", ["flags", "seq", "ack", "bytes", "from"]),
+            Self::Fate => ("fate", ["fate", "from", "bytes", "", ""]),
+            Self::HostTurn => ("host", ["events", "ops", "disk", "next_us", ""]),
+            Self::DeviceTurn => ("device", ["frames", "ops", "disk", "sent", ""]),
+            Self::Disk => ("disk", ["side", "kind", "offset", "bytes", "fault"]),
+            Self::Change => ("change", ["file", "how", "size", "", ""]),
+            Self::Fault => ("fault", ["kind", "node", "on", "", ""]),
+            Self::Connect => ("connect", ["session", "port", "try", "", ""]),
+            Self::Response => ("response", ["session", "request", "status", "bytes", "hash"]),
+            Self::Error => ("error", ["session", "kind", "read", "", ""]),
+            Self::Close => ("close", ["session", "read", "", "", ""]),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    at: Instant,
+    node: usize,
+    what: What,
+    fields: [u64; 5],
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, names) = self.what.names();
+        write!(f, "{} n{} {name}", self.at, self.node)?;
+        for (name, value) in names.iter().zip(self.fields) {
+            match *name {
+                "" => {}
+                "flags" => {
+                    let bits = u8::try_from(value & 0xff).unwrap_or(0);
+                    write!(f, " {:?}", Flags(bits))?;
+                }
+                name => write!(f, " {name}={value}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The trace of one run.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    hash: u64,
+    count: u64,
+    kept: VecDeque<Record>,
+    /// All records, not only the last.
+    whole: bool,
+}
+
+impl Trace {
+    pub(crate) const fn new(whole: bool) -> Self {
+        Self { hash: 0x6f75_7462_6f61_7264, count: 0, kept: VecDeque::new(), whole }
+    }
+
+    /// Notes an event.
+    pub(crate) fn note(&mut self, at: Instant, node: usize, what: What, fields: [u64; 5]) {
+        self.count += 1;
+        let head = at.as_nanos() ^ ((node as u64) << 56) ^ ((what as u64) << 48);
+        self.hash = mix(self.hash ^ head);
+        for field in fields {
+            self.hash = mix(self.hash ^ field);
+        }
+        if !self.whole && self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(Record { at, node, what, fields });
+    }
+
+    /// Hash over everything noted so far.
+    pub(crate) const fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Events noted.
+    pub(crate) const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The lines that are kept.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.kept.iter().map(ToString::to_string).collect()
+    }
+}
+
+/// A bijection of 64 bits in which every bit of the input moves about half of the output's: the end
+/// of SplitMix64.
+pub(crate) const fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A hash of bytes for traces; not for tables that an enemy fills.
+pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
+    let mut hash = mix(seed ^ bytes.len() as u64);
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash = mix(hash ^ u64::from_le_bytes(word));
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_hash() {
+        let mut trace = Trace::new(false);
+        let empty = trace.hash();
+        for i in 0..100 {
+            trace.note(Instant::from_micros(i), 1, What::Send, [0x12, i, 7, 0, 0]);
+        }
+        assert_ne!(trace.hash(), empty);
+        assert_eq!((trace.count(), trace.lines().len()), (100, KEPT));
+        assert_eq!(trace.lines()[79], "0.000099000s n1 send S. seq=99 ack=7 bytes=0 sum=0");
+        let mut other = Trace::new(true);
+        for i in 0..100 {
+            other.note(Instant::from_micros(i), 1, What::Send, [0x12, i, 7, 0, u64::from(i == 50)]);
+        }
+        assert_eq!(other.lines().len(), 100);
+        assert_ne!(trace.hash(), other.hash(), "one field of one event differs");
+    }
+}
