@@ -1,7 +1,8 @@
 //! When connections want to be woken: one heap for all of them, lazily kept.
 //!
-//! A connection's next time-out moves with every acknowledgment, nearly always to later. So an entry stays where it is until it
-//! comes up, and only then is looked at again; a new entry is made only where the time-out moved to earlier.
+//! A connection's next time-out moves with every acknowledgment, nearly always to later. So an
+//! entry stays where it is until it comes up, and only then is looked at again; a new entry is made
+//! only where the time-out moved to earlier.
 
 use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
@@ -15,7 +16,8 @@ pub(crate) struct Alarms {
 }
 
 impl Alarms {
-    /// `slot` wants to be woken at `at`, and has an entry for `armed`; gives the time of the entry it has now.
+    /// `slot` wants to be woken at `at`, and has an entry for `armed`; gives the time of the entry
+    /// it has now.
     pub(crate) fn set(&mut self, slot: u32, at: Instant, armed: Instant) -> Instant {
         if at >= armed {
             return armed;

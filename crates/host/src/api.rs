@@ -8,7 +8,8 @@ use wire::Endpoint;
 
 pub use abi::{FileId, FileKind, FileStat};
 
-/// A connection. Ids are never used again within 2^32 connections of a slot, so a stale one is recognised.
+/// A connection. Ids are never used again within 2^32 connections of a slot, so a stale one is
+/// recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SocketId {
     pub(crate) index: u32,
@@ -27,15 +28,16 @@ impl SocketId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(crate) u32);
 
-/// Something happened that an application may want to look at. Edge-triggered: it is said once, until the application
-/// has looked ([`crate::Host::readiness`]) and something new happens.
+/// Something happened that an application may want to look at. Edge-triggered: it is said once,
+/// until the application has looked ([`crate::Host::readiness`]) and something new happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A connection was established on a listener.
     Accepted(ListenerId, SocketId),
     /// A connection's readiness changed.
     Socket(SocketId),
-    /// `offload_open` ended, well or not; or an open file can be read no more, as `offload_fstat` says.
+    /// `offload_open` ended, well or not; or an open file can be read no more, as `offload_fstat`
+    /// says.
     File(FileId),
 }
 
@@ -124,7 +126,8 @@ pub struct Listen {
     pub addr: Option<IpAddr>,
     /// Port.
     pub port: u16,
-    /// Connections that may wait to be accepted, and half-open ones in the SYN cache before cookies begin.
+    /// Connections that may wait to be accepted, and half-open ones in the SYN cache before cookies
+    /// begin.
     pub backlog: usize,
 }
 

@@ -1,4 +1,5 @@
-//! What an operator decides before the stack starts. Sizes are run-time values, never Cargo features.
+//! What an operator decides before the stack starts. Sizes are run-time values, never Cargo
+//! features.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -38,8 +39,8 @@ pub struct Config {
     pub addrs: Vec<Cidr>,
     /// Next hops for what is not on-link, at most one of each family.
     pub gateways: Vec<IpAddr>,
-    /// Whether this host answers ARP requests, neighbour solicitations and echo requests: one of the hosts that share a device
-    /// does, since all of them hear what belongs to no flow.
+    /// Whether this host answers ARP requests, neighbour solicitations and echo requests: one of
+    /// the hosts that share a device does, since all of them hear what belongs to no flow.
     pub answers: bool,
     /// Connections at one time, half-open ones apart.
     pub connections_max: usize,

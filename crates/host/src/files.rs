@@ -1,9 +1,11 @@
-//! The host's side of files: handles, metadata, and the software path for what the device does not send.
+//! The host's side of files: handles, metadata, and the software path for what the device does not
+//! send.
 //!
-//! An application's handle stands for a file that the device opened (IO-TCP section 4: the metadata is cached here, so
-//! `offload_fstat` costs nothing). Where file offload is switched off, or the device refuses, the host opens and reads the file
-//! through its own disk, and the send stream holds the bytes as memory. A handle lives until the application has closed it and
-//! no span of any send stream refers to it.
+//! An application's handle stands for a file that the device opened (IO-TCP section 4: the metadata
+//! is cached here, so `offload_fstat` costs nothing). Where file offload is switched off, or the
+//! device refuses, the host opens and reads the file through its own disk, and the send stream
+//! holds the bytes as memory. A handle lives until the application has closed it and no span of any
+//! send stream refers to it.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -162,7 +164,8 @@ impl Files {
         self.reap(out, file);
     }
 
-    /// A span source for `len` bytes at `offset`, counted as referring to the file; none where there is no such range.
+    /// A span source for `len` bytes at `offset`, counted as referring to the file; none where
+    /// there is no such range.
     pub(crate) fn source(&mut self, file: FileId, offset: u64, len: u64) -> Option<Source> {
         let entry = self.entry(file).filter(|e| !e.closed)?;
         let Some(Ok(stat)) = entry.stat else { return None };
@@ -177,8 +180,8 @@ impl Files {
         })
     }
 
-    /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked to send them, so that it
-    /// may hold buffers for them.
+    /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked
+    /// to send them, so that it may hold buffers for them.
     pub(crate) fn release(
         &mut self,
         out: &mut Outbox,
@@ -221,10 +224,17 @@ impl Files {
         self.free.push(file.0);
     }
 
-    /// The device answered an open. Says whether the application is to be told; not so where the host takes over.
+    /// The device answered an open. Says whether the application is to be told; not so where the
+    /// host takes over.
     pub(crate) fn handle_opened(&mut self, out: &mut Outbox, opened: &FileOpened) -> bool {
-        let Some(entry) = self.entry(opened.file).filter(|e| e.opening) else {
+        let asked = |e: &&mut Entry| e.opening && matches!(e.reader, Reader::Device);
+        let Some(entry) = self.entry(opened.file).filter(asked) else {
+            // Asked before the device was reset, and answered after: the host reads the file by
+            // now.
             out.counters.events_ignored += 1;
+            if opened.result.is_ok() {
+                out.ops.push_back(Op::FileClose { file: opened.file });
+            }
             return false;
         };
         if let Err(FileFault::Refused(why)) = opened.result {
@@ -238,7 +248,8 @@ impl Files {
         true
     }
 
-    /// Asks the disk for bytes that the send stream of `flow` needs at `position`. Says whether it was asked.
+    /// Asks the disk for bytes that the send stream of `flow` needs at `position`. Says whether it
+    /// was asked.
     pub(crate) fn read(
         &mut self,
         out: &mut Outbox,
@@ -352,9 +363,9 @@ impl Files {
         }
     }
 
-    /// The device lost everything: its files are opened again by the host, and read by it.
+    /// The device lost everything: its files are opened again by the host, and read by it. Files
+    /// that are opened from now on are the device's again (DESIGN section 5, property 9).
     pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
-        self.offload = Err(Refusal::DeviceReset);
         for index in 0..self.entries.len() {
             let Ok(file) = u32::try_from(index).map(FileId) else { break };
             let Some(entry) = self.entry(file) else { continue };

@@ -1,8 +1,9 @@
 //! One core's stack: the device's events come in, operations go out.
 //!
-//! Packets find their connection here; what TCP makes of them is in `tcp`, what the application sees in `sockets`. Sending is lazy: events
-//! and calls leave connections *dirty*, and [`Host::poll_op`] lets each of them send once, so that a response's head and body,
-//! and the acknowledgment of its request, leave together.
+//! Packets find their connection here; what TCP makes of them is in `tcp`, what the application
+//! sees in `sockets`. Sending is lazy: events and calls leave connections *dirty*, and
+//! [`Host::poll_op`] lets each of them send once, so that a response's head and body, and the
+//! acknowledgment of its request, leave together.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -37,9 +38,10 @@ use crate::tcp::time_wait::Remains;
 
 /// A host stack.
 ///
-/// Order of calls: `handle_*` for everything that happened, then the application on every [`Self::poll_notice`], then
-/// [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`] until they have nothing more, then sleep until
-/// [`Self::poll_timeout`] or the next event. Nothing blocks; nothing reads a clock.
+/// Order of calls: `handle_*` for everything that happened, then the application on every
+/// [`Self::poll_notice`], then [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`]
+/// until they have nothing more, then sleep until [`Self::poll_timeout`] or the next event. Nothing
+/// blocks; nothing reads a clock.
 #[derive(Debug)]
 pub struct Host {
     pub(crate) config: Config,
@@ -61,8 +63,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// A stack above a device with these capabilities. `seed` has to come from the operating system where peers are
-    /// not to predict sequence numbers and cookies.
+    /// A stack above a device with these capabilities. `seed` has to come from the operating system
+    /// where peers are not to predict sequence numbers and cookies.
     #[must_use]
     pub fn new(config: Config, capabilities: &Capabilities, seed: u64) -> Self {
         let mut prng = Prng::new(seed);
@@ -158,7 +160,8 @@ impl Host {
         .min()
     }
 
-    /// The next operation for the device. Lets every connection that has something to send do so first.
+    /// The next operation for the device. Lets every connection that has something to send do so
+    /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
         // One connection at a time, so that the queue stays as short as what one of them sends.
         while self.out.ops.is_empty() {
@@ -320,7 +323,8 @@ impl Host {
         }
     }
 
-    /// A file that the device had open is open again on the host's own disk, or not: connections that send it go on, or end.
+    /// A file that the device had open is open again on the host's own disk, or not: connections
+    /// that send it go on, or end.
     fn handle_reopened(&mut self, now: Instant, file: FileId, fault: Option<FileFault>) {
         if fault.is_some() {
             // Whoever keeps the handle for the next request has to open the file again.
@@ -353,7 +357,8 @@ impl Host {
         }
     }
 
-    /// Works on a connection, then settles what that changed and lets it send at the next `poll_op`.
+    /// Works on a connection, then settles what that changed and lets it send at the next
+    /// `poll_op`.
     pub(crate) fn with<R>(
         &mut self,
         now: Instant,
@@ -391,7 +396,8 @@ impl Host {
         }
     }
 
-    /// After work on a connection: tells the application, sets the alarm, and parts with one that has ended.
+    /// After work on a connection: tells the application, sets the alarm, and parts with one that
+    /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
@@ -413,7 +419,8 @@ impl Host {
         }
     }
 
-    /// The tuple goes on in TIME-WAIT without the connection, which stays only while the application reads from it.
+    /// The tuple goes on in TIME-WAIT without the connection, which stays only while the
+    /// application reads from it.
     fn enter_time_wait(&mut self, now: Instant, id: SocketId) {
         let Some(conn) = self.table.get_mut(id) else { return };
         let tuple = conn.tuple;
@@ -438,7 +445,8 @@ impl Host {
         }
     }
 
-    /// Takes back the tuple of a connection that is closed, and the connection unless the application holds it.
+    /// Takes back the tuple of a connection that is closed, and the connection unless the
+    /// application holds it.
     fn part_with(&mut self, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
         let (tuple, held) = (conn.tuple, conn.modes.held);
@@ -497,7 +505,8 @@ impl Connection {
         }
         match error.kind {
             ErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
-            // RFC 5461: hard errors end an opening connection only; an established one goes on trying.
+            // RFC 5461: hard errors end an opening connection only; an established one goes on
+            // trying.
             ErrorKind::Refused if self.state == State::SynSent => {
                 self.abort(cx, SocketError::Refused);
             }

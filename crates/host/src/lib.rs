@@ -1,7 +1,8 @@
 //! The host half of the stack: TCP's control plane, sockets, and the driver's end of the contract.
 //!
-//! A [`Host`] is one core's stack. It owns every connection; the device (crate `nic`) only completes what the host promised.
-//! It is sans-IO: the caller feeds it the device's events and the time, and takes operations out.
+//! A [`Host`] is one core's stack. It owns every connection; the device (crate `nic`) only
+//! completes what the host promised. It is sans-IO: the caller feeds it the device's events and the
+//! time, and takes operations out.
 //!
 //! | module | what it does |
 //! |---|---|

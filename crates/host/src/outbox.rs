@@ -1,6 +1,8 @@
-//! Where everything that leaves the host is put: operations, recycled buffers, requests to the host's own disk.
+//! Where everything that leaves the host is put: operations, recycled buffers, requests to the
+//! host's own disk.
 //!
-//! A transmit's link addresses are filled in here, from the neighbour table; what has to wait for a neighbour is parked there.
+//! A transmit's link addresses are filled in here, from the neighbour table; what has to wait for a
+//! neighbour is parked there.
 
 use alloc::collections::VecDeque;
 use core::net::IpAddr;

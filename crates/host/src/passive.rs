@@ -262,7 +262,8 @@ impl Host {
         CookieFate::Accepted(id)
     }
 
-    /// Makes a connection of a finished handshake; none where there is no room. `before` is where its tuple leads.
+    /// Makes a connection of a finished handshake; none where there is no room. `before` is where
+    /// its tuple leads.
     fn establish(
         &mut self,
         now: Instant,

@@ -1,7 +1,8 @@
-//! State that a connection needs only some of the time: on the heap while it does, eight bytes otherwise.
+//! State that a connection needs only some of the time: on the heap while it does, eight bytes
+//! otherwise.
 //!
-//! Reading state that is not there reads what it would be at rest; changing it brings it into being. Nothing here decides when
-//! it is needed no more: the owner calls [`Rare::rest`].
+//! Reading state that is not there reads what it would be at rest; changing it brings it into
+//! being. Nothing here decides when it is needed no more: the owner calls [`Rare::rest`].
 
 use alloc::boxed::Box;
 use core::ops::{Deref, DerefMut};

@@ -1,7 +1,7 @@
 //! The application's end: sockets with readiness, and the four calls of IO-TCP's table 3.
 //!
-//! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next [`Host::poll_op`]. A socket that does
-//! not exist any more answers like one that was closed.
+//! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next
+//! [`Host::poll_op`]. A socket that does not exist any more answers like one that was closed.
 
 use base::Instant;
 use bytes::Bytes;
@@ -20,7 +20,8 @@ use crate::tcp::state::State;
 const EPHEMERAL: core::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl Host {
-    /// The next thing that happened. An application that waits for nothing asks until there is none.
+    /// The next thing that happened. An application that waits for nothing asks until there is
+    /// none.
     pub fn poll_notice(&mut self) -> Option<Notice> {
         loop {
             let notice = self.notices.pop_front()?;
@@ -136,7 +137,8 @@ impl Host {
         self.table.get(socket).map(|c| c.tuple.local)
     }
 
-    /// The received bytes that can be read without a copy: the first contiguous run, empty where there are none.
+    /// The received bytes that can be read without a copy: the first contiguous run, empty where
+    /// there are none.
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
         self.table.get(socket).map_or(&[], |c| c.rcv.peek())
@@ -168,8 +170,8 @@ impl Host {
         done
     }
 
-    /// Appends bytes to the send stream without copying; gives how many were taken. The rest fits once the socket
-    /// is writable again.
+    /// Appends bytes to the send stream without copying; gives how many were taken. The rest fits
+    /// once the socket is writable again.
     ///
     /// # Errors
     /// [`SendError`]: the connection is gone or shut down.
@@ -210,7 +212,8 @@ impl Host {
         }
     }
 
-    /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a reset (RFC 2525 section 2.17).
+    /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
+    /// reset (RFC 2525 section 2.17).
     pub fn close(&mut self, now: Instant, socket: SocketId) {
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
@@ -253,8 +256,8 @@ impl Host {
             .filter_map(|(index, _)| u32::try_from(index).ok().map(|index| self.table.id_of(index)))
     }
 
-    /// Opens a file beneath the root; [`Notice::File`] tells when that has ended, well or not. None where
-    /// too many are open.
+    /// Opens a file beneath the root; [`Notice::File`] tells when that has ended, well or not. None
+    /// where too many are open.
     pub fn offload_open(&mut self, path: &str) -> Option<FileId> {
         self.files.open(&mut self.out, path)
     }
@@ -265,7 +268,8 @@ impl Host {
         self.files.stat(file)
     }
 
-    /// Appends `len` bytes of a file from `offset` to the send stream: metadata only, any length at once.
+    /// Appends `len` bytes of a file from `offset` to the send stream: metadata only, any length at
+    /// once.
     ///
     /// # Errors
     /// [`SendError`]: the connection is gone or shut down, or the file has no such range.
@@ -285,7 +289,8 @@ impl Host {
         Ok(())
     }
 
-    /// The application is done with a file; it is closed when the last byte sent from it is acknowledged.
+    /// The application is done with a file; it is closed when the last byte sent from it is
+    /// acknowledged.
     pub fn offload_close(&mut self, file: FileId) {
         self.files.close(&mut self.out, file);
     }

@@ -1,4 +1,5 @@
-//! The table of connections, half-open and closed ones beside them, and the way from a tuple to one.
+//! The table of connections, half-open and closed ones beside them, and the way from a tuple to
+//! one.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -79,7 +79,8 @@ fn a_fin_that_acknowledges_ours() {
     assert_eq!(t.state(), "TIME-WAIT");
 }
 
-/// A FIN that comes before the data it follows waits for it, and is answered at once (RFC 5681 section 4.2).
+/// A FIN that comes before the data it follows waits for it, and is answered at once (RFC 5681
+/// section 4.2).
 #[test]
 fn a_fin_out_of_order() {
     let mut t = Peer::server().established();
@@ -217,7 +218,8 @@ fn an_orphan_in_fin_wait_2_goes() {
     assert_eq!(t.state(), "GONE");
 }
 
-/// RFC 5961 section 3.2: a reset counts only with the exact number; one in the window is challenged, one outside ignored.
+/// RFC 5961 section 3.2: a reset counts only with the exact number; one in the window is
+/// challenged, one outside ignored.
 #[test]
 fn resets_have_to_be_exact() {
     let mut t = Peer::server().established();

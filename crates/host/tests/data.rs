@@ -88,7 +88,8 @@ fn duplicates_are_reported_by_dsack() {
     t.expect(seg!(ACK ack 7 sack (10, 13) sack (10, 13)));
 }
 
-/// RFC 2018 section 2: without agreement no SACK, and duplicates do not keep data from carrying acknowledgments.
+/// RFC 2018 section 2: without agreement no SACK, and duplicates do not keep data from carrying
+/// acknowledgments.
 #[test]
 fn no_sack_without_agreement() {
     let mut t = Peer::server().established_by(&seg!(SYN mss 1460));
@@ -210,7 +211,8 @@ fn an_idle_connection_begins_again() {
     t.expect_nothing();
 }
 
-/// A window is spread over a long round trip, and not over a short one: RFC 9002 section 7.7 says why.
+/// A window is spread over a long round trip, and not over a short one: RFC 9002 section 7.7 says
+/// why.
 #[test]
 fn pacing_spreads_a_window() {
     let mut t = Peer::server().established();

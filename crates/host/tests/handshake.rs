@@ -4,7 +4,8 @@ use base::Duration;
 use host::SocketError;
 use testkit::{Peer, seg};
 
-/// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option offered is answered.
+/// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option offered
+/// is answered.
 #[test]
 fn every_option_is_agreed() {
     let mut t = Peer::server();
@@ -16,7 +17,8 @@ fn every_option_is_agreed() {
     t.expect_nothing();
 }
 
-/// RFC 9293 section 3.7.1: without an MSS option 536 bytes; without the others neither are they used.
+/// RFC 9293 section 3.7.1: without an MSS option 536 bytes; without the others neither are they
+/// used.
 #[test]
 fn a_bare_syn_gets_a_bare_answer() {
     let mut t = Peer::server();
@@ -42,7 +44,8 @@ fn windows_are_scaled_after_the_handshake() {
     t.expect_nothing();
 }
 
-/// RFC 6298 section 2.1: the SYN-ACK is sent again after 1, 2, 4, .. seconds, and the half-open connection then dropped.
+/// RFC 6298 section 2.1: the SYN-ACK is sent again after 1, 2, 4, .. seconds, and the half-open
+/// connection then dropped.
 #[test]
 fn a_syn_ack_is_sent_again_and_given_up() {
     let mut t = Peer::server();
@@ -88,7 +91,8 @@ fn a_reset_of_a_half_open_connection() {
     t.expect(seg!(RST seq 1));
 }
 
-/// RFC 9293 section 3.10.7.4: an acknowledgment of something never sent is reset, and the half-open connection stays.
+/// RFC 9293 section 3.10.7.4: an acknowledgment of something never sent is reset, and the half-open
+/// connection stays.
 #[test]
 fn a_wrong_acknowledgment_of_a_half_open_connection() {
     let mut t = Peer::server();
@@ -216,7 +220,8 @@ fn closing_before_opening() {
     t.expect(seg!(RST seq 1));
 }
 
-/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the timestamp.
+/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the
+/// timestamp.
 #[test]
 fn cookies_when_the_cache_is_full() {
     let mut t = Peer::server_listening(|_| {}, 1);

@@ -1,10 +1,12 @@
-//! Loss: RFC 6298 (time-out), RFC 8985 (RACK-TLP), RFC 6937 (PRR), RFC 3522 (Eifel), RFC 2883 and 3708 (DSACK), RFC 6582.
+//! Loss: RFC 6298 (time-out), RFC 8985 (RACK-TLP), RFC 6937 (PRR), RFC 3522 (Eifel), RFC 2883 and
+//! 3708 (DSACK), RFC 6582.
 
 use base::Duration;
 use host::{SocketError, SocketOption};
 use testkit::{Peer, seg};
 
-/// An established connection whose round trip of 100 ms is known, and whose window is `segments` of 1448 bytes, unpaced.
+/// An established connection whose round trip of 100 ms is known, and whose window is `segments` of
+/// 1448 bytes, unpaced.
 fn warm(segments: u32) -> Peer {
     let t = Peer::server_with(|c| {
         c.tcp.pacing = false;
@@ -82,7 +84,8 @@ fn a_timestamp_samples_a_retransmission() {
     assert_eq!(t.info().srtt, Duration::from_millis(400));
 }
 
-/// RFC 8985 section 6.2, RFC 6675: three segments beyond a hole, and the hole is sent again at once.
+/// RFC 8985 section 6.2, RFC 6675: three segments beyond a hole, and the hole is sent again at
+/// once.
 #[test]
 fn three_sacks_repair_a_hole_at_once() {
     let mut t = warm(10);
@@ -106,7 +109,8 @@ fn three_sacks_repair_a_hole_at_once() {
     assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
 }
 
-/// RFC 8985 section 6.3: one segment beyond a hole, and the hole is lost a quarter of a round trip later.
+/// RFC 8985 section 6.3: one segment beyond a hole, and the hole is lost a quarter of a round trip
+/// later.
 #[test]
 fn one_sack_repairs_a_hole_after_the_reordering_window() {
     let mut t = warm(10);
@@ -166,7 +170,8 @@ fn the_rate_is_reduced_in_proportion() {
     assert!((11..=15).contains(&segments), "{segments} segments in place of 19");
 }
 
-/// RFC 8985 section 7: a lost tail is probed after two round trips, and the answer repairs it without a time-out.
+/// RFC 8985 section 7: a lost tail is probed after two round trips, and the answer repairs it
+/// without a time-out.
 #[test]
 fn a_lost_tail_is_repaired_by_a_probe() {
     let mut t = warm(10);
@@ -205,14 +210,15 @@ fn a_probe_prefers_new_data() {
     t.expect_at(300, seg!(ACK PSH seq (at(2)) len 1448 first));
 }
 
-/// RFC 8985 section 7.4.2: a probe that repaired a single loss costs a reduction of the window, seen once later data is
-/// acknowledged.
+/// RFC 8985 section 7.4.2: a probe that repaired a single loss costs a reduction of the window,
+/// seen once later data is acknowledged.
 #[test]
 fn a_repair_by_a_probe_is_noticed() {
     let mut t = warm(10);
     t.app_write_zeros(1448);
     t.take("one segment");
-    // Two round trips and the peer's delay are more than the time-out of 300 ms, whose place it takes.
+    // Two round trips and the peer's delay are more than the time-out of 300 ms, whose place it
+    // takes.
     t.at_ms(500);
     t.expect_at(400, seg!(ACK seq 2 len 1448 again));
     t.at_ms(600);
@@ -288,7 +294,8 @@ fn dsacks_undo_a_recovery() {
     assert_eq!((t.info().ssthresh, t.info().cwnd >= 14600), (u32::MAX, true));
 }
 
-/// RFC 6582 section 3.2: without SACK three duplicates begin a recovery, and each partial acknowledgment repairs the next hole.
+/// RFC 6582 section 3.2: without SACK three duplicates begin a recovery, and each partial
+/// acknowledgment repairs the next hole.
 #[test]
 fn duplicates_repair_without_sack() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
@@ -353,7 +360,8 @@ fn reneging_is_survived() {
     assert!(sent.iter().any(|s| s.seq == Some(at(1)) && s.again == Some(true)), "{sent:?}");
 }
 
-/// RFC 5482: bytes that stay unacknowledged for too long end the connection; quiet time before them does not count.
+/// RFC 5482: bytes that stay unacknowledged for too long end the connection; quiet time before them
+/// does not count.
 #[test]
 fn the_user_time_out_counts_from_the_first_byte() {
     let mut t = Peer::server().established();

@@ -1,4 +1,5 @@
-//! Below and beside TCP: ARP, neighbour discovery, ICMP, path MTU, malformed packets, ECN, keep-alive.
+//! Below and beside TCP: ARP, neighbour discovery, ICMP, path MTU, malformed packets, ECN,
+//! keep-alive.
 
 use abi::Checksum;
 use base::Duration;
@@ -27,7 +28,8 @@ fn arp_requests_for_us_are_answered() {
     assert!(t.frames.is_empty());
 }
 
-/// RFC 1122 section 2.3.2.2: what waits for a neighbour is kept, sent when it answers, and dropped when it does not.
+/// RFC 1122 section 2.3.2.2: what waits for a neighbour is kept, sent when it answers, and dropped
+/// when it does not.
 #[test]
 fn an_unresolved_neighbour() {
     let mut t = Peer::server();
@@ -95,7 +97,8 @@ fn udp_ports_are_unreachable() {
     t.moved(|t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]), &[("icmp_errors_sent", 1)]);
 }
 
-/// RFC 1191: the MTU of the path is lowered by an error that names bytes in flight, and what was sent goes again in smaller packets.
+/// RFC 1191: the MTU of the path is lowered by an error that names bytes in flight, and what was
+/// sent goes again in smaller packets.
 #[test]
 fn a_smaller_path_mtu() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();

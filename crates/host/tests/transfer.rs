@@ -1,4 +1,5 @@
-//! Whole transfers between two hosts over paths that lose, reorder and double packets. Virtual time bounds every run.
+//! Whole transfers between two hosts over paths that lose, reorder and double packets. Virtual time
+//! bounds every run.
 
 use base::{Duration, Prng};
 use host::Algorithm;
@@ -119,7 +120,8 @@ fn reordering_on_a_short_path() {
     }
 }
 
-/// A link of 500 kB/s, 20 ms of round trip, 1 % loss: NewReno's law would allow 880 kB/s, so most of the link is to be used.
+/// A link of 500 kB/s, 20 ms of round trip, 1 % loss: NewReno's law would allow 880 kB/s, so most
+/// of the link is to be used.
 #[test]
 fn goodput_at_one_percent_loss() {
     for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
@@ -192,7 +194,8 @@ fn any_path(prng: &mut Prng, seed: u64) -> Path {
     }
 }
 
-/// Every kind of path with every kind of peer: bytes are equal, nothing is stuck, and a clean path sees no retransmission.
+/// Every kind of path with every kind of peer: bytes are equal, nothing is stuck, and a clean path
+/// sees no retransmission.
 #[test]
 fn any_path_with_any_peer() {
     for seed in 0..100 {
@@ -204,7 +207,8 @@ fn any_path_with_any_peer() {
         let mut pair = Pair::new(path.clone(), transfers, |side, config| {
             let off = |mask: u64| bits[side as usize] & mask == 0;
             let tcp = &mut config.tcp;
-            // Under heavy loss Karn's rule and go-back-N alone may back off for longer than the limit.
+            // Under heavy loss Karn's rule and go-back-N alone may back off for longer than the
+            // limit.
             tcp.sack = !(off(0b11) && path.loss < 0.1);
             tcp.timestamps = !(off(0b1100) && path.loss < 0.1);
             tcp.algorithm = if off(0b1_0000) { Algorithm::NewReno } else { Algorithm::Cubic };

@@ -2,7 +2,8 @@
 
 use testkit::{Peer, seg};
 
-/// RFC 9293 section 3.8.6.1: a closed window is probed with exponential back-off, for as long as the peer answers.
+/// RFC 9293 section 3.8.6.1: a closed window is probed with exponential back-off, for as long as
+/// the peer answers.
 #[test]
 fn a_closed_window_is_probed() {
     let mut t = Peer::server().established();
@@ -25,7 +26,8 @@ fn a_closed_window_is_probed() {
     t.expect(seg!(ACK PSH seq 1 len 5000));
 }
 
-/// A window that closes behind what was sent, and opens again; then the retransmission timer runs, not the probe's.
+/// A window that closes behind what was sent, and opens again; then the retransmission timer runs,
+/// not the probe's.
 #[test]
 fn a_reopened_window_restarts_retransmission() {
     let mut t = Peer::server().established();
@@ -45,8 +47,8 @@ fn a_reopened_window_restarts_retransmission() {
     t.expect(seg!(ACK seq 1449 len 1448 again));
 }
 
-/// RFC 9293 section 3.8.6.2.1: a window of less than a segment, and of less than half of the largest, is left alone for
-/// the override time-out, then filled.
+/// RFC 9293 section 3.8.6.2.1: a window of less than a segment, and of less than half of the
+/// largest, is left alone for the override time-out, then filled.
 #[test]
 fn a_silly_window_is_filled_after_a_time_out() {
     let mut t = Peer::server().established();
@@ -86,7 +88,8 @@ fn a_silent_peer_with_a_closed_window_is_given_up() {
     assert_eq!(t.error(), Some(host::SocketError::TimedOut));
 }
 
-/// RFC 9293 section 3.8.6.2.2: the window that we offer opens by segments, and a reader that catches up announces it.
+/// RFC 9293 section 3.8.6.2.2: the window that we offer opens by segments, and a reader that
+/// catches up announces it.
 #[test]
 fn our_window_closes_and_opens() {
     let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 10_000).established();

@@ -4,7 +4,8 @@
 /// Bytes in use on the heap, with the allocator's own overhead for them.
 #[must_use]
 pub fn allocated_bytes() -> usize {
-    // SAFETY: mallinfo2 takes no arguments and only reads the allocator's own state, under its locks.
+    // SAFETY: mallinfo2 takes no arguments and only reads the allocator's own state, under its
+    // locks.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }

@@ -20,6 +20,8 @@ pub enum TxStatus {
     Full,
     /// The wire cannot take this frame, now or later; it is counted.
     Failed,
+    /// The wire has no room for so long a run of segments, though it may for the same in pieces.
+    TooLong,
 }
 
 /// One end of a wire.

@@ -6,9 +6,10 @@
 use abi::FileLimits;
 use abi::aligned::PAGE_BYTES;
 
-/// Most payload bytes in one transmit. With the longest header the IP packet still has a length
-/// that fits 16 bits (RFC 791 section 3.1), so that a whole run can cross to a wire that segments.
-pub(crate) const TRANSMIT_BYTES_MAX: u32 = 65_536 - 120;
+/// Most payload bytes in one packet, or in a run of packets that crosses to a wire that segments:
+/// with the longest header the IP packet still has a length that fits 16 bits (RFC 791 section
+/// 3.1).
+pub(crate) const RUN_BYTES_MAX: u32 = 65_536 - 120;
 
 /// Largest block of the file engine, in pages: a megabyte.
 const BLOCK_PAGES_MAX: usize = 256;
@@ -22,6 +23,12 @@ pub struct DeviceConfig {
     pub queues: usize,
     /// The file engine, or `None` where it is switched off.
     pub file: Option<FileConfig>,
+    /// Most payload bytes in one transmit, at least one run's: what
+    /// [`abi::Capabilities::transmit_bytes_max`] says. A wire that segments gets a TCP run over
+    /// IPv4 in one frame whatever its length, above 65,515 bytes with a length field of zero, as
+    /// Linux has it since 6.3 (BIG TCP); so more than the default is for wires that take this.
+    /// Every other wire gets shorter frames.
+    pub transmit_bytes_max: u32,
     /// Transmits that may wait at one time, for a disk or behind another transmit of their flow. At
     /// the limit [`crate::Device::can_take_op`] says no. It bounds the flow table too: only flows
     /// with waiting transmits have an entry.
@@ -47,6 +54,7 @@ impl DeviceConfig {
             mac,
             queues: 1,
             file: Some(FileConfig::default()),
+            transmit_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,
             correct_timestamps: true,
             rss_seed: 0x6f75_7462_6f61_7264,
@@ -93,17 +101,17 @@ impl FileConfig {
     /// The same with values that make progress possible: memory for the largest transmit, a page, a
     /// read.
     #[must_use]
-    pub fn clamped(mut self) -> Self {
+    pub fn clamped(mut self, transmit_bytes_max: u32) -> Self {
         self.block_pages = self.block_pages.clamp(1, BLOCK_PAGES_MAX);
         self.reads_in_flight_max = self.reads_in_flight_max.max(1);
-        self.memory_bytes_max = self.memory_bytes_max.max(self.transmit_memory_bytes());
+        self.memory_bytes_max = self.memory_bytes_max.max(self.transmit_memory(transmit_bytes_max));
         self
     }
 
     /// Memory that the most demanding transmit needs at one time. An extent of `l` bytes touches at
     /// most `l / block + 2` blocks.
-    const fn transmit_memory_bytes(&self) -> usize {
-        let whole = TRANSMIT_BYTES_MAX as usize / self.block_bytes();
+    const fn transmit_memory(&self, transmit_bytes_max: u32) -> usize {
+        let whole = transmit_bytes_max as usize / self.block_bytes();
         (whole + 2 * FileLimits::EXTENTS_PER_TRANSMIT_MAX) * self.block_bytes()
     }
 }
@@ -120,10 +128,10 @@ mod tests {
             reads_in_flight_max: 0,
             ..FileConfig::default()
         }
-        .clamped();
+        .clamped(RUN_BYTES_MAX);
         assert_eq!((config.block_pages, config.reads_in_flight_max), (1, 1));
         assert_eq!(config.memory_bytes_max, (15 + 16) * PAGE_BYTES);
-        let config = FileConfig { block_pages: usize::MAX, ..FileConfig::default() }.clamped();
-        assert_eq!(config.block_pages, BLOCK_PAGES_MAX);
+        let config = FileConfig { block_pages: usize::MAX, ..FileConfig::default() };
+        assert_eq!(config.clamped(RUN_BYTES_MAX).block_pages, BLOCK_PAGES_MAX);
     }
 }

@@ -46,6 +46,8 @@ base::counters! {
         tx_transmits,
         /// Transmits of more than one packet.
         tx_tso_transmits,
+        /// Runs that the wire found too long for one frame; they went in shorter ones.
+        tx_long_runs_refused,
         /// Transmits that had to wait: for a disk, for memory, or behind another of their flow.
         tx_waits,
         /// Echoes of transmits that left.

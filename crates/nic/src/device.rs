@@ -11,14 +11,14 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
 
-use crate::config::{DeviceConfig, TRANSMIT_BYTES_MAX};
+use crate::config::{DeviceConfig, RUN_BYTES_MAX};
 use crate::counters::TxCounters;
 use crate::engine::Resolved;
 use crate::engine::file::{FileEngine, Start};
 use crate::flow::{FlowTable, Line, Pending, State};
-use crate::pipeline::Run;
 use crate::pipeline::rx::Receiver;
 use crate::pipeline::tx::{Outgoing, check};
+use crate::pipeline::{Run, Stamps};
 
 /// Runs that may wait for the wire before the device takes no more operations.
 const RUNS_MAX: usize = 4096;
@@ -41,17 +41,21 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 ///
 /// Whoever wants the echo of a transmit before its first frame is on the wire polls events between
 /// the others; both are made in the same call. What the wire, a ring or the disk did not take goes
-/// back by `unpoll_frame`, `unpoll_event`, `unpoll_disk`. While [`can_take_op`](Self::can_take_op)
-/// says no, the driver leaves operations in their ring. [`poll_timeout`](Self::poll_timeout) says
-/// when to come back though nothing came.
+/// back by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event`, `unpoll_disk`. While
+/// [`can_take_op`](Self::can_take_op) says no, the driver leaves operations in their ring.
+/// [`poll_timeout`](Self::poll_timeout) says when to come back though nothing came.
 pub struct Device {
     config: DeviceConfig,
     wire: WireCaps,
     pool: PacketPool,
     receiver: Receiver,
     tx: TxCounters,
+    /// Where timestamps are corrected.
+    stamps: Option<Stamps>,
     flows: FlowTable,
     files: Option<FileEngine>,
+    /// Longest run that the wire takes as one frame, as far as we know.
+    run_bytes_max: u32,
     /// Runs for the wire, in order.
     runs: VecDeque<Run>,
     /// Frames that the wire gave back; they go before the runs.
@@ -66,7 +70,8 @@ impl Device {
     /// A device on a wire that can do what `wire` says.
     #[must_use]
     pub fn new(config: DeviceConfig, wire: WireCaps) -> Self {
-        let config = DeviceConfig { queues: config.queues.max(1), ..config };
+        let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
+        let config = DeviceConfig { queues: config.queues.max(1), transmit_bytes_max, ..config };
         let mut events = Vec::new();
         events.resize_with(config.queues, VecDeque::new);
         Self {
@@ -74,8 +79,13 @@ impl Device {
             pool: PacketPool::new(config.pool_buffers_max),
             receiver: Receiver::new(config.mac, config.queues, config.rss_seed),
             tx: TxCounters::default(),
+            stamps: config.correct_timestamps.then(Stamps::new),
             flows: FlowTable::new(config.rss_seed),
-            files: config.file.clone().map(|file| FileEngine::new(file, config.rss_seed)),
+            files: config
+                .file
+                .clone()
+                .map(|file| FileEngine::new(file, transmit_bytes_max, config.rss_seed)),
+            run_bytes_max: transmit_bytes_max,
             runs: VecDeque::new(),
             returned: VecDeque::new(),
             events,
@@ -90,7 +100,7 @@ impl Device {
     pub fn capabilities(&self) -> Capabilities {
         let limits = |files: &FileEngine| FileLimits { files_max: files.files_max() };
         Capabilities {
-            transmit_bytes_max: TRANSMIT_BYTES_MAX,
+            transmit_bytes_max: self.config.transmit_bytes_max,
             mtu: self.wire.mtu,
             mac: self.config.mac,
             file: self.files.as_ref().map(limits).ok_or(Refusal::Disabled),
@@ -174,7 +184,7 @@ impl Device {
             files.nudge();
             self.settle_done(now);
         }
-        let cut = self.runs.front_mut()?.next(&self.wire);
+        let cut = self.runs.front_mut()?.next(&self.wire, self.run_bytes_max);
         if cut.last {
             self.runs.pop_front();
         }
@@ -186,6 +196,19 @@ impl Device {
     /// Takes back a frame that the wire had no room for: it is the next to be polled.
     pub fn unpoll_frame(&mut self, frame: TxFrame) {
         self.returned.push_front(frame);
+    }
+
+    /// Takes back a run that the wire found too long for one frame. It is the next to be polled,
+    /// and like all after it in frames that every wire that segments takes.
+    pub fn unpoll_long_frame(&mut self, frame: TxFrame) {
+        let (payload, header) = (frame.payload_len(), frame.header.len());
+        let Some(run) = Run::again(frame) else { return };
+        let packets = run.packets();
+        self.tx.tx_long_runs_refused += 1;
+        self.tx.tx_packets -= packets;
+        self.tx.tx_bytes -= packets * header as u64 + payload as u64;
+        self.run_bytes_max = RUN_BYTES_MAX;
+        self.runs.push_front(run);
     }
 
     /// The next event and its queue, queues in turn.
@@ -273,7 +296,9 @@ impl Device {
 
     fn transmit(&mut self, now: Instant, queue: usize, transmit: Transmit) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let Some((outgoing, parts)) = check(queue, now, transmit, self.wire.mtu) else {
+        let Some((outgoing, parts)) =
+            check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max)
+        else {
             self.tx.tx_dropped_malformed += 1;
             let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
             return self.report(queue, flow, echo, Duration::ZERO, outcome);
@@ -363,7 +388,7 @@ impl Device {
             files.departed(&resolved.holds, resolved.file_bytes);
         }
         let delay = now.since(outgoing.arrived);
-        let run = outgoing.into_run(resolved.payloads, delay, self.config.correct_timestamps);
+        let run = outgoing.into_run(resolved.payloads, delay, self.stamps.as_mut());
         self.tx.tx_transmits += 1;
         self.tx.tx_tso_transmits += u64::from(run.is_segmented());
         self.runs.push_back(run);

@@ -208,7 +208,8 @@ mod tests {
     fn pending(queue: usize, flow: FlowId, tag: u32, state: State) -> Pending {
         let mut t = transmit(flow, 1, 0);
         t.echo = Some(tag);
-        let (outgoing, _) = check(queue, Instant::ZERO, t, 1500).unwrap();
+        let (outgoing, _) =
+            check(queue, Instant::ZERO, t, 1500, crate::config::RUN_BYTES_MAX).unwrap();
         Pending { outgoing, state }
     }
 

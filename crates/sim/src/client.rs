@@ -153,7 +153,12 @@ impl Client {
             };
             format!(
                 "client n{}: {:?}, {} of {} answered, {} bytes read, {} tries, {info}",
-                self.node, s.stage, s.answered, s.asks.len(), s.read, s.tries
+                self.node,
+                s.stage,
+                s.answered,
+                s.asks.len(),
+                s.read,
+                s.tries
             )
         };
         self.sessions.iter().filter(|s| s.stage != Stage::Done).map(describe).collect()
@@ -390,7 +395,8 @@ impl Client {
         let session = &mut self.sessions[index];
         cx.report.stats.retries += 1;
         if session.tries >= TRIES_MAX {
-            let what = format!("n{} session {index}: {} tries, no answer", self.node, session.tries);
+            let what =
+                format!("n{} session {index}: {} tries, no answer", self.node, session.tries);
             return cx.report.fail(cx.now, "progress", what);
         }
         let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));

@@ -45,8 +45,19 @@ impl Inode {
 /// A request that the disk works on.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Open { id: RequestId, path: Box<str>, fault: Option<FileFault> },
-    Read { id: RequestId, inode: usize, offset: u64, buf: AlignedBuf, version: u64, trouble: Trouble },
+    Open {
+        id: RequestId,
+        path: Box<str>,
+        fault: Option<FileFault>,
+    },
+    Read {
+        id: RequestId,
+        inode: usize,
+        offset: u64,
+        buf: AlignedBuf,
+        version: u64,
+        trouble: Trouble,
+    },
 }
 
 /// What goes wrong with a read.
@@ -196,7 +207,10 @@ impl SimDisk {
                 let Some(&(_, inode)) = self.open.get(&file.0) else {
                     self.bad_handles += 1;
                     let trouble = Trouble::Error;
-                    return Some((Duration::ZERO, Work::Read { id, inode: 0, offset, buf, version: 0, trouble }));
+                    return Some((
+                        Duration::ZERO,
+                        Work::Read { id, inode: 0, offset, buf, version: 0, trouble },
+                    ));
                 };
                 let version = self.inodes[inode].version;
                 Work::Read { id, inode, offset, buf, version, trouble }

@@ -2,7 +2,8 @@
 //!
 //! Swarm testing (Groce and others, "Swarm testing", ISSTA 2012): each run leaves most faults out
 //! and has a few strongly, so that runs differ more than if all were always on a little. Everything
-//! is drawn here, in one place and one order; the world draws only what happens within these bounds.
+//! is drawn here, in one place and one order; the world draws only what happens within these
+//! bounds.
 
 use apps::content;
 use base::{Duration, Prng};
@@ -202,14 +203,21 @@ impl Scenario {
 
     /// Whether nothing can go wrong between the nodes: no packet may be sent twice then.
     pub(crate) fn calm_net(&self) -> bool {
-        !self.net.any() && self.hostile.interval.is_none() && self.links.queue_bytes_max == UNLIMITED
+        !self.net.any()
+            && self.hostile.interval.is_none()
+            && self.links.queue_bytes_max == UNLIMITED
     }
 
-    /// Whether a queue cannot grow faster than a round-trip estimate can follow: several connections
-    /// over one slow link make each other wait for longer than a retransmission time-out.
+    /// Whether a queue cannot grow faster than a round-trip estimate can follow: several
+    /// connections over one slow link make each other wait for longer than a retransmission
+    /// time-out. Nor does anything wait in the rings: a device that takes few transmits leaves them
+    /// there, for as long as a disk takes, and no echo tells of that.
     pub(crate) fn is_quick(&self) -> bool {
         let alone = self.crowd.sessions_max == 1;
-        self.rings.late == 0.0 && (alone || self.links.down_bytes_per_s > 100_000_000)
+        self.rings.late == 0.0
+            && self.pending_transmits_max > 16
+            && self.backlog >= 64
+            && (alone || self.links.down_bytes_per_s > 100_000_000)
     }
 
     /// Whether a response may be cut short or refused by the server's own doing.
@@ -223,7 +231,8 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
     let runs = r.chance(0.2);
     let down_bytes_per_s = [1_250_000, 12_500_000, 125_000_000][r.below(3) as usize];
     // Without faults nothing is lost in a queue either.
-    let queue = if calm { UNLIMITED } else { [20_000, 100_000, 1 << 20, UNLIMITED][r.below(4) as usize] };
+    let queue =
+        if calm { UNLIMITED } else { [20_000, 100_000, 1 << 20, UNLIMITED][r.below(4) as usize] };
     Links {
         delay: Duration::from_micros(delay_us),
         jitter: Duration::from_micros(if r.chance(0.5) { r.below(delay_us / 2 + 1) } else { 0 }),
@@ -237,7 +246,9 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
 }
 
 fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
-    let p = |r: &mut Prng, on: f64, max: f64| if r.chance(on) { r.unit() * r.unit() * max } else { 0.0 };
+    let p = |r: &mut Prng, on: f64, max: f64| {
+        if r.chance(on) { r.unit() * r.unit() * max } else { 0.0 }
+    };
     NetFaults {
         loss: p(r, 0.5, 0.25),
         burst: p(r, 0.3, 0.8),
@@ -319,7 +330,11 @@ fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     TcpConfig {
         algorithm: if r.chance(0.6) { Algorithm::Cubic } else { Algorithm::NewReno },
         receive_bytes_max: if big { 1 << 20 } else { r.range(4_096, 200_000) as u32 },
-        send_bytes_max: if server && r.chance(0.3) { r.range(4_096, 100_000) as usize } else { 1 << 20 },
+        send_bytes_max: if server && r.chance(0.3) {
+            r.range(4_096, 100_000) as usize
+        } else {
+            1 << 20
+        },
         initial_window: if r.chance(0.8) { 10 } else { r.range(1, 4) as u32 },
         sack: r.chance(0.85),
         timestamps: r.chance(0.85),

@@ -78,16 +78,21 @@ impl Ask {
             5 | 6 => Want::Changed,
             7 => Want::Missing,
             8 => Want::Directory,
-            _ => if rng.chance(0.5) { Want::Nonsense } else { Want::Climb },
+            _ => {
+                if rng.chance(0.5) {
+                    Want::Nonsense
+                } else {
+                    Want::Climb
+                }
+            }
         };
         Self { want, ..plain }
     }
 
     /// The request's text.
     pub(crate) fn text(&self) -> String {
-        let get = |path: &str, fields: &str| {
-            format!("GET /{path} HTTP/1.1\r\nHost: sim\r\n{fields}\r\n")
-        };
+        let get =
+            |path: &str, fields: &str| format!("GET /{path} HTTP/1.1\r\nHost: sim\r\n{fields}\r\n");
         match &self.want {
             Want::Whole => get(&self.path, ""),
             Want::Head => format!("HEAD /{} HTTP/1.1\r\nHost: sim\r\n\r\n", self.path),
@@ -211,7 +216,9 @@ impl Reader {
                 return Ok(at + 1);
             }
         }
-        if self.head.len() > HEAD_BYTES_MAX || !b"HTTP/1.1 ".starts_with(&self.head[..self.head.len().min(9)]) {
+        if self.head.len() > HEAD_BYTES_MAX
+            || !b"HTTP/1.1 ".starts_with(&self.head[..self.head.len().min(9)])
+        {
             let start = String::from_utf8_lossy(&self.head[..self.head.len().min(40)]).into_owned();
             return Err(format!("no response begins like that: {start:?}"));
         }
@@ -264,7 +271,8 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
         ..Head::default()
     };
     for line in lines.filter(|line| !line.is_empty()) {
-        let (name, value) = line.split_once(": ").ok_or_else(|| format!("a field like {line:?}"))?;
+        let (name, value) =
+            line.split_once(": ").ok_or_else(|| format!("a field like {line:?}"))?;
         match name {
             "Content-Length" => head.length = value.parse().ok(),
             "ETag" => {
@@ -300,7 +308,7 @@ fn is_failure(status: u16) -> bool {
 fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     let status = head.status;
     let wrong = |what: &str| Err(format!("{what}: {:?} was answered with {head:?}", ask.want));
-    let Some(length) = head.length.or((status == 304).then_some(0)) else {
+    let Some(length) = head.length.or_else(|| (status == 304).then_some(0)) else {
         return wrong("no length");
     };
     let file = matches!(status, 200 | 206 | 304);
@@ -388,7 +396,8 @@ fn check_parts(body: &[u8], boundary: &str, version: u64, size: u64) -> Result<u
     let mut parts = 0;
     let (open, end) = (format!("\r\n--{boundary}\r\n"), format!("\r\n--{boundary}--\r\n"));
     while let Some(part) = rest.strip_prefix(open.as_bytes()) {
-        let fields = part.windows(4).position(|w| w == b"\r\n\r\n").ok_or("a part without an end")?;
+        let fields =
+            part.windows(4).position(|w| w == b"\r\n\r\n").ok_or("a part without an end")?;
         let text = String::from_utf8_lossy(&part[..fields]);
         let range = text.split("\r\n").find_map(|line| line.strip_prefix("Content-Range: "));
         let (first, last, of) =

@@ -18,6 +18,10 @@
 //!
 //! A run that fails is run again, with its trace shown, by `outboard sim --seed S --trace`.
 #![forbid(unsafe_code)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "sizes and draws of a simulation are far below 4 GiB"
+)]
 
 mod checkers;
 mod client;
@@ -78,8 +82,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What to show of a run that failed: the seed, what was wrong, the last lines of the trace, the
-    /// scenario and how to see more.
+    /// What to show of a run that failed: the seed, what was wrong, the last lines of the trace,
+    /// the scenario and how to see more.
     #[must_use]
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;

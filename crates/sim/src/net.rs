@@ -138,8 +138,7 @@ impl Net {
     pub(crate) fn send(&mut self, now: Instant, from: usize, frame: &TxFrame, queue: &mut Queue) {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
-        let checksum =
-            if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
+        let checksum = if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
         let segment_size = frame.segment_size;
         self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
     }
@@ -150,8 +149,7 @@ impl Net {
         self.counters.net_frames += 1;
         self.counters.net_bytes += len;
         let port = &mut self.ports[frame.from];
-        let sent_at =
-            port.sent_at.max(now) + transfer_time(len, self.links.port_bytes_per_s);
+        let sent_at = port.sent_at.max(now) + transfer_time(len, self.links.port_bytes_per_s);
         port.sent_at = sent_at;
         let group = frame.bytes.first().is_some_and(|first| first & 1 == 1);
         let mut known = false;
@@ -186,7 +184,8 @@ impl Net {
         if self.ports[from].cut || self.ports[to].cut {
             return self.fate(Fate::CutOff, from, len);
         }
-        let loss = if self.losing { self.faults.burst.max(self.faults.loss) } else { self.faults.loss };
+        let loss =
+            if self.losing { self.faults.burst.max(self.faults.loss) } else { self.faults.loss };
         self.losing = self.rng.chance(loss);
         if self.losing {
             return self.fate(Fate::Lost, from, len);

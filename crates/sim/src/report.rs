@@ -144,7 +144,8 @@ impl Report {
     ) {
         self.stats.errors += 1;
         if !all && (!self.errors_allowed || self.is_late(opened)) {
-            let what = format!("n{node}: a connection opened at {opened} ended without a cause: {error}");
+            let what =
+                format!("n{node}: a connection opened at {opened} ended without a cause: {error}");
             self.fail(at, "progress", what);
         }
     }

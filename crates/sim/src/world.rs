@@ -424,18 +424,9 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
 }
 
-fn client(
-    index: usize,
-    scenario: &Scenario,
-    net: &Net,
-    disk: &SimDisk,
-    rng: &mut Prng,
-) -> Node {
-    let config = DeviceConfig {
-        file: None,
-        rss_seed: rng.next_u64(),
-        ..DeviceConfig::new(mac(index))
-    };
+fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mut Prng) -> Node {
+    let config =
+        DeviceConfig { file: None, rss_seed: rng.next_u64(), ..DeviceConfig::new(mac(index)) };
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
     let config = Config { addrs: addresses(index), tcp, ..Config::default() };
@@ -446,7 +437,6 @@ fn client(
     let start = Instant::ZERO + ahead;
     let keep_alive = !scenario.calm_net();
     let files = disk.files();
-    let client =
-        Client::new(index, server, rng.fork(), &scenario.crowd, keep_alive, &files, start);
+    let client = Client::new(index, server, rng.fork(), &scenario.crowd, keep_alive, &files, start);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }

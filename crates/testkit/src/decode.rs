@@ -7,7 +7,8 @@ use wire::emit::set_lengths;
 use wire::frame::protocol;
 use wire::tcp::Flags;
 
-/// The pattern that simulated files repeat has a prime length, so that a shift by any power of two shows.
+/// The pattern that simulated files repeat has a prime length, so that a shift by any power of two
+/// shows.
 pub const PAGE_PATTERN: u64 = 251;
 
 /// The byte at `offset` of every simulated file.

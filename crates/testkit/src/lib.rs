@@ -1,8 +1,10 @@
-//! What tests of the stack share: a DSL for TCP exchanges, counter assertions, and two hosts joined by a small wire.
+//! What tests of the stack share: a DSL for TCP exchanges, counter assertions, and two hosts joined
+//! by a small wire.
 //!
-//! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in packetdrill. [`Pair`] is two hosts that talk to
-//! each other over a path that delays, loses, reorders and doubles. Both run on virtual time: nothing sleeps, nothing reads a clock. They
-//! are for tests only and panic with both sides of the comparison where an expectation does not hold.
+//! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in
+//! packetdrill. [`Pair`] is two hosts that talk to each other over a path that delays, loses,
+//! reorders and doubles. Both run on virtual time: nothing sleeps, nothing reads a clock. They are
+//! for tests only and panic with both sides of the comparison where an expectation does not hold.
 #![forbid(unsafe_code)]
 
 mod decode;

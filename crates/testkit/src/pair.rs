@@ -1,7 +1,7 @@
 //! Two hosts that talk to each other over a path that delays, loses, reorders and doubles packets.
 //!
-//! Time jumps to the next thing that happens: a packet arrives, a disk answers, a timer expires. A run that has nothing to wait for and is
-//! not finished is stuck, and panics.
+//! Time jumps to the next thing that happens: a packet arrives, a disk answers, a timer expires. A
+//! run that has nothing to wait for and is not finished is stuck, and panics.
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
@@ -154,7 +154,8 @@ fn addr(side: Side) -> IpAddr {
 }
 
 impl Pair {
-    /// A server that listens on port 80 and a client that begins to connect; each sends what `transfers` says.
+    /// A server that listens on port 80 and a client that begins to connect; each sends what
+    /// `transfers` says.
     #[must_use]
     pub fn new(path: Path, transfers: [Transfer; 2], change: impl Fn(Side, &mut Config)) -> Self {
         let mut prng = Prng::new(path.seed);
@@ -219,7 +220,8 @@ impl Pair {
     /// Runs until both sides have received and closed everything.
     ///
     /// # Panics
-    /// Where it takes longer than `limit` of virtual time, nothing more is to happen, or a byte is wrong.
+    /// Where it takes longer than `limit` of virtual time, nothing more is to happen, or a byte is
+    /// wrong.
     pub fn run(&mut self, limit: Duration) {
         while !self.is_done() {
             self.drive(Side::Client);

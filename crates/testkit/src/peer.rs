@@ -1,7 +1,8 @@
 //! One host under test, and a peer that says what the test tells it to.
 //!
-//! The test writes segments ([`Peer::send`]), expects segments ([`Peer::expect`]), moves time ([`Peer::at_ms`]) and acts as the host's
-//! application (`app_*`) and device (`echo*`, `reset_device`). Neighbour resolution is answered unless a test switches that off.
+//! The test writes segments ([`Peer::send`]), expects segments ([`Peer::expect`]), moves time
+//! ([`Peer::at_ms`]) and acts as the host's application (`app_*`) and device (`echo*`,
+//! `reset_device`). Neighbour resolution is answered unless a test switches that off.
 
 mod act;
 mod icmp;
@@ -214,7 +215,8 @@ impl Peer {
         }
     }
 
-    /// A handshake with every option: MSS 1460 (1448 with timestamps), SACK, timestamps, windows of 512 units of 128 bytes.
+    /// A handshake with every option: MSS 1460 (1448 with timestamps), SACK, timestamps, windows of
+    /// 512 units of 128 bytes.
     #[must_use]
     pub fn established(self) -> Self {
         self.established_by(&seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7))
@@ -305,7 +307,8 @@ impl Peer {
         self.now
     }
 
-    /// Moves time to `ms` milliseconds after the beginning; every timer on the way fires at its time.
+    /// Moves time to `ms` milliseconds after the beginning; every timer on the way fires at its
+    /// time.
     pub fn at_ms(&mut self, ms: u64) {
         self.at_us(ms * 1000);
     }
@@ -601,7 +604,8 @@ impl Peer {
         self.compare(&want, &got);
     }
 
-    /// The next segment that the host sent is this one, and it left `ms` milliseconds after the beginning.
+    /// The next segment that the host sent is this one, and it left `ms` milliseconds after the
+    /// beginning.
     pub fn expect_at(&mut self, ms: u64, want: Seg) {
         let Some(got) = self.outputs.pop_front() else {
             panic!("at {} ms: the host sent nothing\n  expected at {ms} ms {want}", self.ms());
@@ -618,7 +622,8 @@ impl Peer {
         }
         let rest: Vec<String> = self.outputs.iter().map(|o| o.seg.to_string()).collect();
         panic!(
-            "at {} ms: another segment\n  expected {want}\n  got      {} (sent after {})\n  {}\n  then {rest:?}",
+            "at {} ms: another segment\n  expected {want}\n  got      {} (sent after {})\n  {}\n  \
+             then {rest:?}",
             self.ms(),
             got.seg,
             got.at.since(START),
@@ -638,7 +643,8 @@ impl Peer {
         }
     }
 
-    /// Runs `f`; the host's counters that it moves are exactly these, apart from those that any traffic moves.
+    /// Runs `f`; the host's counters that it moves are exactly these, apart from those that any
+    /// traffic moves.
     pub fn moved(&mut self, f: impl FnOnce(&mut Self), expected: &[(&str, u64)]) {
         let before = self.counters();
         f(self);

@@ -1,7 +1,8 @@
 //! A TCP segment as a test writes it: only what is said is sent, and only what is said is compared.
 //!
-//! Sequence and acknowledgment numbers are relative: 0 is the SYN of whoever numbers the byte, 1 the first byte of data. Timestamps of
-//! the host are milliseconds of the test's clock; those of the peer are as written.
+//! Sequence and acknowledgment numbers are relative: 0 is the SYN of whoever numbers the byte, 1
+//! the first byte of data. Timestamps of the host are milliseconds of the test's clock; those of
+//! the peer are as written.
 
 use core::fmt;
 
@@ -131,9 +132,10 @@ impl fmt::Display for Seg {
 
 /// Writes a segment as packetdrill does: `seg!(SYN ACK seq 0 ack 1 mss 1460)`.
 ///
-/// Flags come first or anywhere (`SYN ACK FIN RST PSH ECE CWR`); fields are a name and a value: `seq ack win len mss wscale tsval
-/// tsecr ecn run`, `data (b"..")`, `sack (1, 5)` (repeatable), `no_sack`, `sack_ok`, `no_ts`, `again`, `first` (not again), `file (0, 4096)`,
-/// `echo`, `no_echo`. A value of more than one token stands in parentheses.
+/// Flags come first or anywhere (`SYN ACK FIN RST PSH ECE CWR`); fields are a name and a value:
+/// `seq ack win len mss wscale tsval tsecr ecn run`, `data (b"..")`, `sack (1, 5)` (repeatable),
+/// `no_sack`, `sack_ok`, `no_ts`, `again`, `first` (not again), `file (0, 4096)`, `echo`,
+/// `no_echo`. A value of more than one token stands in parentheses.
 #[macro_export]
 macro_rules! seg {
     ($($t:tt)*) => {{
@@ -153,7 +155,10 @@ macro_rules! seg_fields {
         $s.sacks.get_or_insert_with(Vec::new).push(($a, $b));
         $crate::seg_fields!($s $($r)*);
     };
-    ($s:ident no_sack $($r:tt)*) => { $s.sacks = Some(Vec::new()); $crate::seg_fields!($s $($r)*); };
+    ($s:ident no_sack $($r:tt)*) => {
+        $s.sacks = Some(Vec::new());
+        $crate::seg_fields!($s $($r)*);
+    };
     ($s:ident sack_ok $($r:tt)*) => { $s.sack_ok = true; $crate::seg_fields!($s $($r)*); };
     ($s:ident no_ts $($r:tt)*) => { $s.no_ts = true; $crate::seg_fields!($s $($r)*); };
     ($s:ident again $($r:tt)*) => { $s.again = Some(true); $crate::seg_fields!($s $($r)*); };

@@ -130,7 +130,7 @@ pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Su
         sum.add(&frame[l3 + 8..l3 + 40]);
     }
     sum.add_u16(u16::from(protocol));
-    // The length is up to 64 KiB and 60 bytes for a run of segments: 17 bits.
+    // The length of a run of segments may have more than 16 bits.
     #[expect(clippy::cast_possible_truncation, reason = "split into its 16-bit halves")]
     {
         sum.add_u16((len >> 16) as u16);

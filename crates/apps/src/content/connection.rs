@@ -173,6 +173,14 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
+    /// The files of pieces that the host never got: the connection is over.
+    pub(crate) fn abandoned(&self) -> impl Iterator<Item = FileId> + '_ {
+        self.pending.iter().flat_map(|pending| pending.iter()).filter_map(|piece| match piece {
+            Piece::File { file, .. } => Some(*file),
+            Piece::Bytes(_) => None,
+        })
+    }
+
     /// Answers all requests that are there, as far as the send queue allows.
     fn advance<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         loop {
@@ -373,6 +381,9 @@ impl<I: Copy + Eq> Connection<I> {
             Piece::File { len, .. } => cx.responder.counters.http_body_bytes += len,
         }
         if let Some(pending) = &mut self.pending {
+            if let Piece::File { file, .. } = piece {
+                cx.responder.files.pin(file);
+            }
             pending.push_back(piece);
         } else if let Some(rest) = self.offer(cx, piece)? {
             self.pending = Some(Box::new(VecDeque::from([rest])));
@@ -404,6 +415,9 @@ impl<I: Copy + Eq> Connection<I> {
     /// Gives the host what it had no room for; says whether nothing is left.
     fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Result<bool, SendError> {
         while let Some(piece) = self.pending.as_mut().and_then(|p| p.pop_front()) {
+            if let Piece::File { file, .. } = piece {
+                cx.responder.files.unpin(file);
+            }
             if let Some(rest) = self.offer(cx, piece)? {
                 if let Some(pending) = &mut self.pending {
                     pending.push_front(rest);

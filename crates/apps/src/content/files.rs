@@ -94,6 +94,11 @@ pub(crate) struct Files {
     hand: usize,
     next_sweep: Instant,
     close: Vec<FileId>,
+    /// How many pieces that were not yet given to the host are of a file: it must not be closed
+    /// before.
+    pins: BTreeMap<FileId, u32>,
+    /// To be closed once nothing pins them.
+    pinned_close: Vec<FileId>,
 }
 
 impl Files {
@@ -111,6 +116,8 @@ impl Files {
             hand: 0,
             next_sweep: Instant::FAR_FUTURE,
             close: Vec::new(),
+            pins: BTreeMap::new(),
+            pinned_close: Vec::new(),
         }
     }
 
@@ -248,7 +255,31 @@ impl Files {
 
     /// A handle that is to be closed.
     pub(crate) fn poll_close(&mut self) -> Option<FileId> {
-        self.close.pop()
+        loop {
+            let file = self.close.pop()?;
+            if !self.pins.contains_key(&file) {
+                return Some(file);
+            }
+            self.pinned_close.push(file);
+        }
+    }
+
+    /// A piece of a file waits for room in the host, which therefore does not know of it yet.
+    pub(crate) fn pin(&mut self, file: FileId) {
+        *self.pins.entry(file).or_insert(0) += 1;
+    }
+
+    /// A piece was given to the host, or never will be.
+    pub(crate) fn unpin(&mut self, file: FileId) {
+        let Some(count) = self.pins.get_mut(&file) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.pins.remove(&file);
+            while let Some(at) = self.pinned_close.iter().position(|f| *f == file) {
+                self.pinned_close.swap_remove(at);
+                self.close.push(file);
+            }
+        }
     }
 
     /// Entries that hold a file or a directory.

@@ -208,6 +208,7 @@ impl<I: Copy + Eq> Server<I> {
     fn remove(&mut self, index: usize) {
         let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.connections -= 1;
+        slot.connection.abandoned().for_each(|file| self.responder.files.unpin(file));
         self.deadlines.remove(&(slot.armed, u32::try_from(index).unwrap_or(u32::MAX)));
     }
 

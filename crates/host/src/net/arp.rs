@@ -1,6 +1,7 @@
 //! ARP (RFC 826) and neighbour discovery (RFC 4861) packets: answering and asking.
 //!
-//! Formats are `smoltcp`'s. Called by the host for ARP frames and neighbour messages; the table is [`super::neighbor`].
+//! Formats are `smoltcp`'s. Called by the host for ARP frames and neighbour messages; the table is
+//! [`super::neighbor`].
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -100,7 +101,8 @@ pub(crate) fn solicit(out: &mut Outbox) {
     }
 }
 
-/// Takes a neighbour solicitation or advertisement. Hop limit 255 proves that it was sent on this link.
+/// Takes a neighbour solicitation or advertisement. Hop limit 255 proves that it was sent on this
+/// link.
 pub(crate) fn handle_ndisc(
     out: &mut Outbox,
     now: Instant,
@@ -119,7 +121,8 @@ pub(crate) fn handle_ndisc(
                 return;
             }
             let mac = lladdr.map_or(link_source, |raw| mac_of(&raw).unwrap_or(link_source));
-            // Duplicate address detection asks from the unspecified address: RFC 4862 section 5.4.3.
+            // Duplicate address detection asks from the unspecified address: RFC 4862 section
+            // 5.4.3.
             let (to, to_mac, solicited) = if source.is_unspecified() {
                 (ALL_NODES, multicast_mac(ALL_NODES), NdiscNeighborFlags::empty())
             } else {

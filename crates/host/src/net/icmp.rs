@@ -1,7 +1,8 @@
 //! ICMP and ICMPv6: echo, errors that speak of our connections, and the errors that we send.
 //!
-//! An error is believed only where the packet that it quotes names bytes in flight on a connection of ours (RFC 5927); the caller
-//! decides that. What is sent is limited in rate (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f).
+//! An error is believed only where the packet that it quotes names bytes in flight on a connection
+//! of ours (RFC 5927); the caller decides that. What is sent is limited in rate (RFC 1812 section
+//! 4.3.2.8, RFC 4443 section 2.4 f).
 
 use alloc::vec;
 use core::net::IpAddr;

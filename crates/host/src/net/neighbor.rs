@@ -1,8 +1,10 @@
-//! The neighbour table: link addresses of next hops, for IPv4 (ARP) and IPv6 (neighbour discovery) alike.
+//! The neighbour table: link addresses of next hops, for IPv4 (ARP) and IPv6 (neighbour discovery)
+//! alike.
 //!
-//! An entry is asked for until it answers (RFC 1122 section 2.3.2, RFC 4861 section 7.2), then used; when it has not been
-//! confirmed for a while it is asked again while it goes on being used, and dropped if it stays silent. Transmits for an
-//! unanswered entry are parked, a bounded number of them.
+//! An entry is asked for until it answers (RFC 1122 section 2.3.2, RFC 4861 section 7.2), then
+//! used; when it has not been confirmed for a while it is asked again while it goes on being used,
+//! and dropped if it stays silent. Transmits for an unanswered entry are parked, a bounded number
+//! of them.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -87,8 +89,8 @@ impl Neighbors {
         room
     }
 
-    /// A neighbour told its link address, by an answer to us or a question to us. `create` is set for the latter.
-    /// Gives what was parked for it.
+    /// A neighbour told its link address, by an answer to us or a question to us. `create` is set
+    /// for the latter. Gives what was parked for it.
     pub(crate) fn learn(
         &mut self,
         now: Instant,

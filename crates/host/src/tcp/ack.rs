@@ -1,7 +1,7 @@
 //! An acknowledgment: what it delivers, what is lost, and what that means for the window.
 //!
-//! The order is Linux's tcp_ack: window, cumulative and selective acknowledgment, round-trip time, RACK, the phases of recovery,
-//! congestion control, timers.
+//! The order is Linux's tcp_ack: window, cumulative and selective acknowledgment, round-trip time,
+//! RACK, the phases of recovery, congestion control, timers.
 
 use alloc::boxed::Box;
 
@@ -32,7 +32,8 @@ struct Ack {
 }
 
 impl Connection {
-    /// Takes a segment's acknowledgment. Says no where it is not acceptable, and the segment with it.
+    /// Takes a segment's acknowledgment. Says no where it is not acceptable, and the segment with
+    /// it.
     pub(crate) fn handle_acknowledgment(
         &mut self,
         cx: &mut Cx<'_>,
@@ -58,8 +59,8 @@ impl Connection {
             && !with_payload
             && !segment.flags.any(Flags::SYN.with(Flags::FIN));
         if !ack.progressed && self.snd.flight.is_empty() {
-            // Nothing outstanding: an answer to a probe, or data going the other way; or a DSACK for what was sent
-            // in vain before (RFC 2883).
+            // Nothing outstanding: an answer to a probe, or data going the other way; or a DSACK
+            // for what was sent in vain before (RFC 2883).
             self.snd.probes = 0;
             self.snd.progress_at = cx.now;
             self.deliver(cx.now, segment, &mut ack);
@@ -85,7 +86,8 @@ impl Connection {
         true
     }
 
-    /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set it.
+    /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set
+    /// it.
     fn update_window(&mut self, segment: &Segment, una: u64) {
         let Some(seq) = self.rcv.position(segment.seq) else { return };
         let (wl1, wl2) = self.snd.wl;
@@ -142,8 +144,8 @@ impl Connection {
         }
     }
 
-    /// RFC 6298 section 3 and RFC 7323 section 4.1: a range sent once gives a sample; else the echoed timestamp, if the
-    /// acknowledgment made progress.
+    /// RFC 6298 section 3 and RFC 7323 section 4.1: a range sent once gives a sample; else the
+    /// echoed timestamp, if the acknowledgment made progress.
     fn sample_rtt(&mut self, now: Instant, ack: &Ack) {
         let sample = match (ack.delivered.first_rtt, ack.ts_echo) {
             (Some(rtt), _) if ack.delivered.resent_at.is_none() => Some(rtt),
@@ -164,14 +166,16 @@ impl Connection {
         }
     }
 
-    /// Whether the echo may be that of a first arrival whose own acknowledgment was lost: what passed since was the time-out, not
-    /// the path. With SACK the peer says so by a DSACK (RFC 2883 section 4); else Karn's rule holds.
+    /// Whether the echo may be that of a first arrival whose own acknowledgment was lost: what
+    /// passed since was the time-out, not the path. With SACK the peer says so by a DSACK (RFC 2883
+    /// section 4); else Karn's rule holds.
     fn echoes_first_arrival(&self, ack: &Ack, echo: u32) -> bool {
         let older = |at: Instant| SeqNum(echo).lt(SeqNum(timestamp(at, self.options.ts_offset)));
         ack.dsack_bytes > 0 || !self.options.sack && ack.delivered.resent_at.is_some_and(older)
     }
 
-    /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP section 3.5).
+    /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP
+    /// section 3.5).
     fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
         /// The paper has 32 KB; a transmit is twice that, and each costs the host an operation.
         const REPORT_BYTES: u64 = 128 * 1024;
@@ -235,7 +239,8 @@ impl Connection {
             cx.out.counters.tcp_dsacks += 1;
         }
         let Some(undo) = &mut self.snd.undo else { return false };
-        // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could have caused it.
+        // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could
+        // have caused it.
         let eifel = ack.progressed
             && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. })
             && match (undo.resent_at, ack.ts_echo) {
@@ -282,8 +287,9 @@ impl Connection {
         wait
     }
 
-    /// RFC 6582 section 3.2, for a peer without SACK: three duplicates say that the first segment is lost, and a partial
-    /// acknowledgment that the next one is. Says whether something was found lost.
+    /// RFC 6582 section 3.2, for a peer without SACK: three duplicates say that the first segment
+    /// is lost, and a partial acknowledgment that the next one is. Says whether something was found
+    /// lost.
     fn detect_without_sack(&mut self, ack: &mut Ack) -> bool {
         /// RFC 5681 section 3.2.
         const DUP_THRESH: u8 = 3;
@@ -344,7 +350,8 @@ impl Connection {
             let again = matches!(self.snd.phase, Phase::Recovery(_)) && self.snd.flight.has_lost();
             self.snd.phase = Phase::Open;
             if again {
-                // What was sent after it began is lost too: another window, another reduction (RFC 6675 section 5).
+                // What was sent after it began is lost too: another window, another reduction (RFC
+                // 6675 section 5).
                 self.enter_recovery(cx);
             }
         }

@@ -1,7 +1,8 @@
 //! Congestion control: NewReno (RFC 5681) and CUBIC (RFC 9438), in bytes.
 //!
-//! Owns the window and the slow-start threshold; called by the sender when bytes are acknowledged and when loss, ECN marks or
-//! time-outs say that the path is full. During recovery PRR sets the window ([`super::recovery`]).
+//! Owns the window and the slow-start threshold; called by the sender when bytes are acknowledged
+//! and when loss, ECN marks or time-outs say that the path is full. During recovery PRR sets the
+//! window ([`super::recovery`]).
 
 use base::{Duration, Instant};
 
@@ -56,12 +57,13 @@ impl Congestion {
         self.cwnd < self.ssthresh
     }
 
-    /// `acked` new bytes were acknowledged, outside recovery, while the window was what limited sending.
+    /// `acked` new bytes were acknowledged, outside recovery, while the window was what limited
+    /// sending.
     pub(crate) fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
         let mut acked = acked;
         if self.in_slow_start() {
-            // RFC 5681 section 3.1 with RFC 3465's byte counting, without its limit: as Linux, since one
-            // acknowledgment may stand for a run of 64 KiB.
+            // RFC 5681 section 3.1 with RFC 3465's byte counting, without its limit: as Linux,
+            // since one acknowledgment may stand for a run of 64 KiB.
             let grow = acked.min(self.ssthresh - self.cwnd);
             self.cwnd = self.cwnd.saturating_add(grow);
             acked -= grow;
@@ -92,7 +94,8 @@ impl Congestion {
         self.credit = 0;
     }
 
-    /// Nothing was sent for longer than the time-out: RFC 5681 section 4.1, by halves as RFC 2861 has it.
+    /// Nothing was sent for longer than the time-out: RFC 5681 section 4.1, by halves as RFC 2861
+    /// has it.
     pub(crate) fn on_idle(&mut self, idle: Duration, rto: Duration, initial_window_bytes: u32) {
         let mut idle = idle;
         let restart = initial_window_bytes.min(self.cwnd);

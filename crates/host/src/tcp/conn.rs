@@ -1,7 +1,8 @@
 //! A connection: the transmission control block, and what an application does to it.
 //!
-//! The work is done by role in the sibling modules. Here is what belongs to a connection and how one begins, is written to, read
-//! from and ends. Calls of the application never send; they leave work for [`Connection::output`].
+//! The work is done by role in the sibling modules. Here is what belongs to a connection and how
+//! one begins, is written to, read from and ends. Calls of the application never send; they leave
+//! work for [`Connection::output`].
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -94,6 +95,8 @@ pub(crate) struct Send {
     /// A tail loss probe is out: the send position then, and whether it repeated old bytes.
     pub(crate) probe: Option<(u64, bool)>,
     pub(crate) next_tag: u32,
+    /// Transmits with tags before this one met a reset of the device.
+    pub(crate) void_before: u32,
     /// The last transmit that may wait for a disk, and the acknowledgment that it carries.
     pub(crate) carried: Option<(u32, SeqNum)>,
     /// The congestion window was what stopped sending.
@@ -206,6 +209,7 @@ impl Connection {
                 undo: None,
                 probe: None,
                 next_tag: 0,
+                void_before: 0,
                 carried: None,
                 cwnd_limited: false,
                 send_cwr: false,
@@ -224,7 +228,7 @@ impl Connection {
                 resent_bytes: 0,
                 file_bytes: 0,
             },
-            rcv: Receive::new(irs, scale, window),
+            rcv: Receive::new(irs, scale, window).heard_at(now),
             timers: Timers::new(),
             last_ack_sent: irs + 1,
             ts_recent_at: now,
@@ -241,7 +245,8 @@ impl Connection {
         self.snd.iss + low
     }
 
-    /// Position behind everything that will be sent as things stand: data, and the FIN if there is one.
+    /// Position behind everything that will be sent as things stand: data, and the FIN if there is
+    /// one.
     pub(crate) fn send_end(&self) -> u64 {
         self.snd.spans.end() + u64::from(self.snd.fin)
     }
@@ -312,12 +317,13 @@ impl Connection {
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
-        let left = self.snd.flight.first_waiting().unwrap_or(sent);
+        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
-        // The device holds bytes from when they leave: a release that overtook them would leave them held for ever.
+        // The device holds bytes from when they leave: a release that overtook them would leave
+        // them held for ever.
         let mut waiting = Vec::new();
         spans.advance(sent.min(end), |file, offset, len| waiting.push((file, offset, len)));
         self.snd.waiting = (!waiting.is_empty()).then(|| waiting.into_boxed_slice());
@@ -371,11 +377,19 @@ impl Connection {
                     self.rearm_retransmit(cx);
                 }
             }
+            // Handed over before the device was reset, and met a device that knows no file: it is
+            // sent again.
+            TransmitOutcome::Dropped(_) if self.is_void(tag) => {}
             TransmitOutcome::Dropped(fault) => {
                 self.snd.flight.echo(tag, delay);
                 self.fail_file(cx, fault);
             }
         }
+    }
+
+    /// Whether the transmit `tag` was handed over before the device was last reset.
+    const fn is_void(&self, tag: u32) -> bool {
+        SeqNum(tag).lt(SeqNum(self.snd.void_before))
     }
 
     /// A file that is being sent failed: the peer must not take what it has for the whole.
@@ -398,7 +412,8 @@ impl Connection {
         }
     }
 
-    /// The device lost its state: what it had not yet sent never left, and files are read by the host from now on.
+    /// The device lost its state: what it had not yet sent never left, and files are read by the
+    /// host from now on.
     pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
         if self.awaits_device() {
             self.snd.flight.depart_all(cx.now);
@@ -407,6 +422,7 @@ impl Connection {
         if !self.state.is_synchronized() {
             return;
         }
+        self.snd.void_before = self.snd.next_tag;
         self.snd.spans.read_on_host();
         self.snd.flight.depart_all(cx.now);
         self.snd.reading = false;
@@ -490,7 +506,8 @@ fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
     let headers = (ip + wire::TCP_BYTES) as u16;
     let own = mtu.saturating_sub(headers);
     let timestamps = if options.timestamps { 12 } else { 0 };
-    // A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants 536 of us).
+    // A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants
+    // 536 of us).
     u32::from(own.min(options.peer_mss).max(88)) - timestamps
 }
 

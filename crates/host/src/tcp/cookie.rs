@@ -1,8 +1,10 @@
-//! SYN cookies: a connection's beginning carried by the peer, when the SYN cache is full (RFC 4987 section 3.6).
+//! SYN cookies: a connection's beginning carried by the peer, when the SYN cache is full (RFC 4987
+//! section 3.6).
 //!
-//! The initial sequence number is `epoch (5 bits) | MSS index (3 bits) | MAC (24 bits)`. The MAC is SipHash-2-4 under a secret, over
-//! the tuple, the peer's initial sequence number, the whole epoch and the index; epochs of 64 s expire after the next one. Window
-//! scale, SACK and ECN travel in the low six bits of the timestamp, as in Linux; without timestamps they are not used.
+//! The initial sequence number is `epoch (5 bits) | MSS index (3 bits) | MAC (24 bits)`. The MAC is
+//! SipHash-2-4 under a secret, over the tuple, the peer's initial sequence number, the whole epoch
+//! and the index; epochs of 64 s expire after the next one. Window scale, SACK and ECN travel in
+//! the low six bits of the timestamp, as in Linux; without timestamps they are not used.
 
 use core::hash::Hasher;
 

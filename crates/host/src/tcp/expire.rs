@@ -40,7 +40,8 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has been silent about our bytes for too long (RFC 9293 section 3.8.3, RFC 5482).
+    /// Whether the peer has been silent about our bytes for too long (RFC 9293 section 3.8.3, RFC
+    /// 5482).
     fn gives_up(&mut self, cx: &mut Cx<'_>) -> bool {
         let silent = cx.now.since(self.snd.progress_at);
         let opening = matches!(self.state, State::SynSent | State::SynReceived);
@@ -77,7 +78,8 @@ impl Connection {
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
-        // The first range goes at once, whatever output decides about the rest; the timer restarts with it.
+        // The first range goes at once, whatever output decides about the rest; the timer restarts
+        // with it.
         self.rearm_after_timeout(cx);
     }
 
@@ -129,14 +131,16 @@ impl Connection {
         let nxt = self.snd.nxt;
         let room = self.snd.edge.saturating_sub(nxt).min(u64::from(self.snd.mss));
         let data = self.snd.spans.end().saturating_sub(nxt).min(room);
-        // RFC 9293 section 3.8.6.2.1: after the override time-out a small window is filled after all.
+        // RFC 9293 section 3.8.6.2.1: after the override time-out a small window is filled after
+        // all.
         if data == 0 || self.transmit(cx, nxt, nxt + data, false) == 0 {
             self.send_probe(cx);
         }
         self.arm_retransmit(cx, None);
     }
 
-    /// A peer that answers may keep its window closed for ever (RFC 9293 section 3.8.6.1); one that is silent may not.
+    /// A peer that answers may keep its window closed for ever (RFC 9293 section 3.8.6.1); one that
+    /// is silent may not.
     fn gives_up_probing(&mut self, cx: &mut Cx<'_>) -> bool {
         let silent = self.rcv.quiet(cx.now) > self.user_timeout;
         if silent {
@@ -161,6 +165,12 @@ impl Connection {
         if quiet < interval {
             self.snd.probes = 0;
             self.timers.set(Timer::Idle, cx.now + (interval - quiet));
+            return;
+        }
+        if !self.snd.flight.is_empty() {
+            // Only where nothing is outstanding: what is asks the peer by itself, and has a
+            // time-out (RFC 9293 section 3.8.4).
+            self.timers.set(Timer::Idle, cx.now + interval);
             return;
         }
         if self.snd.probes >= KEEPALIVE_PROBES_MAX {

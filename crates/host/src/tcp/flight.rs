@@ -1,8 +1,10 @@
-//! What was sent and is not yet acknowledged: the scoreboard of RFC 6675 with the transmission times of RFC 8985.
+//! What was sent and is not yet acknowledged: the scoreboard of RFC 6675 with the transmission
+//! times of RFC 8985.
 //!
-//! An entry is a range that was sent in one transmit. It is split where a SACK or a retransmission covers only part of it.
-//! Entries are in order of position and cover una..nxt without holes. An entry whose transmit has not been echoed by the
-//! device is *pending*: it has not left the machine, so it can be neither lost nor a measure of time.
+//! An entry is a range that was sent in one transmit. It is split where a SACK or a retransmission
+//! covers only part of it. Entries are in order of position and cover una..nxt without holes. An
+//! entry whose transmit has not been echoed by the device is *pending*: it has not left the
+//! machine, so it can be neither lost nor a measure of time.
 
 use alloc::collections::VecDeque;
 
@@ -121,8 +123,8 @@ impl Board {
         self.lost > self.resent
     }
 
-    /// Whether something has left the machine and is not acknowledged. What was acknowledged selectively counts: the peer may
-    /// still discard it (RFC 2018 section 8).
+    /// Whether something has left the machine and is not acknowledged. What was acknowledged
+    /// selectively counts: the peer may still discard it (RFC 2018 section 8).
     pub(crate) const fn any_departed(&self) -> bool {
         self.total > self.pending
     }
@@ -132,14 +134,14 @@ impl Board {
         self.pending > 0
     }
 
-    /// Where the bytes begin that were handed to the device for the first time and have not left: what the peer expects next
-    /// lies before.
-    pub(crate) fn first_waiting(&self) -> Option<u64> {
+    /// Where the bytes begin that were handed to the device for the first time and have not left,
+    /// and when they were handed over: what the peer expects next lies before.
+    pub(crate) fn first_waiting(&self) -> Option<(u64, Instant)> {
         if self.pending == 0 {
             return None;
         }
         let waits = |s: &&Sent| s.has(PENDING) && !s.ever_resent();
-        self.list.iter().find(waits).map(|s| s.start)
+        self.list.iter().find(waits).map(|s| (s.start, s.xmit))
     }
 
     /// Bytes sent and not acknowledged.
@@ -163,8 +165,9 @@ impl Board {
 
     /// The transmit `tag` left `delay` after it was handed over. Says whether it was one of ours.
     ///
-    /// Transmits of a flow leave in order, and together where they waited for one disk. How long each lay in the ring is not
-    /// in the delay: without the bound below the later of them could seem to have left first, and RACK would take it for lost.
+    /// Transmits of a flow leave in order, and together where they waited for one disk. How long
+    /// each lay in the ring is not in the delay: without the bound below the later of them could
+    /// seem to have left first, and RACK would take it for lost.
     pub(crate) fn echo(&mut self, tag: u32, delay: Duration) -> bool {
         if self.pending == 0 {
             return false;
@@ -182,7 +185,8 @@ impl Board {
         found
     }
 
-    /// No echo will come any more: what is pending counts as sent now, and lost if it does not arrive.
+    /// No echo will come any more: what is pending counts as sent now, and lost if it does not
+    /// arrive.
     pub(crate) fn depart_all(&mut self, now: Instant) {
         for sent in &mut self.list {
             if sent.has(PENDING) {
@@ -193,7 +197,8 @@ impl Board {
         self.pending = 0;
     }
 
-    /// Everything before `una` has arrived. `seen` hears of each range that was not known to have arrived.
+    /// Everything before `una` has arrived. `seen` hears of each range that was not known to have
+    /// arrived.
     pub(crate) fn acknowledge(
         &mut self,
         una: u64,
@@ -261,7 +266,8 @@ impl Board {
         }
     }
 
-    /// Marks lost whatever `is_lost` says of the ranges that may still arrive. Says whether any was.
+    /// Marks lost whatever `is_lost` says of the ranges that may still arrive. Says whether any
+    /// was.
     pub(crate) fn mark_lost(&mut self, mut is_lost: impl FnMut(&Sent) -> bool) -> bool {
         let mut any = false;
         for index in 0..self.list.len() {
@@ -286,8 +292,9 @@ impl Board {
         self.mark_lost(|sent| sent.start == front.start)
     }
 
-    /// RFC 6298 (5.4) and RFC 2018 section 8: everything outstanding is lost; where the oldest range was acknowledged
-    /// selectively the peer has discarded it, so that no SACK is believed any more.
+    /// RFC 6298 (5.4) and RFC 2018 section 8: everything outstanding is lost; where the oldest
+    /// range was acknowledged selectively the peer has discarded it, so that no SACK is believed
+    /// any more.
     pub(crate) fn time_out(&mut self) {
         if self.list.front().is_some_and(|s| s.has(SACKED)) {
             for sent in &mut self.list {
@@ -356,7 +363,8 @@ impl Board {
         index
     }
 
-    /// Joins sacked neighbours around `position`, so that the list stays as short as the holes in it.
+    /// Joins sacked neighbours around `position`, so that the list stays as short as the holes in
+    /// it.
     fn merge_sacked(&mut self, position: u64) {
         let mut index = self.list.partition_point(|s| s.end <= position).saturating_sub(1);
         while index + 1 < self.list.len() && self.list[index].start <= position.max(1) {
@@ -467,7 +475,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_stay_true(steps in proptest::collection::vec((0..6_u8, 0..1200_u64, 1..300_u64), 0..60)) {
+        fn sums_stay_true(
+            steps in proptest::collection::vec((0..6_u8, 0..1200_u64, 1..300_u64), 0..60),
+        ) {
             let mut flight = sent(10);
             let mut nxt = 1001;
             for (i, (what, at, len)) in steps.into_iter().enumerate() {

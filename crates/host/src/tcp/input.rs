@@ -1,7 +1,8 @@
 //! A segment arrives: RFC 9293 section 3.10.7, with RFC 5961's defences and RFC 7323's PAWS.
 //!
-//! Called by the host for a segment whose tuple is this connection's. Decides whether the segment counts at all, then passes
-//! its acknowledgment to [`super::ack`] and its payload to [`super::rcv`].
+//! Called by the host for a segment whose tuple is this connection's. Decides whether the segment
+//! counts at all, then passes its acknowledgment to [`super::ack`] and its payload to
+//! [`super::rcv`].
 
 use core::ops::Range;
 
@@ -74,7 +75,8 @@ impl Connection {
         self.handle_payload(cx, arrival)
     }
 
-    /// First to fourth of RFC 9293 3.10.7.4: whether the segment counts. Answers it where it does not.
+    /// First to fourth of RFC 9293 3.10.7.4: whether the segment counts. Answers it where it does
+    /// not.
     fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let segment = &arrival.segment;
         let flags = segment.flags;
@@ -112,8 +114,8 @@ impl Connection {
         older && !segment.flags.has(Flags::RST) && now.since(self.ts_recent_at) < TS_RECENT_EXPIRES
     }
 
-    /// An unacceptable segment is answered with an acknowledgment, so that a peer that is out of step finds back; payload
-    /// that came before is reported by DSACK (RFC 2883).
+    /// An unacceptable segment is answered with an acknowledgment, so that a peer that is out of
+    /// step finds back; payload that came before is reported by DSACK (RFC 2883).
     fn answer_unacceptable(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) {
         cx.out.counters.tcp_out_of_window += 1;
         let flags = arrival.segment.flags;
@@ -125,8 +127,8 @@ impl Connection {
             return;
         }
         if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
-            // A probe of a closed window or a keep-alive; or two ends that are out of step, who must not
-            // answer each other for ever.
+            // A probe of a closed window or a keep-alive; or two ends that are out of step, who
+            // must not answer each other for ever.
             self.challenge(cx);
             return;
         }
@@ -134,7 +136,8 @@ impl Connection {
         self.rcv.ack_now();
     }
 
-    /// RFC 5961 section 3.2: only the exact sequence number resets; one in the window is challenged.
+    /// RFC 5961 section 3.2: only the exact sequence number resets; one in the window is
+    /// challenged.
     fn handle_reset(&mut self, cx: &mut Cx<'_>, seq: SeqNum) {
         if seq == self.rcv.ack() {
             let refused = self.state == State::SynReceived;
@@ -173,7 +176,8 @@ impl Connection {
         }
     }
 
-    /// RFC 3168 section 6.1.3: a CE mark is echoed until the peer says that it has reduced its window.
+    /// RFC 3168 section 6.1.3: a CE mark is echoed until the peer says that it has reduced its
+    /// window.
     fn note_ecn(&mut self, arrival: &Arrival) {
         if arrival.segment.flags.has(Flags::CWR) {
             self.snd.echo_ce = false;
@@ -194,7 +198,8 @@ impl Connection {
             return Some(packet);
         }
         if !payload.is_empty() && !self.modes.held {
-            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone is answered with a reset.
+            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone is
+            // answered with a reset.
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
@@ -274,7 +279,8 @@ impl Connection {
         self.arm_idle(now);
     }
 
-    /// An acknowledgment of our SYN moves SYN-RECEIVED on; one of our FIN moves the closing states on.
+    /// An acknowledgment of our SYN moves SYN-RECEIVED on; one of our FIN moves the closing states
+    /// on.
     pub(crate) fn advance_state(&mut self, cx: &mut Cx<'_>) {
         if self.state == State::SynReceived && self.snd.una > 0 {
             self.become_established(cx.now);

@@ -1,7 +1,8 @@
 //! Listeners, and the SYN cache: connections that are not yet one (RFC 4987 section 3.5).
 //!
-//! A SYN makes an entry of a fraction of a connection's size; its answer is sent again a bounded number of times. When a
-//! listener's backlog is full, [`super::cookie`] takes over and nothing at all is kept.
+//! A SYN makes an entry of a fraction of a connection's size; its answer is sent again a bounded
+//! number of times. When a listener's backlog is full, [`super::cookie`] takes over and nothing at
+//! all is kept.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -86,8 +87,8 @@ impl SynCache {
         self.entries.len() - self.free.len()
     }
 
-    /// Entries whose SYN-ACK is due again, or which are given up, at the time that `poll_timeout` said. Walks the whole cache: at
-    /// most once per time-out and bounded by the backlogs.
+    /// Entries whose SYN-ACK is due again, or which are given up, at the time that `poll_timeout`
+    /// said. Walks the whole cache: at most once per time-out and bounded by the backlogs.
     pub(crate) fn expire(&mut self, now: Instant, retries_max: u8) -> (Vec<u32>, Vec<u32>) {
         let (mut again, mut dead) = (Vec::new(), Vec::new());
         self.next_at = None;

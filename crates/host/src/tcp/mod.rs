@@ -17,7 +17,8 @@
 //! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
 //! | [`time_wait`] | closed connections whose tuple is kept |
 //!
-//! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for the device.
+//! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for
+//! the device.
 
 pub(crate) mod ack;
 pub(crate) mod congestion;

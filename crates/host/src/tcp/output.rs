@@ -1,8 +1,9 @@
 //! What may be sent now, and as which transmits.
 //!
-//! Called once after a batch of events and of the application's calls: lost ranges first, then new data, then an acknowledgment
-//! if none of those carried it. A transmit is a run of segments, up to the device's limit, over whatever sources the span map
-//! gives: response head from memory and body from a file leave together.
+//! Called once after a batch of events and of the application's calls: lost ranges first, then new
+//! data, then an acknowledgment if none of those carried it. A transmit is a run of segments, up to
+//! the device's limit, over whatever sources the span map gives: response head from memory and body
+//! from a file leave together.
 
 use abi::{FlowId, Parts};
 use base::{Duration, Instant};
@@ -19,7 +20,8 @@ use crate::outbox::TcpPayload;
 const PACE_BURST: Duration = Duration::from_millis(1);
 /// Round trips below this are not paced: a whole window is less than a burst.
 const PACE_RTT_MIN: Duration = Duration::from_millis(2);
-/// Time between finding a loss and sending again what was lost, in which no retransmission time-out is taken.
+/// Time between finding a loss and sending again what was lost, in which no retransmission time-out
+/// is taken.
 const RESEND_GRACE: Duration = Duration::from_millis(1);
 /// Host memory that the software path reads ahead of what was sent.
 const READ_AHEAD_BYTES: u64 = 256 * 1024;
@@ -88,10 +90,17 @@ impl Connection {
 
     /// A bare acknowledgment.
     fn send_ack(&mut self, cx: &mut Cx<'_>) {
-        // What waits for a disk must not hold it back: it leaves as of no flow, with the number that the peer expects next.
+        // What waits for a disk must not hold it back: it leaves as of no flow, with the number
+        // that the peer expects next.
         let waiting = self.snd.flight.first_waiting();
         let flow = if waiting.is_some() { FlowId::NONE } else { self.flow };
-        let mut segment = self.segment(cx, waiting.unwrap_or(self.snd.nxt), Flags::ACK);
+        let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
+        let mut segment = self.segment(cx, position, Flags::ACK);
+        if let (Some(ts), Some((_, handed))) = (&mut segment.options.timestamps, waiting) {
+            // No younger than that of what waits, which PAWS would drop otherwise (RFC 7323 section
+            // 5.2).
+            ts.value = timestamp(handed, self.options.ts_offset);
+        }
         if self.options.sack && self.rcv.has_holes() {
             self.rcv.sack_blocks(&mut segment.options, SACK_BLOCKS);
         }
@@ -103,8 +112,8 @@ impl Connection {
         self.note_acked(segment.ack);
     }
 
-    /// A transmit that may wait for a disk carries an acknowledgment: it counts once the transmit has left, and is sent on its
-    /// own if that takes longer than an acknowledgment may be delayed.
+    /// A transmit that may wait for a disk carries an acknowledgment: it counts once the transmit
+    /// has left, and is sent on its own if that takes longer than an acknowledgment may be delayed.
     fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: base::SeqNum) {
         self.snd.carried = Some((tag, ack));
         if self.rcv.delay_ack() && !self.timers.is_set(Timer::DelayedAck) {
@@ -141,8 +150,9 @@ impl Connection {
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
     }
 
-    /// A segment that asks the peer for an acknowledgment: one byte before what it has acknowledged, without
-    /// payload. Probes of a closed window and keep-alives, as Linux's tcp_xmit_probe_skb.
+    /// A segment that asks the peer for an acknowledgment: one byte before what it has
+    /// acknowledged, without payload. Probes of a closed window and keep-alives, as Linux's
+    /// tcp_xmit_probe_skb.
     pub(crate) fn send_probe(&mut self, cx: &mut Cx<'_>) {
         let mut segment = self.segment(cx, self.snd.una, Flags::ACK);
         segment.seq = segment.seq - 1;
@@ -180,8 +190,8 @@ impl Connection {
         }
     }
 
-    /// Retransmits what was found lost, as fast as the phase allows. Says whether all of it went: new data comes after it
-    /// (RFC 6675 section 4).
+    /// Retransmits what was found lost, as fast as the phase allows. Says whether all of it went:
+    /// new data comes after it (RFC 6675 section 4).
     fn send_lost(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut sent = false;
         while let Some((start, end)) = self.snd.flight.next_lost() {
@@ -273,8 +283,9 @@ impl Connection {
         }
         let len = allowed.min(burst) / mss * mss;
         if len == 0 {
-            // RFC 9293 section 3.8.6.2.1: part of a segment only where it is half of what the peer ever offered;
-            // else a window that stays small is filled after a time-out, as a closed one is probed.
+            // RFC 9293 section 3.8.6.2.1: part of a segment only where it is half of what the peer
+            // ever offered; else a window that stays small is filled after a time-out, as a closed
+            // one is probed.
             let worth = window >= u64::from(snd.wnd_max / 2).max(1) && window < mss;
             return (worth && cwnd >= window).then_some(window.min(data));
         }
@@ -287,14 +298,15 @@ impl Connection {
         Some(len)
     }
 
-    /// Nagle's rule in Minshall's variant (as Linux): a small segment waits while another is unacknowledged.
+    /// Nagle's rule in Minshall's variant (as Linux): a small segment waits while another is
+    /// unacknowledged.
     const fn may_send_small(&self) -> bool {
         let snd = &self.snd;
         snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_end <= snd.una)
     }
 
-    /// As Linux's tcp_tso_should_defer: where acknowledgments are on their way, waiting for one makes a longer run, which
-    /// costs host and device less.
+    /// As Linux's tcp_tso_should_defer: where acknowledgments are on their way, waiting for one
+    /// makes a longer run, which costs host and device less.
     fn defers(&self, len: u64, data: u64, allowed: u64, burst: u64) -> bool {
         let snd = &self.snd;
         if snd.phase != Phase::Open || snd.flight.is_empty() || len >= burst || allowed >= data {
@@ -326,8 +338,8 @@ impl Connection {
         true
     }
 
-    /// Moves the pacing clock on by what was sent: at twice the window per round trip in slow start and 1.2 times in
-    /// congestion avoidance, as Linux.
+    /// Moves the pacing clock on by what was sent: at twice the window per round trip in slow start
+    /// and 1.2 times in congestion avoidance, as Linux.
     fn pace(&mut self, cx: &Cx<'_>, len: u64) {
         let srtt = self.snd.rtt.srtt();
         if !cx.config.pacing || srtt < PACE_RTT_MIN {
@@ -338,8 +350,8 @@ impl Connection {
         self.snd.pace_at = self.snd.pace_at.max(cx.now) + Duration::from_nanos(nanos);
     }
 
-    /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence numbers that went, fewer
-    /// where the host has not read the bytes yet.
+    /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence
+    /// numbers that went, fewer where the host has not read the bytes yet.
     pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
@@ -451,7 +463,8 @@ impl Connection {
         }
     }
 
-    /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one still holds.
+    /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one
+    /// still holds.
     pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {
         let waits = self.timers.is_set(Timer::Retransmit)
             && self.timers.retransmit == Retransmit::Reordering;
@@ -487,7 +500,8 @@ impl Connection {
             self.timers.set(Timer::Retransmit, cx.now + wait);
             return;
         }
-        // RFC 6298 (5.3): from the last progress, or the departure of what is waited for, whichever is later.
+        // RFC 6298 (5.3): from the last progress, or the departure of what is waited for, whichever
+        // is later.
         let since = snd.flight.oldest_departure().unwrap_or(cx.now).max(snd.progress_at);
         // What was found lost just now is about to leave again, and that sets the timer anew.
         let soonest = if snd.flight.has_lost() { cx.now + RESEND_GRACE } else { cx.now };
@@ -519,7 +533,8 @@ impl Connection {
                 delay += cx.config.rto_min;
             }
         }
-        // Each acknowledgment shows that the path is alive: the probe is due a while after the last of them.
+        // Each acknowledgment shows that the path is alive: the probe is due a while after the last
+        // of them.
         Some(snd.last_sent.max(snd.flight.back()?.xmit).max(snd.progress_at) + delay)
     }
 }

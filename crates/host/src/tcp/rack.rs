@@ -1,7 +1,8 @@
 //! Loss detection by time: RACK of RFC 8985 section 6.
 //!
-//! Knows the most recently sent range that has arrived; what was sent sufficiently before it and has not arrived is lost. How
-//! much is "sufficiently" adapts to the reordering that the path shows.
+//! Knows the most recently sent range that has arrived; what was sent sufficiently before it and
+//! has not arrived is lost. How much is "sufficiently" adapts to the reordering that the path
+//! shows.
 
 use base::{Duration, Instant};
 
@@ -44,8 +45,8 @@ impl Rack {
         }
     }
 
-    /// A range has arrived: section 6.2 steps 2 and 3. `spurious` tells of a retransmission whether the acknowledgment
-    /// was for the original.
+    /// A range has arrived: section 6.2 steps 2 and 3. `spurious` tells of a retransmission whether
+    /// the acknowledgment was for the original.
     pub(crate) fn on_delivered(&mut self, now: Instant, sent: &Sent, rtt: &Rtt, spurious: bool) {
         let elapsed = now.since(sent.xmit);
         if sent.ever_resent() && (spurious || elapsed < rtt.min()) {
@@ -80,8 +81,8 @@ impl Rack {
         }
     }
 
-    /// Section 6.2 step 5: marks what is lost. Gives whether anything was, and how long until the next range is, unless
-    /// it arrives.
+    /// Section 6.2 step 5: marks what is lost. Gives whether anything was, and how long until the
+    /// next range is, unless it arrives.
     pub(crate) fn detect(
         &self,
         now: Instant,

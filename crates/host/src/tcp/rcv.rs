@@ -1,7 +1,7 @@
 //! The receiving half of a connection: window, reassembly, SACK blocks, and when to acknowledge.
 //!
-//! Payload stays in the packet buffers that it came in; what the application reads are slices of them. Positions are 64 bits
-//! wide like the sender's: 0 is the peer's SYN, 1 its first byte.
+//! Payload stays in the packet buffers that it came in; what the application reads are slices of
+//! them. Positions are 64 bits wide like the sender's: 0 is the peer's SYN, 1 its first byte.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,7 +12,8 @@ use wire::tcp::{Options, SackBlock};
 
 use crate::rare::{AtRest, Rare};
 
-/// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by the window.
+/// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by
+/// the window.
 const OUT_OF_ORDER_MAX: usize = 1024;
 /// Buffers that may hold far more than their payload before the queue is copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
@@ -159,6 +160,12 @@ impl Receive {
         }
     }
 
+    /// The same, as of a connection that begins at `now`.
+    pub(crate) fn heard_at(mut self, now: Instant) -> Self {
+        self.heard(now);
+        self
+    }
+
     /// The peer's SYN came: a connection that we open learns where the stream begins.
     pub(crate) const fn synchronize(&mut self, irs: SeqNum) {
         self.irs = irs;
@@ -180,7 +187,8 @@ impl Receive {
         self.nxt.checked_add_signed(i64::from(seq.distance(self.ack())))
     }
 
-    /// Whether a segment of `len` sequence numbers at `seq` touches the window: RFC 9293 section 3.4, table 6.
+    /// Whether a segment of `len` sequence numbers at `seq` touches the window: RFC 9293 section
+    /// 3.4, table 6.
     pub(crate) fn acceptable(&self, seq: SeqNum, len: u32) -> bool {
         let Some(start) = self.position(seq) else { return false };
         let window = self.edge - self.nxt;
@@ -222,7 +230,8 @@ impl Receive {
         let stop = self.fin.map_or(self.edge, |fin| fin.min(self.edge));
         let Some(start) = trim(&mut chunk, start, self.nxt, stop) else {
             if fin {
-                // RFC 5681 section 4.2: what comes out of order is answered at once; so is a FIN in order.
+                // RFC 5681 section 4.2: what comes out of order is answered at once; so is a FIN in
+                // order.
                 self.due = Due::Now;
             }
             return Taken { fin_reached: self.reach_fin(), ..spare(chunk) };
@@ -264,8 +273,8 @@ impl Receive {
         }
     }
 
-    /// Copies the queue together where its buffers hold more than four times its bytes: a peer that sends
-    /// single bytes must not tie up a buffer for each.
+    /// Copies the queue together where its buffers hold more than four times its bytes: a peer that
+    /// sends single bytes must not tie up a buffer for each.
     fn join_sparse(&mut self) {
         let held: usize = self.ready.iter().map(Chunk::footprint).sum();
         if held > 4 * self.ready_bytes {
@@ -286,8 +295,8 @@ impl Receive {
         false
     }
 
-    /// Keeps a segment for later, without the bytes that are already there; gives its buffer back where nothing
-    /// of it is new or there is no room.
+    /// Keeps a segment for later, without the bytes that are already there; gives its buffer back
+    /// where nothing of it is new or there is no room.
     fn wait(&mut self, mut start: u64, mut chunk: Chunk) -> Option<PacketBuf> {
         let mut index = self.disorder.waiting.partition_point(|w| w.start <= start);
         if index > 0 && self.disorder.waiting[index - 1].end() > start {
@@ -367,8 +376,8 @@ impl Receive {
         self.due = Due::Now;
     }
 
-    /// Adds SACK blocks: a duplicate first (RFC 2883), then the run that the latest segment is part of, then others
-    /// lately reported (RFC 2018 section 4).
+    /// Adds SACK blocks: a duplicate first (RFC 2883), then the run that the latest segment is part
+    /// of, then others lately reported (RFC 2018 section 4).
     pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
         let mut left = max;
         if let Some((start, end)) = self.disorder.duplicate.take() {
@@ -444,8 +453,9 @@ impl Receive {
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let edge = self.nxt + free.min(u64::from(u16::MAX) << self.scale);
         let offered = self.edge.saturating_sub(self.nxt);
-        // As Linux: when it at least doubles and holds a segment. A peer that has sent nothing yet learns it soon enough: the
-        // unscaled window of a handshake is small, and is no reason to send a packet for each connection.
+        // As Linux: when it at least doubles and holds a segment. A peer that has sent nothing yet
+        // learns it soon enough: the unscaled window of a handshake is small, and is no reason to
+        // send a packet for each connection.
         self.nxt > 1 && edge >= self.edge + u64::from(mss) && edge - self.nxt >= 2 * offered
     }
 
@@ -549,7 +559,8 @@ fn spare(chunk: Chunk) -> Taken {
     Taken { spare: chunk.into_packet(), ..Taken::default() }
 }
 
-/// Cuts a chunk that begins at `start` to what lies in from..to; gives its new start, or none where nothing is left.
+/// Cuts a chunk that begins at `start` to what lies in from..to; gives its new start, or none where
+/// nothing is left.
 fn trim(chunk: &mut Chunk, start: u64, from: u64, to: u64) -> Option<u64> {
     let end = start + chunk.len() as u64;
     let (keep_from, keep_to) = (start.max(from), end.min(to));
@@ -662,7 +673,8 @@ mod tests {
     }
 
     proptest! {
-        /// Segments of one stream in any order, cut and overlapped in any way, come out as the stream.
+        /// Segments of one stream in any order, cut and overlapped in any way, come out as the
+        /// stream.
         #[test]
         fn reassembles(pieces in proptest::collection::vec((0..200_u32, 1..60_u32), 0..40)) {
             let stream: Vec<u8> = (0..=199).collect();

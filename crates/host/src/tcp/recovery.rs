@@ -1,15 +1,17 @@
 //! What the sender does about congestion: phases, proportional rate reduction and undoing.
 //!
-//! RACK says what is lost ([`super::rack`]); this decides how fast to go meanwhile: RFC 6937 (PRR) with RFC 9937's rule for the
-//! bound, RFC 3168 for ECN marks, and RFC 5681 after a time-out. A reduction that proves to have been without reason is
-//! undone: by DSACKs for all that was retransmitted (RFC 3708's idea), or by the timestamp of the original (Eifel, RFC 3522).
+//! RACK says what is lost ([`super::rack`]); this decides how fast to go meanwhile: RFC 6937 (PRR)
+//! with RFC 9937's rule for the bound, RFC 3168 for ECN marks, and RFC 5681 after a time-out. A
+//! reduction that proves to have been without reason is undone: by DSACKs for all that was
+//! retransmitted (RFC 3708's idea), or by the timestamp of the original (Eifel, RFC 3522).
 
 /// The sender's phase; the names are Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// All is well.
     Open,
-    /// The window is being reduced without a loss: an ECN mark, or a loss that a tail probe repaired.
+    /// The window is being reduced without a loss: an ECN mark, or a loss that a tail probe
+    /// repaired.
     Cwr(Episode),
     /// Losses are being repaired.
     Recovery(Episode),
@@ -38,8 +40,8 @@ impl Episode {
         Self { end, flight: flight.max(1), delivered: 0, out: 0 }
     }
 
-    /// RFC 6937 section 3: the window after an acknowledgment that delivered `delivered` bytes. `progress` says that it
-    /// was cumulative and found no further loss (RFC 9937's SafeACK).
+    /// RFC 6937 section 3: the window after an acknowledgment that delivered `delivered` bytes.
+    /// `progress` says that it was cumulative and found no further loss (RFC 9937's SafeACK).
     pub(crate) fn window(
         &mut self,
         delivered: u64,
@@ -86,8 +88,8 @@ pub(crate) struct Undo {
 mod tests {
     use super::*;
 
-    /// The example of RFC 6937 section 4.1 in segments: 20 outstanding, one lost, ssthresh 14 (CUBIC): about two
-    /// segments leave for three that arrive, and the window ends at ssthresh.
+    /// The example of RFC 6937 section 4.1 in segments: 20 outstanding, one lost, ssthresh 14
+    /// (CUBIC): about two segments leave for three that arrive, and the window ends at ssthresh.
     #[test]
     fn rate_is_reduced_in_proportion() {
         let mut episode = Episode::new(20, 19);

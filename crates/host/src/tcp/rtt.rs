@@ -1,4 +1,5 @@
-//! Round-trip time: RFC 6298's estimator with Linux's floor, and the windowed minimum that RACK needs.
+//! Round-trip time: RFC 6298's estimator with Linux's floor, and the windowed minimum that RACK
+//! needs.
 
 use base::{Duration, Instant};
 
@@ -79,7 +80,8 @@ impl Rtt {
     /// Retransmission time-out with its back-off.
     pub(crate) fn rto(&self, config: &TcpConfig) -> Duration {
         let base = if self.is_known() {
-            // RFC 6298 (2.3) and, as in Linux, the floor under the variance rather than under the sum.
+            // RFC 6298 (2.3) and, as in Linux, the floor under the variance rather than under the
+            // sum.
             self.srtt + (self.var * 4).max(config.rto_min)
         } else {
             RTO_INITIAL

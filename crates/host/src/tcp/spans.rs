@@ -1,8 +1,8 @@
 //! The send stream as a map from positions to the source of their bytes (DESIGN section 1).
 //!
-//! Every byte of the stream has a position, 64 bits wide, so that it never wraps; position 0 is the SYN, the first byte of
-//! data is 1. A span has a length now and bytes later: a retransmission takes them from the same source again. Spans are
-//! kept until their last byte is acknowledged.
+//! Every byte of the stream has a position, 64 bits wide, so that it never wraps; position 0 is the
+//! SYN, the first byte of data is 1. A span has a length now and bytes later: a retransmission
+//! takes them from the same source again. Spans are kept until their last byte is acknowledged.
 
 use alloc::collections::VecDeque;
 
@@ -95,8 +95,8 @@ impl SpanMap {
         }
     }
 
-    /// Collects the sources of `len` bytes from `position`; gives how many of them can be sent now (fewer where
-    /// the host has not read them yet).
+    /// Collects the sources of `len` bytes from `position`; gives how many of them can be sent now
+    /// (fewer where the host has not read them yet).
     pub(crate) fn collect(&self, position: u64, len: u32, parts: &mut Parts) -> u32 {
         let mut at = position;
         let stop = (position + u64::from(len)).min(self.end());
@@ -125,8 +125,8 @@ impl SpanMap {
         u32::try_from(at - position).unwrap_or(0)
     }
 
-    /// Position of the first byte at or after `position` that the host has to read before it can be sent, the
-    /// file and offset of it, and how many bytes of the span follow.
+    /// Position of the first byte at or after `position` that the host has to read before it can be
+    /// sent, the file and offset of it, and how many bytes of the span follow.
     pub(crate) fn first_unread(&self, position: u64) -> Option<(u64, FileId, u64, u64)> {
         (self.index_of(position)..self.spans.len()).find_map(|index| {
             let span = &self.spans[index];
@@ -137,8 +137,8 @@ impl SpanMap {
         })
     }
 
-    /// The host has read the bytes at `position`, which lie in one unread span. Says whether they were still wanted: the stream
-    /// may have been acknowledged or reset meanwhile.
+    /// The host has read the bytes at `position`, which lie in one unread span. Says whether they
+    /// were still wanted: the stream may have been acknowledged or reset meanwhile.
     pub(crate) fn fill(&mut self, position: u64, bytes: Bytes) -> bool {
         let mut index = self.index_of(position);
         if index >= self.spans.len() || bytes.is_empty() {
@@ -257,9 +257,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is pushed, acknowledged and asked for, the bytes at a position are always the same.
+        /// Whatever is pushed, acknowledged and asked for, the bytes at a position are always the
+        /// same.
         #[test]
-        fn a_position_has_one_source(steps in proptest::collection::vec((any::<bool>(), 1..500_u64), 1..20), acks in any::<[u16; 4]>(), at in any::<[u16; 4]>()) {
+        fn a_position_has_one_source(
+            steps in proptest::collection::vec((any::<bool>(), 1..500_u64), 1..20),
+            acks in any::<[u16; 4]>(),
+            at in any::<[u16; 4]>(),
+        ) {
             let mut map = SpanMap::new();
             let mut model: Vec<u64> = alloc::vec![0];
             for (i, &(memory, len)) in steps.iter().enumerate() {

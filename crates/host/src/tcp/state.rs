@@ -1,6 +1,7 @@
 //! States of a connection: RFC 9293 section 3.3.2.
 
-/// The states, without LISTEN (a listener is not a connection) and SYN-RECEIVED of passive opens (they wait in the SYN cache).
+/// The states, without LISTEN (a listener is not a connection) and SYN-RECEIVED of passive opens
+/// (they wait in the SYN cache).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     SynSent,

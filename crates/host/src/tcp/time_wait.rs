@@ -1,4 +1,5 @@
-//! Closed connections whose tuple is kept: RFC 9293 section 3.4.2, in a fraction of a connection's memory.
+//! Closed connections whose tuple is kept: RFC 9293 section 3.4.2, in a fraction of a connection's
+//! memory.
 //!
 //! The time is the same for all, so that they expire in the order in which they came.
 
@@ -18,7 +19,8 @@ pub(crate) struct Remains {
     pub(crate) tuple: Tuple,
     pub(crate) snd_nxt: SeqNum,
     pub(crate) rcv_nxt: SeqNum,
-    /// The peer's last timestamp, where there were timestamps, and what ours are ahead of the clock.
+    /// The peer's last timestamp, where there were timestamps, and what ours are ahead of the
+    /// clock.
     pub(crate) ts_recent: Option<u32>,
     pub(crate) ts_offset: u32,
 }
@@ -114,7 +116,8 @@ impl TimeWait {
 }
 
 impl Remains {
-    /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's for resets.
+    /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's
+    /// for resets.
     pub(crate) fn judge(&self, segment: &Segment) -> Verdict {
         let flags = segment.flags;
         if flags.has(Flags::RST) {

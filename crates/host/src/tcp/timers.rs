@@ -5,7 +5,8 @@ use base::Instant;
 /// Timers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// Retransmission, tail loss probe, RACK's reordering time-out or zero-window probe: one at a time, as in Linux.
+    /// Retransmission, tail loss probe, RACK's reordering time-out or zero-window probe: one at a
+    /// time, as in Linux.
     Retransmit,
     /// A delayed acknowledgment is due.
     DelayedAck,

@@ -1,3 +1,5 @@
+//! Fault injection: counts, equal traces for equal seeds, what is never touched.
+
 use super::*;
 use crate::mem::{LinkConfig, MemWire, link};
 use crate::test_frames::{bytes_of, frame, nonzero};

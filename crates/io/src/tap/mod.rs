@@ -24,7 +24,7 @@ use abi::{PacketBuf, PacketPool};
 use base::Instant;
 
 pub use error::TapError;
-pub use setup::{IpPrefix, TapConfig};
+pub use setup::{IpPrefix, TapConfig, run_bytes_max};
 
 use crate::wire::{TxStatus, Wire};
 use vnet::VNET_BYTES;
@@ -47,6 +47,8 @@ base::counters! {
         tap_tx_runs,
         /// Writes that the kernel had no room for.
         tap_tx_full,
+        /// Runs that the kernel had no memory for in one piece.
+        tap_tx_too_long,
         /// Writes that the kernel refused: the interface is down, or the frame makes no sense to
         /// it.
         tap_tx_errors,
@@ -151,6 +153,15 @@ fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usiz
     retry(|| file.write_vectored(slices))
 }
 
+/// Whether a frame is longer than an IP packet can be.
+fn is_long(frame: &TxFrame) -> bool {
+    frame.len() - frame.header.l3() > usize::from(u16::MAX)
+}
+
+fn is_no_memory(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM | libc::EMSGSIZE))
+}
+
 /// Repeats a call that a signal interrupted.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
@@ -181,6 +192,12 @@ impl Wire for Tap {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.counters.tap_tx_full += 1;
                 TxStatus::Full
+            }
+            // The kernel keeps a frame in at most 17 pieces, whose size depends on how fragmented
+            // its memory is: 64 KiB it can always keep.
+            Err(error) if is_long(frame) && is_no_memory(&error) => {
+                self.counters.tap_tx_too_long += 1;
+                TxStatus::TooLong
             }
             Err(_) => {
                 self.counters.tap_tx_errors += 1;

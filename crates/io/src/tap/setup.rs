@@ -41,6 +41,26 @@ pub struct TapConfig {
     pub offloads: bool,
 }
 
+/// Payload of a run over IPv4 that the kernel takes as one frame: a file of 256 KiB with its
+/// response's head, in half of the pieces that the kernel can keep a frame in.
+const LONG_RUN_BYTES: u32 = (256 + 8) * 1024;
+/// The same without BIG TCP: a packet with the longest headers has 64 KiB.
+const PLAIN_RUN_BYTES: u32 = 65_536 - 120;
+
+/// Most payload bytes in one frame with a segment size, over IPv4. Frames above 64 KiB have a
+/// length field of zero: Linux takes them since 6.3 (BIG TCP), and drops them before.
+#[must_use]
+pub fn run_bytes_max() -> u32 {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    if takes_long_runs(&release) { LONG_RUN_BYTES } else { PLAIN_RUN_BYTES }
+}
+
+fn takes_long_runs(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= (6, 3)
+}
+
 pub(super) fn open(config: &TapConfig) -> Result<Vec<Tap>, TapError> {
     let name = check_name(&config.name)?;
     for peer in &config.peer {
@@ -205,5 +225,16 @@ fn ioctl<T>(file: &impl AsRawFd, request: libc::Ioctl, argument: &mut T) -> io::
     match unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument)) } {
         0.. => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_runs_need_a_new_kernel() {
+        assert!(takes_long_runs("6.3.0-1-amd64\n") && takes_long_runs("7.0-rc1"));
+        assert!(!takes_long_runs("6.2.16") && !takes_long_runs("5.15") && !takes_long_runs(""));
     }
 }

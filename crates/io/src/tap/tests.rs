@@ -101,12 +101,13 @@ impl Peer {
     /// A packet to the kernel over IPv4, with its transport checksum left to do.
     fn packet(&self, protocol: u8, transport: &[u8], payload: &[&[u8]]) -> TxFrame {
         let payload_len: usize = payload.iter().map(|p| p.len()).sum();
-        let transport_len = u16::try_from(transport.len() + payload_len).unwrap();
+        let transport_len = transport.len() + payload_len;
         let mut bytes = Vec::new();
         bytes.extend(self.kernel_mac);
         bytes.extend(OUR_MAC);
         bytes.extend([8, 0, 0x45, 0]);
-        bytes.extend((transport_len + 20).to_be_bytes());
+        // A long run has no length.
+        bytes.extend(u16::try_from(transport_len + 20).unwrap_or(0).to_be_bytes());
         bytes.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
         bytes.extend(OURS4.octets());
         bytes.extend(KERNEL4.octets());
@@ -115,7 +116,7 @@ impl Peer {
         bytes.extend(transport);
         let mut pseudo = [OURS4.octets(), KERNEL4.octets()].concat();
         pseudo.extend([0, protocol]);
-        pseudo.extend(transport_len.to_be_bytes());
+        pseudo.extend(u32::try_from(transport_len).unwrap().to_be_bytes());
         let field = 34 + if protocol == 6 { 16 } else { 6 };
         bytes[field..field + 2].copy_from_slice(&self::sum(&pseudo).to_be_bytes());
         let part = |p: &&[u8]| Payload::Host(Bytes::copy_from_slice(p));
@@ -221,13 +222,29 @@ fn runs_of_segments_cross_both_ways() {
         stream.read_exact(&mut got).unwrap();
         assert!(got == data, "the kernel puts the run together again");
 
+        let long = [data.as_slice(); 10].concat();
+        let whole = run_bytes_max() as usize > long.len();
+        let mut sent = 0;
+        for piece in long.chunks(if whole { long.len() } else { 50_000 }) {
+            let seq = 21_001 + u32::try_from(sent).unwrap();
+            let mut run = peer.packet(6, &tcp(seq, theirs, 0x18), &[piece]);
+            run.segment_size = 1460;
+            assert_eq!(peer.tap.transmit(Instant::ZERO, &run), TxStatus::Sent);
+            let mut got = vec![0; piece.len()];
+            stream.read_exact(&mut got).unwrap();
+            assert!(got == piece, "and a run above 64 KiB, where it takes them");
+            sent += piece.len();
+        }
+
         stream.write_all(&data[..10_000]).unwrap();
         let run = peer.wait_for(|f| is_tcp(f) && be16(f, 16) > 1500);
         assert_eq!((run.checksum, run.segment_size), (Checksum::Good, 1460));
         let payload = &run.packet.as_slice()[54..];
         assert!(payload.len() > 1460 && payload == &data[..payload.len()]);
         let c = peer.tap.counters();
-        assert_eq!((c.tap_tx_runs, c.tap_rx_runs, c.tap_rx_malformed), (1, 1, 0));
+        let runs = if whole { 2 } else { 5 };
+        assert_eq!((c.tap_tx_runs, c.tap_rx_runs, c.tap_rx_malformed), (runs, 1, 0));
+        assert_eq!((c.tap_tx_errors, c.tap_tx_too_long), (0, 0));
     });
 }
 

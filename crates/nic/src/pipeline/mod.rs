@@ -6,7 +6,9 @@
 
 mod headers;
 pub(crate) mod rx;
+mod stamps;
 mod tso;
 pub(crate) mod tx;
 
+pub(crate) use stamps::Stamps;
 pub(crate) use tso::Run;

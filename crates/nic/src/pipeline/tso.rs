@@ -1,9 +1,10 @@
 //! Segmentation: a run of bytes under one header template becomes packets.
 //!
-//! Where the wire segments, the whole run crosses as one frame; else packets are cut one at a time,
-//! when they are asked for, so that a run of 64 KiB occupies one place in the queue and not
-//! forty-five. Payload is sliced, never copied. Each packet is what the host would have built: RFC
-//! 9293 section 3.8.3 leaves nothing to tell a segmented run from single sends.
+//! Where the wire segments, the whole run crosses as one frame, or as few as its length allows;
+//! else packets are cut one at a time, when they are asked for, so that a run of 64 KiB occupies
+//! one place in the queue and not forty-five. Payload is sliced, never copied. Each packet is what
+//! the host would have built: RFC 9293 section 3.8.3 leaves nothing to tell a segmented run from
+//! single sends.
 //!
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
@@ -11,7 +12,8 @@ use abi::Header;
 use abi::port::{Payloads, TxFrame, WireCaps};
 use wire::tcp::Flags;
 
-use super::headers::{Kind, complete, u16_at};
+use super::headers::{Kind, classify, complete, u16_at};
+use crate::config::RUN_BYTES_MAX;
 
 /// Offset of the sequence number in a TCP header.
 const SEQ_AT: usize = 4;
@@ -65,34 +67,49 @@ impl Run {
         self.segment_size > 0
     }
 
-    /// The next frame. Once it said that it was the last, the run is used up.
-    pub(crate) fn next(&mut self, caps: &WireCaps) -> Cut {
-        let by_wire = caps.segmentation && caps.checksum && self.kind == Kind::Tcp;
-        if self.segment_size == 0 || by_wire { self.whole(caps) } else { self.cut(caps) }
+    /// The run that a frame was: for one that the wire gave back. `None` where it is no run.
+    pub(crate) fn again(frame: TxFrame) -> Option<Self> {
+        let kind = classify(&frame.header).filter(|_| frame.segment_size > 0)?;
+        Some(Self::new(frame.header, kind, frame.payload, frame.segment_size))
     }
 
-    fn whole(&mut self, caps: &WireCaps) -> Cut {
-        let payload = core::mem::take(&mut self.payload);
-        let mut header = self.header.clone();
-        let checksum_partial =
-            complete(&mut header, self.kind, &payload, self.identification, caps.checksum);
-        let packets = match self.segment_size {
+    /// Packets that what is left of it becomes.
+    pub(crate) fn packets(&self) -> u64 {
+        match self.segment_size {
             0 => 1,
-            size => self.left.div_ceil(usize::from(size)),
-        };
-        let bytes = (packets * header.len() + self.left) as u64;
-        self.left = 0;
-        let segment_size = self.segment_size;
-        let frame = TxFrame { header, payload, segment_size, checksum_partial };
-        Cut { frame, packets: packets as u64, bytes, last: true }
+            size => self.left.div_ceil(usize::from(size)) as u64,
+        }
     }
 
-    fn cut(&mut self, caps: &WireCaps) -> Cut {
-        let segment_size = self.segment_size;
-        let bytes = self.left.min(usize::from(segment_size));
-        let payload = self.slice(bytes);
+    /// The next frame, of at most `run_bytes_max` bytes where the wire segments it. Once it said
+    /// that it was the last, the run is used up.
+    pub(crate) fn next(&mut self, caps: &WireCaps, run_bytes_max: u32) -> Cut {
+        let size = usize::from(self.segment_size);
+        if size == 0 {
+            return self.cut(caps, self.left, 0);
+        }
+        if !(caps.segmentation && caps.checksum && self.kind == Kind::Tcp) {
+            return self.cut(caps, size, 0);
+        }
+        // A length of zero has a meaning of its own in IPv6: RFC 2675.
+        let ipv4 = self.header.as_slice()[self.header.l3()] >> 4 == 4;
+        let most = if ipv4 { run_bytes_max } else { run_bytes_max.min(RUN_BYTES_MAX) };
+        let most = (most as usize / size).max(1) * size;
+        // What is left of a run may be a single packet.
+        let frame_size = if self.left > size { self.segment_size } else { 0 };
+        self.cut(caps, most, frame_size)
+    }
+
+    /// The next frame: `most` bytes or what is left, with that segment size for the wire.
+    fn cut(&mut self, caps: &WireCaps, most: usize, frame_size: u16) -> Cut {
+        let bytes = self.left.min(most);
+        let payload = self.take(bytes);
         self.left -= bytes;
         let last = self.left == 0;
+        let packets = match frame_size {
+            0 => 1,
+            size => bytes.div_ceil(usize::from(size)),
+        };
         let mut header = self.header.clone();
         let flags_at = header.l4() + FLAGS_AT;
         if !last {
@@ -102,26 +119,35 @@ impl Run {
         let identification = self.identification;
         let checksum_partial =
             complete(&mut header, self.kind, &payload, identification, caps.checksum);
-        self.advance(segment_size, flags_at);
-        let bytes = (header.len() + bytes) as u64;
-        let frame = TxFrame { header, payload, segment_size: 0, checksum_partial };
-        Cut { frame, packets: 1, bytes, last }
+        if !last {
+            self.advance(bytes, packets, flags_at);
+        }
+        let bytes = (packets * header.len() + bytes) as u64;
+        let frame = TxFrame { header, payload, segment_size: frame_size, checksum_partial };
+        Cut { frame, packets: packets as u64, bytes, last }
     }
 
     /// Makes the template that of the next packet. CWR answers an ECE once: RFC 3168 section 6.1.2,
     /// so it stands in the first packet only.
-    fn advance(&mut self, by: u16, flags_at: usize) {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "sequence numbers and identifications wrap"
+    )]
+    fn advance(&mut self, by: usize, packets: usize, flags_at: usize) {
         let seq_at = self.header.l4() + SEQ_AT;
         let bytes = self.header.as_mut_slice();
         bytes[flags_at] = Flags(bytes[flags_at]).without(Flags::CWR).0;
         if let Some(field) = bytes[seq_at..].first_chunk_mut::<4>() {
-            *field = u32::from_be_bytes(*field).wrapping_add(u32::from(by)).to_be_bytes();
+            *field = u32::from_be_bytes(*field).wrapping_add(by as u32).to_be_bytes();
         }
-        self.identification = self.identification.wrapping_add(1);
+        self.identification = self.identification.wrapping_add(packets as u16);
     }
 
     /// The next `bytes` of the payload, which has as many.
-    fn slice(&mut self, mut bytes: usize) -> Payloads {
+    fn take(&mut self, mut bytes: usize) -> Payloads {
+        if bytes == self.left && self.part == 0 && self.part_at == 0 {
+            return core::mem::take(&mut self.payload);
+        }
         let mut out = Payloads::new();
         while bytes > 0 {
             let part = &self.payload[self.part];
@@ -181,7 +207,7 @@ mod tests {
     fn frames(mut run: Run, caps: WireCaps) -> Vec<TxFrame> {
         let mut out = vec![];
         loop {
-            let cut = run.next(&caps);
+            let cut = run.next(&caps, RUN_BYTES_MAX);
             assert_eq!(cut.frame.payload.iter().filter(|p| p.as_slice().is_empty()).count(), 0);
             out.push(cut.frame);
             if cut.last {
@@ -196,7 +222,7 @@ mod tests {
             let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
             let header = tcp_header(version, 5, Flags::ACK.with(Flags::PSH));
             let mut run = Run::new(header.clone(), Kind::Tcp, payloads(&[3000, 70]), 1448);
-            let cut = run.next(&caps);
+            let cut = run.next(&caps, RUN_BYTES_MAX);
             assert_eq!((cut.packets, cut.last, cut.frame.segment_size), (3, true, 1448));
             assert_eq!(cut.bytes, 3 * header.len() as u64 + 3070);
             assert!(cut.frame.checksum_partial);
@@ -218,6 +244,49 @@ mod tests {
         let frames = frames(run, caps);
         assert_eq!(frames.len(), 2);
         assert!(frames.iter().all(|f| f.checksum_partial && f.segment_size == 0));
+    }
+
+    /// Above 64 KiB: whole over IPv4, with the length field zero; in frames that fit over IPv6.
+    #[test]
+    fn long_runs_are_cut_as_far_as_they_must() {
+        let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+        let flags = Flags::ACK.with(Flags::PSH).with(Flags::CWR);
+        let lens = [80_000, 60_000, 1000];
+        let long =
+            |version| Run::new(tcp_header(version, 5, flags), Kind::Tcp, payloads(&lens), 1448);
+        let cut = long(4).next(&caps, 200_000);
+        assert_eq!((cut.packets, cut.last, cut.frame.payload_len()), (98, true, 141_000));
+        assert_eq!(bytes_of(&cut.frame)[16..18], [0, 0]);
+
+        for (version, most) in [(6, 200_000), (4, RUN_BYTES_MAX)] {
+            let (mut run, mut at, mut lens) = (long(version), 0_u32, vec![]);
+            loop {
+                assert_eq!(run.packets(), (141_000 - u64::from(at)).div_ceil(1448));
+                let cut = run.next(&caps, most);
+                let (frame, l4) = (bytes_of(&cut.frame), cut.frame.header.l4());
+                let (segment, _) = Segment::parse(&frame[l4..]).unwrap();
+                assert_eq!(segment.seq.0, 5 + at);
+                let expected = if at == 0 { flags.without(Flags::PSH) } else { Flags::ACK };
+                assert_eq!(
+                    segment.flags,
+                    if cut.last { Flags::ACK.with(Flags::PSH) } else { expected }
+                );
+                let length =
+                    usize::from(u16_at(&frame, if version == 4 { 16 } else { 18 }).unwrap());
+                assert_eq!(length, frame.len() - if version == 4 { 14 } else { 54 });
+                let payload = &frame[cut.frame.header.len()..];
+                let first = at as usize;
+                assert!(
+                    payload.iter().enumerate().all(|(i, &b)| usize::from(b) == (first + i) % 251)
+                );
+                at += u32::try_from(payload.len()).unwrap();
+                lens.push(payload.len());
+                if cut.last {
+                    break;
+                }
+            }
+            assert_eq!(lens, [65_160, 65_160, 10_680]);
+        }
     }
 
     proptest! {

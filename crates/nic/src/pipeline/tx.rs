@@ -10,8 +10,8 @@ use base::{Duration, Instant};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::headers::{Kind, classify};
+use super::stamps::Stamps;
 use super::tso::Run;
-use crate::config::TRANSMIT_BYTES_MAX;
 
 /// A checked transmit without its payload.
 #[derive(Debug)]
@@ -31,16 +31,18 @@ pub(crate) struct Outgoing {
 }
 
 /// Splits a transmit into what is sent and where its payload comes from, or `None` where it makes
-/// no sense for a wire whose packets have at most `mtu` bytes above Ethernet.
+/// no sense for a wire whose packets have at most `mtu` bytes above Ethernet, or has more payload
+/// than `bytes_max`.
 pub(crate) fn check(
     queue: usize,
     now: Instant,
     transmit: Transmit,
     mtu: u16,
+    bytes_max: u32,
 ) -> Option<(Outgoing, Parts)> {
     let Transmit { flow, header, segment_size, parts, timestamp, echo, .. } = transmit;
     let kind = classify(&header)?;
-    let payload = payload_len(&parts)?;
+    let payload = payload_len(&parts, bytes_max)?;
     let packet = match segment_size {
         0 => payload,
         size => payload.min(usize::from(size)),
@@ -66,12 +68,12 @@ pub(crate) fn check(
 }
 
 /// Bytes over all parts, or `None` above the limit.
-fn payload_len(parts: &Parts) -> Option<usize> {
+fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {
         total = total.checked_add(part.len() as usize)?;
     }
-    (total <= TRANSMIT_BYTES_MAX as usize).then_some(total)
+    (total <= bytes_max as usize).then_some(total)
 }
 
 impl Outgoing {
@@ -82,17 +84,18 @@ impl Outgoing {
         mut self,
         payload: Payloads,
         delay: Duration,
-        correct_timestamps: bool,
+        stamps: Option<&mut Stamps>,
     ) -> Run {
-        if let Some(ts) = self.timestamp.filter(|_| correct_timestamps) {
+        if let (Some(ts), Some(stamps)) = (self.timestamp, stamps) {
             let at = usize::from(ts.offset);
             let past_us = u64::from(ts.past_us.min(1000));
             let millis = past_us.saturating_add(delay.as_micros()) / 1000;
             let field = self.header.as_mut_slice()[at..].first_chunk_mut::<4>();
-            if let (Some(field), true) = (field, millis > 0) {
+            if let Some(field) = field {
                 // The timestamp clock wraps: RFC 7323 section 5.
                 #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
                 let new = u32::from_be_bytes(*field).wrapping_add(millis as u32);
+                let new = stamps.settle(self.queue, self.flow, new, millis > 0);
                 *field = new.to_be_bytes();
             }
         }
@@ -103,6 +106,7 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RUN_BYTES_MAX;
     use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit};
     use abi::port::WireCaps;
     use abi::{FileExtent, FileId, Part};
@@ -112,7 +116,7 @@ mod tests {
     const CAPS: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
 
     fn accepted(transmit: Transmit) -> bool {
-        check(0, Instant::ZERO, transmit, 1500).is_some()
+        check(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()
     }
 
     #[test]
@@ -163,9 +167,11 @@ mod tests {
         let tsval = |past_us: u16, delay_us: u64, correct: bool| {
             let mut t = transmit(FlowId(1), 1, 0);
             t.timestamp = Some(TsOption { offset: TS_AT, past_us });
-            let (out, _) = check(0, Instant::ZERO, t, 1500).unwrap();
-            let mut run = out.into_run(Payloads::new(), Duration::from_micros(delay_us), correct);
-            let bytes = bytes_of(&run.next(&CAPS).frame);
+            let (out, _) = check(0, Instant::ZERO, t, 1500, RUN_BYTES_MAX).unwrap();
+            let mut stamps = correct.then(Stamps::new);
+            let delay = Duration::from_micros(delay_us);
+            let mut run = out.into_run(Payloads::new(), delay, stamps.as_mut());
+            let bytes = bytes_of(&run.next(&CAPS, RUN_BYTES_MAX).frame);
             let at = usize::from(TS_AT);
             u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
         };

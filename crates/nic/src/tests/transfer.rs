@@ -4,6 +4,7 @@ use abi::port::WireCaps;
 use abi::{Event, FileFault, FileId, FileKind, Op, Refusal, TransmitOutcome};
 use alloc::string::String;
 use alloc::vec::Vec;
+use base::Instant;
 
 use super::frames::MAC;
 use super::rig::{Rig, content, extent, plain};
@@ -328,6 +329,28 @@ fn what_was_not_taken_comes_again() {
     assert_eq!(rig.seqs(), [10, 1458, 20]);
     assert_eq!(rig.outcomes(), [(10, SENT), (20, SENT)]);
     assert_eq!(rig.counter("tx_packets"), 3, "counted once");
+}
+
+#[test]
+fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
+    let config = DeviceConfig { transmit_bytes_max: 200_000, ..DeviceConfig::new(MAC) };
+    let wire = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+    let mut rig = Rig::with(config, wire);
+    assert_eq!(rig.device.capabilities().transmit_bytes_max, 200_000);
+    let now = Instant::ZERO;
+    rig.device.handle_op(now, 0, Op::Transmit(plain(7, 10, &[0; 150_000])));
+    let long = rig.device.poll_frame(now).unwrap();
+    assert_eq!(long.payload_len(), 150_000);
+    rig.device.unpoll_long_frame(long);
+    rig.collect();
+    let lens: Vec<_> = rig.sent.iter().map(|frame| frame.payload_len()).collect();
+    assert_eq!(lens, [65_160, 65_160, 19_680]);
+    assert_eq!(rig.counter("tx_packets"), 104, "counted once");
+    assert_eq!(rig.counter("tx_bytes"), 104 * 66 + 150_000);
+    assert_eq!(rig.counter("tx_long_runs_refused"), 1);
+    // It has learned.
+    rig.send(0, plain(7, 20, &[0; 70_000]));
+    assert_eq!(rig.sent.len(), 5);
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Accounted mode (DESIGN section 8): client, link, device and host in one thread in turn, on a virtual clock; the time-stamp
-//! counter's cycles of each part are summed apart.
+//! Accounted mode (DESIGN section 8): client, link, device and host in one thread in turn, on a
+//! virtual clock; the time-stamp counter's cycles of each part are summed apart.
 //!
-//! The parts are those of the running program, rings included; only threads, wake-ups and the kernel's wire are absent. Virtual time stands still
-//! while somebody has work, then jumps to the next thing that is due, so that a run's packets do not depend on the machine.
+//! The parts are those of the running program, rings included; only threads, wake-ups and the
+//! kernel's wire are absent. Virtual time stands still while somebody has work, then jumps to the
+//! next thing that is due, so that a run's packets do not depend on the machine.
 
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
@@ -229,7 +230,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Runs until `done` says so, which is asked between rounds. Says no where nothing is left that could happen.
+    /// Runs until `done` says so, which is asked between rounds. Says no where nothing is left that
+    /// could happen.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> bool {
         while !done(self) {
             let now = self.now;

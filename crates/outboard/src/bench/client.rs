@@ -1,6 +1,8 @@
-//! A client for accounted benchmarks: so many connections, each asking for one file after the other.
+//! A client for accounted benchmarks: so many connections, each asking for one file after the
+//! other.
 //!
-//! It checks the length of each body and samples its bytes; whole contents are checked by the tests and the simulator.
+//! It checks the length of each body and samples its bytes; whole contents are checked by the tests
+//! and the simulator.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! A disk for accounted benchmarks: real files, read at once, completed after a modelled time.
 //!
-//! The read's own cycles fall to whoever submits it; the time that a real disk would take passes on the virtual clock: a fixed latency,
-//! and a rate at which requests follow each other.
+//! The read's own cycles fall to whoever submits it; the time that a real disk would take passes on
+//! the virtual clock: a fixed latency, and a rate at which requests follow each other.
 
 use std::collections::BinaryHeap;
 

@@ -1,8 +1,10 @@
 //! `outboard bench io-tcp`: IO-TCP's evaluation, in accounted mode.
 //!
-//! Files of 10 KB to 1 MB to 64 to 4,000 connections, each asking for one after the other: host cycles per byte and per request where the
-//! device reads and sends the files, against the same stack where the host reads them (same TCP, checksums and segmentation by the device
-//! in both). Then what the echo and the correction of timestamps are worth on a slow disk (IO-TCP sections 3.5 and 5.3).
+//! Files of 10 KB to 1 MB to 64 to 4,000 connections, each asking for one after the other: host
+//! cycles per byte and per request where the device reads and sends the files, against the same
+//! stack where the host reads them (same TCP, checksums and segmentation by the device in both).
+//! Then what the echo and the correction of timestamps are worth on a slow disk (IO-TCP sections
+//! 3.5 and 5.3).
 
 use std::io::Write as _;
 use std::path::Path;
@@ -216,7 +218,8 @@ fn headline(table: &[Measured]) -> Value {
     })
 }
 
-/// What echo and timestamp correction are worth: retransmissions, time-outs and the recorded round trip.
+/// What echo and timestamp correction are worth: retransmissions, time-outs and the recorded round
+/// trip.
 fn corrections(args: &IoTcpArgs, folder: &Path) -> Result<Vec<Value>, Failure> {
     let size = 300_000;
     let files = make_files(folder, size, WORKING_SET_BYTES)?;
@@ -236,7 +239,8 @@ fn corrections(args: &IoTcpArgs, folder: &Path) -> Result<Vec<Value>, Failure> {
         let m = measure(setting, &files, folder)?;
         if !args.json {
             println!(
-                "echo {:<5} timestamps corrected {:<5}: {:>7} retransmissions {:>6} time-outs, mean srtt {}",
+                "echo {:<5} timestamps corrected {:<5}: {:>7} retransmissions {:>6} time-outs, \
+                 mean srtt {}",
                 echo, correct_timestamps, m.retransmissions, m.timeouts, m.mean_srtt
             );
         }
@@ -334,7 +338,8 @@ fn failed_load(world: &World) -> bool {
     !world.load_ref().errors.is_empty()
 }
 
-/// A silent fallback to software is the characteristic bug: the path that was asked for has to be the one that ran.
+/// A silent fallback to software is the characteristic bug: the path that was asked for has to be
+/// the one that ran.
 fn check_path(m: &Measured) -> Result<(), Failure> {
     let by_host = m.fallback_bytes > 0;
     if by_host == m.setting.offload {
@@ -364,7 +369,8 @@ pub(super) const fn idle_setting(connections: u32) -> Setting {
 
 /// The two machines of a run.
 pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<World, Failure> {
-    // 100 Gb/s, 25 us each way; the run of segments crosses whole, as it does to a receiver that merges.
+    // 100 Gb/s, 25 us each way; the run of segments crosses whole, as it does to a receiver that
+    // merges.
     let link_config = LinkConfig {
         delay: Duration::from_micros(25),
         bytes_per_s: Some(12_500_000_000),

@@ -1,8 +1,8 @@
 //! `outboard bench memory`: bytes of memory per idle established connection.
 //!
-//! Opens so many connections, lets each fetch a file and then be idle for a while, takes everything away but the server's host stack and
-//! application, and counts what the heap loses when those go too: TCB, tables, timers, whatever holds them, and the allocator's own
-//! overhead.
+//! Opens so many connections, lets each fetch a file and then be idle for a while, takes everything
+//! away but the server's host stack and application, and counts what the heap loses when those go
+//! too: TCB, tables, timers, whatever holds them, and the allocator's own overhead.
 
 use base::Duration;
 use clap::Args;
@@ -20,7 +20,11 @@ const IDLE: Duration = Duration::from_secs(10);
 #[derive(Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// Connections to open
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=15_000))]
+    #[arg(
+        long,
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u32).range(100..=15_000)
+    )]
     connections: u32,
     /// For machines
     #[arg(long)]
@@ -40,7 +44,10 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), Failure> {
     if args.json {
         println!(
             "{:#}",
-            json!({ "headline": { "host_bytes_per_idle_connection": idle }, "connections": args.connections })
+            json!({
+                "headline": { "host_bytes_per_idle_connection": idle },
+                "connections": args.connections,
+            })
         );
     } else {
         println!("{} idle established connections, each after one request", args.connections);
@@ -49,7 +56,8 @@ pub(crate) fn run(args: &MemoryArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Host bytes per idle connection: what goes away with host and application once nothing else is left.
+/// Host bytes per idle connection: what goes away with host and application once nothing else is
+/// left.
 fn measure(args: &MemoryArgs, folder: &std::path::Path) -> Result<f64, Failure> {
     let files = io_tcp::make_files(folder, 10_000, 0)?;
     let mut world = io_tcp::build(io_tcp::idle_setting(args.connections), &files, folder)?;

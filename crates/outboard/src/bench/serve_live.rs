@@ -1,10 +1,12 @@
-//! `outboard bench serve-live`: wrk against `outboard serve` and against nginx with sendfile, each with one core.
+//! `outboard bench serve-live`: wrk against `outboard serve` and against nginx with sendfile, each
+//! with one core.
 //!
-//! Both servers stay up during the whole benchmark, each in a network namespace ([`lab`]), and take turns: a run of one, a run of the
-//! other, so that what else the machine does hits both. The client has a core of its own. A row's result is the median over rounds
-//! of the ratio within a round. What a run costs is read from /proc ([`load`]): the server's CPU time over all its threads, and the busy
-//! time of its core, since the kernel does part of a server's network work in soft interrupts, in whosever time they happen
-//! to come.
+//! Both servers stay up during the whole benchmark, each in a network namespace ([`lab`]), and take
+//! turns: a run of one, a run of the other, so that what else the machine does hits both. The
+//! client has a core of its own. A row's result is the median over rounds of the ratio within a
+//! round. What a run costs is read from /proc ([`load`]): the server's CPU time over all its
+//! threads, and the busy time of its core, since the kernel does part of a server's network work in
+//! soft interrupts, in whosever time they happen to come.
 //!
 //! It needs root, for the namespaces' interfaces. What it starts it ends; nothing outlives it.
 
@@ -30,9 +32,15 @@ pub(crate) struct ServeLiveArgs {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Rows to measure: some of 4k, 256k, 10m, close
-    #[arg(long, value_delimiter = ',', value_parser = parse_row, default_values = ["4k", "256k", "10m", "close"])]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = parse_row,
+        default_values = ["4k", "256k", "10m", "close"]
+    )]
     rows: Vec<Row>,
-    /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several times
+    /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
+    /// times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
     /// For machines
@@ -83,7 +91,8 @@ struct Measured {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// Where something is missing or not allowed, or where a row had errors: the table is printed all the same.
+/// Where something is missing or not allowed, or where a row had errors: the table is printed all
+/// the same.
 pub(crate) fn run(args: &ServeLiveArgs) -> Result<(), Failure> {
     tools::check_root()?;
     tools::install_missing()?;

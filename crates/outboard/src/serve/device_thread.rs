@@ -1,7 +1,7 @@
 //! A device thread: drives [`nic::Device`] with a wire, a disk and the rings of the hosts.
 //!
-//! One round takes a bounded batch from each source and gives out what the device made of it. It sleeps only when a whole round found
-//! nothing, on the wire, the disk and the bell.
+//! One round takes a bounded batch from each source and gives out what the device made of it. It
+//! sleeps only when a whole round found nothing, on the wire, the disk and the bell.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,8 +15,8 @@ use nic::Device;
 use super::queue::DeviceQueue;
 use crate::control::Queries;
 
-/// Frames, operations and completions taken per round: enough to make batches, few enough that the others wait for
-/// tens of microseconds only.
+/// Frames, operations and completions taken per round: enough to make batches, few enough that the
+/// others wait for tens of microseconds only.
 const BATCH: usize = 64;
 /// When a full ring or wire is tried again.
 const RETRY: Duration = Duration::from_micros(200);
@@ -138,10 +138,14 @@ impl DeviceThread {
     fn give_frames(&mut self, now: Instant) -> bool {
         for given in 0..BATCH {
             let Some(frame) = self.device.poll_frame(now) else { return given > 0 };
-            if self.wire.transmit(now, &frame) == TxStatus::Full {
-                self.device.unpoll_frame(frame);
-                self.blocked = true;
-                return given > 0;
+            match self.wire.transmit(now, &frame) {
+                TxStatus::Sent | TxStatus::Failed => {}
+                TxStatus::TooLong => self.device.unpoll_long_frame(frame),
+                TxStatus::Full => {
+                    self.device.unpoll_frame(frame);
+                    self.blocked = true;
+                    return given > 0;
+                }
             }
         }
         true

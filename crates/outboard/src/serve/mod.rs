@@ -1,8 +1,9 @@
-//! `outboard serve`: puts wire, device, host and application together, and runs them until a signal.
+//! `outboard serve`: puts wire, device, host and application together, and runs them until a
+//! signal.
 //!
-//! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]), joined by rings ([`queue`]). This thread
-//! opens what they need, then waits for a signal; the control socket and the metrics have threads of their own
-//! ([`crate::control`]).
+//! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
+//! joined by rings ([`queue`]). This thread opens what they need, then waits for a signal; the
+//! control socket and the metrics have threads of their own ([`crate::control`]).
 
 mod device_thread;
 mod host_thread;
@@ -226,8 +227,8 @@ fn open_log(
 }
 
 fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {
-    // Locally administered (the second bit), and the same for the same address, so that a restart finds the peer's
-    // neighbour table right.
+    // Locally administered (the second bit), and the same for the same address, so that a restart
+    // finds the peer's neighbour table right.
     let mut mac = [0x02, b'o', b'b', 0, 0, 0];
     match args.addr.first().map(|c| c.addr) {
         Some(IpAddr::V4(v4)) => mac[3..].copy_from_slice(&v4.octets()[1..]),
@@ -236,6 +237,9 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
     }
     let mut config = DeviceConfig::new(mac);
     config.queues = queues;
+    if wire.capabilities().segmentation {
+        config.transmit_bytes_max = io::tap::run_bytes_max();
+    }
     config.rss_seed = rss_seed;
     config.file = args.offload.file.then(|| FileConfig {
         memory_bytes_max: (args.file_memory as usize) << 20,

@@ -1,7 +1,8 @@
 //! The rings between host threads and device threads, and the bells that wake them.
 //!
-//! Host `h` sends its operations to device thread `h`, whose file handles it uses. A received packet belongs to the host that its
-//! flow's hash says, whichever device thread received it; so events have a ring for each pair.
+//! Host `h` sends its operations to device thread `h`, whose file handles it uses. A received
+//! packet belongs to the host that its flow's hash says, whichever device thread received it; so
+//! events have a ring for each pair.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! One thread for a device and its host, in turn: for a process that has a single core.
 //!
-//! There the two would only take it from each other: a context switch for each batch, and time-outs of the host that come before
-//! the acknowledgments that the device has not yet read. The rings stay, so that both sides are the same code as with a thread each.
+//! There the two would only take it from each other: a context switch for each batch, and time-outs
+//! of the host that come before the acknowledgments that the device has not yet read. The rings
+//! stay, so that both sides are the same code as with a thread each.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -2,8 +2,8 @@
 //!
 //! | checker | what it watches |
 //! |---|---|
-//! | `bytes` | every byte of every body, while it is read: in [`crate::http`] and [`crate::client`] |
-//! | [`wire`] | every frame that a device sends: well-formed, within the window, repeated as it was |
+//! | `bytes` | every byte of every body, while it is read: in `http` and `client` |
+//! | [`wire`] | frames that a device sends: well-formed, in the window, repeated as they were |
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
 //! | [`conserve`] | what was acknowledged is what was read |

@@ -57,7 +57,13 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) const fn new(mtu: u16, server_port: u16) -> Self {
-        Self { mtu: mtu as usize, server_port, flows: BTreeMap::new(), repeated: 0, bytes: Vec::new() }
+        Self {
+            mtu: mtu as usize,
+            server_port,
+            flows: BTreeMap::new(),
+            repeated: 0,
+            bytes: Vec::new(),
+        }
     }
 
     /// Bytes of the server's stream that the client acknowledged, FIN left out.

@@ -96,7 +96,8 @@ impl Peer {
         self.device_file = DeviceFile { result };
     }
 
-    /// The transmit that was sent last and asked for an echo has left, `delay_ms` after it was handed over.
+    /// The transmit that was sent last and asked for an echo has left, `delay_ms` after it was
+    /// handed over.
     pub fn echo(&mut self, delay_ms: u64) {
         let (flow, tag) = self.last_tag.take().expect("a transmit asked for an echo");
         self.done(flow, tag, delay_ms, TransmitOutcome::Sent);

@@ -79,8 +79,8 @@ pub(crate) struct FileEngine {
 
 impl FileEngine {
     /// An engine without files.
-    pub(crate) fn new(config: FileConfig, seed: u64) -> Self {
-        let config = config.clamped();
+    pub(crate) fn new(config: FileConfig, transmit_bytes_max: u32, seed: u64) -> Self {
+        let config = config.clamped(transmit_bytes_max);
         Self {
             files: OpenFiles::new(config.files_max, seed),
             cache: Cache::new(config.memory_bytes_max, config.block_pages, seed),

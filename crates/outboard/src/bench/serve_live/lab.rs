@@ -1,8 +1,9 @@
 //! The two servers in their network namespaces, and the files they serve.
 //!
-//! Outboard's namespace holds the TAP, its kernel's end and the client. nginx's namespace is joined to its client's by a pair of
-//! virtual Ethernet interfaces, with whatever offloads and MTU the kernel gives them. A namespace lives as long as a process in it;
-//! every process here is killed when this object goes, and by the kernel (PR_SET_PDEATHSIG) should this program be killed.
+//! Outboard's namespace holds the TAP, its kernel's end and the client. nginx's namespace is joined
+//! to its client's by a pair of virtual Ethernet interfaces, with whatever offloads and MTU the
+//! kernel gives them. A namespace lives as long as a process in it; every process here is killed
+//! when this object goes, and by the kernel (PR_SET_PDEATHSIG) should this program be killed.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -133,8 +134,8 @@ pub(super) fn inside(pid: u32, name: &str) -> Command {
     command
 }
 
-/// A program in a new network namespace, on one core, that dies with us. All of these replace themselves by the next one, so
-/// that the process that we start is the program itself.
+/// A program in a new network namespace, on one core, that dies with us. All of these replace
+/// themselves by the next one, so that the process that we start is the program itself.
 fn in_new_namespace(core: usize, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--net", "taskset", "--cpu-list"]);
@@ -200,7 +201,8 @@ fn start_outboard(
     command.arg("serve").arg(site).arg("--control").arg(folder.join("control")).args(options);
     command.stdout(Stdio::piped()).stderr(log_file(&log)?);
     let mut process = spawn(&mut command)?;
-    // Its last line before it serves says what to try. What it says later nobody reads, and it does not say much.
+    // Its last line before it serves says what to try. What it says later nobody reads, and it does
+    // not say much.
     let lines =
         process.0.stdout.take().map(|out| BufReader::new(out).lines().map_while(Result::ok));
     let ready = lines.is_some_and(|mut lines| lines.any(|line| line.starts_with("try:")));
@@ -245,9 +247,11 @@ fn join(client: u32, server: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// nginx as somebody who wants it fast sets it up: one worker, sendfile, metadata and descriptors cached, no log.
+/// nginx as somebody who wants it fast sets it up: one worker, sendfile, metadata and descriptors
+/// cached, no log.
 ///
-/// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does not keep a worker to itself.
+/// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does
+/// not keep a worker to itself.
 fn nginx_config(folder: &Path, site: &Path) -> String {
     let (folder, site) = (folder.display(), site.display());
     format!(

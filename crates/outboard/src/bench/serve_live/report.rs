@@ -193,7 +193,8 @@ impl fmt::Display for Report<'_> {
 fn show(f: &mut fmt::Formatter<'_>, row: &str, server: &str, s: &Summary) -> fmt::Result {
     writeln!(
         f,
-        "{row:<6} {server:<9} {:>9.0} {:>8.1} {:>9.3} {:>9.3} {:>10.2} {:>9.2} {:>7.3} {:>8.0} {:>8.0} {:>6.0}%",
+        "{row:<6} {server:<9} {:>9.0} {:>8.1} {:>9.3} {:>9.3} {:>10.2} {:>9.2} {:>7.3} {:>8.0} \
+         {:>8.0} {:>6.0}%",
         s.requests_per_s,
         s.bytes_per_s / 1e6,
         s.server_s_per_gb,
