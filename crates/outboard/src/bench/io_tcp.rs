@@ -264,7 +264,7 @@ fn median(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, Fa
 /// Byte at a position of a file: cheap to compute, different for every file, no page like another.
 fn byte_of(file: u32, position: u64) -> u8 {
     #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
-    let byte = (position ^ (position >> 8) ^ (position >> 16) ^ u64::from(file) * 37) as u8;
+    let byte = (position ^ (position >> 8) ^ (position >> 16) ^ (u64::from(file) * 37)) as u8;
     byte
 }
 

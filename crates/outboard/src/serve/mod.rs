@@ -74,9 +74,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let (host_probe, host_queries) = control::probe("host", index, bells.1);
         probes.extend([device_probe, host_probe]);
         let device_thread =
-            DeviceThread::new(clock.clone(), device, wire, disks.0, queue.device, device_queries);
-        let host_thread =
-            HostThread::new(clock.clone(), host, app, disks.1, queue.host, host_queries, log);
+            DeviceThread::new(clock, device, wire, disks.0, queue.device, device_queries);
+        let host_thread = HostThread::new(clock, host, app, disks.1, queue.host, host_queries, log);
         let (stop_device, stop_host) = (Arc::clone(&stop), Arc::clone(&stop));
         if share_thread(args.threads) {
             let both = SharedThread::new(device_thread, host_thread);
@@ -188,11 +187,9 @@ fn open_wires(args: &ServeArgs, clock: &Clock) -> Result<Vec<Box<dyn Wire>>, Fai
 fn tap_failure(error: TapError) -> Failure {
     let line = error.to_string();
     match error {
-        TapError::NoPermission { .. } | TapError::DeviceDenied { .. } => {
-            Failure::NoPermission(line)
-        }
+        TapError::NoPermission { .. } | TapError::DeviceDenied => Failure::NoPermission(line),
         TapError::BadName { .. } => Failure::Usage(line),
-        TapError::Busy { .. } | TapError::AddressInUse { .. } | TapError::NoDevice { .. } => {
+        TapError::Busy { .. } | TapError::AddressInUse { .. } | TapError::NoDevice => {
             Failure::Unavailable(line)
         }
         _ => Failure::System(line),
