@@ -126,7 +126,8 @@ pub struct RxFrame {
 /// What a wire can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireCaps {
-    /// TCP runs of up to 64 KiB with [`TxFrame::segment_size`] set.
+    /// TCP runs with [`TxFrame::segment_size`] set: of up to 64 KiB, or more where the device was
+    /// told so.
     pub segmentation: bool,
     /// Frames with [`TxFrame::checksum_partial`] set.
     pub checksum: bool,

@@ -240,6 +240,44 @@ fn short_round_trips_are_not_paced() {
     t.expect(seg!(ACK len 28960));
 }
 
+/// What queues add to a short round trip under load is nothing to spread a window over.
+#[test]
+fn a_loaded_short_path_is_not_paced() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(14_480);
+    t.take("the first window");
+    t.at_us(1500);
+    t.send(seg!(ACK));
+    t.app_write_zeros(28_960);
+    t.take("the second window");
+    t.at_ms(40);
+    t.take_all();
+    t.send(seg!(ACK));
+    assert!(t.info().srtt > Duration::from_millis(4));
+    t.app_write_zeros(28_960);
+    t.expect(seg!(ACK len 28960));
+}
+
+/// Time that the host's thread did not get is made up for, in long runs: short ones would make it
+/// later.
+#[test]
+fn pacing_makes_up_for_a_late_thread() {
+    let mut t = Peer::server().established();
+    t.app_write_zeros(14_480);
+    t.take("the first window, unpaced");
+    t.at_ms(100);
+    t.send(seg!(ACK));
+    t.app_write_zeros(28_960);
+    let at_once: u32 = t.take_all().iter().map(|s| s.len.unwrap()).sum();
+    assert!(at_once <= 3 * 2896, "{at_once}");
+    t.stall_ms(20);
+    let late = t.take_all();
+    assert!(late[0].len.unwrap() >= 3 * 1448, "what came due in 20 ms of 100: {late:?}");
+    // Twice the window per round trip, in slow start: two fifths of it.
+    let total = at_once + late.iter().map(|s| s.len.unwrap()).sum::<u32>();
+    assert!((11_000..20_000).contains(&total) && late.len() < 6, "{total}: {}", late.len());
+}
+
 /// RFC 6298 section 2: the estimator.
 #[test]
 fn round_trips_are_measured() {

@@ -33,6 +33,9 @@ pub(crate) struct SimArgs {
     /// Show every event of the run
     #[arg(long, requires = "seed")]
     trace: bool,
+    /// With or without file offload, whatever the seed says
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    offload: Option<bool>,
     /// Threads; one for each processor where nothing is said
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -44,25 +47,33 @@ pub(crate) struct SimArgs {
 /// Which seeds failed.
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     match args.seed {
-        Some(seed) => run_one(seed, args.trace),
+        Some(seed) => run_one(seed, args),
         None => run_many(args),
     }
 }
 
-fn run_one(seed: u64, trace: bool) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    // Whoever closes the pipe has seen enough.
-    if trace {
-        let outcome = sim::run_seed(seed, &sim::Options { trace, ..Default::default() });
-        for line in &outcome.trace {
-            let _ = writeln!(out, "{line}");
-        }
-        let _ = writeln!(out, "{}", outcome.scenario);
+fn offload(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("`{text}` is neither on nor off")),
     }
-    let outcome = sim::check_seed(seed);
+}
+
+fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
+    let outcome = if args.trace || args.offload.is_some() {
+        sim::run_seed(seed, &sim::Options { offload: args.offload, trace: args.trace })
+    } else {
+        sim::check_seed(seed)
+    };
     let mut totals = Totals::default();
     totals.add(&outcome);
-    let _ = write!(out, "{}", totals.table());
+    let mut out = std::io::stdout().lock();
+    // Whoever closes the pipe has seen enough.
+    for line in &outcome.trace {
+        let _ = writeln!(out, "{line}");
+    }
+    let _ = writeln!(out, "{}\n{}", outcome.scenario, totals.table());
     match &outcome.violation {
         None => Ok(()),
         Some(v) => Err(Failure::System(format!(

@@ -75,9 +75,11 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// What was wrong, if anything was.
     pub violation: Option<Violation>,
-    /// The scenario, to be read by people.
+    /// Whether the server's device was asked to send files.
+    pub offload: bool,
+    /// The scenario, where it failed or its trace was asked for.
     pub scenario: String,
-    /// Lines of the trace: the last ones, or all.
+    /// Lines of the trace, where it failed or was asked for: the last ones, or all.
     pub trace: Vec<String>,
 }
 
@@ -87,13 +89,12 @@ impl Outcome {
     #[must_use]
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;
+        let (seed, offload) = (self.seed, if self.offload { "on" } else { "off" });
         Some(format!(
-            "{}\n{}\nseed {} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {} --trace",
+            "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
+             run again with: outboard sim --seed {seed} --trace --offload {offload}",
             self.trace.join("\n"),
             self.scenario,
-            self.seed,
-            self.seed,
         ))
     }
 }
@@ -129,7 +130,8 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         counters,
         rows: std::mem::take(&mut world.report.rows),
         violation: world.report.violation.clone(),
-        scenario: format!("{:#?}", world.scenario),
+        offload: world.scenario.offload,
+        scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
     }
 }
@@ -158,8 +160,7 @@ pub fn check_seed(seed: u64) -> Outcome {
         let other = Options { offload: Some(!scenario.offload), ..options };
         let other = run_seed(seed, &other);
         if other.violation.is_some() {
-            outcome.violation = other.violation;
-            outcome.trace = other.trace;
+            return other;
         } else if let Err(what) = checkers::same::compare(outcome.rows.clone(), other.rows) {
             outcome.violation = fail("same", what);
         }

@@ -335,6 +335,13 @@ impl Peer {
         self.at_us(us + ms * 1000);
     }
 
+    /// The host's thread gets no time for `ms` milliseconds: whatever came due fires late, at once.
+    pub fn stall_ms(&mut self, ms: u64) {
+        self.now += Duration::from_millis(ms);
+        self.host.handle_timeout(self.now);
+        self.pump();
+    }
+
     // ---- the wire ----
 
     /// The peer sends a segment. What is left out is as an honest peer would have it.

@@ -108,6 +108,8 @@ pub(crate) struct Send {
     pub(crate) last_sent: Instant,
     /// When pacing lets the next segment go.
     pub(crate) pace_at: Instant,
+    /// Pacing was what stopped sending.
+    pub(crate) paced: bool,
     /// End of the last segment that was less than full: Minshall's variant of Nagle's rule.
     pub(crate) small_end: u64,
     /// Keep-alive probes without an answer.
@@ -216,6 +218,7 @@ impl Connection {
                 echo_ce: false,
                 last_sent: now,
                 pace_at: Instant::ZERO,
+                paced: false,
                 small_end: 0,
                 probes: 0,
                 window_probes: 0,

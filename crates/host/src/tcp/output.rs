@@ -18,7 +18,9 @@ use crate::outbox::TcpPayload;
 
 /// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
 const PACE_BURST: Duration = Duration::from_millis(1);
-/// Round trips below this are not paced: a whole window is less than a burst.
+/// Paths with a least round trip below this are not paced: there is no long line on them to fill
+/// evenly. What the round trip is at the moment does not count, for under load most of it is our
+/// own queues and the peer's, and short runs would make them longer (Linux: tcp_tso_rtt_log).
 const PACE_RTT_MIN: Duration = Duration::from_millis(2);
 /// Time between finding a loss and sending again what was lost, in which no retransmission time-out
 /// is taken.
@@ -145,9 +147,13 @@ impl Connection {
 
     /// Resets the peer: RFC 9293 section 3.5.2.
     pub(crate) fn send_reset(&mut self, cx: &mut Cx<'_>) {
-        let segment = self.segment(cx, self.snd.nxt, Flags::RST.with(Flags::ACK));
+        // Of no flow: behind a transmit that waits for a disk it would be dropped with it if the
+        // disk fails.
+        let waiting = self.snd.flight.first_waiting();
+        let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
+        let segment = self.segment(cx, position, Flags::RST.with(Flags::ACK));
         cx.out.counters.tcp_out_rsts += 1;
-        cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
+        cx.out.send_tcp(cx.now, FlowId::NONE, &self.tuple, &segment, TcpPayload::default());
     }
 
     /// A segment that asks the peer for an acknowledgment: one byte before what it has
@@ -250,6 +256,7 @@ impl Connection {
             }
             sent = true;
         }
+        self.snd.paced = self.timers.is_set(Timer::Pace);
         // RFC 6298 (5.1), RFC 8985 section 7.2; or the window is what stops us.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
             self.rearm_retransmit(cx);
@@ -316,16 +323,19 @@ impl Connection {
         len < window / 3
     }
 
-    /// Longest transmit: what the device takes, and a millisecond's worth under pacing.
+    /// Longest transmit: what the device takes, and under pacing a millisecond's worth and what has
+    /// become due since the connection was to go on: where this thread is late, shorter runs would
+    /// make it later.
     fn burst(&self, cx: &Cx<'_>) -> u32 {
         let mss = self.snd.mss;
         let max = cx.out.transmit_bytes_max / mss * mss;
         let srtt = self.snd.rtt.srtt();
-        if !cx.config.pacing || srtt < PACE_RTT_MIN {
+        if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return max.max(mss);
         }
-        let per_ms = u64::from(self.snd.cc.cwnd) * PACE_BURST.as_nanos() / srtt.as_nanos().max(1);
-        let segments = u32::try_from(per_ms).unwrap_or(u32::MAX) / mss;
+        let time = PACE_BURST + cx.now.since(self.pace_from(cx.now));
+        let due = u64::from(self.snd.cc.cwnd) * time.as_nanos() / srtt.as_nanos().max(1);
+        let segments = u32::try_from(due).unwrap_or(u32::MAX) / mss;
         (segments.max(2) * mss).min(max).max(mss)
     }
 
@@ -342,12 +352,19 @@ impl Connection {
     /// and 1.2 times in congestion avoidance, as Linux.
     fn pace(&mut self, cx: &Cx<'_>, len: u64) {
         let srtt = self.snd.rtt.srtt();
-        if !cx.config.pacing || srtt < PACE_RTT_MIN {
+        if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return;
         }
         let percent = if self.snd.cc.in_slow_start() { 200 } else { 120 };
         let nanos = len * srtt.as_nanos() / u64::from(self.snd.cc.cwnd.max(1)) * 100 / percent;
-        self.snd.pace_at = self.snd.pace_at.max(cx.now) + Duration::from_nanos(nanos);
+        self.snd.pace_at = self.pace_from(cx.now) + Duration::from_nanos(nanos);
+    }
+
+    /// The moment that pacing counts from: now, or the one at which it was to let the next segment
+    /// go and did not because this thread was late, up to a round trip.
+    fn pace_from(&self, now: Instant) -> Instant {
+        let late = if self.snd.paced { self.snd.rtt.srtt() } else { Duration::ZERO };
+        self.snd.pace_at.max(now - late)
     }
 
     /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence

@@ -1,8 +1,9 @@
 //! A Linux TAP interface: the kernel's network stack at the other end of the wire.
 //!
-//! Each queue of the device has a [`Tap`]. Runs of up to 64 KiB and unfinished checksums cross in
-//! one system call both ways, described by a virtio-net header (`vnet`); a payload goes from the
-//! sender's buffers to the kernel without a copy on our side. `setup` opens and configures, once.
+//! Each queue of the device has a [`Tap`]. Runs of segments and unfinished checksums cross in one
+//! system call both ways, described by a virtio-net header (`vnet`): runs of up to 64 KiB, and to
+//! the kernel, over IPv4, of up to [`run_bytes_max`]. A payload goes from the sender's buffers to
+//! the kernel without a copy on our side. `setup` opens and configures, once.
 //!
 //! The kernel's end answers ARP and neighbour discovery for its own addresses; ours are the host
 //! stack's business.

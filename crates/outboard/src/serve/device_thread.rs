@@ -50,10 +50,11 @@ impl DeviceThread {
         let bell = poller.add(self.queue.bell.fd());
         self.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
+            // Before the round: there may be no idle moment in minutes.
+            self.answer_queries();
             if self.round() {
                 continue;
             }
-            self.answer_queries();
             self.queue.bell.prepare_sleep();
             let sleeps = !self.queue.has_work() && !stop.load(Ordering::Acquire);
             // An error means that the kernel is out of memory: go on, more slowly.

@@ -29,11 +29,12 @@ impl SharedThread {
         self.device.watch(&mut poller);
         self.host.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
+            // Before the round: there may be no idle moment in minutes.
+            self.device.answer_queries();
+            self.host.answer_queries();
             if self.round() {
                 continue;
             }
-            self.device.answer_queries();
-            self.host.answer_queries();
             self.device.queue.bell.prepare_sleep();
             self.host.queue.bell.prepare_sleep();
             let work = self.device.queue.has_work() || self.host.queue.has_work();
