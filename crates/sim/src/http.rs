@@ -3,7 +3,6 @@
 //! A response has to name a version of the file that was on the disk at some time, and every byte
 //! of it has to be that version's. Nothing of a body is stored but that of several ranges.
 
-use abi::FileFault;
 use base::Prng;
 
 use crate::content::{self, Catalogue};
@@ -131,8 +130,8 @@ pub(crate) struct Answer {
     pub(crate) body_bytes: u64,
     /// Over what the body says, not over boundaries.
     pub(crate) hash: u64,
-    /// The server closes the connection.
-    pub(crate) close: bool,
+    /// The server's own trouble kept it from giving what was asked for.
+    pub(crate) failure: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -162,6 +161,7 @@ struct Reading {
     left: u64,
     body: Body,
     gathered: Vec<u8>,
+    failure: bool,
 }
 
 /// Reads responses.
@@ -251,12 +251,12 @@ impl Reading {
                 check_parts(&self.gathered, boundary, version, size)?
             }
         };
-        let (status, version, close) = (self.head.status, self.head.version, self.head.close);
+        let (status, version, failure) = (self.head.status, self.head.version, self.failure);
         let body_bytes = match self.body {
             Body::Parts(_) => 0,
             _ => self.head.length.unwrap_or(0),
         };
-        Ok(Answer { status, version, body_bytes, hash, close })
+        Ok(Answer { status, version, body_bytes, hash, failure })
     }
 }
 
@@ -299,8 +299,7 @@ fn parse_range(value: &str) -> Option<(u64, u64, u64)> {
 
 /// Whether the server's own trouble may have led to that status.
 fn is_failure(status: u16) -> bool {
-    // 403 is what a disk's refusal becomes: [`FileFault::Denied`].
-    const { assert!(matches!(FileFault::Denied, FileFault::Denied)) };
+    // 403 is what a disk's refusal becomes.
     matches!(status, 403 | 408 | 500 | 503)
 }
 
@@ -323,7 +322,8 @@ fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     } else {
         0
     };
-    if !is_failure(status) && !expected(&head, ask, size) {
+    let failure = !expected(&head, ask, size);
+    if failure && !is_failure(status) {
         return wrong("an unexpected answer");
     }
     let version = head.version.unwrap_or(0);
@@ -347,7 +347,7 @@ fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     if matches!(body, Body::Text) && left > 200 {
         return wrong("a long text");
     }
-    Ok(Reading { head, left, body, gathered: Vec::new() })
+    Ok(Reading { head, left, body, gathered: Vec::new(), failure })
 }
 
 /// Whether the answer is one that RFC 9110 and the server's documentation lead to, for a file of

@@ -115,19 +115,14 @@ impl Report {
         opened: Instant,
     ) {
         self.stats.responses += 1;
-        match answer.status {
-            200 | 206 => self.stats.responses_ok += 1,
-            500 | 503 => {
-                self.stats.responses_failed += 1;
-                if !self.failures_allowed || self.is_late(opened) {
-                    let what = format!(
-                        "n{node} session {session} request {request}: {} without a cause",
-                        answer.status
-                    );
-                    self.fail(opened, "progress", what);
-                }
+        self.stats.responses_ok += u64::from(matches!(answer.status, 200 | 206));
+        if answer.failure {
+            self.stats.responses_failed += 1;
+            if !self.failures_allowed || self.is_late(opened) {
+                let (status, request) = (answer.status, format!("session {session}.{request}"));
+                let what = format!("n{node} {request}: {status} without a cause");
+                self.fail(opened, "progress", what);
             }
-            _ => {}
         }
         let Answer { status, version, body_bytes, hash, .. } = answer;
         self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });

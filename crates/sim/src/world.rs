@@ -279,6 +279,8 @@ impl World {
         };
         let (requests, frames) = (around.requests, around.frames);
         self.note_turn(index, side, &turn, frames.len());
+        let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty();
+        self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
             if let Some((after, work)) = self.disk.submit(side, request) {
                 self.queue.push(self.now + after, Event::Disk(side, work));

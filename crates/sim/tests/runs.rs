@@ -3,7 +3,7 @@
 use std::thread;
 
 /// Seeds that are run where nothing is said.
-const SEEDS: u64 = 1_000;
+const SEEDS: u64 = 2_000;
 /// How many to run instead: `SIM_SEEDS=10000 cargo test --release -p sim`.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 

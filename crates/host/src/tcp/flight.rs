@@ -433,6 +433,22 @@ mod tests {
         flight
     }
 
+    /// Transmits of a flow leave in order: ring delays that differ must not turn that round.
+    #[test]
+    fn departures_never_go_back() {
+        let mut flight = Flight::new();
+        flight.push(1, 101, ms(10), 7, true);
+        flight.push(101, 201, ms(11), 8, true);
+        assert_eq!(flight.first_waiting(), Some((1, ms(10))));
+        assert!(flight.echo(7, Duration::from_millis(30)));
+        assert_eq!(flight.first_waiting(), Some((101, ms(11))));
+        // It lay in the ring for longer before the device took it.
+        assert!(flight.echo(8, Duration::from_millis(28)));
+        assert_eq!(flight.oldest_departure(), Some(ms(40)));
+        assert_eq!((flight.back().unwrap().xmit, flight.first_waiting()), (ms(40), None));
+        flight.check();
+    }
+
     #[test]
     fn sack_loss_and_resend_move_the_pipe() {
         let mut flight = sent(10);

@@ -80,6 +80,12 @@ pub(crate) fn check(
             fail(format!("{name} is {value}"));
         }
     }
+    let transmit_bytes_max = node.device.capabilities().transmit_bytes_max;
+    let limit = scenario.device.clone().clamped(transmit_bytes_max).memory_bytes_max;
+    let memory = node.counter("file_memory_bytes");
+    if memory > limit as u64 {
+        fail(format!("{memory} bytes of device memory, the limit is {limit}"));
+    }
     if index != 0 {
         return;
     }

@@ -2,6 +2,7 @@
 
 use base::{Duration, Instant};
 
+use crate::events::Side;
 use crate::report::Report;
 
 /// Time from the end of the faults to the end of everything: a peer that is gone is given up after
@@ -10,11 +11,18 @@ const CONVERGE: Duration = Duration::from_secs(1_200);
 /// Events in a millisecond of virtual time. The fastest link carries some 800 frames in it.
 const EVENTS_PER_MS_MAX: u64 = 60_000;
 
+/// Turns in a row in which half a node found nothing to do and yet wanted another one at once.
+const IDLE_TURNS_MAX: u32 = 1_000;
+/// What "at once" is.
+const AT_ONCE: Duration = Duration::from_micros(2);
+
 /// Watches the clock and the events.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     millisecond: u64,
     events: u64,
+    /// By node, of its device and its host.
+    idle_turns: Vec<[u32; 2]>,
 }
 
 impl Progress {
@@ -32,5 +40,54 @@ impl Progress {
         if report.healed_at.is_some_and(|healed| now > healed + CONVERGE) {
             report.fail(now, "progress", "something still goes on long after the faults");
         }
+    }
+
+    /// Half a node had a turn; `worked` says whether it took or gave anything.
+    pub(crate) fn turn(
+        &mut self,
+        now: Instant,
+        node: usize,
+        side: Side,
+        worked: bool,
+        next: Option<Instant>,
+        report: &mut Report,
+    ) {
+        if self.idle_turns.len() <= node {
+            self.idle_turns.resize(node + 1, [0; 2]);
+        }
+        let idle = &mut self.idle_turns[node][side as usize];
+        let spins = !worked && next.is_some_and(|next| next.since(now) <= AT_ONCE);
+        *idle = if spins { *idle + 1 } else { 0 };
+        if *idle > IDLE_TURNS_MAX {
+            report.fail(now, "progress", format!("n{node}: its {side:?} spins"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spinning_is_noticed_and_work_is_not_spinning() {
+        let (mut progress, mut report) = (Progress::default(), Report::new(false));
+        let at = Instant::from_micros;
+        for worked in [true, false] {
+            assert!(report.violation.is_none());
+            for us in 0..2_000 {
+                progress.turn(at(us), 3, Side::Host, worked, Some(at(us + 1)), &mut report);
+            }
+        }
+        assert_eq!(report.violation.map(|v| v.what).as_deref(), Some("n3: its Host spins"));
+    }
+
+    #[test]
+    fn nothing_may_go_on_for_ever() {
+        let (mut progress, mut report) = (Progress::default(), Report::new(false));
+        report.healed_at = Some(Instant::from_millis(5));
+        progress.event(Instant::from_millis(1_000_000), &mut report);
+        assert!(report.violation.is_none());
+        progress.event(Instant::from_millis(1_300_000), &mut report);
+        assert!(report.violation.is_some());
     }
 }

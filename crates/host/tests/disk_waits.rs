@@ -1,0 +1,62 @@
+//! While a transmit waits for a disk: what else the connection has to say does not wait with it.
+
+use base::Duration;
+use host::SocketOption;
+use testkit::{Peer, seg};
+
+/// A connection with a file's bytes at the device, not echoed, that carry the acknowledgment of a
+/// request.
+fn waiting() -> Peer {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    t.queue_file(0); // opens it
+    t.pump();
+    t.queue_file(1000);
+    t.send_data(b"GET");
+    t.expect(seg!(ACK seq 1 ack 4 file (0, 1000) echo));
+    t.expect_nothing();
+    t
+}
+
+/// RFC 9293 section 3.8.6.3: an acknowledgment is delayed by less than half a second, whatever the
+/// disk does. It has the number that the peer expects, and the time of what it overtakes, so that
+/// PAWS does not drop the latter (RFC 7323 section 5.3).
+#[test]
+fn an_acknowledgment_does_not_wait_for_a_disk() {
+    let mut t = waiting();
+    t.at_ms(1000);
+    t.expect_at(40, seg!(ACK seq 1 ack 4 len 0));
+    t.expect_nothing();
+}
+
+/// Where the disk is quick the response's own acknowledgment is enough.
+#[test]
+fn an_acknowledgment_is_carried_where_the_disk_is_quick() {
+    let mut t = waiting();
+    t.at_ms(30);
+    t.echo(29);
+    t.moved(|t| t.at_ms(100), &[]);
+    t.expect_nothing();
+}
+
+/// A reset does not wait, and is not dropped with what waits: it names what has left.
+#[test]
+fn a_reset_does_not_wait_for_a_disk() {
+    let mut t = waiting();
+    t.app_abort();
+    t.expect(seg!(RST ACK seq 1 ack 4));
+    assert_eq!(t.acked_file_bytes(), 0, "the device holds bytes from when they leave");
+    t.echo(5);
+    assert_eq!(t.acked_file_bytes(), 1000);
+}
+
+/// RFC 9293 section 3.8.4: keep-alives only where nothing is outstanding.
+#[test]
+fn no_keep_alive_while_data_is_outstanding() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    t.app_option(SocketOption::KeepAlive(Some(Duration::from_secs(5))));
+    t.app_write(b"x");
+    t.take("a byte");
+    t.at_ms(60_000);
+    assert_eq!(t.host.counters().tcp_keepalive_probes, 0);
+    assert!(t.host.counters().tcp_timeouts > 0);
+}
