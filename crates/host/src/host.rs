@@ -135,6 +135,12 @@ impl Host {
                 continue; // an older entry: there is another
             }
             slot.armed = Instant::FAR_FUTURE;
+            let next = slot.conn.as_ref().map_or(Instant::FAR_FUTURE, |conn| conn.timers.next());
+            if next > now {
+                // It moved to later meanwhile.
+                slot.armed = self.alarms.set(index, next, slot.armed);
+                continue;
+            }
             let id = self.table.id_of(index);
             self.with(now, id, Connection::handle_timeout);
         }
@@ -146,7 +152,8 @@ impl Host {
         self.expire_half_open(now);
     }
 
-    /// When to call [`Self::handle_timeout`], if nothing happens before.
+    /// When to call [`Self::handle_timeout`], if nothing happens before: once [`Self::poll_op`] has
+    /// nothing more to give.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         [
@@ -357,17 +364,15 @@ impl Host {
         }
     }
 
-    /// Works on a connection, then settles what that changed and lets it send at the next
-    /// `poll_op`.
+    /// Works on a connection, settles what that changed, and lets it send at the next `poll_op`.
     pub(crate) fn with<R>(
         &mut self,
         now: Instant,
         id: SocketId,
         work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
     ) -> Option<R> {
-        let result = self.with_clean(now, id, work);
         self.touch(id);
-        result
+        self.with_clean(now, id, work)
     }
 
     /// As [`Self::with`], without anything to send afterwards.
@@ -411,7 +416,10 @@ impl Host {
                 });
             }
         }
-        slot.armed = self.alarms.set(id.index, conn.timers.next(), slot.armed);
+        if !slot.dirty {
+            // Else what it sends next sets its timers anew: most of those set now would be moved.
+            slot.armed = self.alarms.set(id.index, conn.timers.next(), slot.armed);
+        }
         match conn.state {
             State::TimeWait => self.enter_time_wait(now, id),
             State::Closed => self.part_with(id),

@@ -38,6 +38,8 @@ pub(crate) struct Server<I> {
     slots: Vec<Option<Slot<I>>>,
     connections: usize,
     deadlines: BTreeSet<(Instant, u32)>,
+    /// None of them is earlier: what is asked for at every turn.
+    wake_at: Instant,
     next_serial: u32,
 }
 
@@ -52,6 +54,7 @@ impl<I: Copy + Eq> Server<I> {
             slots: Vec::new(),
             connections: 0,
             deadlines: BTreeSet::new(),
+            wake_at: Instant::FAR_FUTURE,
             next_serial: 0,
         }
     }
@@ -88,7 +91,7 @@ impl<I: Copy + Eq> Server<I> {
         let connection = Connection::new(socket, self.next_serial, now, &self.config);
         self.next_serial = self.next_serial.wrapping_add(1);
         let armed = connection.deadline;
-        self.deadlines.insert((armed, key));
+        self.arm(armed, key);
         self.slots[index] = Some(Slot { connection, armed });
         self.connections += 1;
         // Its first request may have come already.
@@ -157,15 +160,20 @@ impl<I: Copy + Eq> Server<I> {
                 self.turn(now, host, index, Cause::Timeout);
             }
         }
+        self.wake_at = self.deadlines.first().map_or(Instant::FAR_FUTURE, |&(armed, _)| armed);
         self.responder.files.handle_timeout(now);
         self.close_files(host);
     }
 
     /// When to call [`Self::handle_timeout`]; may be early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let files = self.responder.files.poll_timeout();
-        let next = self.deadlines.first().map_or(files, |&(armed, _)| armed.min(files));
+        let next = self.wake_at.min(self.responder.files.poll_timeout());
         (next != Instant::FAR_FUTURE).then_some(next)
+    }
+
+    fn arm(&mut self, at: Instant, key: u32) {
+        self.deadlines.insert((at, key));
+        self.wake_at = self.wake_at.min(at);
     }
 
     fn resume<S: Sockets<Id = I>>(
@@ -201,7 +209,8 @@ impl<I: Copy + Eq> Server<I> {
             let key = (slot.armed, u32::try_from(index).unwrap_or(u32::MAX));
             self.deadlines.remove(&key);
             slot.armed = slot.connection.deadline;
-            self.deadlines.insert((slot.armed, key.1));
+            let armed = slot.armed;
+            self.arm(armed, key.1);
         }
     }
 

@@ -15,8 +15,8 @@ use base::{Duration, Instant};
 
 /// Entries: beyond it new neighbours displace the longest unconfirmed.
 const ENTRIES_MAX: usize = 1024;
-/// Transmits parked per unanswered neighbour.
-const PARKED_MAX: usize = 64;
+/// Transmits parked per unanswered neighbour: about what Linux keeps (unres_qlen_bytes, 208 KiB).
+const PARKED_MAX: usize = 1024;
 /// Solicitations before a neighbour counts as gone: RFC 4861 MAX_MULTICAST_SOLICIT.
 const TRIES_MAX: u8 = 3;
 /// Time between them: RFC 4861 RETRANS_TIMER.
@@ -41,11 +41,13 @@ pub(crate) struct Neighbors {
     last: Option<(IpAddr, [u8; 6], Instant)>,
     /// Neighbours to be asked for.
     ask: Vec<IpAddr>,
+    /// When the next of the unanswered is asked again, at the earliest.
+    retry_at: Option<Instant>,
 }
 
 impl Neighbors {
     pub(crate) const fn new() -> Self {
-        Self { entries: BTreeMap::new(), last: None, ask: Vec::new() }
+        Self { entries: BTreeMap::new(), last: None, ask: Vec::new(), retry_at: None }
     }
 
     /// The link address of `hop`, if it is known.
@@ -76,10 +78,11 @@ impl Neighbors {
     /// Keeps a transmit until `hop` answers. Says no where too many wait already.
     pub(crate) fn park(&mut self, now: Instant, hop: IpAddr, transmit: Transmit) -> bool {
         self.make_room(hop);
-        let ask = &mut self.ask;
+        let (ask, first) = (&mut self.ask, &mut self.retry_at);
         let entry = self.entries.entry(hop).or_insert_with(|| {
             ask.push(hop);
             let (confirmed, retry_at) = (Instant::ZERO, now + RETRY);
+            *first = first.or(Some(retry_at));
             Entry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
         });
         let room = entry.parked.len() < PARKED_MAX;
@@ -118,6 +121,9 @@ impl Neighbors {
     /// Asks again where nobody answered; gives the transmits that are given up.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> usize {
         let mut dropped = 0;
+        if self.retry_at.is_none_or(|at| at > now) {
+            return dropped;
+        }
         let ask = &mut self.ask;
         self.entries.retain(|addr, entry| {
             if entry.mac.is_some() || entry.retry_at > now {
@@ -132,12 +138,14 @@ impl Neighbors {
             ask.push(*addr);
             true
         });
+        let unanswered = self.entries.values().filter(|e| e.mac.is_none());
+        self.retry_at = unanswered.map(|e| e.retry_at).min();
         dropped
     }
 
-    /// When to call [`Self::handle_timeout`].
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.entries.values().filter(|e| e.mac.is_none()).map(|e| e.retry_at).min()
+    /// When to call [`Self::handle_timeout`]; may be early.
+    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+        self.retry_at
     }
 
     /// The next neighbour to solicit.

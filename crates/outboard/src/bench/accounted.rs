@@ -140,7 +140,7 @@ impl Node {
             }
             App::Client(client) => {
                 while let Some(notice) = self.host.poll_notice() {
-                    client.handle_notice(&mut self.host, notice);
+                    client.handle_notice(now, &mut self.host, notice);
                     busy = true;
                 }
             }

@@ -22,13 +22,14 @@ pub(crate) struct Files {
     pub(crate) byte: fn(u32, u64) -> u8,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Download {
     file: u32,
     /// Still inside the response's head.
     in_head: Vec<u8>,
     body: u64,
     done: u64,
+    responses: u64,
 }
 
 /// The client.
@@ -64,14 +65,17 @@ impl Client {
         }
     }
 
-    /// Opens all connections.
+    /// Opens one connection; the others follow when it stands, so that their SYNs need not wait for
+    /// the server's link address, for which there is little room.
     pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        for _ in 0..self.connections {
+        self.open(now, host, 1);
+    }
+
+    fn open(&mut self, now: Instant, host: &mut Host, count: u32) {
+        for _ in 0..count {
             match host.connect(now, self.server) {
                 Ok(socket) => {
-                    let in_head = Vec::new();
-                    self.downloads
-                        .insert(socket, Download { file: 0, in_head, body: 0, done: u64::MAX });
+                    self.downloads.insert(socket, Download { done: u64::MAX, ..<_>::default() });
                 }
                 Err(e) => self.errors.push(e.to_string()),
             }
@@ -83,9 +87,9 @@ impl Client {
         self.downloads.keys().filter(|&&s| host.readiness(s).writable).count()
     }
 
-    /// Whether every connection has received something.
-    pub(crate) fn all_served(&self) -> bool {
-        self.downloads.values().all(|d| d.body > 0)
+    /// Responses of the connection that had fewest.
+    pub(crate) fn least_responses(&self) -> u64 {
+        self.downloads.values().map(|d| d.responses).min().unwrap_or(0)
     }
 
     /// Counts what each connection receives from now on.
@@ -98,7 +102,7 @@ impl Client {
         self.downloads.values().map(|d| d.body as f64).collect()
     }
 
-    pub(crate) fn handle_notice(&mut self, host: &mut Host, notice: Notice) {
+    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         let readiness = host.readiness(socket);
         if let Some(error) = readiness.error {
@@ -109,13 +113,17 @@ impl Client {
         }
         let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
         if fresh && readiness.writable {
+            if self.downloads.len() == 1 {
+                self.open(now, host, self.connections - 1);
+            }
             self.request(host, socket);
         }
         while !host.peek(socket).is_empty() {
             let used = self.take(host, socket);
             host.consume(socket, used);
-            let whole = self.downloads.get(&socket).is_some_and(|d| d.done == self.files.size);
-            if whole {
+            let Some(download) = self.downloads.get_mut(&socket) else { return };
+            if download.done == self.files.size {
+                download.responses += 1;
                 self.responses += 1;
                 self.request(host, socket);
             }

@@ -37,6 +37,8 @@ const REPEATS: usize = 3;
 const WORKING_SET_BYTES: u64 = 192 << 20;
 /// The device's memory for files.
 const DEVICE_MEMORY_BYTES: usize = 96 << 20;
+/// Frames that a NIC's ring holds.
+const TRANSMIT_RING: usize = 512;
 /// Body bytes to measure over, at most.
 const MEASURED_BYTES_MAX: u64 = 1_500_000_000;
 
@@ -287,7 +289,7 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
     let wanted = (MEASURED_BYTES_MAX / setting.size).clamp(warm, 20_000);
     let alive = world.run_until(|w| {
         let load = w.load_ref();
-        load.responses >= warm && load.all_served() || failed_load(w)
+        load.responses >= warm && load.least_responses() >= 2 || failed_load(w)
     });
     world.load().restart_shares();
     let (cycles, counters) = (world.server.cycles, world.server_counters());
@@ -370,12 +372,13 @@ pub(super) const fn idle_setting(connections: u32) -> Setting {
 /// The two machines of a run.
 pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<World, Failure> {
     // 100 Gb/s, 25 us each way; the run of segments crosses whole, as it does to a receiver that
-    // merges.
+    // merges. As at a real NIC, what is too much for the rate waits for a place in the transmit
+    // ring: nothing is lost.
     let link_config = LinkConfig {
         delay: Duration::from_micros(25),
         bytes_per_s: Some(12_500_000_000),
-        queue_bytes_max: 1 << 30,
-        frames_max: 1 << 16,
+        queue_bytes_max: u64::MAX,
+        frames_max: TRANSMIT_RING,
         ..LinkConfig::default()
     };
     let (server_wire, client_wire) = link(&link_config);
