@@ -23,12 +23,14 @@ pub struct DeviceConfig {
     pub queues: usize,
     /// The file engine, or `None` where it is switched off.
     pub file: Option<FileConfig>,
-    /// Most payload bytes in one transmit, at least one run's: what
-    /// [`abi::Capabilities::transmit_bytes_max`] says. A wire that segments gets a TCP run over
-    /// IPv4 in one frame whatever its length, above 65,515 bytes with a length field of zero, as
-    /// Linux has it since 6.3 (BIG TCP); so more than the default is for wires that take this.
-    /// Every other wire gets shorter frames.
+    /// Most payload bytes in one transmit, at least 65,416: what
+    /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
+    /// host; the device cuts them for the wire.
     pub transmit_bytes_max: u32,
+    /// Most payload bytes in one frame to a wire that segments, at least 65,416. A TCP run over
+    /// IPv4 that is longer has a length field of zero, as Linux has it since 6.3 (BIG TCP); so more
+    /// than the default is for wires that take this. Every other wire gets shorter frames.
+    pub run_bytes_max: u32,
     /// Transmits that may wait at one time, for a disk or behind another transmit of their flow. At
     /// the limit [`crate::Device::can_take_op`] says no. It bounds the flow table too: only flows
     /// with waiting transmits have an entry.
@@ -55,6 +57,7 @@ impl DeviceConfig {
             queues: 1,
             file: Some(FileConfig::default()),
             transmit_bytes_max: RUN_BYTES_MAX,
+            run_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,
             correct_timestamps: true,
             rss_seed: 0x6f75_7462_6f61_7264,

@@ -85,7 +85,7 @@ impl Device {
                 .file
                 .clone()
                 .map(|file| FileEngine::new(file, transmit_bytes_max, config.rss_seed)),
-            run_bytes_max: transmit_bytes_max,
+            run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             runs: VecDeque::new(),
             returned: VecDeque::new(),
             events,

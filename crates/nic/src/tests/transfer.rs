@@ -333,7 +333,11 @@ fn what_was_not_taken_comes_again() {
 
 #[test]
 fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
-    let config = DeviceConfig { transmit_bytes_max: 200_000, ..DeviceConfig::new(MAC) };
+    let config = DeviceConfig {
+        transmit_bytes_max: 200_000,
+        run_bytes_max: 200_000,
+        ..DeviceConfig::new(MAC)
+    };
     let wire = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
     let mut rig = Rig::with(config, wire);
     assert_eq!(rig.device.capabilities().transmit_bytes_max, 200_000);

@@ -26,6 +26,7 @@ use super::client::{Client, Files};
 use super::disk::{DiskModel, ModelledDisk};
 use super::failed;
 use crate::error::Failure;
+use crate::serve::TRANSMIT_BYTES_MAX;
 
 /// IO-TCP's sizes, and 10 KB of its figure 11b.
 const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];
@@ -392,6 +393,9 @@ pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<Wo
             .map_err(|e| Failure::NoInput(e.to_string()))
     };
     let mut device_config = DeviceConfig::new([2, 0, 0, 0, 0, 1]);
+    // As `serve` has it; the wire's frames stay below 64 KiB, and so do the runs that the client
+    // acknowledges.
+    device_config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
     device_config.correct_timestamps = setting.correct_timestamps;
     device_config.file = setting
         .offload

@@ -223,6 +223,10 @@ fn open_log(
     Ok(Some(Box::new(std::io::BufWriter::new(file))))
 }
 
+/// Most bytes in one operation of the host: four of the longest frames that most wires take, and
+/// the disk's longest read with a response's head before it.
+pub(crate) const TRANSMIT_BYTES_MAX: u32 = (256 + 8) * 1024;
+
 fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {
     // Locally administered (the second bit), and the same for the same address, so that a restart
     // finds the peer's neighbour table right.
@@ -234,8 +238,9 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
     }
     let mut config = DeviceConfig::new(mac);
     config.queues = queues;
+    config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
     if wire.capabilities().segmentation {
-        config.transmit_bytes_max = io::tap::run_bytes_max();
+        config.run_bytes_max = io::tap::run_bytes_max();
     }
     config.rss_seed = rss_seed;
     config.file = args.offload.file.then(|| FileConfig {
