@@ -129,20 +129,16 @@ impl Host {
 
     /// Runs what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some((index, at)) = self.alarms.pop(now) {
-            let Some(slot) = self.table.slots.get_mut(index as usize) else { continue };
-            if slot.armed != at {
-                continue; // an older entry: there is another
-            }
-            slot.armed = Instant::FAR_FUTURE;
-            let next = slot.conn.as_ref().map_or(Instant::FAR_FUTURE, |conn| conn.timers.next());
+        while let Some(index) = self.alarms.pop(now) {
+            let Some(conn) = self.table.slots[index as usize].conn.as_deref() else { continue };
+            let next = conn.timers.next();
             if next > now {
                 // It moved to later meanwhile.
-                slot.armed = self.alarms.set(index, next, slot.armed);
-                continue;
+                self.alarms.set(index, next);
+            } else {
+                let id = self.table.id_of(index);
+                self.with(now, id, Connection::handle_timeout);
             }
-            let id = self.table.id_of(index);
-            self.with(now, id, Connection::handle_timeout);
         }
         let dropped = self.out.net.neighbors.handle_timeout(now);
         self.out.counters.neighbor_drops += dropped as u64;
@@ -418,7 +414,7 @@ impl Host {
         }
         if !slot.dirty {
             // Else what it sends next sets its timers anew: most of those set now would be moved.
-            slot.armed = self.alarms.set(id.index, conn.timers.next(), slot.armed);
+            self.alarms.set(id.index, conn.timers.next());
         }
         match conn.state {
             State::TimeWait => self.enter_time_wait(now, id),

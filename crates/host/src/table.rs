@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::FlowId;
-use base::{Instant, Prng};
+use base::Prng;
 use hashbrown::HashTable;
 use wire::Tuple;
 
@@ -38,8 +38,6 @@ struct Route {
 pub(crate) struct Slot {
     pub(crate) conn: Option<Box<Connection>>,
     generation: u32,
-    /// Time of its entry among the alarms.
-    pub(crate) armed: Instant,
     /// It is in the list of connections with something to send.
     pub(crate) dirty: bool,
     /// A notice about it waits to be taken.
@@ -87,7 +85,6 @@ impl Table {
             self.slots.push(Slot {
                 conn: None,
                 generation: 0,
-                armed: Instant::FAR_FUTURE,
                 dirty: false,
                 noticed: false,
                 accepted_by: None,
