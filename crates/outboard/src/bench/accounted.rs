@@ -102,11 +102,11 @@ impl Node {
         }
         busy |= self.app_turn(now);
         while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
-            busy = true;
             if let Err(op) = self.ops.0.push(op) {
                 self.waiting = Some(op);
                 break;
             }
+            busy = true;
         }
         while let Some(packet) = self.host.poll_recycle() {
             if self.recycle.0.push(packet).is_err() {

@@ -22,6 +22,9 @@ pub(crate) struct Files {
     pub(crate) byte: fn(u32, u64) -> u8,
 }
 
+/// Connections being opened at one time.
+const OPENING_MAX: u32 = 64;
+
 #[derive(Debug, Default)]
 struct Download {
     file: u32,
@@ -39,6 +42,10 @@ pub(crate) struct Client {
     files: Files,
     connections: u32,
     downloads: BTreeMap<SocketId, Download>,
+    /// Connections that were established.
+    standing: u32,
+    /// Connections that had two responses.
+    warm: u32,
     prng: Prng,
     /// Responses received whole.
     pub(crate) responses: u64,
@@ -57,6 +64,8 @@ impl Client {
             files,
             connections,
             downloads: BTreeMap::new(),
+            standing: 0,
+            warm: 0,
             prng: Prng::new(7),
             responses: 0,
             body_bytes: 0,
@@ -65,10 +74,24 @@ impl Client {
         }
     }
 
-    /// Opens one connection; the others follow when it stands, so that their SYNs need not wait for
-    /// the server's link address, for which there is little room.
+    /// Opens the first connections: a few at a time, so that no SYN is lost to a limit and comes
+    /// again a second later.
     pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        self.open(now, host, 1);
+        self.open(now, host, self.connections.min(OPENING_MAX));
+    }
+
+    /// Opens the next one; where it was the last, all begin to ask.
+    fn established(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        if let Some(download) = self.downloads.get_mut(&socket) {
+            download.done = 0;
+        }
+        self.standing += 1;
+        if self.downloads.len() < self.connections as usize {
+            self.open(now, host, 1);
+        } else if self.standing == self.connections {
+            let all: Vec<_> = self.downloads.keys().copied().collect();
+            all.into_iter().for_each(|socket| self.request(host, socket));
+        }
     }
 
     fn open(&mut self, now: Instant, host: &mut Host, count: u32) {
@@ -83,13 +106,13 @@ impl Client {
     }
 
     /// Connections that are established.
-    pub(crate) fn established(&self, host: &Host) -> usize {
+    pub(crate) fn writable(&self, host: &Host) -> usize {
         self.downloads.keys().filter(|&&s| host.readiness(s).writable).count()
     }
 
-    /// Responses of the connection that had fewest.
-    pub(crate) fn least_responses(&self) -> u64 {
-        self.downloads.values().map(|d| d.responses).min().unwrap_or(0)
+    /// Whether every connection has had two responses.
+    pub(crate) const fn is_warm(&self) -> bool {
+        self.warm == self.connections
     }
 
     /// Counts what each connection receives from now on.
@@ -113,10 +136,7 @@ impl Client {
         }
         let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
         if fresh && readiness.writable {
-            if self.downloads.len() == 1 {
-                self.open(now, host, self.connections - 1);
-            }
-            self.request(host, socket);
+            self.established(now, host, socket);
         }
         while !host.peek(socket).is_empty() {
             let used = self.take(host, socket);
@@ -124,6 +144,7 @@ impl Client {
             let Some(download) = self.downloads.get_mut(&socket) else { return };
             if download.done == self.files.size {
                 download.responses += 1;
+                self.warm += u32::from(download.responses == 2);
                 self.responses += 1;
                 self.request(host, socket);
             }

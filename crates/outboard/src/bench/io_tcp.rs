@@ -288,10 +288,7 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
     world.start();
     let warm = u64::from(setting.connections) * 2;
     let wanted = (MEASURED_BYTES_MAX / setting.size).clamp(warm, 20_000);
-    let alive = world.run_until(|w| {
-        let load = w.load_ref();
-        load.responses >= warm && load.least_responses() >= 2 || failed_load(w)
-    });
+    let alive = world.run_until(|w| w.load_ref().is_warm() || failed_load(w));
     world.load().restart_shares();
     let (cycles, counters) = (world.server.cycles, world.server_counters());
     let (responses, bytes) = (world.load_ref().responses, world.load_ref().body_bytes);

@@ -62,11 +62,11 @@ fn measure(args: &MemoryArgs, folder: &std::path::Path) -> Result<f64, Failure> 
     let files = io_tcp::make_files(folder, 10_000, 0)?;
     let mut world = io_tcp::build(io_tcp::idle_setting(args.connections), &files, folder)?;
     world.start();
-    let served = world.run_until(|w| w.load_ref().least_responses() > 0);
+    let served = world.run_until(|w| w.load_ref().is_warm());
     world.load().draining = true;
     let quiet = world.now + IDLE;
     world.run_until(|w| w.now >= quiet);
-    let established = world.load_ref().established(&world.client.host);
+    let established = world.load_ref().writable(&world.client.host);
     if !served || established != args.connections as usize {
         let what = world.load_ref().errors.first().cloned().unwrap_or_default();
         return Err(Failure::System(format!("only {established} connections are there: {what}")));
