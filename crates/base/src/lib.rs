@@ -1,4 +1,5 @@
-//! Vocabulary that every other crate shares: time, sequence numbers, randomness and counters.
+//! Vocabulary that every other crate shares: time and alarms, sequence numbers, randomness and
+//! counters.
 //!
 //! Nothing here touches an operating system: time and seeds come in from outside, so that the same
 //! code runs on a device, on a host and in a deterministic simulation. No dependencies, no
@@ -8,11 +9,13 @@
 
 extern crate alloc;
 
+mod alarm;
 pub mod counters;
 mod prng;
 mod seq;
 mod time;
 
+pub use alarm::Alarms;
 pub use prng::Prng;
 pub use seq::SeqNum;
 pub use time::{Duration, Instant};

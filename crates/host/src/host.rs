@@ -13,13 +13,12 @@ use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
     TransmitDone,
 };
-use base::{Instant, Prng};
+use base::{Alarms, Instant, Prng};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
 use wire::tcp::Segment;
 use wire::{Endpoint, Tuple};
 
-use crate::alarm::Alarms;
 use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;

@@ -21,7 +21,6 @@ extern crate std;
 
 extern crate alloc;
 
-mod alarm;
 mod api;
 mod config;
 mod counters;

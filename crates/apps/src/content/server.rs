@@ -1,26 +1,17 @@
 //! The table of connections and their deadlines.
 //!
-//! [`super::ContentServer`] hands on what the host told it. Each connection has one place in the
-//! ordered set of deadlines; a deadline that moves later leaves it where it is, and is looked at
-//! when that time comes. So the usual request moves nothing, and the set never holds more than
-//! there are connections.
-
-use std::collections::BTreeSet;
+//! [`super::ContentServer`] hands on what the host told it. A deadline that moves later leaves its
+//! connection's alarm where it is, and is looked at when that time comes: the usual request moves
+//! nothing.
 
 use abi::{FileFault, FileId, Refusal};
-use base::Instant;
+use base::{Alarms, Instant};
 
 use super::Config;
 use super::answer::Responder;
 use super::connection::{Connection, Context, Fate};
 use super::files::{Opened, Waiter};
 use super::sockets::Sockets;
-
-struct Slot<I> {
-    connection: Connection<I>,
-    /// Its place in the set of deadlines.
-    armed: Instant,
-}
 
 /// What happened to a connection.
 #[derive(Clone, Copy)]
@@ -35,11 +26,9 @@ pub(crate) struct Server<I> {
     pub(crate) responder: Responder,
     config: Config,
     /// By the socket's index.
-    slots: Vec<Option<Slot<I>>>,
+    slots: Vec<Option<Connection<I>>>,
     connections: usize,
-    deadlines: BTreeSet<(Instant, u32)>,
-    /// None of them is earlier: what is asked for at every turn.
-    wake_at: Instant,
+    deadlines: Alarms,
     next_serial: u32,
 }
 
@@ -53,8 +42,7 @@ impl<I: Copy + Eq> Server<I> {
             config,
             slots: Vec::new(),
             connections: 0,
-            deadlines: BTreeSet::new(),
-            wake_at: Instant::FAR_FUTURE,
+            deadlines: Alarms::default(),
             next_serial: 0,
         }
     }
@@ -90,9 +78,8 @@ impl<I: Copy + Eq> Server<I> {
         }
         let connection = Connection::new(socket, self.next_serial, now, &self.config);
         self.next_serial = self.next_serial.wrapping_add(1);
-        let armed = connection.deadline;
-        self.arm(armed, key);
-        self.slots[index] = Some(Slot { connection, armed });
+        self.deadlines.set(key, connection.deadline);
+        self.slots[index] = Some(connection);
         self.connections += 1;
         // Its first request may have come already.
         self.turn(now, host, index, Cause::Readiness);
@@ -107,8 +94,8 @@ impl<I: Copy + Eq> Server<I> {
         socket: I,
     ) {
         let index = S::index(socket);
-        let slot = self.slots.get(index).and_then(Option::as_ref);
-        if slot.is_some_and(|slot| slot.connection.socket == socket) {
+        let connection = self.slots.get(index).and_then(Option::as_ref);
+        if connection.is_some_and(|connection| connection.socket == socket) {
             self.turn(now, host, index, Cause::Readiness);
             self.close_files(host);
         }
@@ -144,36 +131,27 @@ impl<I: Copy + Eq> Server<I> {
 
     /// Time has passed.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
-        while let Some(&(armed, key)) = self.deadlines.first() {
-            if armed > now {
-                break;
-            }
-            self.deadlines.pop_first();
+        while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
-            let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
-            let deadline = slot.connection.deadline;
+            let Some(connection) = self.slots.get_mut(index).and_then(Option::as_mut) else {
+                continue;
+            };
+            let deadline = connection.deadline;
             if deadline > now {
-                slot.armed = deadline;
-                self.deadlines.insert((deadline, key));
+                self.deadlines.set(key, deadline);
             } else {
-                slot.armed = Instant::FAR_FUTURE;
                 self.turn(now, host, index, Cause::Timeout);
             }
         }
-        self.wake_at = self.deadlines.first().map_or(Instant::FAR_FUTURE, |&(armed, _)| armed);
         self.responder.files.handle_timeout(now);
         self.close_files(host);
     }
 
     /// When to call [`Self::handle_timeout`]; may be early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let next = self.wake_at.min(self.responder.files.poll_timeout());
+        let files = self.responder.files.poll_timeout();
+        let next = self.deadlines.next().map_or(files, |at| at.min(files));
         (next != Instant::FAR_FUTURE).then_some(next)
-    }
-
-    fn arm(&mut self, at: Instant, key: u32) {
-        self.deadlines.insert((at, key));
-        self.wake_at = self.wake_at.min(at);
     }
 
     fn resume<S: Sockets<Id = I>>(
@@ -185,16 +163,15 @@ impl<I: Copy + Eq> Server<I> {
     ) {
         for waiter in waiters {
             let index = waiter.index as usize;
-            let slot = self.slots.get(index).and_then(Option::as_ref);
-            if slot.is_some_and(|slot| slot.connection.serial == waiter.serial) {
+            let connection = self.slots.get(index).and_then(Option::as_ref);
+            if connection.is_some_and(|connection| connection.serial == waiter.serial) {
                 self.turn(now, host, index, Cause::Opened(result));
             }
         }
     }
 
     fn turn<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S, index: usize, cause: Cause) {
-        let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
-        let connection = &mut slot.connection;
+        let Some(connection) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
         let (responder, config) = (&mut self.responder, &self.config);
         let mut cx = Context { now, host, responder, config };
         let fate = match cause {
@@ -204,21 +181,18 @@ impl<I: Copy + Eq> Server<I> {
         };
         if fate == Fate::Gone {
             self.remove(index);
-        } else if slot.connection.deadline < slot.armed {
-            // Earlier than its place in the set, or without one.
-            let key = (slot.armed, u32::try_from(index).unwrap_or(u32::MAX));
-            self.deadlines.remove(&key);
-            slot.armed = slot.connection.deadline;
-            let armed = slot.armed;
-            self.arm(armed, key.1);
+        } else if let Ok(key) = u32::try_from(index) {
+            self.deadlines.set(key, connection.deadline);
         }
     }
 
     fn remove(&mut self, index: usize) {
-        let Some(slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
+        let Some(connection) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.connections -= 1;
-        slot.connection.abandoned().for_each(|file| self.responder.files.unpin(file));
-        self.deadlines.remove(&(slot.armed, u32::try_from(index).unwrap_or(u32::MAX)));
+        connection.abandoned().for_each(|file| self.responder.files.unpin(file));
+        if let Ok(key) = u32::try_from(index) {
+            self.deadlines.clear(key);
+        }
     }
 
     fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {

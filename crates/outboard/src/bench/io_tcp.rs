@@ -6,6 +6,7 @@
 //! Then what the echo and the correction of timestamps are worth on a slow disk (IO-TCP sections
 //! 3.5 and 5.3).
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 
@@ -32,6 +33,8 @@ use crate::serve::TRANSMIT_BYTES_MAX;
 const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];
 /// Numbers of connections.
 const CONNECTIONS: [u32; 4] = [64, 256, 1_000, 4_000];
+/// A host core of IO-TCP's testbed, in cycles per second.
+const HOST_CORE_HZ: f64 = 2.2e9;
 /// Runs of a configuration, of which the one with the median host cycles counts.
 const REPEATS: usize = 3;
 /// Bytes of all files together: more than the device's memory, so that it reads.
@@ -52,6 +55,12 @@ pub(crate) struct IoTcpArgs {
     /// One run of 300 KB with 64 and 1,000 connections: a minute's look
     #[arg(long)]
     quick: bool,
+    /// File sizes to run, in bytes, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    sizes: Option<Vec<u64>>,
+    /// Numbers of connections to run, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    connections: Option<Vec<u32>>,
 }
 
 /// One run's configuration.
@@ -79,6 +88,10 @@ struct Measured {
     fallback_bytes: u64,
     mean_srtt: Duration,
     jain: f64,
+    /// Virtual time.
+    elapsed: Duration,
+    /// Every counter of the server that moved.
+    counters: BTreeMap<&'static str, u64>,
 }
 
 impl Measured {
@@ -88,6 +101,16 @@ impl Measured {
 
     fn device_per_byte(&self) -> f64 {
         self.device_cycles as f64 / self.bytes as f64
+    }
+
+    /// Body bytes per second of virtual time: what the modelled link carried.
+    fn link_rate(&self) -> f64 {
+        self.bytes as f64 * 1e9 / self.elapsed.as_nanos() as f64
+    }
+
+    /// Body bytes per second of a server with one host core of IO-TCP's testbed, on this link.
+    fn one_core_rate(&self) -> f64 {
+        self.link_rate().min(HOST_CORE_HZ / self.host_per_byte())
     }
 
     fn host_per_request(&self) -> f64 {
@@ -108,6 +131,8 @@ impl Measured {
             "timeouts": self.timeouts,
             "mean_srtt_us": self.mean_srtt.as_micros(),
             "jain": self.jain,
+            "link_gbit_per_s": self.link_rate() * 8e-9,
+            "counters": self.counters,
         })
     }
 }
@@ -125,18 +150,22 @@ pub(crate) fn run(args: &IoTcpArgs) -> Result<(), Failure> {
 }
 
 fn run_in(args: &IoTcpArgs, folder: &Path) -> Result<(), Failure> {
-    let sizes: &[u64] = if args.quick { &[300_000] } else { &SIZES };
-    let connections: &[u32] = if args.quick { &[64, 1_000] } else { &CONNECTIONS };
+    let all: (&[u64], &[u32]) =
+        if args.quick { (&[300_000], &[64, 1_000]) } else { (&SIZES, &CONNECTIONS) };
+    let sizes = args.sizes.as_deref().unwrap_or(all.0);
+    let connections = args.connections.as_deref().unwrap_or(all.1);
+    let part = args.quick || args.sizes.is_some() || args.connections.is_some();
     let mut table = Vec::new();
     if !args.json {
         println!(
-            "{:>9} {:>6} {:>9}  {:>9} {:>10} {:>9}  {:>7} {:>6} {:>8} {:>6}",
+            "{:>9} {:>6} {:>9}  {:>9} {:>10} {:>9}  {:>6} {:>7} {:>6} {:>8} {:>6}",
             "file",
             "conns",
             "path",
             "host c/B",
             "host c/req",
             "dev c/B",
+            "Gb/s",
             "reads",
             "rexmit",
             "timeouts",
@@ -161,7 +190,7 @@ fn run_in(args: &IoTcpArgs, folder: &Path) -> Result<(), Failure> {
             }
         }
     }
-    let corrections = if args.quick { Vec::new() } else { corrections(args, folder)? };
+    let corrections = if part { Vec::new() } else { corrections(args, folder)? };
     let headline = headline(&table);
     if args.json {
         let rows: Vec<Value> = table.iter().map(Measured::json).collect();
@@ -187,13 +216,14 @@ fn show(args: &IoTcpArgs, m: &Measured) {
         return;
     }
     println!(
-        "{:>9} {:>6} {:>9}  {:>9.4} {:>10.0} {:>9.4}  {:>7} {:>6} {:>8} {:>6.3}",
+        "{:>9} {:>6} {:>9}  {:>9.4} {:>10.0} {:>9.4}  {:>6.1} {:>7} {:>6} {:>8} {:>6.3}",
         m.setting.size,
         m.setting.connections,
         if m.setting.offload { "device" } else { "host-read" },
         m.host_per_byte(),
         m.host_per_request(),
         m.device_per_byte(),
+        m.link_rate() * 8e-9,
         m.disk_reads,
         m.retransmissions,
         m.timeouts,
@@ -212,12 +242,15 @@ fn headline(table: &[Measured]) -> Value {
     };
     let per_byte = |offload, connections| find(offload, connections).map(Measured::host_per_byte);
     let ratio = per_byte(true, 1_000).zip(per_byte(false, 1_000)).map(|(a, b)| a / b);
-    // Throughput of a host core is the inverse of its cycles per byte.
-    let loss = per_byte(true, 1_000).zip(per_byte(true, 4_000)).map(|(at, more)| 1.0 - at / more);
+    // IO-TCP's figure 9: of what a server with one host core delivers.
+    let rate = |connections| find(true, connections).map(Measured::one_core_rate);
+    let loss = rate(1_000).zip(rate(4_000)).map(|(at, more)| 1.0 - more / at);
+    let growth = per_byte(true, 4_000).zip(per_byte(true, 1_000)).map(|(more, at)| more / at);
     json!({
         "host_cycles_per_byte_300k": per_byte(true, 1_000),
         "ratio_vs_host_read_300k": ratio,
         "loss_at_4000_connections": loss,
+        "host_cycles_at_4000_over_1000_connections": growth,
     })
 }
 
@@ -290,7 +323,8 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
     let wanted = (MEASURED_BYTES_MAX / setting.size).clamp(warm, 20_000);
     let alive = world.run_until(|w| w.load_ref().is_warm() || failed_load(w));
     world.load().restart_shares();
-    let (cycles, counters) = (world.server.cycles, world.server_counters());
+    let started = world.now;
+    let (cycles, before) = (world.server.cycles, world.server_counters());
     let (responses, bytes) = (world.load_ref().responses, world.load_ref().body_bytes);
     let target = responses + wanted;
     let alive = alive && world.run_until(|w| w.load_ref().responses >= target || failed_load(w));
@@ -301,13 +335,12 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
             what.unwrap_or_else(|| "nothing left to happen".to_owned())
         )));
     }
-    let after = world.server_counters();
-    let moved = |name: &str| {
-        let at = |all: &std::collections::BTreeMap<&'static str, u64>| {
-            all.get(name).copied().unwrap_or_default()
-        };
-        at(&after) - at(&counters)
-    };
+    let mut counters = world.server_counters();
+    counters.retain(|name, value| {
+        *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
+        *value > 0
+    });
+    let moved = |name: &str| counters.get(name).copied().unwrap_or_default();
     let shares = world.load_ref().shares();
     let srtts: Vec<Duration> = world
         .server
@@ -329,6 +362,8 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
         fallback_bytes: moved("file_fallback_bytes"),
         mean_srtt: Duration::from_nanos(total / srtts.len().max(1) as u64),
         jain: jain(&shares),
+        elapsed: world.now.since(started),
+        counters,
     };
     check_path(&measured)?;
     Ok(measured)

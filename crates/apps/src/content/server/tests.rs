@@ -445,21 +445,6 @@ fn stale_and_foreign_notices() {
     assert_eq!(world.counter("http_aborted_peer"), 0, "an idle connection loses nothing");
 }
 
-#[test]
-fn deadlines_do_not_pile_up() {
-    let mut world = World::new();
-    let id = world.accept();
-    for n in 0..1000 {
-        world.receive(id, "GET /a.t");
-        world.receive(id, "xt HTTP/1.1\r\nHost: a\r\n\r\n");
-        world.finish_opens();
-        world.acknowledge_all(id);
-        world.advance(Duration::from_millis(n));
-        assert!(world.server.deadlines.len() <= 1);
-    }
-    assert_eq!(world.server.deadlines.len(), 1);
-}
-
 /// What the network and the disk do to a pipeline.
 #[derive(Clone, Debug)]
 enum Happening {

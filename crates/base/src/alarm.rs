@@ -1,16 +1,17 @@
 //! When connections want to be woken: one heap for all of them, lazily kept.
 //!
-//! A connection's next time-out moves with every acknowledgment, nearly always to later. So an
-//! entry stays where it is until it comes up, and only then is looked at again; it moves only where
-//! the time-out moved to earlier. Each slot of the table has one entry at most, and knows its place
-//! in the heap: without that, entries that were overtaken would lie in it for as long as a
-//! connection is idle, a hundred for each connection that is not.
+//! The host and the applications above it use one each; names are the slots of their tables. A
+//! connection's next time-out moves with every acknowledgment, nearly always to later. So an entry
+//! stays where it is until it comes up, and only then is looked at again; it moves only where the
+//! time-out moved to earlier. Each slot has one entry at most, and knows its place in the heap:
+//! without that, entries that were overtaken would lie in it for as long as a connection is idle, a
+//! hundred for each connection that is not.
 //!
 //! Invariants: `places[heap[i].slot] == i`; a parent is not later than its children.
 
 use alloc::vec::Vec;
 
-use base::Instant;
+use crate::Instant;
 
 /// Children of an entry: four make it half as deep as two would.
 const CHILDREN: usize = 4;
@@ -25,16 +26,17 @@ struct Entry {
     slot: u32,
 }
 
-/// The heap; names are slots of the table of connections.
+/// The heap.
 #[derive(Debug, Default)]
-pub(crate) struct Alarms {
+pub struct Alarms {
     heap: Vec<Entry>,
     places: Vec<u32>,
 }
 
 impl Alarms {
-    /// `slot` wants to be woken at `at`, or before.
-    pub(crate) fn set(&mut self, slot: u32, at: Instant) {
+    /// `slot` wants to be woken at `at`; it may be woken before. Slots are small numbers: memory is
+    /// kept up to the greatest.
+    pub fn set(&mut self, slot: u32, at: Instant) {
         if at == Instant::FAR_FUTURE {
             return;
         }
@@ -59,8 +61,8 @@ impl Alarms {
         }
     }
 
-    /// The next slot whose time has come. Its entry is gone.
-    pub(crate) fn pop(&mut self, now: Instant) -> Option<u32> {
+    /// The next slot whose time has come. Its entry is gone: a wish for later has to be set again.
+    pub fn pop(&mut self, now: Instant) -> Option<u32> {
         let first = *self.heap.first()?;
         if first.at > now {
             return None;
@@ -73,8 +75,20 @@ impl Alarms {
         Some(first.slot)
     }
 
+    /// Takes the entry of a slot away, if it has one.
+    pub fn clear(&mut self, slot: u32) {
+        let Some(&place) = self.places.get(slot as usize) else { return };
+        if place == NOWHERE {
+            return;
+        }
+        // To the top, and away.
+        self.rise(place as usize, Entry { at: Instant::ZERO, slot });
+        self.pop(Instant::ZERO);
+    }
+
     /// When the next time comes.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
         self.heap.first().map(|entry| entry.at)
     }
 
@@ -117,8 +131,8 @@ impl Alarms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::Prng;
-    use std::collections::BTreeMap;
+    use crate::{Duration, Prng};
+    use alloc::collections::BTreeMap;
 
     /// Against an ordered map of slot to time.
     #[test]
@@ -129,12 +143,12 @@ mod tests {
         for _ in 0..20_000 {
             if prng.below(3) > 0 {
                 let slot = u32::try_from(prng.below(300)).unwrap();
-                let at = now + base::Duration::from_micros(prng.below(5_000));
+                let at = now + Duration::from_micros(prng.below(5_000));
                 alarms.set(slot, at);
                 let known = model.entry(slot).or_insert(at);
                 *known = at.min(*known);
             } else {
-                now = now + base::Duration::from_micros(prng.below(100));
+                now = now + Duration::from_micros(prng.below(100));
                 while let Some(slot) = alarms.pop(now) {
                     let at = model.remove(&slot).unwrap();
                     assert!(at <= now && model.values().all(|&other| at <= other));
