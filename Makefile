@@ -7,13 +7,14 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup test lint checks unit loom interop
+.PHONY: help run build setup test lint checks unit loom sim interop bench
 
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
 	@echo "make test     install what the tests need and run them all"
 	@echo "make build    the program, at $(OUTBOARD)"
-	@echo "parts of test: setup lint checks unit loom interop"
+	@echo "parts of test: setup lint checks unit loom sim interop"
+	@echo "make bench    every measurement: half an hour, and a machine with nothing else to do"
 
 run: build
 	@scripts/run.sh
@@ -33,6 +34,7 @@ test:
 	@$(MAKE) --no-print-directory checks
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory loom
+	@$(MAKE) --no-print-directory sim
 	@$(MAKE) --no-print-directory interop
 
 # Each version of clippy finds other things: warnings fail with the one that the tree is kept clean
@@ -56,6 +58,16 @@ loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET_DIR)/loom" \
 		cargo test -p abi --release --lib loom_tests
 
+# Ten thousand seeds of mixed faults, each twice. More, and other ones: outboard sim --help.
+sim: build
+	$(OUTBOARD) sim --seeds 10000
+
 # Against programs that we did not write, in network namespaces.
 interop: build
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
+
+# See README.md, "Measurements". Nginx and wrk are installed if they are missing.
+bench: build
+	$(OUTBOARD) bench io-tcp
+	$(OUTBOARD) bench memory
+	$(OUTBOARD) bench serve-live

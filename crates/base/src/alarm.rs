@@ -148,7 +148,7 @@ mod tests {
                 let known = model.entry(slot).or_insert(at);
                 *known = at.min(*known);
             } else {
-                now = now + Duration::from_micros(prng.below(100));
+                now += Duration::from_micros(prng.below(100));
                 while let Some(slot) = alarms.pop(now) {
                     let at = model.remove(&slot).unwrap();
                     assert!(at <= now && model.values().all(|&other| at <= other));

@@ -364,7 +364,7 @@ impl Files {
     }
 
     /// The device lost everything: its files are opened again by the host, and read by it. Files
-    /// that are opened from now on are the device's again (DESIGN section 5, property 9).
+    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset).
     pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
         for index in 0..self.entries.len() {
             let Ok(file) = u32::try_from(index).map(FileId) else { break };

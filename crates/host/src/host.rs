@@ -314,7 +314,7 @@ impl Host {
         });
     }
 
-    /// DESIGN section 5, property 7: nothing is lost, the host goes on in software.
+    /// ARCHITECTURE.md, property 7: nothing is lost, the host goes on in software.
     fn handle_device_reset(&mut self, now: Instant) {
         self.out.counters.device_resets += 1;
         self.files.handle_reset(&mut self.out);

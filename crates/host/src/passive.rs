@@ -104,6 +104,7 @@ impl Host {
             options,
             peer_scale,
             retries: 0,
+            sent_at: None,
             resend_at: now,
         };
         self.out.counters.tcp_syns_cached += 1;
@@ -212,6 +213,7 @@ impl Host {
             options,
             peer_scale,
             retries: 0,
+            sent_at: None,
             resend_at: now,
         };
         let stamp = cookie::timestamp_with_options(clock, &options, peer_scale);
@@ -255,6 +257,7 @@ impl Host {
             options,
             peer_scale: found.peer_scale,
             retries: 0,
+            sent_at: None,
             resend_at: now,
         };
         let Some(id) = self.establish(now, &entry, None) else { return CookieFate::NoRoom };
@@ -290,6 +293,12 @@ impl Host {
         };
         let mut conn = Connection::established(begin, &self.config.tcp, now);
         conn.modes.notify = true;
+        // A clock that did not move has measured nothing.
+        let rtt =
+            entry.sent_at.map(|sent_at| now.since(sent_at)).filter(|&rtt| rtt > Duration::ZERO);
+        if let Some(rtt) = rtt {
+            conn.snd.rtt.sample(now, rtt);
+        }
         conn.arm_idle(now);
         self.table.insert(id, conn, before);
         self.table.slots[id.index()].accepted_by = Some(entry.listener);
@@ -313,6 +322,7 @@ impl Host {
         } else if flags.has(Flags::SYN) {
             if segment.seq == entry.irs {
                 self.out.counters.tcp_syn_acks_resent += 1;
+                self.table.syn_cache.resend(slot);
                 self.send_syn_ack(now, &entry);
             } else {
                 // The peer began anew.

@@ -276,7 +276,7 @@ fn a_reset_device_is_replaced_by_the_host() {
     }
     assert_eq!(next, have.len(), "everything was sent");
     t.send(seg!(ACK));
-    // What is opened from now on is the device's again: DESIGN section 5, property 9.
+    // What is opened from now on is the device's again.
     assert_eq!(t.info().file_offload, Ok(()));
     assert_eq!(t.state(), "ESTABLISHED");
     assert!(t.notices.is_empty() || !t.notices.iter().any(|n| matches!(n, Notice::File(_))));

@@ -276,6 +276,46 @@ fn a_forged_cookie_is_refused() {
     t.expect(seg!(RST seq 2));
 }
 
+/// The handshake is the first sample of the round-trip time (RFC 6298 section 2), unless the
+/// SYN-ACK was sent twice (Karn's rule, section 3).
+#[test]
+fn the_handshake_is_a_sample() {
+    for (again, srtt_ms) in [(false, 30), (true, 0)] {
+        let mut t = Peer::server_listening(|_| {}, 16);
+        t.send(seg!(SYN mss 1460));
+        t.take("a SYN-ACK");
+        t.at_ms(20);
+        if again {
+            t.send(seg!(SYN mss 1460));
+            t.take("the SYN-ACK again");
+        }
+        t.at_ms(30);
+        t.send(seg!(ACK seq 1 ack 1));
+        t.accepted();
+        assert_eq!(t.info().srtt, Duration::from_millis(srtt_ms));
+    }
+}
+
+/// RFC 4987: a flood of SYNs costs bounded memory, and nothing of what is established.
+#[test]
+fn a_flood_of_syns_leaves_connections_alone() {
+    let mut t = Peer::server_listening(|_| {}, 64);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK");
+    t.send(seg!(ACK seq 1 ack 1));
+    t.accepted();
+    t.app_write_zeros(1000);
+    t.take("a segment");
+    t.moved(|t| t.flood(1024..11_024), &[("tcp_syns_cached", 64), ("tcp_syn_cookies_sent", 9_936)]);
+    t.send(seg!(ACK seq 1 ack 1001));
+    t.app_write_zeros(500);
+    t.expect(seg!(ACK seq 1001 len 500));
+    assert_eq!(t.state(), "ESTABLISHED");
+    // Nobody answers: the cache is given back.
+    t.send(seg!(ACK seq 1 ack 1501));
+    t.moved(|t| t.at_ms(200_000), &[("tcp_syn_acks_resent", 320), ("tcp_syns_expired", 64)]);
+}
+
 /// A whole exchange over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
 #[test]
 fn over_ipv6() {

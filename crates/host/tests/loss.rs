@@ -324,6 +324,23 @@ fn duplicates_repair_without_sack() {
     assert_eq!(t.info().cwnd, t.info().ssthresh);
 }
 
+/// RFC 3042: without SACK the first two duplicates let a new segment out each, beyond the window.
+#[test]
+fn duplicates_let_new_segments_out() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established_by(&seg!(SYN mss 1460));
+    t.app_write_zeros(5 * 14_600);
+    t.take("a window");
+    let at = |n: u32| 1 + n * 1460;
+    for n in 10..12 {
+        t.send(seg!(ACK ack 1));
+        t.expect(seg!(ACK seq (at(n)) len 1460));
+        t.expect_nothing();
+    }
+    t.send(seg!(ACK ack 1));
+    t.expect(seg!(ACK seq 1 len 1460 again));
+    t.expect_nothing();
+}
+
 /// A lost retransmission is found by RACK as well: RFC 8985 section 3.
 #[test]
 fn a_lost_retransmission_is_repaired() {

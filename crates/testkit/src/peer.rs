@@ -280,6 +280,19 @@ impl Peer {
         self.forget_numbers();
     }
 
+    /// SYNs from these ports, whose answers nobody takes up; then the peer speaks as before.
+    pub fn flood(&mut self, ports: core::ops::Range<u16>) {
+        let numbers = (self.host_iss, self.host_nxt, self.peer_nxt, self.ts_base, self.last_tsval);
+        let port = self.ports.1;
+        for flooding in ports {
+            self.new_tuple(flooding);
+            self.send(crate::seg!(SYN mss 1460));
+            self.take("a SYN-ACK");
+        }
+        self.ports.1 = port;
+        (self.host_iss, self.host_nxt, self.peer_nxt, self.ts_base, self.last_tsval) = numbers;
+    }
+
     /// The peer begins a new connection over the same tuple, `ahead` of where the old one began.
     pub fn new_incarnation(&mut self, ahead: u32) {
         self.peer_iss += ahead;

@@ -132,6 +132,18 @@ pub(crate) struct Send {
     pub(crate) file_bytes: u64,
 }
 
+impl Send {
+    /// Bytes that may leave beyond the congestion window: RFC 3042 limited transmit, a segment for
+    /// each of the first two duplicates. With SACK the pipe shows what they stand for.
+    pub(crate) fn limited_transmit(&self) -> u64 {
+        if self.phase == Phase::Open {
+            u64::from(self.dup_acks.min(2)) * u64::from(self.mss)
+        } else {
+            0
+        }
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Connection {

@@ -37,6 +37,9 @@ pub(crate) struct HalfOpen {
     /// The peer's window scale, if it offered one.
     pub(crate) peer_scale: Option<u8>,
     pub(crate) retries: u8,
+    /// When the SYN-ACK left, until it leaves again: its answer then is no sample of the round-trip
+    /// time (Karn's rule: RFC 6298 section 3).
+    pub(crate) sent_at: Option<Instant>,
     pub(crate) resend_at: Instant,
 }
 
@@ -55,6 +58,7 @@ impl SynCache {
     /// Adds an entry whose SYN-ACK is sent now; gives its slot.
     pub(crate) fn insert(&mut self, now: Instant, mut entry: HalfOpen) -> u32 {
         entry.resend_at = now + RESEND_AFTER;
+        entry.sent_at = Some(now);
         self.note(entry.resend_at);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -70,6 +74,13 @@ impl SynCache {
 
     pub(crate) fn at(&self, slot: u32) -> Option<&HalfOpen> {
         self.entries.get(slot as usize)?.as_ref()
+    }
+
+    /// The SYN-ACK leaves again because the SYN came again.
+    pub(crate) fn resend(&mut self, slot: u32) {
+        if let Some(Some(entry)) = self.entries.get_mut(slot as usize) {
+            entry.sent_at = None;
+        }
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {
@@ -101,6 +112,7 @@ impl SynCache {
                     continue;
                 }
                 entry.retries += 1;
+                entry.sent_at = None;
                 entry.resend_at = now + RESEND_AFTER * (1 << entry.retries.min(6));
                 again.push(slot);
             }

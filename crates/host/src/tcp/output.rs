@@ -275,7 +275,7 @@ impl Connection {
         }
         let window = snd.edge.saturating_sub(snd.nxt);
         let pipe = snd.flight.pipe();
-        let cwnd = u64::from(snd.cc.cwnd).saturating_sub(pipe);
+        let cwnd = (u64::from(snd.cc.cwnd) + snd.limited_transmit()).saturating_sub(pipe);
         let allowed = window.min(cwnd);
         if data > cwnd && cwnd <= window {
             snd.cwnd_limited = true;
@@ -316,7 +316,8 @@ impl Connection {
     /// makes a longer run, which costs host and device less.
     fn defers(&self, len: u64, data: u64, allowed: u64, burst: u64) -> bool {
         let snd = &self.snd;
-        if snd.phase != Phase::Open || snd.flight.is_empty() || len >= burst || allowed >= data {
+        let in_order = snd.phase == Phase::Open && snd.dup_acks == 0;
+        if !in_order || snd.flight.is_empty() || len >= burst || allowed >= data {
             return false;
         }
         let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));

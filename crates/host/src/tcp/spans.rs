@@ -1,4 +1,4 @@
-//! The send stream as a map from positions to the source of their bytes (DESIGN section 1).
+//! The send stream as a map from positions to the source of their bytes.
 //!
 //! Every byte of the stream has a position, 64 bits wide, so that it never wraps; position 0 is the
 //! SYN, the first byte of data is 1. A span has a length now and bytes later: a retransmission

@@ -215,6 +215,34 @@ mod tests {
         }
     }
 
+    /// IEEE 802.1Q: a tag changes where things lie, not which flow they belong to.
+    #[test]
+    fn a_tagged_frame_is_of_the_same_flow() {
+        let plain = packet(4, protocol::TCP, b"hello");
+        let mut tagged = plain.clone();
+        tagged.splice(12..12, [0x81, 0x00, 0x00, 0x2a]);
+        let (expected, _) = one(&plain, Checksum::Unchecked);
+        let (got, moved) = one(&tagged, Checksum::Unchecked);
+        let ((queue, expected), (got_queue, got)) = (expected.unwrap(), got.unwrap());
+        assert_eq!((got_queue, got.flow_hash), (queue, expected.flow_hash));
+        assert_eq!(got.checksum, Checksum::Good);
+        assert_eq!(got.packet.as_slice(), tagged, "delivered as it came");
+        assert_eq!(names(&moved), ["rx_packets", "rx_bytes", "rx_checksum_good"]);
+    }
+
+    /// A run that the wire merged stays one, with the size of its segments; its checksum is the
+    /// wire's word.
+    #[test]
+    fn a_merged_run_is_delivered_whole() {
+        let bytes = packet(4, protocol::TCP, &[7; 10_000]);
+        let mut receiver = Receiver::new(MAC, 4, 1);
+        let mut frame = rx_frame(&mut PacketPool::new(1), &bytes);
+        (frame.checksum, frame.segment_size) = (Checksum::Good, 1448);
+        let (_, received) = receiver.handle(frame).unwrap();
+        assert_eq!((received.segment_size, received.packet.as_slice()), (1448, &bytes[..]));
+        assert_eq!(received.checksum, Checksum::Good);
+    }
+
     #[test]
     fn udp_without_a_checksum() {
         for (version, expected) in [(4, Checksum::Unchecked), (6, Checksum::Bad)] {

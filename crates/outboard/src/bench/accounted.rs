@@ -1,4 +1,4 @@
-//! Accounted mode (DESIGN section 8): client, link, device and host in one thread in turn, on a
+//! Accounted mode: client, link, device and host in one thread in turn, on a
 //! virtual clock; the time-stamp counter's cycles of each part are summed apart.
 //!
 //! The parts are those of the running program, rings included; only threads, wake-ups and the
