@@ -13,6 +13,9 @@ pub enum Event {
     TransmitDone(TransmitDone),
     /// The answer to [`crate::Op::FileOpen`].
     FileOpened(FileOpened),
+    /// A read found that an open file is no longer what [`FileOpened`] said: nothing of it is sent
+    /// any more. Who keeps the handle for later has to open the file again.
+    FileChanged(FileId),
     /// The device lost all its state. The host goes on in software or installs everything again.
     Reset,
 }

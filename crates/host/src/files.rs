@@ -212,7 +212,8 @@ impl Files {
             return;
         }
         match entry.reader {
-            Reader::Device if matches!(entry.stat, Some(Ok(_))) => {
+            // One that was found changed is open as well: no open ends so.
+            Reader::Device if matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed))) => {
                 out.ops.push_back(Op::FileClose { file });
             }
             Reader::Host(_, Some(disk)) => {
@@ -246,6 +247,18 @@ impl Files {
         entry.stat = Some(opened.result);
         self.reap(out, opened.file);
         true
+    }
+
+    /// The device found that a file has changed. Says whether the application is to be told.
+    pub(crate) fn handle_changed(&mut self, out: &mut Outbox, file: FileId) -> bool {
+        let open = |e: &&mut Entry| !e.opening && matches!(e.reader, Reader::Device);
+        let Some(entry) = self.entry(file).filter(open) else {
+            // Told before the device was reset: the host has compared versions itself.
+            out.counters.events_ignored += 1;
+            return false;
+        };
+        entry.stat = Some(Err(FileFault::Changed));
+        !entry.closed
     }
 
     /// Asks the disk for bytes that the send stream of `flow` needs at `position`. Says whether it

@@ -61,6 +61,9 @@ pub struct Host {
     icmp_limit: ErrorLimit,
 }
 
+/// Room for operations that an empty queue keeps: the ring was full for a while where it had more.
+const OPS_KEPT: usize = 1024;
+
 impl Host {
     /// A stack above a device with these capabilities. `seed` has to come from the operating system
     /// where peers are not to predict sequence numbers and cookies.
@@ -103,6 +106,11 @@ impl Host {
             Event::FileOpened(opened) => {
                 if self.files.handle_opened(&mut self.out, &opened) {
                     self.notices.push_back(Notice::File(opened.file));
+                }
+            }
+            Event::FileChanged(file) => {
+                if self.files.handle_changed(&mut self.out, file) {
+                    self.notices.push_back(Notice::File(file));
                 }
             }
             Event::Reset => self.handle_device_reset(now),
@@ -173,7 +181,11 @@ impl Host {
             self.with_clean(now, id, Connection::output);
         }
         arp::solicit(&mut self.out);
-        self.out.ops.pop_front()
+        let op = self.out.ops.pop_front();
+        if op.is_none() && self.out.ops.capacity() > OPS_KEPT {
+            self.out.ops = VecDeque::new();
+        }
+        op
     }
 
     /// A buffer to give back to the device.

@@ -152,6 +152,22 @@ fn a_changed_file_resets() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
+/// A file that the device found changed, whoever waited for it: the application hears of it, and
+/// its handle is still one to close.
+#[test]
+fn a_change_is_told_and_the_file_is_closed() {
+    let mut t = Peer::server().established();
+    let file = t.app_open();
+    t.pump();
+    t.notices.clear();
+    t.event(Event::FileChanged(file));
+    assert!(t.notices.iter().any(|n| matches!(n, Notice::File(f) if *f == file)));
+    assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::Changed)));
+    t.host.offload_close(file);
+    t.pump();
+    assert!(t.took_file_close());
+}
+
 /// Of several transmits dropped together only the first says why.
 #[test]
 fn the_first_fault_counts() {

@@ -172,6 +172,9 @@ impl Device {
         if let Some((queue, opened)) = files.handle(completion) {
             self.emit(queue, Event::FileOpened(opened));
         }
+        while let Some((queue, file)) = self.files.as_mut().and_then(FileEngine::poll_changed) {
+            self.emit(queue, Event::FileChanged(file));
+        }
         self.settle_done(now);
     }
 

@@ -172,6 +172,8 @@ fn a_rewritten_file_is_never_mixed() {
     rig.outcomes();
     rig.put("a", 200_000, 2);
     rig.complete_all();
+    let told = |e: &(usize, Event)| matches!(e, (_, Event::FileChanged(_)));
+    assert_eq!(rig.events.iter().filter(|e| told(e)).count(), 2, "each who has it open");
     let mut outcomes = rig.outcomes();
     outcomes.sort_by_key(|o| o.0);
     assert_eq!(

@@ -32,6 +32,7 @@ use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileExtent, FileFault, FileId, FileOpened, FileStat};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use self::cache::{Cache, Reading, pages};
 use self::counters::FileCounters;
@@ -61,6 +62,8 @@ pub(crate) type Done = (Key, Result<Resolved, FileFault>);
 pub(crate) struct FileEngine {
     config: FileConfig,
     files: OpenFiles,
+    /// Files found changed, and their queues, of which the host has not been told.
+    changed: Vec<(usize, FileId)>,
     cache: Cache,
     jobs: Slab<Job>,
     /// Jobs that do not have all their blocks yet, oldest first; cancelled ones are stale.
@@ -83,6 +86,7 @@ impl FileEngine {
         let config = config.clamped(transmit_bytes_max);
         Self {
             files: OpenFiles::new(config.files_max, seed),
+            changed: Vec::new(),
             cache: Cache::new(config.memory_bytes_max, config.block_pages, seed),
             jobs: Slab::new(),
             admission: VecDeque::new(),
@@ -217,8 +221,14 @@ impl FileEngine {
         }
     }
 
+    /// The next file that was found changed, and its queue.
+    pub(crate) fn poll_changed(&mut self) -> Option<(usize, FileId)> {
+        self.changed.pop()
+    }
+
     /// Forgets everything. The disk is told to close what it has open.
     pub(crate) fn reset(&mut self) {
+        self.changed.clear();
         self.control.retain(|request| matches!(request, DiskRequest::Close { .. }));
         while let Some(read) = self.reads.pop_front() {
             if let DiskRequest::Read { buf, .. } = read {
@@ -295,7 +305,8 @@ impl FileEngine {
         };
         if verdict == FileFault::Changed {
             self.counters.file_changed += 1;
-            self.files.mark_changed(reading.version);
+            let changed = &mut self.changed;
+            self.files.mark_changed(reading.version, |queue, file| changed.push((queue, file)));
         } else {
             self.counters.file_read_errors += 1;
         }

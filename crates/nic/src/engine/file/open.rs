@@ -165,11 +165,17 @@ impl OpenFiles {
         Some(self.reap(key))
     }
 
-    /// Nothing is sent any more from files of this version: their content is not on the disk.
-    pub(crate) fn mark_changed(&mut self, version: u64) {
+    /// Nothing is sent any more from files of this version: their content is not on the disk. Gives
+    /// those that the host has open to `tell`.
+    pub(crate) fn mark_changed(&mut self, version: u64, mut tell: impl FnMut(usize, FileId)) {
         for file in self.files.values_mut() {
-            if matches!(file.stage, Stage::Open { stat, .. } if stat.version == version) {
+            let concerned =
+                matches!(file.stage, Stage::Open { stat, .. } if stat.version == version);
+            if concerned && !file.changed {
                 file.changed = true;
+                if !file.closed {
+                    tell(file.queue, file.id);
+                }
             }
         }
     }
