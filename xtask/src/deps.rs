@@ -38,6 +38,7 @@ const RULES: &[Rule] = &[
         &["base", "bytes", "loom", "smallvec"],
         "the contract says how memory is shared and nothing about either side",
     ),
+    only("crypto", &["abi", "aws-lc-rs"], "the only crate that knows a crypto library"),
     only(
         "nic",
         &["abi", "base", "bytes", "hashbrown", "smallvec", "wire"],

@@ -4,7 +4,8 @@
 //! The host sends [`Op`]s down one ordered ring per queue; the device answers with [`Event`]s. Both
 //! are ordinary enums, moved by value. `host` and `nic` see only this crate, `base` and `wire`,
 //! never each other. The modules [`port`] and [`disk`] describe what a device needs below itself (a
-//! wire, a disk), so that a simulated device and a real one are the same code.
+//! wire, a disk), so that a simulated device and a real one are the same code; [`crypto`] what both
+//! sides need to seal and open.
 //!
 //! The `unsafe` of shared memory lives here ([`ring`], [`aligned`]) and nowhere else below `io`.
 #![no_std]
@@ -17,6 +18,7 @@ extern crate alloc;
 
 pub mod aligned;
 mod caps;
+pub mod crypto;
 pub mod disk;
 mod event;
 mod op;
