@@ -128,6 +128,7 @@ need unshare util-linux
 if [ "$purpose" = test ]; then
     need chromium chromium
     need nginx nginx-light
+    need openssl openssl
     need tshark tshark
     need wrk wrk
 fi

@@ -52,11 +52,20 @@ impl Server {
     /// Where the program is not built or does not start; with what it wrote to stderr.
     #[must_use]
     pub fn start(folder: &Path, options: &[&str]) -> Self {
+        Self::start_with(folder, options, &[])
+    }
+
+    /// As [`Self::start`], with variables in its environment.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn start_with(folder: &Path, options: &[&str], env: &[(&str, &Path)]) -> Self {
         let scratch = TempDir::new().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
         let control = scratch.path().join("control");
         let netns = Netns::new();
         let mut command = netns.command(program());
-        command.args(serve_args(folder, &control)).args(options);
+        command.args(serve_args(folder, &control)).args(options).envs(env.iter().copied());
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -112,6 +121,16 @@ impl Server {
         serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
     }
 
+    /// Sends the server a signal, by its name.
+    ///
+    /// # Panics
+    /// Where it has ended.
+    pub fn signal(&self, name: &str) {
+        if let Some(child) = &self.child {
+            tool::signal(name, child.id());
+        }
+    }
+
     /// Asks the server to end, and waits for it.
     ///
     /// # Panics
@@ -135,7 +154,7 @@ impl Server {
     fn wait_until_ready(mut self) -> Self {
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
-                Ok(line) if line.starts_with("serving http://") => return self,
+                Ok(line) if line.starts_with("serving http") => return self,
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.kill();

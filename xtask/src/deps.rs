@@ -52,6 +52,7 @@ const RULES: &[Rule] = &[
             "bytes",
             "hashbrown",
             "libm",
+            "rustls",
             "siphasher",
             "smallvec",
             "thiserror",

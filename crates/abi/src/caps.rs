@@ -40,6 +40,8 @@ pub enum Refusal {
     NotSupported,
     /// The engine's table is full.
     TableFull,
+    /// What is sent has to be sealed first, and the host does that.
+    Encrypted,
     /// The device was reset and the state is not yet installed again.
     DeviceReset,
 }
@@ -50,6 +52,7 @@ impl fmt::Display for Refusal {
             Self::Disabled => "switched off by --offload",
             Self::NotSupported => "the device has no such engine",
             Self::TableFull => "the device's table is full",
+            Self::Encrypted => "encrypted by the host",
             Self::DeviceReset => "the device was reset",
         })
     }

@@ -75,6 +75,15 @@ pub enum SocketError {
     /// A file that was being sent failed; the connection was reset.
     #[error("{0}")]
     File(FileFault),
+    /// The peer's TLS was wrong: the alert that it was sent.
+    #[error("TLS: {0:?}")]
+    Tls(crate::Alert),
+    /// The TLS handshake failed.
+    #[error("TLS: the handshake failed")]
+    TlsHandshake,
+    /// The peer's TLS gave up, with this alert.
+    #[error("TLS: the peer sent alert {0}")]
+    TlsPeer(u8),
     /// It was closed or aborted by this side.
     #[error("connection closed")]
     Closed,

@@ -111,6 +111,34 @@ base::counters! {
         file_fallback_bytes,
         /// Connections reset because a file failed or changed.
         file_aborts,
+        /// TLS handshakes completed.
+        tls_handshakes,
+        /// TLS handshakes that failed.
+        tls_handshake_failures,
+        /// Sessions that the host seals for (Linux: `TlsTxSw`).
+        tls_tx_sw,
+        /// Sessions that the host opens for (Linux: `TlsRxSw`).
+        tls_rx_sw,
+        /// Records of content that the host sealed.
+        tls_tx_records,
+        /// Bytes of content in them.
+        tls_tx_bytes,
+        /// Records that the host opened.
+        tls_rx_records,
+        /// Bytes of content in them.
+        tls_rx_bytes,
+        /// Records that did not verify (Linux: `TlsDecryptError`).
+        tls_decrypt_error,
+        /// Changes of key that peers announced (Linux: `TlsRxRekeyReceived`).
+        tls_rx_rekey_received,
+        /// Those that we followed (Linux: `TlsRxRekeyOk`).
+        tls_rx_rekey_ok,
+        /// Changes of our own key (Linux: `TlsTxRekeyOk`).
+        tls_tx_rekey_ok,
+        /// Fatal alerts sent after the handshake, or for its framing.
+        tls_alerts_sent,
+        /// Fatal alerts received after the handshake.
+        tls_alerts_received,
         /// Events of the device that fit nothing: late, or nonsense.
         events_ignored,
         /// Resets of the device.

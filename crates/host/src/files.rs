@@ -180,6 +180,14 @@ impl Files {
         })
     }
 
+    /// As [`Self::source`], for a session that needs the bytes themselves: only of a file that the
+    /// host reads.
+    pub(crate) fn source_on_host(&mut self, file: FileId, offset: u64, len: u64) -> bool {
+        let on_host = |e: &Entry| matches!(e.reader, Reader::Host(..));
+        self.entries.get(file.0 as usize).and_then(Option::as_ref).is_some_and(on_host)
+            && self.source(file, offset, len).is_some()
+    }
+
     /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked
     /// to send them, so that it may hold buffers for them.
     pub(crate) fn release(

@@ -5,7 +5,7 @@
 //! [`Host::poll_op`] lets each of them send once, so that a response's head and body, and the
 //! acknowledgment of its request, leave together.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use abi::disk::{DiskCompletion, DiskRequest};
@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::counters::HostCounters;
 use crate::files::{FileWork, Files};
 use crate::hash::Keyed;
+use crate::l5p::tls::TlsServer;
 use crate::net::icmp::{ErrorKind, ErrorLimit, TcpError};
 use crate::net::{Net, arp, icmp};
 use crate::outbox::Outbox;
@@ -48,6 +49,8 @@ pub struct Host {
     pub(crate) files: Files,
     pub(crate) table: Table,
     pub(crate) listeners: Vec<Option<Listener>>,
+    /// What listeners that speak TLS need for it.
+    pub(crate) tls_servers: BTreeMap<u32, TlsServer>,
     pub(crate) cookies: Cookies,
     /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
     pub(crate) cookie_sent: Option<Instant>,
@@ -86,6 +89,7 @@ impl Host {
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
             table: Table::new(&mut prng),
             listeners: Vec::new(),
+            tls_servers: BTreeMap::new(),
             cookies: Cookies::new(&mut prng),
             cookie_sent: None,
             iss_key: Keyed::random(&mut prng),
@@ -122,8 +126,12 @@ impl Host {
         match self.files.handle_disk(&mut self.out, completion) {
             Some(FileWork::Opened(file)) => self.notices.push_back(Notice::File(file)),
             Some(FileWork::Filled { flow, position, bytes }) => {
-                self.with(now, SocketId::of_flow(flow), |conn, cx| {
-                    conn.handle_file_bytes(cx, position, bytes);
+                let id = SocketId::of_flow(flow);
+                let bytes = self.session_filled(now, id, bytes);
+                self.with(now, id, |conn, cx| {
+                    if let Some(bytes) = bytes {
+                        conn.handle_file_bytes(cx, position, bytes);
+                    }
                 });
             }
             Some(FileWork::Failed { flow, fault }) => {
@@ -411,6 +419,9 @@ impl Host {
     /// After work on a connection: tells the application, sets the alarm, and parts with one that
     /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
+        if self.has_session(id) {
+            self.session_turn(now, id);
+        }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
         if conn.modes.notify {
@@ -437,6 +448,7 @@ impl Host {
     /// The tuple goes on in TIME-WAIT without the connection, which stays only while the
     /// application reads from it.
     fn enter_time_wait(&mut self, now: Instant, id: SocketId) {
+        self.session_ended(id);
         let Some(conn) = self.table.get_mut(id) else { return };
         let tuple = conn.tuple;
         let held = conn.modes.held;
@@ -463,6 +475,7 @@ impl Host {
     /// Takes back the tuple of a connection that is closed, and the connection unless the
     /// application holds it.
     fn part_with(&mut self, id: SocketId) {
+        self.session_ended(id);
         let Some(conn) = self.table.get(id) else { return };
         let (tuple, held) = (conn.tuple, conn.modes.held);
         self.table.unroute(&tuple, Place::Connection(id.index));

@@ -10,6 +10,7 @@
 //! | `sockets` | the application's end: readiness, reading, writing, `offload_*` |
 //! | `passive` | connections that begin: listeners, SYN cache, cookies, TIME-WAIT |
 //! | `tcp` | TCP by role |
+//! | `l5p` | protocols above TCP: TLS |
 //! | `files` | file handles, and the software path for what the device does not send |
 //! | `net` | addresses, neighbours, ICMP |
 //! | `outbox` | what leaves |
@@ -27,6 +28,7 @@ mod counters;
 mod files;
 mod hash;
 mod host;
+mod l5p;
 mod net;
 mod outbox;
 mod passive;
@@ -42,3 +44,4 @@ pub use api::{
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
 pub use host::Host;
+pub use l5p::tls::{Alert, TlsServer};

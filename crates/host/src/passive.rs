@@ -2,6 +2,8 @@
 //!
 //! Half of [`Host`]; see `tcp::listen`, `tcp::cookie` and `tcp::time_wait` for the parts.
 
+use alloc::boxed::Box;
+
 use abi::FlowId;
 use base::{Duration, Instant, SeqNum};
 use wire::Tuple;
@@ -9,6 +11,7 @@ use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use crate::api::SocketId;
 use crate::host::Host;
+use crate::l5p::tls::Session;
 use crate::outbox::TcpPayload;
 use crate::table::Place;
 use crate::tcp::ack::timestamp;
@@ -301,7 +304,10 @@ impl Host {
         }
         conn.arm_idle(now);
         self.table.insert(id, conn, before);
-        self.table.slots[id.index()].accepted_by = Some(entry.listener);
+        let slot = &mut self.table.slots[id.index()];
+        slot.accepted_by = Some(entry.listener);
+        let server = self.tls_servers.get(&entry.listener);
+        slot.session = server.map(|server| Box::new(Session::new(server)));
         if let Some(l) = &mut self.listeners[entry.listener as usize] {
             l.waiting += 1;
         }

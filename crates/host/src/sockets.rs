@@ -3,6 +3,7 @@
 //! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next
 //! [`Host::poll_op`]. A socket that does not exist any more answers like one that was closed.
 
+use abi::Refusal;
 use base::Instant;
 use bytes::Bytes;
 use wire::{Endpoint, Tuple};
@@ -12,6 +13,7 @@ use crate::api::{
     SocketError, SocketId, SocketInfo, SocketOption,
 };
 use crate::host::Host;
+use crate::l5p::tls::TlsServer;
 use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
@@ -60,6 +62,22 @@ impl Host {
         let backlog = backlog.max(1);
         self.listeners.push(Some(Listener { addr, port, backlog, half_open: 0, waiting: 0 }));
         Ok(ListenerId(id))
+    }
+
+    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Files
+    /// that are opened from now on are read by the host, which seals them.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub fn listen_tls(
+        &mut self,
+        listen: Listen,
+        server: TlsServer,
+    ) -> Result<ListenerId, ListenError> {
+        let id = self.listen(listen)?;
+        self.tls_servers.insert(id.0, server);
+        self.files.offload = self.files.offload.and(Err(Refusal::Encrypted));
+        Ok(id)
     }
 
     /// Begins to open a connection; a notice tells when it is established or has failed.
@@ -120,7 +138,7 @@ impl Host {
     #[must_use]
     pub fn readiness(&self, socket: SocketId) -> Readiness {
         match self.table.get(socket) {
-            Some(conn) => conn.readiness(&self.config.tcp),
+            Some(conn) => self.session_readiness(socket, conn.readiness(&self.config.tcp)),
             None => Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
         }
     }
@@ -141,11 +159,17 @@ impl Host {
     /// there are none.
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
-        self.table.get(socket).map_or(&[], |c| c.rcv.peek())
+        let below = || self.table.get(socket).map_or(&[][..], |c| c.rcv.peek());
+        self.session_peek(socket).unwrap_or_else(below)
     }
 
     /// Takes bytes off the front of what [`Self::peek`] showed.
     pub fn consume(&mut self, socket: SocketId, bytes: usize) {
+        if self.has_session(socket) {
+            self.session_consume(socket, bytes);
+            self.touch(socket);
+            return;
+        }
         let Some(conn) = self.table.get_mut(socket) else { return };
         if let Some(packet) = conn.rcv.consume(bytes) {
             self.out.recycle.push_back(packet);
@@ -177,6 +201,10 @@ impl Host {
     /// [`SendError`]: the connection is gone or shut down.
     pub fn send(&mut self, socket: SocketId, bytes: Bytes) -> Result<usize, SendError> {
         self.check_open(socket)?;
+        if self.has_session(socket) {
+            self.touch(socket);
+            return Ok(self.session_send(socket, bytes));
+        }
         let Some(conn) = self.table.get_mut(socket) else { return Ok(0) };
         let taken = conn.write(bytes, &self.config.tcp);
         self.touch(socket);
@@ -192,7 +220,7 @@ impl Host {
     /// Bytes written and not yet acknowledged.
     #[must_use]
     pub fn send_queue(&self, socket: SocketId) -> u64 {
-        self.table.get(socket).map_or(0, Connection::send_queue)
+        self.table.get(socket).map_or(0, Connection::send_queue) + self.session_queue(socket)
     }
 
     fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
@@ -206,7 +234,9 @@ impl Host {
 
     /// Closes our direction once everything written has been sent.
     pub fn shutdown(&mut self, socket: SocketId) {
-        if let Some(conn) = self.table.get_mut(socket) {
+        if self.session_shutdown(socket) {
+            self.touch(socket);
+        } else if let Some(conn) = self.table.get_mut(socket) {
             conn.shutdown();
             self.touch(socket);
         }
@@ -217,10 +247,13 @@ impl Host {
     pub fn close(&mut self, now: Instant, socket: SocketId) {
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
-        match conn.state {
+        let state = conn.state;
+        let unread = conn.rcv.ready_bytes() > 0 || !self.peek(socket).is_empty();
+        match state {
             State::Closed | State::TimeWait => self.free(socket),
             State::SynSent => self.abort(now, socket),
-            _ if conn.rcv.ready_bytes() > 0 => self.abort(now, socket),
+            _ if unread => self.abort(now, socket),
+            _ if self.session_shutdown(socket) => self.touch(socket),
             _ => {
                 self.with(now, socket, |conn, cx| conn.close(cx));
             }
@@ -281,6 +314,10 @@ impl Host {
         len: u64,
     ) -> Result<(), SendError> {
         self.check_open(socket)?;
+        if self.has_session(socket) {
+            self.touch(socket);
+            return self.session_send_file(socket, file, offset, len);
+        }
         let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
         if let Some(conn) = self.table.get_mut(socket) {
             conn.write_file(source, len);

@@ -11,6 +11,7 @@ use wire::Tuple;
 
 use crate::api::SocketId;
 use crate::hash::Keyed;
+use crate::l5p::tls::Session;
 use crate::tcp::conn::Connection;
 use crate::tcp::listen::SynCache;
 use crate::tcp::time_wait::TimeWait;
@@ -37,6 +38,8 @@ struct Route {
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) conn: Option<Box<Connection>>,
+    /// What lies between it and its socket.
+    pub(crate) session: Option<Box<Session>>,
     generation: u32,
     /// It is in the list of connections with something to send.
     pub(crate) dirty: bool,
@@ -84,6 +87,7 @@ impl Table {
             }
             self.slots.push(Slot {
                 conn: None,
+                session: None,
                 generation: 0,
                 dirty: false,
                 noticed: false,
@@ -108,6 +112,7 @@ impl Table {
     pub(crate) fn remove(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.conn = None;
+        slot.session = None;
         slot.generation = slot.generation.wrapping_add(1);
         slot.noticed = false;
         slot.accepted_by = None;

@@ -51,9 +51,20 @@ pub(crate) struct ServeArgs {
     /// What the device does beyond checksums and segmentation: all, none, or a list of: file
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub(crate) offload: OffloadArg,
-    /// Port to listen on
-    #[arg(long, default_value_t = 80)]
-    pub(crate) port: u16,
+    /// Port to listen on [default: 80, with --tls 443]
+    #[arg(long)]
+    port: Option<u16>,
+    /// Speak HTTPS: TLS 1.2 and 1.3. Without --tls-cert a certificate for development is made at
+    /// the start and its fingerprint printed
+    #[arg(long)]
+    pub(crate) tls: bool,
+    /// Certificate chain in PEM; may be given several times, the first is for clients that name no
+    /// server. SIGHUP reads all of them again
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]
+    pub(crate) tls_cert: Vec<PathBuf>,
+    /// Private key in PEM, one for each --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Vec<PathBuf>,
     /// Queues, with a host and a device each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) queues: u8,
@@ -91,6 +102,13 @@ pub(crate) struct ServeArgs {
     /// Socket that `outboard stat` and `outboard ss` ask
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+}
+
+impl ServeArgs {
+    /// The port to listen on.
+    pub(crate) fn port(&self) -> u16 {
+        self.port.unwrap_or(if self.tls { 443 } else { 80 })
+    }
 }
 
 /// Faults to inject between the device and the wire, both ways, each with a probability of 0 to 1.

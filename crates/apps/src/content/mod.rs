@@ -28,7 +28,7 @@ mod status;
 mod target;
 
 use base::{Duration, Instant};
-use host::{Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption};
+use host::{Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption, TlsServer};
 
 pub use counters::Counters;
 
@@ -39,6 +39,8 @@ use server::Server;
 pub struct Config {
     /// Where to listen.
     pub listen: Vec<Listen>,
+    /// Speak TLS there, with this.
+    pub tls: Option<TlsServer>,
     /// Value of the Server field; empty for none.
     pub server_name: String,
     /// File that stands for its directory.
@@ -79,6 +81,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
+            tls: None,
             server_name: String::from("outboard"),
             index: String::from("index.html"),
             unix_epoch: Duration::ZERO,
@@ -113,7 +116,10 @@ impl ContentServer {
     pub fn new(config: Config, host: &mut Host) -> Result<Self, ListenError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         for &listen in &config.listen {
-            listeners.push(host.listen(listen)?);
+            listeners.push(match &config.tls {
+                Some(tls) => host.listen_tls(listen, tls.clone())?,
+                None => host.listen(listen)?,
+            });
         }
         Ok(Self { listeners, server: Server::new(config) })
     }

@@ -285,6 +285,14 @@ impl Connection {
         taken
     }
 
+    /// Appends bytes whether there is room or not: a session's, which asked for room before it made
+    /// them.
+    pub(crate) fn write_all(&mut self, bytes: Bytes) {
+        if self.state.may_write() && !self.snd.fin && !bytes.is_empty() {
+            self.snd.spans.push_memory(bytes);
+        }
+    }
+
     /// Appends part of a file.
     pub(crate) fn write_file(&mut self, source: Source, len: u64) {
         self.snd.spans.push_file(source, len);

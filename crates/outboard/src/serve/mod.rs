@@ -9,6 +9,7 @@ mod device_thread;
 mod host_thread;
 mod queue;
 mod shared_thread;
+mod tls;
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ use std::thread::JoinHandle;
 use abi::Refusal;
 use apps::content::{self, ContentServer};
 use base::Duration;
-use host::{Algorithm, Cidr, Host, Listen};
+use host::{Algorithm, Cidr, Host, Listen, TlsServer};
 use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::fault::{FaultConfig, FaultWire};
@@ -27,7 +28,7 @@ use io::pcap::PcapWire;
 use io::tap::{IpPrefix, Tap, TapConfig, TapError};
 use io::wire::Wire;
 use nic::{Device, DeviceConfig, FileConfig};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{CongestionArg, DiskArg, OffloadArg, ServeArgs, ThreadsArg, WireArg};
@@ -46,12 +47,14 @@ const BACKLOG: usize = 4096;
 /// What could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before anything is opened, so that no signal is lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM])
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.control.as_deref(), &args.wire))?;
     // A folder that cannot be served is said so before anything is made.
     drop(open_disk(args)?);
+    let certificates = args.tls.then(|| tls::Certificates::load(args)).transpose()?;
+    let tls = certificates.as_ref().map(tls::server).transpose()?;
     let wires = open_wires(args, &clock)?;
     let queues = wires.len();
     let mesh = queue::mesh(queues)?;
@@ -64,7 +67,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let device = new_device(args, queues, rss_seed, wire.as_ref());
         let capabilities = device.capabilities();
         let mut host = Host::new(host_config(args, index), &capabilities, clock::entropy());
-        let app = ContentServer::new(content_config(args, &clock), &mut host)
+        let app = ContentServer::new(content_config(args, &clock, tls.clone()), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         // The device's disk, and one for the host where it has to read files itself.
         let disks = (open_disk(args)?, open_disk(args)?);
@@ -90,8 +93,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let wakers = probes.clone();
     let _socket_file = control.start(probes)?;
-    announce(args);
-    signals.forever().next();
+    announce(args, certificates.as_deref());
+    for signal in signals.forever() {
+        match (signal, &certificates) {
+            (SIGHUP, Some(certificates)) => certificates.reload(args),
+            // A terminal that closes ends it, where there is nothing to read again.
+            _ => break,
+        }
+    }
     stop.store(true, Ordering::Release);
     wakers.iter().for_each(control::Probe::wake);
     join(threads)
@@ -124,13 +133,14 @@ fn join(threads: Vec<JoinHandle<()>>) -> Result<(), Failure> {
 }
 
 /// The line that says that we are ready, and one to try.
-fn announce(args: &ServeArgs) {
-    let port = if args.port == 80 { String::new() } else { format!(":{}", args.port) };
+fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
+    let (scheme, usual) = if args.tls { ("https", 443) } else { ("http", 80) };
+    let port = if args.port() == usual { String::new() } else { format!(":{}", args.port()) };
     let mut out = std::io::stdout().lock();
     for cidr in &args.addr {
         let url = match cidr.addr {
-            IpAddr::V4(v4) => format!("http://{v4}{port}/"),
-            IpAddr::V6(v6) => format!("http://[{v6}]{port}/"),
+            IpAddr::V4(v4) => format!("{scheme}://{v4}{port}/"),
+            IpAddr::V6(v6) => format!("{scheme}://[{v6}]{port}/"),
         };
         let _ = writeln!(out, "serving {url} from {}", args.dir.display());
     }
@@ -139,7 +149,13 @@ fn announce(args: &ServeArgs) {
             IpAddr::V4(v4) => v4.to_string(),
             IpAddr::V6(v6) => format!("[{v6}]"),
         };
-        let _ = writeln!(out, "try: curl -v http://{host}{port}/");
+        // A certificate that was made is signed by nobody.
+        let made = certificates.and_then(tls::Certificates::made_fingerprint);
+        let insecure = if made.is_some() { " --insecure" } else { "" };
+        if let Some(fingerprint) = made {
+            let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
+        }
+        let _ = writeln!(out, "try: curl -v{insecure} {scheme}://{host}{port}/");
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();
@@ -266,9 +282,10 @@ fn host_config(args: &ServeArgs, index: usize) -> host::Config {
     config
 }
 
-fn content_config(args: &ServeArgs, clock: &Clock) -> content::Config {
+fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> content::Config {
     content::Config {
-        listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
+        listen: vec![Listen { addr: None, port: args.port(), backlog: BACKLOG }],
+        tls,
         unix_epoch: clock.unix_epoch(),
         seed: clock::entropy(),
         header_timeout: Duration::from_secs(args.header_timeout.into()),
