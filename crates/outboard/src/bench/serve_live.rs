@@ -31,12 +31,12 @@ pub(crate) struct ServeLiveArgs {
     /// Rounds: in each, every row is measured with either server
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Rows to measure: some of 4k, 256k, 10m, close
+    /// Rows to measure: some of 4k, 256k, 10m, close, https-4k, https-256k, https-10m
     #[arg(
         long,
         value_delimiter = ',',
         value_parser = parse_row,
-        default_values = ["4k", "256k", "10m", "close"]
+        default_values = ["4k", "256k", "10m", "close", "https-4k", "https-256k", "https-10m"]
     )]
     rows: Vec<Row>,
     /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
@@ -59,13 +59,28 @@ struct Row {
     connections: u32,
     /// Whether each request has a connection of its own.
     close: bool,
+    /// Over TLS.
+    tls: bool,
 }
 
-const ROWS: [Row; 4] = [
-    Row { name: "4k", bytes: 4 << 10, connections: 64, close: false },
-    Row { name: "256k", bytes: 256 << 10, connections: 64, close: false },
-    Row { name: "10m", bytes: 10 << 20, connections: 16, close: false },
-    Row { name: "close", bytes: 64, connections: 64, close: true },
+impl Row {
+    const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
+        Self { name, bytes, connections, close: false, tls: false }
+    }
+
+    const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
+        Self { tls: true, ..Self::new(name, bytes, connections) }
+    }
+}
+
+const ROWS: [Row; 7] = [
+    Row::new("4k", 4 << 10, 64),
+    Row::new("256k", 256 << 10, 64),
+    Row::new("10m", 10 << 20, 16),
+    Row { close: true, ..Row::new("close", 64, 64) },
+    Row::over_tls("https-4k", 4 << 10, 64),
+    Row::over_tls("https-256k", 256 << 10, 64),
+    Row::over_tls("https-10m", 10 << 20, 16),
 ];
 
 /// Seconds of a run that only warms up or compares nginx's settings.
@@ -74,9 +89,10 @@ const WARM_UP_S: u32 = 1;
 const ALTERNATIVE: &str = "cubic";
 
 fn parse_row(name: &str) -> Result<Row, String> {
-    ROWS.into_iter()
-        .find(|row| row.name == name)
-        .ok_or_else(|| format!("`{name}` is no row; there are: 4k, 256k, 10m, close"))
+    ROWS.into_iter().find(|row| row.name == name).ok_or_else(|| {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        format!("`{name}` is no row; there are: {}", names.join(", "))
+    })
 }
 
 /// A row's runs, in the order of rounds.
@@ -101,7 +117,7 @@ pub(crate) fn run(args: &ServeLiveArgs) -> Result<(), Failure> {
     for round in 1..=args.rounds {
         for entry in &mut measured {
             eprintln!("round {round} of {}: {}", args.rounds, entry.row.name);
-            let outboard = load::run(&lab.outboard, &lab, entry.row, args.seconds)?;
+            let outboard = load::run(lab.outboard(entry.row), &lab, entry.row, args.seconds)?;
             entry.outboard.push(outboard);
             lab.nginx.set_congestion(&entry.congestion)?;
             let nginx = load::run(lab.nginx.server(), &lab, entry.row, args.seconds)?;
@@ -122,7 +138,7 @@ fn choose(lab: &Lab, rows: &[Row]) -> Result<Vec<Measured>, Failure> {
     let mut measured = Vec::new();
     for &row in rows {
         eprintln!("warming up: {}", row.name);
-        load::run(&lab.outboard, lab, row, WARM_UP_S)?;
+        load::run(lab.outboard(row), lab, row, WARM_UP_S)?;
         let system = lab.nginx.congestion().to_owned();
         let mut best = (f64::MIN, system.clone());
         for name in [system.as_str(), ALTERNATIVE] {

@@ -23,6 +23,9 @@ use crate::error::Failure;
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often we look.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Files in the folder.
+const CERT: &str = "cert.pem";
+const KEY: &str = "key.pem";
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const NGINX_ADDR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const NGINX_CLIENT_ADDR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -100,7 +103,9 @@ impl Nginx {
 /// Everything that is set up.
 pub(super) struct Lab {
     // In this order they end: the servers before their folder.
-    pub(super) outboard: Server,
+    plain: Server,
+    /// A second instance, in a namespace of its own, that speaks HTTPS.
+    secure: Server,
     pub(super) nginx: Nginx,
     folder: Folder,
     pub(super) server_core: usize,
@@ -116,9 +121,18 @@ impl Lab {
         write_files(&site, rows).map_err(|e| cannot_write(&site, &e))?;
         let script = folder.0.join("wrk.lua");
         fs::write(&script, WRK_SCRIPT).map_err(|e| cannot_write(&script, &e))?;
-        let outboard = start_outboard(&folder.0, &site, server_core, serve_options)?;
+        let (cert, key) = write_certificate(&folder.0)?;
+        let plain = start_outboard(&folder.0, "http", &site, server_core, serve_options)?;
+        let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
+        let options = [&tls[..], serve_options].concat();
+        let secure = start_outboard(&folder.0, "https", &site, server_core, &options)?;
         let nginx = start_nginx(&folder.0, &site, server_core)?;
-        Ok(Self { outboard, nginx, folder, server_core, client_core })
+        Ok(Self { plain, secure, nginx, folder, server_core, client_core })
+    }
+
+    /// Our server for a row.
+    pub(super) const fn outboard(&self, row: Row) -> &Server {
+        if row.tls { &self.secure } else { &self.plain }
     }
 
     /// The script for wrk.
@@ -188,17 +202,30 @@ fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// A certificate and its key, the same for both servers: ECDSA over P-256.
+fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
+        .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|e| cannot_write(&path, &e))?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+    Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
+}
+
 fn start_outboard(
     folder: &Path,
+    name: &str,
     site: &Path,
     core: usize,
     options: &[String],
 ) -> Result<Server, Failure> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?;
-    let log = folder.join("outboard.log");
+    let log = folder.join(format!("{name}.log"));
     let mut command = in_new_namespace(core, &program);
-    command.arg("serve").arg(site).arg("--control").arg(folder.join("control")).args(options);
+    command.arg("serve").arg(site).arg("--control").arg(folder.join(name)).args(options);
     command.stdout(Stdio::piped()).stderr(log_file(&log)?);
     let mut process = spawn(&mut command)?;
     // Its last line before it serves says what to try. What it says later nobody reads, and it does
@@ -251,7 +278,8 @@ fn join(client: u32, server: u32) -> Result<(), Failure> {
 /// cached, no log.
 ///
 /// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does
-/// not keep a worker to itself.
+/// not keep a worker to itself. Over TLS sendfile is not to be had without the kernel's TLS; buffers
+/// of a record's size are what its authors advise for large files.
 fn nginx_config(folder: &Path, site: &Path) -> String {
     let (folder, site) = (folder.display(), site.display());
     format!(
@@ -265,7 +293,11 @@ http {{
   open_file_cache max=1000 inactive=600s; open_file_cache_valid 600s; open_file_cache_min_uses 1;
   client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
   uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
+  ssl_certificate {folder}/{CERT}; ssl_certificate_key {folder}/{KEY};
+  ssl_protocols TLSv1.2 TLSv1.3; ssl_buffer_size 16k; ssl_session_cache shared:a:10m;
+  output_buffers 2 256k;
   server {{ listen 0.0.0.0:80 backlog=65535 reuseport; root {site}; }}
+  server {{ listen 0.0.0.0:443 ssl backlog=65535 reuseport; root {site}; }}
 }}
 "
     )

@@ -56,7 +56,8 @@ pub(super) fn run(server: &Server, lab: &Lab, row: Row, seconds: u32) -> Result<
     if row.close {
         wrk.args(["--header", "Connection: close"]);
     }
-    wrk.arg(format!("http://{}/{}", server.addr, row.name));
+    let scheme = if row.tls { "https" } else { "http" };
+    wrk.arg(format!("{scheme}://{}/{}", server.addr, row.name));
     let before = Snapshot::take(server, lab)?;
     let said = output(&mut wrk)?;
     let after = Snapshot::take(server, lab)?;
