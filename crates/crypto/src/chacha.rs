@@ -1,0 +1,148 @@
+//! ChaCha20-Poly1305 over ranges of a text (RFC 8439).
+//!
+//! Called by [`crate::Provider`]. ChaCha20 is the `chacha20` crate's; Poly1305 is ours, see
+//! [`crate::poly1305`].
+//!
+//! Poly1305's key is another for each nonce, and takes a block of ChaCha20 to make: it is kept in
+//! the [`Sum`]. Invariant: a sum whose key is all zeros has none yet. (Where the key should really
+//! be zeros, it is made again each time, and the same.)
+
+use std::fmt;
+
+use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
+use zeroize::Zeroizing;
+
+use crate::horner::{BLOCK, Running};
+use crate::poly1305::{Element, Poly1305};
+use crate::room;
+use crate::whole::Whole;
+
+/// A key of ChaCha20-Poly1305.
+pub(crate) struct ChaCha {
+    whole: Whole,
+    key: Zeroizing<[u8; 32]>,
+}
+
+impl ChaCha {
+    /// None where `key` has the wrong length.
+    pub(crate) fn new(key: &[u8]) -> Option<Self> {
+        let whole = Whole::new(Suite::ChaCha20Poly1305, key)?;
+        Some(Self { whole, key: Zeroizing::new(key.try_into().ok()?) })
+    }
+
+    fn cipher(&self, nonce: &[u8; NONCE_BYTES]) -> ChaCha20 {
+        ChaCha20::new((&*self.key).into(), nonce.into())
+    }
+
+    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> State {
+        let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
+        let mut key = [join(r0, r1), join(s0, s1)];
+        if key == [0, 0] {
+            let mut block = Zeroizing::new([0; 2 * BLOCK]);
+            self.cipher(nonce).apply_keystream(&mut *block);
+            let half = |from: usize| std::array::from_fn(|at| block[from + at]);
+            key = [u128::from_le_bytes(half(0)), u128::from_le_bytes(half(BLOCK))];
+        }
+        State { running: Running { value: Element([a, b, c]), end }, key }
+    }
+}
+
+/// A sum, taken apart.
+struct State {
+    running: Running<Element>,
+    /// `r` before clamping, and `s`.
+    key: [u128; 2],
+}
+
+impl State {
+    fn store(self) -> Sum {
+        let [a, b, c] = self.running.value.0;
+        let [[r0, r1], [s0, s1]] = self.key.map(words);
+        Sum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
+    }
+}
+
+impl Aead for ChaCha {
+    fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        self.whole.seal(nonce, aad, text)
+    }
+
+    fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+    ) -> Result<usize, BadTag> {
+        self.whole.open(nonce, aad, sealed)
+    }
+
+    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let (inside, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        beyond.fill(0);
+        if inside.is_empty() {
+            return;
+        }
+        let mut cipher = self.cipher(nonce);
+        let done =
+            cipher.try_seek(FIRST + offset).is_ok() && cipher.try_apply_keystream(inside).is_ok();
+        if !done {
+            inside.fill(0);
+        }
+    }
+
+    fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+        let mut state = self.load(nonce, sum);
+        state.running.add(&Poly1305::new(state.key[0]), offset, sealed);
+        *sum = state.store();
+    }
+
+    fn merge(&self, sum: &mut Sum, other: &Sum) {
+        // A sum without its key has seen nothing.
+        if sum.words()[4..] == [0; 4] {
+            *sum = *other;
+        } else if other.words()[4..] != [0; 4] {
+            let nonce = &[0; NONCE_BYTES];
+            let mut state = self.load(nonce, sum);
+            let other = self.load(nonce, other).running;
+            state.running.merge(&Poly1305::new(state.key[0]), other);
+            *sum = state.store();
+        }
+    }
+
+    fn finish(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text_len: u64,
+        sum: &Sum,
+    ) -> [u8; TAG_BYTES] {
+        let state = self.load(nonce, sum);
+        let mut lengths = [0; BLOCK];
+        lengths[..8].copy_from_slice(&(aad.len() as u64).to_le_bytes());
+        lengths[8..].copy_from_slice(&text_len.to_le_bytes());
+        let [r, s] = state.key;
+        let value = state.running.finish(&Poly1305::new(r), aad, text_len, &lengths);
+        value.to_number().wrapping_add(s).to_le_bytes()
+    }
+}
+
+impl fmt::Debug for ChaCha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ChaCha(..)")
+    }
+}
+
+fn join(low: u64, high: u64) -> u128 {
+    u128::from(low) | u128::from(high) << 64
+}
+
+fn words(number: u128) -> [u64; 2] {
+    [(number & u128::from(u64::MAX)) as u64, (number >> 64) as u64]
+}
+
+/// Where the text's keystream begins: block 0 is Poly1305's key (RFC 8439, section 2.8).
+const FIRST: u64 = 64;
+/// Longest text in bytes (RFC 8439, section 2.8).
+const TEXT_MAX: u64 = (1 << 38) - 64;

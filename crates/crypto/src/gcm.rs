@@ -1,0 +1,310 @@
+//! AES-GCM over ranges of a text (NIST SP 800-38D).
+//!
+//! Called by [`crate::Provider`]. AES comes from the `aes` crate, which takes counter blocks as it
+//! is given them. GHASH over many blocks comes from aws-lc, as the tag of associated data, since
+//! that uses the widest instructions; GHASH over few, and multiplication by powers of its key, from
+//! `polyval`. Which is quicker where: `examples/speed.rs`.
+//!
+//! Invariant: an element of GHASH's field is kept as POLYVAL has it, its bytes reversed (RFC 8452,
+//! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
+
+use std::fmt;
+
+use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use aes::cipher::array::Array;
+use aes::cipher::{BlockCipherEncrypt, BlockSizeUser, KeyInit, consts::U16};
+use polyval::hazmat::FieldElement;
+use polyval::{Polyval, universal_hash::UniversalHash};
+use zeroize::Zeroize;
+
+use crate::horner::{BLOCK, Field, Running};
+use crate::room;
+use crate::whole::Whole;
+
+/// A key of AES-GCM with the block cipher `C`.
+pub(crate) struct Gcm<C> {
+    cipher: C,
+    ghash: Ghash,
+}
+
+impl<C: Cipher> Gcm<C> {
+    /// None where `key` has not the length of `suite`'s, or that is not the suite of `C`.
+    pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
+        let whole = Whole::new(suite, key)?;
+        let cipher = C::new(key)?;
+        let mut hash_key = [[0; BLOCK]];
+        cipher.encrypt_all(&[[0; BLOCK]], &mut hash_key);
+        Some(Self { cipher, ghash: Ghash::new(whole, hash_key[0]) })
+    }
+
+    /// XORs with the keystream of a range that ends before the counter does.
+    fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let mut counters = [[0; BLOCK]; BATCH];
+        let mut keystream = [[0; BLOCK]; BATCH];
+        let needed = (range.len() / BLOCK + 2).min(BATCH);
+        for block in &mut counters[..needed] {
+            block[..NONCE_BYTES].copy_from_slice(nonce);
+        }
+        let (mut block, mut skip) = (offset / BLOCK as u64, (offset % BLOCK as u64) as usize);
+        let mut rest = range;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at_mut(rest.len().min(BATCH * BLOCK - skip));
+            let blocks = (skip + now.len()).div_ceil(BLOCK);
+            for counter in &mut counters[..blocks] {
+                let number = (FIRST + block) & u64::from(u32::MAX);
+                counter[NONCE_BYTES..].copy_from_slice(&(number as u32).to_be_bytes());
+                block += 1;
+            }
+            self.cipher.encrypt_all(&counters[..blocks], &mut keystream[..blocks]);
+            let key = &keystream.as_flattened()[skip..];
+            now.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+            (rest, skip) = (later, 0);
+        }
+    }
+
+    /// The block that the tag is masked with, E(K, J0) (SP 800-38D, section 7.1).
+    fn tag_mask(&self, nonce: &[u8; NONCE_BYTES]) -> u128 {
+        let mut block = [0; BLOCK];
+        block[..NONCE_BYTES].copy_from_slice(nonce);
+        block[BLOCK - 1] = 1;
+        let mut mask = [[0; BLOCK]];
+        self.cipher.encrypt_all(&[block], &mut mask);
+        u128::from_be_bytes(mask[0])
+    }
+}
+
+impl<C: Cipher> Aead for Gcm<C> {
+    fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        self.ghash.whole.seal(nonce, aad, text)
+    }
+
+    fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+    ) -> Result<usize, BadTag> {
+        self.ghash.whole.open(nonce, aad, sealed)
+    }
+
+    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let (inside, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        self.crypt(nonce, offset, inside);
+        beyond.fill(0);
+    }
+
+    fn absorb(&self, _: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+        let mut running = load(sum);
+        running.add(&self.ghash, offset, sealed);
+        *sum = store(running);
+    }
+
+    fn merge(&self, sum: &mut Sum, other: &Sum) {
+        let mut running = load(sum);
+        running.merge(&self.ghash, load(other));
+        *sum = store(running);
+    }
+
+    fn finish(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text_len: u64,
+        sum: &Sum,
+    ) -> [u8; TAG_BYTES] {
+        let mut lengths = [0; BLOCK];
+        lengths[..8].copy_from_slice(&(aad.len() as u64 * 8).to_be_bytes());
+        lengths[8..].copy_from_slice(&text_len.wrapping_mul(8).to_be_bytes());
+        let hash = load(sum).finish(&self.ghash, aad, text_len, &lengths);
+        (hash ^ self.tag_mask(nonce)).to_be_bytes()
+    }
+
+    fn seal_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
+        self.apply(nonce, offset, range);
+        let mut running = load(sum);
+        running.add_mut(&self.ghash, offset, range);
+        *sum = store(running);
+    }
+
+    fn open_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
+        let mut running = load(sum);
+        running.add_mut(&self.ghash, offset, range);
+        *sum = store(running);
+        self.apply(nonce, offset, range);
+    }
+}
+
+impl<C> fmt::Debug for Gcm<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gcm(..)")
+    }
+}
+
+fn load(sum: &Sum) -> Running<u128> {
+    let [low, high, end, ..] = *sum.words();
+    Running { value: u128::from(low) | u128::from(high) << 64, end }
+}
+
+fn store(running: Running<u128>) -> Sum {
+    let low = (running.value & u128::from(u64::MAX)) as u64;
+    let high = (running.value >> 64) as u64;
+    Sum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
+}
+
+/// AES with keys of one length.
+pub(crate) trait Cipher: Send + Sync + Sized {
+    /// None where `key` has the wrong length.
+    fn new(key: &[u8]) -> Option<Self>;
+
+    /// Encrypts each block of `from` to its place in `to`, which is as long.
+    fn encrypt_all(&self, from: &[[u8; BLOCK]], to: &mut [[u8; BLOCK]]);
+}
+
+impl<C> Cipher for C
+where
+    C: BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> + KeyInit + Send + Sync,
+{
+    fn new(key: &[u8]) -> Option<Self> {
+        Self::new_from_slice(key).ok()
+    }
+
+    fn encrypt_all(&self, from: &[[u8; BLOCK]], to: &mut [[u8; BLOCK]]) {
+        let from = Array::cast_slice_from_core(from);
+        let result = self.encrypt_blocks_b2b(from, Array::cast_slice_from_core_mut(to));
+        debug_assert!(result.is_ok(), "both have one length");
+    }
+}
+
+/// GHASH with one key (SP 800-38D, section 6.4), as a polynomial's field.
+///
+/// An element is a block read as a big-endian number, which is POLYVAL's element of that value.
+struct Ghash {
+    whole: Whole,
+    /// E(K, J0) for a nonce of zeros, which the tags that aws-lc computes for us are masked with.
+    mask: u128,
+    /// The key, set up to multiply by.
+    by_key: Polyval,
+    /// The key to the power of 2^n.
+    powers: [[u8; BLOCK]; POWERS],
+}
+
+impl Ghash {
+    fn new(whole: Whole, hash_key: [u8; BLOCK]) -> Self {
+        let mask = u128::from_be_bytes(whole.seal(&[0; NONCE_BYTES], &[], &mut []));
+        let hash_key = FieldElement::from(u128::from_be_bytes(hash_key)).mulx();
+        let by_key = Polyval::new(&<[u8; BLOCK]>::from(hash_key).into());
+        let mut powers = [hash_key.into(); POWERS];
+        for n in 1..POWERS {
+            powers[n] = times(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
+        }
+        Self { whole, mask, by_key, powers }
+    }
+
+    /// `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated data.
+    ///
+    /// That would end with the block of lengths, and a factor too many for what is wanted: so it is
+    /// given all blocks but the last, and the last is put in the place of the lengths.
+    fn many(&self, blocks: &[u8]) -> u128 {
+        let (most, last) = blocks.split_at(blocks.len() - BLOCK);
+        let tag = u128::from_be_bytes(self.whole.seal(&[0; NONCE_BYTES], most, &mut []));
+        let lengths = u128::from(most.len() as u64 * 8) << 64;
+        tag ^ self.mask ^ self.step(lengths ^ element(last))
+    }
+
+    fn few(&self, a: u128, blocks: &[u8]) -> u128 {
+        blocks.chunks_exact(BLOCK).fold(a, |a, block| self.step(a ^ element(block)))
+    }
+}
+
+impl Drop for Ghash {
+    fn drop(&mut self) {
+        // `Whole` and `Polyval` wipe themselves.
+        self.powers.zeroize();
+        self.mask.zeroize();
+    }
+}
+
+impl Field for Ghash {
+    type Element = u128;
+
+    fn sum(&self, a: u128, b: u128) -> u128 {
+        a ^ b
+    }
+
+    fn block(&self, bytes: &[u8; BLOCK], _: bool) -> u128 {
+        u128::from_be_bytes(*bytes)
+    }
+
+    fn step(&self, a: u128) -> u128 {
+        let mut product = self.by_key.clone();
+        product.update(&[a.to_le_bytes().into()]);
+        u128::from_le_bytes(product.finalize().into())
+    }
+
+    fn raise(&self, mut a: u128, n: u64) -> u128 {
+        for (bit, power) in self.powers.iter().enumerate() {
+            // Which powers are taken is known to whoever sees the packets.
+            if n >> bit & 1 == 1 {
+                a = times(a, power);
+            }
+        }
+        if n >> POWERS != 0 { self.raise_far(a, n >> POWERS) } else { a }
+    }
+
+    fn blocks(&self, a: u128, blocks: &[u8]) -> u128 {
+        if blocks.len() < MANY {
+            return self.few(a, blocks);
+        }
+        let before = if a == 0 { 0 } else { self.raise(a, (blocks.len() / BLOCK) as u64) };
+        before ^ self.many(blocks)
+    }
+
+    fn blocks_mut(&self, a: u128, blocks: &mut [u8]) -> u128 {
+        if blocks.len() < MANY {
+            return self.few(a, blocks);
+        }
+        // What comes before is added to the first block, and has all its factors for nothing.
+        let first: [u8; BLOCK] = std::array::from_fn(|at| blocks[at]);
+        blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
+        let sum = self.many(blocks);
+        blocks[..BLOCK].copy_from_slice(&first);
+        sum
+    }
+}
+
+impl Ghash {
+    /// `raise` by `n` times 2^`POWERS`: only in texts longer than any record.
+    #[cold]
+    fn raise_far(&self, mut a: u128, n: u64) -> u128 {
+        let mut power = self.powers[POWERS - 1];
+        for bit in 0..u64::BITS - n.leading_zeros() {
+            power = times(u128::from_le_bytes(power), &power).to_le_bytes();
+            if n >> bit & 1 == 1 {
+                a = times(a, &power);
+            }
+        }
+        a
+    }
+}
+
+/// Reads one block.
+fn element(block: &[u8]) -> u128 {
+    u128::from_be_bytes(std::array::from_fn(|at| block[at]))
+}
+
+fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
+    let mut product = Polyval::new(&(*b).into());
+    product.update(&[a.to_le_bytes().into()]);
+    u128::from_le_bytes(product.finalize().into())
+}
+
+/// Counter of a text's first block; one less masks the tag (SP 800-38D, section 7.1).
+const FIRST: u64 = 2;
+/// Longest text in bytes (SP 800-38D, section 5.2.1.1).
+const TEXT_MAX: u64 = (1 << 36) - 32;
+/// Blocks of keystream that are made at once: a segment of 1,500 bytes, and little of the stack.
+const BATCH: usize = 96;
+/// From how many bytes on it pays to have GHASH done by aws-lc, which takes 60 ns to get going.
+const MANY: usize = 192;
+/// Powers of the hash key that are kept: for as many blocks as a TLS record has.
+const POWERS: usize = 11;

@@ -1,0 +1,183 @@
+//! Poly1305's field (RFC 8439, section 2.5): numbers modulo 2^130 - 5.
+//!
+//! Called by [`crate::chacha`] for each record, with the `r` of its nonce. Written here since no
+//! library lets go of a sum before its end, or multiplies by powers of `r`. All is done in constant
+//! time: no branch and no index depends on `r` or the text.
+//!
+//! Invariant: an element's limbs are of 44, 44 and 42 bits, the middle one with a carry of a bit or
+//! so; only [`Element::to_bytes`] reduces all the way.
+
+use crate::horner::{BLOCK, Field};
+
+/// A number as `l0 + l1 2^44 + l2 2^88`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Element(pub(crate) [u64; 3]);
+
+impl Element {
+    /// 16 bytes as a little-endian number, and `high` times 2^128.
+    fn read(bytes: &[u8], high: u64) -> Self {
+        let low = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
+        let top = u64::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
+        Self([low & M44, (low >> 44 | top << 20) & M44, top >> 24 | high << 40])
+    }
+
+    fn plus(self, other: Self) -> Self {
+        let ([a, b, c], [x, y, z]) = (self.0, other.0);
+        Self([a + x, b + y, c + z])
+    }
+
+    fn times(self, other: &Factor) -> Self {
+        carry(other.product(self))
+    }
+
+    /// The number modulo 2^130 - 5, modulo 2^128.
+    pub(crate) fn to_number(self) -> u128 {
+        let [mut a, mut b, mut c] = self.0;
+        // Twice, since the first carry out of the top may go all the way through.
+        for _ in 0..2 {
+            b += a >> 44;
+            a &= M44;
+            c += b >> 44;
+            b &= M44;
+            a += (c >> 42) * 5;
+            c &= M42;
+        }
+        b += a >> 44;
+        a &= M44;
+        c += b >> 44;
+        b &= M44;
+        // What is at least 2^130 - 5 has a carry into bit 130 when five are added.
+        let five = a + 5;
+        let over = (c + ((b + (five >> 44)) >> 44)) >> 42;
+        a += 5 * over;
+        b += a >> 44;
+        a &= M44;
+        c += b >> 44;
+        b &= M44;
+        u128::from(a) | u128::from(b) << 44 | u128::from(c & M42) << 88
+    }
+}
+
+/// A number set up to multiply by.
+#[derive(Clone, Copy)]
+struct Factor {
+    limbs: [u64; 3],
+    /// Limbs one and two, times 20: 2^132 is 20 modulo 2^130 - 5.
+    folded: [u64; 2],
+}
+
+impl Factor {
+    fn new(Element(limbs): Element) -> Self {
+        Self { limbs, folded: [limbs[1] * 20, limbs[2] * 20] }
+    }
+
+    /// Limbs of the product before carries: each less than 2^98 for limbs of 46 bits.
+    #[inline]
+    fn product(&self, Element([a, b, c]): Element) -> [u128; 3] {
+        let wide = |x: u64, y: u64| u128::from(x) * u128::from(y);
+        let ([r0, r1, r2], [s1, s2]) = (self.limbs, self.folded);
+        [
+            wide(a, r0) + wide(b, s2) + wide(c, s1),
+            wide(a, r1) + wide(b, r0) + wide(c, s2),
+            wide(a, r2) + wide(b, r1) + wide(c, r0),
+        ]
+    }
+}
+
+/// Brings limbs of up to 2^102 back to their sizes.
+#[inline]
+fn carry([a, mut b, mut c]: [u128; 3]) -> Element {
+    b += a >> 44;
+    c += b >> 44;
+    let over = ((c >> 42) & u128::from(u64::MAX)) as u64;
+    let low = low44(a) + over * 5;
+    let top = (c & u128::from(M42)) as u64;
+    Element([low & M44, low44(b) + (low >> 44), top])
+}
+
+#[inline]
+fn low44(wide: u128) -> u64 {
+    (wide & u128::from(M44)) as u64
+}
+
+/// The field with the `r` of one nonce.
+pub(crate) struct Poly1305 {
+    /// `r^4, r^3, r^2, r`: four blocks at once wait for one another once in 64 bytes.
+    powers: [Factor; 4],
+}
+
+impl Poly1305 {
+    /// With `r` as it comes out of the key stream; it is clamped here.
+    pub(crate) fn new(r: u128) -> Self {
+        let r = Element::read(&(r & CLAMP).to_le_bytes(), 0);
+        let first = Factor::new(r);
+        let second = Factor::new(r.times(&first));
+        let third = Factor::new(Element(second.limbs).times(&first));
+        let fourth = Factor::new(Element(third.limbs).times(&first));
+        Self { powers: [fourth, third, second, first] }
+    }
+
+    #[inline]
+    fn four(&self, a: Element, blocks: &[u8; 4 * BLOCK]) -> Element {
+        let mut total = self.powers[0].product(a.plus(Element::read(&blocks[..BLOCK], 1)));
+        for n in 1..4 {
+            let block = Element::read(&blocks[n * BLOCK..(n + 1) * BLOCK], 1);
+            let product = self.powers[n].product(block);
+            for (total, product) in total.iter_mut().zip(product) {
+                *total += product;
+            }
+        }
+        carry(total)
+    }
+}
+
+impl Field for Poly1305 {
+    type Element = Element;
+
+    fn sum(&self, a: Element, b: Element) -> Element {
+        // A sum is one more operand of up to 46 bits; the product by one brings it back.
+        let [x, y, z] = a.plus(b).0;
+        carry([x.into(), y.into(), z.into()])
+    }
+
+    fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Element {
+        Element::read(bytes, u64::from(first))
+    }
+
+    fn step(&self, a: Element) -> Element {
+        a.times(&self.powers[3])
+    }
+
+    fn raise(&self, mut a: Element, mut n: u64) -> Element {
+        let mut power = self.powers[3];
+        // How far is known to whoever sees the packets.
+        while n != 0 {
+            if n & 1 == 1 {
+                a = a.times(&power);
+            }
+            n >>= 1;
+            if n != 0 {
+                power = Factor::new(Element(power.limbs).times(&power));
+            }
+        }
+        a
+    }
+
+    fn blocks(&self, mut a: Element, blocks: &[u8]) -> Element {
+        let mut fours = blocks.chunks_exact(4 * BLOCK);
+        for four in &mut fours {
+            if let Ok(four) = four.try_into() {
+                a = self.four(a, four);
+            }
+        }
+        for block in fours.remainder().chunks_exact(BLOCK) {
+            a = self.step(a.plus(Element::read(block, 1)));
+        }
+        a
+    }
+}
+
+const M44: u64 = (1 << 44) - 1;
+const M42: u64 = (1 << 42) - 1;
+/// Bits of `r` that may be set (RFC 8439, section 2.5).
+const CLAMP: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
