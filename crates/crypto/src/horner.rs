@@ -60,7 +60,7 @@ impl<E: Copy + Default> Running<E> {
             if !blocks.is_empty() {
                 a = field.blocks(a, blocks);
             }
-            (piece(field, a, 0, last), offset + range.len() as u64)
+            (piece(field, a, 0, last), end_of(offset, range.len()))
         });
     }
 
@@ -73,7 +73,7 @@ impl<E: Copy + Default> Running<E> {
     ) {
         let (head, body) = split(offset, range.len());
         self.add_by(field, offset, |mut a| {
-            let end = offset + range.len() as u64;
+            let end = end_of(offset, range.len());
             let (first, rest) = range.split_at_mut(head);
             let (blocks, last) = rest.split_at_mut(body);
             a = piece(field, a, offset, first);
@@ -120,11 +120,16 @@ impl<E: Copy + Default> Running<E> {
         let mut header = Self::default();
         header.add(field, 0, aad);
         let blocks = text_len.div_ceil(BLOCK as u64);
-        let closed = field.raise(header.value, u64::from(!aad.len().is_multiple_of(BLOCK)));
+        let closed = field.raise(header.value, u64::from(aad.len() % BLOCK != 0));
         let text = field.raise(self.value, blocks.saturating_sub(block_of(self.end)));
         let sum = field.sum(field.raise(closed, blocks), text);
         field.step(field.sum(sum, field.block(lengths, true)))
     }
+}
+
+/// No text gets to where this saturates; a caller that says so gets a tag of nothing.
+fn end_of(offset: u64, len: usize) -> u64 {
+    offset.saturating_add(len as u64)
 }
 
 fn block_of(offset: u64) -> u64 {

@@ -181,3 +181,110 @@ const M44: u64 = (1 << 44) - 1;
 const M42: u64 = (1 << 42) - 1;
 /// Bits of `r` that may be set (RFC 8439, section 2.5).
 const CLAMP: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A number below 2^130 as bits 0..65 and 65..130, added up bit by bit: slow and plain.
+    type Plain = [u128; 2];
+    const HALF: u128 = (1 << 65) - 1;
+    const P: Plain = [HALF - 4, HALF];
+
+    fn plain_sum(a: Plain, b: Plain) -> Plain {
+        let low = a[0] + b[0];
+        let sum = [low & HALF, a[1] + b[1] + (low >> 65)];
+        let less = |a: Plain, b: Plain| (a[1], a[0]) < (b[1], b[0]);
+        if less(sum, P) {
+            return sum;
+        }
+        let low = sum[0] + (1 << 65) - P[0];
+        [low & HALF, sum[1] + (low >> 65) - P[1] - 1]
+    }
+
+    fn plain_product(a: Plain, b: Plain) -> Plain {
+        (0..130).rev().fold([0, 0], |sum, bit| {
+            let sum = plain_sum(sum, sum);
+            if b[bit / 65] >> (bit % 65) & 1 == 1 { plain_sum(sum, a) } else { sum }
+        })
+    }
+
+    fn plain_block(block: &[u8]) -> Plain {
+        let number = u128::from_le_bytes(block.try_into().unwrap());
+        plain_sum([number & HALF, number >> 65 | 1 << 63], [0, 0])
+    }
+
+    fn plain_hash(r: u128, blocks: &[u8]) -> u128 {
+        let r = r & CLAMP;
+        let sum = blocks.chunks(BLOCK).fold([0, 0], |sum, block| {
+            plain_product(plain_sum(sum, plain_block(block)), [r & HALF, r >> 65])
+        });
+        sum[0] | sum[1] << 65
+    }
+
+    fn hash(r: u128, blocks: &[u8]) -> u128 {
+        Poly1305::new(r).blocks(Element::default(), blocks).to_number()
+    }
+
+    /// RFC 8439, appendix A.3, from number 7 on: sums next to the modulus and to powers of two.
+    #[test]
+    fn sums_that_wrap() {
+        let block = |first: u8, rest: u8| {
+            let mut block = [rest; BLOCK];
+            block[0] = first;
+            block
+        };
+        assert_eq!(hash(2, &block(255, 255)), 3);
+        assert_eq!(hash(2, &block(2, 0)).wrapping_add(u128::MAX), 3);
+        let blocks = [block(255, 255), block(0xf0, 255), block(0x11, 0)];
+        assert_eq!(hash(1, blocks.as_flattened()), 5);
+        let blocks = [block(255, 255), block(0xfb, 0xfe), block(1, 1)];
+        assert_eq!(hash(1, blocks.as_flattened()), 0);
+        assert_eq!(hash(2, &block(0xfd, 255)), u128::MAX - 5);
+        let numbers: [u128; 4] = [0xb943_5e50_d794_35e3, 0x1_cd79_435e_50d7_9433, 0, 1];
+        let blocks = numbers.map(u128::to_le_bytes);
+        let r = 1 | 4 << 64;
+        assert_eq!(hash(r, blocks.as_flattened()), 0x14 | 0x55 << 64);
+        assert_eq!(hash(r, blocks[..3].as_flattened()), 0x13);
+    }
+
+    /// Numbers about the modulus, in all limbs' forms, are reduced to what is below it.
+    #[test]
+    fn reduction_is_complete() {
+        for (low, want) in [(M44 - 5, u128::MAX - 5), (M44 - 4, 0), (M44 - 3, 1), (M44, 4)] {
+            assert_eq!(Element([low, M44, M42]).to_number(), want);
+            let borrowed = Element([low + (1 << 44), M44 - 1, M42]);
+            assert_eq!(borrowed.to_number(), want);
+            let doubled = Element([low * 2, M44 * 2, M42 * 2]).to_number();
+            let plain = [u128::from(low) | (u128::from(M44) << 44) & HALF, HALF];
+            let plain = plain_sum(plain_sum(plain, [0, 0]), plain_sum(plain, [0, 0]));
+            assert_eq!(doubled, plain[0] | plain[1] << 65);
+        }
+    }
+
+    fn extreme() -> impl Strategy<Value = u128> {
+        let near = prop_oneof![Just(0_u128), Just(u128::MAX), Just(u128::MAX - 4), Just(1 << 127)];
+        prop_oneof![any::<u128>(), near]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+        #[test]
+        fn agrees_with_long_multiplication(
+            r in extreme(),
+            blocks in prop::collection::vec(extreme().prop_map(u128::to_le_bytes), 0..12),
+        ) {
+            prop_assert_eq!(hash(r, blocks.as_flattened()), plain_hash(r, blocks.as_flattened()));
+        }
+
+        #[test]
+        fn powers_are_repeated_steps(r in extreme(), start in extreme(), n in 0..70_u64) {
+            let field = Poly1305::new(r);
+            let start = field.block(&start.to_le_bytes(), true);
+            let stepped = (0..n).fold(start, |a, _| field.step(a));
+            prop_assert_eq!(field.raise(start, n).to_number(), stepped.to_number());
+        }
+    }
+}
