@@ -11,8 +11,12 @@
 use std::fmt;
 
 use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
-use aes::cipher::array::Array;
-use aes::cipher::{BlockCipherEncrypt, BlockSizeUser, KeyInit, consts::U16};
+use aes::cipher::{
+    BlockCipherEncrypt, BlockSizeUser, InnerIvInit, KeyInit, StreamCipher, StreamCipherCoreWrapper,
+    StreamCipherSeek, consts::U16,
+};
+use aes::{Aes128Enc, Aes256Enc};
+use ctr::{CtrCore, flavors::Ctr32BE};
 use polyval::hazmat::FieldElement;
 use polyval::{Polyval, universal_hash::UniversalHash};
 use zeroize::Zeroize;
@@ -31,53 +35,35 @@ impl<C: Cipher> Gcm<C> {
     /// None where `key` has not the length of `suite`'s, or that is not the suite of `C`.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let whole = Whole::new(suite, key)?;
-        let cipher = C::new(key)?;
-        let mut hash_key = [[0; BLOCK]];
-        cipher.encrypt_all(&mut hash_key);
-        Some(Self { cipher, ghash: Ghash::new(whole, hash_key[0]) })
+        let cipher = C::new_from_slice(key).ok()?;
+        let mut hash_key = [0; BLOCK].into();
+        cipher.encrypt_block(&mut hash_key);
+        Some(Self { cipher, ghash: Ghash::new(whole, hash_key.into()) })
     }
 
     /// XORs with the keystream of a range that ends before the counter does.
     fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let counters = Counters::new(nonce);
-        let mut keystream = [[0; BLOCK]; BATCH];
-        let (mut at, mut skip) = (offset / BLOCK as u64, (offset % BLOCK as u64) as usize);
-        let mut rest = range;
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at_mut(rest.len().min(BATCH * BLOCK - skip));
-            let blocks = &mut keystream[..(skip + now.len()).div_ceil(BLOCK)];
-            for block in &mut *blocks {
-                *block = counters.block(FIRST + at);
-                at += 1;
-            }
-            self.cipher.encrypt_all(blocks);
-            let key = &blocks.as_flattened()[skip..];
-            now.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
-            (rest, skip) = (later, 0);
+        let start = self.counter_block(nonce, FIRST);
+        let counter = CtrCore::<&C, Ctr32BE>::inner_iv_init(&self.cipher, &start.into());
+        let mut cipher = StreamCipherCoreWrapper::from_core(counter);
+        let done = cipher.try_seek(offset).is_ok() && cipher.try_apply_keystream(range).is_ok();
+        if !done {
+            range.fill(0);
         }
     }
 
     /// The block that the tag is masked with, E(K, J0) (SP 800-38D, section 7.1).
     fn tag_mask(&self, nonce: &[u8; NONCE_BYTES]) -> u128 {
-        let mut mask = [Counters::new(nonce).block(FIRST - 1)];
-        self.cipher.encrypt_all(&mut mask);
-        u128::from_be_bytes(mask[0])
+        let mut mask = self.counter_block(nonce, FIRST - 1).into();
+        self.cipher.encrypt_block(&mut mask);
+        u128::from_be_bytes(mask.into())
     }
-}
 
-/// The counter blocks of one nonce (SP 800-38D, section 7.1).
-struct Counters(u128);
-
-impl Counters {
-    fn new(nonce: &[u8; NONCE_BYTES]) -> Self {
+    fn counter_block(&self, nonce: &[u8; NONCE_BYTES], counter: u32) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         block[..NONCE_BYTES].copy_from_slice(nonce);
-        Self(u128::from_be_bytes(block))
-    }
-
-    /// The counter has 32 bits; no text is so long that it wraps.
-    fn block(&self, counter: u64) -> [u8; BLOCK] {
-        (self.0 | u128::from(counter & u64::from(u32::MAX))).to_be_bytes()
+        block[NONCE_BYTES..].copy_from_slice(&counter.to_be_bytes());
+        block
     }
 }
 
@@ -160,26 +146,13 @@ fn store(running: Running<u128>) -> Sum {
 }
 
 /// AES with keys of one length.
-pub(crate) trait Cipher: Send + Sync + Sized {
-    /// None where `key` has the wrong length.
-    fn new(key: &[u8]) -> Option<Self>;
-
-    /// Encrypts each block in its place.
-    fn encrypt_all(&self, blocks: &mut [[u8; BLOCK]]);
-}
-
-impl<C> Cipher for C
-where
-    C: BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> + KeyInit + Send + Sync,
+pub(crate) trait Cipher:
+    BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> + KeyInit + Send + Sync
 {
-    fn new(key: &[u8]) -> Option<Self> {
-        Self::new_from_slice(key).ok()
-    }
-
-    fn encrypt_all(&self, blocks: &mut [[u8; BLOCK]]) {
-        self.encrypt_blocks(Array::cast_slice_from_core_mut(blocks));
-    }
 }
+
+impl Cipher for Aes128Enc {}
+impl Cipher for Aes256Enc {}
 
 /// GHASH with one key (SP 800-38D, section 6.4), as a polynomial's field.
 ///
@@ -188,8 +161,6 @@ struct Ghash {
     whole: Whole,
     /// E(K, J0) for a nonce of zeros, which the tags that aws-lc computes for us are masked with.
     mask: u128,
-    /// The key, set up to multiply by.
-    by_key: Polyval,
     /// The key to the power of 2^n.
     powers: [[u8; BLOCK]; POWERS],
 }
@@ -198,12 +169,11 @@ impl Ghash {
     fn new(whole: Whole, hash_key: [u8; BLOCK]) -> Self {
         let mask = u128::from_be_bytes(whole.seal(&[0; NONCE_BYTES], &[], &mut []));
         let hash_key = FieldElement::from(u128::from_be_bytes(hash_key)).mulx();
-        let by_key = Polyval::new(&<[u8; BLOCK]>::from(hash_key).into());
         let mut powers = [hash_key.into(); POWERS];
         for n in 1..POWERS {
             powers[n] = times(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
         }
-        Self { whole, mask, by_key, powers }
+        Self { whole, mask, powers }
     }
 
     /// `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated data.
@@ -217,14 +187,25 @@ impl Ghash {
         tag ^ self.mask ^ self.step(lengths ^ element(last))
     }
 
+    /// The same by `polyval`, after `a`.
+    #[inline(never)]
     fn few(&self, a: u128, blocks: &[u8]) -> u128 {
-        blocks.chunks_exact(BLOCK).fold(a, |a, block| self.step(a ^ element(block)))
+        let mut reversed = [[0; BLOCK].into(); MANY / BLOCK];
+        let mut first = a;
+        for (to, from) in reversed.iter_mut().zip(blocks.chunks_exact(BLOCK)) {
+            *to = (element(from) ^ first).to_le_bytes().into();
+            first = 0;
+        }
+        let mut sum = Polyval::new(&self.powers[0].into());
+        sum.update(&reversed[..blocks.len() / BLOCK]);
+        u128::from_le_bytes(sum.finalize().into())
     }
 }
 
 impl Drop for Ghash {
     fn drop(&mut self) {
-        // `Whole` and `Polyval` wipe themselves.
+        // `Whole` wipes itself. `polyval` is not asked to: it would wipe a copy for each product,
+        // byte by byte, which takes longer than the product.
         self.powers.zeroize();
         self.mask.zeroize();
     }
@@ -242,12 +223,13 @@ impl Field for Ghash {
     }
 
     fn step(&self, a: u128) -> u128 {
-        let mut product = self.by_key.clone();
-        product.update(&[a.to_le_bytes().into()]);
-        u128::from_le_bytes(product.finalize().into())
+        times(a, &self.powers[0])
     }
 
     fn raise(&self, mut a: u128, n: u64) -> u128 {
+        if n == 0 {
+            return a;
+        }
         for (bit, power) in self.powers.iter().enumerate() {
             // Which powers are taken is known to whoever sees the packets.
             if n >> bit & 1 == 1 {
@@ -305,11 +287,9 @@ fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
 }
 
 /// Counter of a text's first block; one less masks the tag (SP 800-38D, section 7.1).
-const FIRST: u64 = 2;
+const FIRST: u32 = 2;
 /// Longest text in bytes (SP 800-38D, section 5.2.1.1).
 const TEXT_MAX: u64 = (1 << 36) - 32;
-/// Blocks of keystream that are made at once: a multiple of the 9 which AES-NI has in flight.
-const BATCH: usize = 36;
 /// From how many bytes on it pays to have GHASH done by aws-lc, which takes 60 ns to get going.
 const MANY: usize = 192;
 /// Powers of the hash key that are kept: for as many blocks as a TLS record has.

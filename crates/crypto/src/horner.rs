@@ -120,9 +120,9 @@ impl<E: Copy + Default> Running<E> {
         let mut header = Self::default();
         header.add(field, 0, aad);
         let blocks = text_len.div_ceil(BLOCK as u64);
-        let closed = field.raise(header.value, u64::from(aad.len() % BLOCK != 0));
         let text = field.raise(self.value, blocks.saturating_sub(block_of(self.end)));
-        let sum = field.sum(field.raise(closed, blocks), text);
+        let open = u64::from(aad.len() % BLOCK != 0);
+        let sum = field.sum(field.raise(header.value, blocks + open), text);
         field.step(field.sum(sum, field.block(lengths, true)))
     }
 }
