@@ -16,10 +16,10 @@ use chacha20::variants::Ietf;
 use chacha20::{ChaCha20, ChaChaCore, R20};
 use zeroize::Zeroizing;
 
-use crate::horner::{BLOCK, Running};
+use crate::horner::{BLOCK, Running, block_at};
 use crate::poly1305::{Element, Poly1305};
-use crate::room;
 use crate::whole::Whole;
+use crate::{number, room, words};
 
 /// A key of ChaCha20-Poly1305.
 pub(crate) struct ChaCha {
@@ -60,12 +60,11 @@ impl ChaCha {
 
     fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> State {
         let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
-        let mut key = [join(r0, r1), join(s0, s1)];
+        let mut key = [number(r0, r1), number(s0, s1)];
         if key == [0, 0] {
             let mut block = Zeroizing::new([0; 2 * BLOCK]);
             self.cipher(nonce).apply_keystream(&mut *block);
-            let half = |from: usize| std::array::from_fn(|at| block[from + at]);
-            key = [u128::from_le_bytes(half(0)), u128::from_le_bytes(half(BLOCK))];
+            key = [0, 1].map(|half| u128::from_le_bytes(block_at(&*block, half)));
         }
         State { running: Running { value: Element([a, b, c]), end }, key }
     }
@@ -146,14 +145,6 @@ impl fmt::Debug for ChaCha {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ChaCha(..)")
     }
-}
-
-fn join(low: u64, high: u64) -> u128 {
-    u128::from(low) | u128::from(high) << 64
-}
-
-fn words(number: u128) -> [u64; 2] {
-    [(number & u128::from(u64::MAX)) as u64, (number >> 64) as u64]
 }
 
 /// Block at which the text's keystream begins: block 0 is Poly1305's key (RFC 8439, section 2.8).

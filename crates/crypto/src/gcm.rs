@@ -21,9 +21,9 @@ use polyval::hazmat::FieldElement;
 use polyval::{Polyval, universal_hash::UniversalHash};
 use zeroize::Zeroize;
 
-use crate::horner::{BLOCK, Field, Running};
-use crate::room;
+use crate::horner::{BLOCK, Field, Running, block_at};
 use crate::whole::Whole;
+use crate::{number, room, words};
 
 /// A key of AES-GCM with the block cipher `C`.
 pub(crate) struct Gcm<C> {
@@ -136,12 +136,11 @@ impl<C> fmt::Debug for Gcm<C> {
 
 fn load(sum: &Sum) -> Running<u128> {
     let [low, high, end, ..] = *sum.words();
-    Running { value: u128::from(low) | u128::from(high) << 64, end }
+    Running { value: number(low, high), end }
 }
 
 fn store(running: Running<u128>) -> Sum {
-    let low = (running.value & u128::from(u64::MAX)) as u64;
-    let high = (running.value >> 64) as u64;
+    let [low, high] = words(running.value);
     Sum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
 }
 
@@ -252,7 +251,7 @@ impl Field for Ghash {
             return self.few(a, blocks);
         }
         // What comes before is added to the first block, and has all its factors for nothing.
-        let first: [u8; BLOCK] = std::array::from_fn(|at| blocks[at]);
+        let first = block_at(blocks, 0);
         blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
         let sum = self.many(blocks);
         blocks[..BLOCK].copy_from_slice(&first);
@@ -275,9 +274,8 @@ impl Ghash {
     }
 }
 
-/// Reads one block.
 fn element(block: &[u8]) -> u128 {
-    u128::from_be_bytes(std::array::from_fn(|at| block[at]))
+    u128::from_be_bytes(block_at(block, 0))
 }
 
 fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
@@ -291,6 +289,6 @@ const FIRST: u32 = 2;
 /// Longest text in bytes (SP 800-38D, section 5.2.1.1).
 const TEXT_MAX: u64 = (1 << 36) - 32;
 /// From how many bytes on it pays to have GHASH done by aws-lc, which takes 60 ns to get going.
-const MANY: usize = 192;
+const MANY: usize = 320;
 /// Powers of the hash key that are kept: for as many blocks as a TLS record has.
 const POWERS: usize = 11;

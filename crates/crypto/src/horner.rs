@@ -14,6 +14,13 @@
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = 16;
 
+/// Block `n` of some.
+#[inline]
+pub(crate) fn block_at(blocks: &[u8], n: usize) -> [u8; BLOCK] {
+    // Zeros are for what no caller asks for.
+    blocks[n * BLOCK..].first_chunk().copied().unwrap_or_default()
+}
+
 /// Where the coefficients come from.
 pub(crate) trait Field {
     /// An element. The default is zero.

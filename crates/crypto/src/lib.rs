@@ -32,6 +32,16 @@ fn room(offset: u64, len: usize, text_max: u64) -> usize {
     usize::try_from(text_max.saturating_sub(offset)).map_or(len, |room| room.min(len))
 }
 
+/// A number out of its low and high half.
+fn number(low: u64, high: u64) -> u128 {
+    u128::from(low) | u128::from(high) << 64
+}
+
+/// A number's low and high half.
+fn words(number: u128) -> [u64; 2] {
+    [(number & u128::from(u64::MAX)) as u64, (number >> 64) as u64]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,17 +7,18 @@
 //! Invariant: an element's limbs are of 44, 44 and 42 bits, the middle one with a carry of a bit or
 //! so; only [`Element::to_bytes`] reduces all the way.
 
-use crate::horner::{BLOCK, Field};
+use crate::horner::{BLOCK, Field, block_at};
+use crate::words;
 
 /// A number as `l0 + l1 2^44 + l2 2^88`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Element(pub(crate) [u64; 3]);
 
 impl Element {
-    /// 16 bytes as a little-endian number, and `high` times 2^128.
-    fn read(bytes: &[u8], high: u64) -> Self {
-        let low = u64::from_le_bytes(std::array::from_fn(|at| bytes[at]));
-        let top = u64::from_le_bytes(std::array::from_fn(|at| bytes[8 + at]));
+    /// A little-endian number, and `high` times 2^128.
+    #[inline]
+    fn read(bytes: [u8; BLOCK], high: u64) -> Self {
+        let [low, top] = words(u128::from_le_bytes(bytes));
         Self([low & M44, (low >> 44 | top << 20) & M44, top >> 24 | high << 40])
     }
 
@@ -109,7 +110,7 @@ pub(crate) struct Poly1305 {
 impl Poly1305 {
     /// With `r` as it comes out of the key stream; it is clamped here.
     pub(crate) fn new(r: u128) -> Self {
-        let r = Element::read(&(r & CLAMP).to_le_bytes(), 0);
+        let r = Element::read((r & CLAMP).to_le_bytes(), 0);
         let first = Factor::new(r);
         let second = Factor::new(r.times(&first));
         let third = Factor::new(Element(second.limbs).times(&first));
@@ -119,9 +120,9 @@ impl Poly1305 {
 
     #[inline]
     fn four(&self, a: Element, blocks: &[u8; 4 * BLOCK]) -> Element {
-        let mut total = self.powers[0].product(a.plus(Element::read(&blocks[..BLOCK], 1)));
+        let mut total = self.powers[0].product(a.plus(Element::read(block_at(blocks, 0), 1)));
         for n in 1..4 {
-            let block = Element::read(&blocks[n * BLOCK..(n + 1) * BLOCK], 1);
+            let block = Element::read(block_at(blocks, n), 1);
             let product = self.powers[n].product(block);
             for (total, product) in total.iter_mut().zip(product) {
                 *total += product;
@@ -141,7 +142,7 @@ impl Field for Poly1305 {
     }
 
     fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Element {
-        Element::read(bytes, u64::from(first))
+        Element::read(*bytes, u64::from(first))
     }
 
     fn step(&self, a: Element) -> Element {
@@ -171,7 +172,7 @@ impl Field for Poly1305 {
             }
         }
         for block in fours.remainder().chunks_exact(BLOCK) {
-            a = self.step(a.plus(Element::read(block, 1)));
+            a = self.step(a.plus(Element::read(block_at(block, 0), 1)));
         }
         a
     }
