@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use crate::horner::{BLOCK, Running, block_at};
 use crate::poly1305::{Element, Poly1305};
 use crate::whole::Whole;
-use crate::{number, room, words};
+use crate::{inside, number, room, words};
 
 /// A key of ChaCha20-Poly1305.
 pub(crate) struct ChaCha {
@@ -38,9 +38,9 @@ impl ChaCha {
     fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         let mut core = ChaChaCore::<R20, Ietf>::new((&*self.key).into(), nonce.into());
         let first = FIRST + offset / STREAM_BLOCK as u64;
-        core.set_block_pos((first & u64::from(u32::MAX)) as u32);
+        core.set_block_pos(u32::try_from(first).unwrap_or(0));
         let mut keystream = [[0; STREAM_BLOCK]; BATCH];
-        let mut skip = (offset % STREAM_BLOCK as u64) as usize;
+        let mut skip = inside(offset, STREAM_BLOCK);
         let mut rest = range;
         while !rest.is_empty() {
             let (now, later) = rest.split_at_mut(rest.len().min(BATCH * STREAM_BLOCK - skip));
@@ -100,9 +100,9 @@ impl Aead for ChaCha {
     }
 
     fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let (inside, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        let (range, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
         beyond.fill(0);
-        self.crypt(nonce, offset, inside);
+        self.crypt(nonce, offset, range);
     }
 
     fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {

@@ -11,6 +11,8 @@
 //!
 //! It does not know how long the text is, nor whether a range was added twice.
 
+use crate::inside;
+
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = 16;
 
@@ -145,7 +147,7 @@ fn block_of(offset: u64) -> u64 {
 
 /// How many bytes of the range are before its first whole block, and how many in whole blocks.
 fn split(offset: u64, len: usize) -> (usize, usize) {
-    let head = (offset.wrapping_neg() % BLOCK as u64) as usize;
+    let head = inside(offset.wrapping_neg(), BLOCK);
     let head = head.min(len);
     (head, (len - head) / BLOCK * BLOCK)
 }
@@ -155,7 +157,7 @@ fn piece<F: Field>(field: &F, a: F::Element, offset: u64, bytes: &[u8]) -> F::El
     if bytes.is_empty() {
         return a;
     }
-    let from = (offset % BLOCK as u64) as usize;
+    let from = inside(offset, BLOCK);
     let mut block = [0; BLOCK];
     block[from..from + bytes.len()].copy_from_slice(bytes);
     let a = field.sum(a, field.block(&block, from == 0));

@@ -39,7 +39,18 @@ fn number(low: u64, high: u64) -> u128 {
 
 /// A number's low and high half.
 fn words(number: u128) -> [u64; 2] {
-    [(number & u128::from(u64::MAX)) as u64, (number >> 64) as u64]
+    [low(number), low(number >> 64)]
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+fn low(number: u128) -> u64 {
+    number as u64
+}
+
+/// How far `offset` lies in its block of `len` bytes.
+fn inside(offset: u64, len: usize) -> usize {
+    // It is less than `len`.
+    usize::try_from(offset % len as u64).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! so; only [`Element::to_bytes`] reduces all the way.
 
 use crate::horner::{BLOCK, Field, block_at};
-use crate::words;
+use crate::{low, words};
 
 /// A number as `l0 + l1 2^44 + l2 2^88`.
 #[derive(Clone, Copy, Default)]
@@ -90,21 +90,14 @@ impl Factor {
 fn carry([a, mut b, mut c]: [u128; 3]) -> Element {
     b += a >> 44;
     c += b >> 44;
-    let over = ((c >> 42) & u128::from(u64::MAX)) as u64;
-    let low = low44(a) + over * 5;
-    let top = (c & u128::from(M42)) as u64;
-    Element([low & M44, low44(b) + (low >> 44), top])
-}
-
-#[inline]
-fn low44(wide: u128) -> u64 {
-    (wide & u128::from(M44)) as u64
+    let folded = (low(a) & M44) + low(c >> 42) * 5;
+    Element([folded & M44, (low(b) & M44) + (folded >> 44), low(c) & M42])
 }
 
 /// The field with the `r` of one nonce.
 pub(crate) struct Poly1305 {
-    /// `r^4, r^3, r^2, r`: four blocks at once wait for one another once in 64 bytes.
-    powers: [Factor; 4],
+    /// `r^2, r`: two blocks at once wait for one another once in 32 bytes.
+    powers: [Factor; 2],
 }
 
 impl Poly1305 {
@@ -113,22 +106,15 @@ impl Poly1305 {
         let r = Element::read((r & CLAMP).to_le_bytes(), 0);
         let first = Factor::new(r);
         let second = Factor::new(r.times(&first));
-        let third = Factor::new(Element(second.limbs).times(&first));
-        let fourth = Factor::new(Element(third.limbs).times(&first));
-        Self { powers: [fourth, third, second, first] }
+        Self { powers: [second, first] }
     }
 
     #[inline]
-    fn four(&self, a: Element, blocks: &[u8; 4 * BLOCK]) -> Element {
-        let mut total = self.powers[0].product(a.plus(Element::read(block_at(blocks, 0), 1)));
-        for n in 1..4 {
-            let block = Element::read(block_at(blocks, n), 1);
-            let product = self.powers[n].product(block);
-            for (total, product) in total.iter_mut().zip(product) {
-                *total += product;
-            }
-        }
-        carry(total)
+    fn two(&self, a: Element, blocks: &[u8]) -> Element {
+        let [square, r] = &self.powers;
+        let first = square.product(a.plus(Element::read(block_at(blocks, 0), 1)));
+        let second = r.product(Element::read(block_at(blocks, 1), 1));
+        carry(std::array::from_fn(|n| first[n] + second[n]))
     }
 }
 
@@ -146,11 +132,11 @@ impl Field for Poly1305 {
     }
 
     fn step(&self, a: Element) -> Element {
-        a.times(&self.powers[3])
+        a.times(&self.powers[1])
     }
 
     fn raise(&self, mut a: Element, mut n: u64) -> Element {
-        let mut power = self.powers[3];
+        let mut power = self.powers[1];
         // How far is known to whoever sees the packets.
         while n != 0 {
             if n & 1 == 1 {
@@ -165,13 +151,11 @@ impl Field for Poly1305 {
     }
 
     fn blocks(&self, mut a: Element, blocks: &[u8]) -> Element {
-        let mut fours = blocks.chunks_exact(4 * BLOCK);
-        for four in &mut fours {
-            if let Ok(four) = four.try_into() {
-                a = self.four(a, four);
-            }
+        let mut twos = blocks.chunks_exact(2 * BLOCK);
+        for two in &mut twos {
+            a = self.two(a, two);
         }
-        for block in fours.remainder().chunks_exact(BLOCK) {
+        for block in twos.remainder().chunks_exact(BLOCK) {
             a = self.step(a.plus(Element::read(block_at(block, 0), 1)));
         }
         a

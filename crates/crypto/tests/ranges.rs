@@ -110,7 +110,7 @@ fn shuffled() -> impl Strategy<Value = (usize, Vec<(usize, usize, usize)>, u64)>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..<_>::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..<_>::default() })]
 
     #[test]
     fn any_partition_in_any_order_is_the_whole(
