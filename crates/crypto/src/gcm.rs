@@ -1,9 +1,10 @@
 //! AES-GCM over ranges of a text (NIST SP 800-38D).
 //!
-//! Called by [`crate::Provider`]. AES comes from the `aes` crate, which takes counter blocks as it
-//! is given them. GHASH over many blocks comes from aws-lc, as the tag of associated data, since
-//! that uses the widest instructions; GHASH over few, and multiplication by powers of its key, from
-//! `polyval`. Which is quicker where: `examples/speed.rs`.
+//! Called by [`crate::Provider`]. AES by counter comes from the `aes` and `ctr` crates. GHASH over
+//! many blocks comes from aws-lc, as the tag of associated data, since that uses the widest
+//! instructions; GHASH over few, and multiplication by powers of its key, from `polyval`. Which is
+//! quicker where: `examples/speed.rs`. The tags that GHASH is taken from are all of one nonce; only
+//! sums leave this file, from which that nonce's mask is taken off.
 //!
 //! Invariant: an element of GHASH's field is kept as POLYVAL has it, its bytes reversed (RFC 8452,
 //! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
@@ -274,10 +275,12 @@ impl Ghash {
     }
 }
 
+/// Reads a block.
 fn element(block: &[u8]) -> u128 {
     u128::from_be_bytes(block_at(block, 0))
 }
 
+/// `a b`. Setting `b` up takes half of it, but what is set up cannot be wiped, and so is not kept.
 fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
     let mut product = Polyval::new(&(*b).into());
     product.update(&[a.to_le_bytes().into()]);

@@ -5,7 +5,7 @@
 //! time: no branch and no index depends on `r` or the text.
 //!
 //! Invariant: an element's limbs are of 44, 44 and 42 bits, the middle one with a carry of a bit or
-//! so; only [`Element::to_bytes`] reduces all the way.
+//! so; only [`Element::to_number`] reduces all the way.
 
 use crate::horner::{BLOCK, Field, block_at};
 use crate::{low, words};
