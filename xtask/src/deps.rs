@@ -38,7 +38,11 @@ const RULES: &[Rule] = &[
         &["base", "bytes", "loom", "smallvec"],
         "the contract says how memory is shared and nothing about either side",
     ),
-    only("crypto", &["abi", "aws-lc-rs"], "the only crate that knows a crypto library"),
+    only(
+        "crypto",
+        &["abi", "aes", "aws-lc-rs", "chacha20", "ctr", "polyval", "zeroize"],
+        "the only crate that knows a crypto library",
+    ),
     only(
         "nic",
         &["abi", "base", "bytes", "hashbrown", "smallvec", "wire"],

@@ -1,66 +1,62 @@
-//! The crypto provider that Outboard runs with: `abi`'s [`CryptoProvider`] over aws-lc.
+//! The crypto provider that Outboard runs with: `abi`'s [`CryptoProvider`] over aws-lc and, for
+//! ranges of a text, over RustCrypto's building blocks.
 //!
 //! The program makes one [`Provider`] and hands it to host and device. No protocol is known here;
 //! nonces and associated data are the callers' business.
 #![forbid(unsafe_code)]
 
-use std::fmt;
+mod chacha;
+mod gcm;
+mod horner;
+mod poly1305;
+mod whole;
 
-use abi::crypto::{Aead, BadTag, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
-use aws_lc_rs::aead;
+use abi::crypto::{Aead, CryptoProvider, Suite};
 
-/// Authenticated encryption by aws-lc, with the instructions that this CPU has.
+/// Authenticated encryption with the instructions that this CPU has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Provider;
 
 impl CryptoProvider for Provider {
     fn aead(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn Aead>> {
-        let algorithm = match suite {
-            Suite::Aes128Gcm => &aead::AES_128_GCM,
-            Suite::Aes256Gcm => &aead::AES_256_GCM,
-            Suite::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
-        };
-        let key = aead::UnboundKey::new(algorithm, key).ok()?;
-        Some(Box::new(Key(aead::LessSafeKey::new(key))))
+        Some(match suite {
+            Suite::Aes128Gcm => Box::new(gcm::Gcm::<aes::Aes128Enc>::new(suite, key)?),
+            Suite::Aes256Gcm => Box::new(gcm::Gcm::<aes::Aes256Enc>::new(suite, key)?),
+            Suite::ChaCha20Poly1305 => Box::new(chacha::ChaCha::new(key)?),
+        })
     }
 }
 
-struct Key(aead::LessSafeKey);
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
-    }
+/// How many bytes of a range at `offset` are inside the longest text that there may be.
+fn room(offset: u64, len: usize, text_max: u64) -> usize {
+    usize::try_from(text_max.saturating_sub(offset)).map_or(len, |room| room.min(len))
 }
 
-impl Aead for Key {
-    fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
-        let nonce = aead::Nonce::assume_unique_for_key(*nonce);
-        let sealed = self.0.seal_in_place_separate_tag(nonce, aead::Aad::from(aad), text);
-        let mut tag = [0; TAG_BYTES];
-        match sealed {
-            Ok(sealed) => tag.copy_from_slice(sealed.as_ref()),
-            // Only for texts of 64 GiB: nothing must be taken for sealed.
-            Err(_) => text.fill(0),
-        }
-        tag
-    }
+/// A number out of its low and high half.
+fn number(low: u64, high: u64) -> u128 {
+    u128::from(low) | u128::from(high) << 64
+}
 
-    fn open(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        aad: &[u8],
-        sealed: &mut [u8],
-    ) -> Result<usize, BadTag> {
-        let nonce = aead::Nonce::assume_unique_for_key(*nonce);
-        let text = self.0.open_in_place(nonce, aead::Aad::from(aad), sealed);
-        text.map(|text| text.len()).map_err(|_| BadTag)
-    }
+/// A number's low and high half.
+fn words(number: u128) -> [u64; 2] {
+    [low(number), low(number >> 64)]
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+fn low(number: u128) -> u64 {
+    number as u64
+}
+
+/// How far `offset` lies in its block of `len` bytes.
+fn inside(offset: u64, len: usize) -> usize {
+    // It is less than `len`.
+    usize::try_from(offset % len as u64).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use abi::crypto::BadTag;
 
     const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 

@@ -278,8 +278,8 @@ fn join(client: u32, server: u32) -> Result<(), Failure> {
 /// cached, no log.
 ///
 /// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does
-/// not keep a worker to itself. Over TLS sendfile is not to be had without the kernel's TLS; buffers
-/// of a record's size are what its authors advise for large files.
+/// not keep a worker to itself. Over TLS sendfile is not to be had without the kernel's TLS; so
+/// files are read in pieces of 256 KiB and sealed in records of 16 KiB.
 fn nginx_config(folder: &Path, site: &Path) -> String {
     let (folder, site) = (folder.display(), site.display());
     format!(

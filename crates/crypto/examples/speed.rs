@@ -1,0 +1,100 @@
+//! What a core seals and opens per second, whole and in segments.
+//!
+//! `cargo run --release -p crypto --example speed`. Each figure is the best of some rounds, so that
+//! what else the machine does counts little. "aws-lc" is the library's own interface.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use abi::crypto::{Aead, CryptoProvider, Suite, Sum};
+use aws_lc_rs::aead;
+use crypto::Provider;
+
+const RECORD: usize = 16_384;
+const SEGMENT: usize = 1448;
+const NONCE: [u8; 12] = [5; 12];
+const HEADER: [u8; 5] = [23, 3, 3, 0x40, 0x10];
+const ROUNDS: usize = 25;
+const ROUND: Duration = Duration::from_millis(12);
+
+fn main() {
+    let suites = [
+        ("AES-128-GCM", Suite::Aes128Gcm, &aead::AES_128_GCM),
+        ("AES-256-GCM", Suite::Aes256Gcm, &aead::AES_256_GCM),
+        ("ChaCha20-Poly1305", Suite::ChaCha20Poly1305, &aead::CHACHA20_POLY1305),
+    ];
+    for (name, suite, algorithm) in suites {
+        println!("{name}");
+        let bytes = vec![1; suite.key_bytes()];
+        let library = aead::LessSafeKey::new(aead::UnboundKey::new(algorithm, &bytes).unwrap());
+        for len in [RECORD, SEGMENT] {
+            let rate = gigabytes(len, || seal_by_library(&library, len));
+            println!("  {rate:6.2} GB/s  aws-lc, {len} bytes at once");
+        }
+        let key = Provider.aead(suite, &bytes).unwrap();
+        let mut text = vec![1; RECORD];
+        let rate = gigabytes(RECORD, || {
+            black_box(key.seal(&NONCE, &HEADER, &mut text));
+        });
+        println!("  {rate:6.2} GB/s  whole record");
+        let in_order: Vec<_> = (0..RECORD).step_by(SEGMENT).collect();
+        // 5 and 12, the number of segments, have no common divisor.
+        let shuffled: Vec<_> = (0..12).map(|n| n * 5 % 12 * SEGMENT).collect();
+        for (order, starts) in [("in order", in_order), ("shuffled", shuffled)] {
+            let rate = gigabytes(RECORD, || open_segments(&*key, &starts, &mut text));
+            println!("  {rate:6.2} GB/s  segments of {SEGMENT} bytes, {order}");
+        }
+        parts(&*key, &mut text);
+    }
+}
+
+/// Where the time goes.
+fn parts(key: &dyn Aead, text: &mut [u8]) {
+    let rate = gigabytes(SEGMENT, || key.apply(&NONCE, 24, &mut text[..SEGMENT]));
+    println!("  {rate:6.2} GB/s  one segment's keystream alone");
+    let rate = gigabytes(SEGMENT, || {
+        let mut sum = Sum::default();
+        key.absorb(&NONCE, &mut sum, 0, &text[..SEGMENT]);
+        black_box(sum);
+    });
+    println!("  {rate:6.2} GB/s  one segment's sum alone, with its beginning");
+}
+
+fn open_segments(key: &dyn Aead, starts: &[usize], text: &mut [u8]) {
+    let mut sum = Sum::default();
+    for &start in starts {
+        let end = text.len().min(start + SEGMENT);
+        key.open_range(&NONCE, &mut sum, start as u64, &mut text[start..end]);
+    }
+    black_box(key.finish(&NONCE, &HEADER, text.len() as u64, &sum));
+}
+
+fn seal_by_library(key: &aead::LessSafeKey, len: usize) {
+    thread_local! {
+        static TEXT: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![1; RECORD]);
+    }
+    TEXT.with_borrow_mut(|text| {
+        let nonce = aead::Nonce::assume_unique_for_key(NONCE);
+        let aad = aead::Aad::from(&HEADER);
+        let tag = key.seal_in_place_separate_tag(nonce, aad, &mut text[..len]);
+        let _ = black_box(tag);
+    });
+}
+
+/// Billions of bytes per second, where each call of `work` does `bytes`.
+#[expect(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+fn gigabytes(bytes: usize, mut work: impl FnMut()) -> f64 {
+    let mut best = 0.0_f64;
+    for _ in 0..ROUNDS {
+        let (begin, mut calls) = (std::time::Instant::now(), 0_u32);
+        while begin.elapsed() < ROUND {
+            for _ in 0..16 {
+                work();
+            }
+            calls += 16;
+        }
+        let done = f64::from(calls) * bytes as f64;
+        best = best.max(done / begin.elapsed().as_secs_f64() / 1e9);
+    }
+    best
+}

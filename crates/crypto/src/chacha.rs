@@ -1,0 +1,157 @@
+//! ChaCha20-Poly1305 over ranges of a text (RFC 8439).
+//!
+//! Called by [`crate::Provider`]. ChaCha20 is the `chacha20` crate's; Poly1305 is ours, see
+//! [`crate::poly1305`].
+//!
+//! Poly1305's key is another for each nonce, and takes a block of ChaCha20 to make: it is kept in
+//! the [`Sum`]. Invariant: a sum whose key is all zeros has none yet. (Where the key should really
+//! be zeros, it is made again each time, and the same.)
+
+use std::fmt;
+
+use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use chacha20::cipher::array::Array;
+use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherCore};
+use chacha20::variants::Ietf;
+use chacha20::{ChaCha20, ChaChaCore, R20};
+use zeroize::Zeroizing;
+
+use crate::horner::{BLOCK, Running, block_at};
+use crate::poly1305::{Element, Poly1305};
+use crate::whole::Whole;
+use crate::{inside, number, room, words};
+
+/// A key of ChaCha20-Poly1305.
+pub(crate) struct ChaCha {
+    whole: Whole,
+    key: Zeroizing<[u8; 32]>,
+}
+
+impl ChaCha {
+    /// None where `key` has the wrong length.
+    pub(crate) fn new(key: &[u8]) -> Option<Self> {
+        let whole = Whole::new(Suite::ChaCha20Poly1305, key)?;
+        Some(Self { whole, key: Zeroizing::new(key.try_into().ok()?) })
+    }
+
+    /// XORs with the keystream of a range that ends before the counter does.
+    fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let mut core = ChaChaCore::<R20, Ietf>::new((&*self.key).into(), nonce.into());
+        let first = FIRST + offset / STREAM_BLOCK as u64;
+        core.set_block_pos(u32::try_from(first).unwrap_or(0));
+        let mut keystream = [[0; STREAM_BLOCK]; BATCH];
+        let mut skip = inside(offset, STREAM_BLOCK);
+        let mut rest = range;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at_mut(rest.len().min(BATCH * STREAM_BLOCK - skip));
+            // Fours cost what one costs.
+            let blocks = (skip + now.len()).div_ceil(STREAM_BLOCK).next_multiple_of(4);
+            let blocks = &mut keystream[..blocks];
+            core.write_keystream_blocks(Array::cast_slice_from_core_mut(blocks));
+            let key = &blocks.as_flattened()[skip..];
+            now.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+            (rest, skip) = (later, 0);
+        }
+    }
+
+    fn cipher(&self, nonce: &[u8; NONCE_BYTES]) -> ChaCha20 {
+        ChaCha20::new((&*self.key).into(), nonce.into())
+    }
+
+    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &Sum) -> State {
+        let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
+        let mut key = [number(r0, r1), number(s0, s1)];
+        if key == [0, 0] {
+            let mut block = Zeroizing::new([0; 2 * BLOCK]);
+            self.cipher(nonce).apply_keystream(&mut *block);
+            key = [0, 1].map(|half| u128::from_le_bytes(block_at(&*block, half)));
+        }
+        State { running: Running { value: Element([a, b, c]), end }, key }
+    }
+}
+
+/// A sum, taken apart.
+struct State {
+    running: Running<Element>,
+    /// `r` before clamping, and `s`.
+    key: [u128; 2],
+}
+
+impl State {
+    fn store(self) -> Sum {
+        let [a, b, c] = self.running.value.0;
+        let [[r0, r1], [s0, s1]] = self.key.map(words);
+        Sum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
+    }
+}
+
+impl Aead for ChaCha {
+    fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        self.whole.seal(nonce, aad, text)
+    }
+
+    fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+    ) -> Result<usize, BadTag> {
+        self.whole.open(nonce, aad, sealed)
+    }
+
+    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let (range, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        beyond.fill(0);
+        self.crypt(nonce, offset, range);
+    }
+
+    fn absorb(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+        let mut state = self.load(nonce, sum);
+        state.running.add(&Poly1305::new(state.key[0]), offset, sealed);
+        *sum = state.store();
+    }
+
+    fn merge(&self, sum: &mut Sum, other: &Sum) {
+        // A sum without its key has seen nothing.
+        if sum.words()[4..] == [0; 4] {
+            *sum = *other;
+        } else if other.words()[4..] != [0; 4] {
+            let nonce = &[0; NONCE_BYTES];
+            let mut state = self.load(nonce, sum);
+            let other = self.load(nonce, other).running;
+            state.running.merge(&Poly1305::new(state.key[0]), other);
+            *sum = state.store();
+        }
+    }
+
+    fn finish(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text_len: u64,
+        sum: &Sum,
+    ) -> [u8; TAG_BYTES] {
+        let state = self.load(nonce, sum);
+        let mut lengths = [0; BLOCK];
+        lengths[..8].copy_from_slice(&(aad.len() as u64).to_le_bytes());
+        lengths[8..].copy_from_slice(&text_len.to_le_bytes());
+        let [r, s] = state.key;
+        let value = state.running.finish(&Poly1305::new(r), aad, text_len, &lengths);
+        value.to_number().wrapping_add(s).to_le_bytes()
+    }
+}
+
+impl fmt::Debug for ChaCha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ChaCha(..)")
+    }
+}
+
+/// Block at which the text's keystream begins: block 0 is Poly1305's key (RFC 8439, section 2.8).
+const FIRST: u64 = 1;
+/// Bytes of a block of keystream.
+const STREAM_BLOCK: usize = 64;
+/// Blocks of keystream that are made at once: enough for a segment of 1,448 bytes.
+const BATCH: usize = 24;
+/// Longest text in bytes (RFC 8439, section 2.8).
+const TEXT_MAX: u64 = (1 << 38) - 64;

@@ -1,0 +1,297 @@
+//! AES-GCM over ranges of a text (NIST SP 800-38D).
+//!
+//! Called by [`crate::Provider`]. AES by counter comes from the `aes` and `ctr` crates. GHASH over
+//! many blocks comes from aws-lc, as the tag of associated data, since that uses the widest
+//! instructions; GHASH over few, and multiplication by powers of its key, from `polyval`. Which is
+//! quicker where: `examples/speed.rs`. The tags that GHASH is taken from are all of one nonce; only
+//! sums leave this file, from which that nonce's mask is taken off.
+//!
+//! Invariant: an element of GHASH's field is kept as POLYVAL has it, its bytes reversed (RFC 8452,
+//! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
+
+use std::fmt;
+
+use abi::crypto::{Aead, BadTag, NONCE_BYTES, Suite, Sum, TAG_BYTES};
+use aes::cipher::{
+    BlockCipherEncrypt, BlockSizeUser, InnerIvInit, KeyInit, StreamCipher, StreamCipherCoreWrapper,
+    StreamCipherSeek, consts::U16,
+};
+use aes::{Aes128Enc, Aes256Enc};
+use ctr::{CtrCore, flavors::Ctr32BE};
+use polyval::hazmat::FieldElement;
+use polyval::{Polyval, universal_hash::UniversalHash};
+use zeroize::Zeroize;
+
+use crate::horner::{BLOCK, Field, Running, block_at};
+use crate::whole::Whole;
+use crate::{number, room, words};
+
+/// A key of AES-GCM with the block cipher `C`.
+pub(crate) struct Gcm<C> {
+    cipher: C,
+    ghash: Ghash,
+}
+
+impl<C: Cipher> Gcm<C> {
+    /// None where `key` has not the length of `suite`'s, or that is not the suite of `C`.
+    pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
+        let whole = Whole::new(suite, key)?;
+        let cipher = C::new_from_slice(key).ok()?;
+        let mut hash_key = [0; BLOCK].into();
+        cipher.encrypt_block(&mut hash_key);
+        Some(Self { cipher, ghash: Ghash::new(whole, hash_key.into()) })
+    }
+
+    /// XORs with the keystream of a range that ends before the counter does.
+    fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let start = self.counter_block(nonce, FIRST);
+        let counter = CtrCore::<&C, Ctr32BE>::inner_iv_init(&self.cipher, &start.into());
+        let mut cipher = StreamCipherCoreWrapper::from_core(counter);
+        let done = cipher.try_seek(offset).is_ok() && cipher.try_apply_keystream(range).is_ok();
+        if !done {
+            range.fill(0);
+        }
+    }
+
+    /// The block that the tag is masked with, E(K, J0) (SP 800-38D, section 7.1).
+    fn tag_mask(&self, nonce: &[u8; NONCE_BYTES]) -> u128 {
+        let mut mask = self.counter_block(nonce, FIRST - 1).into();
+        self.cipher.encrypt_block(&mut mask);
+        u128::from_be_bytes(mask.into())
+    }
+
+    fn counter_block(&self, nonce: &[u8; NONCE_BYTES], counter: u32) -> [u8; BLOCK] {
+        let mut block = [0; BLOCK];
+        block[..NONCE_BYTES].copy_from_slice(nonce);
+        block[NONCE_BYTES..].copy_from_slice(&counter.to_be_bytes());
+        block
+    }
+}
+
+impl<C: Cipher> Aead for Gcm<C> {
+    fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        self.ghash.whole.seal(nonce, aad, text)
+    }
+
+    fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+    ) -> Result<usize, BadTag> {
+        self.ghash.whole.open(nonce, aad, sealed)
+    }
+
+    fn apply(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let (inside, beyond) = range.split_at_mut(room(offset, range.len(), TEXT_MAX));
+        self.crypt(nonce, offset, inside);
+        beyond.fill(0);
+    }
+
+    fn absorb(&self, _: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, sealed: &[u8]) {
+        let mut running = load(sum);
+        running.add(&self.ghash, offset, sealed);
+        *sum = store(running);
+    }
+
+    fn merge(&self, sum: &mut Sum, other: &Sum) {
+        let mut running = load(sum);
+        running.merge(&self.ghash, load(other));
+        *sum = store(running);
+    }
+
+    fn finish(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text_len: u64,
+        sum: &Sum,
+    ) -> [u8; TAG_BYTES] {
+        let mut lengths = [0; BLOCK];
+        lengths[..8].copy_from_slice(&(aad.len() as u64 * 8).to_be_bytes());
+        lengths[8..].copy_from_slice(&text_len.wrapping_mul(8).to_be_bytes());
+        let hash = load(sum).finish(&self.ghash, aad, text_len, &lengths);
+        (hash ^ self.tag_mask(nonce)).to_be_bytes()
+    }
+
+    fn seal_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
+        self.apply(nonce, offset, range);
+        let mut running = load(sum);
+        running.add_mut(&self.ghash, offset, range);
+        *sum = store(running);
+    }
+
+    fn open_range(&self, nonce: &[u8; NONCE_BYTES], sum: &mut Sum, offset: u64, range: &mut [u8]) {
+        let mut running = load(sum);
+        running.add_mut(&self.ghash, offset, range);
+        *sum = store(running);
+        self.apply(nonce, offset, range);
+    }
+}
+
+impl<C> fmt::Debug for Gcm<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gcm(..)")
+    }
+}
+
+fn load(sum: &Sum) -> Running<u128> {
+    let [low, high, end, ..] = *sum.words();
+    Running { value: number(low, high), end }
+}
+
+fn store(running: Running<u128>) -> Sum {
+    let [low, high] = words(running.value);
+    Sum::from_words([low, high, running.end, 0, 0, 0, 0, 0])
+}
+
+/// AES with keys of one length.
+pub(crate) trait Cipher:
+    BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> + KeyInit + Send + Sync
+{
+}
+
+impl Cipher for Aes128Enc {}
+impl Cipher for Aes256Enc {}
+
+/// GHASH with one key (SP 800-38D, section 6.4), as a polynomial's field.
+///
+/// An element is a block read as a big-endian number, which is POLYVAL's element of that value.
+struct Ghash {
+    whole: Whole,
+    /// E(K, J0) for a nonce of zeros, which the tags that aws-lc computes for us are masked with.
+    mask: u128,
+    /// The key to the power of 2^n.
+    powers: [[u8; BLOCK]; POWERS],
+}
+
+impl Ghash {
+    fn new(whole: Whole, hash_key: [u8; BLOCK]) -> Self {
+        let mask = u128::from_be_bytes(whole.seal(&[0; NONCE_BYTES], &[], &mut []));
+        let hash_key = FieldElement::from(u128::from_be_bytes(hash_key)).mulx();
+        let mut powers = [hash_key.into(); POWERS];
+        for n in 1..POWERS {
+            powers[n] = times(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
+        }
+        Self { whole, mask, powers }
+    }
+
+    /// `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated data.
+    ///
+    /// That would end with the block of lengths, and a factor too many for what is wanted: so it is
+    /// given all blocks but the last, and the last is put in the place of the lengths.
+    fn many(&self, blocks: &[u8]) -> u128 {
+        let (most, last) = blocks.split_at(blocks.len() - BLOCK);
+        let tag = u128::from_be_bytes(self.whole.seal(&[0; NONCE_BYTES], most, &mut []));
+        let lengths = u128::from(most.len() as u64 * 8) << 64;
+        tag ^ self.mask ^ self.step(lengths ^ element(last))
+    }
+
+    /// The same by `polyval`, after `a`.
+    #[inline(never)]
+    fn few(&self, a: u128, blocks: &[u8]) -> u128 {
+        let mut reversed = [[0; BLOCK].into(); MANY / BLOCK];
+        let mut first = a;
+        for (to, from) in reversed.iter_mut().zip(blocks.chunks_exact(BLOCK)) {
+            *to = (element(from) ^ first).to_le_bytes().into();
+            first = 0;
+        }
+        let mut sum = Polyval::new(&self.powers[0].into());
+        sum.update(&reversed[..blocks.len() / BLOCK]);
+        u128::from_le_bytes(sum.finalize().into())
+    }
+}
+
+impl Drop for Ghash {
+    fn drop(&mut self) {
+        // `Whole` wipes itself. `polyval` is not asked to: it would wipe a copy for each product,
+        // byte by byte, which takes longer than the product.
+        self.powers.zeroize();
+        self.mask.zeroize();
+    }
+}
+
+impl Field for Ghash {
+    type Element = u128;
+
+    fn sum(&self, a: u128, b: u128) -> u128 {
+        a ^ b
+    }
+
+    fn block(&self, bytes: &[u8; BLOCK], _: bool) -> u128 {
+        u128::from_be_bytes(*bytes)
+    }
+
+    fn step(&self, a: u128) -> u128 {
+        times(a, &self.powers[0])
+    }
+
+    fn raise(&self, mut a: u128, n: u64) -> u128 {
+        if n == 0 {
+            return a;
+        }
+        for (bit, power) in self.powers.iter().enumerate() {
+            // Which powers are taken is known to whoever sees the packets.
+            if n >> bit & 1 == 1 {
+                a = times(a, power);
+            }
+        }
+        if n >> POWERS != 0 { self.raise_far(a, n >> POWERS) } else { a }
+    }
+
+    fn blocks(&self, a: u128, blocks: &[u8]) -> u128 {
+        if blocks.len() < MANY {
+            return self.few(a, blocks);
+        }
+        let before = if a == 0 { 0 } else { self.raise(a, (blocks.len() / BLOCK) as u64) };
+        before ^ self.many(blocks)
+    }
+
+    fn blocks_mut(&self, a: u128, blocks: &mut [u8]) -> u128 {
+        if blocks.len() < MANY {
+            return self.few(a, blocks);
+        }
+        // What comes before is added to the first block, and has all its factors for nothing.
+        let first = block_at(blocks, 0);
+        blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
+        let sum = self.many(blocks);
+        blocks[..BLOCK].copy_from_slice(&first);
+        sum
+    }
+}
+
+impl Ghash {
+    /// `raise` by `n` times 2^`POWERS`: only in texts longer than any record.
+    #[cold]
+    fn raise_far(&self, mut a: u128, n: u64) -> u128 {
+        let mut power = self.powers[POWERS - 1];
+        for bit in 0..u64::BITS - n.leading_zeros() {
+            power = times(u128::from_le_bytes(power), &power).to_le_bytes();
+            if n >> bit & 1 == 1 {
+                a = times(a, &power);
+            }
+        }
+        a
+    }
+}
+
+/// Reads a block.
+fn element(block: &[u8]) -> u128 {
+    u128::from_be_bytes(block_at(block, 0))
+}
+
+/// `a b`. Setting `b` up takes half of it, but what is set up cannot be wiped, and so is not kept.
+fn times(a: u128, b: &[u8; BLOCK]) -> u128 {
+    let mut product = Polyval::new(&(*b).into());
+    product.update(&[a.to_le_bytes().into()]);
+    u128::from_le_bytes(product.finalize().into())
+}
+
+/// Counter of a text's first block; one less masks the tag (SP 800-38D, section 7.1).
+const FIRST: u32 = 2;
+/// Longest text in bytes (SP 800-38D, section 5.2.1.1).
+const TEXT_MAX: u64 = (1 << 36) - 32;
+/// From how many bytes on it pays to have GHASH done by aws-lc, which takes 60 ns to get going.
+const MANY: usize = 320;
+/// Powers of the hash key that are kept: for as many blocks as a TLS record has.
+const POWERS: usize = 11;

@@ -1,0 +1,165 @@
+//! Evaluation of an authenticator's polynomial over ranges of a text, in any order.
+//!
+//! Called by [`crate::gcm`] and [`crate::chacha`], each with its [`Field`]. GHASH and Poly1305 are
+//! the same polynomial over different fields: `((b0 x + b1) x + b2) x ..`, with the text's 16-byte
+//! blocks as coefficients and a secret `x`. Horner's rule runs along the text; a block of which
+//! only some bytes are known counts as if the others were zero, since its bytes add up.
+//!
+//! Invariant of [`Running`]: with `n` the number of whole blocks before `end`, block `i` is in
+//! `value` with the factor `x^(n - i)`. So the block in which `end` lies has the factor one and
+//! needs no buffer, and what follows at `end` costs no power of `x`. Other ranges cost one.
+//!
+//! It does not know how long the text is, nor whether a range was added twice.
+
+use crate::inside;
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 16;
+
+/// Block `n` of some.
+#[inline]
+pub(crate) fn block_at(blocks: &[u8], n: usize) -> [u8; BLOCK] {
+    // Zeros are for what no caller asks for.
+    blocks[n * BLOCK..].first_chunk().copied().unwrap_or_default()
+}
+
+/// Where the coefficients come from.
+pub(crate) trait Field {
+    /// An element. The default is zero.
+    type Element: Copy + Default;
+
+    /// `a + b`.
+    fn sum(&self, a: Self::Element, b: Self::Element) -> Self::Element;
+
+    /// A block, zeros where its bytes are not known. What the field adds to each block by itself
+    /// is added with the block's first byte, so `first` says whether that one is among those known.
+    fn block(&self, bytes: &[u8; BLOCK], first: bool) -> Self::Element;
+
+    /// `a x`.
+    fn step(&self, a: Self::Element) -> Self::Element;
+
+    /// `a x^n`.
+    fn raise(&self, a: Self::Element, n: u64) -> Self::Element;
+
+    /// `a = (a + block) x` for each of a whole number of blocks.
+    fn blocks(&self, a: Self::Element, blocks: &[u8]) -> Self::Element;
+
+    /// The same where the blocks may be changed on the way; they are left as they were.
+    fn blocks_mut(&self, a: Self::Element, blocks: &mut [u8]) -> Self::Element {
+        self.blocks(a, blocks)
+    }
+}
+
+/// The polynomial over all ranges that were added, up to `end` (see the module's invariant).
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Running<E> {
+    pub(crate) value: E,
+    /// Where the range ended that reaches furthest, in bytes.
+    pub(crate) end: u64,
+}
+
+impl<E: Copy + Default> Running<E> {
+    /// Adds the range at `offset`.
+    pub(crate) fn add<F: Field<Element = E>>(&mut self, field: &F, offset: u64, range: &[u8]) {
+        let (head, body) = split(offset, range.len());
+        self.add_by(field, offset, |mut a| {
+            let (first, rest) = range.split_at(head);
+            let (blocks, last) = rest.split_at(body);
+            a = piece(field, a, offset, first);
+            if !blocks.is_empty() {
+                a = field.blocks(a, blocks);
+            }
+            (piece(field, a, 0, last), end_of(offset, range.len()))
+        });
+    }
+
+    /// Adds the range at `offset`, which may be changed on the way and is left as it was.
+    pub(crate) fn add_mut<F: Field<Element = E>>(
+        &mut self,
+        field: &F,
+        offset: u64,
+        range: &mut [u8],
+    ) {
+        let (head, body) = split(offset, range.len());
+        self.add_by(field, offset, |mut a| {
+            let end = end_of(offset, range.len());
+            let (first, rest) = range.split_at_mut(head);
+            let (blocks, last) = rest.split_at_mut(body);
+            a = piece(field, a, offset, first);
+            if !blocks.is_empty() {
+                a = field.blocks_mut(a, blocks);
+            }
+            (piece(field, a, 0, last), end)
+        });
+    }
+
+    /// Continues at `offset` where that is not behind `end`; else the range is a sum of its own.
+    fn add_by<F: Field<Element = E>>(
+        &mut self,
+        field: &F,
+        offset: u64,
+        evaluate: impl FnOnce(E) -> (E, u64),
+    ) {
+        if offset >= self.end {
+            let from = field.raise(self.value, block_of(offset) - block_of(self.end));
+            let (value, end) = evaluate(from);
+            *self = Self { value, end };
+        } else {
+            let (value, end) = evaluate(E::default());
+            self.merge(field, Self { value, end });
+        }
+    }
+
+    /// Adds a sum over other ranges.
+    pub(crate) fn merge<F: Field<Element = E>>(&mut self, field: &F, other: Self) {
+        let (low, high) = if self.end <= other.end { (*self, other) } else { (other, *self) };
+        let raised = field.raise(low.value, block_of(high.end) - block_of(low.end));
+        *self = Self { value: field.sum(high.value, raised), end: high.end };
+    }
+
+    /// The polynomial of `aad`, then the text of `text_len` bytes that was added, each filled up
+    /// with zeros to whole blocks, then the block of their lengths; with a last factor of `x`.
+    pub(crate) fn finish<F: Field<Element = E>>(
+        self,
+        field: &F,
+        aad: &[u8],
+        text_len: u64,
+        lengths: &[u8; BLOCK],
+    ) -> E {
+        let mut header = Self::default();
+        header.add(field, 0, aad);
+        let blocks = text_len.div_ceil(BLOCK as u64);
+        let text = field.raise(self.value, blocks.saturating_sub(block_of(self.end)));
+        let open = u64::from(aad.len() % BLOCK != 0);
+        let sum = field.sum(field.raise(header.value, blocks + open), text);
+        field.step(field.sum(sum, field.block(lengths, true)))
+    }
+}
+
+/// No text gets to where this saturates; a caller that says so gets a tag of nothing.
+fn end_of(offset: u64, len: usize) -> u64 {
+    offset.saturating_add(len as u64)
+}
+
+fn block_of(offset: u64) -> u64 {
+    offset / BLOCK as u64
+}
+
+/// How many bytes of the range are before its first whole block, and how many in whole blocks.
+fn split(offset: u64, len: usize) -> (usize, usize) {
+    let head = inside(offset.wrapping_neg(), BLOCK);
+    let head = head.min(len);
+    (head, (len - head) / BLOCK * BLOCK)
+}
+
+/// Adds a piece of one block, and steps where it ends the block.
+fn piece<F: Field>(field: &F, a: F::Element, offset: u64, bytes: &[u8]) -> F::Element {
+    if bytes.is_empty() {
+        return a;
+    }
+    let from = inside(offset, BLOCK);
+    let mut block = [0; BLOCK];
+    block[from..from + bytes.len()].copy_from_slice(bytes);
+    let a = field.sum(a, field.block(&block, from == 0));
+    if from + bytes.len() == BLOCK { field.step(a) } else { a }
+}
