@@ -14,7 +14,7 @@ help:
 	@echo "make test     install what the tests need and run them all"
 	@echo "make build    the program, at $(OUTBOARD)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
-	@echo "make bench    every measurement: half an hour, and a machine with nothing else to do"
+	@echo "make bench    every measurement: ten minutes, and a machine with nothing else to do"
 
 run: build
 	@scripts/run.sh

@@ -161,8 +161,10 @@ impl Responder {
             self.files.invalidate(file);
         }
         if self.log.enabled() {
-            let what = format_args!("reset in mid-response: {fault}");
-            let added = self.log.remark(self.output.clock().log(), remote, what);
+            let clock = self.output.clock().log();
+            // In one expression: before Rust 1.89 the arguments do not outlive theirs.
+            let added =
+                self.log.remark(clock, remote, format_args!("reset in mid-response: {fault}"));
             self.counters.http_log_dropped += u64::from(!added);
         }
     }
