@@ -4,8 +4,8 @@
 //! connection's next time-out moves with every acknowledgment, nearly always to later. So an entry
 //! stays where it is until it comes up, and only then is looked at again; it moves only where the
 //! time-out moved to earlier. Each slot has one entry at most, and knows its place in the heap:
-//! without that, entries that were overtaken would lie in it for as long as a connection is idle, a
-//! hundred for each connection that is not.
+//! without that, entries that were overtaken would lie in it until their own time comes, many for
+//! each connection that is busy.
 //!
 //! Invariants: `places[heap[i].slot] == i`; a parent is not later than its children.
 

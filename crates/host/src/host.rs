@@ -419,9 +419,7 @@ impl Host {
     /// After work on a connection: tells the application, sets the alarm, and parts with one that
     /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
-        if self.has_session(id) {
-            self.session_turn(now, id);
-        }
+        self.session_turn(now, id);
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
         if conn.modes.notify {

@@ -564,6 +564,19 @@ fn the_end_is_said() {
     assert_eq!(world.t.state(), "TIME-WAIT");
 }
 
+/// What is written after the end is refused at once, although the end is not yet sent.
+#[test]
+fn nothing_follows_the_end() {
+    let mut world = World::open(&Offer::default());
+    let socket = world.t.socket();
+    world.t.host.shutdown(socket);
+    let refused = Err(host::SendError::NotConnected(SocketError::Closed));
+    assert_eq!(world.t.host.send(socket, vec![1].into()), refused);
+    world.t.pump();
+    world.run();
+    assert_eq!((world.client_read(), world.ended), (Vec::new(), true));
+}
+
 /// What was written before the socket was closed is still delivered, sealed, with its end.
 #[test]
 fn a_closed_socket_delivers() {

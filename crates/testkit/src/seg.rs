@@ -139,7 +139,6 @@ impl fmt::Display for Seg {
 #[macro_export]
 macro_rules! seg {
     ($($t:tt)*) => {{
-        #[allow(unused_mut, reason = "a segment without fields")]
         let mut s = $crate::Seg::default();
         $crate::seg_fields!(s $($t)*);
         s

@@ -48,9 +48,19 @@ impl Host {
         self.table.slots.get(id.index())?.session.as_deref()
     }
 
+    fn session_mut(&mut self, id: SocketId) -> Option<&mut Session> {
+        self.table.get(id)?;
+        self.table.slots.get_mut(id.index())?.session.as_deref_mut()
+    }
+
     /// Whether the socket is one of a session.
     pub(crate) fn has_session(&self, id: SocketId) -> bool {
         self.session(id).is_some()
+    }
+
+    /// Whether a session took its last byte, although its end may still be to be sent.
+    pub(crate) fn session_is_shut(&self, id: SocketId) -> bool {
+        self.session(id).is_some_and(Session::is_shut)
     }
 
     pub(crate) fn session_readiness(&self, id: SocketId, below: Readiness) -> Readiness {
@@ -67,17 +77,14 @@ impl Host {
 
     pub(crate) fn session_consume(&mut self, id: SocketId, bytes: usize) {
         // Room for more records: they are opened at the next event, or by the turn in `poll_op`.
-        if let Some(session) = self.table.slots[id.index()].session.as_deref_mut() {
+        if let Some(session) = self.session_mut(id) {
             session.consume(bytes);
         }
     }
 
     pub(crate) fn session_send(&mut self, id: SocketId, bytes: Bytes) -> usize {
         let room = self.table.get(id).map_or(0, |conn| conn.send_room(&self.config.tcp));
-        match self.table.slots[id.index()].session.as_deref_mut() {
-            Some(session) => session.send(bytes, room),
-            None => 0,
-        }
+        self.session_mut(id).map_or(0, |session| session.send(bytes, room))
     }
 
     /// # Errors
@@ -89,11 +96,10 @@ impl Host {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let readable = self.files.source_on_host(file, offset, len);
-        if !readable {
+        if !self.files.source_on_host(file, offset, len) {
             return Err(SendError::BadExtent);
         }
-        if let Some(session) = self.table.slots[id.index()].session.as_deref_mut() {
+        if let Some(session) = self.session_mut(id) {
             session.send_file(file, offset, len);
         }
         Ok(())
@@ -102,13 +108,7 @@ impl Host {
     /// Has the session say that nothing follows. Says whether that is still to be sent; no where
     /// there is no session.
     pub(crate) fn session_shutdown(&mut self, id: SocketId) -> bool {
-        if !self.has_session(id) {
-            return false;
-        }
-        match self.table.slots[id.index()].session.as_deref_mut() {
-            Some(session) => session.shutdown(),
-            None => false,
-        }
+        self.session_mut(id).is_some_and(Session::shutdown)
     }
 
     /// The host's disk has read what a session waits for; gives the bytes back where there is none.

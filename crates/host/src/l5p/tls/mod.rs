@@ -154,6 +154,11 @@ impl Session {
         }
     }
 
+    /// Whether nothing more can be written.
+    pub(crate) const fn is_shut(&self) -> bool {
+        self.shut
+    }
+
     /// Plaintext bytes that are not yet sealed.
     pub(crate) const fn queued(&self) -> u64 {
         self.queued
@@ -162,7 +167,7 @@ impl Session {
     /// Takes bytes to send, as many as fit in `room`; gives how many.
     pub(crate) fn send(&mut self, mut bytes: Bytes, room: usize) -> usize {
         let taken = bytes.len().min(room.saturating_sub(self.queued_memory));
-        if self.shut || taken == 0 {
+        if taken == 0 {
             return 0;
         }
         bytes.truncate(taken);
