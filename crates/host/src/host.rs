@@ -117,6 +117,7 @@ impl Host {
                     self.notices.push_back(Notice::File(file));
                 }
             }
+            Event::L5oResyncRxReq { .. } | Event::L5oRefused(_) => {}
             Event::Reset => self.handle_device_reset(now),
         }
     }

@@ -1,6 +1,7 @@
 //! The device: the parts of this crate behind one sans-IO object.
 
 use abi::disk::{DiskCompletion, DiskRequest};
+use abi::l5o::L5oRefused;
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::{
     Capabilities, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op, PacketPool, Part,
@@ -104,6 +105,7 @@ impl Device {
             mtu: self.wire.mtu,
             mac: self.config.mac,
             file: self.files.as_ref().map(limits).ok_or(Refusal::Disabled),
+            l5o: Err(Refusal::NotSupported),
         }
     }
 
@@ -125,7 +127,10 @@ impl Device {
         for other in (0..self.events.len()).filter(|&other| other != queue) {
             let Some(packet) = self.pool.copy(received.packet.as_slice()) else { return };
             let Received { checksum, flow_hash, segment_size, .. } = *received;
-            self.deliver(other, Received { packet, checksum, flow_hash, segment_size });
+            self.deliver(
+                other,
+                Received { packet, checksum, flow_hash, segment_size, opened: None },
+            );
         }
     }
 
@@ -162,6 +167,11 @@ impl Device {
                     files.acknowledge(queue, extent);
                 }
             }
+            Op::L5oCreate(create) => {
+                let (context, flow, why) = (create.context, create.flow, Refusal::NotSupported);
+                self.emit(queue, Event::L5oRefused(L5oRefused { context, flow, why }));
+            }
+            Op::L5oDestroy { .. } | Op::L5oResyncRxResp { .. } => {}
         }
         self.settle_done(now);
     }

@@ -68,7 +68,7 @@ impl Receiver {
         };
         let Facts { checksum, flow_hash } = facts;
         let queue = (flow_hash % self.queues) as usize;
-        Ok((queue, Received { packet, checksum, flow_hash, segment_size }))
+        Ok((queue, Received { packet, checksum, flow_hash, segment_size, opened: None }))
     }
 
     /// Notes that the host's queue has taken a frame.

@@ -71,6 +71,9 @@ pub(crate) fn check(
 fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {
+        if matches!(part, abi::Part::Sealed(_)) {
+            return None;
+        }
         total = total.checked_add(part.len() as usize)?;
     }
     (total <= bytes_max as usize).then_some(total)
