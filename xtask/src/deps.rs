@@ -61,6 +61,7 @@ const RULES: &[Rule] = &[
             "smallvec",
             "thiserror",
             "wire",
+            "zeroize",
         ],
         "the host sees the contract and never the device or the OS",
     ),

@@ -6,7 +6,7 @@ use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::l5o::{L5oCreate, L5oId, Sealed};
+use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
 
 /// The host's name for a connection. The device compares it and gives it back, and reads nothing
 /// into it.
@@ -107,6 +107,19 @@ impl Part {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The range of a file that the device reads for it.
+    #[must_use]
+    pub fn extent(&self) -> Option<&FileExtent> {
+        match self {
+            Self::File(extent) => Some(extent),
+            Self::Sealed(sealed) => match &sealed.content {
+                Content::File(extent) => Some(extent),
+                Content::Host(_) => None,
+            },
+            Self::Host(_) => None,
+        }
     }
 }
 

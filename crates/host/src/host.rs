@@ -85,6 +85,8 @@ impl Host {
                 counters: HostCounters::default(),
                 net: Net::new(&config, capabilities.mac, capabilities.mtu),
                 transmit_bytes_max: capabilities.transmit_bytes_max,
+                l5o: config.tls_offload.and(capabilities.l5o),
+                contexts: 0,
             },
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
             table: Table::new(&mut prng),
@@ -117,7 +119,10 @@ impl Host {
                     self.notices.push_back(Notice::File(file));
                 }
             }
-            Event::L5oResyncRxReq { .. } | Event::L5oRefused(_) => {}
+            Event::L5oResyncRxReq { context, flow, request } => {
+                self.session_resync(now, flow, context, request);
+            }
+            Event::L5oRefused(refused) => self.session_refused(now, &refused),
             Event::Reset => self.handle_device_reset(now),
         }
     }
@@ -128,12 +133,7 @@ impl Host {
             Some(FileWork::Opened(file)) => self.notices.push_back(Notice::File(file)),
             Some(FileWork::Filled { flow, position, bytes }) => {
                 let id = SocketId::of_flow(flow);
-                let bytes = self.session_filled(now, id, bytes);
-                self.with(now, id, |conn, cx| {
-                    if let Some(bytes) = bytes {
-                        conn.handle_file_bytes(cx, position, bytes);
-                    }
-                });
+                self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, position, bytes));
             }
             Some(FileWork::Failed { flow, fault }) => {
                 self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
@@ -263,6 +263,7 @@ impl Host {
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
             payload,
+            opened: received.opened,
             ce: ip.ecn == 3,
         };
         match place {
@@ -343,6 +344,7 @@ impl Host {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);
             self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
+            self.session_device_reset(now, id);
         }
     }
 

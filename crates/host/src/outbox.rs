@@ -8,7 +8,8 @@ use alloc::collections::VecDeque;
 use core::net::IpAddr;
 
 use abi::disk::DiskRequest;
-use abi::{FlowId, Header, Op, PacketBuf, Parts, Transmit, TsOption};
+use abi::l5o::{L5oId, L5oLimits};
+use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
 use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::emit::{self, IpHeader, Link};
@@ -32,6 +33,10 @@ pub(crate) struct Outbox {
     pub(crate) net: Net,
     /// Most payload of one transmit.
     pub(crate) transmit_bytes_max: u32,
+    /// What the device does for protocols above TCP, or why it does nothing.
+    pub(crate) l5o: Result<L5oLimits, Refusal>,
+    /// Contexts that were named so far.
+    pub(crate) contexts: u64,
 }
 
 /// What a TCP transmit is beyond its header.
@@ -48,6 +53,12 @@ pub(crate) struct TcpPayload {
 }
 
 impl Outbox {
+    /// A name for a context, never used before.
+    pub(crate) const fn new_context(&mut self) -> L5oId {
+        self.contexts += 1;
+        L5oId(self.contexts)
+    }
+
     /// Hands a TCP segment, or a run of them, to the device.
     pub(crate) fn send_tcp(
         &mut self,

@@ -1,20 +1,24 @@
-//! TLS 1.2 and 1.3 as a server: rustls shakes hands, the record layer is ours.
+//! TLS 1.2 and 1.3: rustls shakes hands, the record layer is ours, and the device's where it can.
 //!
-//! A [`Session`] lies between a connection and its socket. Received bytes become records
-//! (`record`), records of the handshake go to rustls (`handshake`), others are opened in place and
-//! wait to be read. What the application writes is cut into records and sealed once the connection
-//! has room for it, so that plaintext waits and ciphertext does not pile up; parts of files are
-//! read by the host's disk for that.
+//! A [`Session`] lies between a connection and its socket. Records of the handshake go to rustls
+//! (`handshake`). After it, what the application writes becomes runs of records in the connection's
+//! send stream, described by their content (`sealer`): the device seals them when they are sent, or
+//! the host before. Received records that the device opened are read where they lie, others are
+//! opened by the host (`receive`, `record`); `offload` keeps the device's contexts in step.
 //!
-//! Invariants: what is given to the connection is ciphertext, or an alert before there are keys;
-//! the order of what was written is kept; no byte of a record that does not verify is shown; memory
-//! is bounded by [`PLAIN_BYTES_MAX`], one record, and the connection's send buffer.
+//! Invariants: what is given to the connection is ciphertext, or a run that nobody but a sealer can
+//! turn into bytes, or an alert before there are keys; the order of what was written is kept; no
+//! byte of a record that does not verify is shown; memory is bounded by [`PLAIN_BYTES_MAX`], one
+//! record, and the connection's buffers.
 //!
 //! It does not resume with early data (0-RTT is never offered), renegotiate, or compress.
 
 mod handshake;
+mod offload;
 mod open;
+mod receive;
 mod record;
+pub(crate) mod sealer;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -22,22 +26,34 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use abi::crypto::CryptoProvider;
+use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
+use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::{Op, Refusal};
 use bytes::{Buf as _, Bytes};
+use rustls::pki_types::ServerName;
+use wire::tls::Run;
+use zeroize::Zeroizing;
 
-use crate::api::{FileId, Readiness, SocketError};
+use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::files::Files;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::rcv::Receive;
+use crate::tcp::spans::Source;
 use handshake::{Handshake, Progress};
+use offload::RxOffload;
 use open::Open;
+use receive::Clear;
 pub use record::Alert;
-use record::{CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
+use record::{CONTENT_BYTES_MAX, Version, content};
+use sealer::{Records, Sealer};
+pub use wire::tls::Version as TlsVersion;
 
 /// Opened bytes that wait to be read before the connection's window is left to close.
 const PLAIN_BYTES_MAX: usize = 64 * 1024;
 /// Records without content in a row: they cost us and carry nothing. OpenSSL has the same limit.
 const EMPTY_RECORDS_MAX: u8 = 32;
+
 /// What a listener needs to speak TLS.
 #[derive(Clone)]
 pub struct TlsServer {
@@ -46,6 +62,56 @@ pub struct TlsServer {
     pub config: Arc<rustls::ServerConfig>,
     /// What seals and opens.
     pub crypto: Arc<dyn CryptoProvider>,
+}
+
+/// What a connection that we open needs to speak TLS.
+#[derive(Clone)]
+pub struct TlsClient {
+    /// Roots, versions, suites and ALPN. Secrets have to be extractable
+    /// (`enable_secret_extraction`).
+    pub config: Arc<rustls::ClientConfig>,
+    /// Whom the certificate has to name.
+    pub name: ServerName<'static>,
+    /// What seals and opens.
+    pub crypto: Arc<dyn CryptoProvider>,
+}
+
+/// Keys that somebody else has agreed on: what `TLS_TX` and `TLS_RX` take of `SOL_TLS`. Without the
+/// secrets that they come from they cannot change: a peer's `KeyUpdate` ends the session.
+pub struct TlsKeys {
+    /// Which record layer.
+    pub version: TlsVersion,
+    /// Which AEAD.
+    pub suite: Suite,
+    /// What we send.
+    pub tx: TlsDirection,
+    /// What the peer sends.
+    pub rx: TlsDirection,
+    /// What seals and opens.
+    pub crypto: Arc<dyn CryptoProvider>,
+}
+
+/// Keys of one direction.
+pub struct TlsDirection {
+    /// The key: its first [`Suite::key_bytes`] count.
+    pub key: Zeroizing<[u8; 32]>,
+    /// What nonces are made from.
+    pub iv: [u8; NONCE_BYTES],
+    /// Number of the next record.
+    pub number: u64,
+}
+
+impl fmt::Debug for TlsKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No key.
+        f.debug_struct("TlsKeys").field("suite", &self.suite).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for TlsServer {
@@ -58,8 +124,7 @@ impl fmt::Debug for TlsServer {
 enum Piece {
     Memory(Bytes),
     File {
-        file: FileId,
-        offset: u64,
+        source: Source,
         left: u64,
     },
     /// close_notify, and the end of the connection's direction.
@@ -67,6 +132,8 @@ enum Piece {
 }
 
 enum Stage {
+    /// A client that has not sent its first message.
+    Begin(Box<Handshake>),
     Handshake(Box<Handshake>),
     Open(Box<Open>),
     /// It failed: nothing is sent or read any more.
@@ -77,17 +144,25 @@ enum Stage {
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
     stage: Stage,
-    /// The record that is being received.
+    /// The record that is being copied together.
     incoming: Vec<u8>,
-    /// Opened, not yet read.
+    /// The device had opened some of it.
+    undone: bool,
+    /// Opened by the host, not yet read.
     plain: VecDeque<Bytes>,
     plain_bytes: usize,
+    /// Opened by the device, not yet read; behind `plain`.
+    clear: Option<Clear>,
+    /// The device's part in receiving; none before there are keys.
+    offload: Option<Box<RxOffload>>,
+    /// Why the device does not seal.
+    tx_refused: Option<Refusal>,
+    /// Records that the device opened whole, in part, and not at all.
+    rx_records: [u64; 3],
     queue: VecDeque<Piece>,
     /// Plaintext bytes in the queue, and those of them in memory.
     queued: u64,
     queued_memory: usize,
-    /// The disk is reading for the piece in front.
-    reading: bool,
     /// The peer sent close_notify.
     peer_ended: bool,
     /// The application wrote its last byte.
@@ -104,21 +179,44 @@ impl fmt::Debug for Session {
 
 impl Session {
     /// The session of a connection that was just accepted.
-    pub(crate) fn new(server: &TlsServer) -> Self {
-        let (stage, error) = match Handshake::new(server.config.clone()) {
-            Ok(handshake) => (Stage::Handshake(Box::new(handshake)), None),
-            Err(_) => (Stage::Dead, Some(SocketError::Tls(Alert::InternalError))),
-        };
+    pub(crate) fn server(server: &TlsServer) -> Self {
+        let handshake = Handshake::server(server.config.clone());
+        Self::new(server.crypto.clone(), handshake.map(|h| Stage::Handshake(Box::new(h))).ok())
+    }
+
+    /// The session of a connection that we open; its handshake begins with the first turn.
+    pub(crate) fn client(client: &TlsClient) -> Self {
+        let handshake = Handshake::client(client.config.clone(), client.name.clone());
+        Self::new(client.crypto.clone(), handshake.map(|h| Stage::Begin(Box::new(h))).ok())
+    }
+
+    /// A session that begins behind its handshake, which others had.
+    pub(crate) fn attached(conn: &mut Connection, cx: &mut Cx<'_>, keys: &TlsKeys) -> Self {
+        let open = Open::attached(keys, &*keys.crypto);
+        let mut session = Self::new(keys.crypto.clone(), None);
+        if let Some(open) = open {
+            session.error = None;
+            session.open(conn, cx, open);
+        }
+        session
+    }
+
+    fn new(crypto: Arc<dyn CryptoProvider>, stage: Option<Stage>) -> Self {
+        let error = stage.is_none().then_some(SocketError::Tls(Alert::InternalError));
         Self {
-            crypto: server.crypto.clone(),
-            stage,
+            crypto,
+            stage: stage.unwrap_or(Stage::Dead),
             incoming: Vec::new(),
+            undone: false,
             plain: VecDeque::new(),
             plain_bytes: 0,
+            clear: None,
+            offload: None,
+            tx_refused: None,
+            rx_records: [0; 3],
             queue: VecDeque::new(),
             queued: 0,
             queued_memory: 0,
-            reading: false,
             peer_ended: false,
             shut: false,
             error,
@@ -129,7 +227,7 @@ impl Session {
 
     /// What the socket is ready for, given what the connection is.
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
-        let readable = !self.plain.is_empty();
+        let readable = !self.plain.is_empty() || self.clear.is_some();
         let open = matches!(self.stage, Stage::Open(_));
         Readiness {
             readable,
@@ -140,17 +238,38 @@ impl Session {
         }
     }
 
-    pub(crate) fn peek(&self) -> &[u8] {
-        self.plain.front().map_or(&[], Bytes::as_ref)
+    pub(crate) fn peek<'a>(&'a self, rcv: &'a Receive) -> &'a [u8] {
+        match (self.plain.front(), &self.clear) {
+            (Some(plain), _) => plain,
+            (None, Some(clear)) => {
+                let bytes = rcv.peek();
+                &bytes[..bytes.len().min(clear.left)]
+            }
+            (None, None) => &[],
+        }
     }
 
-    pub(crate) fn consume(&mut self, bytes: usize) {
-        let Some(front) = self.plain.front_mut() else { return };
-        let bytes = bytes.min(front.len());
-        front.advance(bytes);
-        self.plain_bytes -= bytes;
-        if front.is_empty() {
-            self.plain.pop_front();
+    /// Takes bytes off the front of what [`Self::peek`] showed. What follows is ready at once where
+    /// it needs no work.
+    pub(crate) fn consume(
+        &mut self,
+        rcv: &mut Receive,
+        out: &mut Outbox,
+        buffer: usize,
+        bytes: usize,
+    ) {
+        if let Some(front) = self.plain.front_mut() {
+            let bytes = bytes.min(front.len());
+            front.advance(bytes);
+            self.plain_bytes -= bytes;
+            if front.is_empty() {
+                self.plain.pop_front();
+            }
+            return;
+        }
+        self.consume_clear(rcv, out, bytes);
+        if self.clear.is_none() {
+            let _ready_or_not = self.step(rcv, out, buffer, true);
         }
     }
 
@@ -178,9 +297,11 @@ impl Session {
     }
 
     /// Takes part of a file to send, which the caller has counted as used.
-    pub(crate) fn send_file(&mut self, file: FileId, offset: u64, len: u64) {
-        self.queue.push_back(Piece::File { file, offset, left: len });
-        self.queued += len;
+    pub(crate) fn send_file(&mut self, source: Source, len: u64) {
+        if len > 0 {
+            self.queue.push_back(Piece::File { source, left: len });
+            self.queued += len;
+        }
     }
 
     /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
@@ -196,49 +317,20 @@ impl Session {
 
     /// Receives and sends what can be.
     pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        self.receive(conn, cx);
-        self.transmit(conn, cx);
-    }
-
-    fn receive(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        while self.plain_bytes < PLAIN_BYTES_MAX && !conn.rcv.peek().is_empty() {
-            let wanted = match self.wanted() {
-                Ok(wanted) => wanted,
-                Err(alert) => {
-                    self.fail(conn, cx, alert);
-                    continue;
-                }
-            };
-            let bytes = conn.rcv.peek();
-            let here = bytes.len().min(wanted);
-            // What comes after the end is nobody's: RFC 8446 section 6.1.
-            let unwanted = self.peer_ended || matches!(self.stage, Stage::Dead);
-            if !unwanted {
-                self.incoming.extend_from_slice(&bytes[..here]);
-            }
-            if let Some(packet) = conn.rcv.consume(here) {
-                cx.out.recycle.push_back(packet);
-            }
-            if !unwanted && self.wanted() == Ok(0) {
-                let record = core::mem::take(&mut self.incoming);
-                self.handle_record(conn, cx, record);
-            }
+        if conn.state.is_synchronized() {
+            self.begin(conn, cx);
+            self.receive(conn, cx);
+            self.follow(conn, cx);
+            self.transmit(conn, cx);
         }
     }
 
-    /// Bytes that are missing from the record, or from its header.
-    fn wanted(&self) -> Result<usize, Alert> {
-        let have = self.incoming.len();
-        let Some(&[kind, _, _, high, low]) = self.incoming.first_chunk::<HEADER_BYTES>() else {
-            return Ok(HEADER_BYTES - have);
-        };
-        let len = usize::from(u16::from_be_bytes([high, low]));
-        if !(20..=24).contains(&kind) {
-            Err(Alert::UnexpectedMessage)
-        } else if len > RECORD_BYTES_MAX {
-            Err(Alert::RecordOverflow)
-        } else {
-            Ok(HEADER_BYTES + len - have)
+    /// A client speaks first.
+    fn begin(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if matches!(self.stage, Stage::Begin(_)) {
+            if let Stage::Begin(handshake) = core::mem::replace(&mut self.stage, Stage::Dead) {
+                self.shake(conn, cx, handshake, &[]);
+            }
         }
     }
 
@@ -246,8 +338,10 @@ impl Session {
         match core::mem::replace(&mut self.stage, Stage::Dead) {
             Stage::Handshake(handshake) => self.shake(conn, cx, handshake, &record),
             Stage::Open(mut open) => {
-                let opened = open.rx.open(&mut record);
+                let opened = open.rx.keys.open(open.rx.number, &mut record);
+                open.rx.number += u64::from(opened.is_ok());
                 self.stage = Stage::Open(open);
+                self.note_copied(&mut cx.out.counters);
                 let handled = opened.and_then(|(kind, range)| {
                     cx.out.counters.tls_rx_records += 1;
                     self.handle_content(conn, cx, kind, Bytes::from(record).slice(range))
@@ -258,7 +352,7 @@ impl Session {
                     self.fail(conn, cx, alert);
                 }
             }
-            Stage::Dead => {}
+            Stage::Begin(_) | Stage::Dead => {}
         }
     }
 
@@ -277,10 +371,7 @@ impl Session {
             Progress::Done(done) => match Open::new(*done, &*self.crypto) {
                 Some(open) => {
                     cx.out.counters.tls_handshakes += 1;
-                    cx.out.counters.tls_tx_sw += 1;
-                    cx.out.counters.tls_rx_sw += 1;
-                    self.stage = Stage::Open(Box::new(open));
-                    conn.modes.notify = true;
+                    self.open(conn, cx, open);
                 }
                 None => self.fail(conn, cx, Alert::InternalError),
             },
@@ -290,6 +381,133 @@ impl Session {
                 self.die(conn, cx, SocketError::TlsHandshake);
             }
         }
+    }
+
+    /// There are keys: sealing and opening begin, on the device where it can.
+    fn open(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, open: Open) {
+        self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
+        self.stage = Stage::Open(Box::new(open));
+        conn.snd.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
+        self.install_tx(conn, cx);
+        self.install_rx(conn, cx);
+        let counters = &mut cx.out.counters;
+        counters.tls_tx_sw += u64::from(self.tx_refused.is_some());
+        counters.tls_rx_sw += u64::from(self.offload.as_ref().is_some_and(|o| o.state().is_err()));
+        conn.modes.notify = true;
+    }
+
+    /// Asks the device for a context that seals from the next record on; the keys are kept with the
+    /// stream in any case.
+    fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let Stage::Open(open) = &self.stage else { return };
+        let refused = match cx.out.l5o {
+            Ok(limits) if limits.tls_tx => None,
+            Ok(_) => Some(Refusal::NotSupported),
+            Err(why) => Some(why),
+        };
+        self.tx_refused = refused;
+        let end = conn.snd.spans.end();
+        let context = refused.is_none().then(|| cx.out.new_context());
+        if let Some(context) = context {
+            let create = L5oCreate {
+                context,
+                flow: conn.flow,
+                direction: Direction::Transmit,
+                tcpsn: conn.seq(end),
+                state: L5oState::Tls(open.tx.keys.state(open.tx.number)),
+            };
+            cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
+            cx.out.counters.tls_tx_device += 1;
+        }
+        let Some(sealer) = &mut conn.snd.sealer else { return };
+        if sealer.has(&open.tx.keys) {
+            context.into_iter().for_each(|context| sealer.renew(context));
+        } else {
+            sealer.push(open.tx.keys.clone(), context, end);
+        }
+    }
+
+    /// Asks the device for a context that opens from the first record on whose header has not come.
+    fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        let next = self.boundaries(&conn.rcv).and_then(Iterator::last);
+        if let (Some(next), Some(offload)) = (next, &mut self.offload) {
+            offload.install(conn, cx, next);
+        }
+    }
+
+    /// Keeps the device in step with what was received.
+    fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        let Some(mut offload) = self.offload.take_if(|o| o.is_active()) else { return };
+        let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
+        if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
+            if let Some(&at) = boundaries.peek() {
+                offload.advance(at);
+            }
+            offload.answer(conn, cx, drained, boundaries);
+        }
+        self.offload = Some(offload);
+    }
+
+    /// `l5o_resync_rx_req`: the device asks where a record begins.
+    pub(crate) fn handle_resync(
+        &mut self,
+        conn: &Connection,
+        cx: &mut Cx<'_>,
+        context: L5oId,
+        request: ResyncRequest,
+    ) {
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
+            offload.handle_request(conn, cx, request);
+            self.follow(conn, cx);
+        }
+    }
+
+    /// The device refused a context.
+    pub(crate) fn handle_refused(
+        &mut self,
+        conn: &mut Connection,
+        cx: &mut Cx<'_>,
+        context: L5oId,
+        why: Refusal,
+    ) {
+        let counters = &mut cx.out.counters;
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
+            offload.lost(conn.rcv.edge(), why);
+            counters.tls_rx_sw += 1;
+            counters.tls_rx_device_refused += 1;
+        } else if conn.snd.sealer.as_ref().is_some_and(|s| s.context() == Some(context)) {
+            self.tx_refused = Some(why);
+            counters.tls_tx_sw += 1;
+            counters.tls_tx_device_refused += 1;
+        }
+        conn.lose_context(cx, context);
+    }
+
+    /// The device lost everything: what was under way is the host's, what follows the device's
+    /// again.
+    pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if !matches!(self.stage, Stage::Open(_)) || !conn.state.is_synchronized() {
+            return;
+        }
+        if let Some(offload) = &mut self.offload {
+            offload.lost(conn.rcv.edge(), Refusal::DeviceReset);
+        }
+        if conn.state.may_write() {
+            self.install_tx(conn, cx);
+        }
+        self.install_rx(conn, cx);
+    }
+
+    /// What `ss` shows.
+    pub(crate) fn info(&self) -> Option<TlsInfo> {
+        let Stage::Open(open) = &self.stage else { return None };
+        Some(TlsInfo {
+            version: open.version,
+            suite: open.tx.keys.suite,
+            tx_offload: self.tx_refused.map_or(Ok(()), Err),
+            rx_offload: self.offload.as_ref().map_or(Err(Refusal::Disabled), |o| o.state()),
+            rx_records: self.rx_records,
+        })
     }
 
     fn handle_content(
@@ -319,14 +537,46 @@ impl Session {
                 conn.modes.notify = true;
             }
             content::ALERT => self.handle_alert(conn, cx, &text)?,
-            content::HANDSHAKE => {
-                open.message.extend_from_slice(&text);
-                let replies = open.handle_messages(&*self.crypto, cx)?;
-                conn.write_all(Bytes::from(replies));
-            }
+            content::HANDSHAKE => self.handle_messages(conn, cx, &text)?,
             _ => return Err(Alert::UnexpectedMessage),
         }
         Ok(())
+    }
+
+    /// Messages after the handshake.
+    fn handle_messages(
+        &mut self,
+        conn: &mut Connection,
+        cx: &mut Cx<'_>,
+        text: &[u8],
+    ) -> Result<(), Alert> {
+        let Stage::Open(open) = &mut self.stage else { return Ok(()) };
+        open.message.extend_from_slice(text);
+        let changes = open.handle_messages(&*self.crypto, cx)?;
+        if changes.no_renegotiation {
+            open.write(conn, content::ALERT, &[1, Alert::NoRenegotiation as u8]);
+        }
+        if changes.rx {
+            if let Some(offload) = &mut self.offload {
+                offload.retire(cx.out, conn.rcv.edge(), open.rx.keys.clone());
+            }
+            self.install_rx(conn, cx);
+        }
+        if changes.tx_wanted && !self.rekey(conn, cx) {
+            return Err(Alert::InternalError);
+        }
+        Ok(())
+    }
+
+    /// Changes our key: says so under the old one, and has the device seal with the new. Says
+    /// whether it could be changed.
+    fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
+        let Stage::Open(open) = &mut self.stage else { return false };
+        let changed = open.update_tx(&*self.crypto, conn, cx).is_some();
+        if changed {
+            self.install_tx(conn, cx);
+        }
+        changed
     }
 
     /// RFC 8446 section 6, RFC 5246 section 7.2.
@@ -359,9 +609,9 @@ impl Session {
         matches!(&self.stage, Stage::Open(open) if open.version == Version::Tls12)
     }
 
-    /// Seals what was written, as far as the connection has room.
+    /// Makes records of what was written, as far as the connection has room.
     fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if self.shut && matches!(self.stage, Stage::Handshake(_)) {
+        if self.shut && matches!(self.stage, Stage::Handshake(_) | Stage::Begin(_)) {
             // Nobody waits for the handshake any more.
             self.release(cx.out, cx.files);
             conn.shutdown();
@@ -371,69 +621,79 @@ impl Session {
             if !conn.state.may_write() || conn.snd.fin {
                 return;
             }
-            let room = conn.send_room(cx.config);
+            if open.tx_left() == 0 && !matches!(piece, Piece::End) {
+                // RFC 8446 section 5.5.
+                if !self.rekey(conn, cx) {
+                    self.fail(conn, cx, Alert::InternalError);
+                }
+                continue;
+            }
+            // As much as the key may still seal.
+            let most = open.tx_left().saturating_mul(CONTENT_BYTES_MAX as u64);
             match piece {
                 Piece::Memory(bytes) => {
-                    if room == 0 {
+                    if conn.send_room(cx.config) == 0 {
                         conn.modes.wants_room = true;
                         return;
                     }
-                    let text = bytes.split_to(bytes.len().min(CONTENT_BYTES_MAX));
-                    self.queued -= text.len() as u64;
-                    self.queued_memory -= text.len();
+                    let here = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
+                    let text = bytes.split_to(here);
+                    self.queued_memory -= here;
                     if bytes.is_empty() {
                         self.queue.pop_front();
                     }
-                    let sealed = open.seal(&*self.crypto, &text, cx);
-                    self.give(conn, cx, sealed);
+                    self.write(conn, cx, Source::Memory(text), here as u64);
                 }
-                Piece::File { file, offset, left } => {
-                    if self.reading || room < CONTENT_BYTES_MAX {
-                        conn.modes.wants_room = true;
-                        return;
+                Piece::File { source, left } => {
+                    let here = most.min(*left);
+                    *left -= here;
+                    let source = source.split_to(here);
+                    if *left == 0 {
+                        self.queue.pop_front();
                     }
-                    self.reading = cx.files.read(cx.out, conn.flow, 0, *file, *offset, *left);
-                    return;
+                    self.write(conn, cx, source, here);
                 }
                 Piece::End => {
                     self.queue.pop_front();
-                    let mut out = Vec::new();
-                    let alert = [1, Alert::CloseNotify as u8];
-                    open.tx.seal(content::ALERT, &alert, &mut out);
-                    conn.write_all(Bytes::from(out));
+                    open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
                     conn.shutdown();
                 }
             }
         }
     }
 
-    /// The disk has read bytes of the piece in front.
-    pub(crate) fn filled(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, mut bytes: Bytes) {
-        self.reading = false;
-        let Some(Piece::File { file, offset, left }) = self.queue.front_mut() else { return };
-        let len = (bytes.len() as u64).min(*left);
-        let (file, from) = (*file, *offset);
-        *offset += len;
-        *left -= len;
-        self.queued -= len;
-        if *left == 0 {
-            self.queue.pop_front();
-        }
-        while !bytes.is_empty() {
-            let Stage::Open(open) = &mut self.stage else { break };
-            let text = bytes.split_to(bytes.len().min(CONTENT_BYTES_MAX));
-            let sealed = open.seal(&*self.crypto, &text, cx);
-            self.give(conn, cx, sealed);
-        }
-        cx.files.release(cx.out, file, from, len, false);
-        self.transmit(conn, cx);
-    }
-
-    /// Gives a record to the connection, or ends the session where a key's limit is reached.
-    fn give(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, sealed: Option<Vec<u8>>) {
-        match sealed {
-            Some(sealed) => conn.write_all(Bytes::from(sealed)),
-            None => self.fail(conn, cx, Alert::InternalError),
+    /// Appends content to the send stream as a run of records, or as records that the host has
+    /// sealed, where the device does not and the content is at hand.
+    fn write(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, source: Source, bytes: u64) {
+        let Stage::Open(open) = &mut self.stage else { return };
+        let framing = open.tx.keys.framing;
+        let run = Run {
+            content: bytes,
+            record_content: as_u32(CONTENT_BYTES_MAX),
+            overhead: as_u32(framing.overhead()),
+        };
+        let number = open.tx.number;
+        open.tx.number += run.records();
+        self.queued -= bytes;
+        cx.out.counters.tls_tx_records += run.records();
+        cx.out.counters.tls_tx_bytes += bytes;
+        let Some(sealer) = &mut conn.snd.sealer else { return };
+        let records = Records {
+            epoch: sealer.newest(),
+            number,
+            kind: content::APPLICATION_DATA,
+            run,
+            front: as_u32(framing.front()),
+        };
+        match source {
+            Source::Memory(text) if !sealer.is_offloaded(&records) => {
+                let sealed = sealer.seal(&records, &text);
+                conn.write_all(Bytes::from(sealed));
+            }
+            Source::Device { file, offset } if !sealer.is_offloaded(&records) => {
+                conn.snd.spans.push_records(Source::Unread { file, offset }, records);
+            }
+            source => conn.snd.spans.push_records(source, records),
         }
     }
 
@@ -441,19 +701,17 @@ impl Session {
     fn fail(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, alert: Alert) {
         const FATAL: u8 = 2;
         let text = [FATAL, alert as u8];
-        let mut out = Vec::new();
+        let counters = &mut cx.out.counters;
         match &mut self.stage {
-            Stage::Open(open) => open.tx.seal(content::ALERT, &text, &mut out),
-            Stage::Handshake(_) => {
-                cx.out.counters.tls_handshake_failures += 1;
-                out.extend_from_slice(&[content::ALERT, 3, 3, 0, 2, text[0], text[1]]);
+            Stage::Open(open) => open.write(conn, content::ALERT, &text),
+            Stage::Handshake(_) | Stage::Begin(_) => {
+                counters.tls_handshake_failures += 1;
+                let alert = [content::ALERT, 3, 3, 0, 2, text[0], text[1]];
+                conn.write_all(Bytes::copy_from_slice(&alert));
             }
             Stage::Dead => {}
         }
-        if !out.is_empty() {
-            cx.out.counters.tls_alerts_sent += 1;
-            conn.write_all(Bytes::from(out));
-        }
+        counters.tls_alerts_sent += u64::from(!matches!(self.stage, Stage::Dead));
         self.die(conn, cx, SocketError::Tls(alert));
     }
 
@@ -462,6 +720,7 @@ impl Session {
         self.error = Some(error);
         self.stage = Stage::Dead;
         self.incoming = Vec::new();
+        self.clear = None;
         self.release(cx.out, cx.files);
         conn.shutdown();
         conn.modes.notify = true;
@@ -470,10 +729,20 @@ impl Session {
     /// Gives up what was written.
     pub(crate) fn release(&mut self, out: &mut Outbox, files: &mut Files) {
         for piece in self.queue.drain(..) {
-            if let Piece::File { file, offset, left } = piece {
-                files.release(out, file, offset, left, false);
+            if let Piece::File { source, left } = piece {
+                if let Some((file, offset)) = source.file() {
+                    files.release(out, file, offset, left, false);
+                }
             }
         }
         (self.queued, self.queued_memory) = (0, 0);
+        if let Some(offload) = &mut self.offload {
+            offload.release(out);
+        }
     }
+}
+
+/// Sizes of records, all far below the limit.
+fn as_u32(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
 }
