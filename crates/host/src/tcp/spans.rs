@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::l5o::Content;
-use abi::{FileExtent, FileId, Part, Parts};
+use abi::{FileExtent, FileId, FileLimits, Part, Parts};
 use bytes::Bytes;
 use wire::tls::Run;
 
@@ -220,8 +220,13 @@ impl SpanMap {
         let mut at = position;
         let stop = (position + u64::from(len)).min(self.end());
         let mut index = self.index_of(position);
+        let mut extents = 0;
         while at < stop {
             let Some(span) = self.spans.get(index) else { break };
+            extents += usize::from(matches!(span.source, Source::Device { .. }));
+            if extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
+                break;
+            }
             let start = self.start_of(index);
             let skip = at - start;
             let take = span.end.min(stop) - at;
@@ -457,6 +462,17 @@ mod tests {
         assert_eq!(released, [(FILE, 4096, 200)]);
         assert_eq!(map.memory(), 0);
         assert_eq!(parts(&map, 301, 50), (50, [(4296, 50)].into()));
+    }
+
+    #[test]
+    fn a_transmit_has_as_many_extents_as_the_device_takes() {
+        let mut map = SpanMap::new();
+        for offset in 0..20 {
+            map.push_file(Source::Device { file: FILE, offset: offset * 100 }, 10);
+        }
+        let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
+        let (sent, seen) = parts(&map, 1, 200);
+        assert_eq!((sent as usize, seen.len()), (10 * most, most));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`]) run client, link, device and host in one thread in
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`]) run client, link, device and host in one thread in
 //! turn ([`accounted`]) and sum each part's cycles apart. Live ones ([`serve_live`]) run the
 //! program as users do, beside another program, in one run. Every claim is a ratio measured in one
 //! run, because machines differ.
@@ -11,6 +11,8 @@ mod disk;
 mod io_tcp;
 mod memory;
 mod serve_live;
+mod stream;
+mod tls;
 
 use clap::Subcommand;
 
@@ -21,6 +23,8 @@ use crate::error::Failure;
 pub(crate) enum Bench {
     /// Host and device cycles per byte and per request, against reading files on the host
     IoTcp(io_tcp::IoTcpArgs),
+    /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
+    Tls(tls::TlsArgs),
     /// Bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
     /// `outboard serve` against nginx on one core, asked by wrk on another
@@ -34,6 +38,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::IoTcp(args) => io_tcp::run(args),
+        Bench::Tls(args) => tls::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ServeLive(args) => serve_live::run(args),
     }
