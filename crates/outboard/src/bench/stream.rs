@@ -14,7 +14,6 @@ use host::{
     FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
 };
 use wire::Endpoint;
-use zeroize::Zeroizing;
 
 /// Bytes of the buffer that messages are cut from.
 const SOURCE_BYTES: usize = 1 << 20;
@@ -146,11 +145,7 @@ impl Stream {
         self.established += 1;
         let Some((version, suite)) = self.agreed.suite else { return };
         // One key for all streams of a measurement: nothing of it is a secret.
-        let direction = |which: u8| TlsDirection {
-            key: Zeroizing::new([which; 32]),
-            iv: [which; 12],
-            number: 0,
-        };
+        let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
         let (tx, rx) = if self.server.is_some() { (1, 2) } else { (2, 1) };
         let (tx, rx) = (direction(tx), direction(rx));
         let keys = TlsKeys { version, suite, tx, rx, crypto: Arc::new(crypto::Provider) };
