@@ -361,7 +361,9 @@ fn link_config() -> LinkConfig {
 /// The two machines of a run.
 fn build(run: &Run, folder: &Path) -> Result<World, Failure> {
     let setting = run.setting;
-    let (near, far) = link(&link_config());
+    // Faults are per packet: then no run crosses whole, either way.
+    let segmentation = !run.faults.is_active();
+    let (near, far) = link(&LinkConfig { segmentation, ..link_config() });
     let near: Box<dyn Wire> = if run.faults.is_active() {
         Box::new(FaultWire::new(near, run.faults.clone()))
     } else {
