@@ -322,6 +322,15 @@ impl Session {
 
     // ---- the connection's end ----
 
+    /// Whether there is nothing to receive, to send or to follow.
+    pub(crate) fn is_idle(&self, conn: &Connection) -> bool {
+        let offload = self.offload.as_ref();
+        conn.rcv.ready_bytes() == 0
+            && self.queue.is_empty()
+            && !matches!(self.stage, Stage::Begin(_))
+            && !offload.is_some_and(|offload| offload.is_to_follow())
+    }
+
     /// Receives and sends what can be.
     pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if conn.state.is_synchronized() {
@@ -444,7 +453,7 @@ impl Session {
 
     /// Keeps the device in step with what was received.
     fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
-        let Some(mut offload) = self.offload.take_if(|o| o.is_active()) else { return };
+        let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
         let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
         if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
             if let Some(&at) = boundaries.peek() {
