@@ -246,7 +246,11 @@ impl Chain {
             return self.whole(w, at, len, number);
         }
         self.push(Message::new(start, len, number, fresh));
-        Step::Again
+        if fresh {
+            return Step::Again;
+        }
+        w.close();
+        Step::To(at + left.min(len as usize))
     }
 
     /// A message of which the packet has every byte.
@@ -610,6 +614,15 @@ impl Chain {
         (self.anchored, self.numberless, self.guess) = (false, false, None);
     }
 
+    /// Forgets messages that end at `end` or before, whatever is missing of them.
+    pub(super) fn drop_before(&mut self, end: SeqNum, counters: &mut L5oCounters) {
+        self.list.retain(|message| {
+            let keep = message.len == 0 || message.end().gt(end);
+            counters.l5o_messages_given_up += u64::from(!keep && message.live);
+            keep
+        });
+    }
+
     /// Gives up what was opened under guessed numbers.
     pub(super) fn disown(&mut self, base: SeqNum, counters: &mut L5oCounters) {
         for index in 0..self.list.len() {
@@ -622,7 +635,9 @@ impl Chain {
     /// The paper's figure 8 (b): a packet beyond a hole has the next header. Its text is not opened,
     /// but what follows it will be. `next` lies within the packet.
     pub(super) fn skip_to_header(&mut self, w: &mut Walk<'_>) {
-        self.list.clear();
+        let next = self.next;
+        self.cut(0, w.counters);
+        self.next = next;
         let mut at = usize::try_from(w.at(self.next)).unwrap_or(0);
         while let Some(left) = w.payload.get(at..).filter(|left| !left.is_empty()) {
             let len = if left.len() < HEADER as usize { Some(0) } else { w.keys.length(left) };
