@@ -142,6 +142,22 @@ impl Flow {
         self.rig.op(0, Op::L5oResyncRxResp { context: CONTEXT, tcpsn, number });
     }
 
+    /// The host answers whatever was asked.
+    pub(super) fn answers(&mut self) {
+        for request in core::mem::take(&mut self.requests) {
+            if let ResyncRequest::Scan { tcpsn } | ResyncRequest::AsyncEnd { tcpsn } = request {
+                self.answer(tcpsn);
+            }
+        }
+    }
+
+    /// The host says that a record begins at `at`, if one does.
+    pub(super) fn hint(&mut self, at: usize) {
+        if self.records.iter().any(|record| record.at.start == at) {
+            self.answer(SeqNum(START.wrapping_add(u32::try_from(at).unwrap())));
+        }
+    }
+
     /// Takes what came as a host does that checks each claim.
     fn take(&mut self, at: usize, sent: &[u8], got: &[u8], opened: Option<&Opened>) {
         let range = opened.map_or(0..0, |o| o.range.start as usize..o.range.end as usize);

@@ -101,6 +101,9 @@ pub(super) struct Chain {
     shorter: bool,
     /// An explicit nonce that was seen, and its message's number.
     explicit: Option<(u64, u64)>,
+    /// It is the number, XORed with something; else it counts up from somewhere. RFC 5288 section 3
+    /// leaves it to the sender.
+    xored: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -170,6 +173,15 @@ const fn small(at: usize) -> u32 {
     at as u32
 }
 
+/// The explicit nonce of message `number`, after one that is known.
+const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
+    if xored {
+        explicit ^ known ^ number
+    } else {
+        explicit.wrapping_add(number.wrapping_sub(known))
+    }
+}
+
 impl Chain {
     /// Message `number` begins at `next`.
     pub(super) fn new(next: SeqNum, number: u64) -> Self {
@@ -185,6 +197,7 @@ impl Chain {
             usual: 0,
             shorter: false,
             explicit: None,
+            xored: false,
         }
     }
 
@@ -386,11 +399,11 @@ impl Chain {
             || !w.keys.has_explicit()
             || message.seen.covers(HEADER, w.keys.front());
         if !known {
-            let Some((number, explicit)) = self.explicit.filter(|_| w.tools.out_of_order) else {
+            let Some(known) = self.explicit.filter(|_| w.tools.out_of_order) else {
                 return false;
             };
             // What was seen of it stays: it was compared with nothing yet.
-            let guess = explicit.wrapping_add(message.number.wrapping_sub(number)).to_be_bytes();
+            let guess = foresee(known, message.number, self.xored).to_be_bytes();
             for (at, byte) in (HEADER..).zip(guess) {
                 if !message.seen.covers(at, at + 1) {
                     message.front[at as usize] = byte;
@@ -495,7 +508,12 @@ impl Chain {
     fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
         w.verify(number);
         if let Some(explicit) = front[HEADER as usize..].first_chunk() {
-            self.explicit = Some((number, u64::from_be_bytes(*explicit)));
+            let explicit = u64::from_be_bytes(*explicit);
+            if let Some(known) = self.explicit {
+                let [counted, xored] = [false, true].map(|x| foresee(known, number, x) == explicit);
+                self.xored = if counted == xored { self.xored } else { xored };
+            }
+            self.explicit = Some((number, explicit));
         }
         if self.guess.is_some_and(|guess| number >= guess.number) {
             self.guess = None;
