@@ -22,6 +22,12 @@ use super::message::Message;
 use super::rx::{Tools, Undo};
 use crate::engine::tls::{FRONT, HEADER, Keys, TAG};
 
+/// Most messages whose headers were not seen over which a number is guessed.
+const GUESS_MAX: u32 = 8;
+
+/// Tags in a row that may be wrong before the number is doubted.
+const FAILURES_MAX: u32 = 2;
+
 /// A walk over one packet.
 pub(super) struct Walk<'a> {
     pub(super) keys: &'a Keys,
@@ -97,8 +103,15 @@ pub(super) struct Chain {
     /// Messages that begin before are not opened.
     pub(super) floor: SeqNum,
     /// Length of the last full message.
-    pub(super) usual: u32,
+    usual: u32,
+    /// Tags that were wrong since one was right.
+    failures: u32,
+    /// Two in a row had it.
+    sure: bool,
+    /// The last was shorter.
     shorter: bool,
+    /// What lengths are on average, of late.
+    average: u32,
     /// An explicit nonce that was seen, and its message's number.
     explicit: Option<(u64, u64)>,
     /// It is the number, XORed with something; else it counts up from somewhere. RFC 5288 section 3
@@ -195,7 +208,10 @@ impl Chain {
             fresh: number,
             floor: next,
             usual: 0,
+            failures: 0,
+            sure: false,
             shorter: false,
+            average: 0,
             explicit: None,
             xored: false,
         }
@@ -507,6 +523,7 @@ impl Chain {
     /// A tag was right.
     fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
         w.verify(number);
+        self.failures = 0;
         if let Some(explicit) = front[HEADER as usize..].first_chunk() {
             let explicit = u64::from_be_bytes(*explicit);
             if let Some(known) = self.explicit {
@@ -539,8 +556,12 @@ impl Chain {
             }
         }
         (w.verified, w.closed, w.failed) = (0..0, true, true);
-        if self.guess.is_some() {
+        self.failures += 1;
+        if self.guess.is_some() && !self.numberless {
             w.counters.l5o_guesses_wrong += 1;
+            self.numberless = true;
+        } else if self.failures >= FAILURES_MAX {
+            // Whoever said the number was mistaken.
             self.numberless = true;
         }
     }
@@ -579,7 +600,7 @@ impl Chain {
         let usual = i64::from(self.usual);
         let begun = self.list.last().is_some_and(|last| last.len == 0);
         let from = w.at(self.next);
-        if !w.tools.out_of_order || !self.anchored || usual == 0 {
+        if !w.tools.out_of_order || !self.anchored || !self.sure {
             return false;
         }
         let count = (at as i64 - from) / usual + 1;
@@ -622,8 +643,17 @@ impl Chain {
             }
         }
         (self.next, self.number, self.anchored, self.numberless) = (at, number, true, false);
-        self.guess = None;
+        (self.guess, self.failures) = (None, 0);
         self.floor = self.floor.max(at);
+    }
+
+    /// Numbers were so many less than they should be.
+    pub(super) fn shift(&mut self, by: u64) {
+        self.number = self.number.wrapping_add(by);
+        if let Some(begun) = self.list.last_mut().filter(|last| last.len == 0) {
+            begun.number = begun.number.wrapping_add(by);
+        }
+        self.failures = 0;
     }
 
     /// Forgets all it knows of the stream.
@@ -702,12 +732,25 @@ impl Chain {
         }
     }
 
-    /// Notes how long messages are: the longest, until two in a row are shorter.
+    /// Notes how long messages are: the longest, until two in a row are shorter. What lies behind a
+    /// wrong assumption is lost for good, so that a length has to be seen twice first.
     fn learn(&mut self, len: u32) {
         let shorter = len < self.usual;
-        if !shorter || self.shorter {
-            self.usual = len;
+        if len == self.usual {
+            self.sure = true;
+        } else if !shorter || self.shorter {
+            (self.usual, self.sure) = (len, false);
         }
         self.shorter = shorter && !self.shorter;
+        let before = if self.average == 0 { len } else { self.average };
+        self.average = (before * 7 + len) / 8;
+    }
+
+    /// How many messages probably lie in `gap` bytes; none where nobody could tell. One too many
+    /// wastes a number, as each can be opened once.
+    pub(super) fn between(&self, gap: u32) -> Option<u64> {
+        let average = self.average.max(1);
+        let count = (gap.saturating_add(average / 2) / average).max(1);
+        (count <= GUESS_MAX).then_some(u64::from(count))
     }
 }
