@@ -77,12 +77,7 @@ impl Flow {
         Self::of(peer, config, wire, records)
     }
 
-    pub(super) fn of(
-        peer: Peer,
-        config: L5oConfig,
-        wire: Vec<u8>,
-        records: Vec<Place>,
-    ) -> Self {
+    pub(super) fn of(peer: Peer, config: L5oConfig, wire: Vec<u8>, records: Vec<Place>) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
         let mut rig = Rig::with(config, PLAIN);
         rig.op(0, peer.create(CONTEXT, Direction::Receive(tuple()), START, NUMBER));

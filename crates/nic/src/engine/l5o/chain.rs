@@ -81,6 +81,8 @@ pub(super) struct Guess {
     pub(super) base: SeqNum,
     /// has this number.
     pub(super) number: u64,
+    /// The first message that rests on it.
+    pub(super) from: (SeqNum, u64),
 }
 
 /// What is known of a stream.
@@ -532,7 +534,7 @@ impl Chain {
             }
             self.explicit = Some((number, explicit));
         }
-        if self.guess.is_some_and(|guess| number >= guess.number) {
+        if self.guess.is_some_and(|guess| number >= guess.from.1) {
             self.guess = None;
             w.proven = true;
         }

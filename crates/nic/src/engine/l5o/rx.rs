@@ -133,10 +133,12 @@ impl Receive {
             self.lost = true;
             return;
         }
-        let overdue = self.search.is_overdue(len) && self.chain.guess.is_some();
+        let asked = self.chain.guess.is_some_and(|guess| self.search.has_asked(guess.base));
+        let overdue = self.search.is_overdue(len) && asked;
         let Some((base, number)) = walk.header else { return };
-        if overdue || self.chain.guess.is_none() {
-            self.chain.guess = Some(Guess { base, number });
+        if overdue || !asked {
+            let from = self.chain.guess.map_or((base, number), |guess| guess.from);
+            self.chain.guess = Some(Guess { base, number, from });
             walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
             self.search.answered();
             self.search.ask(base, 0, requests, walk.counters);
@@ -173,8 +175,10 @@ impl Receive {
         let Some(between) = self.chain.between(gap) else { return };
         let number = self.chain.number.wrapping_add(between);
         self.chain.resume(base, number);
-        self.chain.guess = Some(Guess { base, number });
-        self.search.guessed();
+        // The host was asked about the last header of the packet.
+        let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
+        let last = number.wrapping_add(headers).wrapping_sub(1);
+        self.chain.guess = Some(Guess { base: asked, number: last, from: (base, number) });
         (walk.lost, self.lost) = (None, false);
         self.chain.walk_from(walk, offset);
     }
@@ -260,7 +264,7 @@ impl Receive {
         if more != 0 {
             if !self.chain.numberless {
                 counters.l5o_guesses_wrong += 1;
-                self.chain.disown(guess.base, counters);
+                self.chain.disown(guess.from.0, counters);
             }
             self.chain.shift(more);
         }
