@@ -12,10 +12,11 @@ use base::SeqNum;
 use core::ops::Range;
 
 use super::Requests;
-use super::chain::{Chain, Guess, Walk};
+use super::chain::{Chain, Guess};
 use super::counters::L5oCounters;
 use super::message::Message;
 use super::search::{Answer, Found, Search};
+use super::walk::Walk;
 use crate::config::L5oConfig;
 use crate::engine::tls::{FRONT, HEADER, Keys};
 
