@@ -160,6 +160,8 @@ pub(crate) struct Session {
     plain_bytes: usize,
     /// Opened by the device, not yet read; behind `plain`.
     clear: Option<Clear>,
+    /// Bytes that have to be there before the record in front is worth another look.
+    awaited: usize,
     /// The device's part in receiving; none before there are keys.
     offload: Option<Box<RxOffload>>,
     /// Why the device does not seal.
@@ -218,6 +220,7 @@ impl Session {
             plain: VecDeque::new(),
             plain_bytes: 0,
             clear: None,
+            awaited: 0,
             offload: None,
             tx_refused: None,
             rx_records: [0; 3],
