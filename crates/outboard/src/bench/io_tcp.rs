@@ -448,8 +448,14 @@ pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<Wo
     let app = ContentServer::new(content, &mut host)
         .map_err(|e| Failure::System(format!("cannot listen: {e}")))?;
     let app = App::Server(Box::new(app));
-    let server =
-        Node::new(host, device, app, Box::new(server_wire), disk(setting.offload)?, disk(!setting.offload)?);
+    let server = Node::new(
+        host,
+        device,
+        app,
+        Box::new(server_wire),
+        disk(setting.offload)?,
+        disk(!setting.offload)?,
+    );
     let client = client_node(client_wire, files, setting.connections);
     Ok(World { now: base::Instant::from_millis(1000), server, client })
 }

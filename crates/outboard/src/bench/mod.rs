@@ -13,6 +13,7 @@ mod memory;
 mod serve_live;
 mod stream;
 mod tls;
+mod tls_engine;
 mod tls_loss;
 mod tls_scale;
 
@@ -27,6 +28,8 @@ pub(crate) enum Bench {
     IoTcp(io_tcp::IoTcpArgs),
     /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
     Tls(tls::TlsArgs),
+    /// What the device's engine seals and opens per second, against aws-lc's one call
+    TlsEngine(tls_engine::TlsEngineArgs),
     /// What loss and reordering leave of the offload of TLS: the paper's algorithm and ours
     TlsLoss(tls_loss::TlsLossArgs),
     /// The offload of TLS with 64 to 128 K flows and a small context memory
@@ -45,6 +48,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::IoTcp(args) => io_tcp::run(args),
         Bench::Tls(args) => tls::run(args),
+        Bench::TlsEngine(args) => tls_engine::run(args),
         Bench::TlsLoss(args) => tls_loss::run(args),
         Bench::TlsScale(args) => tls_scale::run(args),
         Bench::Memory(args) => memory::run(args),

@@ -10,9 +10,7 @@ use std::sync::Arc;
 use abi::crypto::Suite;
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::{
-    FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
-};
+use host::{FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion};
 use wire::Endpoint;
 
 /// Bytes of the buffer that messages are cut from.
@@ -123,11 +121,14 @@ impl Stream {
                     }
                     return;
                 }
-                let fresh = self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
+                let fresh =
+                    self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
                 let plain = self.agreed.suite.is_none();
                 if fresh && !plain && host.readiness(socket).writable {
                     self.establish(now, host, socket);
-                } else if plain && self.server.is_some() && self.established < self.agreed.connections
+                } else if plain
+                    && self.server.is_some()
+                    && self.established < self.agreed.connections
                 {
                     self.established += 1;
                 }
@@ -181,9 +182,7 @@ impl Stream {
                     host.offload_write(socket, file, at as u64, len as u64).map(|()| len)
                 }
                 Source::Memory => host.send(socket, self.content.slice(at..end)),
-                Source::Copied => {
-                    host.send(socket, Bytes::copy_from_slice(&self.content[at..end]))
-                }
+                Source::Copied => host.send(socket, Bytes::copy_from_slice(&self.content[at..end])),
             };
             match taken {
                 Ok(0) => return,

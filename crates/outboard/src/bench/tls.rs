@@ -187,14 +187,8 @@ fn run_in(args: &TlsArgs, folder: &Path) -> Result<(), Failure> {
 fn settings(message_bytes: usize, connections: u32) -> Vec<Setting> {
     let (tx, rx) = (Side::Transmit, Side::Receive);
     let suites = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
-    let make = |side, by, source, suite| Setting {
-        side,
-        by,
-        source,
-        suite,
-        message_bytes,
-        connections,
-    };
+    let make =
+        |side, by, source, suite| Setting { side, by, source, suite, message_bytes, connections };
     let mut all = vec![
         make(tx, By::Nobody, Source::Memory, suites[0]),
         make(tx, By::Nobody, Source::File, suites[0]),
@@ -247,9 +241,7 @@ fn headline(table: &[Measured]) -> Value {
     let ratio = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a / b);
     let (tx, rx) = (Side::Transmit, Side::Receive);
     let memory = |side, by, suite| cost(side, by, Source::Memory, suite);
-    let gain = |side, suite| {
-        ratio(memory(side, By::Host, suite), memory(side, By::Device, suite))
-    };
+    let gain = |side, suite| ratio(memory(side, By::Host, suite), memory(side, By::Device, suite));
     let file = |by| cost(tx, by, Source::File, Suite::Aes128Gcm);
     let over_plain = |side| {
         let suite = Suite::Aes128Gcm;

@@ -118,8 +118,17 @@ fn run_in(args: &TlsLossArgs, folder: &Path) -> Result<(), Failure> {
     if !args.json {
         println!(
             "{:<9} {:<8} {:>6} {:<6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>9} {:>7}",
-            "side", "fault", "rate", "way", "host c/B", "dev c/B", "full", "partial", "none",
-            "recovery", "Gb/s"
+            "side",
+            "fault",
+            "rate",
+            "way",
+            "host c/B",
+            "dev c/B",
+            "full",
+            "partial",
+            "none",
+            "recovery",
+            "Gb/s"
         );
     }
     for side in [Side::Receive, Side::Transmit] {
@@ -151,13 +160,7 @@ const fn ways(side: Side) -> &'static [Way] {
     }
 }
 
-fn measure(
-    side: Side,
-    fault: Fault,
-    rate: u32,
-    way: &Way,
-    folder: &Path,
-) -> Result<Row, Failure> {
+fn measure(side: Side, fault: Fault, rate: u32, way: &Way, folder: &Path) -> Result<Row, Failure> {
     let by = match way {
         Way::Plain => By::Nobody,
         Way::Host => By::Host,

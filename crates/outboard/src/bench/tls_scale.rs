@@ -60,7 +60,8 @@ fn run_in(args: &TlsScaleArgs, folder: &Path) -> Result<(), Failure> {
     for &connections in flows {
         let plain = measure(By::Nobody, connections, folder)?;
         for by in [By::Nobody, By::Host, By::Device] {
-            let m = if by == By::Nobody { plain.clone() } else { measure(by, connections, folder)? };
+            let m =
+                if by == By::Nobody { plain.clone() } else { measure(by, connections, folder)? };
             let over_plain = m.host_per_byte() / plain.host_per_byte();
             if by == By::Device {
                 worst = worst.max(over_plain);
@@ -88,8 +89,7 @@ fn measure(by: By, connections: u32, folder: &Path) -> Result<Measured, Failure>
     };
     let bytes = (u64::from(connections) * FLOW_BYTES).max(LEAST_BYTES);
     let faults = FaultConfig::default();
-    let run =
-        Run { setting, faults, out_of_order: true, warm_bytes: bytes, measured_bytes: bytes };
+    let run = Run { setting, faults, out_of_order: true, warm_bytes: bytes, measured_bytes: bytes };
     let measured = measure_run(&run, folder)?;
     if (by == By::Device) != (measured.moved("tx_tls_encrypted_bytes") > 0) {
         return Err(Failure::System(format!("the wrong path was measured: {measured:?}")));

@@ -87,7 +87,11 @@ fn describe_offload(offload: &Value) -> String {
     let on: Vec<_> = on.iter().map(|(_, name)| (*name).to_owned()).collect();
     let why = |key: &str| offload[key]["reason"].as_str().unwrap_or("?").to_owned();
     let off: Vec<_> = off.iter().map(|(key, name)| format!("no {name}: {}", why(key))).collect();
-    [on.join(" "), off.join("; ")].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join("; ")
+    [on.join(" "), off.join("; ")]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {

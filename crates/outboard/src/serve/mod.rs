@@ -264,8 +264,11 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
         ..FileConfig::default()
     });
     let OffloadArg { tls_tx, tls_rx, .. } = args.offload;
-    config.l5o = (args.tls && (tls_tx || tls_rx))
-        .then(|| L5oConfig { tls_tx, tls_rx, ..L5oConfig::new(Arc::new(crypto::Provider)) });
+    config.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
+        tls_tx,
+        tls_rx,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
     Device::new(config, wire.capabilities())
 }
 

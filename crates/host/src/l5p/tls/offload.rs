@@ -9,6 +9,7 @@
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use abi::crypto::TAG_BYTES;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, Opened, ResyncMode, ResyncRequest};
@@ -171,38 +172,56 @@ impl RxOffload {
         self.old.iter().find(|old| old.context == context).map(|old| &old.keys)
     }
 
-    /// Whether the device opened and verified the record `number` that `pieces` are.
+    /// Whether the device opened and verified the record `number` that `pieces` are. What is not
+    /// sealed in it (header, explicit nonce, tag) may have come in packets of which nothing was
+    /// opened.
     pub(super) fn opened_whole<'a>(
         &self,
         pieces: impl Iterator<Item = Piece<'a>>,
         number: u64,
         len: usize,
     ) -> bool {
+        let text = self.keys.framing.front()..len.saturating_sub(TAG_BYTES);
         let (mut context, mut verified, mut offset) = (None, false, 0);
         for piece in pieces {
-            let Some(opened) = piece.opened() else { return false };
-            let bytes = piece.bytes().len();
-            let (segment, at) = piece.segment();
-            let within = as_usize(opened.range.start)..as_usize(opened.range.end);
-            if *context.get_or_insert(opened.context) != opened.context
-                || at < within.start
-                || at + bytes > within.end
-            {
-                return false;
+            let begin = offset;
+            offset += piece.bytes().len();
+            let here = text.start.max(begin)..text.end.min(offset);
+            match piece.opened() {
+                Some(opened) if *context.get_or_insert(opened.context) == opened.context => {
+                    verified |= opened.verified.contains(&number);
+                    let record = Claim { number, len, ..Claim::default() };
+                    if !here.is_empty() && !self.is_opened_as(&piece, opened, begin, here, record) {
+                        return false;
+                    }
+                }
+                None if here.is_empty() => {}
+                _ => return false,
             }
-            let claim = self.claim(opened, segment, at);
-            let taken_for = claim.is_some_and(|c| {
-                c.number == number && c.len == len && c.start + as_signed(offset) == as_signed(at)
-            });
-            if !taken_for {
-                return false;
-            }
-            verified |= opened.verified.contains(&number);
-            offset += bytes;
         }
         let right =
             context.and_then(|c| self.keys_of(c)).is_some_and(|k| Arc::ptr_eq(k, &self.keys));
         verified && right && offset == len
+    }
+
+    /// Whether the bytes `here` of a record, of which the piece has those from `begin` on, were
+    /// opened as that record's.
+    fn is_opened_as(
+        &self,
+        piece: &Piece<'_>,
+        opened: &Opened,
+        begin: usize,
+        here: Range<usize>,
+        record: Claim,
+    ) -> bool {
+        let (segment, at) = piece.segment();
+        let (from, to) = (at + here.start - begin, at + here.end - begin);
+        let within = as_usize(opened.range.start) <= from && to <= as_usize(opened.range.end);
+        let start = as_signed(at) - as_signed(begin);
+        within
+            && self.claim(opened, segment, from).is_some_and(|claim| {
+                (claim.number, claim.len, claim.start) == (record.number, record.len, start)
+            })
     }
 
     /// What the device took the byte `at` of a segment for.
@@ -335,7 +354,7 @@ fn respond(out: &mut Outbox, context: L5oId, tcpsn: SeqNum, number: Option<u64>)
 }
 
 /// What the device took bytes of a segment for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Claim {
     number: u64,
     explicit: [u8; 8],
