@@ -7,16 +7,16 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::{Duration as StdDuration, Instant as StdInstant};
 
 use abi::crypto::{Aead, CryptoProvider as _, Suite};
 use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed, TlsState};
 use abi::port::{RxFrame, WireCaps};
 use abi::{Checksum, Event, FlowId, Header, Op, Part, Parts, Transmit};
-use base::{Instant, Prng, SeqNum};
+use base::{Duration, Instant, Prng, SeqNum};
 use bytes::Bytes;
 use clap::Args;
 use host::TlsVersion;
+use io::clock::Clock;
 use nic::{Device, DeviceConfig, L5oConfig};
 use serde_json::{Value, json};
 use wire::emit::{IpHeader, Link, tcp_headers};
@@ -29,13 +29,15 @@ use super::stream;
 use crate::error::Failure;
 
 /// Content of a full record.
-const RECORD: usize = 16 << 10;
+const RECORD: u32 = 16 << 10;
+/// Bytes that a record is longer than its content.
+const OVERHEAD: u32 = 22;
 /// Records of a transmit.
-const RECORDS: usize = 16;
+const RECORDS: u32 = 16;
 /// Payload of a packet.
 const SEGMENT: u16 = 1448;
 /// How long each figure is measured, and how often; the best counts.
-const ROUND: StdDuration = StdDuration::from_millis(150);
+const ROUND: Duration = Duration::from_millis(150);
 const ROUNDS: usize = 5;
 /// Contexts that are made in a row.
 const CONTEXTS: u64 = 20_000;
@@ -53,16 +55,20 @@ pub(crate) struct TlsEngineArgs {
 /// # Errors
 /// Where the engine did not do what was to be measured.
 pub(crate) fn run(args: &TlsEngineArgs) -> Result<(), Failure> {
-    let mut rows = Vec::new();
+    let (clock, mut rows) = (Clock::new(), Vec::new());
     for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
-        let (seal, open) = reference(suite);
+        let (seal, open) = reference(&clock, suite);
         let figures = [
-            ("sealing, whole records", transmit(suite)?, seal),
-            ("opening, merged frames", receive(suite, 0, Order::As)?, open),
-            ("opening, 1,448-byte packets in order", receive(suite, SEGMENT, Order::As)?, open),
+            ("sealing, whole records", transmit(&clock, suite)?, seal),
+            ("opening, merged frames", receive(&clock, suite, 0, Order::As)?, open),
+            (
+                "opening, 1,448-byte packets in order",
+                receive(&clock, suite, SEGMENT, Order::As)?,
+                open,
+            ),
             (
                 "opening, 1,448-byte packets shuffled",
-                receive(suite, SEGMENT, Order::Shuffled)?,
+                receive(&clock, suite, SEGMENT, Order::Shuffled)?,
                 open,
             ),
         ];
@@ -84,7 +90,7 @@ pub(crate) fn run(args: &TlsEngineArgs) -> Result<(), Failure> {
             }));
         }
     }
-    let contexts = contexts()?;
+    let contexts = contexts(&clock)?;
     if args.json {
         println!("{:#}", json!({ "rows": rows, "contexts": contexts }));
     } else {
@@ -101,15 +107,20 @@ enum Order {
     Shuffled,
 }
 
+/// Bytes per second.
+fn per_second(bytes: usize, took: Duration) -> f64 {
+    bytes as f64 * 1e9 / took.as_nanos() as f64
+}
+
 /// Bytes per second, the best of some rounds; `work` gives how many it did.
-fn rate(mut work: impl FnMut() -> usize) -> f64 {
+fn rate(clock: &Clock, mut work: impl FnMut() -> usize) -> f64 {
     let mut best = 0.0_f64;
     for _ in 0..ROUNDS {
-        let (from, mut bytes) = (StdInstant::now(), 0);
-        while from.elapsed() < ROUND {
+        let (from, mut bytes) = (clock.now(), 0);
+        while clock.now().since(from) < ROUND {
             bytes += work();
         }
-        best = best.max(bytes as f64 / from.elapsed().as_secs_f64());
+        best = best.max(per_second(bytes, clock.now().since(from)));
     }
     best
 }
@@ -119,27 +130,25 @@ fn key(suite: Suite) -> Box<dyn Aead> {
 }
 
 /// Sealing and opening a record by one call of aws-lc.
-fn reference(suite: Suite) -> (f64, f64) {
+fn reference(clock: &Clock, suite: Suite) -> (f64, f64) {
     let key = key(suite);
-    let (nonce, header) = ([5; 12], [23, 3, 3, 0x40, 0x11]);
-    let mut text = vec![1; RECORD + 1];
-    let seal = rate(|| {
-        black_box(key.seal(&nonce, &header, &mut text));
-        RECORD
+    let (nonce, header, text) = ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD as usize + 1);
+    let mut sealed = vec![1; text];
+    let seal = rate(clock, || {
+        black_box(key.seal(&nonce, &header, &mut sealed));
+        text
     });
-    let mut sealed = vec![1; RECORD + 1];
     let tag = key.seal(&nonce, &header, &mut sealed);
     sealed.extend(tag);
-    let (mut copy, mut took, mut opened) = (sealed.clone(), StdDuration::ZERO, 0);
+    let (mut copy, mut took, mut opened) = (sealed.clone(), Duration::ZERO, 0);
     while took < ROUND * 2 {
         copy.copy_from_slice(&sealed);
-        let from = StdInstant::now();
+        let from = clock.now();
         let done = key.open(&nonce, &header, &mut copy);
-        took += from.elapsed();
+        took += clock.now().since(from);
         opened += done.expect("it was sealed so");
     }
-    let open = opened as f64 / took.as_secs_f64();
-    (seal, open)
+    (seal, per_second(opened, took))
 }
 
 fn device(mtu: u16, segmentation: bool) -> Device {
@@ -199,13 +208,13 @@ fn header(seq: u32) -> Header {
 }
 
 /// A transmit of [`RECORDS`] whole records.
-fn sealed(number: u64, seq: u32, segment_size: u16, content: &Bytes, records: usize) -> Op {
-    let run =
-        Run { content: (records * RECORD) as u64, record_content: RECORD as u32, overhead: 22 };
+fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
+    let bytes = records * RECORD;
+    let run = Run { content: bytes.into(), record_content: RECORD, overhead: OVERHEAD };
     let mut parts = Parts::new();
     parts.push(Part::Sealed(Box::new(Sealed {
         context: L5oId(1),
-        content: Content::Host(content.slice(..records * RECORD)),
+        content: Content::Host(content.slice(..bytes as usize)),
         prefix: 0,
         number,
         kind: 23,
@@ -216,7 +225,7 @@ fn sealed(number: u64, seq: u32, segment_size: u16, content: &Bytes, records: us
     Op::Transmit(Transmit {
         flow: FLOW,
         header: header(seq),
-        segment_size,
+        segment_size: SEGMENT,
         parts,
         timestamp: None,
         echo: None,
@@ -224,21 +233,21 @@ fn sealed(number: u64, seq: u32, segment_size: u16, content: &Bytes, records: us
     })
 }
 
-fn transmit(suite: Suite) -> Result<f64, Failure> {
+fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
     let mut device = device(1500, true);
     let content = Bytes::from(stream::content());
     device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
     let (mut number, mut seq) = (0, 0_u32);
-    let rate = rate(|| {
-        device.handle_op(Instant::ZERO, 0, sealed(number, seq, SEGMENT, &content, RECORDS));
+    let rate = rate(clock, || {
+        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, RECORDS));
         while let Some(frame) = device.poll_frame(Instant::ZERO) {
             black_box(frame);
         }
-        number += RECORDS as u64;
-        seq = seq.wrapping_add((RECORDS * (RECORD + 22)) as u32);
-        RECORDS * RECORD
+        number += u64::from(RECORDS);
+        seq = seq.wrapping_add(RECORDS * (RECORD + OVERHEAD));
+        (RECORDS * RECORD) as usize
     });
-    check(&device, "tx_tls_encrypted_bytes", number * (RECORD as u64 + 22))?;
+    check(&device, "tx_tls_encrypted_bytes", number * u64::from(RECORD + OVERHEAD))?;
     Ok(rate)
 }
 
@@ -262,21 +271,21 @@ fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
     // Three records fit a frame of 64 KiB; packets are cut across transmits as TCP cuts them.
     let per_frame = if merged { 3 } else { RECORDS };
     while number < records {
-        device.handle_op(Instant::ZERO, 0, sealed(number, seq, SEGMENT, &content, per_frame));
+        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, per_frame));
         while let Some(frame) = device.poll_frame(Instant::ZERO) {
             let mut bytes = vec![0; frame.len()];
             frame.copy_to(&mut bytes);
             all.push(bytes);
         }
-        number += per_frame as u64;
-        seq = seq.wrapping_add((per_frame * (RECORD + 22)) as u32);
+        number += u64::from(per_frame);
+        seq = seq.wrapping_add(per_frame * (RECORD + OVERHEAD));
     }
     all
 }
 
 /// Numbers never come back in a context's life, so each round has a device of its own, and the time
 /// to make it does not count.
-fn receive(suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure> {
+fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure> {
     let mut all = frames(suite, segment_size, 960);
     if order == Order::Shuffled {
         let mut prng = Prng::new(3);
@@ -287,19 +296,19 @@ fn receive(suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure
             }
         }
     }
-    let bytes: usize = 960 * RECORD;
+    let bytes = 960 * RECORD as usize;
     let mut best = 0.0_f64;
     for _ in 0..2 * ROUNDS {
         let mut device = device(1500, true);
         device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Receive(tuple(40_000))));
-        let (mut took, mut verified) = (StdDuration::ZERO, 0);
+        let (mut took, mut verified) = (Duration::ZERO, 0);
         for frame in &all {
             let packet = device.pool().copy(frame).expect("it fits");
-            let from = StdInstant::now();
+            let from = clock.now();
             let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
             device.handle_frame(Instant::ZERO, frame);
             let event = device.poll_queue_event(0);
-            took += from.elapsed();
+            took += clock.now().since(from);
             if let Some(Event::Received(received)) = event {
                 let done = received.opened.as_ref().map_or(0..0, |opened| opened.verified.clone());
                 verified += done.end - done.start;
@@ -309,33 +318,33 @@ fn receive(suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure
         if verified < 950 {
             return Err(Failure::System(format!("{verified} of 960 records were verified")));
         }
-        best = best.max(bytes as f64 / took.as_secs_f64());
+        best = best.max(per_second(bytes, took));
     }
     Ok(best)
 }
 
 /// How many contexts are made per second, and how long one takes.
-fn contexts() -> Result<Value, Failure> {
+fn contexts(clock: &Clock) -> Result<Value, Failure> {
     let mut rows = serde_json::Map::new();
     for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
         let mut device = device(1500, true);
         let ops: Vec<Op> =
             (0..CONTEXTS).map(|n| create(suite, n + 1, Direction::Transmit)).collect();
         let mut each = Vec::with_capacity(ops.len());
-        let from = StdInstant::now();
+        let from = clock.now();
         for op in ops {
-            let begun = StdInstant::now();
+            let begun = clock.now();
             device.handle_op(Instant::ZERO, 0, op);
-            each.push(begun.elapsed());
+            each.push(clock.now().since(begun));
         }
-        let took = from.elapsed();
+        let took = clock.now().since(from);
         check(&device, "tx_tls_ctx", CONTEXTS)?;
         each.sort_unstable();
-        let micros = |at: usize| each[at].as_secs_f64() * 1e6;
+        let micros = |at: usize| each[at].as_nanos() as f64 * 1e-3;
         rows.insert(
             format!("{suite:?}"),
             json!({
-                "installed_per_s": CONTEXTS as f64 / took.as_secs_f64(),
+                "installed_per_s": CONTEXTS as f64 * 1e9 / took.as_nanos() as f64,
                 "median_us": micros(each.len() / 2),
                 "p99_us": micros(each.len() * 99 / 100),
             }),

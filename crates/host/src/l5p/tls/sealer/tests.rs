@@ -55,14 +55,15 @@ impl Model {
             let stop = part.run.start_of(place.index + 1).min(u64::from(end));
             let len = part.run.content_of(place.index) as usize;
             let upto = part.run.content_before(part.run.place(stop), front);
-            let upto = usize::try_from(upto).unwrap() - place.index as usize * RECORD as usize;
+            let upto = usize::try_from(upto - place.index * u64::from(RECORD)).unwrap();
             let missing = upto.min(len) - self.seen.len();
             self.seen.extend(content.by_ref().take(missing));
             let mut text = self.seen.clone();
             text.resize(len, 0);
             let mut sealed = Vec::new();
             keys.seal(part.number + place.index, part.kind, &text, &mut sealed);
-            let range = (at - start) as usize..(stop - start) as usize;
+            let within = |at: u64| usize::try_from(at - start).unwrap();
+            let range = within(at)..within(stop);
             out.extend_from_slice(&sealed[range]);
             at = stop;
             if stop == part.run.start_of(place.index + 1) {
