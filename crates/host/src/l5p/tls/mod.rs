@@ -244,7 +244,7 @@ impl Session {
             writable: below.writable && open && !self.shut && self.queue.is_empty(),
             peer_closed: !readable && (self.peer_ended || below.peer_closed),
             drained: below.drained && self.queue.is_empty(),
-            error: below.error.or(self.error),
+            error: self.error.or(below.error),
         }
     }
 
@@ -358,7 +358,7 @@ impl Session {
             Stage::Handshake(handshake) => self.shake(conn, cx, handshake, &record),
             Stage::Open(mut open) => {
                 let opened = open.rx.keys.open(open.rx.number, &mut record);
-                open.rx.number += u64::from(opened.is_ok());
+                let opened = opened.and_then(|opened| open.rx.advance().map(|()| opened));
                 self.stage = Stage::Open(open);
                 self.note_copied(&mut cx.out.counters);
                 let handled = opened.and_then(|(kind, range)| {
@@ -464,7 +464,11 @@ impl Session {
             }
             offload.answer(conn, cx, drained, boundaries);
         }
+        let install = offload.is_to_install();
         self.offload = Some(offload);
+        if install {
+            self.install_rx(conn, cx);
+        }
     }
 
     /// `l5o_resync_rx_req`: the device asks where a record begins.

@@ -22,8 +22,11 @@ use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Piece;
 
-/// Contexts whose work may still have to be undone, beside the one that works now.
-const OLD_CONTEXTS_MAX: usize = 4;
+/// Keys of contexts whose work may still have to be undone, beside those that work now: what a peer
+/// may have us keep by changing its keys again and again.
+const OLD_KEYS_MAX: usize = 4;
+/// Such contexts, of whatever keys: what a device may have us keep by resets.
+const OLD_CONTEXTS_MAX: usize = 64;
 /// Records opened by nobody before the device is told where the next begins, and the most of them
 /// between two hints: Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
 const HINT_AFTER: (u32, u32) = (2, 128);
@@ -114,7 +117,7 @@ impl RxOffload {
             Ok(_) => return self.context = Err(Refusal::NotSupported),
             Err(why) => return self.context = Err(why),
         };
-        if self.old.len() > OLD_CONTEXTS_MAX {
+        if !self.has_room() {
             self.context = Err(Refusal::KeysChangeTooOften);
             return;
         }
@@ -130,6 +133,18 @@ impl RxOffload {
         cx.out.counters.tls_rx_device += 1;
         (self.context, self.mode) = (Ok(context), limits.resync);
         self.unopened = 0;
+    }
+
+    /// Whether there may be one more context.
+    fn has_room(&self) -> bool {
+        let keys = self.old.iter().map(|old| &old.keys);
+        let changes = keys.clone().zip(keys.skip(1)).filter(|(a, b)| !Arc::ptr_eq(a, b)).count();
+        changes < OLD_KEYS_MAX && self.old.len() < OLD_CONTEXTS_MAX
+    }
+
+    /// Whether a context can be asked for that could not be before.
+    pub(super) fn is_to_install(&self) -> bool {
+        self.context == Err(Refusal::KeysChangeTooOften) && self.has_room()
     }
 
     /// The peer's keys are others from now on, or (with the same) the context is of no use any

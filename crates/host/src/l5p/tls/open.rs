@@ -92,10 +92,22 @@ impl Half {
         Some(Self { keys: Arc::new(Keys::of_secrets(crypto, version, secrets)?), number: *number })
     }
 
-    /// Appends a record to `out`.
+    /// Appends a record to `out`; nothing where the numbers are used up (RFC 8446 section 5.3: they
+    /// never wrap).
     fn seal(&mut self, kind: u8, text: &[u8], out: &mut Vec<u8>) {
-        self.keys.seal(self.number, kind, text, out);
-        self.number += 1;
+        if let Some(next) = self.number.checked_add(1) {
+            self.keys.seal(self.number, kind, text, out);
+            self.number = next;
+        }
+    }
+
+    /// The record with the next number was opened.
+    ///
+    /// # Errors
+    /// There is no number for another: RFC 8446 section 5.3.
+    pub(super) fn advance(&mut self) -> Result<(), Alert> {
+        self.number = self.number.checked_add(1).ok_or(Alert::InternalError)?;
+        Ok(())
     }
 }
 

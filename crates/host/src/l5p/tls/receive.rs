@@ -108,7 +108,9 @@ impl Session {
         if data_only && !is_data {
             return Step::Wait;
         }
-        open.rx.number += 1;
+        if open.rx.advance().is_err() {
+            return Step::Copy;
+        }
         offload.note_record(true);
         let counters = &mut out.counters;
         counters.tls_rx_records += 1;
@@ -228,7 +230,8 @@ impl Session {
                 }
             }
             let len = HEADER_BYTES as u64 + u64::from(framing.parse(header)?.len);
-            Some(Boundary { position: at.position + len, number: at.number + 1 })
+            let number = at.number.checked_add(1)?;
+            Some(Boundary { position: at.position + len, number })
         };
         Some(core::iter::successors(Some(first), follow))
     }
