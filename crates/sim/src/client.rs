@@ -10,9 +10,10 @@ use host::{Host, Notice, SocketError, SocketId, SocketOption};
 use wire::Endpoint;
 
 use crate::disk::SimDisk;
-use crate::faults::Crowd;
+use crate::faults::{Crowd, Tls};
 use crate::http::{Ask, Reader};
 use crate::report::Report;
+use crate::tls;
 use crate::trace::What;
 
 /// Tries of one session: more means that it never gets on.
@@ -99,6 +100,8 @@ pub(crate) struct Client {
     last: Prng,
     /// Its connections probe a peer that is silent.
     keep_alive: bool,
+    /// It speaks HTTPS.
+    tls: Option<Tls>,
 }
 
 impl Client {
@@ -108,6 +111,7 @@ impl Client {
         mut rng: Prng,
         crowd: &Crowd,
         keep_alive: bool,
+        tls: Option<Tls>,
         files: &[(String, u64)],
         start: Instant,
     ) -> Self {
@@ -115,7 +119,7 @@ impl Client {
         let count = r.range(1, crowd.sessions_max);
         let sessions = (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         let last = r.fork();
-        Self { node, server, rng, sessions, last, keep_alive }
+        Self { node, server, rng, sessions, last, keep_alive, tls }
     }
 
     /// One more session, after the faults: it has to get a file without trouble.
@@ -200,7 +204,14 @@ impl Client {
     fn open(&mut self, index: usize, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         session.tries += 1;
-        let Ok(socket) = cx.host.connect(cx.local, self.server) else {
+        let opened = match &self.tls {
+            Some(tls) => {
+                let tls = tls::client(tls, self.node, index);
+                cx.host.connect_tls(cx.local, self.server, &tls)
+            }
+            None => cx.host.connect(cx.local, self.server),
+        };
+        let Ok(socket) = opened else {
             return cx.report.fail(cx.now, "client", "no connection can be opened");
         };
         if self.rng.chance(0.5) {
@@ -378,6 +389,12 @@ impl Client {
             SocketError::Refused => 2,
             SocketError::TimedOut => 3,
             SocketError::Unreachable => 4,
+            SocketError::Tls(_) | SocketError::TlsHandshake | SocketError::TlsPeer(_) => {
+                // Whatever happens to packets, what TCP gives is what was sent.
+                let what = format!("n{} session {index}: {error:?}", self.node);
+                cx.report.fail(cx.now, "tls", what);
+                6
+            }
             _ => 5,
         };
         let fields = [index as u64, kind, session.read, 0, 0];

@@ -12,6 +12,7 @@
 //! | `node` | a machine: device, host, application, rings |
 //! | `net`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http` | the client application |
+//! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
 //! | `trace`, `report` | what a run leaves behind |
@@ -34,6 +35,7 @@ mod http;
 mod net;
 mod node;
 mod report;
+mod tls;
 mod trace;
 mod world;
 
@@ -42,7 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use base::Instant;
 
-pub use report::{Row, Stats, Violation};
+pub use report::{Row, Stats, StreamRow, Violation};
 
 use faults::Scenario;
 use world::World;
@@ -52,6 +54,8 @@ use world::World;
 pub struct Options {
     /// With or without file offload, whatever the seed says.
     pub offload: Option<bool>,
+    /// With all TLS offload or with none, whatever the seed says.
+    pub tls_offload: Option<bool>,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -75,6 +79,8 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// What was wrong, if anything was.
     pub violation: Option<Violation>,
+    /// What crossed the wire on each connection that spoke TLS.
+    pub streams: Vec<StreamRow>,
     /// Whether the server's device was asked to send files.
     pub offload: bool,
     /// The scenario, where it failed or its trace was asked for.
@@ -106,6 +112,9 @@ impl Outcome {
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     let mut scenario = Scenario::draw(seed);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
+    if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
+        tls.force(offload);
+    }
     let mut world = World::new(scenario, options);
     // The world is looked at afterwards only for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
@@ -129,6 +138,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         stats: world.report.stats.clone(),
         counters,
         rows: std::mem::take(&mut world.report.rows),
+        streams: world.wire.streams(),
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },

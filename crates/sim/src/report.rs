@@ -61,6 +61,19 @@ pub struct Row {
     pub hash: u64,
 }
 
+/// What one end of a connection put on the wire: equal in two runs if the bytes were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamRow {
+    /// The client's end.
+    pub client: Endpoint,
+    /// Whether the server sent it.
+    pub from_server: bool,
+    /// Bytes of the TCP stream.
+    pub bytes: usize,
+    /// Hash over them.
+    pub hash: u64,
+}
+
 /// What is gathered during a run.
 #[derive(Debug)]
 pub(crate) struct Report {

@@ -25,10 +25,9 @@ use crate::hostile;
 use crate::net::Net;
 use crate::node::{App, Around, Node, Turn};
 use crate::report::Report;
+use crate::tls;
 use crate::trace::What;
 
-/// The server's port.
-const PORT: u16 = 80;
 /// The server is the first node.
 const SERVER: usize = 0;
 /// After the faults the clients begin a last session each.
@@ -71,6 +70,7 @@ impl World {
     /// The world of a scenario, at its beginning.
     pub(crate) fn new(scenario: Scenario, options: &Options) -> Self {
         let mut rng = Prng::new(scenario.seed);
+        tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
         // One port more: the attacker's.
         let macs: Vec<_> = (0..clients + 2).map(mac).collect();
@@ -93,7 +93,7 @@ impl World {
             net,
             disk,
             report,
-            wire: Wire::new(scenario.links.mtu, PORT),
+            wire: Wire::new(scenario.links.mtu, scenario.port(), scenario.tls.is_some()),
             progress: Progress::default(),
             rng,
             seen: Vec::new(),
@@ -310,7 +310,10 @@ impl World {
     }
 
     fn transmit(&mut self, node: usize, frame: &abi::port::TxFrame) {
-        let [flags, seq, ack, sum] = self.wire.sent(self.now, node, frame, &mut self.report);
+        let [flags, seq, ack, sum] = {
+            let known = &self.disk.catalogue;
+            self.wire.sent(self.now, node, frame, known, &mut self.report)
+        };
         let fields = [flags, seq, ack, frame.len() as u64, sum];
         self.note(node, What::Send, fields);
         if self.scenario.hostile.interval.is_some() {
@@ -342,10 +345,10 @@ impl World {
         });
         let (victim_end, server) = match ends {
             Some((Some(local), Some(remote))) => (Some((mac(victim), local)), remote),
-            _ => (None, Endpoint { addr: address(SERVER, false), port: PORT }),
+            _ => (None, Endpoint { addr: address(SERVER, false), port: self.scenario.port() }),
         };
         let from = self.nodes.len();
-        let v4_server = Endpoint { addr: address(SERVER, false), port: PORT };
+        let v4_server = Endpoint { addr: address(SERVER, false), port: self.scenario.port() };
         let target = hostile::Target {
             source_mac: mac(from),
             server_mac: mac(SERVER),
@@ -398,6 +401,12 @@ fn addresses(node: usize) -> Vec<Cidr> {
     ]
 }
 
+/// Whether a node's host has its device do TLS.
+fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
+    let used = scenario.tls.as_ref().is_none_or(|tls| tls.device(node).used);
+    if used { Ok(()) } else { Err(Refusal::Disabled) }
+}
+
 fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     // Without offload: a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
@@ -412,12 +421,14 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     let config = Config {
         addrs: addresses(SERVER),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
+        tls_offload: tls_offload(scenario, SERVER),
         tcp: scenario.server_tcp.clone(),
         ..Config::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
-    content.listen = vec![Listen { addr: None, port: PORT, backlog: scenario.backlog }];
+    content.tls = scenario.tls.as_ref().map(tls::server);
+    content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
         Ok(server) => server,
         Err(error) => unreachable!("nobody else listens: {error}"),
@@ -431,14 +442,16 @@ fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mu
         DeviceConfig { file: None, rss_seed: rng.next_u64(), ..DeviceConfig::new(mac(index)) };
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
-    let config = Config { addrs: addresses(index), tcp, ..Config::default() };
+    let tls_offload = tls_offload(scenario, index);
+    let config = Config { addrs: addresses(index), tcp, tls_offload, ..Config::default() };
     let host = Host::new(config, &device.capabilities(), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
-    let server = Endpoint { addr: address(SERVER, v6), port: PORT };
+    let server = Endpoint { addr: address(SERVER, v6), port: scenario.port() };
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let start = Instant::ZERO + ahead;
     let keep_alive = !scenario.calm_net();
     let files = disk.files();
-    let client = Client::new(index, server, rng.fork(), &scenario.crowd, keep_alive, &files, start);
+    let (rng, tls) = (rng.fork(), scenario.tls.clone());
+    let client = Client::new(index, server, rng, &scenario.crowd, keep_alive, tls, &files, start);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }

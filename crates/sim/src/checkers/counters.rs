@@ -92,16 +92,19 @@ pub(crate) fn check(
     let (bytes, fallback) =
         (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
     let body = node.counter("http_body_bytes");
-    let refused = scenario.resets > 0 || scenario.device.files_max < 16;
-    if scenario.offload && !refused && fallback != 0 {
+    let offload = scenario.files_offloaded();
+    let refused = scenario.resets > 0
+        || scenario.device.files_max < 16
+        || node.counter("tls_tx_device_refused") > 0;
+    if offload && !refused && fallback != 0 {
         fail(format!("the host read {fallback} bytes itself"));
     }
-    if !scenario.offload && bytes != 0 {
+    if !offload && bytes != 0 {
         fail(format!("the device was asked for {bytes} bytes though offload is off"));
     }
     let sure = !scenario.may_fail() && scenario.calm_net();
-    let sent = if scenario.offload { bytes } else { fallback };
-    if sure && sent != body {
+    let sent = if offload { bytes } else { fallback };
+    if sure && !refused && sent != body {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }
 }
