@@ -2,6 +2,7 @@
 
 pub(crate) mod frames;
 mod hostile;
+mod l5o_tx;
 mod memory;
 mod order;
 mod rig;
