@@ -1,6 +1,6 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`]) run client, link, device and host in one thread in
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two) run client, link, device and host in one thread in
 //! turn ([`accounted`]) and sum each part's cycles apart. Live ones ([`serve_live`]) run the
 //! program as users do, beside another program, in one run. Every claim is a ratio measured in one
 //! run, because machines differ.
@@ -13,6 +13,8 @@ mod memory;
 mod serve_live;
 mod stream;
 mod tls;
+mod tls_loss;
+mod tls_scale;
 
 use clap::Subcommand;
 
@@ -25,6 +27,10 @@ pub(crate) enum Bench {
     IoTcp(io_tcp::IoTcpArgs),
     /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
     Tls(tls::TlsArgs),
+    /// What loss and reordering leave of the offload of TLS: the paper's algorithm and ours
+    TlsLoss(tls_loss::TlsLossArgs),
+    /// The offload of TLS with 64 to 128 K flows and a small context memory
+    TlsScale(tls_scale::TlsScaleArgs),
     /// Bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
     /// `outboard serve` against nginx on one core, asked by wrk on another
@@ -39,6 +45,8 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::IoTcp(args) => io_tcp::run(args),
         Bench::Tls(args) => tls::run(args),
+        Bench::TlsLoss(args) => tls_loss::run(args),
+        Bench::TlsScale(args) => tls_scale::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ServeLive(args) => serve_live::run(args),
     }

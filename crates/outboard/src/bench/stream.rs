@@ -14,12 +14,11 @@ use host::{
     FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
 };
 use wire::Endpoint;
-use zeroize::Zeroizing;
 
 /// Bytes of the buffer that messages are cut from.
 const SOURCE_BYTES: usize = 1 << 20;
-/// Bytes that a connection has queued at least while it may send.
-const QUEUED_BYTES: u64 = 2 << 20;
+/// Bytes that all connections together have queued at least while they may send.
+const QUEUED_BYTES: u64 = 256 << 20;
 
 /// Where the sender has its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,11 +145,7 @@ impl Stream {
         self.established += 1;
         let Some((version, suite)) = self.agreed.suite else { return };
         // One key for all streams of a measurement: nothing of it is a secret.
-        let direction = |which: u8| TlsDirection {
-            key: Zeroizing::new([which; 32]),
-            iv: [which; 12],
-            number: 0,
-        };
+        let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
         let (tx, rx) = if self.server.is_some() { (1, 2) } else { (2, 1) };
         let (tx, rx) = (direction(tx), direction(rx));
         let keys = TlsKeys { version, suite, tx, rx, crypto: Arc::new(crypto::Provider) };
@@ -170,7 +165,9 @@ impl Stream {
     fn write(&mut self, host: &mut Host, socket: SocketId) {
         let Some(done) = self.done.get_mut(&socket) else { return };
         let message = self.agreed.message_bytes;
-        while host.send_queue(socket) < QUEUED_BYTES && host.readiness(socket).writable {
+        let share = QUEUED_BYTES / u64::from(self.agreed.connections);
+        let queued = share.clamp(2 * message as u64, 2 << 20);
+        while host.send_queue(socket) < queued && host.readiness(socket).writable {
             // To the end of a message: the last one may have found no room for all of it.
             #[expect(clippy::cast_possible_truncation, reason = "less than the source")]
             let at = *done as usize % SOURCE_BYTES;

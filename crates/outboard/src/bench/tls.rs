@@ -8,12 +8,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use abi::Refusal;
 use abi::crypto::Suite;
+use base::Duration;
 use clap::Args;
 use host::{Host, Listen, TlsVersion};
 use io::disk::{DiskKind, open_disk};
+use io::fault::{FaultConfig, FaultWire};
 use io::mem::{LinkConfig, link};
 use io::wire::Wire;
 use nic::{Device, DeviceConfig, FileConfig, L5oConfig};
@@ -92,22 +95,34 @@ impl Setting {
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
     pub(super) setting: Setting,
-    bytes: u64,
+    pub(super) bytes: u64,
     host_cycles: u64,
     device_cycles: u64,
+    /// Virtual time.
+    elapsed: Duration,
     counters: BTreeMap<&'static str, u64>,
 }
 
 impl Measured {
+    /// A counter of the measured machine.
+    pub(super) fn moved(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
+    }
+
+    /// Bytes per second of virtual time: what the modelled link carried.
+    pub(super) fn link_rate(&self) -> f64 {
+        self.bytes as f64 * 1e9 / self.elapsed.as_nanos() as f64
+    }
+
     pub(super) fn host_per_byte(&self) -> f64 {
         self.host_cycles as f64 / self.bytes as f64
     }
 
-    fn device_per_byte(&self) -> f64 {
+    pub(super) fn device_per_byte(&self) -> f64 {
         self.device_cycles as f64 / self.bytes as f64
     }
 
-    fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         json!({
             "side": format!("{:?}", self.setting.side),
             "path": self.setting.path(),
@@ -258,16 +273,38 @@ pub(super) fn make_content(folder: &Path) -> Result<(), Failure> {
         .map_err(failed("cannot write a temporary file"))
 }
 
+/// What a run measures beside its setting.
+pub(super) struct Run {
+    pub(super) setting: Setting,
+    /// What happens to the packets of the measured machine's wire.
+    pub(super) faults: FaultConfig,
+    /// Whether messages are opened in any order, or as the paper has it.
+    pub(super) out_of_order: bool,
+    pub(super) warm_bytes: u64,
+    pub(super) measured_bytes: u64,
+}
+
 fn measure(setting: Setting, folder: &Path) -> Result<Measured, Failure> {
-    let (near, far) = link(&link_config());
-    let mut world = build(setting, folder, Box::new(near), Box::new(far), |l5o| l5o)?;
+    let (warm_bytes, measured_bytes) = (WARM_BYTES, MEASURED_BYTES);
+    let faults = FaultConfig::default();
+    let run = Run { setting, faults, out_of_order: true, warm_bytes, measured_bytes };
+    let measured = measure_run(&run, folder)?;
+    check_path(&measured)?;
+    Ok(measured)
+}
+
+/// Runs it.
+pub(super) fn measure_run(run: &Run, folder: &Path) -> Result<Measured, Failure> {
+    let setting = run.setting;
+    let mut world = build(run, folder)?;
     world.start();
     let read = |w: &World| w.streams().iter().map(|s| s.bytes).sum::<u64>();
     let wrong = |w: &World| w.streams().iter().any(|s| !s.errors.is_empty());
     let up = |w: &World| w.streams().iter().all(|s| s.is_up());
-    let mut alive = world.run_until(|w| up(w) && read(w) >= WARM_BYTES || wrong(w));
+    let mut alive = world.run_until(|w| up(w) && read(w) >= run.warm_bytes || wrong(w));
     let (cycles, before, bytes) = (world.server.cycles, world.server_counters(), read(&world));
-    alive = alive && world.run_until(|w| read(w) >= bytes + MEASURED_BYTES || wrong(w));
+    let started = world.now;
+    alive = alive && world.run_until(|w| read(w) >= bytes + run.measured_bytes || wrong(w));
     if !alive || wrong(&world) {
         let what = world.streams().iter().find_map(|s| s.errors.first().cloned());
         return Err(Failure::System(format!(
@@ -280,21 +317,20 @@ fn measure(setting: Setting, folder: &Path) -> Result<Measured, Failure> {
         *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
         *value > 0
     });
-    let measured = Measured {
+    Ok(Measured {
         setting,
         bytes: read(&world) - bytes,
         host_cycles: world.server.cycles.host - cycles.host,
         device_cycles: world.server.cycles.device - cycles.device,
+        elapsed: world.now.since(started),
         counters,
-    };
-    check_path(&measured)?;
-    Ok(measured)
+    })
 }
 
 /// A silent fallback to software is the characteristic bug: the path that was asked for has to be
 /// the one that ran.
 fn check_path(m: &Measured) -> Result<(), Failure> {
-    let moved = |name: &str| m.counters.get(name).copied().unwrap_or_default();
+    let moved = |name: &str| m.moved(name);
     let by_device = match m.setting.side {
         Side::Transmit => moved("tx_tls_encrypted_bytes"),
         Side::Receive => moved("tls_rx_records_full"),
@@ -312,9 +348,9 @@ fn check_path(m: &Measured) -> Result<(), Failure> {
 }
 
 /// 100 Gb/s, 25 us each way; runs of segments cross whole, as they do to a receiver that merges.
-pub(super) fn link_config() -> LinkConfig {
+fn link_config() -> LinkConfig {
     LinkConfig {
-        delay: base::Duration::from_micros(25),
+        delay: Duration::from_micros(25),
         bytes_per_s: Some(12_500_000_000),
         queue_bytes_max: u64::MAX,
         frames_max: TRANSMIT_RING,
@@ -322,14 +358,17 @@ pub(super) fn link_config() -> LinkConfig {
     }
 }
 
-/// The two machines of a run; `adapt` changes the measured device's engine.
-pub(super) fn build(
-    setting: Setting,
-    folder: &Path,
-    near: Box<dyn Wire>,
-    far: Box<dyn Wire>,
-    adapt: impl FnOnce(L5oConfig) -> L5oConfig,
-) -> Result<World, Failure> {
+/// The two machines of a run.
+fn build(run: &Run, folder: &Path) -> Result<World, Failure> {
+    let setting = run.setting;
+    // Faults are per packet: then no run crosses whole, either way.
+    let segmentation = !run.faults.is_active();
+    let (near, far) = link(&LinkConfig { segmentation, ..link_config() });
+    let near: Box<dyn Wire> = if run.faults.is_active() {
+        Box::new(FaultWire::new(near, run.faults.clone()))
+    } else {
+        Box::new(near)
+    };
     let sends = setting.side == Side::Transmit;
     let suite = (setting.by != By::Nobody).then_some((TlsVersion::Tls13, setting.suite));
     let agreed = Agreed {
@@ -338,14 +377,17 @@ pub(super) fn build(
         source: setting.source,
         suite,
     };
-    let l5o = (setting.by == By::Device)
-        .then(|| adapt(L5oConfig::new(std::sync::Arc::new(crypto::Provider))));
+    let l5o = (setting.by == By::Device).then(|| L5oConfig {
+        out_of_order: run.out_of_order,
+        contexts_max: 1 << 20,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
     let server = node(("10.0.0.1", 1), Stream::new(agreed, None, sends), near, l5o, Some(folder))?;
     let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 80 };
     // The far end's memory is its own business.
     let agreed = Agreed { source: Source::Memory, ..agreed };
     let client = Stream::new(agreed, Some(remote), !sends);
-    let client = node(("10.0.0.2", 2), client, far, None, None)?;
+    let client = node(("10.0.0.2", 2), client, Box::new(far), None, None)?;
     Ok(World { now: base::Instant::from_millis(1000), server, client })
 }
 

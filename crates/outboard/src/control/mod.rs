@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use abi::Refusal;
 use host::SocketInfo;
 use io::notify::Notifier;
 use serde_json::{Map, Value, json};

@@ -27,7 +27,7 @@ use io::fault::{FaultConfig, FaultWire};
 use io::pcap::PcapWire;
 use io::tap::{IpPrefix, Tap, TapConfig, TapError};
 use io::wire::Wire;
-use nic::{Device, DeviceConfig, FileConfig};
+use nic::{Device, DeviceConfig, FileConfig, L5oConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 

@@ -93,12 +93,19 @@ pub struct TlsKeys {
 
 /// Keys of one direction.
 pub struct TlsDirection {
-    /// The key: its first [`Suite::key_bytes`] count.
-    pub key: Zeroizing<[u8; 32]>,
-    /// What nonces are made from.
-    pub iv: [u8; NONCE_BYTES],
-    /// Number of the next record.
-    pub number: u64,
+    /// Its first [`Suite::key_bytes`] count.
+    key: Zeroizing<[u8; 32]>,
+    iv: [u8; NONCE_BYTES],
+    number: u64,
+}
+
+impl TlsDirection {
+    /// A key, of which the first [`Suite::key_bytes`] count; what nonces are made from; the number
+    /// of the next record.
+    #[must_use]
+    pub fn new(key: &[u8; 32], iv: [u8; NONCE_BYTES], number: u64) -> Self {
+        Self { key: Zeroizing::new(*key), iv, number }
+    }
 }
 
 impl fmt::Debug for TlsKeys {

@@ -366,7 +366,7 @@ impl<'a> Claims<'a> {
             explicit.copy_from_slice(sent);
         }
         let len = HEADER_BYTES + usize::from(len);
-        Some(Claim { number: claim.number + 1, explicit, start, len })
+        Some(Claim { number: claim.number.wrapping_add(1), explicit, start, len })
     }
 }
 

@@ -207,3 +207,6 @@ impl Sealer {
         })))
     }
 }
+
+#[cfg(test)]
+mod tests;
