@@ -40,6 +40,7 @@ use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;
 use crate::tcp::spans::Source;
+use crate::tcp::state::State;
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;
@@ -329,6 +330,9 @@ impl Session {
             self.receive(conn, cx);
             self.follow(conn, cx);
             self.transmit(conn, cx);
+        } else if matches!(conn.state, State::TimeWait | State::Closed) {
+            // What came before the end can still be read.
+            self.receive(conn, cx);
         }
     }
 
@@ -414,7 +418,9 @@ impl Session {
         };
         self.tx_refused = refused;
         let end = conn.snd.spans.end();
-        let context = refused.is_none().then(|| cx.out.new_context());
+        // Nothing follows a FIN that would be sealed.
+        let wanted = refused.is_none() && conn.state.may_write();
+        let context = wanted.then(|| cx.out.new_context());
         if let Some(context) = context {
             let create = L5oCreate {
                 context,
@@ -436,6 +442,9 @@ impl Session {
 
     /// Asks the device for a context that opens from the first record on whose header has not come.
     fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        if !conn.state.is_synchronized() {
+            return;
+        }
         let next = self.boundaries(&conn.rcv).and_then(Iterator::last);
         if let (Some(next), Some(offload)) = (next, &mut self.offload) {
             offload.install(conn, cx, next);
