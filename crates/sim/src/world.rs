@@ -5,12 +5,13 @@
 //! gauges must be zero. It is single-threaded and depends on its seed alone.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use abi::{Checksum, Refusal};
 use apps::content::ContentServer;
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Config, Host, Listen};
-use nic::{Device, DeviceConfig};
+use nic::{Device, DeviceConfig, L5oConfig};
 use wire::Endpoint;
 
 use crate::Options;
@@ -108,13 +109,16 @@ impl World {
     fn plan(&mut self) {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
+        let tls = self.scenario.tls.is_some();
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
             queue.push(at(r), Event::Change);
         }
-        for _ in 0..self.scenario.resets {
-            queue.push(at(r), Event::Reset);
+        for reset in 0..self.scenario.resets {
+            // The clients' devices hold state too where they do TLS.
+            let node = if tls { reset % (clients + 1) } else { 0 };
+            queue.push(at(r), Event::Reset(node as usize));
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
@@ -164,10 +168,12 @@ impl World {
                 let (file, how, size) = self.disk.change();
                 self.note(SERVER, What::Change, [file as u64, how, size, 0, 0]);
             }
-            Event::Reset => {
-                self.note(SERVER, What::Fault, [1, 0, 1, 0, 0]);
-                self.nodes[SERVER].device.reset();
-                self.wake_soon(SERVER, Side::Device);
+            Event::Reset(node) => {
+                self.note(node, What::Fault, [1, node as u64, 1, 0, 0]);
+                if !self.nodes[node].stopped {
+                    self.nodes[node].device.reset();
+                    self.wake_soon(node, Side::Device);
+                }
             }
             Event::Partition(node, cut) => {
                 self.note(node, What::Fault, [2, node as u64, cut.into(), 0, 0]);
@@ -407,11 +413,30 @@ fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
     if used { Ok(()) } else { Err(Refusal::Disabled) }
 }
 
+/// A node's engine for TLS. Where it is not used, every other device has it nevertheless.
+fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
+    let device = scenario.tls.as_ref()?.device(node);
+    if !device.used && scenario.seed % 2 == 0 {
+        return None;
+    }
+    Some(L5oConfig {
+        contexts_max: device.contexts_max,
+        cache_bytes: device.cache_bytes,
+        out_of_order: device.out_of_order,
+        resync: device.resync,
+        tls_tx: device.tx,
+        tls_rx: device.rx,
+        messages_ahead_max: device.messages_ahead_max,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    })
+}
+
 fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     // Without offload: a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
     let config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
+        l5o: tls_engine(scenario, SERVER),
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),
@@ -438,8 +463,12 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
 }
 
 fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mut Prng) -> Node {
-    let config =
-        DeviceConfig { file: None, rss_seed: rng.next_u64(), ..DeviceConfig::new(mac(index)) };
+    let config = DeviceConfig {
+        file: None,
+        l5o: tls_engine(scenario, index),
+        rss_seed: rng.next_u64(),
+        ..DeviceConfig::new(mac(index))
+    };
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
     let tls_offload = tls_offload(scenario, index);
