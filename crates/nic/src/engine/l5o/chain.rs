@@ -101,6 +101,9 @@ pub(super) struct Chain {
     shorter: bool,
     /// An explicit nonce that was seen, and its message's number.
     explicit: Option<(u64, u64)>,
+    /// It is the number, XORed with something; else it counts up from somewhere. RFC 5288 section 3
+    /// leaves it to the sender.
+    xored: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -170,6 +173,15 @@ const fn small(at: usize) -> u32 {
     at as u32
 }
 
+/// The explicit nonce of message `number`, after one that is known.
+const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
+    if xored {
+        explicit ^ known ^ number
+    } else {
+        explicit.wrapping_add(number.wrapping_sub(known))
+    }
+}
+
 impl Chain {
     /// Message `number` begins at `next`.
     pub(super) fn new(next: SeqNum, number: u64) -> Self {
@@ -185,6 +197,7 @@ impl Chain {
             usual: 0,
             shorter: false,
             explicit: None,
+            xored: false,
         }
     }
 
@@ -246,7 +259,11 @@ impl Chain {
             return self.whole(w, at, len, number);
         }
         self.push(Message::new(start, len, number, fresh));
-        Step::Again
+        if fresh {
+            return Step::Again;
+        }
+        w.close();
+        Step::To(at + left.min(len as usize))
     }
 
     /// A message of which the packet has every byte.
@@ -382,11 +399,11 @@ impl Chain {
             || !w.keys.has_explicit()
             || message.seen.covers(HEADER, w.keys.front());
         if !known {
-            let Some((number, explicit)) = self.explicit.filter(|_| w.tools.out_of_order) else {
+            let Some(known) = self.explicit.filter(|_| w.tools.out_of_order) else {
                 return false;
             };
             // What was seen of it stays: it was compared with nothing yet.
-            let guess = explicit.wrapping_add(message.number.wrapping_sub(number)).to_be_bytes();
+            let guess = foresee(known, message.number, self.xored).to_be_bytes();
             for (at, byte) in (HEADER..).zip(guess) {
                 if !message.seen.covers(at, at + 1) {
                     message.front[at as usize] = byte;
@@ -491,7 +508,12 @@ impl Chain {
     fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
         w.verify(number);
         if let Some(explicit) = front[HEADER as usize..].first_chunk() {
-            self.explicit = Some((number, u64::from_be_bytes(*explicit)));
+            let explicit = u64::from_be_bytes(*explicit);
+            if let Some(known) = self.explicit {
+                let [counted, xored] = [false, true].map(|x| foresee(known, number, x) == explicit);
+                self.xored = if counted == xored { self.xored } else { xored };
+            }
+            self.explicit = Some((number, explicit));
         }
         if self.guess.is_some_and(|guess| number >= guess.number) {
             self.guess = None;
@@ -610,6 +632,15 @@ impl Chain {
         (self.anchored, self.numberless, self.guess) = (false, false, None);
     }
 
+    /// Forgets messages that end at `end` or before, whatever is missing of them.
+    pub(super) fn drop_before(&mut self, end: SeqNum, counters: &mut L5oCounters) {
+        self.list.retain(|message| {
+            let keep = message.len == 0 || message.end().gt(end);
+            counters.l5o_messages_given_up += u64::from(!keep && message.live);
+            keep
+        });
+    }
+
     /// Gives up what was opened under guessed numbers.
     pub(super) fn disown(&mut self, base: SeqNum, counters: &mut L5oCounters) {
         for index in 0..self.list.len() {
@@ -622,7 +653,9 @@ impl Chain {
     /// The paper's figure 8 (b): a packet beyond a hole has the next header. Its text is not opened,
     /// but what follows it will be. `next` lies within the packet.
     pub(super) fn skip_to_header(&mut self, w: &mut Walk<'_>) {
-        self.list.clear();
+        let next = self.next;
+        self.cut(0, w.counters);
+        self.next = next;
         let mut at = usize::try_from(w.at(self.next)).unwrap_or(0);
         while let Some(left) = w.payload.get(at..).filter(|left| !left.is_empty()) {
             let len = if left.len() < HEADER as usize { Some(0) } else { w.keys.length(left) };

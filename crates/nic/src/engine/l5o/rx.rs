@@ -178,7 +178,7 @@ impl Receive {
         if self.chain.anchored && ahead == 0 {
             self.chain.walk(walk);
             self.expected = end;
-            self.chain.list.retain(|message| message.len == 0 || message.end().gt(end));
+            self.chain.drop_before(end, walk.counters);
         } else if self.chain.anchored {
             // Figure 8 (b), or (c) where it says that nothing is known.
             if walk.seq.gt(self.chain.next) {
