@@ -44,7 +44,7 @@ use crate::tcp::state::State;
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;
-use receive::Clear;
+use receive::{Clear, Step};
 pub use record::Alert;
 use record::{CONTENT_BYTES_MAX, Version, content};
 use sealer::{Records, Sealer};
@@ -277,7 +277,9 @@ impl Session {
         }
         self.consume_clear(rcv, out, bytes);
         if self.clear.is_none() {
-            let _ready_or_not = self.step(rcv, out, buffer, true);
+            // Who read the last byte is told at once that it was.
+            let step = self.step(rcv, out, buffer, true);
+            self.peer_ended |= matches!(step, Step::Control { .. });
         }
     }
 
