@@ -481,6 +481,7 @@ fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mu
     let keep_alive = !scenario.calm_net();
     let files = disk.files();
     let (rng, tls) = (rng.fork(), scenario.tls.clone());
-    let client = Client::new(index, server, rng, &scenario.crowd, keep_alive, tls, &files, start);
+    let times = (start, scenario.fault_time);
+    let client = Client::new(index, server, rng, &scenario.crowd, keep_alive, tls, &files, times);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }

@@ -4,12 +4,14 @@
 use abi::FileLimits;
 use base::Instant;
 
-use crate::faults::Scenario;
+use crate::faults::{Scenario, Tls};
 use crate::node::Node;
 use crate::report::Report;
 
 /// Gauges of the server that are zero when nothing goes on any more.
-const EMPTY_AT_END: [&str; 12] = [
+const EMPTY_AT_END: [&str; 14] = [
+    "l5o_contexts",
+    "l5o_messages_open",
     "connections",
     "connections_half_open",
     "connections_time_wait",
@@ -37,8 +39,19 @@ const CALM_NET: [&str; 8] = [
 ];
 
 /// Counters that nothing in a simulation may move.
-const NEVER: [&str; 4] =
-    ["tx_dropped_malformed", "tx_dropped_table_full", "checksum_software", "file_unknown"];
+const NEVER: [&str; 9] = [
+    "tx_dropped_malformed",
+    "tx_dropped_table_full",
+    "checksum_software",
+    "file_unknown",
+    // What TCP gives to TLS is what the peer sent, whatever happens to packets.
+    "tls_decrypt_error",
+    "tls_handshake_failures",
+    "tls_alerts_sent",
+    "tls_alerts_received",
+    // The host brings what a tag needs.
+    "tx_tls_drop_no_sync_data",
+];
 
 /// Extents of a transmit, and content of a record: RFC 8446 section 5.1.
 const EXTENTS: u32 = FileLimits::EXTENTS_PER_TRANSMIT_MAX as u32;
@@ -95,6 +108,11 @@ pub(crate) fn check(
     if memory > limit as u64 {
         fail(format!("{memory} bytes of device memory, the limit is {limit}"));
     }
+    if let Some(tls) = &scenario.tls {
+        if let Err(what) = check_tls(index, node, scenario, tls) {
+            fail(what);
+        }
+    }
     if index != 0 {
         return;
     }
@@ -116,4 +134,36 @@ pub(crate) fn check(
     if sure && !refused && sent != body {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }
+}
+
+/// Checks who did the work of a machine's TLS: property 10 in particular.
+fn check_tls(index: usize, node: &Node, scenario: &Scenario, tls: &Tls) -> Result<(), String> {
+    let device = tls.device(index);
+    let value = |name| node.counter(name);
+    let (sealed, opened) = (value("tx_tls_encrypted_bytes"), value("rx_tls_decrypted_bytes"));
+    for (may, name, bytes) in
+        [(device.seals(), "sealed", sealed), (device.opens(), "opened", opened)]
+    {
+        if !may && bytes > 0 {
+            return Err(format!("the device {name} {bytes} bytes that nobody asked it to"));
+        }
+    }
+    let refused = value("tls_tx_device_refused") + value("tls_rx_device_refused");
+    let by_device = value("l5o_refused");
+    if device.has_room() && refused + by_device > 0 {
+        return Err(format!("contexts refused: {by_device}, of which the host knows {refused}"));
+    }
+    // Of a connection that has ended the host does not want to know.
+    if refused > by_device {
+        return Err(format!("{refused} contexts refused, of which the device knows {by_device}"));
+    }
+    let sure = scenario.calm_net() && scenario.resets == 0 && by_device == 0;
+    if sure && device.seals() && sealed == 0 && value("tls_tx_bytes") > 0 {
+        return Err(String::from("the device sealed nothing, and nobody said why"));
+    }
+    // The server's context may come too late for all that a client sends.
+    if sure && index > 0 && device.opens() && opened == 0 && value("tls_rx_bytes") > 0 {
+        return Err(String::from("the device opened nothing, and nobody said why"));
+    }
+    Ok(())
 }
