@@ -79,7 +79,8 @@ fn a_changed_byte_is_never_verified() {
 #[test]
 fn a_wrong_tag_leaves_its_packet_as_it_came() {
     for out_of_order in [false, true] {
-        let mut flow = Flow::new(Peer::new(ALL[0]), config(out_of_order, SCAN), &[100, 100, 100, 50]);
+        let mut flow =
+            Flow::new(Peer::new(ALL[0]), config(out_of_order, SCAN), &[100, 100, 100, 50]);
         let third = flow.records[2].at.clone();
         flow.wire[third.start + 50] ^= 1;
         let split = third.end + 10;

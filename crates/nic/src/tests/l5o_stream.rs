@@ -77,12 +77,7 @@ impl Flow {
         Self::of(peer, config, wire, records)
     }
 
-    pub(super) fn of(
-        peer: Peer,
-        config: L5oConfig,
-        wire: Vec<u8>,
-        records: Vec<Place>,
-    ) -> Self {
+    pub(super) fn of(peer: Peer, config: L5oConfig, wire: Vec<u8>, records: Vec<Place>) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
         let mut rig = Rig::with(config, PLAIN);
         rig.op(0, peer.create(CONTEXT, Direction::Receive(tuple()), START, NUMBER));
@@ -184,21 +179,22 @@ impl Flow {
         let (framing, suite) = (self.peer.framing(), self.peer.suite);
         let key = &self.peer.key[..suite.key_bytes()];
         let key = crypto::Provider.aead(suite, key).unwrap();
-        let end = opened.range.end as usize;
+        let (end, last) = (opened.range.end as usize, i64::from(opened.range.end));
+        let before = i64::try_from(framing.front()).unwrap();
         let mut front = [0; 13];
         front[5..].copy_from_slice(&opened.explicit);
         let mut start = i64::from(opened.range.start) - i64::from(opened.offset);
         let (mut number, mut len) = (opened.number, opened.message_len);
         loop {
-            let text = start + framing.front() as i64..start + i64::from(len) - 16;
-            let from = text.start.max(i64::from(opened.range.start)).min(end as i64);
-            let to = text.end.min(end as i64).max(from);
+            let text = start + before..start + i64::from(len) - 16;
+            let from = text.start.max(i64::from(opened.range.start)).min(last);
+            let to = text.end.min(last).max(from);
             let nonce = framing.nonce_of(&self.peer.iv, number, &front);
             let offset = u64::try_from(from - text.start).unwrap_or(0);
             let range = usize::try_from(from).unwrap()..usize::try_from(to).unwrap();
             key.apply(&nonce, offset, &mut bytes[range.clone()]);
-            for (nth, under) in under[range].iter_mut().enumerate() {
-                *under = Some((number, u32::try_from(offset).unwrap() + nth as u32));
+            for (at, under) in (offset..).zip(&mut under[range]) {
+                *under = Some((number, u32::try_from(at).unwrap()));
             }
             start += i64::from(len);
             number = number.wrapping_add(1);

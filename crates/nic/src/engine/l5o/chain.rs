@@ -1,9 +1,9 @@
 //! What a receive context knows of the stream: where messages lie, one after the other, and which
 //! of them are incomplete.
 //!
-//! `rx` has a packet walked from its first byte to its last ([`Chain::walk`]). Messages whose
-//! boundaries are known need no order: their ranges are opened as they come, and the one that makes
-//! a message whole has its tag judged. Where a header lies in a hole, the chain may go on by
+//! `rx` has a packet walked from its first byte to its last (`walk`). Messages whose boundaries are
+//! known need no order: their ranges are opened as they come, and the one that makes a message whole
+//! has its tag judged. Where a header lies in a hole, the chain may go on by
 //! assumption (`assume`): that messages stay as long as they were, that numbers follow each other.
 //!
 //! Invariants, on which the host relies:
@@ -14,59 +14,16 @@
 
 use abi::crypto::Sum;
 use base::SeqNum;
-use core::ops::Range;
 use smallvec::SmallVec;
 
 use super::counters::L5oCounters;
-use super::message::Message;
-use super::rx::{Tools, Undo};
-use crate::engine::tls::{FRONT, HEADER, Keys, TAG};
+use super::message::{Message, Seen};
+use super::rx::Tools;
+use super::walk::{Walk, small, wide};
+use crate::engine::tls::HEADER;
 
-/// A walk over one packet.
-pub(super) struct Walk<'a> {
-    pub(super) keys: &'a Keys,
-    pub(super) seq: SeqNum,
-    pub(super) payload: &'a mut [u8],
-    pub(super) tools: &'a mut Tools,
-    pub(super) counters: &'a mut L5oCounters,
-    /// What is opened.
-    pub(super) range: Option<Range<usize>>,
-    /// The message that the range begins in.
-    pub(super) first: First,
-    /// Messages found right.
-    pub(super) verified: Range<u64>,
-    /// Something was opened on an assumption.
-    pub(super) ahead: bool,
-    /// From here on nothing is known.
-    pub(super) lost: Option<usize>,
-    /// The last header that was seen, and its number.
-    pub(super) header: Option<(SeqNum, u64)>,
-    /// A tag was right whose number was guessed.
-    pub(super) proven: bool,
-    /// A tag was wrong.
-    pub(super) failed: bool,
-    /// Nothing more is opened in this packet.
-    closed: bool,
-}
-
-/// The message that a range begins in.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct First {
-    pub(super) number: u64,
-    pub(super) offset: u32,
-    pub(super) len: u32,
-    pub(super) front: [u8; FRONT],
-}
-
-/// How the walk goes on.
-enum Step {
-    /// From this byte on.
-    To(usize),
-    /// From the same: more is known now.
-    Again,
-    /// It does not.
-    Lost,
-}
+/// Most messages whose headers were not seen over which a number is guessed.
+const GUESS_MAX: u32 = 8;
 
 /// A number that was guessed.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +32,8 @@ pub(super) struct Guess {
     pub(super) base: SeqNum,
     /// has this number.
     pub(super) number: u64,
+    /// The first message that rests on it.
+    pub(super) from: (SeqNum, u64),
 }
 
 /// What is known of a stream.
@@ -97,89 +56,20 @@ pub(super) struct Chain {
     /// Messages that begin before are not opened.
     pub(super) floor: SeqNum,
     /// Length of the last full message.
-    pub(super) usual: u32,
+    usual: u32,
+    /// Tags that were wrong since one was right.
+    pub(super) failures: u32,
+    /// Two in a row had it.
+    sure: bool,
+    /// The last was shorter.
     shorter: bool,
+    /// What lengths are on average, of late.
+    average: u32,
     /// An explicit nonce that was seen, and its message's number.
-    explicit: Option<(u64, u64)>,
+    pub(super) explicit: Option<(u64, u64)>,
     /// It is the number, XORed with something; else it counts up from somewhere. RFC 5288 section 3
     /// leaves it to the sender.
-    xored: bool,
-}
-
-impl<'a> Walk<'a> {
-    pub(super) fn new(
-        keys: &'a Keys,
-        seq: SeqNum,
-        payload: &'a mut [u8],
-        tools: &'a mut Tools,
-        counters: &'a mut L5oCounters,
-    ) -> Self {
-        tools.undo.clear();
-        Self {
-            keys,
-            seq,
-            payload,
-            tools,
-            counters,
-            range: None,
-            first: First::default(),
-            verified: 0..0,
-            ahead: false,
-            lost: None,
-            header: None,
-            proven: false,
-            failed: false,
-            closed: false,
-        }
-    }
-
-    /// Where in the payload a sequence number is; negative before it.
-    fn at(&self, seq: SeqNum) -> i64 {
-        i64::from(seq.distance(self.seq))
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "frames have at most 66 KiB")]
-    fn seq_at(&self, at: usize) -> SeqNum {
-        self.seq + at as u32
-    }
-
-    /// What is opened ends here, if anything is.
-    fn close(&mut self) {
-        self.closed |= self.range.is_some();
-    }
-
-    fn extend(&mut self, range: Range<usize>, first: First) {
-        match &mut self.range {
-            Some(open) => open.end = range.end,
-            None => (self.range, self.first) = (Some(range), first),
-        }
-        if self.first.number == first.number {
-            (self.first.len, self.first.front) = (first.len, first.front);
-        }
-    }
-
-    fn verify(&mut self, number: u64) {
-        if self.verified.is_empty() {
-            self.verified = number..number;
-        }
-        if self.verified.end == number {
-            self.verified.end = number.wrapping_add(1);
-        }
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
-const fn small(at: usize) -> u32 {
-    at as u32
-}
-
-/// The explicit nonce of message `number`, after one that is known.
-const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
-    if xored {
-        explicit ^ known ^ number
-    } else {
-        explicit.wrapping_add(number.wrapping_sub(known))
-    }
+    pub(super) xored: bool,
 }
 
 impl Chain {
@@ -195,234 +85,18 @@ impl Chain {
             fresh: number,
             floor: next,
             usual: 0,
+            failures: 0,
+            sure: false,
             shorter: false,
+            average: 0,
             explicit: None,
             xored: false,
         }
     }
 
-    /// Walks a packet from its first byte that is not old.
-    pub(super) fn walk(&mut self, w: &mut Walk<'_>) {
-        let start = self.list.first().map_or(self.next, |first| first.start);
-        let from = usize::try_from(w.at(start)).unwrap_or(0);
-        self.walk_from(w, from);
-    }
-
-    /// Walks a packet from byte `at` on.
-    pub(super) fn walk_from(&mut self, w: &mut Walk<'_>, mut at: usize) {
-        let mut index = 0;
-        while at < w.payload.len() {
-            let ends = |m: &Message| m.len != 0 && w.at(m.end()) <= at as i64;
-            while self.list.get(index).is_some_and(ends) {
-                index += 1;
-            }
-            let step =
-                if index < self.list.len() { self.known(w, index, at) } else { self.beyond(w, at) };
-            match step {
-                Step::To(to) => at = to,
-                Step::Again => {}
-                Step::Lost => {
-                    w.lost = Some(at);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// At a byte behind the last known message.
-    fn beyond(&mut self, w: &mut Walk<'_>, at: usize) -> Step {
-        if !self.anchored {
-            return Step::Lost;
-        }
-        if w.at(self.next) < at as i64 {
-            return if self.assume(w, at) { Step::Again } else { Step::Lost };
-        }
-        let (start, number) = (w.seq_at(at), self.number);
-        let left = w.payload.len() - at;
-        let fresh = !w.closed
-            && !self.numberless
-            && number >= self.fresh
-            && start.ge(self.floor)
-            && (self.list.is_empty() || w.tools.open + self.list.len() < w.tools.total_max);
-        if left < HEADER as usize {
-            self.push(Message::new(start, 0, number, fresh));
-            return Step::Again;
-        }
-        let Some(len) = w.keys.length(&w.payload[at..]) else {
-            self.anchored = false;
-            return Step::Lost;
-        };
-        self.learn(len);
-        w.header = Some((start, number));
-        (self.next, self.number) = (start + len, number.wrapping_add(1));
-        if fresh && len as usize <= left {
-            return self.whole(w, at, len, number);
-        }
-        self.push(Message::new(start, len, number, fresh));
-        if fresh {
-            return Step::Again;
-        }
-        w.close();
-        Step::To(at + left.min(len as usize))
-    }
-
-    /// A message of which the packet has every byte.
-    fn whole(&mut self, w: &mut Walk<'_>, at: usize, len: u32, number: u64) -> Step {
-        let end = at + len as usize;
-        self.push_whole(w.seq_at(at), len, number);
-        let message = &mut w.payload[at..end];
-        if !w.keys.open_whole(number, message, &mut w.tools.scratch) {
-            w.extend(at..end, First::default());
-            self.fail(w, end);
-            return Step::To(end);
-        }
-        let mut front = [0; FRONT];
-        let front_len = w.keys.front() as usize;
-        front[..front_len].copy_from_slice(&message[..front_len]);
-        let text = at + front_len..end - TAG as usize;
-        w.tools.undo.push(Undo { number, front, offset: 0, range: text });
-        w.extend(at..end, First { number, offset: 0, len, front });
-        self.right(w, number, &front);
-        Step::To(end)
-    }
-
-    /// At a byte of message `index`.
-    fn known(&mut self, w: &mut Walk<'_>, index: usize, at: usize) -> Step {
-        let message = &mut self.list[index];
-        #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "within it")]
-        let from = (at as i64 - w.at(message.start)) as u32;
-        let left = small(w.payload.len() - at);
-        let begun = message.len == 0;
-        if begun && from > message.seen.end() {
-            return if self.assume(w, at) { Step::Again } else { Step::Lost };
-        }
-        let stop = if begun { HEADER } else { message.len }.min(from + left);
-        let past = |to: u32| Step::To(at + (to - from) as usize);
-        let unseen = message.seen.unseen_from(from);
-        if unseen > from {
-            w.close();
-            return past(unseen.min(stop));
-        }
-        let stop = stop.min(message.seen.seen_from(from));
-        if message.live && !w.closed {
-            return self.take(w, index, at, from, stop);
-        }
-        if message.live {
-            self.give_up(index, w.counters);
-        }
-        w.close();
-        // Its boundary is still worth knowing.
-        let message = &mut self.list[index];
-        let stop = if from < HEADER { stop.min(HEADER) } else { stop };
-        if from < HEADER && (begun || message.assumed) && message.seen.add(from, stop) {
-            let bytes = &w.payload[at..at + (stop - from) as usize];
-            message.front[from as usize..stop as usize].copy_from_slice(bytes);
-            if !self.header(w, index) {
-                return Step::Lost;
-            }
-        }
-        past(stop)
-    }
-
-    /// Takes bytes of a live message that were not seen before, as far as they are of one kind.
-    fn take(&mut self, w: &mut Walk<'_>, index: usize, at: usize, from: u32, stop: u32) -> Step {
-        let message = &mut self.list[index];
-        let front = w.keys.front();
-        let text_end = if message.len == 0 { HEADER } else { message.len - TAG };
-        let kind = [front.min(text_end), text_end].into_iter().find(|&end| from < end);
-        // The header is complete before what follows it is looked at.
-        let kind = if from < HEADER { Some(HEADER) } else { kind };
-        let stop = stop.min(kind.unwrap_or(stop));
-        let range = at..at + (stop - from) as usize;
-        if !message.seen.add(from, stop) {
-            self.give_up(index, w.counters);
-            w.close();
-            return Step::To(range.end);
-        }
-        if from < front {
-            if !self.take_front(w, index, range.clone(), from) {
-                return Step::Lost;
-            }
-        } else if from < text_end {
-            if !self.take_text(w, index, range.clone(), from - front) {
-                self.give_up(index, w.counters);
-                w.close();
-                return Step::To(range.end);
-            }
-        } else {
-            let tag = (from - text_end) as usize;
-            message.tag[tag..tag + range.len()].copy_from_slice(&w.payload[range.clone()]);
-        }
-        let Some(message) = self.list.get(index).filter(|message| message.live) else {
-            w.close();
-            return Step::To(range.end);
-        };
-        let (number, len) = (message.number, message.len);
-        w.extend(range.clone(), First { number, offset: from, len, front: message.front });
-        if len != 0 && message.seen.covers(0, len) {
-            self.complete(w, index, range.end);
-        }
-        Step::To(range.end)
-    }
-
-    /// Notes bytes before the text. Says no where the stream is not what it seemed.
-    fn take_front(
-        &mut self,
-        w: &mut Walk<'_>,
-        index: usize,
-        range: Range<usize>,
-        from: u32,
-    ) -> bool {
-        let message = &mut self.list[index];
-        let part = from as usize..from as usize + range.len();
-        let wrong = message.explicit_assumed
-            && from >= HEADER
-            && message.front[part.clone()] != w.payload[range.clone()];
-        message.front[part].copy_from_slice(&w.payload[range]);
-        if wrong {
-            w.counters.l5o_assumptions_wrong += 1;
-            self.give_up(index, w.counters);
-        }
-        from >= HEADER || self.header(w, index)
-    }
-
-    /// Opens text. Says no where its nonce is not known.
-    fn take_text(
-        &mut self,
-        w: &mut Walk<'_>,
-        index: usize,
-        range: Range<usize>,
-        offset: u32,
-    ) -> bool {
-        let message = &mut self.list[index];
-        let known = message.explicit_assumed
-            || !w.keys.has_explicit()
-            || message.seen.covers(HEADER, w.keys.front());
-        if !known {
-            let Some(known) = self.explicit.filter(|_| w.tools.out_of_order) else {
-                return false;
-            };
-            // What was seen of it stays: it was compared with nothing yet.
-            let guess = foresee(known, message.number, self.xored).to_be_bytes();
-            for (at, byte) in (HEADER..).zip(guess) {
-                if !message.seen.covers(at, at + 1) {
-                    message.front[at as usize] = byte;
-                }
-            }
-            message.explicit_assumed = true;
-        }
-        let bytes = &mut w.payload[range.clone()];
-        w.keys.open_range(message.number, &message.front, &mut message.sum, offset, bytes);
-        let (number, front) = (message.number, message.front);
-        w.tools.undo.push(Undo { number, front, offset, range });
-        w.ahead |= message.assumed || message.explicit_assumed;
-        message.opened = true;
-        true
-    }
-
     /// More of a header was seen: if that is all of it, its length is known, or an assumption put to
     /// the test. Says no where nothing is known any more from here on.
-    fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
+    pub(super) fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
         let message = &mut self.list[index];
         if !message.seen.covers(0, HEADER) || (message.len != 0 && !message.assumed) {
             return true;
@@ -448,7 +122,7 @@ impl Chain {
     }
 
     /// The header of a message is not what was assumed: nothing that rests on it stays.
-    fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
+    pub(super) fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
         // Where it is no header at all, an earlier assumption has put it here.
         let unseen = |m: &Message| m.assumed && !m.seen.covers(0, HEADER);
         let guilty = match real {
@@ -475,14 +149,14 @@ impl Chain {
         // What was seen of it beyond its header was seen in the wrong places.
         if self.list[guilty].seen.end() > HEADER || real.is_none() {
             self.give_up(guilty, w.counters);
-            self.list[guilty].seen = super::message::Seen::default();
+            self.list[guilty].seen = Seen::default();
         }
         self.floor = self.floor.max(w.tools.high);
         real.is_some()
     }
 
     /// Forgets messages from `index` on.
-    fn cut(&mut self, index: usize, counters: &mut L5oCounters) {
+    pub(super) fn cut(&mut self, index: usize, counters: &mut L5oCounters) {
         let gone = self.list[index..].iter().filter(|message| message.live && message.opened);
         counters.l5o_messages_given_up += gone.count() as u64;
         self.list.truncate(index);
@@ -491,62 +165,8 @@ impl Chain {
         }
     }
 
-    /// Every byte of a message was seen: its tag decides.
-    fn complete(&mut self, w: &mut Walk<'_>, index: usize, end: usize) {
-        let message = &mut self.list[index];
-        let Message { number, front, len, sum, tag, .. } = message;
-        if w.keys.verify(*number, front, *len, sum, tag) {
-            let (number, front) = (*number, *front);
-            message.live = false;
-            self.right(w, number, &front);
-        } else {
-            self.fail(w, end);
-        }
-    }
-
-    /// A tag was right.
-    fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
-        w.verify(number);
-        if let Some(explicit) = front[HEADER as usize..].first_chunk() {
-            let explicit = u64::from_be_bytes(*explicit);
-            if let Some(known) = self.explicit {
-                let [counted, xored] = [false, true].map(|x| foresee(known, number, x) == explicit);
-                self.xored = if counted == xored { self.xored } else { xored };
-            }
-            self.explicit = Some((number, explicit));
-        }
-        if self.guess.is_some_and(|guess| number >= guess.number) {
-            self.guess = None;
-            w.proven = true;
-        }
-    }
-
-    /// A tag was wrong: the packet goes as it came.
-    fn fail(&mut self, w: &mut Walk<'_>, end: usize) {
-        w.counters.rx_tls_err += 1;
-        let mut undo = core::mem::take(&mut w.tools.undo);
-        for Undo { number, front, offset, range } in undo.drain(..) {
-            w.keys.close_range(number, &front, offset, &mut w.payload[range]);
-        }
-        w.tools.undo = undo;
-        let from = w.range.take().map_or(0, |range| range.start);
-        let (from, to) = (w.seq_at(from), w.seq_at(end));
-        for index in 0..self.list.len() {
-            let message = &self.list[index];
-            let touched = message.start.lt(to) && (message.len == 0 || message.end().gt(from));
-            if message.live && touched {
-                self.give_up(index, w.counters);
-            }
-        }
-        (w.verified, w.closed, w.failed) = (0..0, true, true);
-        if self.guess.is_some() {
-            w.counters.l5o_guesses_wrong += 1;
-            self.numberless = true;
-        }
-    }
-
     /// Opens no more of a message.
-    fn give_up(&mut self, index: usize, counters: &mut L5oCounters) {
+    pub(super) fn give_up(&mut self, index: usize, counters: &mut L5oCounters) {
         if let Some(message) = self.list.get_mut(index).filter(|message| message.live) {
             message.live = false;
             message.sum = Sum::default();
@@ -555,7 +175,7 @@ impl Chain {
     }
 
     /// Adds a message at the end.
-    fn push(&mut self, message: Message) {
+    pub(super) fn push(&mut self, message: Message) {
         if message.live {
             self.fresh = message.number.wrapping_add(1);
         }
@@ -566,7 +186,7 @@ impl Chain {
     }
 
     /// Notes that a message came whole.
-    fn push_whole(&mut self, start: SeqNum, len: u32, number: u64) {
+    pub(super) fn push_whole(&mut self, start: SeqNum, len: u32, number: u64) {
         self.fresh = number.wrapping_add(1);
         if !self.list.is_empty() {
             self.push(Message::new(start, len, number, false));
@@ -575,17 +195,17 @@ impl Chain {
 
     /// Goes on without the headers before byte `at`: messages stay as long as they were. Not where
     /// a header that can be seen says otherwise.
-    fn assume(&mut self, w: &Walk<'_>, at: usize) -> bool {
+    pub(super) fn assume(&mut self, w: &Walk<'_>, at: usize) -> bool {
         let usual = i64::from(self.usual);
         let begun = self.list.last().is_some_and(|last| last.len == 0);
         let from = w.at(self.next);
-        if !w.tools.out_of_order || !self.anchored || usual == 0 {
+        if !w.tools.out_of_order || !self.anchored || !self.sure {
             return false;
         }
-        let count = (at as i64 - from) / usual + 1;
+        let count = (wide(at) - from) / usual + 1;
         let room = w.tools.ahead_max.saturating_sub(self.list.len());
         let total = w.tools.total_max.saturating_sub(w.tools.open);
-        if count > room.min(total) as i64 {
+        if count > wide(room.min(total)) {
             return false;
         }
         let mut header = usize::try_from(from + count * usual).unwrap_or(usize::MAX);
@@ -622,8 +242,17 @@ impl Chain {
             }
         }
         (self.next, self.number, self.anchored, self.numberless) = (at, number, true, false);
-        self.guess = None;
+        (self.guess, self.failures) = (None, 0);
         self.floor = self.floor.max(at);
+    }
+
+    /// Numbers were so many less than they should be.
+    pub(super) fn shift(&mut self, by: u64) {
+        self.number = self.number.wrapping_add(by);
+        if let Some(begun) = self.list.last_mut().filter(|last| last.len == 0) {
+            begun.number = begun.number.wrapping_add(by);
+        }
+        self.failures = 0;
     }
 
     /// Forgets all it knows of the stream.
@@ -702,12 +331,25 @@ impl Chain {
         }
     }
 
-    /// Notes how long messages are: the longest, until two in a row are shorter.
-    fn learn(&mut self, len: u32) {
+    /// Notes how long messages are: the longest, until two in a row are shorter. What lies behind a
+    /// wrong assumption is lost for good, so that a length has to be seen twice first.
+    pub(super) fn learn(&mut self, len: u32) {
         let shorter = len < self.usual;
-        if !shorter || self.shorter {
-            self.usual = len;
+        if len == self.usual {
+            self.sure = true;
+        } else if !shorter || self.shorter {
+            (self.usual, self.sure) = (len, false);
         }
         self.shorter = shorter && !self.shorter;
+        let before = if self.average == 0 { len } else { self.average };
+        self.average = (before * 7 + len) / 8;
+    }
+
+    /// How many messages probably lie in `gap` bytes; none where nobody could tell. One too many
+    /// wastes a number, as each can be opened once.
+    pub(super) fn between(&self, gap: u32) -> Option<u64> {
+        let average = self.average.max(1);
+        let count = (gap.saturating_add(average / 2) / average).max(1);
+        (count <= GUESS_MAX).then_some(u64::from(count))
     }
 }

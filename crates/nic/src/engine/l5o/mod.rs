@@ -11,8 +11,8 @@
 //! Invariants: nothing of a transmit leaves unsealed; a received frame is opened in one contiguous
 //! range or is exactly as it came; memory is bounded by [`L5oConfig`]. Files: `cache` (the model of
 //! a NIC's memory), `output` and `source` (buffers and content of transmits), `tx`, `rx` (the states
-//! offloading, searching and tracking of figure 7), `chain` and `message` (what is known of the
-//! stream), `search`, `counters`.
+//! offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is known of
+//! the stream), `search`, `counters`.
 
 mod cache;
 mod chain;
@@ -23,6 +23,7 @@ mod rx;
 mod search;
 mod source;
 mod tx;
+mod walk;
 
 use abi::FlowId;
 use abi::Refusal;

@@ -12,10 +12,11 @@ use base::SeqNum;
 use core::ops::Range;
 
 use super::Requests;
-use super::chain::{Chain, Guess, Walk};
+use super::chain::{Chain, Guess};
 use super::counters::L5oCounters;
 use super::message::Message;
 use super::search::{Answer, Found, Search};
+use super::walk::Walk;
 use crate::config::L5oConfig;
 use crate::engine::tls::{FRONT, HEADER, Keys};
 
@@ -112,12 +113,8 @@ impl Receive {
         } else {
             self.in_order(&mut walk, end, &mut requests);
         }
-        if self.chain.numberless && self.search.is_overdue(len) {
-            if let Some((base, number)) = walk.header {
-                self.chain.guess = Some(Guess { base, number });
-                walk.counters.rx_tls_resync_res_retry += 1;
-                self.search.ask(base, 0, &mut requests, walk.counters);
-            }
+        if self.chain.numberless {
+            self.ask_number(&mut walk, len, &mut requests);
         }
         if walk.proven {
             walk.counters.l5o_self_confirmed += 1;
@@ -128,6 +125,25 @@ impl Receive {
         tools.open += self.chain.list.len();
         self.high = self.high.max(end);
         (opened, requests)
+    }
+
+    /// The chain knows where messages begin and not which they are: asks, and asks again.
+    fn ask_number(&mut self, walk: &mut Walk<'_>, len: u32, requests: &mut Requests) {
+        if self.mode == ResyncMode::NextHint {
+            self.chain.lose(walk.counters);
+            self.lost = true;
+            return;
+        }
+        let asked = self.chain.guess.is_some_and(|guess| self.search.has_asked(guess.base));
+        let overdue = self.search.is_overdue(len) && asked;
+        let Some((base, number)) = walk.header else { return };
+        if overdue || !asked {
+            let from = self.chain.guess.map_or((base, number), |guess| guess.from);
+            self.chain.guess = Some(Guess { base, number, from });
+            walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
+            self.search.answered();
+            self.search.ask(base, 0, requests, walk.counters);
+        }
     }
 
     /// Out of order: searches where the chain has no place for a packet, and goes on from what it
@@ -153,17 +169,17 @@ impl Receive {
             return;
         };
         let Ok(offset) = usize::try_from(base.distance(walk.seq)) else { return };
-        let gap = base.distance(self.chain.next);
-        if !self.chain.anchored || self.chain.numberless || gap <= 0 {
+        let gap = u32::try_from(base.distance(self.chain.next)).unwrap_or(0);
+        if !self.chain.anchored || self.chain.numberless || gap == 0 {
             return;
         }
-        // As many messages lie between as would if they were as long as usual, at least one.
-        let usual = i64::from(self.chain.usual.max(1));
-        let between = u64::try_from((i64::from(gap) + usual - 1) / usual).unwrap_or(1);
-        let number = self.chain.number.wrapping_add(between.min(1 << 16));
+        let Some(between) = self.chain.between(gap) else { return };
+        let number = self.chain.number.wrapping_add(between);
         self.chain.resume(base, number);
-        self.chain.guess = Some(Guess { base, number });
-        self.search.guessed();
+        // The host was asked about the last header of the packet.
+        let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
+        let last = number.wrapping_add(headers).wrapping_sub(1);
+        self.chain.guess = Some(Guess { base: asked, number: last, from: (base, number) });
         (walk.lost, self.lost) = (None, false);
         self.chain.walk_from(walk, offset);
     }
@@ -249,9 +265,9 @@ impl Receive {
         if more != 0 {
             if !self.chain.numberless {
                 counters.l5o_guesses_wrong += 1;
-                self.chain.disown(guess.base, counters);
+                self.chain.disown(guess.from.0, counters);
             }
-            self.chain.number = self.chain.number.wrapping_add(more);
+            self.chain.shift(more);
         }
         (self.chain.guess, self.chain.numberless) = (None, false);
         true

@@ -349,10 +349,18 @@ impl Search {
         Answer::Found(Found { at, number, last })
     }
 
-    /// The context goes on from the header at `base` on a guess; the answer will still be of use.
-    pub(super) const fn guessed(&mut self) {
+    /// The context goes on from what was found, on a guess; the answer will still be of use. Gives
+    /// what the host was asked about, if that was now, and as which of the headers found.
+    pub(super) fn guessed(&mut self) -> Option<(SeqNum, u64)> {
+        let Phase::Track { last, headers, .. } = self.phase else { return None };
         self.phase = Phase::Idle;
         self.carried = 0;
+        self.has_asked(last).then_some((last, headers))
+    }
+
+    /// Whether the host has not yet answered about the header at `tcpsn`.
+    pub(super) fn has_asked(&self, tcpsn: SeqNum) -> bool {
+        self.asked.is_some_and(|asked| asked.tcpsn == tcpsn)
     }
 
     /// The answer about what was guessed has come.

@@ -20,8 +20,10 @@ pub(crate) use seal::{Seal, TxState};
 /// Bytes of a record's front, header and explicit nonce, where it is longest.
 pub(crate) const FRONT: usize = Framing::FRONT_BYTES_MAX;
 /// Bytes of a header: pattern and length.
+#[expect(clippy::cast_possible_truncation, reason = "five")]
 pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
 /// Bytes of a tag.
+#[expect(clippy::cast_possible_truncation, reason = "sixteen")]
 pub(crate) const TAG: u32 = TAG_BYTES as u32;
 
 /// Keys of one direction, and how its records are framed.
@@ -46,7 +48,6 @@ impl Keys {
 
     /// Bytes before the sealed text.
     pub(crate) const fn front(&self) -> u32 {
-        // At most 13.
         #[expect(clippy::cast_possible_truncation, reason = "at most thirteen")]
         let front = self.framing.front() as u32;
         front
