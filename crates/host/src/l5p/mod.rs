@@ -23,6 +23,9 @@ impl Host {
     /// have given it something to do.
     pub(crate) fn session_turn(&mut self, now: Instant, id: SocketId) {
         let wrote = self.with_session(now, id, |session, conn, cx| {
+            if session.is_idle(conn) {
+                return false;
+            }
             let before = (conn.snd.spans.end(), conn.snd.fin);
             session.turn(conn, cx);
             (conn.snd.spans.end(), conn.snd.fin) != before

@@ -9,7 +9,6 @@
 //! one of its bytes may need all of it. This map is what answers `l5o_get_tx_msgstate`
 //! (autonomous-nic-offloads.md section 4.2).
 
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::l5o::Content;
@@ -35,8 +34,8 @@ struct Span {
     /// Position behind the last byte.
     end: u64,
     source: Source,
-    /// The records that are made from the source; boxed, as most streams have none.
-    records: Option<Box<Records>>,
+    /// The records that are made from the source.
+    records: Option<Records>,
 }
 
 impl Span {
@@ -170,7 +169,7 @@ impl SpanMap {
             self.memory += bytes.len();
         }
         let end = self.end() + records.run.wire_len();
-        self.spans.push_back(Span { end, source, records: Some(Box::new(records)) });
+        self.spans.push_back(Span { end, source, records: Some(records) });
     }
 
     /// Appends `len` bytes of a file.
@@ -301,7 +300,7 @@ impl SpanMap {
         if bytes.is_empty() || !matches!(span.source, Source::Unread { .. }) {
             return 0;
         }
-        match span.records.as_deref().copied() {
+        match span.records {
             Some(records) => {
                 sealer.map_or(0, |s| self.fill_records(index, position, records, &bytes, s))
             }
@@ -356,10 +355,10 @@ impl SpanMap {
         let (before, after) = self.spans[index].source.around(skipped, len);
         let filled = Span { end: filled_end, source: Source::Memory(sealed), records: None };
         let run = Run { content: skipped, ..records.run };
-        let before_records = Some(Box::new(Records { run, ..records }));
+        let before_records = Some(Records { run, ..records });
         let before = Span { end: position, source: before, records: before_records };
         here.forget(len.div_ceil(per_record));
-        let after = Span { end, source: after, records: Some(Box::new(here)) };
+        let after = Span { end, source: after, records: Some(here) };
         self.replace(index, start, before, filled, after);
         len
     }
@@ -388,7 +387,7 @@ impl SpanMap {
         for index in 0..self.spans.len() {
             let start = self.start_of(index);
             let span = &mut self.spans[index];
-            if span.records.as_deref().is_some_and(|r| sealer.is_none_or(|s| s.is_offloaded(r))) {
+            if span.records.as_ref().is_some_and(|r| sealer.is_none_or(|s| s.is_offloaded(r))) {
                 continue;
             }
             match (&span.source, &span.records, sealer) {

@@ -33,11 +33,8 @@ use crate::serve::TRANSMIT_BYTES_MAX;
 
 /// Message sizes of the paper's figure 11 and beyond.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// Streams at one time.
-const CONNECTIONS: u32 = 16;
-/// Bytes that are measured, and those before that warm up.
-const MEASURED_BYTES: u64 = 400 << 20;
-const WARM_BYTES: u64 = 40 << 20;
+/// Bytes that warm up, of those that are measured.
+const WARM_SHARE: u64 = 10;
 /// Runs of a configuration, of which the median counts.
 const REPEATS: usize = 3;
 
@@ -50,6 +47,15 @@ pub(crate) struct TlsArgs {
     /// Only 256 KiB
     #[arg(long)]
     quick: bool,
+    /// Paths to run, instead of all: `plain`, `host`, `device`, `device file`
+    #[arg(long, value_delimiter = ',', value_name = "PATH")]
+    paths: Option<Vec<String>>,
+    /// Mebibytes that each run measures
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    mebibytes: u64,
+    /// Streams at one time
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    connections: u32,
 }
 
 /// Which end is measured.
@@ -158,8 +164,11 @@ fn run_in(args: &TlsArgs, folder: &Path) -> Result<(), Failure> {
     }
     let mut table = Vec::new();
     for &message_bytes in sizes {
-        for setting in settings(message_bytes) {
-            let measured = median(setting, folder)?;
+        let wanted = |setting: &Setting| {
+            args.paths.as_ref().is_none_or(|paths| paths.iter().any(|path| path == setting.path()))
+        };
+        for setting in settings(message_bytes, args.connections).into_iter().filter(wanted) {
+            let measured = median(setting, args.mebibytes << 20, folder)?;
             show(args, &measured);
             table.push(measured);
         }
@@ -175,7 +184,7 @@ fn run_in(args: &TlsArgs, folder: &Path) -> Result<(), Failure> {
 }
 
 /// What is measured for one size of message.
-fn settings(message_bytes: usize) -> Vec<Setting> {
+fn settings(message_bytes: usize, connections: u32) -> Vec<Setting> {
     let (tx, rx) = (Side::Transmit, Side::Receive);
     let suites = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
     let make = |side, by, source, suite| Setting {
@@ -184,7 +193,7 @@ fn settings(message_bytes: usize) -> Vec<Setting> {
         source,
         suite,
         message_bytes,
-        connections: CONNECTIONS,
+        connections,
     };
     let mut all = vec![
         make(tx, By::Nobody, Source::Memory, suites[0]),
@@ -257,10 +266,10 @@ fn headline(table: &[Measured]) -> Value {
     })
 }
 
-fn median(setting: Setting, folder: &Path) -> Result<Measured, Failure> {
+fn median(setting: Setting, bytes: u64, folder: &Path) -> Result<Measured, Failure> {
     let mut runs = Vec::new();
     for _ in 0..REPEATS {
-        runs.push(measure(setting, folder)?);
+        runs.push(measure(setting, bytes, folder)?);
     }
     runs.sort_by(|a, b| a.host_per_byte().total_cmp(&b.host_per_byte()));
     Ok(runs.swap_remove(REPEATS / 2))
@@ -284,8 +293,8 @@ pub(super) struct Run {
     pub(super) measured_bytes: u64,
 }
 
-fn measure(setting: Setting, folder: &Path) -> Result<Measured, Failure> {
-    let (warm_bytes, measured_bytes) = (WARM_BYTES, MEASURED_BYTES);
+fn measure(setting: Setting, measured_bytes: u64, folder: &Path) -> Result<Measured, Failure> {
+    let warm_bytes = measured_bytes / WARM_SHARE;
     let faults = FaultConfig::default();
     let run = Run { setting, faults, out_of_order: true, warm_bytes, measured_bytes };
     let measured = measure_run(&run, folder)?;

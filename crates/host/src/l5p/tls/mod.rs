@@ -161,6 +161,8 @@ pub(crate) struct Session {
     plain_bytes: usize,
     /// Opened by the device, not yet read; behind `plain`.
     clear: Option<Clear>,
+    /// Bytes that have to be there before the record in front is worth another look.
+    awaited: usize,
     /// The device's part in receiving; none before there are keys.
     offload: Option<Box<RxOffload>>,
     /// Why the device does not seal.
@@ -219,6 +221,7 @@ impl Session {
             plain: VecDeque::new(),
             plain_bytes: 0,
             clear: None,
+            awaited: 0,
             offload: None,
             tx_refused: None,
             rx_records: [0; 3],
@@ -324,6 +327,15 @@ impl Session {
     }
 
     // ---- the connection's end ----
+
+    /// Whether there is nothing to receive, to send or to follow.
+    pub(crate) fn is_idle(&self, conn: &Connection) -> bool {
+        let offload = self.offload.as_ref();
+        conn.rcv.ready_bytes() == 0
+            && self.queue.is_empty()
+            && !matches!(self.stage, Stage::Begin(_))
+            && !offload.is_some_and(|offload| offload.is_to_follow())
+    }
 
     /// Receives and sends what can be.
     pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
@@ -455,7 +467,7 @@ impl Session {
 
     /// Keeps the device in step with what was received.
     fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
-        let Some(mut offload) = self.offload.take_if(|o| o.is_active()) else { return };
+        let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
         let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
         if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
             if let Some(&at) = boundaries.peek() {

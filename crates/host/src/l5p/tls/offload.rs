@@ -90,6 +90,15 @@ impl RxOffload {
         self.context.is_ok() || !self.old.is_empty()
     }
 
+    /// Whether the device waits for word of where records begin, or is to be told unasked, or what
+    /// it did under old keys can be forgotten.
+    pub(super) fn is_to_follow(&self) -> bool {
+        self.asked.is_some()
+            || self.log.is_some()
+            || !self.old.is_empty()
+            || self.mode == ResyncMode::NextHint
+    }
+
     pub(super) const fn state(&self) -> Result<(), Refusal> {
         match self.context {
             Ok(_) => Ok(()),

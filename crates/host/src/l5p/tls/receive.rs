@@ -74,6 +74,10 @@ impl Session {
         buffer: usize,
         data_only: bool,
     ) -> Step {
+        if rcv.ready_bytes() < self.awaited && !rcv.finished() {
+            return Step::Wait;
+        }
+        self.awaited = 0;
         let Stage::Open(open) = &mut self.stage else { return Step::Copy };
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else {
             return Step::Copy;
@@ -90,7 +94,11 @@ impl Session {
             // What cannot come any more, or not at once, is no reason to wait.
             let fits = len.unwrap_or(0) <= buffer / 2;
             let waits = fits && (len.is_some() || !here) && !rcv.finished();
-            return if waits { Step::Wait } else { Step::Copy };
+            if !waits {
+                return Step::Copy;
+            }
+            self.awaited = len.unwrap_or(HEADER_BYTES);
+            return Step::Wait;
         }
         let len = len.unwrap_or(0);
         if !offload.opened_whole(rcv.pieces(0, len), open.rx.number, len) {
