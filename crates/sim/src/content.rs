@@ -48,9 +48,8 @@ fn is_confirmed(version: u64, offset: u64, bytes: &[u8], at: usize) -> bool {
         (0..len).take_while(|i| bytes.get(from + i) == right.get(before as usize + i)).count()
     };
     let behind = same(at, to - at);
-    let ahead = (1..=before as usize)
-        .take_while(|i| bytes[at - i] == right[before as usize - i])
-        .count();
+    let ahead =
+        (1..=before as usize).take_while(|i| bytes[at - i] == right[before as usize - i]).count();
     behind + ahead >= 2 * WORD as usize
 }
 

@@ -153,7 +153,8 @@ const CONTEXTS_ENOUGH: u32 = 4_096;
 
 impl TlsDevice {
     fn draw(r: &mut Prng) -> Self {
-        let [tx, rx] = [[true, true], [true, true], [true, false], [false, true]][r.below(4) as usize];
+        let [tx, rx] =
+            [[true, true], [true, true], [true, false], [false, true]][r.below(4) as usize];
         Self {
             used: r.chance(0.75),
             tx,

@@ -85,6 +85,8 @@ pub struct Outcome {
     pub dates: u64,
     /// Whether the server's device was asked to send files.
     pub offload: bool,
+    /// What was said about TLS offload when the run was asked for.
+    pub tls_offload: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
     pub scenario: String,
     /// Lines of the trace, where it failed or was asked for: the last ones, or all.
@@ -97,10 +99,13 @@ impl Outcome {
     #[must_use]
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;
-        let (seed, offload) = (self.seed, if self.offload { "on" } else { "off" });
+        let word = |on| if on { "on" } else { "off" };
+        let (seed, offload) = (self.seed, word(self.offload));
+        let tls =
+            self.tls_offload.map_or(String::new(), |on| format!(" --tls-offload {}", word(on)));
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}",
+             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}",
             self.trace.join("\n"),
             self.scenario,
         ))
@@ -144,6 +149,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         dates: world.report.dates,
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
+        tls_offload: options.tls_offload,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
     }
@@ -203,7 +209,11 @@ pub fn check_tls(seed: u64) -> Option<Outcome> {
         let result = checkers::same::compare(on.rows.clone(), off.rows).and_then(|()| {
             // Two connections of one client may come in another order, once either is opened again.
             let repeatable = on.dates == off.dates && on.stats.retries + off.stats.retries == 0;
-            if scenario.calm_net() && repeatable { checkers::same::compare_streams(&on.streams, &off.streams) } else { Ok(()) }
+            if scenario.calm_net() && repeatable {
+                checkers::same::compare_streams(&on.streams, &off.streams)
+            } else {
+                Ok(())
+            }
         });
         if let Err(what) = result {
             on.violation = Some(Violation { at: on.end, checker: "same", what });
