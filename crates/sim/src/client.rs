@@ -11,7 +11,7 @@ use host::{Host, Notice, SocketError, SocketId, SocketOption};
 use wire::Endpoint;
 
 use crate::disk::SimDisk;
-use crate::faults::{Crowd, Tls};
+use crate::faults::{Crowd, Scenario, Tls};
 use crate::http::{Ask, Reader};
 use crate::report::Report;
 use crate::tls;
@@ -44,7 +44,8 @@ impl Again {
         if now[0] > before[0] {
             self.missed = 0;
         } else {
-            self.missed += now[1] + now[2] - before[1] - before[2];
+            // Those opened in part are not counted: the device is at work, if to little avail.
+            self.missed += now[2] - before[2];
         }
         again
     }
@@ -143,18 +144,18 @@ impl Client {
         node: usize,
         server: Endpoint,
         mut rng: Prng,
-        crowd: &Crowd,
-        keep_alive: bool,
-        tls: Option<Tls>,
+        scenario: &Scenario,
         files: &[(String, u64)],
-        (start, faults): (Instant, Duration),
+        start: Instant,
     ) -> Self {
+        let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
+        let keep_alive = !scenario.calm_net();
         let r = &mut rng;
         let count = r.range(1, crowd.sessions_max);
         let mut sessions: Vec<_> =
             (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         let last = r.fork();
-        if let Some(end) = tls.as_ref().map(|_| start + faults + AFTER_FAULTS) {
+        if let Some(end) = tls.as_ref().map(|_| start + scenario.fault_time + AFTER_FAULTS) {
             sessions.push(lasting_session(&mut last.clone(), files, start, end));
         }
         Self { node, server, rng, sessions, last, keep_alive, tls }
@@ -310,7 +311,7 @@ impl Client {
     fn watch(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         let Some(tls) = self.tls.as_ref().filter(|tls| tls.client.opens()) else { return };
-        if !session.pause.is_some_and(|(_, until)| until <= cx.local) {
+        if session.pause.is_none_or(|(_, until)| until > cx.local) {
             return;
         }
         let Some(info) = cx.host.info(socket).and_then(|info| info.tls) else { return };

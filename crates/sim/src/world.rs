@@ -478,10 +478,7 @@ fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mu
     let server = Endpoint { addr: address(SERVER, v6), port: scenario.port() };
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let start = Instant::ZERO + ahead;
-    let keep_alive = !scenario.calm_net();
     let files = disk.files();
-    let (rng, tls) = (rng.fork(), scenario.tls.clone());
-    let times = (start, scenario.fault_time);
-    let client = Client::new(index, server, rng, &scenario.crowd, keep_alive, tls, &files, times);
+    let client = Client::new(index, server, rng.fork(), scenario, &files, start);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }
