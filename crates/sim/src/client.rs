@@ -21,7 +21,7 @@ use crate::trace::What;
 const TRIES_MAX: u32 = 200;
 
 /// Requests of a session that lasts, during the faults and after them.
-const LASTING_ASKS: (usize, usize) = (2, 4);
+const LASTING_ASKS: (usize, usize) = (1, 3);
 /// After the faults their effects go on for a while: what waits is sent, what is lost sent again.
 const AFTER_FAULTS: Duration = Duration::from_millis(600);
 /// Records in a row that a device may miss then.

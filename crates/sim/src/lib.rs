@@ -175,7 +175,7 @@ pub fn check_seed(seed: u64) -> Outcome {
         return outcome;
     }
     let scenario = Scenario::draw(seed);
-    if seed % 4 == 1 {
+    if seed % 8 == 1 {
         if let Some(failed) = check_tls(seed).filter(|outcome| outcome.violation.is_some()) {
             return failed;
         }

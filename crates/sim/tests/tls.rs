@@ -1,5 +1,5 @@
-//! TLS with all offload and with none: the same bytes for the applications and, where nothing happens
-//! to packets, the same bytes on the wire. And devices find their place again.
+//! TLS with all offload and with none: the same bytes for the applications and, where nothing
+//! happens to packets, the same bytes on the wire. And devices find their place again.
 
 /// Seeds that are looked at; a third of them speak TLS.
 const SEEDS: u64 = 240;

@@ -116,6 +116,11 @@ pub(crate) fn check(
     if index != 0 {
         return;
     }
+    check_files(node, scenario, &mut fail);
+}
+
+/// Checks who sent the server's files.
+fn check_files(node: &Node, scenario: &Scenario, fail: &mut dyn FnMut(String)) {
     let (bytes, fallback) =
         (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
     let body = node.counter("http_body_bytes");

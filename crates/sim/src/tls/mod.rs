@@ -1,14 +1,14 @@
 //! TLS in a world: handshakes that a seed decides, and who does the record layer's work.
 //!
-//! rustls asks its provider for every random byte; here these come from generators that the world's
-//! seed feeds ([`begin`]), as do the keys of the key exchange. Ed25519 signatures have no randomness
-//! in them, tickets and resumption are off, and time stands still. So a seed gives the same
+//! rustls asks its provider for every random byte; here these come from generators that the
+//! world's seed feeds ([`begin`]), as do the keys of the key exchange. Ed25519 signatures have no
+//! randomness in them, tickets and resumption are off, and time stands still. So a seed gives the same
 //! ciphertext in every run: what differs between two runs of the same seed is a finding.
 //!
 //! Each session of a client has a generator of its own, and the server draws the same for every
-//! connection (the client's key share makes the keys different). The bytes of a connection depend on
-//! nothing that happens on others then: [`crate::checkers::same`] compares them with and without
-//! offload.
+//! connection (the client's key share makes the keys different). The bytes of a connection depend
+//! on nothing that happens on others then: [`crate::checkers::same`] compares them with and
+//! without offload.
 
 use std::cell::RefCell;
 use std::sync::{Arc, LazyLock};
@@ -53,8 +53,8 @@ const LIMIT_MARGIN: u64 = 1_024;
 const SERVER: usize = 0;
 
 thread_local! {
-    /// The generators of the world that runs on this thread; a thread runs one after another. rustls
-    /// wants its source of randomness to live for ever, and a world does not.
+    /// The generators of the world that runs on this thread; a thread runs one after another.
+    /// rustls wants its source of randomness to live for ever, and a world does not.
     static GENERATORS: RefCell<Vec<Prng>> = const { RefCell::new(Vec::new()) };
 }
 
