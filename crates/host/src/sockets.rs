@@ -267,6 +267,8 @@ impl Host {
     /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
     /// reset (RFC 2525 section 2.17).
     pub fn close(&mut self, now: Instant, socket: SocketId) {
+        // What is left may be the end that the peer said, and no data.
+        self.session_turn(now, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
         let state = conn.state;

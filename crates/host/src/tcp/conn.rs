@@ -345,15 +345,17 @@ impl Connection {
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
-        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
+        // The device holds content of a record that has left in part, too.
+        let sent = spans.record_end(sent.min(end));
+        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
         // The device holds bytes from when they leave: a release that overtook them would leave
         // them held for ever.
         let mut waiting = Vec::new();
-        spans.advance(sent.min(end), |file, offset, len| waiting.push((file, offset, len)));
+        spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
         self.snd.waiting = (!waiting.is_empty()).then(|| waiting.into_boxed_slice());
         // What was queued and never handed over is released without a word to the device.
         spans.advance(end, |file, offset, len| {

@@ -462,8 +462,12 @@ impl Connection {
         if len % self.snd.mss != 0 {
             self.snd.small_end = start + u64::from(len);
         }
-        let bytes: u64 =
-            parts.iter().filter_map(|p| p.extent()).map(|extent| u64::from(extent.len)).sum();
+        // What precedes the transmit in its record was asked for before.
+        let new = |part: &Part| {
+            let prefix = if let Part::Sealed(sealed) = part { sealed.prefix } else { 0 };
+            part.extent().map(|extent| u64::from(extent.len.saturating_sub(prefix)))
+        };
+        let bytes: u64 = parts.iter().filter_map(new).sum();
         self.snd.file_bytes += bytes;
         cx.out.counters.file_offload_bytes += bytes;
     }

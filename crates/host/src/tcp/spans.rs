@@ -206,6 +206,16 @@ impl SpanMap {
         }
     }
 
+    /// The end of the record that has bytes before and behind `position`; `position` where there is
+    /// none.
+    pub(crate) fn record_end(&self, position: u64) -> u64 {
+        let Some(span) = self.spans.get(self.index_of(position)) else { return position };
+        let Some(run) = span.records.as_ref().map(|records| records.run) else { return position };
+        let start = span.end - run.wire_len();
+        let place = run.place(position.saturating_sub(start));
+        if place.offset == 0 { position } else { start + run.start_of(place.index + 1) }
+    }
+
     /// Collects the sources of `len` bytes from `position`; gives how many of them can be sent now
     /// (fewer where the host has not read them yet). `sealer` has the keys of the records among
     /// them.

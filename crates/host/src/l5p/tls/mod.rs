@@ -40,10 +40,11 @@ use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;
 use crate::tcp::spans::Source;
+use crate::tcp::state::State;
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;
-use receive::Clear;
+use receive::{Clear, Step};
 pub use record::Alert;
 use record::{CONTENT_BYTES_MAX, Version, content};
 use sealer::{Records, Sealer};
@@ -279,7 +280,9 @@ impl Session {
         }
         self.consume_clear(rcv, out, bytes);
         if self.clear.is_none() {
-            let _ready_or_not = self.step(rcv, out, buffer, true);
+            // Who read the last byte is told at once that it was.
+            let step = self.step(rcv, out, buffer, true);
+            self.peer_ended |= matches!(step, Step::Control { .. });
         }
     }
 
@@ -341,6 +344,9 @@ impl Session {
             self.receive(conn, cx);
             self.follow(conn, cx);
             self.transmit(conn, cx);
+        } else if matches!(conn.state, State::TimeWait | State::Closed) {
+            // What came before the end can still be read.
+            self.receive(conn, cx);
         }
     }
 
@@ -426,7 +432,9 @@ impl Session {
         };
         self.tx_refused = refused;
         let end = conn.snd.spans.end();
-        let context = refused.is_none().then(|| cx.out.new_context());
+        // Nothing follows a FIN that would be sealed.
+        let wanted = refused.is_none() && conn.state.may_write();
+        let context = wanted.then(|| cx.out.new_context());
         if let Some(context) = context {
             let create = L5oCreate {
                 context,
@@ -448,6 +456,9 @@ impl Session {
 
     /// Asks the device for a context that opens from the first record on whose header has not come.
     fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        if !conn.state.is_synchronized() {
+            return;
+        }
         let next = self.boundaries(&conn.rcv).and_then(Iterator::last);
         if let (Some(next), Some(offload)) = (next, &mut self.offload) {
             offload.install(conn, cx, next);

@@ -174,10 +174,10 @@ impl RxOffload {
         self.context == Ok(context)
     }
 
-    /// Gives the context back.
+    /// Gives the context back. What it opened may still have to be undone: the application reads
+    /// what came before the end when it likes.
     pub(super) fn release(&mut self, out: &mut Outbox) {
-        self.forget_context(Some(out), 0, Refusal::Disabled);
-        self.old.clear();
+        self.forget_context(Some(out), u64::MAX, Refusal::Disabled);
     }
 
     fn keys_of(&self, context: L5oId) -> Option<&Arc<Keys>> {

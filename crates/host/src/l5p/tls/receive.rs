@@ -22,6 +22,9 @@ use crate::tcp::rcv::Receive;
 /// before the record is opened as any other.
 const PADDING_MAX: usize = 32;
 
+/// An alert's level and what it says: RFC 8446 section 6.
+const ALERT_BYTES: usize = 2;
+
 /// Content that is read where it lies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clear {
@@ -62,8 +65,8 @@ impl Session {
         }
     }
 
-    /// Looks at the record in front, where it may be one that the device opened. One that carries
-    /// something else than the application's bytes is left alone where `data_only`.
+    /// Looks at the record in front, where it may be one that the device opened. Where `data_only`,
+    /// one that carries neither the application's bytes nor their end is left alone.
     pub(super) fn step(
         &mut self,
         rcv: &mut Receive,
@@ -105,7 +108,12 @@ impl Session {
             return Step::Copy;
         };
         let is_data = kind == content::APPLICATION_DATA && content > 0 && open.message.is_empty();
-        if data_only && !is_data {
+        let front = framing.front();
+        let ends = kind == content::ALERT && content == ALERT_BYTES && {
+            let mut alert = [0; ALERT_BYTES];
+            rcv.copy_to(front, &mut alert) && alert[1] == Alert::CloseNotify as u8
+        };
+        if data_only && !is_data && !ends {
             return Step::Wait;
         }
         if open.rx.advance().is_err() {
@@ -116,7 +124,6 @@ impl Session {
         counters.tls_rx_records += 1;
         counters.tls_rx_records_full += 1;
         self.rx_records[0] += 1;
-        let front = framing.front();
         if is_data {
             open.empty_records = 0;
             counters.tls_rx_bytes += content as u64;
