@@ -506,7 +506,7 @@ impl Session {
     ) {
         let counters = &mut cx.out.counters;
         if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
-            offload.lost(conn.rcv.edge(), why);
+            offload.refused(why);
             counters.tls_rx_sw += 1;
             counters.tls_rx_device_refused += 1;
         } else if conn.snd.sealer.as_ref().is_some_and(|s| s.context() == Some(context)) {

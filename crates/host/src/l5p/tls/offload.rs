@@ -154,6 +154,11 @@ impl RxOffload {
         self.keys = keys;
     }
 
+    /// The device would not have the context: it never did anything.
+    pub(super) fn refused(&mut self, why: Refusal) {
+        self.context = Err(why);
+    }
+
     /// The device has no context any more.
     pub(super) fn lost(&mut self, edge: u64, why: Refusal) {
         self.forget_context(None, edge, why);
