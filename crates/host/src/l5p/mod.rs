@@ -91,8 +91,7 @@ impl Host {
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         if let (Some(conn), Some(session)) = (slot.conn.as_deref_mut(), slot.session.as_deref_mut())
         {
-            let buffer = self.config.tcp.receive_bytes_max as usize;
-            session.consume(&mut conn.rcv, &mut self.out, buffer, bytes);
+            session.consume(conn, &mut self.out, &self.config.tcp, bytes);
         }
     }
 

@@ -35,6 +35,7 @@ use wire::tls::Run;
 use zeroize::Zeroizing;
 
 use crate::api::{Readiness, SocketError, TlsInfo};
+use crate::config::TcpConfig;
 use crate::files::Files;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
@@ -264,9 +265,9 @@ impl Session {
     /// it needs no work.
     pub(crate) fn consume(
         &mut self,
-        rcv: &mut Receive,
+        conn: &mut Connection,
         out: &mut Outbox,
-        buffer: usize,
+        config: &TcpConfig,
         bytes: usize,
     ) {
         if let Some(front) = self.plain.front_mut() {
@@ -278,10 +279,11 @@ impl Session {
             }
             return;
         }
-        self.consume_clear(rcv, out, bytes);
+        self.consume_clear(&mut conn.rcv, out, bytes);
         if self.clear.is_none() {
             // Who read the last byte is told at once that it was.
-            let step = self.step(rcv, out, buffer, true);
+            let room = receive::record_room(conn, config);
+            let step = self.step(&mut conn.rcv, out, room, true);
             self.peer_ended |= matches!(step, Step::Control { .. });
         }
     }

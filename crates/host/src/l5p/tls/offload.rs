@@ -69,7 +69,7 @@ pub(super) struct RxOffload {
     /// Position that the device asks about.
     asked: Option<u64>,
     log: Option<Box<Log>>,
-    /// Records in a row of which the device opened nothing.
+    /// Records in a row that the device did not open whole.
     unopened: u32,
     /// How many of them make the next hint.
     hint_at: u32,
@@ -282,8 +282,8 @@ impl RxOffload {
     }
 
     /// Counts a record for the hints of [`ResyncMode::NextHint`].
-    pub(super) const fn note_record(&mut self, touched: bool) {
-        if touched {
+    pub(super) const fn note_record(&mut self, whole: bool) {
+        if whole {
             (self.unopened, self.hint_at) = (0, HINT_AFTER.0);
         } else {
             self.unopened = self.unopened.saturating_add(1);

@@ -13,6 +13,7 @@ use wire::tls::Framing;
 use super::offload::Boundary;
 use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
 use super::{PLAIN_BYTES_MAX, Session, Stage};
+use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
@@ -52,7 +53,8 @@ impl Session {
             && self.clear.is_none()
             && conn.rcv.ready_bytes() > 0
         {
-            match self.step(&mut conn.rcv, cx.out, cx.config.receive_bytes_max as usize, false) {
+            let room = record_room(conn, cx.config);
+            match self.step(&mut conn.rcv, cx.out, room, false) {
                 Step::Clear => conn.modes.notify = true,
                 Step::Control { kind, text } => {
                     if let Err(alert) = self.handle_content(conn, cx, kind, text) {
@@ -71,7 +73,7 @@ impl Session {
         &mut self,
         rcv: &mut Receive,
         out: &mut Outbox,
-        buffer: usize,
+        room: usize,
         data_only: bool,
     ) -> Step {
         if rcv.ready_bytes() < self.awaited && !rcv.finished() {
@@ -92,7 +94,7 @@ impl Session {
         let whole = len.is_some_and(|len| rcv.ready_bytes() >= len);
         if !whole {
             // What cannot come any more, or not at once, is no reason to wait.
-            let fits = len.unwrap_or(0) <= buffer / 2;
+            let fits = len.unwrap_or(0) <= room;
             let waits = fits && (len.is_some() || !here) && !rcv.finished();
             if !waits {
                 return Step::Copy;
@@ -187,7 +189,7 @@ impl Session {
     /// Counts a record that the host opened.
     pub(super) fn note_copied(&mut self, counters: &mut HostCounters) {
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else { return };
-        offload.note_record(self.undone);
+        offload.note_record(false);
         if self.undone {
             counters.tls_rx_records_partial += 1;
             self.rx_records[1] += 1;
@@ -242,6 +244,13 @@ impl Session {
         };
         Some(core::iter::successors(Some(first), follow))
     }
+}
+
+/// Bytes that a peer can surely send before any of them is read: the window may lag by a segment,
+/// and by what its scale rounds.
+pub(super) fn record_room(conn: &Connection, config: &TcpConfig) -> usize {
+    let lag = conn.snd.mss.saturating_add(1 << conn.rcv.scale);
+    config.receive_bytes_max.saturating_sub(lag) as usize
 }
 
 /// Takes bytes off the front.
