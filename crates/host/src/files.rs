@@ -273,8 +273,8 @@ impl Files {
         !entry.closed
     }
 
-    /// Asks the disk for bytes that the send stream of `flow` needs. Says whether it was asked; where the file has to be opened first it was not, and [`FileWork::Reopened`]
-    /// follows.
+    /// Asks the disk for bytes that the send stream of `flow` needs. Says whether it was asked;
+    /// where the file has to be opened first it was not, and [`FileWork::Reopened`] follows.
     pub(crate) fn read(&mut self, out: &mut Outbox, flow: FlowId, unread: &Unread) -> bool {
         let &Unread { at: position, file, offset, bytes, least } = unread;
         let disk = match self.entry(file).map(|entry| &entry.disk) {

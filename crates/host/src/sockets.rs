@@ -66,8 +66,9 @@ impl Host {
         Ok(ListenerId(id))
     }
 
-    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where the
-    /// device does not seal, files that are opened from now on are read by the host, which does.
+    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where
+    /// the device does not seal, files that are opened from now on are read by the host, which
+    /// does.
     ///
     /// # Errors
     /// As [`Self::listen`].

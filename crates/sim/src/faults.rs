@@ -191,7 +191,8 @@ pub(crate) struct Tls {
     pub(crate) v12: bool,
     /// Which AEAD.
     pub(crate) suite: usize,
-    /// How often keys change, where TLS 1.3 changes them often: which of [`crate::tls::KEY_RECORDS`].
+    /// How often keys change, where TLS 1.3 changes them often: which of
+    /// [`crate::tls::KEY_RECORDS`].
     pub(crate) key_records: Option<usize>,
     pub(crate) server: TlsDevice,
     pub(crate) client: TlsDevice,

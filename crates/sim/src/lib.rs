@@ -194,8 +194,8 @@ pub fn check_seed(seed: u64) -> Outcome {
 
 /// Runs a seed with all TLS offload and with none: where nothing in it depends on timing both must
 /// give the applications the same bytes, and where nothing happens to packets either the wire, too.
-/// Gives the run with offload, with whatever differed as its violation; none where the seed speaks no
-/// TLS.
+/// Gives the run with offload, with whatever differed as its violation; none where the seed speaks
+/// no TLS.
 #[must_use]
 pub fn check_tls(seed: u64) -> Option<Outcome> {
     let scenario = Scenario::draw(seed);

@@ -82,8 +82,8 @@ pub(crate) struct Report {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) rows: Vec<Row>,
-    /// Hash over when the answers were made, as they said: runs in which it differs have other bytes
-    /// on the wire.
+    /// Hash over when the answers were made, as they said: runs in which it differs have other
+    /// bytes on the wire.
     pub(crate) dates: u64,
     /// The first thing that was wrong: the run ends there.
     pub(crate) violation: Option<Violation>,

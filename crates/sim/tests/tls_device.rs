@@ -10,8 +10,8 @@ use abi::{Checksum, Refusal};
 use base::Instant;
 use bytes::Bytes;
 use host::{
-    Alert, Cidr, Config, Host, Listen, Notice, SocketError, SocketId, TlsDirection, TlsInfo, TlsKeys,
-    TlsVersion,
+    Alert, Cidr, Config, Host, Listen, Notice, SocketError, SocketId, TlsDirection, TlsInfo,
+    TlsKeys, TlsVersion,
 };
 use nic::{Device, DeviceConfig, L5oConfig};
 use wire::Endpoint;
@@ -36,8 +36,7 @@ impl End {
         let caps = WireCaps { segmentation: false, checksum: true, mtu: 1500 };
         let device = Device::new(config, caps);
         let addr = [10, 0, 0, number].into();
-        let config =
-            Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
+        let config = Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
         let host = Host::new(config, &device.capabilities(), number.into());
         Self { host, device, socket: None, read: Vec::new() }
     }
@@ -306,7 +305,10 @@ fn resets_in_mid_record() {
         world.wait_for(want.len());
         assert_eq!(world.server.read, want);
         assert_eq!(world.server.count("tls_decrypt_error"), 0);
-        assert_eq!((world.client.tls().tx_offload, world.server.tls().rx_offload), (Ok(()), Ok(())));
+        assert_eq!(
+            (world.client.tls().tx_offload, world.server.tls().rx_offload),
+            (Ok(()), Ok(()))
+        );
         let before = world.server.count("tls_rx_records_full");
         let sealed = world.client.count("tx_tls_encrypted_bytes");
         // Within a bound: what is sent next finds the place again, what follows is opened.

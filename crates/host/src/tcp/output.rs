@@ -384,7 +384,8 @@ impl Connection {
         }
         let segment = self.data_segment(cx, start, len, fin, again);
         let from_file = parts.iter().any(|p| p.extent().is_some());
-        // Of content that precedes the transmit in its record, the device holds the buffers already.
+        // Of content that precedes the transmit in its record, the device holds the buffers
+        // already.
         let recovers = parts.iter().any(|p| matches!(p, Part::Sealed(s) if s.prefix > 0));
         cx.out.counters.tls_tx_recoveries += u64::from(recovers);
         // While something of this connection waits for a disk, what follows waits behind it.

@@ -142,8 +142,8 @@ pub(crate) struct TcpPayload {
     pub(crate) range: Range<usize>,
 }
 
-/// The payload of a TCP packet, if the frame is one and has any. Those that open a connection, reset
-/// it or have urgent bytes are left alone.
+/// The payload of a TCP packet, if the frame is one and has any. Those that open a connection,
+/// reset it or have urgent bytes are left alone.
 pub(crate) fn tcp_payload(bytes: &[u8]) -> Option<TcpPayload> {
     let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
     if ip.protocol != protocol::TCP {

@@ -1,5 +1,5 @@
-//! Opening on receive under loss, reordering, duplication and forgery: what is claimed is right, what
-//! is not opened is as it came, and offloading comes back.
+//! Opening on receive under loss, reordering, duplication and forgery: what is claimed is right,
+//! what is not opened is as it came, and offloading comes back.
 
 use abi::crypto::Suite;
 use abi::l5o::{ResyncMode, ResyncRequest};

@@ -32,8 +32,8 @@ pub(super) struct Place {
     pub(super) content: Vec<u8>,
 }
 
-/// What the host knows of a byte that came: the number, offset and explicit nonce under which it was
-/// opened, or nothing.
+/// What the host knows of a byte that came: the number, offset and explicit nonce under which it
+/// was opened, or nothing.
 type Under = Option<(u64, u32)>;
 
 /// Device, sender and host.
@@ -219,8 +219,8 @@ impl Flow {
         })
     }
 
-    /// Records that the host has by the device alone. Those verified must be right where the host has
-    /// each byte under their number.
+    /// Records that the host has by the device alone. Those verified must be right where the host
+    /// has each byte under their number.
     pub(super) fn offloaded(&self) -> usize {
         let mut count = 0;
         for (nth, record) in self.records.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two) run client, link, device and host in one thread in
-//! turn ([`accounted`]) and sum each part's cycles apart. Live ones ([`serve_live`]) run the
-//! program as users do, beside another program, in one run. Every claim is a ratio measured in one
-//! run, because machines differ.
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two) run client, link, device and
+//! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
+//! ([`serve_live`]) run the program as users do, beside another program, in one run. Every claim is
+//! a ratio measured in one run, because machines differ.
 
 mod accounted;
 mod client;

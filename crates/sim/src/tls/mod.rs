@@ -1,9 +1,9 @@
 //! TLS in a world: handshakes that a seed decides, and who does the record layer's work.
 //!
-//! rustls asks its provider for every random byte; here these come from generators that the
-//! world's seed feeds ([`begin`]), as do the keys of the key exchange. Ed25519 signatures have no
-//! randomness in them, tickets and resumption are off, and time stands still. So a seed gives the same
-//! ciphertext in every run: what differs between two runs of the same seed is a finding.
+//! rustls asks its provider for every random byte; here these come from generators that the world's
+//! seed feeds ([`begin`]), as do the keys of the key exchange. Ed25519 signatures have no
+//! randomness in them, tickets and resumption are off, and time stands still. So a seed gives the
+//! same ciphertext in every run: what differs between two runs of the same seed is a finding.
 //!
 //! Each session of a client has a generator of its own, and the server draws the same for every
 //! connection (the client's key share makes the keys different). The bytes of a connection depend

@@ -13,12 +13,15 @@
 //!
 //! It does not resume with early data (0-RTT is never offered), renegotiate, or compress.
 
+mod api;
+mod contexts;
 mod handshake;
 mod offload;
 mod open;
 mod receive;
 mod record;
 pub(crate) mod sealer;
+mod transmit;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -26,13 +29,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
-use abi::{Op, Refusal};
+use abi::Refusal;
+use abi::crypto::CryptoProvider;
 use bytes::{Buf as _, Bytes};
-use rustls::pki_types::ServerName;
-use wire::tls::Run;
-use zeroize::Zeroizing;
 
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
@@ -42,92 +41,19 @@ use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;
 use crate::tcp::spans::Source;
 use crate::tcp::state::State;
+pub use api::{TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;
 use receive::{Clear, Step};
 pub use record::Alert;
-use record::{CONTENT_BYTES_MAX, Version, content};
-use sealer::{Records, Sealer};
-pub use wire::tls::Version as TlsVersion;
+use record::{Version, content};
+use sealer::Sealer;
 
 /// Opened bytes that wait to be read before the connection's window is left to close.
 const PLAIN_BYTES_MAX: usize = 64 * 1024;
 /// Records without content in a row: they cost us and carry nothing. OpenSSL has the same limit.
 const EMPTY_RECORDS_MAX: u8 = 32;
-
-/// What a listener needs to speak TLS.
-#[derive(Clone)]
-pub struct TlsServer {
-    /// Certificates, versions, suites, ALPN and tickets. Secrets have to be extractable
-    /// (`enable_secret_extraction`).
-    pub config: Arc<rustls::ServerConfig>,
-    /// What seals and opens.
-    pub crypto: Arc<dyn CryptoProvider>,
-}
-
-/// What a connection that we open needs to speak TLS.
-#[derive(Clone)]
-pub struct TlsClient {
-    /// Roots, versions, suites and ALPN. Secrets have to be extractable
-    /// (`enable_secret_extraction`).
-    pub config: Arc<rustls::ClientConfig>,
-    /// Whom the certificate has to name.
-    pub name: ServerName<'static>,
-    /// What seals and opens.
-    pub crypto: Arc<dyn CryptoProvider>,
-}
-
-/// Keys that somebody else has agreed on: what `TLS_TX` and `TLS_RX` take of `SOL_TLS`. Without the
-/// secrets that they come from they cannot change: a peer's `KeyUpdate` ends the session.
-pub struct TlsKeys {
-    /// Which record layer.
-    pub version: TlsVersion,
-    /// Which AEAD.
-    pub suite: Suite,
-    /// What we send.
-    pub tx: TlsDirection,
-    /// What the peer sends.
-    pub rx: TlsDirection,
-    /// What seals and opens.
-    pub crypto: Arc<dyn CryptoProvider>,
-}
-
-/// Keys of one direction.
-pub struct TlsDirection {
-    /// Its first [`Suite::key_bytes`] count.
-    key: Zeroizing<[u8; 32]>,
-    iv: [u8; NONCE_BYTES],
-    number: u64,
-}
-
-impl TlsDirection {
-    /// A key, of which the first [`Suite::key_bytes`] count; what nonces are made from; the number
-    /// of the next record.
-    #[must_use]
-    pub fn new(key: &[u8; 32], iv: [u8; NONCE_BYTES], number: u64) -> Self {
-        Self { key: Zeroizing::new(*key), iv, number }
-    }
-}
-
-impl fmt::Debug for TlsKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No key.
-        f.debug_struct("TlsKeys").field("suite", &self.suite).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for TlsClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsClient").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for TlsServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsServer").finish_non_exhaustive()
-    }
-}
 
 /// What was written and is not yet sealed.
 enum Piece {
@@ -423,117 +349,6 @@ impl Session {
         conn.modes.notify = true;
     }
 
-    /// Asks the device for a context that seals from the next record on; the keys are kept with the
-    /// stream in any case.
-    fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        let Stage::Open(open) = &self.stage else { return };
-        let refused = match cx.out.l5o {
-            Ok(limits) if limits.tls_tx => None,
-            Ok(_) => Some(Refusal::NotSupported),
-            Err(why) => Some(why),
-        };
-        self.tx_refused = refused;
-        let end = conn.snd.spans.end();
-        // Nothing follows a FIN that would be sealed.
-        let wanted = refused.is_none() && conn.state.may_write();
-        let context = wanted.then(|| cx.out.new_context());
-        if let Some(context) = context {
-            let create = L5oCreate {
-                context,
-                flow: conn.flow,
-                direction: Direction::Transmit,
-                tcpsn: conn.seq(end),
-                state: L5oState::Tls(open.tx.keys.state(open.tx.number)),
-            };
-            cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
-            cx.out.counters.tls_tx_device += 1;
-        }
-        let Some(sealer) = &mut conn.snd.sealer else { return };
-        if sealer.has(&open.tx.keys) {
-            context.into_iter().for_each(|context| sealer.renew(context));
-        } else {
-            sealer.push(open.tx.keys.clone(), context, end);
-        }
-    }
-
-    /// Asks the device for a context that opens from the first record on whose header has not come.
-    fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
-        if !conn.state.is_synchronized() {
-            return;
-        }
-        let next = self.boundaries(&conn.rcv).and_then(Iterator::last);
-        if let (Some(next), Some(offload)) = (next, &mut self.offload) {
-            offload.install(conn, cx, next);
-        }
-    }
-
-    /// Keeps the device in step with what was received.
-    fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
-        let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
-        let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
-        if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
-            if let Some(&at) = boundaries.peek() {
-                offload.advance(at);
-            }
-            offload.answer(conn, cx, drained, boundaries);
-        }
-        let install = offload.is_to_install();
-        self.offload = Some(offload);
-        if install {
-            self.install_rx(conn, cx);
-        }
-    }
-
-    /// `l5o_resync_rx_req`: the device asks where a record begins.
-    pub(crate) fn handle_resync(
-        &mut self,
-        conn: &Connection,
-        cx: &mut Cx<'_>,
-        context: L5oId,
-        request: ResyncRequest,
-    ) {
-        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
-            offload.handle_request(conn, cx, request);
-            self.follow(conn, cx);
-        }
-    }
-
-    /// The device refused a context.
-    pub(crate) fn handle_refused(
-        &mut self,
-        conn: &mut Connection,
-        cx: &mut Cx<'_>,
-        context: L5oId,
-        why: Refusal,
-    ) {
-        let counters = &mut cx.out.counters;
-        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
-            offload.refused(why);
-            counters.tls_rx_sw += 1;
-            counters.tls_rx_device_refused += 1;
-        } else if conn.snd.sealer.as_ref().is_some_and(|s| s.context() == Some(context)) {
-            self.tx_refused = Some(why);
-            counters.tls_tx_sw += 1;
-            counters.tls_tx_device_refused += 1;
-        }
-        conn.lose_context(cx, context);
-    }
-
-    /// The device lost everything: what was under way is the host's, what follows the device's
-    /// again.
-    pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if !matches!(self.stage, Stage::Open(_)) || !conn.state.is_synchronized() {
-            return;
-        }
-        if let Some(offload) = &mut self.offload {
-            offload.lost(conn.rcv.edge(), Refusal::DeviceReset);
-        }
-        if conn.state.may_write() {
-            self.install_tx(conn, cx);
-        }
-        self.install_rx(conn, cx);
-    }
-
     /// What `ss` shows.
     pub(crate) fn info(&self) -> Option<TlsInfo> {
         let Stage::Open(open) = &self.stage else { return None };
@@ -604,17 +419,6 @@ impl Session {
         Ok(())
     }
 
-    /// Changes our key: says so under the old one, and has the device seal with the new. Says
-    /// whether it could be changed.
-    fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
-        let Stage::Open(open) = &mut self.stage else { return false };
-        let changed = open.update_tx(&*self.crypto, conn, cx).is_some();
-        if changed {
-            self.install_tx(conn, cx);
-        }
-        changed
-    }
-
     /// RFC 8446 section 6, RFC 5246 section 7.2.
     fn handle_alert(
         &mut self,
@@ -643,94 +447,6 @@ impl Session {
 
     fn is_12(&self) -> bool {
         matches!(&self.stage, Stage::Open(open) if open.version == Version::Tls12)
-    }
-
-    /// Makes records of what was written, as far as the connection has room.
-    fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if self.shut && matches!(self.stage, Stage::Handshake(_) | Stage::Begin(_)) {
-            // Nobody waits for the handshake any more.
-            self.release(cx.out, cx.files);
-            conn.shutdown();
-        }
-        while let Some(piece) = self.queue.front_mut() {
-            let Stage::Open(open) = &mut self.stage else { return };
-            if !conn.state.may_write() || conn.snd.fin {
-                return;
-            }
-            if open.tx_left() == 0 && !matches!(piece, Piece::End) {
-                // RFC 8446 section 5.5.
-                if !self.rekey(conn, cx) {
-                    self.fail(conn, cx, Alert::InternalError);
-                }
-                continue;
-            }
-            // As much as the key may still seal.
-            let most = open.tx_left().saturating_mul(CONTENT_BYTES_MAX as u64);
-            match piece {
-                Piece::Memory(bytes) => {
-                    if conn.send_room(cx.config) == 0 {
-                        conn.modes.wants_room = true;
-                        return;
-                    }
-                    let here = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
-                    let text = bytes.split_to(here);
-                    self.queued_memory -= here;
-                    if bytes.is_empty() {
-                        self.queue.pop_front();
-                    }
-                    self.write(conn, cx, Source::Memory(text), here as u64);
-                }
-                Piece::File { source, left } => {
-                    let here = most.min(*left);
-                    *left -= here;
-                    let source = source.split_to(here);
-                    if *left == 0 {
-                        self.queue.pop_front();
-                    }
-                    self.write(conn, cx, source, here);
-                }
-                Piece::End => {
-                    self.queue.pop_front();
-                    open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
-                    conn.shutdown();
-                }
-            }
-        }
-    }
-
-    /// Appends content to the send stream as a run of records, or as records that the host has
-    /// sealed, where the device does not and the content is at hand.
-    fn write(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, source: Source, bytes: u64) {
-        let Stage::Open(open) = &mut self.stage else { return };
-        let framing = open.tx.keys.framing;
-        let run = Run {
-            content: bytes,
-            record_content: as_u32(CONTENT_BYTES_MAX),
-            overhead: as_u32(framing.overhead()),
-        };
-        let number = open.tx.number;
-        open.tx.number += run.records();
-        self.queued -= bytes;
-        cx.out.counters.tls_tx_records += run.records();
-        cx.out.counters.tls_tx_bytes += bytes;
-        let Some(sealer) = &mut conn.snd.sealer else { return };
-        let records = Records {
-            epoch: sealer.newest(),
-            number,
-            kind: content::APPLICATION_DATA,
-            run,
-            front: as_u32(framing.front()),
-        };
-        match source {
-            Source::Memory(text) if !sealer.is_offloaded(&records) => {
-                let sealed = sealer.seal(&records, &text);
-                conn.write_all(Bytes::from(sealed));
-            }
-            Source::Device { file, offset } if !sealer.is_offloaded(&records) => {
-                conn.snd.spans.push_records(Source::Unread { file, offset }, records);
-            }
-            source => conn.snd.spans.push_records(source, records),
-        }
     }
 
     /// Sends an alert, and ends.
@@ -776,9 +492,4 @@ impl Session {
             offload.release(out);
         }
     }
-}
-
-/// Sizes of records, all far below the limit.
-fn as_u32(value: usize) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
 }

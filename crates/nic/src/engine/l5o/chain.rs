@@ -2,9 +2,9 @@
 //! of them are incomplete.
 //!
 //! `rx` has a packet walked from its first byte to its last (`walk`). Messages whose boundaries are
-//! known need no order: their ranges are opened as they come, and the one that makes a message whole
-//! has its tag judged. Where a header lies in a hole, the chain may go on by
-//! assumption (`assume`): that messages stay as long as they were, that numbers follow each other.
+//! known need no order: their ranges are opened as they come, and the one that makes a message
+//! whole has its tag judged. Where a header lies in a hole, the chain may go on by assumption
+//! (`assume`): that messages stay as long as they were, that numbers follow each other.
 //!
 //! Invariants, on which the host relies:
 //! - one packet, one contiguous range; the rest is exactly as it came;
@@ -94,8 +94,8 @@ impl Chain {
         }
     }
 
-    /// More of a header was seen: if that is all of it, its length is known, or an assumption put to
-    /// the test. Says no where nothing is known any more from here on.
+    /// More of a header was seen: if that is all of it, its length is known, or an assumption put
+    /// to the test. Says no where nothing is known any more from here on.
     pub(super) fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
         let message = &mut self.list[index];
         if !message.seen.covers(0, HEADER) || (message.len != 0 && !message.assumed) {
@@ -279,8 +279,8 @@ impl Chain {
         }
     }
 
-    /// The paper's figure 8 (b): a packet beyond a hole has the next header. Its text is not opened,
-    /// but what follows it will be. `next` lies within the packet.
+    /// The paper's figure 8 (b): a packet beyond a hole has the next header. Its text is not
+    /// opened, but what follows it will be. `next` lies within the packet.
     pub(super) fn skip_to_header(&mut self, w: &mut Walk<'_>) {
         let next = self.next;
         self.cut(0, w.counters);

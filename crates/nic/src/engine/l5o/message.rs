@@ -1,8 +1,8 @@
 //! One message of which something is missing, and which bytes of it were seen.
 //!
 //! Called by `chain`. A message is *live* while its text is opened and added up, *dead* where only
-//! its place still counts: it is complete, or was given up. Dead neighbours become one. Invariant: a
-//! byte is added to a live message's sum once, and what is dead stays so.
+//! its place still counts: it is complete, or was given up. Dead neighbours become one. Invariant:
+//! a byte is added to a live message's sum once, and what is dead stays so.
 
 use abi::crypto::{Sum, TAG_BYTES};
 use base::SeqNum;

@@ -5,14 +5,15 @@
 //! 4.3). The protocol is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers and
 //! messages that have a front, a text and a trailer.
 //!
-//! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and with
-//! each received frame whose checksum is right. It does nothing by itself and keeps no payload.
+//! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and
+//! with each received frame whose checksum is right. It does nothing by itself and keeps no
+//! payload.
 //!
 //! Invariants: nothing of a transmit leaves unsealed; a received frame is opened in one contiguous
 //! range or is exactly as it came; memory is bounded by [`L5oConfig`]. Files: `cache` (the model of
-//! a NIC's memory), `output` and `source` (buffers and content of transmits), `tx`, `rx` (the states
-//! offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is known of
-//! the stream), `search`, `counters`.
+//! a NIC's memory), `output` and `source` (buffers and content of transmits), `tx`, `rx` (the
+//! states offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is
+//! known of the stream), `search`, `counters`.
 
 mod cache;
 mod chain;

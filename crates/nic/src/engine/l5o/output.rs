@@ -1,9 +1,9 @@
 //! Memory for what was sealed: buffers that go around.
 //!
-//! Content is never sealed where it lies, since host memory and file blocks are shared; it is sealed
-//! into a buffer from here, which the frames that leave then share. Once the wire has let go of
-//! them, the buffer is used again. Buffers of a size stand in the order in which they were lent, and
-//! the wire lets go about in that order, so the oldest is looked at first.
+//! Content is never sealed where it lies, since host memory and file blocks are shared; it is
+//! sealed into a buffer from here, which the frames that leave then share. Once the wire has let go
+//! of them, the buffer is used again. Buffers of a size stand in the order in which they were lent,
+//! and the wire lets go about in that order, so the oldest is looked at first.
 //!
 //! Bounded: [`Outputs::has_room`] says no while more than [`BYTES_MAX`] are lent. What a transmit
 //! that was taken before needs it gets nevertheless.

@@ -6,9 +6,9 @@
 //! *tracking* follows the lengths and counts headers, while the host is asked which number one of
 //! them has. A pattern that does not appear where it should leads back to scanning.
 //!
-//! Bounded: so many bytes and candidates a packet, one request under way, and packets left out after
-//! each refusal, so that headers forged in sealed text cost little and lead nowhere. A request that
-//! stays without answer is made again. Nothing is opened here.
+//! Bounded: so many bytes and candidates a packet, one request under way, and packets left out
+//! after each refusal, so that headers forged in sealed text cost little and lead nowhere. A
+//! request that stays without answer is made again. Nothing is opened here.
 
 use abi::l5o::{ResyncMode, ResyncRequest};
 use base::SeqNum;
@@ -395,8 +395,8 @@ impl Search {
     }
 }
 
-/// Follows lengths from a header at `at`, if there is one; none where there is something else. Gives
-/// where the next would be, the headers and the distance back to the last, if any.
+/// Follows lengths from a header at `at`, if there is one; none where there is something else.
+/// Gives where the next would be, the headers and the distance back to the last, if any.
 fn follow(keys: &Keys, bytes: &[u8], mut at: usize) -> Option<(usize, u64, Option<usize>)> {
     let (mut headers, mut last) = (1, None);
     while let Some(left) = bytes.get(at..).filter(|left| left.len() >= HEADER as usize) {

@@ -1,7 +1,7 @@
 //! Reads the payload of a transmit from its start to its end, over all its parts.
 //!
-//! Called while a transmit is sealed. It hands bytes out once; what is asked beyond the end reads as
-//! nothing and leaves the output as it is (plans are checked, so that this cannot happen).
+//! Called while a transmit is sealed. It hands bytes out once; what is asked beyond the end reads
+//! as nothing and leaves the output as it is (plans are checked, so that this cannot happen).
 
 use abi::port::{Payload, Payloads};
 

@@ -1,7 +1,7 @@
 //! The walk over a packet, from its first byte that is not old to its last.
 //!
-//! Called by `rx`; works on a [`Chain`]. Each message that the packet has bytes of is told apart: one
-//! that is whole is opened in one call, others by ranges, front, text and trailer each in their
+//! Called by `rx`; works on a [`Chain`]. Each message that the packet has bytes of is told apart:
+//! one that is whole is opened in one call, others by ranges, front, text and trailer each in their
 //! way; the range that makes a message whole has its tag judged. What is opened is one contiguous
 //! range: it ends where something has been seen before or is not to be opened, and of messages that
 //! begin behind only their headers are read.

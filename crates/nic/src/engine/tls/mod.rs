@@ -112,8 +112,8 @@ impl Keys {
         made.iter().zip(tag).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
     }
 
-    /// Opens a whole message in place. Where its tag is wrong it is as it was. `scratch` is room for
-    /// a copy.
+    /// Opens a whole message in place. Where its tag is wrong it is as it was. `scratch` is room
+    /// for a copy.
     pub(crate) fn open_whole(
         &self,
         number: u64,
