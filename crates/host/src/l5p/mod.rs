@@ -42,9 +42,7 @@ impl Host {
         id: SocketId,
         work: impl FnOnce(&mut Session, &mut Connection, &mut Cx<'_>) -> R,
     ) -> Option<R> {
-        self.table.get(id)?;
-        let slot = self.table.slots.get_mut(id.index())?;
-        let (conn, session) = (slot.conn.as_deref_mut()?, slot.session.as_deref_mut()?);
+        let (session, conn) = self.table.with_session(id)?;
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
         Some(work(session, conn, &mut cx))
@@ -85,19 +83,18 @@ impl Host {
 
     pub(crate) fn session_consume(&mut self, id: SocketId, bytes: usize) {
         // Room for more records: they are opened at the next event, or by the turn in `poll_op`.
-        if self.table.get(id).is_none() {
-            return;
-        }
-        let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
-        if let (Some(conn), Some(session)) = (slot.conn.as_deref_mut(), slot.session.as_deref_mut())
-        {
+        if let Some((session, conn)) = self.table.with_session(id) {
             session.consume(conn, &mut self.out, &self.config.tcp, bytes);
         }
     }
 
     pub(crate) fn session_send(&mut self, id: SocketId, bytes: Bytes) -> usize {
-        let room = self.table.get(id).map_or(0, |conn| conn.send_room(&self.config.tcp));
-        self.session_mut(id).map_or(0, |session| session.send(bytes, room))
+        let counters = &mut self.out.counters;
+        let config = &self.config.tcp;
+        match self.table.with_session(id) {
+            Some((session, conn)) => session.send(conn, counters, config, bytes),
+            None => 0,
+        }
     }
 
     /// # Errors
@@ -110,8 +107,8 @@ impl Host {
         len: u64,
     ) -> Result<(), SendError> {
         let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
-        if let Some(session) = self.session_mut(id) {
-            session.send_file(source, len);
+        if let Some((session, conn)) = self.table.with_session(id) {
+            session.send_file(conn, &mut self.out.counters, source, len);
         }
         Ok(())
     }

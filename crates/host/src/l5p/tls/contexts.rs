@@ -1,5 +1,5 @@
-//! A session's contexts on the device, from the host's side: asked for, refused, lost, and told where
-//! records begin.
+//! A session's contexts on the device, from the host's side: asked for, refused, lost, and told
+//! where records begin.
 //!
 //! Called by the session when keys change, and by the host for the device's events. What the device
 //! does for reception is kept in [`super::offload`], for sending in [`super::sealer`].

@@ -224,27 +224,6 @@ impl Session {
         self.queued
     }
 
-    /// Takes bytes to send, as many as fit in `room`; gives how many.
-    pub(crate) fn send(&mut self, mut bytes: Bytes, room: usize) -> usize {
-        let taken = bytes.len().min(room.saturating_sub(self.queued_memory));
-        if taken == 0 {
-            return 0;
-        }
-        bytes.truncate(taken);
-        self.queue.push_back(Piece::Memory(bytes));
-        self.queued += taken as u64;
-        self.queued_memory += taken;
-        taken
-    }
-
-    /// Takes part of a file to send, which the caller has counted as used.
-    pub(crate) fn send_file(&mut self, source: Source, len: u64) {
-        if len > 0 {
-            self.queue.push_back(Piece::File { source, left: len });
-            self.queued += len;
-        }
-    }
-
     /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
     pub(crate) fn shutdown(&mut self) -> bool {
         if !self.shut && !matches!(self.stage, Stage::Dead) {

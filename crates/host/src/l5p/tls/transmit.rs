@@ -1,6 +1,6 @@
 //! From what the application writes to records in the send stream.
 //!
-//! Called in a session's turn. Content becomes runs of records, described and not sealed, where the
+//! Called by the socket's calls, and in a session's turn for what had to wait. Content becomes runs of records, described and not sealed, where the
 //! device seals; else memory is sealed at once, and files when the host has read them. Keys change
 //! before they have sealed too much. Nothing is sent here: that is the connection's business.
 
@@ -10,10 +10,66 @@ use wire::tls::Run;
 use super::record::{Alert, CONTENT_BYTES_MAX, content};
 use super::sealer::Records;
 use super::{Piece, Session, Stage};
+use crate::config::TcpConfig;
+use crate::counters::HostCounters;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::spans::Source;
 
 impl Session {
+    /// Takes bytes to send, as many as there is room for; gives how many.
+    pub(crate) fn send(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        config: &TcpConfig,
+        mut bytes: Bytes,
+    ) -> usize {
+        let room = conn.send_room(config).saturating_sub(self.queued_memory);
+        let taken = bytes.len().min(room);
+        conn.modes.wants_room |= taken == room;
+        if taken == 0 {
+            return 0;
+        }
+        bytes.truncate(taken);
+        if self.is_to_write(conn, taken as u64) {
+            self.write(conn, counters, Source::Memory(bytes), taken as u64);
+        } else {
+            self.queue.push_back(Piece::Memory(bytes));
+            self.queued += taken as u64;
+            self.queued_memory += taken;
+        }
+        taken
+    }
+
+    /// Takes part of a file to send, which the caller has counted as used.
+    pub(crate) fn send_file(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        source: Source,
+        len: u64,
+    ) {
+        if len == 0 {
+            return;
+        }
+        if self.is_to_write(conn, len) {
+            self.write(conn, counters, source, len);
+        } else {
+            self.queue.push_back(Piece::File { source, left: len });
+            self.queued += len;
+        }
+    }
+
+    /// Whether so many bytes can be written at once: nothing waits before them, and the key may seal
+    /// them all.
+    fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
+        let Stage::Open(open) = &self.stage else { return false };
+        self.queue.is_empty()
+            && conn.state.may_write()
+            && !conn.snd.fin
+            && bytes.div_ceil(CONTENT_BYTES_MAX as u64) <= open.tx_left()
+    }
+
     /// Makes records of what was written, as far as the connection has room.
     pub(super) fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if self.shut && matches!(self.stage, Stage::Handshake(_) | Stage::Begin(_)) {
@@ -44,19 +100,21 @@ impl Session {
                     let here = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
                     let text = bytes.split_to(here);
                     self.queued_memory -= here;
+                    self.queued -= here as u64;
                     if bytes.is_empty() {
                         self.queue.pop_front();
                     }
-                    self.write(conn, cx, Source::Memory(text), here as u64);
+                    self.write(conn, &mut cx.out.counters, Source::Memory(text), here as u64);
                 }
                 Piece::File { source, left } => {
                     let here = most.min(*left);
                     *left -= here;
+                    self.queued -= here;
                     let source = source.split_to(here);
                     if *left == 0 {
                         self.queue.pop_front();
                     }
-                    self.write(conn, cx, source, here);
+                    self.write(conn, &mut cx.out.counters, source, here);
                 }
                 Piece::End => {
                     self.queue.pop_front();
@@ -69,7 +127,13 @@ impl Session {
 
     /// Appends content to the send stream as a run of records, or as records that the host has
     /// sealed, where the device does not and the content is at hand.
-    fn write(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, source: Source, bytes: u64) {
+    fn write(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        source: Source,
+        bytes: u64,
+    ) {
         let Stage::Open(open) = &mut self.stage else { return };
         let framing = open.tx.keys.framing;
         let run = Run {
@@ -79,9 +143,8 @@ impl Session {
         };
         let number = open.tx.number;
         open.tx.number += run.records();
-        self.queued -= bytes;
-        cx.out.counters.tls_tx_records += run.records();
-        cx.out.counters.tls_tx_bytes += bytes;
+        counters.tls_tx_records += run.records();
+        counters.tls_tx_bytes += bytes;
         let Some(sealer) = &mut conn.snd.sealer else { return };
         let records = Records {
             epoch: sealer.newest(),
