@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
-    TransmitDone,
+    TransmitDone, TransmitOutcome,
 };
-use base::{Alarms, Instant, Prng};
+use base::{Alarms, Duration, Instant, Prng};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
 use wire::tcp::Segment;
@@ -86,6 +86,7 @@ impl Host {
                 net: Net::new(&config, capabilities.mac, capabilities.mtu),
                 transmit_bytes_max: capabilities.transmit_bytes_max,
                 l5o: config.tls_offload.and(capabilities.l5o),
+                unsent: Vec::new(),
                 contexts: 0,
             },
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
@@ -156,8 +157,9 @@ impl Host {
                 self.with(now, id, Connection::handle_timeout);
             }
         }
-        let dropped = self.out.net.neighbors.handle_timeout(now);
-        self.out.counters.neighbor_drops += dropped as u64;
+        for dropped in self.out.net.neighbors.handle_timeout(now) {
+            self.out.give_up(&dropped);
+        }
         while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
             self.table.unroute(&remains.tuple, Place::TimeWait(slot));
         }
@@ -182,6 +184,10 @@ impl Host {
     /// The next operation for the device. Lets every connection that has something to send do so
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        while let Some((flow, tag)) = self.out.unsent.pop() {
+            let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
+            self.handle_transmit_done(now, TransmitDone { flow, tag, delay, outcome });
+        }
         // One connection at a time, so that the queue stays as short as what one of them sends.
         while self.out.ops.is_empty() {
             let Some(index) = self.dirty.pop_front() else { break };

@@ -8,7 +8,7 @@
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
-use base::Instant;
+use base::{Duration, Instant};
 use host::Host;
 use io::clock::cycles;
 use io::wire::{TxStatus, Wire};
@@ -233,6 +233,9 @@ impl Node {
 /// Two machines and the link between them.
 pub(crate) struct World {
     pub(crate) now: Instant,
+    /// What happens within this time is seen together, as with interrupt moderation; zero where
+    /// each thing is seen when it happens.
+    pub(crate) moderation: Duration,
     pub(crate) server: Node,
     pub(crate) client: Node,
 }
@@ -252,7 +255,7 @@ impl World {
             }
             let next = [self.server.poll_timeout(now), self.client.poll_timeout(now)];
             match next.into_iter().flatten().min() {
-                Some(at) => self.now = at.max(now),
+                Some(at) => self.now = at.max(now) + self.moderation,
                 None => return false,
             }
         }

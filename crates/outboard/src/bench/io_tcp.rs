@@ -457,7 +457,8 @@ pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<Wo
         disk(!setting.offload)?,
     );
     let client = client_node(client_wire, files, setting.connections);
-    Ok(World { now: base::Instant::from_millis(1000), server, client })
+    let moderation = Duration::ZERO;
+    Ok(World { now: base::Instant::from_millis(1000), moderation, server, client })
 }
 
 /// The machine that asks.

@@ -24,7 +24,7 @@ const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
 /// The paper's streams.
 const CONNECTIONS: u32 = 128;
 const WARM_BYTES: u64 = 24 << 20;
-const MEASURED_BYTES: u64 = 480 << 20;
+const MEASURED_BYTES: u64 = 240 << 20;
 /// A core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;
 
