@@ -145,8 +145,8 @@ impl Outbox {
         self.ops.push_back(Op::Transmit(plain(header, body)));
     }
 
-    /// A transmit never leaves: to its connection that is a loss like any other, but where an echo is
-    /// waited for there has to be one.
+    /// A transmit never leaves: to its connection that is a loss like any other, but where an echo
+    /// is waited for there has to be one.
     pub(crate) fn give_up(&mut self, transmit: &Transmit) {
         self.counters.neighbor_drops += 1;
         self.unsent.extend(transmit.echo.map(|tag| (transmit.flow, tag)));

@@ -1,8 +1,9 @@
 //! From what the application writes to records in the send stream.
 //!
-//! Called by the socket's calls, and in a session's turn for what had to wait. Content becomes runs of records, described and not sealed, where the
-//! device seals; else memory is sealed at once, and files when the host has read them. Keys change
-//! before they have sealed too much. Nothing is sent here: that is the connection's business.
+//! Called by the socket's calls, and in a session's turn for what had to wait. Content becomes runs
+//! of records, described and not sealed, where the device seals; else memory is sealed at once, and
+//! files when the host has read them. Keys change before they have sealed too much. Nothing is sent
+//! here: that is the connection's business.
 
 use bytes::Bytes;
 use wire::tls::Run;
@@ -60,8 +61,8 @@ impl Session {
         }
     }
 
-    /// Whether so many bytes can be written at once: nothing waits before them, and the key may seal
-    /// them all.
+    /// Whether so many bytes can be written at once: nothing waits before them, and the key may
+    /// seal them all.
     fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
         let Stage::Open(open) = &self.stage else { return false };
         self.queue.is_empty()
