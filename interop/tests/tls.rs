@@ -44,17 +44,52 @@ fn text(output: &Output) -> String {
 fn every_suite_of_both_versions() {
     let files = Files::new(TMP);
     let want = sha256(&files.fill("a.bin", 10_000_000));
-    let server = Server::start(files.path(), &["--tls"]);
-    let before = server.stat();
-    for offer in OFFERS {
-        assert_eq!(fetch(&server, offer), want, "{offer:?}");
+    for offload in ["all", "none", "tls-rx"] {
+        let server = Server::start(files.path(), &["--tls", "--offload", offload]);
+        let before = server.stat();
+        for offer in OFFERS {
+            assert_eq!(fetch(&server, offer), want, "{offer:?}");
+        }
+        let after = server.stat();
+        let moved = |name| after.moved(&before, name);
+        assert_eq!((moved("tls_handshakes"), moved("tls_handshake_failures")), (6, 0));
+        assert!(moved("tls_tx_bytes") > 60_000_000);
+        let seals = offload == "all";
+        let opens = offload != "none";
+        let (tx, rx) = (if seals { (6, 0) } else { (0, 6) }, if opens { (6, 0) } else { (0, 6) });
+        assert_eq!((moved("tls_tx_device"), moved("tls_tx_sw")), tx, "{offload}");
+        assert_eq!((moved("tls_rx_device"), moved("tls_rx_sw")), rx, "{offload}");
+        // Without the engine there is nobody to count.
+        let device = |name| if opens { moved(name) } else { 0 };
+        assert_eq!((device("tx_tls_ctx"), device("rx_tls_ctx")), (tx.0, rx.0), "{offload}");
+        assert_eq!(device("tx_tls_encrypted_bytes") > 60_000_000, seals, "{offload}");
+        assert_eq!(moved("file_offload_bytes") >= 60_000_000, seals, "to the wire by the device");
+        assert_eq!(moved("file_fallback_bytes") == 0, seals, "the host touches no body");
+        assert_eq!((moved("tls_alerts_sent"), device("tx_tls_drop_no_sync_data")), (0, 0));
     }
-    let after = server.stat();
-    let moved = |name| after.moved(&before, name);
-    assert_eq!((moved("tls_handshakes"), moved("tls_handshake_failures")), (6, 0));
-    assert_eq!((moved("tls_tx_sw"), moved("tls_rx_sw")), (6, 6));
-    assert!(moved("tls_tx_bytes") > 60_000_000, "sealed by the host");
-    assert_eq!((moved("file_offload_bytes"), moved("tls_alerts_sent")), (0, 0));
+}
+
+/// Requests on a connection that stands are opened by the device: each a record of its own.
+#[test]
+fn requests_are_opened_by_the_device() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "what was asked for\n");
+    let server = Server::start(files.path(), &["--tls"]);
+    for offer in OFFERS {
+        let before = server.stat();
+        let mut curl = server.command("curl");
+        curl.args(["--silent", "--insecure", "--max-time", "60"]).args(offer);
+        curl.args(["https://10.77.0.2/a.txt"; 20]);
+        let said = text(&run(&mut curl));
+        assert_eq!(said, "what was asked for\n".repeat(20), "{offer:?}");
+        let after = server.stat();
+        let moved = |name| after.moved(&before, name);
+        // The first may have come before the device knew the keys.
+        let full = moved("tls_rx_records_full");
+        assert!(full >= 18, "{offer:?}: {full} of {}", moved("tls_rx_records"));
+        assert!(moved("rx_tls_decrypted_packets") >= full, "{offer:?}");
+        assert_eq!((moved("rx_tls_err"), moved("tls_decrypt_error")), (0, 0), "{offer:?}");
+    }
 }
 
 #[test]
@@ -62,12 +97,22 @@ fn with_impairments() {
     let files = Files::new(TMP);
     let want = sha256(&files.fill("a.bin", 2_000_000));
     let faults = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01", "--corrupt", "0.005"];
-    let server = Server::start(files.path(), &[&["--tls"][..], &faults].concat());
-    for offer in OFFERS {
-        assert_eq!(fetch(&server, offer), want, "{offer:?}");
+    for offload in ["all", "none"] {
+        let options = [&["--tls", "--offload", offload][..], &faults].concat();
+        let server = Server::start(files.path(), &options);
+        for offer in OFFERS {
+            assert_eq!(fetch(&server, offer), want, "{offer:?}");
+        }
+        let stat = server.stat();
+        assert!(stat.get("tcp_retrans") > 0, "packets were lost");
+        assert_eq!(stat.get("tls_decrypt_error"), 0, "TCP's checksum found what was changed");
+        // What was lost was sealed again by the device, with what precedes it.
+        assert_eq!(stat.get("tls_tx_recoveries") > 0, offload == "all");
+        if offload == "all" {
+            assert!(stat.get("tx_tls_ooo") > 0);
+            assert_eq!(stat.get("tx_tls_drop_no_sync_data"), 0);
+        }
     }
-    assert!(server.stat().get("tcp_retrans") > 0, "packets were lost");
-    assert_eq!(server.stat().get("tls_decrypt_error"), 0, "TCP's checksum found what was changed");
 }
 
 /// OpenSSL's client: keys that change on request (`K` and `k`), and one session after the other.

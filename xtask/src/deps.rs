@@ -35,7 +35,7 @@ const RULES: &[Rule] = &[
     only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
     only(
         "abi",
-        &["base", "bytes", "loom", "smallvec"],
+        &["base", "bytes", "loom", "smallvec", "wire", "zeroize"],
         "the contract says how memory is shared and nothing about either side",
     ),
     only(
@@ -61,6 +61,7 @@ const RULES: &[Rule] = &[
             "smallvec",
             "thiserror",
             "wire",
+            "zeroize",
         ],
         "the host sees the contract and never the device or the OS",
     ),

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::l5o::L5oLimits;
+
 /// What a device offers. The host reads it once, before it opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
@@ -14,6 +16,8 @@ pub struct Capabilities {
     pub mac: [u8; 6],
     /// Limits of the file engine, or why there is none.
     pub file: Result<FileLimits, Refusal>,
+    /// Limits of the engine for protocols above TCP, or why there is none.
+    pub l5o: Result<L5oLimits, Refusal>,
 }
 
 /// Limits of the file engine.
@@ -42,6 +46,10 @@ pub enum Refusal {
     TableFull,
     /// What is sent has to be sealed first, and the host does that.
     Encrypted,
+    /// The device's engine does not know the protocol, its version or its cipher.
+    UnknownProtocol,
+    /// The peer changes its keys faster than contexts can follow.
+    KeysChangeTooOften,
     /// The device was reset and the state is not yet installed again.
     DeviceReset,
 }
@@ -53,6 +61,8 @@ impl fmt::Display for Refusal {
             Self::NotSupported => "the device has no such engine",
             Self::TableFull => "the device's table is full",
             Self::Encrypted => "encrypted by the host",
+            Self::UnknownProtocol => "the device does not know the protocol or its cipher",
+            Self::KeysChangeTooOften => "the peer changes its keys too often",
             Self::DeviceReset => "the device was reset",
         })
     }

@@ -2,6 +2,7 @@
 
 use base::Duration;
 
+use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
 use crate::{FileId, FlowId, PacketBuf, Refusal};
 
 /// One event, device to host.
@@ -16,6 +17,18 @@ pub enum Event {
     /// A read found that an open file is no longer what [`FileOpened`] said: nothing of it is sent
     /// any more. Who keeps the handle for later has to open the file again.
     FileChanged(FileId),
+    /// A context lost its place in what comes and asks where it is (`l5o_resync_rx_req`). Answered
+    /// by [`crate::Op::L5oResyncRxResp`].
+    L5oResyncRxReq {
+        /// Which.
+        context: L5oId,
+        /// Of which connection.
+        flow: FlowId,
+        /// What it asks.
+        request: ResyncRequest,
+    },
+    /// The answer to an [`crate::Op::L5oCreate`] that failed; one that did not is not answered.
+    L5oRefused(L5oRefused),
     /// The device lost all its state. The host goes on in software or installs everything again.
     Reset,
 }
@@ -24,7 +37,7 @@ pub enum Event {
 /// again.
 #[derive(Debug)]
 pub struct Received {
-    /// The frame, exactly as it came.
+    /// The frame, exactly as it came but for what `opened` says.
     pub packet: PacketBuf,
     /// What the device knows about the transport checksum.
     pub checksum: Checksum,
@@ -32,6 +45,8 @@ pub struct Received {
     pub flow_hash: u32,
     /// Payload bytes of each wire packet merged into this one; zero where it is a single packet.
     pub segment_size: u16,
+    /// What an engine opened in its payload; none where the frame is as it came.
+    pub opened: Option<Opened>,
 }
 
 /// Result of the receive checksum engine.

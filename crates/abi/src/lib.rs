@@ -21,6 +21,7 @@ mod caps;
 pub mod crypto;
 pub mod disk;
 mod event;
+pub mod l5o;
 mod op;
 mod packet;
 pub mod port;

@@ -2,8 +2,11 @@
 
 use alloc::boxed::Box;
 
+use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
+
+use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
 
 /// The host's name for a connection. The device compares it and gives it back, and reads nothing
 /// into it.
@@ -46,6 +49,22 @@ pub enum Op {
     /// These bytes of the file have reached a peer, or never will: their buffers may go (IO-TCP's
     /// `ACKD`).
     FileAck(FileExtent),
+    /// `l5o_create`: make a context.
+    L5oCreate(Box<L5oCreate>),
+    /// `l5o_destroy`: forget a context. Transmits already queued still complete.
+    L5oDestroy {
+        /// Which.
+        context: L5oId,
+    },
+    /// `l5o_resync_rx_resp`: the answer to a request, or, where the host speaks unasked, a hint.
+    L5oResyncRxResp {
+        /// Which.
+        context: L5oId,
+        /// Where the message begins that was asked for.
+        tcpsn: SeqNum,
+        /// Its number; none where no message begins there.
+        number: Option<u64>,
+    },
 }
 
 /// A range of a file.
@@ -67,6 +86,8 @@ pub enum Part {
     Host(Bytes),
     /// Bytes that the device reads.
     File(FileExtent),
+    /// Messages that the device makes out of content, and seals.
+    Sealed(Box<Sealed>),
 }
 
 impl Part {
@@ -78,6 +99,7 @@ impl Part {
             // GiB.
             Self::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
             Self::File(extent) => extent.len,
+            Self::Sealed(sealed) => sealed.len,
         }
     }
 
@@ -85,6 +107,19 @@ impl Part {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The range of a file that the device reads for it.
+    #[must_use]
+    pub fn extent(&self) -> Option<&FileExtent> {
+        match self {
+            Self::File(extent) => Some(extent),
+            Self::Sealed(sealed) => match &sealed.content {
+                Content::File(extent) => Some(extent),
+                Content::Host(_) => None,
+            },
+            Self::Host(_) => None,
+        }
     }
 }
 

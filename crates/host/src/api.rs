@@ -2,9 +2,11 @@
 
 use core::net::IpAddr;
 
+use abi::crypto::Suite;
 use abi::{FileFault, Refusal};
 use base::Duration;
 use wire::Endpoint;
+use wire::tls::Version as TlsVersion;
 
 pub use abi::{FileId, FileKind, FileStat};
 
@@ -154,6 +156,21 @@ pub enum SocketOption {
     UserTimeout(Duration),
 }
 
+/// What `outboard ss` shows of a connection's TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlsInfo {
+    /// Which record layer.
+    pub version: TlsVersion,
+    /// Which AEAD.
+    pub suite: Suite,
+    /// Whether the device seals, or why not.
+    pub tx_offload: Result<(), Refusal>,
+    /// Whether the device opens, or why not.
+    pub rx_offload: Result<(), Refusal>,
+    /// Received records that the device opened whole, in part, and not at all.
+    pub rx_records: [u64; 3],
+}
+
 /// What `outboard ss` shows of a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SocketInfo {
@@ -183,4 +200,6 @@ pub struct SocketInfo {
     pub retransmitted_bytes: u64,
     /// Whether file content is sent by the device, or why not.
     pub file_offload: Result<(), Refusal>,
+    /// TLS on it, once its handshake is over.
+    pub tls: Option<TlsInfo>,
 }

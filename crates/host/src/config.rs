@@ -48,6 +48,8 @@ pub struct Config {
     pub files_max: usize,
     /// Whether files are sent by the device, or why not.
     pub file_offload: Result<(), Refusal>,
+    /// Whether TLS records are sealed and opened by the device, as far as it can, or why not.
+    pub tls_offload: Result<(), Refusal>,
     /// TCP's choices.
     pub tcp: TcpConfig,
 }
@@ -61,6 +63,7 @@ impl Default for Config {
             connections_max: 65_536,
             files_max: 4_096,
             file_offload: Ok(()),
+            tls_offload: Ok(()),
             tcp: TcpConfig::default(),
         }
     }

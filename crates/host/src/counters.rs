@@ -127,6 +127,24 @@ base::counters! {
         tls_rx_records,
         /// Bytes of content in them.
         tls_rx_bytes,
+        /// Contexts that the device was asked for, to seal (Linux: `TlsTxDevice`).
+        tls_tx_device,
+        /// The same, to open (Linux: `TlsRxDevice`).
+        tls_rx_device,
+        /// Of those, the ones that it refused.
+        tls_tx_device_refused,
+        /// Of those, the ones that it refused.
+        tls_rx_device_refused,
+        /// Transmits that brought what precedes them in their record (`l5o_get_tx_msgstate`).
+        tls_tx_recoveries,
+        /// Records that the device opened and verified.
+        tls_rx_records_full,
+        /// Records of which the device opened some: the host sealed that again and opened them.
+        tls_rx_records_partial,
+        /// Records of which the device opened nothing, though there is a context.
+        tls_rx_records_none,
+        /// Times that the device was told where a record begins (Linux: `TlsRxDeviceResync`).
+        tls_rx_device_resync,
         /// Records that did not verify (Linux: `TlsDecryptError`).
         tls_decrypt_error,
         /// Changes of key that peers announced (Linux: `TlsRxRekeyReceived`).

@@ -18,28 +18,38 @@ use hashbrown::HashMap;
 
 use crate::hash::Keyed;
 use crate::outbox::Outbox;
-use crate::tcp::spans::Source;
+use crate::tcp::spans::{Source, Unread};
 
 /// Bytes that the host reads at a time on its own path.
 const READ_BYTES: u64 = 128 * 1024;
 
-/// Who reads a file.
+/// Who reads what is sent of a file from now on.
 #[derive(Debug)]
 enum Reader {
     Device,
-    /// The host, and why; the disk's handle once it is open.
-    Host(Refusal, Option<DiskFile>),
+    /// The host, and why.
+    Host(Refusal),
+}
+
+/// The file on the host's own disk.
+#[derive(Debug)]
+enum OnDisk {
+    No,
+    Opening,
+    Open(DiskFile),
 }
 
 #[derive(Debug)]
 struct Entry {
     path: Box<str>,
     reader: Reader,
+    /// Needed where the host reads, and where a connection has to seal what it sends itself.
+    disk: OnDisk,
     stat: Option<Result<FileStat, FileFault>>,
     /// Bytes that spans refer to.
     queued: u64,
     closed: bool,
-    /// Something in the device or on the disk may still answer for it.
+    /// The device may still answer for it.
     opening: bool,
 }
 
@@ -110,16 +120,17 @@ impl Files {
         let file = FileId(index);
         let reader = match self.offload {
             Ok(()) => Reader::Device,
-            Err(why) => Reader::Host(why, None),
+            Err(why) => Reader::Host(why),
         };
         let on_device = matches!(reader, Reader::Device);
         *self.entries.get_mut(index as usize)? = Some(Entry {
             path: path.into(),
             reader,
+            disk: OnDisk::No,
             stat: None,
             queued: 0,
             closed: false,
-            opening: true,
+            opening: on_device,
         });
         if on_device {
             out.ops.push_back(Op::FileOpen { file, path: path.into() });
@@ -133,6 +144,7 @@ impl Files {
         out.counters.file_fallback_opens += 1;
         let id = self.request(Pending::Open(file));
         let Some(entry) = self.entry(file) else { return };
+        entry.disk = OnDisk::Opening;
         let path = entry.path.clone();
         out.disk.push_back(DiskRequest::Open { id, path });
     }
@@ -176,16 +188,8 @@ impl Files {
         entry.queued += len;
         Some(match entry.reader {
             Reader::Device => Source::Device { file, offset },
-            Reader::Host(..) => Source::Unread { file, offset },
+            Reader::Host(_) => Source::Unread { file, offset },
         })
-    }
-
-    /// As [`Self::source`], for a session that needs the bytes themselves: only of a file that the
-    /// host reads.
-    pub(crate) fn source_on_host(&mut self, file: FileId, offset: u64, len: u64) -> bool {
-        let on_host = |e: &Entry| matches!(e.reader, Reader::Host(..));
-        self.entries.get(file.0 as usize).and_then(Option::as_ref).is_some_and(on_host)
-            && self.source(file, offset, len).is_some()
     }
 
     /// Bytes that a span referred to are not needed any more. `sent` says that the device was asked
@@ -216,18 +220,17 @@ impl Files {
     fn reap(&mut self, out: &mut Outbox, file: FileId) {
         let reading = self.reads_in_flight.contains_key(&file);
         let Some(entry) = self.entry(file) else { return };
-        if !entry.closed || entry.queued > 0 || entry.opening || reading {
+        let opening = entry.opening || matches!(entry.disk, OnDisk::Opening);
+        if !entry.closed || entry.queued > 0 || opening || reading {
             return;
         }
-        match entry.reader {
-            // One that was found changed is open as well: no open ends so.
-            Reader::Device if matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed))) => {
-                out.ops.push_back(Op::FileClose { file });
-            }
-            Reader::Host(_, Some(disk)) => {
-                out.disk.push_back(DiskRequest::Close { file: disk });
-            }
-            _ => {}
+        // One that was found changed is open as well: no open ends so.
+        let was_open = matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed)));
+        if matches!(entry.reader, Reader::Device) && was_open {
+            out.ops.push_back(Op::FileClose { file });
+        }
+        if let OnDisk::Open(disk) = entry.disk {
+            out.disk.push_back(DiskRequest::Close { file: disk });
         }
         self.entries[file.0 as usize] = None;
         self.free.push(file.0);
@@ -247,7 +250,8 @@ impl Files {
             return false;
         };
         if let Err(FileFault::Refused(why)) = opened.result {
-            entry.reader = Reader::Host(why, None);
+            entry.reader = Reader::Host(why);
+            entry.opening = false;
             self.open_on_host(out, opened.file);
             return false;
         }
@@ -269,28 +273,26 @@ impl Files {
         !entry.closed
     }
 
-    /// Asks the disk for bytes that the send stream of `flow` needs at `position`. Says whether it
-    /// was asked.
-    pub(crate) fn read(
-        &mut self,
-        out: &mut Outbox,
-        flow: FlowId,
-        position: u64,
-        file: FileId,
-        offset: u64,
-        span_bytes: u64,
-    ) -> bool {
-        let Some(Entry { reader: Reader::Host(_, Some(disk)), .. }) = self.entry(file) else {
-            return false;
+    /// Asks the disk for bytes that the send stream of `flow` needs. Says whether it was asked;
+    /// where the file has to be opened first it was not, and [`FileWork::Reopened`] follows.
+    pub(crate) fn read(&mut self, out: &mut Outbox, flow: FlowId, unread: &Unread) -> bool {
+        let &Unread { at: position, file, offset, bytes, least } = unread;
+        let disk = match self.entry(file).map(|entry| &entry.disk) {
+            Some(&OnDisk::Open(disk)) => disk,
+            Some(OnDisk::No) => {
+                self.open_on_host(out, file);
+                return false;
+            }
+            Some(OnDisk::Opening) | None => return false,
         };
-        let disk = *disk;
         let page = PAGE_BYTES as u64;
         let aligned = offset / page * page;
         // Up to the next boundary of a read, so that neighbours ask for the same blocks.
-        let stop = (aligned / READ_BYTES + 1) * READ_BYTES;
-        let want = span_bytes.min(stop - offset);
+        let stop = ((offset + least - 1) / READ_BYTES + 1) * READ_BYTES;
+        let within = stop - offset;
+        let want = if bytes > within { within / least * least } else { bytes };
         let pages = (offset + want - aligned).div_ceil(page);
-        // At most READ_BYTES: all three fit.
+        // At most READ_BYTES and a record: all three fit.
         let (Ok(skip), Ok(len), Ok(pages)) =
             (usize::try_from(offset - aligned), usize::try_from(want), usize::try_from(pages))
         else {
@@ -313,10 +315,7 @@ impl Files {
             DiskCompletion::Opened { id, result } => {
                 let Some(Pending::Open(file)) = self.pending.remove(&id) else { return None };
                 let entry = self.entry(file)?;
-                if let Reader::Host(_, disk) = &mut entry.reader {
-                    *disk = result.ok().map(|(disk, _)| disk);
-                }
-                entry.opening = false;
+                entry.disk = result.ok().map_or(OnDisk::No, |(disk, _)| OnDisk::Open(disk));
                 let result = result.map(|(_, stat)| stat);
                 let work = match entry.stat {
                     // What was sent so far is of the file as it was then.
@@ -324,8 +323,9 @@ impl Files {
                         let same = result.is_ok_and(|after| after.version == before.version);
                         let changed = (!same).then_some(FileFault::Changed);
                         let fault = result.err().or(changed);
-                        if let Some(fault) = fault {
-                            entry.stat = Some(Err(fault));
+                        if fault.is_some() {
+                            // Whatever the fault, the device may have the file open.
+                            entry.stat = Some(Err(FileFault::Changed));
                         }
                         FileWork::Reopened { file, fault }
                     }
@@ -379,7 +379,7 @@ impl Files {
     /// Whether the device sends this file, or why not.
     pub(crate) fn offload_of(&self, file: FileId) -> Result<(), Refusal> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref).map(|e| &e.reader) {
-            Some(Reader::Host(why, _)) => Err(*why),
+            Some(Reader::Host(why)) => Err(*why),
             _ => Ok(()),
         }
     }
@@ -393,9 +393,11 @@ impl Files {
             // One that the device could not open stays as it is.
             let failed = matches!(entry.stat, Some(Err(_)));
             if matches!(entry.reader, Reader::Device) && !failed {
-                entry.reader = Reader::Host(Refusal::DeviceReset, None);
-                entry.opening = true;
-                self.open_on_host(out, file);
+                entry.reader = Reader::Host(Refusal::DeviceReset);
+                entry.opening = false;
+                if matches!(entry.disk, OnDisk::No) {
+                    self.open_on_host(out, file);
+                }
             }
         }
     }

@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
-    TransmitDone,
+    TransmitDone, TransmitOutcome,
 };
-use base::{Alarms, Instant, Prng};
+use base::{Alarms, Duration, Instant, Prng};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
 use wire::tcp::Segment;
@@ -85,6 +85,9 @@ impl Host {
                 counters: HostCounters::default(),
                 net: Net::new(&config, capabilities.mac, capabilities.mtu),
                 transmit_bytes_max: capabilities.transmit_bytes_max,
+                l5o: config.tls_offload.and(capabilities.l5o),
+                unsent: Vec::new(),
+                contexts: 0,
             },
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
             table: Table::new(&mut prng),
@@ -117,6 +120,10 @@ impl Host {
                     self.notices.push_back(Notice::File(file));
                 }
             }
+            Event::L5oResyncRxReq { context, flow, request } => {
+                self.session_resync(now, flow, context, request);
+            }
+            Event::L5oRefused(refused) => self.session_refused(now, &refused),
             Event::Reset => self.handle_device_reset(now),
         }
     }
@@ -127,12 +134,7 @@ impl Host {
             Some(FileWork::Opened(file)) => self.notices.push_back(Notice::File(file)),
             Some(FileWork::Filled { flow, position, bytes }) => {
                 let id = SocketId::of_flow(flow);
-                let bytes = self.session_filled(now, id, bytes);
-                self.with(now, id, |conn, cx| {
-                    if let Some(bytes) = bytes {
-                        conn.handle_file_bytes(cx, position, bytes);
-                    }
-                });
+                self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, position, bytes));
             }
             Some(FileWork::Failed { flow, fault }) => {
                 self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
@@ -155,8 +157,9 @@ impl Host {
                 self.with(now, id, Connection::handle_timeout);
             }
         }
-        let dropped = self.out.net.neighbors.handle_timeout(now);
-        self.out.counters.neighbor_drops += dropped as u64;
+        for dropped in self.out.net.neighbors.handle_timeout(now) {
+            self.out.give_up(&dropped);
+        }
         while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
             self.table.unroute(&remains.tuple, Place::TimeWait(slot));
         }
@@ -181,6 +184,10 @@ impl Host {
     /// The next operation for the device. Lets every connection that has something to send do so
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        while let Some((flow, tag)) = self.out.unsent.pop() {
+            let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
+            self.handle_transmit_done(now, TransmitDone { flow, tag, delay, outcome });
+        }
         // One connection at a time, so that the queue stays as short as what one of them sends.
         while self.out.ops.is_empty() {
             let Some(index) = self.dirty.pop_front() else { break };
@@ -262,6 +269,7 @@ impl Host {
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
             payload,
+            opened: received.opened,
             ce: ip.ecn == 3,
         };
         match place {
@@ -342,6 +350,7 @@ impl Host {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);
             self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
+            self.session_device_reset(now, id);
         }
     }
 

@@ -39,9 +39,9 @@ mod tcp;
 
 pub use api::{
     ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, Notice, Readiness,
-    SendError, SocketError, SocketId, SocketInfo, SocketOption,
+    SendError, SocketError, SocketId, SocketInfo, SocketOption, TlsInfo,
 };
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
 pub use host::Host;
-pub use l5p::tls::{Alert, TlsServer};
+pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};

@@ -5,10 +5,12 @@
 //! neighbour is parked there.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use abi::disk::DiskRequest;
-use abi::{FlowId, Header, Op, PacketBuf, Parts, Transmit, TsOption};
+use abi::l5o::{L5oId, L5oLimits};
+use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
 use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::emit::{self, IpHeader, Link};
@@ -32,6 +34,12 @@ pub(crate) struct Outbox {
     pub(crate) net: Net,
     /// Most payload of one transmit.
     pub(crate) transmit_bytes_max: u32,
+    /// What the device does for protocols above TCP, or why it does nothing.
+    pub(crate) l5o: Result<L5oLimits, Refusal>,
+    /// Transmits that never left and whose echo is waited for.
+    pub(crate) unsent: Vec<(FlowId, u32)>,
+    /// Contexts that were named so far.
+    pub(crate) contexts: u64,
 }
 
 /// What a TCP transmit is beyond its header.
@@ -48,6 +56,12 @@ pub(crate) struct TcpPayload {
 }
 
 impl Outbox {
+    /// A name for a context, never used before.
+    pub(crate) const fn new_context(&mut self) -> L5oId {
+        self.contexts += 1;
+        L5oId(self.contexts)
+    }
+
     /// Hands a TCP segment, or a run of them, to the device.
     pub(crate) fn send_tcp(
         &mut self,
@@ -131,11 +145,17 @@ impl Outbox {
         self.ops.push_back(Op::Transmit(plain(header, body)));
     }
 
+    /// A transmit never leaves: to its connection that is a loss like any other, but where an echo
+    /// is waited for there has to be one.
+    pub(crate) fn give_up(&mut self, transmit: &Transmit) {
+        self.counters.neighbor_drops += 1;
+        self.unsent.extend(transmit.echo.map(|tag| (transmit.flow, tag)));
+    }
+
     /// Fills in the next hop's link address, or parks the transmit until it is known.
     fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
         let Some(hop) = self.net.next_hop(destination) else {
-            self.counters.neighbor_drops += 1;
-            return;
+            return self.give_up(&transmit);
         };
         match self.net.neighbors.lookup(now, hop) {
             Some(mac) => {
@@ -143,8 +163,8 @@ impl Outbox {
                 self.ops.push_back(Op::Transmit(transmit));
             }
             None => {
-                if !self.net.neighbors.park(now, hop, transmit) {
-                    self.counters.neighbor_drops += 1;
+                if let Err(transmit) = self.net.neighbors.park(now, hop, transmit) {
+                    self.give_up(&transmit);
                 }
             }
         }

@@ -3,6 +3,8 @@
 //! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next
 //! [`Host::poll_op`]. A socket that does not exist any more answers like one that was closed.
 
+use alloc::boxed::Box;
+
 use abi::Refusal;
 use base::Instant;
 use bytes::Bytes;
@@ -13,7 +15,7 @@ use crate::api::{
     SocketError, SocketId, SocketInfo, SocketOption,
 };
 use crate::host::Host;
-use crate::l5p::tls::TlsServer;
+use crate::l5p::tls::{Session, TlsClient, TlsServer};
 use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
@@ -64,8 +66,9 @@ impl Host {
         Ok(ListenerId(id))
     }
 
-    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Files
-    /// that are opened from now on are read by the host, which seals them.
+    /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where
+    /// the device does not seal, files that are opened from now on are read by the host, which
+    /// does.
     ///
     /// # Errors
     /// As [`Self::listen`].
@@ -76,7 +79,9 @@ impl Host {
     ) -> Result<ListenerId, ListenError> {
         let id = self.listen(listen)?;
         self.tls_servers.insert(id.0, server);
-        self.files.offload = self.files.offload.and(Err(Refusal::Encrypted));
+        if !self.out.l5o.is_ok_and(|limits| limits.tls_tx) {
+            self.files.offload = self.files.offload.and(Err(Refusal::Encrypted));
+        }
         Ok(id)
     }
 
@@ -116,6 +121,24 @@ impl Host {
         self.table.insert(id, conn, None);
         self.out.counters.tcp_active_opens += 1;
         self.touch(id);
+        Ok(id)
+    }
+
+    /// As [`Self::connect`], for TLS: the handshake begins once the connection is established, and
+    /// the socket is writable when it is over.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_tls(
+        &mut self,
+        now: Instant,
+        remote: Endpoint,
+        client: &TlsClient,
+    ) -> Result<SocketId, ConnectError> {
+        let id = self.connect(now, remote)?;
+        if let Some(slot) = self.table.slots.get_mut(id.index()) {
+            slot.session = Some(Box::new(Session::client(client)));
+        }
         Ok(id)
     }
 
@@ -245,6 +268,8 @@ impl Host {
     /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
     /// reset (RFC 2525 section 2.17).
     pub fn close(&mut self, now: Instant, socket: SocketId) {
+        // What is left may be the end that the peer said, and no data.
+        self.session_turn(now, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
         let state = conn.state;
@@ -278,7 +303,7 @@ impl Host {
         let conn = self.table.get(socket)?;
         let file = conn.snd.spans.files().next();
         let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
-        Some(conn.info(&self.config.tcp, offload))
+        Some(conn.info(&self.config.tcp, offload, self.session_info(socket)))
     }
 
     /// Every connection.

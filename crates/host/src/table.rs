@@ -130,6 +130,13 @@ impl Table {
         if slot.generation == id.generation { slot.conn.as_deref() } else { None }
     }
 
+    /// A connection's session, and the connection.
+    pub(crate) fn with_session(&mut self, id: SocketId) -> Option<(&mut Session, &mut Connection)> {
+        self.get(id)?;
+        let slot = self.slots.get_mut(id.index())?;
+        Some((slot.session.as_deref_mut()?, slot.conn.as_deref_mut()?))
+    }
+
     /// As [`Self::get`], to change it.
     pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut Connection> {
         let slot = self.slots.get_mut(id.index as usize)?;

@@ -564,6 +564,26 @@ fn the_end_is_said() {
     assert_eq!(world.t.state(), "TIME-WAIT");
 }
 
+/// What came before the end is read after it, however late and however much of it there is.
+#[test]
+fn what_came_before_the_end_is_read_after_it() {
+    let mut world = World::open(&Offer::default());
+    world.t.app_shutdown();
+    world.run();
+    world.client.writer().write_all(&text(200_000)).unwrap();
+    world.client.send_close_notify();
+    world.run();
+    world.t.send(seg!(FIN ACK));
+    assert_eq!(world.t.state(), "TIME-WAIT");
+    let mut read = Vec::new();
+    while !world.t.host.readiness(world.t.socket()).peer_closed {
+        let more = world.t.app_read();
+        assert!(!more.is_empty(), "stuck after {} bytes", read.len());
+        read.extend(more);
+    }
+    assert!(read == text(200_000));
+}
+
 /// What is written after the end is refused at once, although the end is not yet sent.
 #[test]
 fn nothing_follows_the_end() {

@@ -3,8 +3,13 @@
 //! Every limit is a run-time value with its unit in its name. [`FileConfig::clamped`] mends values
 //! with which the file engine could not make progress, so that no configuration can get stuck.
 
+use core::fmt;
+
 use abi::FileLimits;
 use abi::aligned::PAGE_BYTES;
+use abi::crypto::CryptoProvider;
+use abi::l5o::ResyncMode;
+use alloc::sync::Arc;
 
 /// Most payload bytes in one packet, or in a run of packets that crosses to a wire that segments:
 /// with the longest header the IP packet still has a length that fits 16 bits (RFC 791 section
@@ -23,6 +28,8 @@ pub struct DeviceConfig {
     pub queues: usize,
     /// The file engine, or `None` where it is switched off.
     pub file: Option<FileConfig>,
+    /// The engine for protocols above TCP, or `None` where it is switched off.
+    pub l5o: Option<L5oConfig>,
     /// Most payload bytes in one transmit, at least 65,416: what
     /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
     /// host; the device cuts them for the wire.
@@ -49,13 +56,15 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// A device with one queue, the file engine with its default sizes, and `mac` as its address.
+    /// A device with one queue, the file engine with its default sizes, no engine that needs
+    /// crypto, and `mac` as its address.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
         Self {
             mac,
             queues: 1,
             file: Some(FileConfig::default()),
+            l5o: None,
             transmit_bytes_max: RUN_BYTES_MAX,
             run_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,
@@ -116,6 +125,62 @@ impl FileConfig {
     const fn transmit_memory(&self, transmit_bytes_max: u32) -> usize {
         let whole = transmit_bytes_max as usize / self.block_bytes();
         (whole + 2 * FileLimits::EXTENTS_PER_TRANSMIT_MAX) * self.block_bytes()
+    }
+}
+
+/// Configuration of the engine for protocols above TCP.
+#[derive(Clone)]
+pub struct L5oConfig {
+    /// Makes keys.
+    pub crypto: Arc<dyn CryptoProvider>,
+    /// Contexts at one time, over all queues and both directions.
+    pub contexts_max: u32,
+    /// Bytes of a context, as far as the modelled cache goes (autonomous-nic-offloads.md section
+    /// 6.5).
+    pub context_bytes: u32,
+    /// Bytes of the modelled cache.
+    pub cache_bytes: u32,
+    /// Whether messages are opened in any order; else in order only, as the paper has it.
+    pub out_of_order: bool,
+    /// How receive contexts that lost their place find back.
+    pub resync: ResyncMode,
+    /// Whether TLS is sealed.
+    pub tls_tx: bool,
+    /// Whether TLS is opened.
+    pub tls_rx: bool,
+    /// Messages of one flow of which something is kept while some of it is missing.
+    pub messages_ahead_max: usize,
+    /// The same over all flows.
+    pub messages_ahead_total: usize,
+}
+
+impl L5oConfig {
+    /// Everything on, with keys from `crypto`.
+    #[must_use]
+    pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
+        Self {
+            crypto,
+            contexts_max: 65_536,
+            context_bytes: 208,
+            cache_bytes: 4 << 20,
+            out_of_order: true,
+            resync: ResyncMode::default(),
+            tls_tx: true,
+            tls_rx: true,
+            messages_ahead_max: 64,
+            messages_ahead_total: 65_536,
+        }
+    }
+}
+
+impl fmt::Debug for L5oConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("L5oConfig")
+            .field("contexts_max", &self.contexts_max)
+            .field("cache_bytes", &self.cache_bytes)
+            .field("out_of_order", &self.out_of_order)
+            .field("resync", &self.resync)
+            .finish_non_exhaustive()
     }
 }
 

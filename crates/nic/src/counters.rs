@@ -56,6 +56,8 @@ base::counters! {
         tx_dropped_malformed,
         /// Dropped: bytes of a file could not be had.
         tx_dropped_file,
+        /// Dropped: an engine for a protocol above TCP could not complete them.
+        tx_dropped_l5o,
         /// Dropped: queued behind a dropped transmit of the same flow.
         tx_dropped_flow_failed,
         /// Dropped: more transmits wait than the configuration allows; the driver went on past

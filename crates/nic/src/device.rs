@@ -1,27 +1,33 @@
 //! The device: the parts of this crate behind one sans-IO object.
 
 use abi::disk::{DiskCompletion, DiskRequest};
+use abi::l5o::{L5oCreate, L5oRefused};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::{
-    Capabilities, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op, PacketPool, Part,
-    Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Capabilities, Checksum, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op,
+    PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
+use wire::tls::CONTENT_BYTES_MAX;
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
 use crate::counters::TxCounters;
 use crate::engine::Resolved;
 use crate::engine::file::{FileEngine, Start};
+use crate::engine::l5o::{L5oEngine, Refused};
 use crate::flow::{FlowTable, Line, Pending, State};
-use crate::pipeline::rx::Receiver;
+use crate::pipeline::rx::{Receiver, tcp_payload};
 use crate::pipeline::tx::{Outgoing, check};
 use crate::pipeline::{Run, Stamps};
 
 /// Runs that may wait for the wire before the device takes no more operations.
 const RUNS_MAX: usize = 4096;
+
+/// How a transmit ends that no context could complete: the host has to seal it.
+const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 /// When to look again whether the wire has let go of memory that a transmit waits for.
 const STARVED_RETRY: Duration = Duration::from_millis(1);
@@ -54,6 +60,7 @@ pub struct Device {
     stamps: Option<Stamps>,
     flows: FlowTable,
     files: Option<FileEngine>,
+    l5o: Option<L5oEngine>,
     /// Longest run that the wire takes as one frame, as far as we know.
     run_bytes_max: u32,
     /// Runs for the wire, in order.
@@ -84,7 +91,8 @@ impl Device {
             files: config
                 .file
                 .clone()
-                .map(|file| FileEngine::new(file, transmit_bytes_max, config.rss_seed)),
+                .map(|file| FileEngine::new(file, file_bytes_max(&config), config.rss_seed)),
+            l5o: config.l5o.clone().map(|l5o| L5oEngine::new(l5o, config.rss_seed)),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             runs: VecDeque::new(),
             returned: VecDeque::new(),
@@ -104,19 +112,35 @@ impl Device {
             mtu: self.wire.mtu,
             mac: self.config.mac,
             file: self.files.as_ref().map(limits).ok_or(Refusal::Disabled),
+            l5o: self.l5o.as_ref().map(L5oEngine::limits).ok_or(Refusal::Disabled),
         }
     }
 
     /// A frame came in.
     pub fn handle_frame(&mut self, _now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
-            Ok((queue, received)) => {
+            Ok((queue, mut received)) => {
                 if received.flow_hash == 0 {
                     self.copy_to_others(queue, &received);
+                } else if received.checksum == Checksum::Good && self.has_room(queue) {
+                    self.open_messages(&mut received);
                 }
                 self.deliver(queue, received);
             }
             Err(packet) => self.pool.put(packet),
+        }
+    }
+
+    /// Has the engine for protocols above TCP open what it can.
+    fn open_messages(&mut self, received: &mut Received) {
+        let Some(l5o) = self.l5o.as_mut().filter(|l5o| l5o.receives()) else { return };
+        let Some(tcp) = tcp_payload(received.packet.as_slice()) else { return };
+        let payload = &mut received.packet.as_mut_slice()[tcp.range];
+        let Some(outcome) = l5o.receive(&tcp.tuple, tcp.seq, payload) else { return };
+        received.opened = outcome.opened;
+        let (queue, context, flow) = outcome.asker;
+        for request in outcome.requests {
+            self.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
     }
 
@@ -125,7 +149,10 @@ impl Device {
         for other in (0..self.events.len()).filter(|&other| other != queue) {
             let Some(packet) = self.pool.copy(received.packet.as_slice()) else { return };
             let Received { checksum, flow_hash, segment_size, .. } = *received;
-            self.deliver(other, Received { packet, checksum, flow_hash, segment_size });
+            self.deliver(
+                other,
+                Received { packet, checksum, flow_hash, segment_size, opened: None },
+            );
         }
     }
 
@@ -144,6 +171,7 @@ impl Device {
     pub fn can_take_op(&self) -> bool {
         self.flows.len() < self.config.pending_transmits_max
             && self.runs.len() < RUNS_MAX
+            && self.l5o.as_ref().is_none_or(L5oEngine::has_room)
             && (0..self.events.len()).all(|queue| self.has_room(queue))
     }
 
@@ -162,8 +190,30 @@ impl Device {
                     files.acknowledge(queue, extent);
                 }
             }
+            Op::L5oCreate(create) => self.create(queue, *create),
+            Op::L5oDestroy { context } => {
+                if let Some(l5o) = &mut self.l5o {
+                    l5o.destroy(queue, context);
+                }
+            }
+            Op::L5oResyncRxResp { context, tcpsn, number } => {
+                if let Some(l5o) = &mut self.l5o {
+                    l5o.resync(queue, context, tcpsn, number);
+                }
+            }
         }
         self.settle_done(now);
+    }
+
+    fn create(&mut self, queue: usize, create: L5oCreate) {
+        let (context, flow, why) = (create.context, create.flow, Refusal::Disabled);
+        let refused = match &mut self.l5o {
+            Some(l5o) => l5o.create(queue, create),
+            None => Some(L5oRefused { context, flow, why }),
+        };
+        if let Some(refused) = refused {
+            self.emit(queue, Event::L5oRefused(refused));
+        }
     }
 
     /// An answer from the disk.
@@ -186,6 +236,9 @@ impl Device {
         if let Some(files) = &mut self.files {
             files.nudge();
             self.settle_done(now);
+        }
+        if let Some(l5o) = &mut self.l5o {
+            l5o.trim();
         }
         let cut = self.runs.front_mut()?.next(&self.wire, self.run_bytes_max);
         if cut.last {
@@ -254,7 +307,8 @@ impl Device {
     /// frames on their way hold.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let starved = self.files.as_ref().is_some_and(FileEngine::is_starved);
+        let starved = self.files.as_ref().is_some_and(FileEngine::is_starved)
+            || self.l5o.as_ref().is_some_and(|l5o| !l5o.has_room());
         (starved && self.runs.is_empty() && self.returned.is_empty()).then(|| now + STARVED_RETRY)
     }
 
@@ -281,10 +335,13 @@ impl Device {
         if let Some(files) = &mut self.files {
             files.reset();
         }
+        if let Some(l5o) = &mut self.l5o {
+            l5o.reset();
+        }
     }
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
-    /// `device_`.
+    /// `l5o_` with `rx_tls_` and `tx_tls_`, `dma_` (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
         self.tx.visit(f);
@@ -295,23 +352,52 @@ impl Device {
         if let Some(files) = &self.files {
             files.visit(f);
         }
+        if let Some(l5o) = &self.l5o {
+            l5o.visit(f);
+        }
     }
 
     fn transmit(&mut self, now: Instant, queue: usize, transmit: Transmit) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let Some((outgoing, parts)) =
-            check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max)
-        else {
-            self.tx.tx_dropped_malformed += 1;
-            let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
-            return self.report(queue, flow, echo, Duration::ZERO, outcome);
+        let checked = check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max);
+        let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
+        let (outgoing, parts) = match planned {
+            Some((outgoing, Ok(parts))) => (outgoing, Some(parts)),
+            Some((outgoing, Err(Refused::Unsealed))) => (outgoing, None),
+            None | Some((_, Err(Refused::Malformed))) => {
+                self.tx.tx_dropped_malformed += 1;
+                let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
+                return self.report(queue, flow, echo, Duration::ZERO, outcome);
+            }
         };
         let behind = self.flows.is_waiting(queue, flow);
-        match self.resolve(queue, parts, first) {
-            State::Ready(resolved) if !behind => self.send(now, outgoing, resolved),
+        let state = match parts {
+            Some(parts) => self.resolve(queue, parts, first),
+            None => State::Failed(UNSEALED),
+        };
+        match state {
+            State::Ready(resolved) if !behind => {
+                self.send(now, outgoing, resolved);
+            }
             State::Failed(fault) if !behind => self.drop_transmit(now, &outgoing, fault),
             state => self.wait(now, outgoing, state),
         }
+    }
+
+    /// Leaves of a transmit's sealed parts what they are made from.
+    fn plan(&mut self, mut outgoing: Outgoing, parts: Parts) -> (Outgoing, Result<Parts, Refused>) {
+        if !parts.iter().any(|part| matches!(part, Part::Sealed(_))) {
+            return (outgoing, Ok(parts));
+        }
+        let planned = match &mut self.l5o {
+            Some(l5o) => l5o.plan(outgoing.queue, parts),
+            None => Err(Refused::Unsealed),
+        };
+        let parts = planned.map(|(pieces, parts)| {
+            outgoing.pieces = pieces;
+            parts
+        });
+        (outgoing, parts)
     }
 
     /// Finds the payload of a transmit, as far as it is at hand.
@@ -365,6 +451,9 @@ impl Device {
                 self.settle(now, line);
             }
         }
+        if let Some(l5o) = &mut self.l5o {
+            l5o.sweep();
+        }
     }
 
     /// Sends from the head of a line what is ready. Where the head has failed the whole line is
@@ -373,19 +462,34 @@ impl Device {
     fn settle(&mut self, now: Instant, line: Line) {
         while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
             match state {
-                State::Ready(resolved) => self.send(now, outgoing, resolved),
-                State::Failed(fault) => {
-                    self.drop_transmit(now, &outgoing, fault);
-                    while let Some(behind) = self.flows.pop(line) {
-                        self.drop_behind(now, behind);
+                State::Ready(resolved) => {
+                    if self.send(now, outgoing, resolved) {
+                        continue;
                     }
                 }
-                State::Waiting(_) => {}
+                State::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
+                State::Waiting(_) => continue,
+            }
+            while let Some(behind) = self.flows.pop(line) {
+                self.drop_behind(now, behind);
             }
         }
     }
 
-    fn send(&mut self, now: Instant, outgoing: Outgoing, resolved: Resolved) {
+    /// Sends a transmit whose parts are at hand. Says whether it could be completed; else it is
+    /// dropped.
+    fn send(&mut self, now: Instant, mut outgoing: Outgoing, mut resolved: Resolved) -> bool {
+        if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.l5o) {
+            let pieces = core::mem::take(&mut outgoing.pieces);
+            let (seq, size) = (outgoing.seq(), outgoing.segment_size());
+            match l5o.seal(pieces, seq, size, &resolved.payloads) {
+                Ok(sealed) => resolved.payloads = sealed,
+                Err(_) => {
+                    self.drop_transmit(now, &outgoing, UNSEALED);
+                    return false;
+                }
+            }
+        }
         self.report_end(now, &outgoing, TransmitOutcome::Sent);
         if let Some(files) = &mut self.files {
             files.departed(&resolved.holds, resolved.file_bytes);
@@ -395,10 +499,14 @@ impl Device {
         self.tx.tx_transmits += 1;
         self.tx.tx_tso_transmits += u64::from(run.is_segmented());
         self.runs.push_back(run);
+        true
     }
 
     fn drop_transmit(&mut self, now: Instant, outgoing: &Outgoing, fault: FileFault) {
-        self.tx.tx_dropped_file += 1;
+        *match fault {
+            FileFault::Refused(_) => &mut self.tx.tx_dropped_l5o,
+            _ => &mut self.tx.tx_dropped_file,
+        } += 1;
         self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
     }
 
@@ -450,6 +558,15 @@ impl Device {
             events.push_back(event);
         }
     }
+}
+
+/// Bytes of files that one transmit can need: with messages to seal, what precedes each extent in
+/// its message.
+fn file_bytes_max(config: &DeviceConfig) -> u32 {
+    let extents = u32::try_from(FileLimits::EXTENTS_PER_TRANSMIT_MAX).unwrap_or(0);
+    let message = u32::try_from(CONTENT_BYTES_MAX).unwrap_or(0);
+    let prefixes = config.l5o.as_ref().map_or(0, |_| extents * message);
+    config.transmit_bytes_max.saturating_add(prefixes)
 }
 
 impl core::fmt::Debug for Device {

@@ -8,7 +8,8 @@
 //!
 //! - `pipeline` receives (parse, checksum, RSS) and transmits (checks, completes, segments);
 //! - `flow` keeps the transmits of a flow in the order of the ring while some of them wait;
-//! - `engine` holds one folder per offload; today that is `file`, IO-TCP's file to wire.
+//! - `engine` holds one folder per offload; `file` is IO-TCP's file to wire, `l5o`
+//!   the autonomous offload of protocols above TCP, of which `tls` is one.
 //!
 //! Nothing that crosses a ring, a wire or a disk is trusted: malformed input is counted and
 //! dropped, memory is bounded by [`DeviceConfig`], and nothing panics. The device holds no state of
@@ -29,7 +30,7 @@ mod flow;
 mod pipeline;
 mod slab;
 
-pub use config::{DeviceConfig, FileConfig};
+pub use config::{DeviceConfig, FileConfig, L5oConfig};
 pub use device::Device;
 
 #[cfg(test)]

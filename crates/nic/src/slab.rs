@@ -22,6 +22,11 @@ impl Key {
     /// Names nothing in any slab.
     pub(crate) const NONE: Self = Self { index: NO_PLACE, generation: 0 };
 
+    /// Which place it names, whatever is there now.
+    pub(crate) const fn index(self) -> u32 {
+        self.index
+    }
+
     /// The key as a number, for a request that leaves the device.
     pub(crate) const fn to_u64(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64

@@ -199,6 +199,21 @@ impl std::fmt::Display for WireArg {
 pub(crate) struct OffloadArg {
     /// Files are read and sent by the device.
     pub(crate) file: bool,
+    /// TLS records are sealed by the device.
+    pub(crate) tls_tx: bool,
+    /// TLS records are opened by the device.
+    pub(crate) tls_rx: bool,
+}
+
+impl OffloadArg {
+    const ALL: Self = Self { file: true, tls_tx: true, tls_rx: true };
+    const NONE: Self = Self { file: false, tls_tx: false, tls_rx: false };
+
+    fn names(self) -> impl Iterator<Item = &'static str> {
+        [("file", self.file), ("tls-tx", self.tls_tx), ("tls-rx", self.tls_rx)]
+            .into_iter()
+            .filter_map(|(name, on)| on.then_some(name))
+    }
 }
 
 impl FromStr for OffloadArg {
@@ -206,15 +221,24 @@ impl FromStr for OffloadArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "all" => return Ok(Self { file: true }),
-            "none" => return Ok(Self { file: false }),
+            "all" => return Ok(Self::ALL),
+            "none" => return Ok(Self::NONE),
             _ => {}
         }
-        let mut offload = Self { file: false };
+        let mut offload = Self::NONE;
         for name in text.split(',') {
             match name {
                 "file" => offload.file = true,
-                _ => return Err(format!("`{name}` is no offload; there are: all, none, file")),
+                "tls-tx" => offload.tls_tx = true,
+                "tls-rx" => offload.tls_rx = true,
+                "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
+                _ => {
+                    let known: Vec<_> = Self::ALL.names().collect();
+                    return Err(format!(
+                        "`{name}` is no offload; there are: all, none, tls, {}",
+                        known.join(", ")
+                    ));
+                }
             }
         }
         Ok(offload)
@@ -223,7 +247,11 @@ impl FromStr for OffloadArg {
 
 impl std::fmt::Display for OffloadArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.file { "all" } else { "none" })
+        match *self {
+            Self::ALL => f.write_str("all"),
+            Self::NONE => f.write_str("none"),
+            some => f.write_str(&some.names().collect::<Vec<_>>().join(",")),
+        }
     }
 }
 
@@ -280,8 +308,11 @@ mod tests {
         assert!("10.77.0.2/33".parse::<CidrArg>().is_err());
         assert!("fd77::2/64".parse::<CidrArg>().is_ok());
         assert!("tap:".parse::<WireArg>().is_err());
-        assert_eq!("file".parse(), Ok(OffloadArg { file: true }));
-        assert!("tls".parse::<OffloadArg>().is_err());
+        assert_eq!("file".parse(), Ok(OffloadArg { file: true, ..OffloadArg::NONE }));
+        let tls = OffloadArg { tls_tx: true, tls_rx: true, ..OffloadArg::NONE };
+        assert_eq!("tls".parse(), Ok(tls));
+        assert_eq!(tls.to_string().parse(), Ok(tls));
+        assert!("tcp".parse::<OffloadArg>().is_err());
         assert!(probability("1.5").is_err() && probability("NaN").is_err());
     }
 }

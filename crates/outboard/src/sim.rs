@@ -36,6 +36,9 @@ pub(crate) struct SimArgs {
     /// With or without file offload, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     offload: Option<bool>,
+    /// With all TLS offload or with none, whatever the seed says
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    tls_offload: Option<bool>,
     /// Threads; one for each processor where nothing is said
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -61,8 +64,9 @@ fn offload(text: &str) -> Result<bool, String> {
 }
 
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
-    let outcome = if args.trace || args.offload.is_some() {
-        sim::run_seed(seed, &sim::Options { offload: args.offload, trace: args.trace })
+    let (offload, tls_offload, trace) = (args.offload, args.tls_offload, args.trace);
+    let outcome = if trace || offload.is_some() || tls_offload.is_some() {
+        sim::run_seed(seed, &sim::Options { offload, tls_offload, trace })
     } else {
         sim::check_seed(seed)
     };
@@ -143,7 +147,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 30] = [
+const SHOWN: [(&str, &str); 44] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -168,6 +172,20 @@ const SHOWN: [(&str, &str); 30] = [
     ("file_offload_bytes", "file bytes sent by devices"),
     ("file_fallback_bytes", "file bytes read by hosts"),
     ("file_memory_waits", "transmits that waited for memory"),
+    ("tls_handshakes", "TLS handshakes, both ends counted"),
+    ("tls_tx_bytes", "bytes sealed"),
+    ("tx_tls_encrypted_bytes", "bytes on the wire that devices sealed"),
+    ("tls_tx_recoveries", "transmits that brought what precedes them in their record"),
+    ("tls_rx_records_full", "records that devices opened"),
+    ("tls_rx_records_partial", "records that devices opened in part"),
+    ("tls_rx_records_none", "records that devices with a context did not open"),
+    ("rx_tls_resync_res_ok", "times that a device was told where a record begins"),
+    ("l5o_guesses_wrong", "wrong guesses of devices"),
+    ("offloaded_again", "flows opened by devices again after the faults"),
+    ("tls_tx_device_refused", "contexts for sealing refused"),
+    ("tls_rx_device_refused", "contexts for opening refused"),
+    ("tls_rx_rekey_ok", "TLS keys changed"),
+    ("l5o_cache_evictions", "contexts that left the modelled cache"),
     ("tcp_retrans", "retransmissions"),
     ("tcp_timeouts", "retransmission time-outs"),
     ("tcp_tail_probes", "tail loss probes"),

@@ -4,19 +4,53 @@
 //! ends before all answers are there, it opens another and asks for the rest, however often. Once
 //! the faults have ended no connection may end early any more: [`crate::checkers::progress`].
 
+use abi::l5o::ResyncMode;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::{Host, Notice, SocketError, SocketId, SocketOption};
 use wire::Endpoint;
 
 use crate::disk::SimDisk;
-use crate::faults::Crowd;
+use crate::faults::{Crowd, Scenario, Tls};
 use crate::http::{Ask, Reader};
 use crate::report::Report;
+use crate::tls;
 use crate::trace::What;
 
 /// Tries of one session: more means that it never gets on.
 const TRIES_MAX: u32 = 200;
+
+/// Requests of a session that lasts, during the faults and after them.
+const LASTING_ASKS: (usize, usize) = (1, 3);
+/// Receive buffer that holds a record of any length, with what a window lags behind.
+const HOLDS_RECORDS: u32 = 32 * 1024;
+/// After the faults their effects go on for a while: what waits is sent, what is lost sent again.
+const AFTER_FAULTS: Duration = Duration::from_millis(600);
+/// Records in a row that a device may miss then.
+const MISSED_MAX: u64 = 40;
+
+/// What a device did to the records of a connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Again {
+    /// Opened whole, in part and not at all, when it was looked at last.
+    before: Option<[u64; 3]>,
+    /// In a row, since one was opened whole.
+    missed: u64,
+}
+
+impl Again {
+    /// Looks at the numbers; says whether records are opened that were not before.
+    fn note(&mut self, now: [u64; 3]) -> bool {
+        let before = self.before.replace(now).unwrap_or(now);
+        let again = now[0] > before[0] && self.missed > 0;
+        if now[0] > before[0] {
+            self.missed = 0;
+        } else {
+            self.missed += now[1] + now[2] - before[1] - before[2];
+        }
+        again
+    }
+}
 
 /// How a session reads.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +110,9 @@ struct Session {
     may_send_at: Instant,
     tries: u32,
     shut: bool,
+    /// Requests from this one on wait for that time.
+    pause: Option<(usize, Instant)>,
+    again: Again,
 }
 
 /// What a client needs from outside.
@@ -99,6 +136,10 @@ pub(crate) struct Client {
     last: Prng,
     /// Its connections probe a peer that is silent.
     keep_alive: bool,
+    /// It speaks HTTPS.
+    tls: Option<Tls>,
+    /// Its receive buffer holds any record whole, which reading it where it lies needs.
+    holds_records: bool,
 }
 
 impl Client {
@@ -106,16 +147,22 @@ impl Client {
         node: usize,
         server: Endpoint,
         mut rng: Prng,
-        crowd: &Crowd,
-        keep_alive: bool,
+        scenario: &Scenario,
         files: &[(String, u64)],
         start: Instant,
     ) -> Self {
+        let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
+        let keep_alive = !scenario.calm_net();
         let r = &mut rng;
         let count = r.range(1, crowd.sessions_max);
-        let sessions = (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
+        let mut sessions: Vec<_> =
+            (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         let last = r.fork();
-        Self { node, server, rng, sessions, last, keep_alive }
+        if let Some(end) = tls.as_ref().map(|_| start + scenario.fault_time + AFTER_FAULTS) {
+            sessions.push(lasting_session(&mut last.clone(), files, start, end));
+        }
+        let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;
+        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records }
     }
 
     /// One more session, after the faults: it has to get a file without trouble.
@@ -200,7 +247,14 @@ impl Client {
     fn open(&mut self, index: usize, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
         session.tries += 1;
-        let Ok(socket) = cx.host.connect(cx.local, self.server) else {
+        let opened = match &self.tls {
+            Some(tls) => {
+                let tls = tls::client(tls, self.node, index);
+                cx.host.connect_tls(cx.local, self.server, &tls)
+            }
+            None => cx.host.connect(cx.local, self.server),
+        };
+        let Ok(socket) = opened else {
             return cx.report.fail(cx.now, "client", "no connection can be opened");
         };
         if self.rng.chance(0.5) {
@@ -219,6 +273,7 @@ impl Client {
         session.opened = cx.now;
         session.established = false;
         session.shut = false;
+        session.again = Again::default();
         session.wake = Instant::FAR_FUTURE;
         session.may_send_at = Instant::ZERO;
         let port = cx.host.local(socket).map_or(0, |local| local.port);
@@ -235,6 +290,7 @@ impl Client {
             let what = format!("client n{} session {index}: {what}", self.node);
             return cx.report.fail(cx.now, "bytes", what);
         }
+        self.watch(index, socket, cx);
         if let Some(error) = ready.error {
             return self.lost(index, socket, error, cx);
         }
@@ -255,6 +311,29 @@ impl Client {
         self.end(index, socket, cx);
     }
 
+    /// Property 9: once nothing is lost any more a device finds its place again.
+    fn watch(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        let Some(tls) = self.tls.as_ref().filter(|tls| tls.client.opens()) else { return };
+        if session.pause.is_none_or(|(_, until)| until > cx.local) {
+            return;
+        }
+        let Some(info) = cx.host.info(socket).and_then(|info| info.tls) else { return };
+        if info.rx_offload.is_err() {
+            return;
+        }
+        let again = session.again.note(info.rx_records);
+        cx.report.stats.offloaded_again += u64::from(again);
+        let missed = session.again.missed;
+        // A hint helps only where it comes before what it is about.
+        let asks = tls.client.resync != ResyncMode::NextHint;
+        let can = self.holds_records && asks && tls.key_records.is_none();
+        if missed > MISSED_MAX && can {
+            let what = format!("n{} session {index}: {missed} records not opened", self.node);
+            cx.report.fail(cx.now, "again", what);
+        }
+    }
+
     /// Writes requests as far as the session's temper and the host's room allow.
     fn write(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
@@ -267,6 +346,13 @@ impl Client {
                 let before = session.written.checked_sub(1).map(|i| &session.asks[i]);
                 if under_way > 0 && before.is_some_and(Ask::ends_connection) {
                     break; // What follows would not be answered.
+                }
+                match session.pause {
+                    Some((from, until)) if session.written >= from && until > cx.local => {
+                        session.wake = session.wake.min(until);
+                        break;
+                    }
+                    _ => {}
                 }
                 let ask = &session.asks[session.written];
                 session.to_send = Bytes::from(ask.text());
@@ -378,6 +464,12 @@ impl Client {
             SocketError::Refused => 2,
             SocketError::TimedOut => 3,
             SocketError::Unreachable => 4,
+            SocketError::Tls(_) | SocketError::TlsHandshake | SocketError::TlsPeer(_) => {
+                // Whatever happens to packets, what TCP gives is what was sent.
+                let what = format!("n{} session {index}: {error:?}", self.node);
+                cx.report.fail(cx.now, "tls", what);
+                6
+            }
             _ => 5,
         };
         let fields = [index as u64, kind, session.read, 0, 0];
@@ -401,6 +493,33 @@ impl Client {
         }
         let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
         session.stage = Stage::Idle(cx.local + wait);
+    }
+}
+
+/// A session that begins with the faults and goes on after them.
+fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
+    let ask = |_| Ask::draw(r, files, 0.0);
+    let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
+    Session {
+        asks,
+        depth: 1,
+        pace: Pace::Eager,
+        dribble: None,
+        end: End::Close,
+        stage: Stage::Idle(start + Duration::from_millis(1)),
+        answered: 0,
+        written: 0,
+        to_send: Bytes::new(),
+        reader: Reader::default(),
+        read: 0,
+        opened: Instant::ZERO,
+        established: false,
+        wake: Instant::FAR_FUTURE,
+        may_send_at: Instant::ZERO,
+        tries: 0,
+        shut: false,
+        pause: Some((LASTING_ASKS.0, end)),
+        again: Again::default(),
     }
 }
 
@@ -440,5 +559,7 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
         may_send_at: Instant::ZERO,
         tries: 0,
         shut: false,
+        pause: None,
+        again: Again::default(),
     }
 }

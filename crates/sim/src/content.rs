@@ -6,12 +6,51 @@
 
 use std::collections::BTreeMap;
 
-use crate::trace::mix;
+use crate::trace::{inverse, mix, unmix};
 
 const WORD: u64 = 8;
+/// An odd number: indices times this are all different.
+const STEP: u64 = 0xd134_2543_de82_ef95;
+const STEP_INVERSE: u64 = inverse(STEP);
 
 fn word(version: u64, index: u64) -> [u8; 8] {
-    mix(version ^ index.wrapping_mul(0xd134_2543_de82_ef95)).to_le_bytes()
+    mix(version ^ index.wrapping_mul(STEP)).to_le_bytes()
+}
+
+/// Where content of a known version lies in `bytes`: 16 bytes of it or more, at any offset. Gives
+/// the place in `bytes` and the version.
+///
+/// A word says by itself where in a version it is, since all that makes it can be taken back. Any
+/// 15 bytes of content have a whole word in them; the rest of the 16 confirms it.
+pub(crate) fn find(bytes: &[u8], known: &Catalogue) -> Option<(usize, u64)> {
+    for (at, window) in bytes.windows(WORD as usize).enumerate() {
+        let Some(&here) = window.first_chunk() else { break };
+        let key = unmix(u64::from_le_bytes(here));
+        for &(version, words) in &known.words {
+            let index = (key ^ version).wrapping_mul(STEP_INVERSE);
+            if index < words && is_confirmed(version, index * WORD, bytes, at) {
+                return Some((at, version));
+            }
+        }
+    }
+    None
+}
+
+/// Whether the content goes on around a word at `at`, which is at `offset` of `version`.
+fn is_confirmed(version: u64, offset: u64, bytes: &[u8], at: usize) -> bool {
+    let before = WORD.min(at as u64).min(offset);
+    let from = at - before as usize;
+    let to = (at + 2 * WORD as usize).min(bytes.len());
+    let mut right = [0; 3 * WORD as usize];
+    let right = &mut right[..to - from];
+    fill(version, offset - before, right);
+    let same = |from: usize, len: usize| {
+        (0..len).take_while(|i| bytes.get(from + i) == right.get(before as usize + i)).count()
+    };
+    let behind = same(at, to - at);
+    let ahead =
+        (1..=before as usize).take_while(|i| bytes[at - i] == right[before as usize - i]).count();
+    behind + ahead >= 2 * WORD as usize
 }
 
 /// Fills `out` with the bytes of `version` from `offset`.
@@ -59,12 +98,15 @@ pub(crate) struct Version {
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     versions: BTreeMap<u64, Version>,
+    /// The same, for going through: versions and their words.
+    words: Vec<(u64, u64)>,
 }
 
 impl Catalogue {
     /// A version appeared on the disk.
     pub(crate) fn add(&mut self, version: u64, file: usize, size: u64) {
         self.versions.insert(version, Version { file, size });
+        self.words.push((version, size.div_ceil(WORD)));
     }
 
     /// The version of that name.
@@ -76,6 +118,27 @@ impl Catalogue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_is_found_wherever_it_lies() {
+        let mut known = Catalogue::default();
+        for version in [3, 7, 11] {
+            known.add(version, 0, 1_000);
+        }
+        for offset in 0..20 {
+            for at in 0..20 {
+                let mut bytes = vec![0xaa; 60];
+                fill(7, offset, &mut bytes[at..at + 16]);
+                let (found, version) = find(&bytes, &known).expect("16 bytes are enough");
+                assert!((at..at + 8).contains(&found) && version == 7);
+                bytes[at + 8] ^= 1;
+                assert_eq!(find(&bytes, &known), None, "8 are not");
+            }
+        }
+        let mut other = [0; 100];
+        fill(8, 0, &mut other);
+        assert_eq!(find(&other, &known), None, "a version that is not known");
+    }
 
     #[test]
     fn any_range_is_the_same_stream() {

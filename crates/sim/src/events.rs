@@ -42,8 +42,8 @@ pub(crate) enum Event {
     Disk(Side, Work),
     /// A file changes.
     Change,
-    /// The server's device loses its state.
-    Reset,
+    /// A node's device loses its state.
+    Reset(usize),
     /// A client is cut off, or is back.
     Partition(usize, bool),
     /// A client's machine stops.

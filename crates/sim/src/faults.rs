@@ -5,10 +5,13 @@
 //! is drawn here, in one place and one order; the world draws only what happens within these
 //! bounds.
 
+use abi::l5o::ResyncMode;
 use apps::content;
 use base::{Duration, Prng};
 use host::{Algorithm, TcpConfig};
 use nic::FileConfig;
+
+use crate::tls::KEY_RECORDS;
 
 /// A queue that never loses.
 const UNLIMITED: u64 = 1 << 40;
@@ -131,10 +134,104 @@ pub(crate) struct Crowd {
     pub(crate) v6: f64,
 }
 
+/// A device's engine for TLS.
+#[derive(Clone, Debug)]
+pub(crate) struct TlsDevice {
+    /// The host asks for it.
+    pub(crate) used: bool,
+    pub(crate) tx: bool,
+    pub(crate) rx: bool,
+    pub(crate) contexts_max: u32,
+    pub(crate) cache_bytes: u32,
+    pub(crate) out_of_order: bool,
+    pub(crate) resync: ResyncMode,
+    pub(crate) messages_ahead_max: usize,
+}
+
+/// Contexts of a table that is never full.
+const CONTEXTS_ENOUGH: u32 = 4_096;
+
+impl TlsDevice {
+    fn draw(r: &mut Prng) -> Self {
+        let [tx, rx] =
+            [[true, true], [true, true], [true, false], [false, true]][r.below(4) as usize];
+        Self {
+            used: r.chance(0.75),
+            tx,
+            rx,
+            contexts_max: if r.chance(0.15) { r.range(1, 4) as u32 } else { CONTEXTS_ENOUGH },
+            cache_bytes: if r.chance(0.3) { r.range(208, 2_000) as u32 } else { 4 << 20 },
+            out_of_order: r.chance(0.6),
+            resync: [ResyncMode::StreamScan, ResyncMode::NextHint, ResyncMode::Async]
+                [r.below(3) as usize],
+            messages_ahead_max: if r.chance(0.3) { r.range(1, 4) as usize } else { 64 },
+        }
+    }
+
+    /// Whether it seals what the host sends.
+    pub(crate) const fn seals(&self) -> bool {
+        self.used && self.tx
+    }
+
+    /// Whether it opens what the host receives.
+    pub(crate) const fn opens(&self) -> bool {
+        self.used && self.rx
+    }
+
+    /// Whether every context that is asked for is made.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.contexts_max >= CONTEXTS_ENOUGH
+    }
+}
+
+/// A world that speaks HTTPS.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    /// TLS 1.2; else 1.3.
+    pub(crate) v12: bool,
+    /// Which AEAD.
+    pub(crate) suite: usize,
+    /// How often keys change, where TLS 1.3 changes them often: which of
+    /// [`crate::tls::KEY_RECORDS`].
+    pub(crate) key_records: Option<usize>,
+    pub(crate) server: TlsDevice,
+    pub(crate) client: TlsDevice,
+}
+
+impl Tls {
+    /// From numbers of its own: the rest of a scenario is the same with and without.
+    fn draw(seed: u64) -> Option<Self> {
+        let r = &mut Prng::new(seed ^ 0x7150_0f0b);
+        r.chance(1.0 / 3.0).then(|| Self {
+            v12: r.chance(0.3),
+            suite: r.below(3) as usize,
+            key_records: r.chance(0.3).then(|| r.below(KEY_RECORDS.len() as u64) as usize),
+            server: TlsDevice::draw(r),
+            client: TlsDevice::draw(r),
+        })
+    }
+
+    /// The engine of a node's device.
+    pub(crate) const fn device(&self, node: usize) -> &TlsDevice {
+        if node == 0 { &self.server } else { &self.client }
+    }
+
+    /// With all offload, or with none, whatever the seed said.
+    pub(crate) const fn force(&mut self, offload: bool) {
+        if offload {
+            (self.server.tx, self.server.rx) = (true, true);
+            (self.client.tx, self.client.rx) = (true, true);
+        }
+        (self.server.used, self.client.used) = (offload, offload);
+    }
+}
+
 /// One run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
+    /// HTTPS, and who does its record layer's work.
+    pub(crate) tls: Option<Tls>,
     /// Whether the device sends files.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -180,6 +277,7 @@ impl Scenario {
         let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
         Self {
             seed,
+            tls: Tls::draw(seed),
             offload: r.chance(0.75),
             files: r.range(1, 6),
             fault_time: Duration::from_millis(r.range(200, 4_000)),
@@ -218,6 +316,17 @@ impl Scenario {
             && self.pending_transmits_max > 16
             && self.backlog >= 64
             && (alone || self.links.down_bytes_per_s > 100_000_000)
+    }
+
+    /// The server's port.
+    pub(crate) const fn port(&self) -> u16 {
+        if self.tls.is_some() { 443 } else { 80 }
+    }
+
+    /// Whether the server's device sends files: one that does not seal cannot, where they are to be
+    /// sealed.
+    pub(crate) fn files_offloaded(&self) -> bool {
+        self.offload && self.tls.as_ref().is_none_or(|tls| tls.server.seals())
     }
 
     /// Whether a response may be cut short or refused by the server's own doing.

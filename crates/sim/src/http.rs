@@ -132,6 +132,8 @@ pub(crate) struct Answer {
     pub(crate) hash: u64,
     /// The server's own trouble kept it from giving what was asked for.
     pub(crate) failure: bool,
+    /// Hash over the Date field.
+    pub(crate) date: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -142,6 +144,7 @@ struct Head {
     range: Option<(u64, u64, u64)>,
     boundary: Option<String>,
     location: Option<String>,
+    date: u64,
     close: bool,
 }
 
@@ -256,7 +259,8 @@ impl Reading {
             Body::Parts(_) => 0,
             _ => self.head.length.unwrap_or(0),
         };
-        Ok(Answer { status, version, body_bytes, hash, failure })
+        let date = self.head.date;
+        Ok(Answer { status, version, body_bytes, hash, failure, date })
     }
 }
 
@@ -280,6 +284,7 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
             }
             "Content-Range" => head.range = parse_range(value),
             "Connection" => head.close = value == "close",
+            "Date" => head.date = hash_bytes(0, value.as_bytes()),
             "Location" => head.location = Some(value.to_owned()),
             "Content-Type" => {
                 head.boundary = value.split_once("boundary=").map(|(_, b)| b.to_owned());

@@ -12,6 +12,7 @@
 //! | `node` | a machine: device, host, application, rings |
 //! | `net`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http` | the client application |
+//! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
 //! | `trace`, `report` | what a run leaves behind |
@@ -34,6 +35,7 @@ mod http;
 mod net;
 mod node;
 mod report;
+mod tls;
 mod trace;
 mod world;
 
@@ -42,7 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use base::Instant;
 
-pub use report::{Row, Stats, Violation};
+pub use report::{Row, Stats, StreamRow, Violation};
 
 use faults::Scenario;
 use world::World;
@@ -52,6 +54,8 @@ use world::World;
 pub struct Options {
     /// With or without file offload, whatever the seed says.
     pub offload: Option<bool>,
+    /// With all TLS offload or with none, whatever the seed says.
+    pub tls_offload: Option<bool>,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -75,8 +79,14 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// What was wrong, if anything was.
     pub violation: Option<Violation>,
+    /// What crossed the wire on each connection that spoke TLS.
+    pub streams: Vec<StreamRow>,
+    /// Hash over the Date fields of all answers.
+    pub dates: u64,
     /// Whether the server's device was asked to send files.
     pub offload: bool,
+    /// What was said about TLS offload when the run was asked for.
+    pub tls_offload: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
     pub scenario: String,
     /// Lines of the trace, where it failed or was asked for: the last ones, or all.
@@ -89,10 +99,13 @@ impl Outcome {
     #[must_use]
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;
-        let (seed, offload) = (self.seed, if self.offload { "on" } else { "off" });
+        let word = |on| if on { "on" } else { "off" };
+        let (seed, offload) = (self.seed, word(self.offload));
+        let tls =
+            self.tls_offload.map_or(String::new(), |on| format!(" --tls-offload {}", word(on)));
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}",
+             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}",
             self.trace.join("\n"),
             self.scenario,
         ))
@@ -106,6 +119,9 @@ impl Outcome {
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     let mut scenario = Scenario::draw(seed);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
+    if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
+        tls.force(offload);
+    }
     let mut world = World::new(scenario, options);
     // The world is looked at afterwards only for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
@@ -129,8 +145,11 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         stats: world.report.stats.clone(),
         counters,
         rows: std::mem::take(&mut world.report.rows),
+        streams: world.wire.streams(),
+        dates: world.report.dates,
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
+        tls_offload: options.tls_offload,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
     }
@@ -156,6 +175,11 @@ pub fn check_seed(seed: u64) -> Outcome {
         return outcome;
     }
     let scenario = Scenario::draw(seed);
+    if seed % 8 == 1 {
+        if let Some(failed) = check_tls(seed).filter(|outcome| outcome.violation.is_some()) {
+            return failed;
+        }
+    }
     if seed % 4 == 0 && checkers::same::applies(&scenario) {
         let other = Options { offload: Some(!scenario.offload), ..options };
         let other = run_seed(seed, &other);
@@ -166,4 +190,34 @@ pub fn check_seed(seed: u64) -> Outcome {
         }
     }
     outcome
+}
+
+/// Runs a seed with all TLS offload and with none: where nothing in it depends on timing both must
+/// give the applications the same bytes, and where nothing happens to packets either the wire, too.
+/// Gives the run with offload, with whatever differed as its violation; none where the seed speaks
+/// no TLS.
+#[must_use]
+pub fn check_tls(seed: u64) -> Option<Outcome> {
+    let scenario = Scenario::draw(seed);
+    scenario.tls.as_ref()?;
+    let run = |on| run_seed(seed, &Options { tls_offload: Some(on), ..Options::default() });
+    let (mut on, off) = (run(true), run(false));
+    if on.violation.is_some() || off.violation.is_some() {
+        return Some(if on.violation.is_some() { on } else { off });
+    }
+    if checkers::same::applies(&scenario) {
+        let result = checkers::same::compare(on.rows.clone(), off.rows).and_then(|()| {
+            // Two connections of one client may come in another order, once either is opened again.
+            let repeatable = on.dates == off.dates && on.stats.retries + off.stats.retries == 0;
+            if scenario.calm_net() && repeatable {
+                checkers::same::compare_streams(&on.streams, &off.streams)
+            } else {
+                Ok(())
+            }
+        });
+        if let Err(what) = result {
+            on.violation = Some(Violation { at: on.end, checker: "same", what });
+        }
+    }
+    Some(on)
 }

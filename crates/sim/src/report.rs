@@ -5,7 +5,7 @@ use host::SocketError;
 use wire::Endpoint;
 
 use crate::http::Answer;
-use crate::trace::Trace;
+use crate::trace::{Trace, mix};
 
 /// How long after the faults their effects may still end a connection: a file that changed may be
 /// believed unchanged for a second.
@@ -39,6 +39,8 @@ base::counters! {
         aborts,
         /// Connections opened again for what was not answered.
         retries,
+        /// Times that a device opened records again after the faults, having missed some.
+        offloaded_again,
     }
 }
 
@@ -61,12 +63,28 @@ pub struct Row {
     pub hash: u64,
 }
 
+/// What one end of a connection put on the wire: equal in two runs if the bytes were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamRow {
+    /// The client's end.
+    pub client: Endpoint,
+    /// Whether the server sent it.
+    pub from_server: bool,
+    /// Bytes of the TCP stream.
+    pub bytes: usize,
+    /// Hash over them.
+    pub hash: u64,
+}
+
 /// What is gathered during a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     pub(crate) rows: Vec<Row>,
+    /// Hash over when the answers were made, as they said: runs in which it differs have other
+    /// bytes on the wire.
+    pub(crate) dates: u64,
     /// The first thing that was wrong: the run ends there.
     pub(crate) violation: Option<Violation>,
     /// Connections that the server closed in order: the client, its end, and the bytes it read.
@@ -85,6 +103,7 @@ impl Report {
             trace: Trace::new(whole_trace),
             stats: Stats::default(),
             rows: Vec::new(),
+            dates: 0,
             violation: None,
             ended: Vec::new(),
             healed_at: None,
@@ -124,7 +143,10 @@ impl Report {
                 self.fail(opened, "progress", what);
             }
         }
-        let Answer { status, version, body_bytes, hash, .. } = answer;
+        let Answer { status, version, body_bytes, hash, date, .. } = answer;
+        // A sum: the order of answers on different connections is nobody's business.
+        let place = ((node as u64) << 32) ^ ((session as u64) << 16) ^ request as u64;
+        self.dates = self.dates.wrapping_add(mix(date ^ mix(place)));
         self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
     }
 

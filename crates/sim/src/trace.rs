@@ -141,6 +141,27 @@ pub(crate) const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Takes [`mix`] back.
+pub(crate) const fn unmix(mut z: u64) -> u64 {
+    z ^= z >> 31 ^ z >> 62;
+    z = z.wrapping_mul(inverse(0x94d0_49bb_1331_11eb));
+    z ^= z >> 27 ^ z >> 54;
+    z = z.wrapping_mul(inverse(0xbf58_476d_1ce4_e5b9));
+    z ^= z >> 30 ^ z >> 60;
+    z.wrapping_sub(0x9e37_79b9_7f4a_7c15)
+}
+
+/// What an odd number has to be multiplied with for 1, modulo 2^64: Newton's method.
+pub(crate) const fn inverse(odd: u64) -> u64 {
+    let mut x = odd;
+    let mut bits = 3;
+    while bits < 64 {
+        x = x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x)));
+        bits *= 2;
+    }
+    x
+}
+
 /// A hash of bytes for traces; not for tables that an enemy fills.
 pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
     let mut hash = mix(seed ^ bytes.len() as u64);
@@ -155,6 +176,14 @@ pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mixing_is_taken_back() {
+        for z in [0, 1, 7, u64::MAX, 0x0123_4567_89ab_cdef, mix(3)] {
+            assert_eq!(unmix(mix(z)), z);
+            assert_eq!(mix(unmix(z)), z);
+        }
+    }
 
     #[test]
     fn lines_and_hash() {

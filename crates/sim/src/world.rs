@@ -5,12 +5,13 @@
 //! gauges must be zero. It is single-threaded and depends on its seed alone.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use abi::{Checksum, Refusal};
 use apps::content::ContentServer;
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Config, Host, Listen};
-use nic::{Device, DeviceConfig};
+use nic::{Device, DeviceConfig, L5oConfig};
 use wire::Endpoint;
 
 use crate::Options;
@@ -25,10 +26,9 @@ use crate::hostile;
 use crate::net::Net;
 use crate::node::{App, Around, Node, Turn};
 use crate::report::Report;
+use crate::tls;
 use crate::trace::What;
 
-/// The server's port.
-const PORT: u16 = 80;
 /// The server is the first node.
 const SERVER: usize = 0;
 /// After the faults the clients begin a last session each.
@@ -71,6 +71,7 @@ impl World {
     /// The world of a scenario, at its beginning.
     pub(crate) fn new(scenario: Scenario, options: &Options) -> Self {
         let mut rng = Prng::new(scenario.seed);
+        tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
         // One port more: the attacker's.
         let macs: Vec<_> = (0..clients + 2).map(mac).collect();
@@ -93,7 +94,7 @@ impl World {
             net,
             disk,
             report,
-            wire: Wire::new(scenario.links.mtu, PORT),
+            wire: Wire::new(scenario.links.mtu, scenario.port(), scenario.tls.is_some()),
             progress: Progress::default(),
             rng,
             seen: Vec::new(),
@@ -108,13 +109,16 @@ impl World {
     fn plan(&mut self) {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
+        let tls = self.scenario.tls.is_some();
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
             queue.push(at(r), Event::Change);
         }
-        for _ in 0..self.scenario.resets {
-            queue.push(at(r), Event::Reset);
+        for reset in 0..self.scenario.resets {
+            // The clients' devices hold state too where they do TLS.
+            let node = if tls { reset % (clients + 1) } else { 0 };
+            queue.push(at(r), Event::Reset(node as usize));
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
@@ -164,10 +168,12 @@ impl World {
                 let (file, how, size) = self.disk.change();
                 self.note(SERVER, What::Change, [file as u64, how, size, 0, 0]);
             }
-            Event::Reset => {
-                self.note(SERVER, What::Fault, [1, 0, 1, 0, 0]);
-                self.nodes[SERVER].device.reset();
-                self.wake_soon(SERVER, Side::Device);
+            Event::Reset(node) => {
+                self.note(node, What::Fault, [1, node as u64, 1, 0, 0]);
+                if !self.nodes[node].stopped {
+                    self.nodes[node].device.reset();
+                    self.wake_soon(node, Side::Device);
+                }
             }
             Event::Partition(node, cut) => {
                 self.note(node, What::Fault, [2, node as u64, cut.into(), 0, 0]);
@@ -310,7 +316,10 @@ impl World {
     }
 
     fn transmit(&mut self, node: usize, frame: &abi::port::TxFrame) {
-        let [flags, seq, ack, sum] = self.wire.sent(self.now, node, frame, &mut self.report);
+        let [flags, seq, ack, sum] = {
+            let known = &self.disk.catalogue;
+            self.wire.sent(self.now, node, frame, known, &mut self.report)
+        };
         let fields = [flags, seq, ack, frame.len() as u64, sum];
         self.note(node, What::Send, fields);
         if self.scenario.hostile.interval.is_some() {
@@ -342,10 +351,10 @@ impl World {
         });
         let (victim_end, server) = match ends {
             Some((Some(local), Some(remote))) => (Some((mac(victim), local)), remote),
-            _ => (None, Endpoint { addr: address(SERVER, false), port: PORT }),
+            _ => (None, Endpoint { addr: address(SERVER, false), port: self.scenario.port() }),
         };
         let from = self.nodes.len();
-        let v4_server = Endpoint { addr: address(SERVER, false), port: PORT };
+        let v4_server = Endpoint { addr: address(SERVER, false), port: self.scenario.port() };
         let target = hostile::Target {
             source_mac: mac(from),
             server_mac: mac(SERVER),
@@ -398,11 +407,36 @@ fn addresses(node: usize) -> Vec<Cidr> {
     ]
 }
 
+/// Whether a node's host has its device do TLS.
+fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
+    let used = scenario.tls.as_ref().is_none_or(|tls| tls.device(node).used);
+    if used { Ok(()) } else { Err(Refusal::Disabled) }
+}
+
+/// A node's engine for TLS. Where it is not used, every other device has it nevertheless.
+fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
+    let device = scenario.tls.as_ref()?.device(node);
+    if !device.used && scenario.seed % 2 == 0 {
+        return None;
+    }
+    Some(L5oConfig {
+        contexts_max: device.contexts_max,
+        cache_bytes: device.cache_bytes,
+        out_of_order: device.out_of_order,
+        resync: device.resync,
+        tls_tx: device.tx,
+        tls_rx: device.rx,
+        messages_ahead_max: device.messages_ahead_max,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    })
+}
+
 fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     // Without offload: a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
     let config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
+        l5o: tls_engine(scenario, SERVER),
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),
@@ -412,12 +446,14 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     let config = Config {
         addrs: addresses(SERVER),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
+        tls_offload: tls_offload(scenario, SERVER),
         tcp: scenario.server_tcp.clone(),
         ..Config::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
-    content.listen = vec![Listen { addr: None, port: PORT, backlog: scenario.backlog }];
+    content.tls = scenario.tls.as_ref().map(tls::server);
+    content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
         Ok(server) => server,
         Err(error) => unreachable!("nobody else listens: {error}"),
@@ -427,18 +463,22 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
 }
 
 fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mut Prng) -> Node {
-    let config =
-        DeviceConfig { file: None, rss_seed: rng.next_u64(), ..DeviceConfig::new(mac(index)) };
+    let config = DeviceConfig {
+        file: None,
+        l5o: tls_engine(scenario, index),
+        rss_seed: rng.next_u64(),
+        ..DeviceConfig::new(mac(index))
+    };
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
-    let config = Config { addrs: addresses(index), tcp, ..Config::default() };
+    let tls_offload = tls_offload(scenario, index);
+    let config = Config { addrs: addresses(index), tcp, tls_offload, ..Config::default() };
     let host = Host::new(config, &device.capabilities(), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
-    let server = Endpoint { addr: address(SERVER, v6), port: PORT };
+    let server = Endpoint { addr: address(SERVER, v6), port: scenario.port() };
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let start = Instant::ZERO + ahead;
-    let keep_alive = !scenario.calm_net();
     let files = disk.files();
-    let client = Client::new(index, server, rng.fork(), &scenario.crowd, keep_alive, &files, start);
+    let client = Client::new(index, server, rng.fork(), scenario, &files, start);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }

@@ -13,8 +13,8 @@ fn seeds() -> u64 {
 
 /// Runs every `step`th seed from `first` on; gives what is to be told of the first that failed, and
 /// sums of counters.
-fn run(first: u64, step: usize) -> (Option<String>, [u64; 8]) {
-    let mut sums = [0; 8];
+fn run(first: u64, step: usize) -> (Option<String>, [u64; 18]) {
+    let mut sums = [0; 18];
     for seed in (first..seeds()).step_by(step) {
         let outcome = sim::check_seed(seed);
         if let Some(text) = outcome.explain() {
@@ -28,7 +28,7 @@ fn run(first: u64, step: usize) -> (Option<String>, [u64; 8]) {
 }
 
 /// What has to happen in so many runs: a simulation without faults would prove nothing.
-const COUNTED: [&str; 8] = [
+const COUNTED: [&str; 18] = [
     "net_lost",
     "net_corrupted",
     "net_hostile",
@@ -37,6 +37,16 @@ const COUNTED: [&str; 8] = [
     "tcp_syn_cookies_accepted",
     "file_memory_waits",
     "file_aborts",
+    "tx_tls_encrypted_bytes",
+    "rx_tls_decrypted_bytes",
+    "tls_tx_recoveries",
+    "tls_tx_device_refused",
+    "tls_rx_device_refused",
+    "tls_rx_records_partial",
+    "tls_rx_rekey_ok",
+    "rx_tls_resync_res_ok",
+    "l5o_cache_evictions",
+    "l5o_out_of_order_packets",
 ];
 
 #[test]
@@ -44,7 +54,7 @@ fn seeds_hold_and_repeat() {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let workers: Vec<_> =
         (0..threads).map(|first| thread::spawn(move || run(first as u64, threads))).collect();
-    let mut sums = [0; 8];
+    let mut sums = [0; 18];
     for worker in workers {
         let (failure, counted) = worker.join().expect("a run that panics is a failure of its own");
         if let Some(text) = failure {

@@ -170,6 +170,7 @@ impl Pair {
                 mtu: 1500,
                 mac: [2, 0, 0, 0, 0, side as u8],
                 file: Ok(FileLimits { files_max: 10 }),
+                l5o: Err(abi::Refusal::NotSupported),
             };
             End {
                 host: Host::new(config, &capabilities, prng.next_u64()),
@@ -276,6 +277,7 @@ impl Pair {
                     checksum: Checksum::Unchecked,
                     flow_hash: 0,
                     segment_size: 0,
+                    opened: None,
                 }),
             };
             let now = self.now;
@@ -341,6 +343,9 @@ impl Pair {
                 self.push(self.now, side, Happening::Event(Event::FileOpened(opened)));
             }
             Op::FileClose { .. } | Op::FileAck(_) => {}
+            Op::L5oCreate(_) | Op::L5oDestroy { .. } | Op::L5oResyncRxResp { .. } => {
+                panic!("this device has no such engine")
+            }
         }
     }
 

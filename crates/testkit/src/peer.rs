@@ -184,6 +184,7 @@ impl Peer {
             mtu: 1500,
             mac: MAC,
             file: Ok(FileLimits { files_max: 100 }),
+            l5o: Err(abi::Refusal::NotSupported),
         };
         Self {
             host: Host::new(config, &capabilities, 7),
@@ -446,7 +447,13 @@ impl Peer {
     /// A frame arrives, and the host does what it makes of it.
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
-        let received = Received { packet, checksum: self.checksum, flow_hash: 0, segment_size: 0 };
+        let received = Received {
+            packet,
+            checksum: self.checksum,
+            flow_hash: 0,
+            segment_size: 0,
+            opened: None,
+        };
         self.event(Event::Received(received));
     }
 
@@ -541,7 +548,7 @@ impl Peer {
         let ts_base = self.ts_base.unwrap_or(0);
         let file = transmit.parts.iter().find_map(|part| match part {
             Part::File(FileExtent { offset, len, .. }) => Some((*offset, *len)),
-            Part::Host(_) => None,
+            Part::Host(_) | Part::Sealed(_) => None,
         });
         let sacks = segment.options.sack().iter();
         Seg {

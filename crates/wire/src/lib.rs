@@ -2,8 +2,8 @@
 //!
 //! What both sides of the contract need to agree on about a frame is here: where its headers lie
 //! ([`frame`]), what a TCP segment says ([`tcp`]), how it is written ([`emit`]), its checksums and
-//! its RSS hash. Standard formats off the hot path (ARP, ICMP, neighbour discovery) are
-//! `smoltcp`'s, re-exported as [`std_formats`].
+//! its RSS hash, and TLS records ([`tls`]). Standard formats off the hot path (ARP, ICMP, neighbour
+//! discovery) are `smoltcp`'s, re-exported as [`std_formats`].
 //!
 //! Nothing here panics on input: parsing is total and answers with an error that says what was
 //! wrong.
@@ -18,6 +18,7 @@ pub mod emit;
 pub mod frame;
 pub mod rss;
 pub mod tcp;
+pub mod tls;
 
 pub use smoltcp::wire as std_formats;
 

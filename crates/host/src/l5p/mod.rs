@@ -6,19 +6,26 @@
 
 pub(crate) mod tls;
 
+use alloc::boxed::Box;
+
+use abi::FlowId;
+use abi::l5o::{L5oId, L5oRefused, ResyncRequest};
 use base::Instant;
 use bytes::Bytes;
 
-use crate::api::{FileId, Readiness, SendError, SocketId};
+use crate::api::{FileId, Readiness, SendError, SocketError, SocketId, TlsInfo};
 use crate::host::Host;
 use crate::tcp::conn::{Connection, Cx};
-use tls::Session;
+use tls::{Session, TlsKeys};
 
 impl Host {
     /// Lets the session of a connection do what it can: after every event and every call that may
     /// have given it something to do.
     pub(crate) fn session_turn(&mut self, now: Instant, id: SocketId) {
         let wrote = self.with_session(now, id, |session, conn, cx| {
+            if session.is_idle(conn) {
+                return false;
+            }
             let before = (conn.snd.spans.end(), conn.snd.fin);
             session.turn(conn, cx);
             (conn.snd.spans.end(), conn.snd.fin) != before
@@ -35,9 +42,7 @@ impl Host {
         id: SocketId,
         work: impl FnOnce(&mut Session, &mut Connection, &mut Cx<'_>) -> R,
     ) -> Option<R> {
-        self.table.get(id)?;
-        let slot = self.table.slots.get_mut(id.index())?;
-        let (conn, session) = (slot.conn.as_deref_mut()?, slot.session.as_deref_mut()?);
+        let (session, conn) = self.table.with_session(id)?;
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
         Some(work(session, conn, &mut cx))
@@ -68,7 +73,8 @@ impl Host {
     }
 
     pub(crate) fn session_peek(&self, id: SocketId) -> Option<&[u8]> {
-        self.session(id).map(Session::peek)
+        let conn = self.table.get(id)?;
+        self.session(id).map(|session| session.peek(&conn.rcv))
     }
 
     pub(crate) fn session_queue(&self, id: SocketId) -> u64 {
@@ -77,18 +83,22 @@ impl Host {
 
     pub(crate) fn session_consume(&mut self, id: SocketId, bytes: usize) {
         // Room for more records: they are opened at the next event, or by the turn in `poll_op`.
-        if let Some(session) = self.session_mut(id) {
-            session.consume(bytes);
+        if let Some((session, conn)) = self.table.with_session(id) {
+            session.consume(conn, &mut self.out, &self.config.tcp, bytes);
         }
     }
 
     pub(crate) fn session_send(&mut self, id: SocketId, bytes: Bytes) -> usize {
-        let room = self.table.get(id).map_or(0, |conn| conn.send_room(&self.config.tcp));
-        self.session_mut(id).map_or(0, |session| session.send(bytes, room))
+        let counters = &mut self.out.counters;
+        let config = &self.config.tcp;
+        match self.table.with_session(id) {
+            Some((session, conn)) => session.send(conn, counters, config, bytes),
+            None => 0,
+        }
     }
 
     /// # Errors
-    /// [`SendError::BadExtent`]: no such range, or a file that the device has open.
+    /// [`SendError::BadExtent`]: no such range.
     pub(crate) fn session_send_file(
         &mut self,
         id: SocketId,
@@ -96,11 +106,9 @@ impl Host {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        if !self.files.source_on_host(file, offset, len) {
-            return Err(SendError::BadExtent);
-        }
-        if let Some(session) = self.session_mut(id) {
-            session.send_file(file, offset, len);
+        let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
+        if let Some((session, conn)) = self.table.with_session(id) {
+            session.send_file(conn, &mut self.out.counters, source, len);
         }
         Ok(())
     }
@@ -111,18 +119,65 @@ impl Host {
         self.session_mut(id).is_some_and(Session::shutdown)
     }
 
-    /// The host's disk has read what a session waits for; gives the bytes back where there is none.
-    pub(crate) fn session_filled(
+    /// The device asks where a record begins.
+    pub(crate) fn session_resync(
         &mut self,
         now: Instant,
-        id: SocketId,
-        bytes: Bytes,
-    ) -> Option<Bytes> {
-        if !self.has_session(id) {
-            return Some(bytes);
+        flow: FlowId,
+        context: L5oId,
+        request: ResyncRequest,
+    ) {
+        let id = SocketId::of_flow(flow);
+        let asked = self.with_session(now, id, |session, conn, cx| {
+            session.handle_resync(conn, cx, context, request);
+        });
+        if asked.is_none() {
+            self.out.counters.events_ignored += 1;
         }
-        self.with_session(now, id, |session, conn, cx| session.filled(conn, cx, bytes));
-        None
+    }
+
+    /// The device refused a context.
+    pub(crate) fn session_refused(&mut self, now: Instant, refused: &L5oRefused) {
+        let id = SocketId::of_flow(refused.flow);
+        let known = self.with_session(now, id, |session, conn, cx| {
+            session.handle_refused(conn, cx, refused.context, refused.why);
+        });
+        if known.is_none() {
+            self.out.counters.events_ignored += 1;
+        }
+        self.touch(id);
+    }
+
+    /// The device lost everything.
+    pub(crate) fn session_device_reset(&mut self, now: Instant, id: SocketId) {
+        self.with_session(now, id, |session, conn, cx| session.handle_device_reset(conn, cx));
+    }
+
+    pub(crate) fn session_info(&self, id: SocketId) -> Option<TlsInfo> {
+        self.session(id).and_then(Session::info)
+    }
+
+    /// Speaks TLS on a connection whose keys others have agreed on, from here on.
+    ///
+    /// # Errors
+    /// [`SendError::NotConnected`]: there is no such connection, or it speaks TLS already.
+    pub fn attach_tls(
+        &mut self,
+        now: Instant,
+        socket: SocketId,
+        keys: &TlsKeys,
+    ) -> Result<(), SendError> {
+        let gone = SendError::NotConnected(SocketError::Closed);
+        if self.table.get(socket).is_none() || self.has_session(socket) {
+            return Err(gone);
+        }
+        let slot = self.table.slots.get_mut(socket.index()).ok_or(gone)?;
+        let conn = slot.conn.as_deref_mut().ok_or(gone)?;
+        let mut cx =
+            Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
+        slot.session = Some(Box::new(Session::attached(conn, &mut cx, keys)));
+        self.touch(socket);
+        Ok(())
     }
 
     /// The connection is over: its session needs no files any more.

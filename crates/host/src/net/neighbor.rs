@@ -6,6 +6,7 @@
 //! and dropped if it stays silent. Transmits for an unanswered entry are parked, a bounded number
 //! of them.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -43,11 +44,19 @@ pub(crate) struct Neighbors {
     ask: Vec<IpAddr>,
     /// When the next of the unanswered is asked again, at the earliest.
     retry_at: Option<Instant>,
+    /// Transmits that were parked for neighbours that had to make room.
+    displaced: Vec<Transmit>,
 }
 
 impl Neighbors {
     pub(crate) const fn new() -> Self {
-        Self { entries: BTreeMap::new(), last: None, ask: Vec::new(), retry_at: None }
+        Self {
+            entries: BTreeMap::new(),
+            last: None,
+            ask: Vec::new(),
+            retry_at: None,
+            displaced: Vec::new(),
+        }
     }
 
     /// The link address of `hop`, if it is known.
@@ -76,7 +85,15 @@ impl Neighbors {
     }
 
     /// Keeps a transmit until `hop` answers. Says no where too many wait already.
-    pub(crate) fn park(&mut self, now: Instant, hop: IpAddr, transmit: Transmit) -> bool {
+    ///
+    /// # Errors
+    /// What is given up: the transmit itself where there is no room.
+    pub(crate) fn park(
+        &mut self,
+        now: Instant,
+        hop: IpAddr,
+        transmit: Transmit,
+    ) -> Result<(), Box<Transmit>> {
         self.make_room(hop);
         let (ask, first) = (&mut self.ask, &mut self.retry_at);
         let entry = self.entries.entry(hop).or_insert_with(|| {
@@ -85,11 +102,11 @@ impl Neighbors {
             *first = first.or(Some(retry_at));
             Entry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
         });
-        let room = entry.parked.len() < PARKED_MAX;
-        if room {
-            entry.parked.push(transmit);
+        if entry.parked.len() >= PARKED_MAX {
+            return Err(Box::new(transmit));
         }
-        room
+        entry.parked.push(transmit);
+        Ok(())
     }
 
     /// A neighbour told its link address, by an answer to us or a question to us. `create` is set
@@ -119,8 +136,8 @@ impl Neighbors {
     }
 
     /// Asks again where nobody answered; gives the transmits that are given up.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) -> usize {
-        let mut dropped = 0;
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<Transmit> {
+        let mut dropped = core::mem::take(&mut self.displaced);
         if self.retry_at.is_none_or(|at| at > now) {
             return dropped;
         }
@@ -130,7 +147,7 @@ impl Neighbors {
                 return true;
             }
             if entry.tries >= TRIES_MAX {
-                dropped += entry.parked.len();
+                dropped.append(&mut entry.parked);
                 return false;
             }
             entry.tries += 1;
@@ -158,8 +175,8 @@ impl Neighbors {
             return;
         }
         let oldest = self.entries.iter().min_by_key(|(_, e)| e.confirmed).map(|(&a, _)| a);
-        if let Some(oldest) = oldest {
-            self.entries.remove(&oldest);
+        if let Some(mut entry) = oldest.and_then(|oldest| self.entries.remove(&oldest)) {
+            self.displaced.append(&mut entry.parked);
             self.last = None;
         }
     }

@@ -5,6 +5,7 @@
 
 use alloc::boxed::Box;
 
+use abi::Op;
 use base::{Instant, SeqNum};
 use wire::tcp::{Flags, SackBlock, Segment};
 
@@ -204,6 +205,9 @@ impl Connection {
         match unreported {
             Some(done) if idle || done.2 >= REPORT_BYTES => report(done),
             other => self.snd.unreported = other,
+        }
+        if let Some(sealer) = &mut self.snd.sealer {
+            sealer.acknowledged(una, |context| cx.out.ops.push_back(Op::L5oDestroy { context }));
         }
         if self.modes.wants_room && self.send_room(cx.config) * 3 >= cx.config.send_bytes_max {
             self.modes.wants_room = false;

@@ -7,7 +7,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use abi::{FileFault, FileId, FlowId, TransmitOutcome};
+use abi::l5o::L5oId;
+use abi::{FileFault, FileId, FlowId, Op, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::Tuple;
@@ -21,9 +22,10 @@ use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
 use super::state::State;
 use super::timers::Timers;
-use crate::api::{Readiness, SocketError, SocketInfo, SocketOption};
+use crate::api::{Readiness, SocketError, SocketInfo, SocketOption, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
+use crate::l5p::tls::sealer::Sealer;
 use crate::outbox::Outbox;
 
 /// What every role needs while it works on a connection.
@@ -83,6 +85,8 @@ pub(crate) struct Send {
     /// Payload bytes of a full segment.
     pub(crate) mss: u32,
     pub(crate) spans: SpanMap,
+    /// Keys of the records in it, on connections that a session seals.
+    pub(crate) sealer: Option<Box<Sealer>>,
     /// The application has closed this direction: a FIN follows the last byte.
     pub(crate) fin: bool,
     pub(crate) flight: Flight,
@@ -214,6 +218,7 @@ impl Connection {
                 wl: (0, 0),
                 mss,
                 spans: SpanMap::new(),
+                sealer: None,
                 fin: false,
                 flight: Flight::new(),
                 rtt: Rtt::new(),
@@ -340,21 +345,39 @@ impl Connection {
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
-        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
+        // The device holds content of a record that has left in part, too.
+        let sent = spans.record_end(sent.min(end));
+        let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
         });
         // The device holds bytes from when they leave: a release that overtook them would leave
         // them held for ever.
         let mut waiting = Vec::new();
-        spans.advance(sent.min(end), |file, offset, len| waiting.push((file, offset, len)));
+        spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
         self.snd.waiting = (!waiting.is_empty()).then(|| waiting.into_boxed_slice());
         // What was queued and never handed over is released without a word to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
         });
         self.release_waiting(cx);
+        for context in self.snd.sealer.iter_mut().flat_map(|sealer| sealer.take_contexts()) {
+            cx.out.ops.push_back(Op::L5oDestroy { context });
+        }
+    }
+
+    /// The device has no such context: what it was to seal the host seals.
+    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: L5oId) {
+        let Some(sealer) = &mut self.snd.sealer else { return };
+        if sealer.lose(Some(context)) {
+            self.snd.spans.read_on_host(Some(sealer));
+            // What it has of the file it will not send: what was handed over comes again.
+            self.snd.void_before = self.snd.next_tag;
+            self.snd.flight.depart_all(cx.now);
+            self.snd.flight.mark_lost(|_| true);
+            self.rearm_retransmit(cx);
+        }
     }
 
     /// Releases what the device was still to send when the connection ended, once it has.
@@ -426,11 +449,12 @@ impl Connection {
     /// The host has read bytes of a file that the stream waits for.
     pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
         self.snd.reading = false;
-        let len = bytes.len() as u64;
-        if let Some((at, file, offset, _)) = self.snd.spans.first_unread(position) {
-            if at == position && self.snd.spans.fill(position, bytes) {
+        if let Some(unread) = self.snd.spans.first_unread(position) {
+            let sealer = self.snd.sealer.as_deref();
+            if unread.at == position {
+                let len = self.snd.spans.fill(position, bytes, sealer);
                 // The span holds memory now, and refers to the file no more.
-                cx.files.release(cx.out, file, offset, len, false);
+                cx.files.release(cx.out, unread.file, unread.offset, len, false);
             }
         }
     }
@@ -446,7 +470,10 @@ impl Connection {
             return;
         }
         self.snd.void_before = self.snd.next_tag;
-        self.snd.spans.read_on_host();
+        if let Some(sealer) = &mut self.snd.sealer {
+            sealer.lose(None);
+        }
+        self.snd.spans.read_on_host(self.snd.sealer.as_deref());
         self.snd.flight.depart_all(cx.now);
         self.snd.reading = false;
         self.rearm_retransmit(cx);
@@ -482,6 +509,7 @@ impl Connection {
         &self,
         config: &TcpConfig,
         file_offload: Result<(), abi::Refusal>,
+        tls: Option<TlsInfo>,
     ) -> SocketInfo {
         SocketInfo {
             local: self.tuple.local,
@@ -497,6 +525,7 @@ impl Connection {
             file_bytes_offloaded: self.snd.file_bytes,
             retransmitted_bytes: self.snd.resent_bytes,
             file_offload,
+            tls,
         }
     }
 

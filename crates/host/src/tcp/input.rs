@@ -7,6 +7,7 @@
 use core::ops::Range;
 
 use abi::PacketBuf;
+use abi::l5o::Opened;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Segment};
 
@@ -27,6 +28,8 @@ pub(crate) struct Arrival {
     /// The frame, and where the payload lies in it.
     pub(crate) packet: PacketBuf,
     pub(crate) payload: Range<usize>,
+    /// What the device opened of it.
+    pub(crate) opened: Option<Opened>,
     /// Packets that were merged into it.
     pub(crate) packets: u8,
     /// It carried the CE mark: RFC 3168.
@@ -192,7 +195,7 @@ impl Connection {
 
     /// Seventh and eighth: payload and FIN.
     fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let Arrival { segment, packet, payload, packets, .. } = arrival;
+        let Arrival { segment, packet, payload, packets, opened, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
         if payload.is_empty() && !fin {
             return Some(packet);
@@ -203,7 +206,7 @@ impl Connection {
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
-        let chunk = Chunk::new(packet, payload.start, payload.end);
+        let chunk = Chunk::new(packet, payload.start, payload.end, opened);
         let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
         self.modes.notify |= taken.readable || taken.fin_reached;
         if taken.fin_reached {

@@ -5,7 +5,7 @@
 //! the device's limit, over whatever sources the span map gives: response head from memory and body
 //! from a file leave together.
 
-use abi::{FlowId, Parts};
+use abi::{FlowId, Part, Parts};
 use base::{Duration, Instant};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
@@ -374,14 +374,20 @@ impl Connection {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
-        let len = if want > 0 { self.snd.spans.collect(start, want, &mut parts) } else { 0 };
+        let sealer = self.snd.sealer.as_deref_mut();
+        let len =
+            if want > 0 { self.snd.spans.collect(start, want, sealer, &mut parts) } else { 0 };
         let fin = end > data_end && len == want;
         let sent = u64::from(len) + u64::from(fin);
         if sent == 0 {
             return 0;
         }
         let segment = self.data_segment(cx, start, len, fin, again);
-        let from_file = parts.iter().any(|p| matches!(p, abi::Part::File(_)));
+        let from_file = parts.iter().any(|p| p.extent().is_some());
+        // Of content that precedes the transmit in its record, the device holds the buffers
+        // already.
+        let recovers = parts.iter().any(|p| matches!(p, Part::Sealed(s) if s.prefix > 0));
+        cx.out.counters.tls_tx_recoveries += u64::from(recovers);
         // While something of this connection waits for a disk, what follows waits behind it.
         let echo = from_file || self.snd.flight.any_pending();
         let pending = echo && cx.config.echo;
@@ -405,7 +411,7 @@ impl Connection {
             len,
             past_us: past_us(cx.now),
             echo: echo.then_some(tag),
-            retransmission: again,
+            retransmission: again || recovers,
             // RFC 3168 section 6.1.5: never on a retransmission.
             ecn: if self.options.ecn && !again && len > 0 { ECT_0 } else { 0 },
         };
@@ -457,11 +463,12 @@ impl Connection {
         if len % self.snd.mss != 0 {
             self.snd.small_end = start + u64::from(len);
         }
-        let bytes: u64 = parts
-            .iter()
-            .filter(|p| matches!(p, abi::Part::File(_)))
-            .map(|p| u64::from(p.len()))
-            .sum();
+        // What precedes the transmit in its record was asked for before.
+        let new = |part: &Part| {
+            let prefix = if let Part::Sealed(sealed) = part { sealed.prefix } else { 0 };
+            part.extent().map(|extent| u64::from(extent.len.saturating_sub(prefix)))
+        };
+        let bytes: u64 = parts.iter().filter_map(new).sum();
         self.snd.file_bytes += bytes;
         cx.out.counters.file_offload_bytes += bytes;
     }
@@ -473,11 +480,9 @@ impl Connection {
         }
         // After a reset of the device even what was sent may have to be read, to be sent again.
         let from = self.snd.flight.next_lost().map_or(self.snd.nxt, |(start, _)| start);
-        let Some((at, file, offset, span)) = self.snd.spans.first_unread(from) else {
-            return;
-        };
-        if at - from < READ_AHEAD_BYTES {
-            self.snd.reading = cx.files.read(cx.out, self.flow, at, file, offset, span);
+        let Some(unread) = self.snd.spans.first_unread(from) else { return };
+        if unread.at.saturating_sub(from) < READ_AHEAD_BYTES {
+            self.snd.reading = cx.files.read(cx.out, self.flow, &unread);
         }
     }
 

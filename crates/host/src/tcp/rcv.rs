@@ -7,6 +7,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
+use abi::l5o::Opened;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Options, SackBlock};
 
@@ -17,6 +18,9 @@ use crate::rare::{AtRest, Rare};
 const OUT_OF_ORDER_MAX: usize = 1024;
 /// Buffers that may hold far more than their payload before the queue is copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
+/// Segments that the device opened, and that wait to be read: these are not copied together, since
+/// what was opened of each is known of each.
+const OPENED_CHUNKS_MAX: usize = 4096;
 /// Segments acknowledged at once at the beginning of a connection: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
 
@@ -26,6 +30,10 @@ pub(crate) struct Chunk {
     buf: Buffer,
     start: usize,
     end: usize,
+    /// Where the payload began when it came: what `opened` counts from.
+    origin: usize,
+    /// What the device opened of it.
+    opened: Option<Opened>,
 }
 
 #[derive(Debug)]
@@ -35,8 +43,13 @@ enum Buffer {
 }
 
 impl Chunk {
-    pub(crate) const fn new(packet: PacketBuf, start: usize, end: usize) -> Self {
-        Self { buf: Buffer::Packet(packet), start, end }
+    pub(crate) const fn new(
+        packet: PacketBuf,
+        start: usize,
+        end: usize,
+        opened: Option<Opened>,
+    ) -> Self {
+        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -176,7 +189,7 @@ impl Receive {
         self.seq(self.nxt)
     }
 
-    fn seq(&self, position: u64) -> SeqNum {
+    pub(crate) fn seq(&self, position: u64) -> SeqNum {
         #[expect(clippy::cast_possible_truncation, reason = "sequence numbers are modulo 2^32")]
         let low = position as u32;
         self.irs + low
@@ -236,6 +249,10 @@ impl Receive {
             }
             return Taken { fin_reached: self.reach_fin(), ..spare(chunk) };
         };
+        if chunk.opened.is_some() && self.ready.len() >= OPENED_CHUNKS_MAX {
+            // It comes again.
+            return spare(chunk);
+        }
         self.note_arrival(now, packets);
         if start > self.nxt {
             self.due = Due::Now;
@@ -268,7 +285,7 @@ impl Receive {
     fn queue(&mut self, chunk: Chunk) {
         self.ready_bytes += chunk.len();
         self.ready.push_back(chunk);
-        if self.ready.len() > SPARSE_CHUNKS_MAX {
+        if self.ready.len() > SPARSE_CHUNKS_MAX && self.ready.iter().all(|c| c.opened.is_none()) {
             self.join_sparse();
         }
     }
@@ -282,7 +299,8 @@ impl Receive {
             self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
             let end = bytes.len();
             self.ready.clear();
-            self.ready.push_back(Chunk { buf: Buffer::Joined(bytes), start: 0, end });
+            let buf = Buffer::Joined(bytes);
+            self.ready.push_back(Chunk { buf, start: 0, end, origin: 0, opened: None });
         }
     }
 
@@ -502,6 +520,42 @@ impl Receive {
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
     }
 
+    /// Position of the first byte that was not read.
+    pub(crate) fn read_position(&self) -> u64 {
+        self.nxt - u64::from(self.finished()) - self.ready_bytes as u64
+    }
+
+    /// Right edge of the window that was offered.
+    pub(crate) const fn edge(&self) -> u64 {
+        self.edge
+    }
+
+    /// What can be read of `len` bytes from `skip` bytes behind the first: each piece with what the
+    /// device opened of the segment that it came in.
+    pub(crate) fn pieces(&self, skip: usize, len: usize) -> impl Iterator<Item = Piece<'_>> {
+        let (mut skip, mut left) = (skip, len);
+        self.ready.iter().map_while(move |chunk| {
+            if left == 0 {
+                return None;
+            }
+            let from = skip.min(chunk.len());
+            let here = left.min(chunk.len() - from);
+            (skip, left) = (skip - from, left - here);
+            let at = chunk.start + from;
+            Some(Piece { chunk, at, len: here })
+        })
+    }
+
+    /// Copies the bytes from `skip` bytes behind the first; says whether there are as many.
+    pub(crate) fn copy_to(&self, skip: usize, out: &mut [u8]) -> bool {
+        let mut done = 0;
+        for piece in self.pieces(skip, out.len()) {
+            out[done..done + piece.len].copy_from_slice(piece.bytes());
+            done += piece.len;
+        }
+        done == out.len()
+    }
+
     /// Bytes that the application can read.
     pub(crate) const fn ready_bytes(&self) -> usize {
         self.ready_bytes
@@ -549,6 +603,41 @@ impl Receive {
     }
 }
 
+/// Bytes of one segment that can be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    chunk: &'a Chunk,
+    /// Where in the chunk's buffer.
+    at: usize,
+    len: usize,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        let all = match &self.chunk.buf {
+            Buffer::Packet(packet) => packet.as_slice(),
+            Buffer::Joined(bytes) => bytes,
+        };
+        &all[self.at..self.at + self.len]
+    }
+
+    /// The segment's payload as it came, and where in it the piece begins.
+    pub(crate) fn segment(&self) -> (&'a [u8], usize) {
+        let all = match &self.chunk.buf {
+            Buffer::Packet(packet) => packet.as_slice(),
+            Buffer::Joined(bytes) => bytes,
+        };
+        (
+            &all[self.chunk.origin..self.chunk.end.max(self.chunk.origin)],
+            self.at - self.chunk.origin,
+        )
+    }
+
+    pub(crate) const fn opened(&self) -> Option<&'a Opened> {
+        self.chunk.opened.as_ref()
+    }
+}
+
 impl Chunk {
     const fn is_empty(&self) -> bool {
         self.start == self.end
@@ -584,7 +673,7 @@ mod tests {
 
     fn chunk(bytes: &[u8]) -> Chunk {
         let packet = PacketPool::new(0).copy(bytes).unwrap();
-        Chunk::new(packet, 0, bytes.len())
+        Chunk::new(packet, 0, bytes.len(), None)
     }
 
     fn take(rcv: &mut Receive, at: u32, bytes: &[u8], fin: bool) -> Taken {

@@ -9,6 +9,8 @@ use smallvec::SmallVec;
 use crate::slab::Key;
 
 pub(crate) mod file;
+pub(crate) mod l5o;
+pub(crate) mod tls;
 
 /// The payload of a transmit, complete.
 #[derive(Debug, Default)]

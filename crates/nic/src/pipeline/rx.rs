@@ -5,14 +5,16 @@
 //! Nothing is merged, reordered or changed.
 
 use core::net::IpAddr;
+use core::ops::Range;
 
 use abi::port::RxFrame;
 use abi::{Checksum, PacketBuf, Received};
-use base::Prng;
+use base::{Prng, SeqNum};
 use wire::checksum::{Sum, pseudo_header};
 use wire::frame::{Frame, FrameError, IpPacket, parse, protocol};
 use wire::rss::Toeplitz;
-use wire::{Endpoint, Tuple};
+use wire::tcp::Flags;
+use wire::{Endpoint, TCP_BYTES, Tuple};
 
 use super::headers::u16_at;
 use crate::counters::RxCounters;
@@ -68,7 +70,7 @@ impl Receiver {
         };
         let Facts { checksum, flow_hash } = facts;
         let queue = (flow_hash % self.queues) as usize;
-        Ok((queue, Received { packet, checksum, flow_hash, segment_size }))
+        Ok((queue, Received { packet, checksum, flow_hash, segment_size, opened: None }))
     }
 
     /// Notes that the host's queue has taken a frame.
@@ -127,6 +129,36 @@ impl Receiver {
             _ => &mut c.rx_dropped_malformed,
         } += 1;
     }
+}
+
+/// The payload of a TCP packet that came in, for engines.
+#[derive(Debug)]
+pub(crate) struct TcpPayload {
+    /// The connection, as we see it.
+    pub(crate) tuple: Tuple,
+    /// Sequence number of the first byte.
+    pub(crate) seq: SeqNum,
+    /// Where in the frame.
+    pub(crate) range: Range<usize>,
+}
+
+/// The payload of a TCP packet, if the frame is one and has any. Those that open a connection,
+/// reset it or have urgent bytes are left alone.
+pub(crate) fn tcp_payload(bytes: &[u8]) -> Option<TcpPayload> {
+    let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
+    if ip.protocol != protocol::TCP {
+        return None;
+    }
+    let header = bytes.get(ip.l4..ip.end)?;
+    let start = usize::from(header.get(12)? >> 4) * 4;
+    let odd = Flags::SYN.with(Flags::RST).with(Flags::URG);
+    if start < TCP_BYTES || start >= header.len() || header[13] & odd.0 != 0 {
+        return None;
+    }
+    let seq = SeqNum(u32::from_be_bytes(*header.get(4..)?.first_chunk()?));
+    let local = Endpoint { addr: ip.destination, port: u16_at(header, 2)? };
+    let remote = Endpoint { addr: ip.source, port: u16_at(header, 0)? };
+    Some(TcpPayload { tuple: Tuple { local, remote }, seq, range: ip.l4 + start..ip.end })
 }
 
 /// Whether the checksum of the transport packet `bytes` is right. It has at least its protocol's

@@ -6,12 +6,13 @@
 
 use abi::port::Payloads;
 use abi::{FlowId, Header, Parts, Transmit, TsOption};
-use base::{Duration, Instant};
+use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::headers::{Kind, classify};
 use super::stamps::Stamps;
 use super::tso::Run;
+use crate::engine::l5o::Pieces;
 
 /// A checked transmit without its payload.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Outgoing {
     pub(crate) echo: Option<u32>,
     header: Header,
     kind: Kind,
+    /// How the payload is made of the parts; nothing where it is the parts.
+    pub(crate) pieces: Pieces,
     segment_size: u16,
     timestamp: Option<TsOption>,
 }
@@ -62,8 +65,13 @@ pub(crate) fn check(
             return None;
         }
     }
+    // Sealing goes by sequence numbers too.
+    if kind != Kind::Tcp && parts.iter().any(|part| matches!(part, abi::Part::Sealed(_))) {
+        return None;
+    }
+    let (arrived, pieces) = (now, Pieces::new());
     let outgoing =
-        Outgoing { queue, flow, arrived: now, echo, header, kind, segment_size, timestamp };
+        Outgoing { queue, flow, arrived, echo, header, kind, pieces, segment_size, timestamp };
     Some((outgoing, parts))
 }
 
@@ -77,6 +85,17 @@ fn payload_len(parts: &Parts, bytes_max: u32) -> Option<usize> {
 }
 
 impl Outgoing {
+    /// Sequence number of the first byte, for TCP.
+    pub(crate) fn seq(&self) -> SeqNum {
+        let field = self.header.as_slice().get(self.header.l4() + 4..);
+        SeqNum(field.and_then(|f| f.first_chunk()).map_or(0, |f| u32::from_be_bytes(*f)))
+    }
+
+    /// Payload bytes of each packet but the last; zero where there is one.
+    pub(crate) const fn segment_size(&self) -> u16 {
+        self.segment_size
+    }
+
     /// Puts the payload under the header. Where timestamps are corrected, TSval moves on by the
     /// time that the transmit waited, so that the peer's echo of it measures the network alone
     /// (IO-TCP section 3.5).

@@ -2,6 +2,10 @@
 
 pub(crate) mod frames;
 mod hostile;
+mod l5o_disorder;
+mod l5o_rx;
+mod l5o_stream;
+mod l5o_tx;
 mod memory;
 mod order;
 mod rig;

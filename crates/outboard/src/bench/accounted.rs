@@ -8,15 +8,15 @@
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
-use base::Instant;
+use base::{Duration, Instant};
 use host::Host;
 use io::clock::cycles;
-use io::mem::MemWire;
 use io::wire::{TxStatus, Wire};
 use nic::Device;
 
 use super::client::Client;
 use super::disk::ModelledDisk;
+use super::stream::Stream;
 
 /// Slots of the rings.
 const SLOTS: usize = 4096;
@@ -36,6 +36,8 @@ pub(crate) enum App {
     Server(Box<ContentServer>),
     /// Who measures it.
     Client(Box<Client>),
+    /// An end of streams of messages.
+    Stream(Box<Stream>),
 }
 
 /// A machine: host, device and the rings between them.
@@ -43,7 +45,7 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     pub(crate) device: Device,
     pub(crate) app: App,
-    wire: MemWire,
+    wire: Box<dyn Wire>,
     /// The device's disk.
     disk: Option<ModelledDisk>,
     /// The host's own.
@@ -60,7 +62,7 @@ impl Node {
         host: Host,
         device: Device,
         app: App,
-        wire: MemWire,
+        wire: Box<dyn Wire>,
         disk: Option<ModelledDisk>,
         host_disk: Option<ModelledDisk>,
     ) -> Self {
@@ -144,6 +146,12 @@ impl Node {
                     busy = true;
                 }
             }
+            App::Stream(stream) => {
+                while let Some(notice) = self.host.poll_notice() {
+                    stream.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
         }
         busy
     }
@@ -205,7 +213,7 @@ impl Node {
     fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let app = match &self.app {
             App::Server(server) => server.poll_timeout(),
-            App::Client(_) => None,
+            App::Client(_) | App::Stream(_) => None,
         };
         let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
         [
@@ -225,6 +233,9 @@ impl Node {
 /// Two machines and the link between them.
 pub(crate) struct World {
     pub(crate) now: Instant,
+    /// What happens within this time is seen together, as with interrupt moderation; zero where
+    /// each thing is seen when it happens.
+    pub(crate) moderation: Duration,
     pub(crate) server: Node,
     pub(crate) client: Node,
 }
@@ -244,7 +255,7 @@ impl World {
             }
             let next = [self.server.poll_timeout(now), self.client.poll_timeout(now)];
             match next.into_iter().flatten().min() {
-                Some(at) => self.now = at.max(now),
+                Some(at) => self.now = at.max(now) + self.moderation,
                 None => return false,
             }
         }
@@ -255,7 +266,7 @@ impl World {
     pub(crate) fn load(&mut self) -> &mut Client {
         match &mut self.client.app {
             App::Client(client) => client,
-            App::Server(_) => unreachable!("the client's node runs a client"),
+            App::Server(_) | App::Stream(_) => unreachable!("the client's node runs a client"),
         }
     }
 
@@ -263,7 +274,7 @@ impl World {
     pub(crate) fn load_ref(&self) -> &Client {
         match &self.client.app {
             App::Client(client) => client,
-            App::Server(_) => unreachable!("the client's node runs a client"),
+            App::Server(_) | App::Stream(_) => unreachable!("the client's node runs a client"),
         }
     }
 
@@ -279,12 +290,26 @@ impl World {
         all
     }
 
+    /// Both ends of the streams.
+    pub(crate) fn streams(&self) -> [&Stream; 2] {
+        [&self.server, &self.client].map(|node| match &node.app {
+            App::Stream(stream) => &**stream,
+            App::Server(_) | App::Client(_) => unreachable!("both nodes run streams"),
+        })
+    }
+
     /// Opens the client's connections.
     pub(crate) fn start(&mut self) {
         let now = self.now;
+        let Node { host, app, .. } = &mut self.server;
+        if let App::Stream(stream) = app {
+            stream.start(now, host);
+        }
         let Node { host, app, .. } = &mut self.client;
-        if let App::Client(client) = app {
-            client.start(now, host);
+        match app {
+            App::Client(client) => client.start(now, host),
+            App::Stream(stream) => stream.start(now, host),
+            App::Server(_) => {}
         }
     }
 }

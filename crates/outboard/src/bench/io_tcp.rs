@@ -40,9 +40,9 @@ const REPEATS: usize = 3;
 /// Bytes of all files together: more than the device's memory, so that it reads.
 const WORKING_SET_BYTES: u64 = 192 << 20;
 /// The device's memory for files.
-const DEVICE_MEMORY_BYTES: usize = 96 << 20;
+pub(super) const DEVICE_MEMORY_BYTES: usize = 96 << 20;
 /// Frames that a NIC's ring holds.
-const TRANSMIT_RING: usize = 512;
+pub(super) const TRANSMIT_RING: usize = 512;
 /// Body bytes to measure over, at most.
 const MEASURED_BYTES_MAX: u64 = 1_500_000_000;
 
@@ -203,7 +203,7 @@ fn run_in(args: &IoTcpArgs, folder: &Path) -> Result<(), Failure> {
 }
 
 /// A disk that is never what is waited for.
-const FAST_DISK: DiskModel =
+pub(super) const FAST_DISK: DiskModel =
     DiskModel { latency: Duration::from_micros(20), bytes_per_s: 20_000_000_000 };
 /// A disk whose queue is longer than a retransmission time-out at a thousand connections.
 const SLOW_DISK: DiskModel =
@@ -448,10 +448,17 @@ pub(super) fn build(setting: Setting, files: &Files, folder: &Path) -> Result<Wo
     let app = ContentServer::new(content, &mut host)
         .map_err(|e| Failure::System(format!("cannot listen: {e}")))?;
     let app = App::Server(Box::new(app));
-    let server =
-        Node::new(host, device, app, server_wire, disk(setting.offload)?, disk(!setting.offload)?);
+    let server = Node::new(
+        host,
+        device,
+        app,
+        Box::new(server_wire),
+        disk(setting.offload)?,
+        disk(!setting.offload)?,
+    );
     let client = client_node(client_wire, files, setting.connections);
-    Ok(World { now: base::Instant::from_millis(1000), server, client })
+    let moderation = Duration::ZERO;
+    Ok(World { now: base::Instant::from_millis(1000), moderation, server, client })
 }
 
 /// The machine that asks.
@@ -462,10 +469,10 @@ fn client_node(wire: io::mem::MemWire, files: &Files, connections: u32) -> Node 
     let host = Host::new(host_config("10.0.0.2"), &device.capabilities(), 2);
     let server = Endpoint { addr: [10, 0, 0, 1].into(), port: 80 };
     let client = Client::new(server, files.clone(), connections);
-    Node::new(host, device, App::Client(Box::new(client)), wire, None, None)
+    Node::new(host, device, App::Client(Box::new(client)), Box::new(wire), None, None)
 }
 
-fn host_config(addr: &str) -> host::Config {
+pub(super) fn host_config(addr: &str) -> host::Config {
     host::Config {
         addrs: addr.parse().map(|addr| Cidr { addr, prefix_len: 24 }).into_iter().collect(),
         ..host::Config::default()

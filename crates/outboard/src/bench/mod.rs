@@ -1,9 +1,9 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`]) run client, link, device and host in one thread in
-//! turn ([`accounted`]) and sum each part's cycles apart. Live ones ([`serve_live`]) run the
-//! program as users do, beside another program, in one run. Every claim is a ratio measured in one
-//! run, because machines differ.
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two) run client, link, device and
+//! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
+//! ([`serve_live`]) run the program as users do, beside another program, in one run. Every claim is
+//! a ratio measured in one run, because machines differ.
 
 mod accounted;
 mod client;
@@ -11,6 +11,11 @@ mod disk;
 mod io_tcp;
 mod memory;
 mod serve_live;
+mod stream;
+mod tls;
+mod tls_engine;
+mod tls_loss;
+mod tls_scale;
 
 use clap::Subcommand;
 
@@ -21,6 +26,14 @@ use crate::error::Failure;
 pub(crate) enum Bench {
     /// Host and device cycles per byte and per request, against reading files on the host
     IoTcp(io_tcp::IoTcpArgs),
+    /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
+    Tls(tls::TlsArgs),
+    /// What the device's engine seals and opens per second, against aws-lc's one call
+    TlsEngine(tls_engine::TlsEngineArgs),
+    /// What loss and reordering leave of the offload of TLS: the paper's algorithm and ours
+    TlsLoss(tls_loss::TlsLossArgs),
+    /// The offload of TLS with 64 to 128 K flows and a small context memory
+    TlsScale(tls_scale::TlsScaleArgs),
     /// Bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
     /// `outboard serve` against nginx on one core, asked by wrk on another
@@ -34,6 +47,10 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::IoTcp(args) => io_tcp::run(args),
+        Bench::Tls(args) => tls::run(args),
+        Bench::TlsEngine(args) => tls_engine::run(args),
+        Bench::TlsLoss(args) => tls_loss::run(args),
+        Bench::TlsScale(args) => tls_scale::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ServeLive(args) => serve_live::run(args),
     }

@@ -59,11 +59,7 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     for row in answer.as_array().into_iter().flatten() {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);
         let word = |key: &str| row[key].as_str().unwrap_or("?").to_owned();
-        let file = &row["offload"]["file"];
-        let offload = match file["reason"].as_str() {
-            None => "file".to_owned(),
-            Some(reason) => format!("no file: {reason}"),
-        };
+        let offload = describe_offload(&row["offload"]);
         let _ = writeln!(
             text,
             "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>7}us {:>10} {:>9}  {}",
@@ -80,6 +76,22 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
         );
     }
     print(&text)
+}
+
+/// The engines that work for a connection, then those that do not, each with its reason.
+fn describe_offload(offload: &Value) -> String {
+    let engines = [("file", "file"), ("tls_tx", "tls-tx"), ("tls_rx", "tls-rx")];
+    let there = engines.iter().filter(|(key, _)| offload[*key].is_object());
+    let (on, off): (Vec<_>, Vec<_>) =
+        there.partition(|(key, _)| offload[*key]["active"] == Value::Bool(true));
+    let on: Vec<_> = on.iter().map(|(_, name)| (*name).to_owned()).collect();
+    let why = |key: &str| offload[key]["reason"].as_str().unwrap_or("?").to_owned();
+    let off: Vec<_> = off.iter().map(|(key, name)| format!("no {name}: {}", why(key))).collect();
+    [on.join(" "), off.join("; ")]
+        .into_iter()
+        .filter(|s| !s.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use abi::Refusal;
 use host::SocketInfo;
 use io::notify::Notifier;
 use serde_json::{Map, Value, json};
@@ -138,13 +139,27 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
         "mss": info.mss,
         "file_bytes_offloaded": info.file_bytes_offloaded,
         "retransmitted_bytes": info.retransmitted_bytes,
+        "tls": info.tls.map(|tls| json!({
+            "version": format!("{:?}", tls.version),
+            "suite": format!("{:?}", tls.suite),
+            "rx_records_full": tls.rx_records[0],
+            "rx_records_partial": tls.rx_records[1],
+            "rx_records_none": tls.rx_records[2],
+        })),
         "offload": {
-            "file": match info.file_offload {
-                Ok(()) => json!({ "active": true }),
-                Err(why) => json!({ "active": false, "reason": why.to_string() }),
-            },
+            "file": offload(info.file_offload),
+            "tls_tx": info.tls.map(|tls| offload(tls.tx_offload)),
+            "tls_rx": info.tls.map(|tls| offload(tls.rx_offload)),
         },
     })
+}
+
+/// Whether an engine works for a connection, or why not.
+fn offload(state: Result<(), Refusal>) -> Value {
+    match state {
+        Ok(()) => json!({ "active": true }),
+        Err(why) => json!({ "active": false, "reason": why.to_string() }),
+    }
 }
 
 /// Where the control socket of an instance is, unless it was given.

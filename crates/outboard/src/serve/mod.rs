@@ -27,7 +27,7 @@ use io::fault::{FaultConfig, FaultWire};
 use io::pcap::PcapWire;
 use io::tap::{IpPrefix, Tap, TapConfig, TapError};
 use io::wire::Wire;
-use nic::{Device, DeviceConfig, FileConfig};
+use nic::{Device, DeviceConfig, FileConfig, L5oConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -263,11 +263,17 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
         memory_bytes_max: (args.file_memory as usize) << 20,
         ..FileConfig::default()
     });
+    let OffloadArg { tls_tx, tls_rx, .. } = args.offload;
+    config.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
+        tls_tx,
+        tls_rx,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
     Device::new(config, wire.capabilities())
 }
 
 fn host_config(args: &ServeArgs, index: usize) -> host::Config {
-    let OffloadArg { file } = args.offload;
+    let OffloadArg { file, .. } = args.offload;
     let mut config = host::Config {
         addrs: args.addr.iter().map(|c| Cidr { addr: c.addr, prefix_len: c.prefix_len }).collect(),
         gateways: args.gateway.clone(),

@@ -1,14 +1,17 @@
 //! Counters at the end of a run: what must have moved, what must not, and what must be zero when
 //! everything is over.
 
+use abi::FileLimits;
 use base::Instant;
 
-use crate::faults::Scenario;
+use crate::faults::{Scenario, Tls};
 use crate::node::Node;
 use crate::report::Report;
 
 /// Gauges of the server that are zero when nothing goes on any more.
-const EMPTY_AT_END: [&str; 12] = [
+const EMPTY_AT_END: [&str; 14] = [
+    "l5o_contexts",
+    "l5o_messages_open",
     "connections",
     "connections_half_open",
     "connections_time_wait",
@@ -36,8 +39,23 @@ const CALM_NET: [&str; 8] = [
 ];
 
 /// Counters that nothing in a simulation may move.
-const NEVER: [&str; 4] =
-    ["tx_dropped_malformed", "tx_dropped_table_full", "checksum_software", "file_unknown"];
+const NEVER: [&str; 9] = [
+    "tx_dropped_malformed",
+    "tx_dropped_table_full",
+    "checksum_software",
+    "file_unknown",
+    // What TCP gives to TLS is what the peer sent, whatever happens to packets.
+    "tls_decrypt_error",
+    "tls_handshake_failures",
+    "tls_alerts_sent",
+    "tls_alerts_received",
+    // The host brings what a tag needs.
+    "tx_tls_drop_no_sync_data",
+];
+
+/// Extents of a transmit, and content of a record: RFC 8446 section 5.1.
+const EXTENTS: u32 = FileLimits::EXTENTS_PER_TRANSMIT_MAX as u32;
+const RECORD_BYTES: u32 = 1 << 14;
 
 /// Checks one machine.
 pub(crate) fn check(
@@ -67,7 +85,8 @@ pub(crate) fn check(
         }
         // RFC 8985 section 7: a probe may be too early where a queue grows, and is no harm.
         let (again, probes) = (node.counter("tcp_retrans"), node.counter("tcp_tail_probes"));
-        if again > probes {
+        // What was handed over for a context that was then refused is dropped, and comes again.
+        if again > probes && node.counter("tls_tx_device_refused") == 0 {
             fail(format!(
                 "{again} retransmissions, {probes} probes without a fault of the network"
             ));
@@ -80,28 +99,76 @@ pub(crate) fn check(
             fail(format!("{name} is {value}"));
         }
     }
-    let transmit_bytes_max = node.device.capabilities().transmit_bytes_max;
-    let limit = scenario.device.clone().clamped(transmit_bytes_max).memory_bytes_max;
+    let capabilities = node.device.capabilities();
+    // What precedes a range in its record may come with each extent.
+    let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES } else { 0 };
+    let most = capabilities.transmit_bytes_max + prefixes;
+    let limit = scenario.device.clone().clamped(most).memory_bytes_max;
     let memory = node.counter("file_memory_bytes");
     if memory > limit as u64 {
         fail(format!("{memory} bytes of device memory, the limit is {limit}"));
     }
+    if let Some(tls) = &scenario.tls {
+        if let Err(what) = check_tls(index, node, scenario, tls) {
+            fail(what);
+        }
+    }
     if index != 0 {
         return;
     }
+    check_files(node, scenario, &mut fail);
+}
+
+/// Checks who sent the server's files.
+fn check_files(node: &Node, scenario: &Scenario, fail: &mut dyn FnMut(String)) {
     let (bytes, fallback) =
         (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
     let body = node.counter("http_body_bytes");
-    let refused = scenario.resets > 0 || scenario.device.files_max < 16;
-    if scenario.offload && !refused && fallback != 0 {
+    let offload = scenario.files_offloaded();
+    let refused = scenario.resets > 0
+        || scenario.device.files_max < 16
+        || node.counter("tls_tx_device_refused") > 0;
+    if offload && !refused && fallback != 0 {
         fail(format!("the host read {fallback} bytes itself"));
     }
-    if !scenario.offload && bytes != 0 {
+    if !offload && bytes != 0 {
         fail(format!("the device was asked for {bytes} bytes though offload is off"));
     }
     let sure = !scenario.may_fail() && scenario.calm_net();
-    let sent = if scenario.offload { bytes } else { fallback };
-    if sure && sent != body {
+    let sent = if offload { bytes } else { fallback };
+    if sure && !refused && sent != body {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }
+}
+
+/// Checks who did the work of a machine's TLS: property 10 in particular.
+fn check_tls(index: usize, node: &Node, scenario: &Scenario, tls: &Tls) -> Result<(), String> {
+    let device = tls.device(index);
+    let value = |name| node.counter(name);
+    let (sealed, opened) = (value("tx_tls_encrypted_bytes"), value("rx_tls_decrypted_bytes"));
+    for (may, name, bytes) in
+        [(device.seals(), "sealed", sealed), (device.opens(), "opened", opened)]
+    {
+        if !may && bytes > 0 {
+            return Err(format!("the device {name} {bytes} bytes that nobody asked it to"));
+        }
+    }
+    let refused = value("tls_tx_device_refused") + value("tls_rx_device_refused");
+    let by_device = value("l5o_refused");
+    if device.has_room() && refused + by_device > 0 {
+        return Err(format!("contexts refused: {by_device}, of which the host knows {refused}"));
+    }
+    // Of a connection that has ended the host does not want to know.
+    if refused > by_device {
+        return Err(format!("{refused} contexts refused, of which the device knows {by_device}"));
+    }
+    let sure = scenario.calm_net() && scenario.resets == 0 && by_device == 0;
+    if sure && device.seals() && sealed == 0 && value("tls_tx_bytes") > 0 {
+        return Err(String::from("the device sealed nothing, and nobody said why"));
+    }
+    // The server's context may come too late for all that a client sends.
+    if sure && index > 0 && device.opens() && opened == 0 && value("tls_rx_bytes") > 0 {
+        return Err(String::from("the device opened nothing, and nobody said why"));
+    }
+    Ok(())
 }

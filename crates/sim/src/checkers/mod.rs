@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `bytes` | every byte of every body, while it is read: in `http` and `client` |
 //! | [`wire`] | frames that a device sends: well-formed, in the window, repeated as they were |
+//! | [`plaintext`] | nothing to be read on the wire where TLS is spoken |
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
 //! | [`conserve`] | what was acknowledged is what was read |
@@ -11,6 +12,7 @@
 
 pub(crate) mod conserve;
 pub(crate) mod counters;
+pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod same;
 pub(crate) mod wire;

@@ -1,10 +1,11 @@
-//! The differential check: the same seed with and without offload gives the same bytes.
+//! The differential check: the same seed with and without offload gives the same bytes, to the
+//! applications and, of TLS, on the wire.
 //!
 //! It means something only for seeds in which nothing changes the answers by its timing: files that
 //! change, disks that fail, clients that give up.
 
 use crate::faults::Scenario;
-use crate::report::Row;
+use crate::report::{Row, StreamRow};
 
 /// Whether a scenario's answers depend on its timing.
 pub(crate) fn applies(scenario: &Scenario) -> bool {
@@ -26,4 +27,18 @@ pub(crate) fn compare(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String>
         Some((on, off)) => format!("with offload {on:?}, without {off:?}"),
         None => format!("{} answers with offload, {} without", on.len(), off.len()),
     })
+}
+
+/// Compares what crossed the wire in two runs.
+///
+/// # Errors
+/// The first difference.
+pub(crate) fn compare_streams(on: &[StreamRow], off: &[StreamRow]) -> Result<(), String> {
+    if on.len() != off.len() {
+        return Err(format!("{} streams with offload, {} without", on.len(), off.len()));
+    }
+    match on.iter().zip(off).find(|(a, b)| a != b) {
+        Some((on, off)) => Err(format!("with offload {on:?}, without {off:?}")),
+        None => Ok(()),
+    }
 }

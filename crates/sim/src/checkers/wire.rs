@@ -1,8 +1,9 @@
 //! The wire: every frame that a device sends, before the network touches it.
 //!
 //! Well-formed, with right checksums, no longer than the MTU; no data beyond the window that the
-//! peer offered; and where bytes are sent again, the same bytes. It keeps each connection's stream
-//! as it was sent first, which is little in a simulation.
+//! peer offered; where bytes are sent again, the same bytes; and where TLS is spoken, nothing that
+//! anybody could read. It keeps each connection's stream as it was sent first, which is little in a
+//! simulation.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,10 @@ use wire::frame::{Frame, IpPacket, parse, protocol};
 use wire::tcp::{Flags, Segment};
 use wire::{ETHERNET_BYTES, Endpoint};
 
-use crate::report::Report;
+use super::plaintext;
+use crate::content::Catalogue;
+use crate::report::{Report, StreamRow};
+use crate::trace::hash_bytes;
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
@@ -21,8 +25,8 @@ struct Stream {
     iss: SeqNum,
     /// Bytes as they were sent first, from behind the SYN.
     sent: Vec<u8>,
-    /// A hole: what a device lost in a reset never left. Nothing is compared from then on.
-    holes: bool,
+    /// Which of them were: what a device lost in a reset never left, and leaves a hole.
+    known: BTreeMap<usize, usize>,
     fin_at: Option<usize>,
     /// Shift of the windows that this end offers.
     scale: u8,
@@ -49,6 +53,8 @@ struct Flow {
 pub(crate) struct Wire {
     mtu: usize,
     server_port: u16,
+    /// TLS is spoken.
+    tls: bool,
     flows: BTreeMap<Endpoint, Flow>,
     /// Packets that carried bytes that were sent before.
     pub(crate) repeated: u64,
@@ -56,10 +62,11 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub(crate) const fn new(mtu: u16, server_port: u16) -> Self {
+    pub(crate) const fn new(mtu: u16, server_port: u16, tls: bool) -> Self {
         Self {
             mtu: mtu as usize,
             server_port,
+            tls,
             flows: BTreeMap::new(),
             repeated: 0,
             bytes: Vec::new(),
@@ -73,6 +80,23 @@ impl Wire {
         Some(flow.streams[0].acknowledged.min(fin))
     }
 
+    /// Whether TLS is spoken.
+    pub(crate) const fn is_tls(&self) -> bool {
+        self.tls
+    }
+
+    /// What each end of each connection sent, where TLS is spoken.
+    pub(crate) fn streams(&self) -> Vec<StreamRow> {
+        let flows = self.flows.iter().filter(|_| self.tls);
+        let rows = flows.flat_map(|(&client, flow)| {
+            [false, true].map(|from_server| {
+                let sent = &flow.streams[usize::from(from_server)].sent;
+                StreamRow { client, from_server, bytes: sent.len(), hash: hash_bytes(0, sent) }
+            })
+        });
+        rows.collect()
+    }
+
     /// A device sends a frame. Gives what the trace shows of it: flags, sequence and
     /// acknowledgment numbers, checksum.
     pub(crate) fn sent(
@@ -80,13 +104,14 @@ impl Wire {
         now: Instant,
         node: usize,
         frame: &TxFrame,
+        known: &Catalogue,
         report: &mut Report,
     ) -> [u64; 4] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.clear();
         bytes.resize(frame.len(), 0);
         frame.copy_to(&mut bytes);
-        let result = self.look(node, frame, &bytes);
+        let result = self.look(node, frame, &bytes, known);
         self.bytes = bytes;
         result.unwrap_or_else(|what| {
             report.fail(now, "wire", format!("n{node} sent a frame with {what}"));
@@ -94,7 +119,13 @@ impl Wire {
         })
     }
 
-    fn look(&mut self, node: usize, frame: &TxFrame, bytes: &[u8]) -> Result<[u64; 4], String> {
+    fn look(
+        &mut self,
+        node: usize,
+        frame: &TxFrame,
+        bytes: &[u8],
+        known: &Catalogue,
+    ) -> Result<[u64; 4], String> {
         let limit = if frame.segment_size > 0 { 1 << 16 } else { self.mtu };
         if bytes.len() > limit + ETHERNET_BYTES {
             return Err(format!("{} bytes for an MTU of {}", bytes.len(), self.mtu));
@@ -116,6 +147,9 @@ impl Wire {
             }
         }
         let (segment, header) = Segment::parse(tcp).map_err(|e| format!("a TCP header: {e:?}"))?;
+        if self.tls {
+            plaintext::look(&tcp[header..], known)?;
+        }
         let field = u64::from(u16::from_be_bytes([tcp[16], tcp[17]]));
         let seen = [segment.flags.0.into(), segment.seq.0.into(), segment.ack.0.into(), field];
         self.segment(node, &ip, &segment, &tcp[header..])?;
@@ -228,21 +262,32 @@ impl Stream {
             }
             self.fin_at = Some(end);
         }
-        if payload.is_empty() || self.holes {
+        if payload.is_empty() {
             return Ok(false);
         }
         if self.fin_at.is_some_and(|fin| end > fin) {
             return Err(format!("bytes up to {end} behind the FIN at {:?}", self.fin_at));
         }
-        if at > self.sent.len() {
-            self.holes = true;
-            return Ok(false);
+        if self.sent.len() < end {
+            self.sent.resize(end, 0);
         }
-        let known = (self.sent.len() - at).min(payload.len());
-        if self.sent[at..at + known] != payload[..known] {
-            return Err(format!("other bytes than before at {at}"));
+        // Ranges that overlap this one or touch it, the last first.
+        let touching = self.known.range(..=end).rev().take_while(|&(_, &to)| to >= at);
+        let touching: Vec<_> = touching.map(|(&from, &to)| (from, to)).collect();
+        let (mut first, mut last, mut repeated) = (at, end, false);
+        for (from, to) in touching {
+            let (here, behind) = (from.max(at), to.min(end));
+            for at_byte in here..behind {
+                repeated = true;
+                if self.sent[at_byte] != payload[at_byte - at] {
+                    return Err(format!("other bytes than before at {at_byte}, {at}..{end}"));
+                }
+            }
+            (first, last) = (first.min(from), last.max(to));
+            self.known.remove(&from);
         }
-        self.sent.extend_from_slice(&payload[known..]);
-        Ok(known > 0)
+        self.sent[at..end].copy_from_slice(payload);
+        self.known.insert(first, last);
+        Ok(repeated)
     }
 }

@@ -7,23 +7,32 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
+use rustls::pki_types::ServerName;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
-use rustls::{ExtractedSecrets, ServerConfig};
+use rustls::{ClientConfig, ExtractedSecrets, ServerConfig};
 
-/// A handshake under way, as a server.
+use super::open::Kernel;
+
+/// A handshake under way.
 pub(crate) struct Handshake {
-    conn: UnbufferedServerConnection,
+    end: End,
     /// Records that rustls has not used up.
     incoming: Vec<u8>,
+}
+
+enum End {
+    Server(UnbufferedServerConnection),
+    Client(UnbufferedClientConnection),
 }
 
 /// What a handshake leaves behind.
 pub(crate) struct Done {
     pub(crate) secrets: ExtractedSecrets,
     /// Makes the keys that follow.
-    pub(crate) kernel: KernelConnection<ServerConnectionData>,
+    pub(crate) kernel: Kernel,
 }
 
 /// How far it got.
@@ -35,55 +44,132 @@ pub(crate) enum Progress {
     Failed,
 }
 
+/// What rustls makes of a record.
+enum Step {
+    Blocked,
+    Done,
+    Refused,
+    Error,
+}
+
 impl Handshake {
     /// # Errors
     /// Where the configuration cannot be served with.
-    pub(crate) fn new(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
-        Ok(Self { conn: UnbufferedServerConnection::new(config)?, incoming: Vec::new() })
+    pub(crate) fn server(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
+        let end = End::Server(UnbufferedServerConnection::new(config)?);
+        Ok(Self { end, incoming: Vec::new() })
     }
 
-    /// Takes a record; appends what is to be sent to `out`.
+    /// # Errors
+    /// Where the configuration cannot be connected with.
+    pub(crate) fn client(
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Self, rustls::Error> {
+        let end = End::Client(UnbufferedClientConnection::new(config, name)?);
+        Ok(Self { end, incoming: Vec::new() })
+    }
+
+    /// Takes a record, or nothing, where a client begins; appends what is to be sent to `out`.
     pub(crate) fn feed(mut self: Box<Self>, record: &[u8], out: &mut Vec<u8>) -> Progress {
         self.incoming.extend_from_slice(record);
-        loop {
-            let UnbufferedStatus { discard, state } =
-                self.conn.process_tls_records(&mut self.incoming);
-            let done = match state {
-                Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                    append(out, |free| data.encode(free));
-                    false
+        let step = match &mut self.end {
+            End::Server(conn) => advance(conn, &mut self.incoming, out),
+            End::Client(conn) => advance(conn, &mut self.incoming, out),
+        };
+        match step {
+            Step::Blocked => Progress::More(self),
+            Step::Done => self
+                .end
+                .into_kernel()
+                .map_or(Progress::Failed, |done| Progress::Done(Box::new(done))),
+            Step::Refused => Progress::Failed,
+            Step::Error => {
+                // The alert is what rustls has to send last.
+                match &mut self.end {
+                    End::Server(conn) => drain(conn, out),
+                    End::Client(conn) => drain(conn, out),
                 }
-                Ok(ConnectionState::TransmitTlsData(data)) => {
-                    data.done();
-                    false
-                }
-                Ok(ConnectionState::WriteTraffic(_)) => true,
-                Ok(ConnectionState::BlockedHandshake) => {
-                    self.incoming.drain(..discard);
-                    return Progress::More(self);
-                }
-                // Early data is never accepted, and nothing follows the handshake in its records.
-                Ok(_) => return Progress::Failed,
-                Err(_) => return self.failed(out),
-            };
-            self.incoming.drain(..discard);
-            if done {
-                return match self.conn.dangerous_into_kernel_connection() {
-                    Ok((secrets, kernel)) => Progress::Done(Box::new(Done { secrets, kernel })),
-                    Err(_) => Progress::Failed,
-                };
+                Progress::Failed
             }
         }
     }
+}
 
-    /// The alert is what rustls has to send last.
-    fn failed(mut self: Box<Self>, out: &mut Vec<u8>) -> Progress {
-        while let Ok(ConnectionState::EncodeTlsData(mut data)) =
-            self.conn.process_tls_records(&mut []).state
-        {
-            append(out, |free| data.encode(free));
+impl End {
+    fn into_kernel(self) -> Option<Done> {
+        Some(match self {
+            Self::Server(conn) => {
+                let (secrets, kernel): (_, KernelConnection<ServerConnectionData>) =
+                    conn.dangerous_into_kernel_connection().ok()?;
+                Done { secrets, kernel: Kernel::Server(Box::new(kernel)) }
+            }
+            Self::Client(conn) => {
+                let (secrets, kernel): (_, KernelConnection<ClientConnectionData>) =
+                    conn.dangerous_into_kernel_connection().ok()?;
+                Done { secrets, kernel: Kernel::Client(Box::new(kernel)) }
+            }
+        })
+    }
+}
+
+/// The two ends of rustls differ in type and not in what is asked of them here.
+trait Process {
+    type Data;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+}
+
+impl Process for UnbufferedServerConnection {
+    type Data = ServerConnectionData;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+impl Process for UnbufferedClientConnection {
+    type Data = ClientConnectionData;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) -> Step {
+    loop {
+        let UnbufferedStatus { discard, state, .. } = conn.process(incoming);
+        let step = match state {
+            Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                append(out, |free| data.encode(free));
+                None
+            }
+            Ok(ConnectionState::TransmitTlsData(data)) => {
+                data.done();
+                None
+            }
+            Ok(ConnectionState::WriteTraffic(_)) => Some(Step::Done),
+            Ok(ConnectionState::BlockedHandshake) => Some(Step::Blocked),
+            // Early data is never accepted, and nothing follows the handshake in its records.
+            Ok(_) => Some(Step::Refused),
+            Err(_) => Some(Step::Error),
+        };
+        incoming.drain(..discard);
+        if let Some(step) = step {
+            return step;
         }
-        Progress::Failed
+    }
+}
+
+fn drain<P: Process>(conn: &mut P, out: &mut Vec<u8>) {
+    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process(&mut []).state {
+        append(out, |free| data.encode(free));
     }
 }
 

@@ -1,20 +1,27 @@
-//! TLS 1.2 and 1.3 as a server: rustls shakes hands, the record layer is ours.
+//! TLS 1.2 and 1.3: rustls shakes hands, the record layer is ours, and the device's where it can.
 //!
-//! A [`Session`] lies between a connection and its socket. Received bytes become records
-//! (`record`), records of the handshake go to rustls (`handshake`), others are opened in place and
-//! wait to be read. What the application writes is cut into records and sealed once the connection
-//! has room for it, so that plaintext waits and ciphertext does not pile up; parts of files are
-//! read by the host's disk for that.
+//! A [`Session`] lies between a connection and its socket. Records of the handshake go to rustls
+//! (`handshake`). After it, what the application writes becomes runs of records in the connection's
+//! send stream, described by their content (`sealer`): the device seals them when they are sent, or
+//! the host before. Received records that the device opened are read where they lie, others are
+//! opened by the host (`receive`, `record`); `offload` keeps the device's contexts in step.
 //!
-//! Invariants: what is given to the connection is ciphertext, or an alert before there are keys;
-//! the order of what was written is kept; no byte of a record that does not verify is shown; memory
-//! is bounded by [`PLAIN_BYTES_MAX`], one record, and the connection's send buffer.
+//! Invariants: what is given to the connection is ciphertext, or a run that nobody but a sealer can
+//! turn into bytes, or an alert before there are keys; the order of what was written is kept; no
+//! byte of a record that does not verify is shown; memory is bounded by [`PLAIN_BYTES_MAX`], one
+//! record, and the connection's buffers.
 //!
 //! It does not resume with early data (0-RTT is never offered), renegotiate, or compress.
 
+mod api;
+mod contexts;
 mod handshake;
+mod offload;
 mod open;
+mod receive;
 mod record;
+pub(crate) mod sealer;
+mod transmit;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -22,44 +29,37 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use abi::Refusal;
 use abi::crypto::CryptoProvider;
 use bytes::{Buf as _, Bytes};
 
-use crate::api::{FileId, Readiness, SocketError};
+use crate::api::{Readiness, SocketError, TlsInfo};
+use crate::config::TcpConfig;
 use crate::files::Files;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::rcv::Receive;
+use crate::tcp::spans::Source;
+use crate::tcp::state::State;
+pub use api::{TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
 use handshake::{Handshake, Progress};
+use offload::RxOffload;
 use open::Open;
+use receive::{Clear, Step};
 pub use record::Alert;
-use record::{CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
+use record::{Version, content};
+use sealer::Sealer;
 
 /// Opened bytes that wait to be read before the connection's window is left to close.
 const PLAIN_BYTES_MAX: usize = 64 * 1024;
 /// Records without content in a row: they cost us and carry nothing. OpenSSL has the same limit.
 const EMPTY_RECORDS_MAX: u8 = 32;
-/// What a listener needs to speak TLS.
-#[derive(Clone)]
-pub struct TlsServer {
-    /// Certificates, versions, suites, ALPN and tickets. Secrets have to be extractable
-    /// (`enable_secret_extraction`).
-    pub config: Arc<rustls::ServerConfig>,
-    /// What seals and opens.
-    pub crypto: Arc<dyn CryptoProvider>,
-}
-
-impl fmt::Debug for TlsServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsServer").finish_non_exhaustive()
-    }
-}
 
 /// What was written and is not yet sealed.
 enum Piece {
     Memory(Bytes),
     File {
-        file: FileId,
-        offset: u64,
+        source: Source,
         left: u64,
     },
     /// close_notify, and the end of the connection's direction.
@@ -67,6 +67,8 @@ enum Piece {
 }
 
 enum Stage {
+    /// A client that has not sent its first message.
+    Begin(Box<Handshake>),
     Handshake(Box<Handshake>),
     Open(Box<Open>),
     /// It failed: nothing is sent or read any more.
@@ -77,17 +79,27 @@ enum Stage {
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
     stage: Stage,
-    /// The record that is being received.
+    /// The record that is being copied together.
     incoming: Vec<u8>,
-    /// Opened, not yet read.
+    /// The device had opened some of it.
+    undone: bool,
+    /// Opened by the host, not yet read.
     plain: VecDeque<Bytes>,
     plain_bytes: usize,
+    /// Opened by the device, not yet read; behind `plain`.
+    clear: Option<Clear>,
+    /// Bytes that have to be there before the record in front is worth another look.
+    awaited: usize,
+    /// The device's part in receiving; none before there are keys.
+    offload: Option<Box<RxOffload>>,
+    /// Why the device does not seal.
+    tx_refused: Option<Refusal>,
+    /// Records that the device opened whole, in part, and not at all.
+    rx_records: [u64; 3],
     queue: VecDeque<Piece>,
     /// Plaintext bytes in the queue, and those of them in memory.
     queued: u64,
     queued_memory: usize,
-    /// The disk is reading for the piece in front.
-    reading: bool,
     /// The peer sent close_notify.
     peer_ended: bool,
     /// The application wrote its last byte.
@@ -104,21 +116,45 @@ impl fmt::Debug for Session {
 
 impl Session {
     /// The session of a connection that was just accepted.
-    pub(crate) fn new(server: &TlsServer) -> Self {
-        let (stage, error) = match Handshake::new(server.config.clone()) {
-            Ok(handshake) => (Stage::Handshake(Box::new(handshake)), None),
-            Err(_) => (Stage::Dead, Some(SocketError::Tls(Alert::InternalError))),
-        };
+    pub(crate) fn server(server: &TlsServer) -> Self {
+        let handshake = Handshake::server(server.config.clone());
+        Self::new(server.crypto.clone(), handshake.map(|h| Stage::Handshake(Box::new(h))).ok())
+    }
+
+    /// The session of a connection that we open; its handshake begins with the first turn.
+    pub(crate) fn client(client: &TlsClient) -> Self {
+        let handshake = Handshake::client(client.config.clone(), client.name.clone());
+        Self::new(client.crypto.clone(), handshake.map(|h| Stage::Begin(Box::new(h))).ok())
+    }
+
+    /// A session that begins behind its handshake, which others had.
+    pub(crate) fn attached(conn: &mut Connection, cx: &mut Cx<'_>, keys: &TlsKeys) -> Self {
+        let open = Open::attached(keys, &*keys.crypto);
+        let mut session = Self::new(keys.crypto.clone(), None);
+        if let Some(open) = open {
+            session.error = None;
+            session.open(conn, cx, open);
+        }
+        session
+    }
+
+    fn new(crypto: Arc<dyn CryptoProvider>, stage: Option<Stage>) -> Self {
+        let error = stage.is_none().then_some(SocketError::Tls(Alert::InternalError));
         Self {
-            crypto: server.crypto.clone(),
-            stage,
+            crypto,
+            stage: stage.unwrap_or(Stage::Dead),
             incoming: Vec::new(),
+            undone: false,
             plain: VecDeque::new(),
             plain_bytes: 0,
+            clear: None,
+            awaited: 0,
+            offload: None,
+            tx_refused: None,
+            rx_records: [0; 3],
             queue: VecDeque::new(),
             queued: 0,
             queued_memory: 0,
-            reading: false,
             peer_ended: false,
             shut: false,
             error,
@@ -129,28 +165,52 @@ impl Session {
 
     /// What the socket is ready for, given what the connection is.
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
-        let readable = !self.plain.is_empty();
+        let readable = !self.plain.is_empty() || self.clear.is_some();
         let open = matches!(self.stage, Stage::Open(_));
         Readiness {
             readable,
             writable: below.writable && open && !self.shut && self.queue.is_empty(),
             peer_closed: !readable && (self.peer_ended || below.peer_closed),
             drained: below.drained && self.queue.is_empty(),
-            error: below.error.or(self.error),
+            error: self.error.or(below.error),
         }
     }
 
-    pub(crate) fn peek(&self) -> &[u8] {
-        self.plain.front().map_or(&[], Bytes::as_ref)
+    pub(crate) fn peek<'a>(&'a self, rcv: &'a Receive) -> &'a [u8] {
+        match (self.plain.front(), &self.clear) {
+            (Some(plain), _) => plain,
+            (None, Some(clear)) => {
+                let bytes = rcv.peek();
+                &bytes[..bytes.len().min(clear.left)]
+            }
+            (None, None) => &[],
+        }
     }
 
-    pub(crate) fn consume(&mut self, bytes: usize) {
-        let Some(front) = self.plain.front_mut() else { return };
-        let bytes = bytes.min(front.len());
-        front.advance(bytes);
-        self.plain_bytes -= bytes;
-        if front.is_empty() {
-            self.plain.pop_front();
+    /// Takes bytes off the front of what [`Self::peek`] showed. What follows is ready at once where
+    /// it needs no work.
+    pub(crate) fn consume(
+        &mut self,
+        conn: &mut Connection,
+        out: &mut Outbox,
+        config: &TcpConfig,
+        bytes: usize,
+    ) {
+        if let Some(front) = self.plain.front_mut() {
+            let bytes = bytes.min(front.len());
+            front.advance(bytes);
+            self.plain_bytes -= bytes;
+            if front.is_empty() {
+                self.plain.pop_front();
+            }
+            return;
+        }
+        self.consume_clear(&mut conn.rcv, out, bytes);
+        if self.clear.is_none() {
+            // Who read the last byte is told at once that it was.
+            let room = receive::record_room(conn, config);
+            let step = self.step(&mut conn.rcv, out, room, true);
+            self.peer_ended |= matches!(step, Step::Control { .. });
         }
     }
 
@@ -164,25 +224,6 @@ impl Session {
         self.queued
     }
 
-    /// Takes bytes to send, as many as fit in `room`; gives how many.
-    pub(crate) fn send(&mut self, mut bytes: Bytes, room: usize) -> usize {
-        let taken = bytes.len().min(room.saturating_sub(self.queued_memory));
-        if taken == 0 {
-            return 0;
-        }
-        bytes.truncate(taken);
-        self.queue.push_back(Piece::Memory(bytes));
-        self.queued += taken as u64;
-        self.queued_memory += taken;
-        taken
-    }
-
-    /// Takes part of a file to send, which the caller has counted as used.
-    pub(crate) fn send_file(&mut self, file: FileId, offset: u64, len: u64) {
-        self.queue.push_back(Piece::File { file, offset, left: len });
-        self.queued += len;
-    }
-
     /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
     pub(crate) fn shutdown(&mut self) -> bool {
         if !self.shut && !matches!(self.stage, Stage::Dead) {
@@ -194,51 +235,34 @@ impl Session {
 
     // ---- the connection's end ----
 
-    /// Receives and sends what can be.
-    pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        self.receive(conn, cx);
-        self.transmit(conn, cx);
+    /// Whether there is nothing to receive, to send or to follow.
+    pub(crate) fn is_idle(&self, conn: &Connection) -> bool {
+        let offload = self.offload.as_ref();
+        conn.rcv.ready_bytes() == 0
+            && self.queue.is_empty()
+            && !matches!(self.stage, Stage::Begin(_))
+            && !offload.is_some_and(|offload| offload.is_to_follow())
     }
 
-    fn receive(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        while self.plain_bytes < PLAIN_BYTES_MAX && !conn.rcv.peek().is_empty() {
-            let wanted = match self.wanted() {
-                Ok(wanted) => wanted,
-                Err(alert) => {
-                    self.fail(conn, cx, alert);
-                    continue;
-                }
-            };
-            let bytes = conn.rcv.peek();
-            let here = bytes.len().min(wanted);
-            // What comes after the end is nobody's: RFC 8446 section 6.1.
-            let unwanted = self.peer_ended || matches!(self.stage, Stage::Dead);
-            if !unwanted {
-                self.incoming.extend_from_slice(&bytes[..here]);
-            }
-            if let Some(packet) = conn.rcv.consume(here) {
-                cx.out.recycle.push_back(packet);
-            }
-            if !unwanted && self.wanted() == Ok(0) {
-                let record = core::mem::take(&mut self.incoming);
-                self.handle_record(conn, cx, record);
-            }
+    /// Receives and sends what can be.
+    pub(crate) fn turn(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if conn.state.is_synchronized() {
+            self.begin(conn, cx);
+            self.receive(conn, cx);
+            self.follow(conn, cx);
+            self.transmit(conn, cx);
+        } else if matches!(conn.state, State::TimeWait | State::Closed) {
+            // What came before the end can still be read.
+            self.receive(conn, cx);
         }
     }
 
-    /// Bytes that are missing from the record, or from its header.
-    fn wanted(&self) -> Result<usize, Alert> {
-        let have = self.incoming.len();
-        let Some(&[kind, _, _, high, low]) = self.incoming.first_chunk::<HEADER_BYTES>() else {
-            return Ok(HEADER_BYTES - have);
-        };
-        let len = usize::from(u16::from_be_bytes([high, low]));
-        if !(20..=24).contains(&kind) {
-            Err(Alert::UnexpectedMessage)
-        } else if len > RECORD_BYTES_MAX {
-            Err(Alert::RecordOverflow)
-        } else {
-            Ok(HEADER_BYTES + len - have)
+    /// A client speaks first.
+    fn begin(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if matches!(self.stage, Stage::Begin(_)) {
+            if let Stage::Begin(handshake) = core::mem::replace(&mut self.stage, Stage::Dead) {
+                self.shake(conn, cx, handshake, &[]);
+            }
         }
     }
 
@@ -246,8 +270,10 @@ impl Session {
         match core::mem::replace(&mut self.stage, Stage::Dead) {
             Stage::Handshake(handshake) => self.shake(conn, cx, handshake, &record),
             Stage::Open(mut open) => {
-                let opened = open.rx.open(&mut record);
+                let opened = open.rx.keys.open(open.rx.number, &mut record);
+                let opened = opened.and_then(|opened| open.rx.advance().map(|()| opened));
                 self.stage = Stage::Open(open);
+                self.note_copied(&mut cx.out.counters);
                 let handled = opened.and_then(|(kind, range)| {
                     cx.out.counters.tls_rx_records += 1;
                     self.handle_content(conn, cx, kind, Bytes::from(record).slice(range))
@@ -258,7 +284,7 @@ impl Session {
                     self.fail(conn, cx, alert);
                 }
             }
-            Stage::Dead => {}
+            Stage::Begin(_) | Stage::Dead => {}
         }
     }
 
@@ -277,10 +303,7 @@ impl Session {
             Progress::Done(done) => match Open::new(*done, &*self.crypto) {
                 Some(open) => {
                     cx.out.counters.tls_handshakes += 1;
-                    cx.out.counters.tls_tx_sw += 1;
-                    cx.out.counters.tls_rx_sw += 1;
-                    self.stage = Stage::Open(Box::new(open));
-                    conn.modes.notify = true;
+                    self.open(conn, cx, open);
                 }
                 None => self.fail(conn, cx, Alert::InternalError),
             },
@@ -290,6 +313,31 @@ impl Session {
                 self.die(conn, cx, SocketError::TlsHandshake);
             }
         }
+    }
+
+    /// There are keys: sealing and opening begin, on the device where it can.
+    fn open(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, open: Open) {
+        self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
+        self.stage = Stage::Open(Box::new(open));
+        conn.snd.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
+        self.install_tx(conn, cx);
+        self.install_rx(conn, cx);
+        let counters = &mut cx.out.counters;
+        counters.tls_tx_sw += u64::from(self.tx_refused.is_some());
+        counters.tls_rx_sw += u64::from(self.offload.as_ref().is_some_and(|o| o.state().is_err()));
+        conn.modes.notify = true;
+    }
+
+    /// What `ss` shows.
+    pub(crate) fn info(&self) -> Option<TlsInfo> {
+        let Stage::Open(open) = &self.stage else { return None };
+        Some(TlsInfo {
+            version: open.version,
+            suite: open.tx.keys.suite,
+            tx_offload: self.tx_refused.map_or(Ok(()), Err),
+            rx_offload: self.offload.as_ref().map_or(Err(Refusal::Disabled), |o| o.state()),
+            rx_records: self.rx_records,
+        })
     }
 
     fn handle_content(
@@ -319,12 +367,33 @@ impl Session {
                 conn.modes.notify = true;
             }
             content::ALERT => self.handle_alert(conn, cx, &text)?,
-            content::HANDSHAKE => {
-                open.message.extend_from_slice(&text);
-                let replies = open.handle_messages(&*self.crypto, cx)?;
-                conn.write_all(Bytes::from(replies));
-            }
+            content::HANDSHAKE => self.handle_messages(conn, cx, &text)?,
             _ => return Err(Alert::UnexpectedMessage),
+        }
+        Ok(())
+    }
+
+    /// Messages after the handshake.
+    fn handle_messages(
+        &mut self,
+        conn: &mut Connection,
+        cx: &mut Cx<'_>,
+        text: &[u8],
+    ) -> Result<(), Alert> {
+        let Stage::Open(open) = &mut self.stage else { return Ok(()) };
+        open.message.extend_from_slice(text);
+        let changes = open.handle_messages(&*self.crypto, cx)?;
+        if changes.no_renegotiation {
+            open.write(conn, content::ALERT, &[1, Alert::NoRenegotiation as u8]);
+        }
+        if changes.rx {
+            if let Some(offload) = &mut self.offload {
+                offload.retire(cx.out, conn.rcv.edge(), open.rx.keys.clone());
+            }
+            self.install_rx(conn, cx);
+        }
+        if changes.tx_wanted && !self.rekey(conn, cx) {
+            return Err(Alert::InternalError);
         }
         Ok(())
     }
@@ -359,101 +428,21 @@ impl Session {
         matches!(&self.stage, Stage::Open(open) if open.version == Version::Tls12)
     }
 
-    /// Seals what was written, as far as the connection has room.
-    fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if self.shut && matches!(self.stage, Stage::Handshake(_)) {
-            // Nobody waits for the handshake any more.
-            self.release(cx.out, cx.files);
-            conn.shutdown();
-        }
-        while let Some(piece) = self.queue.front_mut() {
-            let Stage::Open(open) = &mut self.stage else { return };
-            if !conn.state.may_write() || conn.snd.fin {
-                return;
-            }
-            let room = conn.send_room(cx.config);
-            match piece {
-                Piece::Memory(bytes) => {
-                    if room == 0 {
-                        conn.modes.wants_room = true;
-                        return;
-                    }
-                    let text = bytes.split_to(bytes.len().min(CONTENT_BYTES_MAX));
-                    self.queued -= text.len() as u64;
-                    self.queued_memory -= text.len();
-                    if bytes.is_empty() {
-                        self.queue.pop_front();
-                    }
-                    let sealed = open.seal(&*self.crypto, &text, cx);
-                    self.give(conn, cx, sealed);
-                }
-                Piece::File { file, offset, left } => {
-                    if self.reading || room < CONTENT_BYTES_MAX {
-                        conn.modes.wants_room = true;
-                        return;
-                    }
-                    self.reading = cx.files.read(cx.out, conn.flow, 0, *file, *offset, *left);
-                    return;
-                }
-                Piece::End => {
-                    self.queue.pop_front();
-                    let mut out = Vec::new();
-                    let alert = [1, Alert::CloseNotify as u8];
-                    open.tx.seal(content::ALERT, &alert, &mut out);
-                    conn.write_all(Bytes::from(out));
-                    conn.shutdown();
-                }
-            }
-        }
-    }
-
-    /// The disk has read bytes of the piece in front.
-    pub(crate) fn filled(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, mut bytes: Bytes) {
-        self.reading = false;
-        let Some(Piece::File { file, offset, left }) = self.queue.front_mut() else { return };
-        let len = (bytes.len() as u64).min(*left);
-        let (file, from) = (*file, *offset);
-        *offset += len;
-        *left -= len;
-        self.queued -= len;
-        if *left == 0 {
-            self.queue.pop_front();
-        }
-        while !bytes.is_empty() {
-            let Stage::Open(open) = &mut self.stage else { break };
-            let text = bytes.split_to(bytes.len().min(CONTENT_BYTES_MAX));
-            let sealed = open.seal(&*self.crypto, &text, cx);
-            self.give(conn, cx, sealed);
-        }
-        cx.files.release(cx.out, file, from, len, false);
-        self.transmit(conn, cx);
-    }
-
-    /// Gives a record to the connection, or ends the session where a key's limit is reached.
-    fn give(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, sealed: Option<Vec<u8>>) {
-        match sealed {
-            Some(sealed) => conn.write_all(Bytes::from(sealed)),
-            None => self.fail(conn, cx, Alert::InternalError),
-        }
-    }
-
     /// Sends an alert, and ends.
     fn fail(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, alert: Alert) {
         const FATAL: u8 = 2;
         let text = [FATAL, alert as u8];
-        let mut out = Vec::new();
+        let counters = &mut cx.out.counters;
         match &mut self.stage {
-            Stage::Open(open) => open.tx.seal(content::ALERT, &text, &mut out),
-            Stage::Handshake(_) => {
-                cx.out.counters.tls_handshake_failures += 1;
-                out.extend_from_slice(&[content::ALERT, 3, 3, 0, 2, text[0], text[1]]);
+            Stage::Open(open) => open.write(conn, content::ALERT, &text),
+            Stage::Handshake(_) | Stage::Begin(_) => {
+                counters.tls_handshake_failures += 1;
+                let alert = [content::ALERT, 3, 3, 0, 2, text[0], text[1]];
+                conn.write_all(Bytes::copy_from_slice(&alert));
             }
             Stage::Dead => {}
         }
-        if !out.is_empty() {
-            cx.out.counters.tls_alerts_sent += 1;
-            conn.write_all(Bytes::from(out));
-        }
+        counters.tls_alerts_sent += u64::from(!matches!(self.stage, Stage::Dead));
         self.die(conn, cx, SocketError::Tls(alert));
     }
 
@@ -462,6 +451,7 @@ impl Session {
         self.error = Some(error);
         self.stage = Stage::Dead;
         self.incoming = Vec::new();
+        self.clear = None;
         self.release(cx.out, cx.files);
         conn.shutdown();
         conn.modes.notify = true;
@@ -470,10 +460,15 @@ impl Session {
     /// Gives up what was written.
     pub(crate) fn release(&mut self, out: &mut Outbox, files: &mut Files) {
         for piece in self.queue.drain(..) {
-            if let Piece::File { file, offset, left } = piece {
-                files.release(out, file, offset, left, false);
+            if let Piece::File { source, left } = piece {
+                if let Some((file, offset)) = source.file() {
+                    files.release(out, file, offset, left, false);
+                }
             }
         }
         (self.queued, self.queued_memory) = (0, 0);
+        if let Some(offload) = &mut self.offload {
+            offload.release(out);
+        }
     }
 }

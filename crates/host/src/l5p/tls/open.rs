@@ -1,32 +1,121 @@
 //! A session after its handshake: the keys of both directions, and the messages that change them.
 //!
-//! [`super::Session`] has records sealed and opened here, and hands handshake messages in. RFC 8446
+//! [`super::Session`] has control records sealed here, and hands handshake messages in. RFC 8446
 //! sections 4.6.3 and 5.5: keys change when the peer says so, and ours before they have sealed too
 //! much; TLS 1.2 cannot change keys and ends there.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::crypto::CryptoProvider;
+use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
-use rustls::{ProtocolVersion, SupportedCipherSuite};
+use rustls::{ConnectionTrafficSecrets, Error, ProtocolVersion, SupportedCipherSuite};
 
+use super::TlsKeys;
 use super::handshake::Done;
-use super::record::{Alert, CONTENT_BYTES_MAX, Keys, RECORD_BYTES_MAX, Version, content};
-use crate::tcp::conn::Cx;
+use super::record::{Alert, CONTENT_BYTES_MAX, Keys, Version, content};
+use crate::tcp::conn::{Connection, Cx};
 
 /// Records left of a key's limit when it is changed.
-const LIMIT_MARGIN: u64 = 1024;
+pub(super) const LIMIT_MARGIN: u64 = 1024;
+/// Records that a key of unknown origin may seal: RFC 8446 section 5.5, rounded down.
+const ATTACHED_LIMIT: u64 = 1 << 23;
 
 /// Messages after the handshake: RFC 8446 section 4, RFC 5246 section 7.4.
+const HELLO_REQUEST: u8 = 0;
 const CLIENT_HELLO: u8 = 1;
+const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
+
+/// What makes the next keys.
+pub(crate) enum Kernel {
+    Server(Box<KernelConnection<ServerConnectionData>>),
+    Client(Box<KernelConnection<ClientConnectionData>>),
+    /// The keys were given, and cannot change.
+    Attached,
+}
+
+type Secrets = Result<(u64, ConnectionTrafficSecrets), Error>;
+
+impl Kernel {
+    fn update_rx(&mut self) -> Secrets {
+        match self {
+            Self::Server(kernel) => kernel.update_rx_secret(),
+            Self::Client(kernel) => kernel.update_rx_secret(),
+            Self::Attached => Err(Error::HandshakeNotComplete),
+        }
+    }
+
+    fn update_tx(&mut self) -> Secrets {
+        match self {
+            Self::Server(kernel) => kernel.update_tx_secret(),
+            Self::Client(kernel) => kernel.update_tx_secret(),
+            Self::Attached => Err(Error::HandshakeNotComplete),
+        }
+    }
+
+    /// Version, and the records that one key may seal.
+    fn limits(&self) -> Option<(Version, u64)> {
+        let (version, suite) = match self {
+            Self::Server(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
+            Self::Client(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
+            Self::Attached => return None,
+        };
+        let version = match version {
+            ProtocolVersion::TLSv1_2 => Version::Tls12,
+            ProtocolVersion::TLSv1_3 => Version::Tls13,
+            _ => return None,
+        };
+        let common = match suite {
+            SupportedCipherSuite::Tls13(suite) => &suite.common,
+            SupportedCipherSuite::Tls12(suite) => &suite.common,
+        };
+        Some((version, common.confidentiality_limit))
+    }
+}
+
+/// Keys of a direction, and the number of its next record.
+pub(super) struct Half {
+    pub(super) keys: Arc<Keys>,
+    pub(super) number: u64,
+}
+
+impl Half {
+    fn of_secrets(
+        crypto: &dyn CryptoProvider,
+        version: Version,
+        (number, secrets): &(u64, ConnectionTrafficSecrets),
+    ) -> Option<Self> {
+        Some(Self { keys: Arc::new(Keys::of_secrets(crypto, version, secrets)?), number: *number })
+    }
+
+    /// Appends a record to `out`; nothing where the numbers are used up (RFC 8446 section 5.3: they
+    /// never wrap).
+    fn seal(&mut self, kind: u8, text: &[u8], out: &mut Vec<u8>) {
+        if let Some(next) = self.number.checked_add(1) {
+            self.keys.seal(self.number, kind, text, out);
+            self.number = next;
+        }
+    }
+
+    /// The record with the next number was opened.
+    ///
+    /// # Errors
+    /// There is no number for another: RFC 8446 section 5.3.
+    pub(super) fn advance(&mut self) -> Result<(), Alert> {
+        self.number = self.number.checked_add(1).ok_or(Alert::InternalError)?;
+        Ok(())
+    }
+}
 
 /// Keys and what makes the next.
 pub(super) struct Open {
-    pub(super) tx: Keys,
-    pub(super) rx: Keys,
-    kernel: KernelConnection<ServerConnectionData>,
+    pub(super) tx: Half,
+    pub(super) rx: Half,
+    kernel: Kernel,
     pub(super) version: Version,
     /// Records that one key may seal: RFC 8446 section 5.5.
     tx_limit: u64,
@@ -35,67 +124,78 @@ pub(super) struct Open {
     pub(super) empty_records: u8,
 }
 
+/// What messages after the handshake brought about.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The peer's next record is under another key.
+    pub(super) rx: bool,
+    /// The peer wants ours to change too.
+    pub(super) tx_wanted: bool,
+    /// To be answered: RFC 5246 section 7.2.2.
+    pub(super) no_renegotiation: bool,
+}
+
 impl Open {
     pub(super) fn new(done: Done, crypto: &dyn CryptoProvider) -> Option<Self> {
         let Done { secrets, kernel } = done;
-        let version = match kernel.protocol_version() {
-            ProtocolVersion::TLSv1_2 => Version::Tls12,
-            ProtocolVersion::TLSv1_3 => Version::Tls13,
-            _ => return None,
+        let (version, tx_limit) = kernel.limits()?;
+        let tx = Half::of_secrets(crypto, version, &secrets.tx)?;
+        let rx = Half::of_secrets(crypto, version, &secrets.rx)?;
+        Some(Self { tx, rx, kernel, version, tx_limit, message: Vec::new(), empty_records: 0 })
+    }
+
+    /// A session whose keys somebody else has agreed on.
+    pub(super) fn attached(keys: &TlsKeys, crypto: &dyn CryptoProvider) -> Option<Self> {
+        let half = |direction: &super::TlsDirection| {
+            let suite = keys.suite;
+            let key = direction.key.get(..suite.key_bytes())?;
+            let made = Keys::new(crypto, keys.version, suite, key, direction.iv)?;
+            Some(Half { keys: Arc::new(made), number: direction.number })
         };
-        let common = match kernel.negotiated_cipher_suite() {
-            SupportedCipherSuite::Tls13(suite) => &suite.common,
-            SupportedCipherSuite::Tls12(suite) => &suite.common,
-        };
-        let tx_limit = common.confidentiality_limit;
         Some(Self {
-            tx: Keys::new(crypto, version, secrets.tx)?,
-            rx: Keys::new(crypto, version, secrets.rx)?,
-            kernel,
-            version,
-            tx_limit,
+            tx: half(&keys.tx)?,
+            rx: half(&keys.rx)?,
+            kernel: Kernel::Attached,
+            version: keys.version,
+            tx_limit: ATTACHED_LIMIT,
             message: Vec::new(),
             empty_records: 0,
         })
     }
 
-    /// A record with `text`; before it, where the key has sealed enough, one that changes the key.
-    /// None where it has and cannot be changed.
-    pub(super) fn seal(
-        &mut self,
-        crypto: &dyn CryptoProvider,
-        text: &[u8],
-        cx: &mut Cx<'_>,
-    ) -> Option<Vec<u8>> {
-        let mut out = Vec::with_capacity(text.len() + RECORD_BYTES_MAX - CONTENT_BYTES_MAX);
-        if self.tx.number >= self.tx_limit.saturating_sub(LIMIT_MARGIN) {
-            if self.version == Version::Tls12 {
-                return None;
-            }
-            self.update_tx(crypto, &mut out, cx)?;
-        }
-        self.tx.seal(content::APPLICATION_DATA, text, &mut out);
-        cx.out.counters.tls_tx_records += 1;
-        cx.out.counters.tls_tx_bytes += text.len() as u64;
-        Some(out)
+    /// Records that the key may still seal before it has to be changed.
+    pub(super) fn tx_left(&self) -> u64 {
+        self.tx_limit.saturating_sub(LIMIT_MARGIN).saturating_sub(self.tx.number)
     }
 
-    /// Acts on whole messages after the handshake; gives what is to be answered.
+    /// Whether our key can be changed.
+    pub(super) fn can_rekey(&self) -> bool {
+        self.version == Version::Tls13 && !matches!(self.kernel, Kernel::Attached)
+    }
+
+    /// Writes a record that the host seals.
+    pub(super) fn write(&mut self, conn: &mut Connection, kind: u8, text: &[u8]) {
+        let mut out = Vec::new();
+        self.tx.seal(kind, text, &mut out);
+        conn.write_all(out.into());
+    }
+
+    /// Acts on whole messages after the handshake.
     pub(super) fn handle_messages(
         &mut self,
         crypto: &dyn CryptoProvider,
         cx: &mut Cx<'_>,
-    ) -> Result<Vec<u8>, Alert> {
-        let mut out = Vec::new();
+    ) -> Result<Changes, Alert> {
+        let mut changes = Changes::default();
         while let Some(&[kind, high, middle, low]) = self.message.first_chunk::<4>() {
             let len = u32::from_be_bytes([0, high, middle, low]) as usize;
             if len > CONTENT_BYTES_MAX {
                 return Err(Alert::DecodeError);
             }
             let Some(body) = self.message.get(4..4 + len) else { break };
-            match (self.version, kind) {
-                (Version::Tls13, KEY_UPDATE) => {
-                    let wants_ours = match body {
+            match (self.version, kind, &mut self.kernel) {
+                (Version::Tls13, KEY_UPDATE, _) => {
+                    changes.tx_wanted = match body {
                         [0] => false,
                         [1] => true,
                         _ => return Err(Alert::DecodeError),
@@ -105,41 +205,50 @@ impl Open {
                         return Err(Alert::UnexpectedMessage);
                     }
                     self.update_rx(crypto, cx)?;
-                    if wants_ours {
-                        self.update_tx(crypto, &mut out, cx).ok_or(Alert::InternalError)?;
-                    }
+                    changes.rx = true;
                 }
-                (Version::Tls12, CLIENT_HELLO) => {
-                    let warning = [1, Alert::NoRenegotiation as u8];
-                    self.tx.seal(content::ALERT, &warning, &mut out);
+                (Version::Tls13, NEW_SESSION_TICKET, Kernel::Client(kernel)) => {
+                    // A ticket that cannot be kept is no reason to end.
+                    let _ = kernel.handle_new_session_ticket(body);
+                }
+                (Version::Tls12, CLIENT_HELLO, Kernel::Server(_))
+                | (Version::Tls12, HELLO_REQUEST, Kernel::Client(_)) => {
+                    changes.no_renegotiation = true;
                 }
                 _ => return Err(Alert::UnexpectedMessage),
             }
             self.message.drain(..4 + len);
         }
-        Ok(out)
+        Ok(changes)
     }
 
     fn update_rx(&mut self, crypto: &dyn CryptoProvider, cx: &mut Cx<'_>) -> Result<(), Alert> {
         cx.out.counters.tls_rx_rekey_received += 1;
-        let secrets = self.kernel.update_rx_secret().map_err(|_| Alert::InternalError)?;
-        self.rx = Keys::new(crypto, self.version, secrets).ok_or(Alert::InternalError)?;
+        if matches!(self.kernel, Kernel::Attached) {
+            return Err(Alert::UnexpectedMessage);
+        }
+        let secrets = self.kernel.update_rx().map_err(|_| Alert::InternalError)?;
+        let next = Half::of_secrets(crypto, self.version, &secrets);
+        self.rx = next.ok_or(Alert::InternalError)?;
         cx.out.counters.tls_rx_rekey_ok += 1;
         Ok(())
     }
 
-    /// Says that our key changes, under the old one, and changes it.
-    fn update_tx(
+    /// Says that our key changes, under the old one, and changes it. None where it cannot be.
+    pub(super) fn update_tx(
         &mut self,
         crypto: &dyn CryptoProvider,
-        out: &mut Vec<u8>,
+        conn: &mut Connection,
         cx: &mut Cx<'_>,
     ) -> Option<()> {
         /// Ours changes; the peer's need not.
         const UPDATE_NOT_REQUESTED: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
-        self.tx.seal(content::HANDSHAKE, &UPDATE_NOT_REQUESTED, out);
-        let secrets = self.kernel.update_tx_secret().ok()?;
-        self.tx = Keys::new(crypto, self.version, secrets)?;
+        if !self.can_rekey() {
+            return None;
+        }
+        self.write(conn, content::HANDSHAKE, &UPDATE_NOT_REQUESTED);
+        let secrets = self.kernel.update_tx().ok()?;
+        self.tx = Half::of_secrets(crypto, self.version, &secrets)?;
         cx.out.counters.tls_tx_rekey_ok += 1;
         Some(())
     }

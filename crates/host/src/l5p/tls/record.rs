@@ -1,34 +1,21 @@
-//! The record layer in software: RFC 8446 section 5 and RFC 5246 section 6, for the AEAD suites.
+//! Keys of one direction, and the record layer in software: RFC 8446 section 5 and RFC 5246 section
+//! 6, for the AEAD suites.
 //!
-//! [`super::Session`] calls it with whole records. It knows keys, numbers and framing, and nothing
-//! of what records carry. Invariants: a record's number is used once; what does not verify is never
-//! shown.
+//! [`super::Session`] opens whole records here, [`super::sealer`] seals what the device does not.
+//! Numbers come from the callers. Invariants: what does not verify is never shown; a key leaves
+//! only towards the device ([`Keys::state`]).
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::fmt;
 use core::ops::Range;
 
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
+use abi::l5o::{TlsState, framing};
 use rustls::ConnectionTrafficSecrets;
-
-/// Bytes of a record's header.
-pub(crate) const HEADER_BYTES: usize = 5;
-/// Most bytes of content in a record: RFC 8446 section 5.1.
-pub(crate) const CONTENT_BYTES_MAX: usize = 1 << 14;
-/// Most bytes behind a header before the peer's record is refused: RFC 5246 section 6.2.3, of which
-/// RFC 8446 section 5.2 uses less.
-pub(crate) const RECORD_BYTES_MAX: usize = CONTENT_BYTES_MAX + 2048;
-/// The same in TLS 1.3.
-const RECORD_BYTES_MAX_13: usize = CONTENT_BYTES_MAX + 256;
-/// The nonce's part that TLS 1.2 sends with each record under AES-GCM: RFC 5288 section 3.
-const EXPLICIT_BYTES: usize = 8;
-
-/// What a record carries: RFC 8446 section 5.1.
-pub(crate) mod content {
-    pub(crate) const ALERT: u8 = 21;
-    pub(crate) const HANDSHAKE: u8 = 22;
-    pub(crate) const APPLICATION_DATA: u8 = 23;
-}
+pub(crate) use wire::tls::{CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
+use wire::tls::{Framing, RECORD_BYTES_MAX_13};
+use zeroize::Zeroizing;
 
 /// Alerts that we send: RFC 8446 section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,32 +39,29 @@ pub enum Alert {
     NoRenegotiation = 100,
 }
 
-/// Which record layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
-    Tls12,
-    Tls13,
-}
-
 /// Keys of one direction.
 pub(crate) struct Keys {
     aead: Box<dyn Aead>,
-    version: Version,
-    /// TLS 1.2 with AES-GCM: part of the nonce travels in the record.
-    explicit: bool,
+    pub(crate) suite: Suite,
+    pub(crate) framing: Framing,
+    key: Zeroizing<[u8; 32]>,
     iv: [u8; NONCE_BYTES],
-    /// Number of the next record.
-    pub(crate) number: u64,
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("suite", &self.suite).finish_non_exhaustive()
+    }
 }
 
 impl Keys {
-    /// Keys of what the handshake agreed on; none for a suite that we have no use for.
-    pub(crate) fn new(
+    /// Keys of what a handshake agreed on; none for a suite that we have no use for.
+    pub(crate) fn of_secrets(
         crypto: &dyn CryptoProvider,
         version: Version,
-        (number, secrets): (u64, ConnectionTrafficSecrets),
+        secrets: &ConnectionTrafficSecrets,
     ) -> Option<Self> {
-        let (suite, key, iv) = match &secrets {
+        let (suite, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (Suite::Aes128Gcm, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (Suite::Aes256Gcm, key, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => {
@@ -85,114 +69,108 @@ impl Keys {
             }
             _ => return None,
         };
-        let explicit = version == Version::Tls12 && suite != Suite::ChaCha20Poly1305;
-        let aead = crypto.aead(suite, key.as_ref())?;
-        let iv = iv.as_ref().try_into().ok()?;
-        Some(Self { aead, version, explicit, iv, number })
+        Self::new(crypto, version, suite, key.as_ref(), iv.as_ref().try_into().ok()?)
     }
 
-    /// RFC 8446 section 5.3. TLS 1.2 with AES-GCM sends the last eight bytes of the same.
-    fn nonce(&self) -> [u8; NONCE_BYTES] {
-        let mut nonce = self.iv;
-        for (byte, number) in nonce[4..].iter_mut().zip(self.number.to_be_bytes()) {
-            *byte ^= number;
+    /// Keys as they are; none where `key` has not the suite's length.
+    pub(crate) fn new(
+        crypto: &dyn CryptoProvider,
+        version: Version,
+        suite: Suite,
+        key: &[u8],
+        iv: [u8; NONCE_BYTES],
+    ) -> Option<Self> {
+        let aead = crypto.aead(suite, key)?;
+        let mut kept = Zeroizing::new([0; 32]);
+        kept.get_mut(..key.len())?.copy_from_slice(key);
+        Some(Self { aead, suite, framing: framing(version, suite), key: kept, iv })
+    }
+
+    /// What a device needs to go on from record `number`.
+    pub(crate) fn state(&self, number: u64) -> TlsState {
+        TlsState {
+            version: self.framing.version,
+            suite: self.suite,
+            key: self.key.clone(),
+            iv: self.iv,
+            number,
         }
-        nonce
     }
 
-    /// RFC 5246 section 6.2.3.3; RFC 8446 section 5.2 has the header alone.
-    fn aad_12(&self, kind: u8, len: usize) -> [u8; 13] {
-        let mut aad = [0; 13];
-        aad[..8].copy_from_slice(&self.number.to_be_bytes());
-        aad[8..11].copy_from_slice(&[kind, 3, 3]);
-        aad[11..].copy_from_slice(&length(len));
-        aad
-    }
-
-    /// Appends a record with `text` to `out`. At most [`CONTENT_BYTES_MAX`] bytes.
-    pub(crate) fn seal(&mut self, kind: u8, text: &[u8], out: &mut Vec<u8>) {
+    /// Appends record `number` with `text` to `out`. At most [`CONTENT_BYTES_MAX`] bytes.
+    pub(crate) fn seal(&self, number: u64, kind: u8, text: &[u8], out: &mut Vec<u8>) {
         debug_assert!(text.len() <= CONTENT_BYTES_MAX, "callers cut");
-        let nonce = self.nonce();
-        match self.version {
-            Version::Tls13 => {
-                let len = length(text.len() + 1 + TAG_BYTES);
-                let header = [content::APPLICATION_DATA, 3, 3, len[0], len[1]];
-                out.extend_from_slice(&header);
-                let start = out.len();
-                out.extend_from_slice(text);
-                out.push(kind);
-                let tag = self.aead.seal(&nonce, &header, &mut out[start..]);
-                out.extend_from_slice(&tag);
-            }
-            Version::Tls12 => {
-                let explicit = if self.explicit { EXPLICIT_BYTES } else { 0 };
-                let len = length(explicit + text.len() + TAG_BYTES);
-                out.extend_from_slice(&[kind, 3, 3, len[0], len[1]]);
-                out.extend_from_slice(&nonce[NONCE_BYTES - explicit..]);
-                let start = out.len();
-                out.extend_from_slice(text);
-                let aad = self.aad_12(kind, text.len());
-                let tag = self.aead.seal(&nonce, &aad, &mut out[start..]);
-                out.extend_from_slice(&tag);
-            }
+        let nonce = self.framing.nonce(&self.iv, number);
+        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        let front_len = self.framing.write_front(kind, text.len(), &nonce, &mut front);
+        out.extend_from_slice(&front[..front_len]);
+        let start = out.len();
+        out.extend_from_slice(text);
+        if self.framing.inner() > 0 {
+            out.push(kind);
         }
-        self.number += 1;
+        let (aad, aad_len) = self.framing.aad(number, kind, out.len() - start);
+        let tag = self.aead.seal(&nonce, &aad[..aad_len], &mut out[start..]);
+        out.extend_from_slice(&tag);
     }
 
-    /// Opens a whole record in place; gives what it carries, and where.
+    /// Opens record `number`, whole, in place; gives what it carries, and where.
     ///
     /// # Errors
     /// The alert that RFC 8446 section 5.2 or RFC 5246 section 7.2.2 asks for.
-    pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
-        let (kind, content) = match self.version {
-            Version::Tls13 => self.open_13(record)?,
-            Version::Tls12 => self.open_12(record)?,
-        };
-        if content.len() > CONTENT_BYTES_MAX {
-            return Err(Alert::RecordOverflow);
+    pub(crate) fn open(&self, number: u64, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
+        let kind = self.check(record)?;
+        let front_len = self.framing.front();
+        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        front[..front_len].copy_from_slice(&record[..front_len]);
+        let nonce = self.framing.nonce_of(&self.iv, number, &front);
+        let sealed = &mut record[front_len..];
+        let (mut aad, aad_len) = self.framing.aad(number, kind, sealed.len() - TAG_BYTES);
+        if self.framing.version == Version::Tls13 {
+            // As it came: a version that was changed on the way is not ours to mend.
+            aad[..HEADER_BYTES].copy_from_slice(&front[..HEADER_BYTES]);
         }
-        self.number += 1;
-        Ok((kind, content))
-    }
-
-    fn open_13(&self, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
-        let (header, sealed) = record.split_at_mut(HEADER_BYTES);
-        if header[0] != content::APPLICATION_DATA {
-            return Err(Alert::UnexpectedMessage);
-        }
-        if sealed.len() > RECORD_BYTES_MAX_13 {
-            return Err(Alert::RecordOverflow);
-        }
-        let opened = self.aead.open(&self.nonce(), header, sealed);
+        let opened = self.aead.open(&nonce, &aad[..aad_len], sealed);
         let len = opened.map_err(|_| Alert::BadRecordMac)?;
-        // RFC 8446 section 5.4: zeros, then the type, from the end.
-        let last = sealed[..len].iter().rposition(|&byte| byte != 0);
-        let last = last.ok_or(Alert::UnexpectedMessage)?;
-        Ok((sealed[last], HEADER_BYTES..HEADER_BYTES + last))
+        let (kind, end) = match self.framing.version {
+            Version::Tls12 => (kind, len),
+            Version::Tls13 => {
+                // RFC 8446 section 5.4: zeros, then the type, from the end.
+                let last = sealed[..len].iter().rposition(|&byte| byte != 0);
+                let last = last.ok_or(Alert::UnexpectedMessage)?;
+                (sealed[last], last)
+            }
+        };
+        if end > CONTENT_BYTES_MAX {
+            return Err(Alert::RecordOverflow);
+        }
+        Ok((kind, front_len..front_len + end))
     }
 
-    fn open_12(&self, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
-        let (header, body) = record.split_at_mut(HEADER_BYTES);
-        if header[1..3] != [3, 3] {
-            return Err(Alert::ProtocolVersion);
+    /// The header's part of opening: gives the outer content type.
+    fn check(&self, record: &[u8]) -> Result<u8, Alert> {
+        let kind = record[0];
+        let sealed = record.len() - HEADER_BYTES;
+        match self.framing.version {
+            Version::Tls13 if kind != content::APPLICATION_DATA => {
+                return Err(Alert::UnexpectedMessage);
+            }
+            Version::Tls13 if sealed > RECORD_BYTES_MAX_13 => return Err(Alert::RecordOverflow),
+            Version::Tls12 if record[1..3] != [3, 3] => return Err(Alert::ProtocolVersion),
+            _ => {}
         }
-        let explicit = if self.explicit { EXPLICIT_BYTES } else { 0 };
-        if body.len() < explicit + TAG_BYTES {
+        if sealed < self.framing.front() - HEADER_BYTES + TAG_BYTES {
             return Err(Alert::BadRecordMac);
         }
-        let (sent, sealed) = body.split_at_mut(explicit);
-        let mut nonce = self.nonce();
-        nonce[NONCE_BYTES - explicit..].copy_from_slice(sent);
-        let kind = header[0];
-        let aad = self.aad_12(kind, sealed.len() - TAG_BYTES);
-        let len = self.aead.open(&nonce, &aad, sealed).map_err(|_| Alert::BadRecordMac)?;
-        let start = HEADER_BYTES + explicit;
-        Ok((kind, start..start + len))
+        Ok(kind)
     }
-}
 
-/// A length as records carry it.
-fn length(len: usize) -> [u8; 2] {
-    // All callers are bounded by RECORD_BYTES_MAX.
-    u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes()
+    /// Seals again what a device opened as part of record `number`: `bytes`, which begin at
+    /// `offset` of the sealed text. Counter mode undoes itself.
+    pub(crate) fn restore(&self, number: u64, explicit: [u8; 8], offset: u64, bytes: &mut [u8]) {
+        let mut front = [0; Framing::FRONT_BYTES_MAX];
+        front[HEADER_BYTES..].copy_from_slice(&explicit);
+        let nonce = self.framing.nonce_of(&self.iv, number, &front);
+        self.aead.apply(&nonce, offset, bytes);
+    }
 }

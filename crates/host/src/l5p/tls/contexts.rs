@@ -1,0 +1,126 @@
+//! A session's contexts on the device, from the host's side: asked for, refused, lost, and told
+//! where records begin.
+//!
+//! Called by the session when keys change, and by the host for the device's events. What the device
+//! does for reception is kept in [`super::offload`], for sending in [`super::sealer`].
+
+use alloc::boxed::Box;
+
+use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::{Op, Refusal};
+
+use super::{Session, Stage};
+use crate::tcp::conn::{Connection, Cx};
+
+impl Session {
+    /// Asks the device for a context that seals from the next record on; the keys are kept with the
+    /// stream in any case.
+    pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let Stage::Open(open) = &self.stage else { return };
+        let refused = match cx.out.l5o {
+            Ok(limits) if limits.tls_tx => None,
+            Ok(_) => Some(Refusal::NotSupported),
+            Err(why) => Some(why),
+        };
+        self.tx_refused = refused;
+        let end = conn.snd.spans.end();
+        // Nothing follows a FIN that would be sealed.
+        let wanted = refused.is_none() && conn.state.may_write();
+        let context = wanted.then(|| cx.out.new_context());
+        if let Some(context) = context {
+            let create = L5oCreate {
+                context,
+                flow: conn.flow,
+                direction: Direction::Transmit,
+                tcpsn: conn.seq(end),
+                state: L5oState::Tls(open.tx.keys.state(open.tx.number)),
+            };
+            cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
+            cx.out.counters.tls_tx_device += 1;
+        }
+        let Some(sealer) = &mut conn.snd.sealer else { return };
+        if sealer.has(&open.tx.keys) {
+            context.into_iter().for_each(|context| sealer.renew(context));
+        } else {
+            sealer.push(open.tx.keys.clone(), context, end);
+        }
+    }
+
+    /// Asks the device for a context that opens from the first record on whose header has not come.
+    pub(super) fn install_rx(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        if !conn.state.is_synchronized() {
+            return;
+        }
+        let next = self.boundaries(&conn.rcv).and_then(Iterator::last);
+        if let (Some(next), Some(offload)) = (next, &mut self.offload) {
+            offload.install(conn, cx, next);
+        }
+    }
+
+    /// Keeps the device in step with what was received.
+    pub(super) fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
+        let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
+        let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
+        if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
+            if let Some(&at) = boundaries.peek() {
+                offload.advance(at);
+            }
+            offload.answer(conn, cx, drained, boundaries);
+        }
+        let install = offload.is_to_install();
+        self.offload = Some(offload);
+        if install {
+            self.install_rx(conn, cx);
+        }
+    }
+
+    /// `l5o_resync_rx_req`: the device asks where a record begins.
+    pub(crate) fn handle_resync(
+        &mut self,
+        conn: &Connection,
+        cx: &mut Cx<'_>,
+        context: L5oId,
+        request: ResyncRequest,
+    ) {
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
+            offload.handle_request(conn, cx, request);
+            self.follow(conn, cx);
+        }
+    }
+
+    /// The device refused a context.
+    pub(crate) fn handle_refused(
+        &mut self,
+        conn: &mut Connection,
+        cx: &mut Cx<'_>,
+        context: L5oId,
+        why: Refusal,
+    ) {
+        let counters = &mut cx.out.counters;
+        if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
+            offload.refused(why);
+            counters.tls_rx_sw += 1;
+            counters.tls_rx_device_refused += 1;
+        } else if conn.snd.sealer.as_ref().is_some_and(|s| s.context() == Some(context)) {
+            self.tx_refused = Some(why);
+            counters.tls_tx_sw += 1;
+            counters.tls_tx_device_refused += 1;
+        }
+        conn.lose_context(cx, context);
+    }
+
+    /// The device lost everything: what was under way is the host's, what follows the device's
+    /// again.
+    pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if !matches!(self.stage, Stage::Open(_)) || !conn.state.is_synchronized() {
+            return;
+        }
+        if let Some(offload) = &mut self.offload {
+            offload.lost(conn.rcv.edge(), Refusal::DeviceReset);
+        }
+        if conn.state.may_write() {
+            self.install_tx(conn, cx);
+        }
+        self.install_rx(conn, cx);
+    }
+}

@@ -1,0 +1,436 @@
+//! A session's receive contexts on the device: made, told where records begin, and their work
+//! undone where the host has to open a record itself.
+//!
+//! Called by [`super::Session`] and [`super::receive`]. The device's guesses are never trusted: a
+//! record counts as opened by it only where every byte was opened by a context that has the
+//! record's keys, as the record that the host takes it for, and one of its frames says that the tag
+//! is right ([`RxOffload::opened_whole`]).
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use abi::crypto::TAG_BYTES;
+use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, Opened, ResyncMode, ResyncRequest};
+use abi::{Op, Refusal};
+use base::SeqNum;
+use wire::tls::{HEADER_BYTES, RecordHeader};
+
+use super::record::Keys;
+use crate::outbox::Outbox;
+use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::rcv::Piece;
+
+/// Keys of contexts whose work may still have to be undone, beside those that work now: what a peer
+/// may have us keep by changing its keys again and again.
+const OLD_KEYS_MAX: usize = 4;
+/// Such contexts, of whatever keys: what a device may have us keep by resets.
+const OLD_CONTEXTS_MAX: usize = 64;
+/// Records opened by nobody before the device is told where the next begins, and the most of them
+/// between two hints: Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
+const HINT_AFTER: (u32, u32) = (2, 128);
+/// Headers that the log of an asynchronous request holds: Linux's
+/// `TLS_DEVICE_RESYNC_ASYNC_LOGMAX`.
+const LOG_MAX: usize = 13;
+
+/// A context that did not work any more at `until`.
+#[derive(Debug)]
+struct Old {
+    context: L5oId,
+    keys: Arc<Keys>,
+    /// Position behind everything that it may have opened.
+    until: u64,
+}
+
+/// Boundaries seen since an asynchronous request began.
+#[derive(Debug)]
+struct Log {
+    from: u64,
+    until: u64,
+    seen: VecDeque<(u64, u64)>,
+}
+
+/// Where the host is in the stream: a record's position, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Boundary {
+    pub(super) position: u64,
+    pub(super) number: u64,
+}
+
+/// What a session knows of the device's work on what it receives.
+#[derive(Debug)]
+pub(super) struct RxOffload {
+    /// The context, or why there is none.
+    context: Result<L5oId, Refusal>,
+    keys: Arc<Keys>,
+    old: VecDeque<Old>,
+    mode: ResyncMode,
+    /// Position that the device asks about.
+    asked: Option<u64>,
+    log: Option<Box<Log>>,
+    /// Records in a row that the device did not open whole.
+    unopened: u32,
+    /// How many of them make the next hint.
+    hint_at: u32,
+}
+
+impl RxOffload {
+    pub(super) fn new(keys: Arc<Keys>, why: Refusal) -> Self {
+        Self {
+            context: Err(why),
+            keys,
+            old: VecDeque::new(),
+            mode: ResyncMode::StreamScan,
+            asked: None,
+            log: None,
+            unopened: 0,
+            hint_at: HINT_AFTER.0,
+        }
+    }
+
+    /// Whether the device may have opened what comes.
+    pub(super) fn is_active(&self) -> bool {
+        self.context.is_ok() || !self.old.is_empty()
+    }
+
+    /// Whether the device waits for word of where records begin, or is to be told unasked, or what
+    /// it did under old keys can be forgotten.
+    pub(super) fn is_to_follow(&self) -> bool {
+        self.asked.is_some()
+            || self.log.is_some()
+            || !self.old.is_empty()
+            || self.mode == ResyncMode::NextHint
+    }
+
+    pub(super) const fn state(&self) -> Result<(), Refusal> {
+        match self.context {
+            Ok(_) => Ok(()),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Asks the device for a context that opens from `next` on.
+    pub(super) fn install(&mut self, conn: &Connection, cx: &mut Cx<'_>, next: Boundary) {
+        let limits = match cx.out.l5o {
+            Ok(limits) if limits.tls_rx => limits,
+            Ok(_) => return self.context = Err(Refusal::NotSupported),
+            Err(why) => return self.context = Err(why),
+        };
+        if !self.has_room() {
+            self.context = Err(Refusal::KeysChangeTooOften);
+            return;
+        }
+        let context = cx.out.new_context();
+        let create = L5oCreate {
+            context,
+            flow: conn.flow,
+            direction: Direction::Receive(conn.tuple),
+            tcpsn: conn.rcv.seq(next.position),
+            state: L5oState::Tls(self.keys.state(next.number)),
+        };
+        cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
+        cx.out.counters.tls_rx_device += 1;
+        (self.context, self.mode) = (Ok(context), limits.resync);
+        self.unopened = 0;
+    }
+
+    /// Whether there may be one more context.
+    fn has_room(&self) -> bool {
+        let keys = self.old.iter().map(|old| &old.keys);
+        let changes = keys.clone().zip(keys.skip(1)).filter(|(a, b)| !Arc::ptr_eq(a, b)).count();
+        changes < OLD_KEYS_MAX && self.old.len() < OLD_CONTEXTS_MAX
+    }
+
+    /// Whether a context can be asked for that could not be before.
+    pub(super) fn is_to_install(&self) -> bool {
+        self.context == Err(Refusal::KeysChangeTooOften) && self.has_room()
+    }
+
+    /// The peer's keys are others from now on, or (with the same) the context is of no use any
+    /// more.
+    pub(super) fn retire(&mut self, out: &mut Outbox, edge: u64, keys: Arc<Keys>) {
+        self.forget_context(Some(out), edge, Refusal::DeviceReset);
+        self.keys = keys;
+    }
+
+    /// The device would not have the context: it never did anything.
+    pub(super) fn refused(&mut self, why: Refusal) {
+        self.context = Err(why);
+    }
+
+    /// The device has no context any more.
+    pub(super) fn lost(&mut self, edge: u64, why: Refusal) {
+        self.forget_context(None, edge, why);
+    }
+
+    fn forget_context(&mut self, out: Option<&mut Outbox>, edge: u64, why: Refusal) {
+        if let Ok(context) = core::mem::replace(&mut self.context, Err(why)) {
+            self.old.push_back(Old { context, keys: self.keys.clone(), until: edge });
+            if let Some(out) = out {
+                out.ops.push_back(Op::L5oDestroy { context });
+            }
+        }
+        (self.asked, self.log) = (None, None);
+    }
+
+    /// Which context works now.
+    pub(super) fn is(&self, context: L5oId) -> bool {
+        self.context == Ok(context)
+    }
+
+    /// Gives the context back. What it opened may still have to be undone: the application reads
+    /// what came before the end when it likes.
+    pub(super) fn release(&mut self, out: &mut Outbox) {
+        self.forget_context(Some(out), u64::MAX, Refusal::Disabled);
+    }
+
+    fn keys_of(&self, context: L5oId) -> Option<&Arc<Keys>> {
+        if self.is(context) {
+            return Some(&self.keys);
+        }
+        self.old.iter().find(|old| old.context == context).map(|old| &old.keys)
+    }
+
+    /// Whether the device opened and verified the record `number` that `pieces` are. What is not
+    /// sealed in it (header, explicit nonce, tag) may have come in packets of which nothing was
+    /// opened.
+    pub(super) fn opened_whole<'a>(
+        &self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        number: u64,
+        len: usize,
+    ) -> bool {
+        let text = self.keys.framing.front()..len.saturating_sub(TAG_BYTES);
+        let (mut context, mut verified, mut offset) = (None, false, 0);
+        for piece in pieces {
+            let begin = offset;
+            offset += piece.bytes().len();
+            let here = text.start.max(begin)..text.end.min(offset);
+            match piece.opened() {
+                Some(opened) if *context.get_or_insert(opened.context) == opened.context => {
+                    verified |= opened.verified.contains(&number);
+                    let record = Claim { number, len, ..Claim::default() };
+                    if !here.is_empty() && !self.is_opened_as(&piece, opened, begin, here, record) {
+                        return false;
+                    }
+                }
+                None if here.is_empty() => {}
+                _ => return false,
+            }
+        }
+        let right =
+            context.and_then(|c| self.keys_of(c)).is_some_and(|k| Arc::ptr_eq(k, &self.keys));
+        verified && right && offset == len
+    }
+
+    /// Whether the bytes `here` of a record, of which the piece has those from `begin` on, were
+    /// opened as that record's.
+    fn is_opened_as(
+        &self,
+        piece: &Piece<'_>,
+        opened: &Opened,
+        begin: usize,
+        here: Range<usize>,
+        record: Claim,
+    ) -> bool {
+        let (segment, at) = piece.segment();
+        let (from, to) = (at + here.start - begin, at + here.end - begin);
+        let within = as_usize(opened.range.start) <= from && to <= as_usize(opened.range.end);
+        let start = as_signed(at) - as_signed(begin);
+        within
+            && self.claim(opened, segment, from).is_some_and(|claim| {
+                (claim.number, claim.len, claim.start) == (record.number, record.len, start)
+            })
+    }
+
+    /// What the device took the byte `at` of a segment for.
+    fn claim(&self, opened: &Opened, segment: &[u8], at: usize) -> Option<Claim> {
+        Claims::new(self.keys_of(opened.context)?, opened, segment)
+            .find(|claim| as_signed(at) < claim.start + as_signed(claim.len))
+    }
+
+    /// Puts `out`, a copy of `piece`, back to what came: counter mode undoes itself. Says whether
+    /// there was anything to undo.
+    pub(super) fn restore(&self, piece: &Piece<'_>, out: &mut [u8]) -> bool {
+        let Some(opened) = piece.opened() else { return false };
+        let Some(keys) = self.keys_of(opened.context) else { return false };
+        let (segment, at) = piece.segment();
+        let from = at.max(as_usize(opened.range.start));
+        let to = (at + out.len()).min(as_usize(opened.range.end));
+        let front = as_signed(keys.framing.front());
+        for claim in Claims::new(keys, opened, segment) {
+            let text = claim.start + front;
+            let text_end = claim.start + as_signed(claim.len) - as_signed(TAG_BYTES);
+            let here = text.max(as_signed(from))..text_end.min(as_signed(to));
+            if here.start < here.end {
+                let range = (here.start - as_signed(at))..(here.end - as_signed(at));
+                let (Ok(start), Ok(end), Ok(offset)) = (
+                    usize::try_from(range.start),
+                    usize::try_from(range.end),
+                    u64::try_from(here.start - text),
+                ) else {
+                    return true;
+                };
+                keys.restore(claim.number, claim.explicit, offset, &mut out[start..end]);
+            }
+            if claim.start + as_signed(claim.len) >= as_signed(to) {
+                break;
+            }
+        }
+        from < to
+    }
+
+    /// Counts a record for the hints of [`ResyncMode::NextHint`].
+    pub(super) const fn note_record(&mut self, whole: bool) {
+        if whole {
+            (self.unopened, self.hint_at) = (0, HINT_AFTER.0);
+        } else {
+            self.unopened = self.unopened.saturating_add(1);
+        }
+    }
+
+    /// The stream is read up to `position`: what worked before it is forgotten.
+    pub(super) fn advance(&mut self, at: Boundary) {
+        while self.old.front().is_some_and(|old| old.until <= at.position) {
+            self.old.pop_front();
+        }
+        if let Some(log) = &mut self.log {
+            let within = (log.from..log.until).contains(&at.position);
+            if within
+                && log.seen.len() < LOG_MAX
+                && log.seen.back().is_none_or(|s| s.0 != at.position)
+            {
+                log.seen.push_back((at.position, at.number));
+            }
+        }
+    }
+
+    /// `l5o_resync_rx_req`.
+    pub(super) fn handle_request(
+        &mut self,
+        conn: &Connection,
+        cx: &mut Cx<'_>,
+        request: ResyncRequest,
+    ) {
+        let Ok(context) = self.context else { return };
+        let position = |seq: SeqNum| conn.rcv.position(seq);
+        match request {
+            ResyncRequest::Scan { tcpsn } => self.asked = position(tcpsn),
+            ResyncRequest::AsyncStart { tcpsn, len } => {
+                let from = position(tcpsn).unwrap_or(0);
+                let until = from + u64::from(len);
+                self.log = Some(Box::new(Log { from, until, seen: VecDeque::new() }));
+            }
+            ResyncRequest::AsyncEnd { tcpsn } => {
+                let log = self.log.take();
+                let seen = |p: u64| log.as_ref()?.seen.iter().find(|s| s.0 == p).map(|s| s.1);
+                self.asked = position(tcpsn);
+                if let Some(number) = self.asked.and_then(seen) {
+                    self.asked = None;
+                    respond(cx.out, context, tcpsn, Some(number));
+                }
+            }
+            ResyncRequest::AsyncCancel => (self.asked, self.log) = (None, None),
+        }
+    }
+
+    /// Answers what the device asked, once the stream shows it; hints where it is to be told
+    /// unasked. `boundaries` are the records' from the current one on, as far as headers are here.
+    pub(super) fn answer(
+        &mut self,
+        conn: &Connection,
+        cx: &mut Cx<'_>,
+        drained: bool,
+        boundaries: impl Iterator<Item = Boundary>,
+    ) {
+        let Ok(context) = self.context else { return };
+        let hint = self.mode == ResyncMode::NextHint && drained && self.unopened >= self.hint_at;
+        if self.asked.is_none() && !hint {
+            return;
+        }
+        for at in boundaries {
+            let seq = conn.rcv.seq(at.position);
+            if hint {
+                self.hint_at = (self.hint_at * 2).min(HINT_AFTER.1);
+                self.unopened = 0;
+                return respond(cx.out, context, seq, Some(at.number));
+            }
+            match self.asked {
+                Some(asked) if asked <= at.position => {
+                    self.asked = None;
+                    let number = (asked == at.position).then_some(at.number);
+                    return respond(cx.out, context, conn.rcv.seq(asked), number);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn respond(out: &mut Outbox, context: L5oId, tcpsn: SeqNum, number: Option<u64>) {
+    out.counters.tls_rx_device_resync += u64::from(number.is_some());
+    out.ops.push_back(Op::L5oResyncRxResp { context, tcpsn, number });
+}
+
+/// What the device took bytes of a segment for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Claim {
+    number: u64,
+    explicit: [u8; 8],
+    /// Where the record begins, from the start of the segment.
+    start: i64,
+    len: usize,
+}
+
+/// The records that the device saw in what it opened of a segment, in order.
+struct Claims<'a> {
+    keys: &'a Keys,
+    segment: &'a [u8],
+    next: Option<Claim>,
+    end: i64,
+}
+
+impl<'a> Claims<'a> {
+    fn new(keys: &'a Keys, opened: &Opened, segment: &'a [u8]) -> Self {
+        let next = Claim {
+            number: opened.number,
+            explicit: opened.explicit,
+            start: i64::from(opened.range.start) - i64::from(opened.offset),
+            len: as_usize(opened.message_len),
+        };
+        Self { keys, segment, next: Some(next), end: i64::from(opened.range.end) }
+    }
+
+    fn follow(&self, claim: &Claim) -> Option<Claim> {
+        let start = claim.start + as_signed(claim.len);
+        if start >= self.end || claim.len == 0 {
+            return None;
+        }
+        let header = self.segment.get(usize::try_from(start).ok()?..)?;
+        let RecordHeader { len, .. } = self.keys.framing.parse(*header.first_chunk()?)?;
+        let mut explicit = [0; 8];
+        if let Some(sent) = header.get(HEADER_BYTES..HEADER_BYTES + 8) {
+            explicit.copy_from_slice(sent);
+        }
+        let len = HEADER_BYTES + usize::from(len);
+        Some(Claim { number: claim.number.wrapping_add(1), explicit, start, len })
+    }
+}
+
+impl Iterator for Claims<'_> {
+    type Item = Claim;
+    fn next(&mut self) -> Option<Claim> {
+        let claim = self.next?;
+        self.next = self.follow(&claim);
+        Some(claim)
+    }
+}
+
+const fn as_usize(value: u32) -> usize {
+    value as usize
+}
+
+fn as_signed(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,287 @@
+//! From received bytes to what the application reads.
+//!
+//! Two ways. A record that the device opened and verified stays where it is, in the packets that it
+//! came in: the session steps over its header, and its content is read from the connection's own
+//! queue ([`Session::step`]). Any other record is copied together, what the device opened of it is
+//! undone, and the host opens it: also where that was all but one packet, since the tag is of the
+//! ciphertext (autonomous-nic-offloads.md section 5.2, partial offload).
+
+use abi::crypto::TAG_BYTES;
+use bytes::Bytes;
+use wire::tls::Framing;
+
+use super::offload::Boundary;
+use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
+use super::{PLAIN_BYTES_MAX, Session, Stage};
+use crate::config::TcpConfig;
+use crate::counters::HostCounters;
+use crate::outbox::Outbox;
+use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::rcv::Receive;
+
+/// Zeros behind the content that are looked through for the content type (RFC 8446 section 5.4)
+/// before the record is opened as any other.
+const PADDING_MAX: usize = 32;
+
+/// An alert's level and what it says: RFC 8446 section 6.
+const ALERT_BYTES: usize = 2;
+
+/// Content that is read where it lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clear {
+    /// Bytes of content that were not read.
+    pub(super) left: usize,
+    /// Bytes of the record behind them.
+    pub(super) trailer: usize,
+}
+
+/// What became of the record in front.
+pub(super) enum Step {
+    /// Its content can be read.
+    Clear,
+    /// It was the device's, and carries something else than the application's bytes.
+    Control { kind: u8, text: Bytes },
+    /// It has not all come.
+    Wait,
+    /// The host has to open it.
+    Copy,
+}
+
+impl Session {
+    pub(super) fn receive(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        while self.plain_bytes < PLAIN_BYTES_MAX
+            && self.clear.is_none()
+            && conn.rcv.ready_bytes() > 0
+        {
+            let room = record_room(conn, cx.config);
+            match self.step(&mut conn.rcv, cx.out, room, false) {
+                Step::Clear => conn.modes.notify = true,
+                Step::Control { kind, text } => {
+                    if let Err(alert) = self.handle_content(conn, cx, kind, text) {
+                        self.fail(conn, cx, alert);
+                    }
+                }
+                Step::Wait => return,
+                Step::Copy => self.copy(conn, cx),
+            }
+        }
+    }
+
+    /// Looks at the record in front, where it may be one that the device opened. Where `data_only`,
+    /// one that carries neither the application's bytes nor their end is left alone.
+    pub(super) fn step(
+        &mut self,
+        rcv: &mut Receive,
+        out: &mut Outbox,
+        room: usize,
+        data_only: bool,
+    ) -> Step {
+        if rcv.ready_bytes() < self.awaited && !rcv.finished() {
+            return Step::Wait;
+        }
+        self.awaited = 0;
+        let Stage::Open(open) = &mut self.stage else { return Step::Copy };
+        let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else {
+            return Step::Copy;
+        };
+        if !self.incoming.is_empty() || self.peer_ended {
+            return Step::Copy;
+        }
+        let framing = open.rx.keys.framing;
+        let mut header = [0; HEADER_BYTES];
+        let here = rcv.copy_to(0, &mut header);
+        let len = framing.parse(header).filter(|_| here).map(|h| HEADER_BYTES + usize::from(h.len));
+        let whole = len.is_some_and(|len| rcv.ready_bytes() >= len);
+        if !whole {
+            // What cannot come any more, or not at once, is no reason to wait.
+            let fits = len.unwrap_or(0) <= room;
+            let waits = fits && (len.is_some() || !here) && !rcv.finished();
+            if !waits {
+                return Step::Copy;
+            }
+            self.awaited = len.unwrap_or(HEADER_BYTES);
+            return Step::Wait;
+        }
+        let len = len.unwrap_or(0);
+        if !offload.opened_whole(rcv.pieces(0, len), open.rx.number, len) {
+            return Step::Copy;
+        }
+        let Some((kind, content)) = content_of(rcv, framing, header[0], len) else {
+            return Step::Copy;
+        };
+        let is_data = kind == content::APPLICATION_DATA && content > 0 && open.message.is_empty();
+        let front = framing.front();
+        let ends = kind == content::ALERT && content == ALERT_BYTES && {
+            let mut alert = [0; ALERT_BYTES];
+            rcv.copy_to(front, &mut alert) && alert[1] == Alert::CloseNotify as u8
+        };
+        if data_only && !is_data && !ends {
+            return Step::Wait;
+        }
+        if open.rx.advance().is_err() {
+            return Step::Copy;
+        }
+        offload.note_record(true);
+        let counters = &mut out.counters;
+        counters.tls_rx_records += 1;
+        counters.tls_rx_records_full += 1;
+        self.rx_records[0] += 1;
+        if is_data {
+            open.empty_records = 0;
+            counters.tls_rx_bytes += content as u64;
+            discard(rcv, out, front);
+            self.clear = Some(Clear { left: content, trailer: len - front - content });
+            return Step::Clear;
+        }
+        let mut text = alloc::vec![0; content];
+        rcv.copy_to(front, &mut text);
+        discard(rcv, out, len);
+        Step::Control { kind, text: Bytes::from(text) }
+    }
+
+    /// Takes what there is of the record in front, as it came over the wire, and opens it once it
+    /// is whole.
+    fn copy(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let wanted = match self.wanted() {
+            Ok(wanted) => wanted,
+            Err(alert) => {
+                self.fail(conn, cx, alert);
+                return;
+            }
+        };
+        // What comes after the end is nobody's: RFC 8446 section 6.1.
+        let unwanted = self.peer_ended || matches!(self.stage, Stage::Dead);
+        let Some(piece) = conn.rcv.pieces(0, wanted).next() else { return };
+        let here = piece.bytes().len();
+        if !unwanted {
+            let at = self.incoming.len();
+            self.incoming.extend_from_slice(piece.bytes());
+            if let Some(offload) = &self.offload {
+                self.undone |= offload.restore(&piece, &mut self.incoming[at..]);
+            }
+        }
+        if let Some(packet) = conn.rcv.consume(here) {
+            cx.out.recycle.push_back(packet);
+        }
+        if !unwanted && self.wanted() == Ok(0) {
+            let record = core::mem::take(&mut self.incoming);
+            self.handle_record(conn, cx, record);
+            self.undone = false;
+        }
+    }
+
+    /// Bytes that are missing from the record, or from its header.
+    fn wanted(&self) -> Result<usize, Alert> {
+        let have = self.incoming.len();
+        let Some(&[kind, _, _, high, low]) = self.incoming.first_chunk::<HEADER_BYTES>() else {
+            return Ok(HEADER_BYTES - have);
+        };
+        let len = usize::from(u16::from_be_bytes([high, low]));
+        if !(20..=24).contains(&kind) {
+            Err(Alert::UnexpectedMessage)
+        } else if len > RECORD_BYTES_MAX {
+            Err(Alert::RecordOverflow)
+        } else {
+            Ok(HEADER_BYTES + len - have)
+        }
+    }
+
+    /// Counts a record that the host opened.
+    pub(super) fn note_copied(&mut self, counters: &mut HostCounters) {
+        let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else { return };
+        offload.note_record(false);
+        if self.undone {
+            counters.tls_rx_records_partial += 1;
+            self.rx_records[1] += 1;
+        } else {
+            counters.tls_rx_records_none += 1;
+            self.rx_records[2] += 1;
+        }
+    }
+
+    /// Takes bytes of content that was read where it lies.
+    pub(super) fn consume_clear(&mut self, rcv: &mut Receive, out: &mut Outbox, bytes: usize) {
+        let Some(clear) = &mut self.clear else { return };
+        let bytes = bytes.min(clear.left);
+        clear.left -= bytes;
+        let done = if clear.left == 0 { clear.trailer } else { 0 };
+        discard(rcv, out, bytes + done);
+        if done > 0 {
+            self.clear = None;
+        }
+    }
+
+    /// The record in front of what was not read, and those behind it as far as their headers are
+    /// here.
+    pub(super) fn boundaries<'a>(
+        &'a self,
+        rcv: &'a Receive,
+    ) -> Option<impl Iterator<Item = Boundary> + use<'a>> {
+        let Stage::Open(open) = &self.stage else { return None };
+        let framing = open.rx.keys.framing;
+        let read = rcv.read_position();
+        let position = match self.clear {
+            Some(clear) => read + (clear.left + clear.trailer) as u64,
+            None => read - self.incoming.len() as u64,
+        };
+        let first = Boundary { position, number: open.rx.number };
+        let follow = move |at: &Boundary| {
+            let mut header = [0; HEADER_BYTES];
+            match at.position.checked_sub(read) {
+                Some(skip) => {
+                    let skip = usize::try_from(skip).ok()?;
+                    rcv.copy_to(skip, &mut header).then_some(())?;
+                }
+                None => {
+                    let begun = self.incoming.len().min(HEADER_BYTES);
+                    header[..begun].copy_from_slice(&self.incoming[..begun]);
+                    rcv.copy_to(0, &mut header[begun..]).then_some(())?;
+                }
+            }
+            let len = HEADER_BYTES as u64 + u64::from(framing.parse(header)?.len);
+            let number = at.number.checked_add(1)?;
+            Some(Boundary { position: at.position + len, number })
+        };
+        Some(core::iter::successors(Some(first), follow))
+    }
+}
+
+/// Bytes that a peer can surely send before any of them is read: the window may lag by a segment,
+/// and by what its scale rounds.
+pub(super) fn record_room(conn: &Connection, config: &TcpConfig) -> usize {
+    let lag = conn.snd.mss.saturating_add(1 << conn.rcv.scale);
+    config.receive_bytes_max.saturating_sub(lag) as usize
+}
+
+/// Takes bytes off the front.
+fn discard(rcv: &mut Receive, out: &mut Outbox, mut bytes: usize) {
+    while bytes > 0 {
+        let here = rcv.peek().len().min(bytes);
+        if here == 0 {
+            return;
+        }
+        if let Some(packet) = rcv.consume(here) {
+            out.recycle.push_back(packet);
+        }
+        bytes -= here;
+    }
+}
+
+/// Content type and length of an opened record of `len` bytes; none where it takes longer to find
+/// out, or the record is one to be refused.
+fn content_of(rcv: &Receive, framing: Framing, outer: u8, len: usize) -> Option<(u8, usize)> {
+    let text_end = len.checked_sub(TAG_BYTES)?;
+    let text = text_end.checked_sub(framing.front())?;
+    let (kind, content) = match framing.version {
+        Version::Tls12 => (outer, text),
+        Version::Tls13 => {
+            // RFC 8446 section 5.4: zeros, then the type, from the end.
+            let mut last = [0; PADDING_MAX];
+            let look = text.min(PADDING_MAX);
+            rcv.copy_to(text_end - look, &mut last[..look]).then_some(())?;
+            let at = last[..look].iter().rposition(|&byte| byte != 0)?;
+            (last[at], text - look + at)
+        }
+    };
+    (content <= super::record::CONTENT_BYTES_MAX).then_some((kind, content))
+}

@@ -1,0 +1,184 @@
+//! From what the application writes to records in the send stream.
+//!
+//! Called by the socket's calls, and in a session's turn for what had to wait. Content becomes runs
+//! of records, described and not sealed, where the device seals; else memory is sealed at once, and
+//! files when the host has read them. Keys change before they have sealed too much. Nothing is sent
+//! here: that is the connection's business.
+
+use bytes::Bytes;
+use wire::tls::Run;
+
+use super::record::{Alert, CONTENT_BYTES_MAX, content};
+use super::sealer::Records;
+use super::{Piece, Session, Stage};
+use crate::config::TcpConfig;
+use crate::counters::HostCounters;
+use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::spans::Source;
+
+impl Session {
+    /// Takes bytes to send, as many as there is room for; gives how many.
+    pub(crate) fn send(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        config: &TcpConfig,
+        mut bytes: Bytes,
+    ) -> usize {
+        let room = conn.send_room(config).saturating_sub(self.queued_memory);
+        let taken = bytes.len().min(room);
+        conn.modes.wants_room |= taken == room;
+        if taken == 0 {
+            return 0;
+        }
+        bytes.truncate(taken);
+        if self.is_to_write(conn, taken as u64) {
+            self.write(conn, counters, Source::Memory(bytes), taken as u64);
+        } else {
+            self.queue.push_back(Piece::Memory(bytes));
+            self.queued += taken as u64;
+            self.queued_memory += taken;
+        }
+        taken
+    }
+
+    /// Takes part of a file to send, which the caller has counted as used.
+    pub(crate) fn send_file(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        source: Source,
+        len: u64,
+    ) {
+        if len == 0 {
+            return;
+        }
+        if self.is_to_write(conn, len) {
+            self.write(conn, counters, source, len);
+        } else {
+            self.queue.push_back(Piece::File { source, left: len });
+            self.queued += len;
+        }
+    }
+
+    /// Whether so many bytes can be written at once: nothing waits before them, and the key may
+    /// seal them all.
+    fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
+        let Stage::Open(open) = &self.stage else { return false };
+        self.queue.is_empty()
+            && conn.state.may_write()
+            && !conn.snd.fin
+            && bytes.div_ceil(CONTENT_BYTES_MAX as u64) <= open.tx_left()
+    }
+
+    /// Makes records of what was written, as far as the connection has room.
+    pub(super) fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        if self.shut && matches!(self.stage, Stage::Handshake(_) | Stage::Begin(_)) {
+            // Nobody waits for the handshake any more.
+            self.release(cx.out, cx.files);
+            conn.shutdown();
+        }
+        while let Some(piece) = self.queue.front_mut() {
+            let Stage::Open(open) = &mut self.stage else { return };
+            if !conn.state.may_write() || conn.snd.fin {
+                return;
+            }
+            if open.tx_left() == 0 && !matches!(piece, Piece::End) {
+                // RFC 8446 section 5.5.
+                if !self.rekey(conn, cx) {
+                    self.fail(conn, cx, Alert::InternalError);
+                }
+                continue;
+            }
+            // As much as the key may still seal.
+            let most = open.tx_left().saturating_mul(CONTENT_BYTES_MAX as u64);
+            match piece {
+                Piece::Memory(bytes) => {
+                    if conn.send_room(cx.config) == 0 {
+                        conn.modes.wants_room = true;
+                        return;
+                    }
+                    let here = usize::try_from(most).unwrap_or(usize::MAX).min(bytes.len());
+                    let text = bytes.split_to(here);
+                    self.queued_memory -= here;
+                    self.queued -= here as u64;
+                    if bytes.is_empty() {
+                        self.queue.pop_front();
+                    }
+                    self.write(conn, &mut cx.out.counters, Source::Memory(text), here as u64);
+                }
+                Piece::File { source, left } => {
+                    let here = most.min(*left);
+                    *left -= here;
+                    self.queued -= here;
+                    let source = source.split_to(here);
+                    if *left == 0 {
+                        self.queue.pop_front();
+                    }
+                    self.write(conn, &mut cx.out.counters, source, here);
+                }
+                Piece::End => {
+                    self.queue.pop_front();
+                    open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
+                    conn.shutdown();
+                }
+            }
+        }
+    }
+
+    /// Appends content to the send stream as a run of records, or as records that the host has
+    /// sealed, where the device does not and the content is at hand.
+    fn write(
+        &mut self,
+        conn: &mut Connection,
+        counters: &mut HostCounters,
+        source: Source,
+        bytes: u64,
+    ) {
+        let Stage::Open(open) = &mut self.stage else { return };
+        let framing = open.tx.keys.framing;
+        let run = Run {
+            content: bytes,
+            record_content: as_u32(CONTENT_BYTES_MAX),
+            overhead: as_u32(framing.overhead()),
+        };
+        let number = open.tx.number;
+        open.tx.number += run.records();
+        counters.tls_tx_records += run.records();
+        counters.tls_tx_bytes += bytes;
+        let Some(sealer) = &mut conn.snd.sealer else { return };
+        let records = Records {
+            epoch: sealer.newest(),
+            number,
+            kind: content::APPLICATION_DATA,
+            run,
+            front: as_u32(framing.front()),
+        };
+        match source {
+            Source::Memory(text) if !sealer.is_offloaded(&records) => {
+                let sealed = sealer.seal(&records, &text);
+                conn.write_all(Bytes::from(sealed));
+            }
+            Source::Device { file, offset } if !sealer.is_offloaded(&records) => {
+                conn.snd.spans.push_records(Source::Unread { file, offset }, records);
+            }
+            source => conn.snd.spans.push_records(source, records),
+        }
+    }
+
+    /// Changes our key: says so under the old one, and has the device seal with the new. Says
+    /// whether it could be changed.
+    pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
+        let Stage::Open(open) = &mut self.stage else { return false };
+        let changed = open.update_tx(&*self.crypto, conn, cx).is_some();
+        if changed {
+            self.install_tx(conn, cx);
+        }
+        changed
+    }
+}
+
+/// Sizes of records, all far below the limit.
+fn as_u32(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,342 @@
+//! The autonomous offload of protocols above TCP (autonomous-nic-offloads.md), device side.
+//!
+//! A context serves one direction of one flow. Transmit contexts make messages out of content
+//! (section 4.2); receive contexts recognise messages in what comes and open them in place (section
+//! 4.3). The protocol is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers and
+//! messages that have a front, a text and a trailer.
+//!
+//! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and
+//! with each received frame whose checksum is right. It does nothing by itself and keeps no
+//! payload.
+//!
+//! Invariants: nothing of a transmit leaves unsealed; a received frame is opened in one contiguous
+//! range or is exactly as it came; memory is bounded by [`L5oConfig`]. Files: `cache` (the model of
+//! a NIC's memory), `output` and `source` (buffers and content of transmits), `tx`, `rx` (the
+//! states offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is
+//! known of the stream), `search`, `counters`.
+
+mod cache;
+mod chain;
+mod counters;
+mod message;
+mod output;
+mod rx;
+mod search;
+mod source;
+mod tx;
+mod walk;
+
+use abi::FlowId;
+use abi::Refusal;
+use abi::l5o::{
+    Direction, L5oCreate, L5oId, L5oLimits, L5oRefused, L5oState, Opened, ResyncRequest,
+};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use base::SeqNum;
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+use wire::Tuple;
+use wire::tls::CONTENT_BYTES_MAX;
+
+use self::cache::Cache;
+use self::counters::L5oCounters;
+use self::output::Outputs;
+use self::rx::Receive;
+use super::tls::{Keys, TxState};
+use crate::config::L5oConfig;
+use crate::slab::{Key, Slab, mix};
+
+pub(crate) use source::Source;
+pub(crate) use tx::{Pieces, Refused};
+
+/// Requests that one packet can lead to.
+pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;
+
+/// What became of a received packet.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// What was opened.
+    pub(crate) opened: Option<Opened>,
+    /// Of whom requests are made.
+    pub(crate) asker: (usize, L5oId, FlowId),
+    /// What the device wants to know.
+    pub(crate) requests: Requests,
+}
+
+/// One context.
+struct Context {
+    id: L5oId,
+    queue: usize,
+    flow: FlowId,
+    keys: Arc<Keys>,
+    way: Way,
+    /// The host has destroyed it; transmits that wait still need it.
+    doomed: bool,
+}
+
+enum Way {
+    Transmit(TxState),
+    Receive(Tuple, Box<Receive>),
+}
+
+/// The engine's state.
+pub(crate) struct L5oEngine {
+    config: L5oConfig,
+    contexts: Slab<Context>,
+    by_id: HashTable<Key>,
+    by_tuple: HashTable<Key>,
+    /// Contexts that wait for their last transmits.
+    doomed: Vec<Key>,
+    cache: Cache,
+    outputs: Outputs,
+    scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
+    tools: rx::Tools,
+    seed: u64,
+    counters: L5oCounters,
+}
+
+impl L5oEngine {
+    /// An engine without contexts.
+    pub(crate) fn new(config: L5oConfig, seed: u64) -> Self {
+        Self {
+            contexts: Slab::new(),
+            by_id: HashTable::new(),
+            by_tuple: HashTable::new(),
+            doomed: Vec::new(),
+            cache: Cache::new(config.cache_bytes, config.context_bytes),
+            outputs: Outputs::default(),
+            scratch: Box::new([0; CONTENT_BYTES_MAX + 1]),
+            tools: rx::Tools::new(&config),
+            seed,
+            counters: L5oCounters::default(),
+            config,
+        }
+    }
+
+    /// What it offers.
+    pub(crate) const fn limits(&self) -> L5oLimits {
+        let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
+        L5oLimits { contexts_max, resync, tls_tx, tls_rx }
+    }
+
+    /// Makes a context; says if it did not.
+    pub(crate) fn create(&mut self, queue: usize, create: L5oCreate) -> Option<L5oRefused> {
+        let (context, flow) = (create.context, create.flow);
+        let why = self.try_create(queue, create).err()?;
+        self.counters.l5o_refused += 1;
+        Some(L5oRefused { context, flow, why })
+    }
+
+    fn try_create(&mut self, queue: usize, create: L5oCreate) -> Result<(), Refusal> {
+        let L5oCreate { context: id, flow, direction, tcpsn, state } = create;
+        let on = match direction {
+            Direction::Transmit => self.config.tls_tx,
+            Direction::Receive(_) => self.config.tls_rx,
+        };
+        if !on {
+            return Err(Refusal::NotSupported);
+        }
+        // Names are used once; who breaks that gets nothing new.
+        let full = self.contexts.len() >= self.config.contexts_max as usize;
+        if full || self.find(queue, id).is_some() {
+            return Err(Refusal::TableFull);
+        }
+        let L5oState::Tls(state) = state else { return Err(Refusal::UnknownProtocol) };
+        let keys = Keys::new(&*self.config.crypto, &state).ok_or(Refusal::UnknownProtocol)?;
+        let way = match direction {
+            Direction::Transmit => {
+                self.counters.tx_tls_ctx += 1;
+                let sum = Some(abi::crypto::Sum::default());
+                Way::Transmit(TxState { tcpsn, number: state.number, offset: 0, sum })
+            }
+            Direction::Receive(tuple) => {
+                self.counters.rx_tls_ctx += 1;
+                // One a tuple: the new one's keys are those that count (KeyUpdate).
+                if let Some(old) = self.find_tuple(&tuple) {
+                    self.remove(old);
+                }
+                Way::Receive(tuple, Box::new(Receive::new(&self.config, tcpsn, state.number)))
+            }
+        };
+        let keys = Arc::new(keys);
+        let key = self.contexts.insert(Context { id, queue, flow, keys, way, doomed: false });
+        self.index(key);
+        self.cache.insert(key.index(), &mut self.counters);
+        Ok(())
+    }
+
+    /// Forgets a context, once no transmit that waits needs it.
+    pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) {
+        let Some(key) = self.find(queue, id) else { return };
+        self.unindex(key);
+        let Some(context) = self.contexts.get_mut(key) else { return };
+        if Arc::strong_count(&context.keys) > 1 {
+            context.doomed = true;
+            self.doomed.push(key);
+        } else {
+            self.remove(key);
+        }
+    }
+
+    /// Forgets contexts whose last transmits have left or were dropped.
+    pub(crate) fn sweep(&mut self) {
+        let mut at = 0;
+        while let Some(&key) = self.doomed.get(at) {
+            let waits = |context: &Context| Arc::strong_count(&context.keys) > 1;
+            if self.contexts.get(key).is_some_and(waits) {
+                at += 1;
+            } else {
+                self.doomed.swap_remove(at);
+                self.remove(key);
+            }
+        }
+    }
+
+    /// The host has said where messages begin, or that none does.
+    pub(crate) fn resync(&mut self, queue: usize, id: L5oId, tcpsn: SeqNum, number: Option<u64>) {
+        let key = self.find(queue, id).unwrap_or(Key::NONE);
+        match self.contexts.get_mut(key) {
+            Some(Context { way: Way::Receive(_, receive), .. }) => {
+                receive.answer(tcpsn, number, &mut self.tools, &mut self.counters);
+            }
+            _ => self.counters.rx_tls_resync_res_skip += 1,
+        }
+    }
+
+    /// Whether any connection could have a receive context.
+    pub(crate) fn receives(&self) -> bool {
+        !self.by_tuple.is_empty()
+    }
+
+    /// A packet came in whose checksum is right. Opens what it can of `payload`, in place.
+    pub(crate) fn receive(
+        &mut self,
+        tuple: &Tuple,
+        seq: SeqNum,
+        payload: &mut [u8],
+    ) -> Option<Outcome> {
+        let key = self.find_tuple(tuple)?;
+        self.cache.touch(key.index(), &mut self.counters);
+        let context = self.contexts.get_mut(key)?;
+        let Way::Receive(_, receive) = &mut context.way else { return None };
+        let asker = (context.queue, context.id, context.flow);
+        let (opened, requests) = receive.packet(
+            context.id,
+            &context.keys,
+            seq,
+            payload,
+            &mut self.tools,
+            &mut self.counters,
+        );
+        Some(Outcome { opened, asker, requests })
+    }
+
+    /// Whether more may be sealed.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.outputs.has_room()
+    }
+
+    /// Frames have left: their memory may come back.
+    pub(crate) fn trim(&mut self) {
+        self.outputs.trim();
+    }
+
+    /// Forgets everything. Counters go on.
+    pub(crate) fn reset(&mut self) {
+        self.contexts.drain(drop);
+        self.by_id.clear();
+        self.by_tuple.clear();
+        self.doomed.clear();
+        self.cache.clear();
+        self.outputs.clear();
+        self.tools.open = 0;
+    }
+
+    /// Counters and gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("l5o_contexts", self.contexts.len() as u64);
+        f("l5o_messages_open", self.tools.open as u64);
+        f("l5o_output_bytes", self.outputs.bytes() as u64);
+    }
+
+    /// Takes a context out, wherever it is.
+    fn remove(&mut self, key: Key) {
+        self.unindex(key);
+        self.cache.remove(key.index());
+        let Some(context) = self.contexts.remove(key) else { return };
+        if let Way::Receive(_, receive) = context.way {
+            self.counters.rx_tls_del += 1;
+            self.tools.open -= receive.open().min(self.tools.open);
+        }
+    }
+
+    fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
+        let same = |&key: &Key| {
+            self.contexts.get(key).is_some_and(|c| (c.id, c.queue) == (id, queue) && !c.doomed)
+        };
+        self.by_id.find(hash_id(self.seed, queue, id), same).copied()
+    }
+
+    fn find_tuple(&self, tuple: &Tuple) -> Option<Key> {
+        let same = |&key: &Key| self.tuple(key) == Some(tuple);
+        self.by_tuple.find(hash_tuple(self.seed, tuple), same).copied()
+    }
+
+    fn tuple(&self, key: Key) -> Option<&Tuple> {
+        match &self.contexts.get(key)?.way {
+            Way::Receive(tuple, _) => Some(tuple),
+            Way::Transmit(_) => None,
+        }
+    }
+
+    fn index(&mut self, key: Key) {
+        let (contexts, seed) = (&self.contexts, self.seed);
+        let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
+        self.by_id.insert_unique(by_id(&key), key, by_id);
+        let by_tuple = |&key: &Key| match contexts.get(key).map(|c| &c.way) {
+            Some(Way::Receive(tuple, _)) => hash_tuple(seed, tuple),
+            _ => 0,
+        };
+        if self.tuple(key).is_some() {
+            self.by_tuple.insert_unique(by_tuple(&key), key, by_tuple);
+        }
+    }
+
+    fn unindex(&mut self, key: Key) {
+        let Some(context) = self.contexts.get(key) else { return };
+        let hash = hash_id(self.seed, context.queue, context.id);
+        if let Ok(found) = self.by_id.find_entry(hash, |&k| k == key) {
+            found.remove();
+        }
+        let Some(tuple) = self.tuple(key) else { return };
+        if let Ok(found) = self.by_tuple.find_entry(hash_tuple(self.seed, tuple), |&k| k == key) {
+            found.remove();
+        }
+    }
+}
+
+const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {
+    mix(seed, id.0, queue as u64)
+}
+
+fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
+    let fold = |seed: u64, end: &wire::Endpoint| {
+        let addr = match end.addr {
+            core::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),
+            core::net::IpAddr::V6(addr) => addr.to_bits(),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the address")]
+        let (low, high) = (addr as u64, (addr >> 64) as u64);
+        mix(mix(seed, low, high), u64::from(end.port), 0)
+    };
+    fold(fold(seed, &tuple.local), &tuple.remote)
+}
+
+impl core::fmt::Debug for L5oEngine {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("L5oEngine").field("contexts", &self.contexts.len()).finish_non_exhaustive()
+    }
+}

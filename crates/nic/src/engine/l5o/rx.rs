@@ -1,0 +1,328 @@
+//! A receive context: the states *offloading*, *searching* and *tracking* of
+//! autonomous-nic-offloads.md section 4.3, figure 7.
+//!
+//! Called by the engine with each packet of the flow whose checksum is right. Two ways to work,
+//! chosen by [`L5oConfig::out_of_order`]: the paper's, where only the packet with the expected
+//! sequence number is opened, and ours, where `chain` opens whatever has a known or a likely place.
+//! Either asks `search` where it knows nothing.
+
+use abi::l5o::{L5oId, Opened, ResyncMode};
+use alloc::vec::Vec;
+use base::SeqNum;
+use core::ops::Range;
+
+use super::Requests;
+use super::chain::{Chain, Guess};
+use super::counters::L5oCounters;
+use super::message::Message;
+use super::search::{Answer, Found, Search};
+use super::walk::Walk;
+use crate::config::L5oConfig;
+use crate::engine::tls::{FRONT, HEADER, Keys};
+
+/// What all contexts share.
+#[derive(Debug)]
+pub(super) struct Tools {
+    /// Room for a message as it came.
+    pub(super) scratch: Vec<u8>,
+    /// What was opened in the packet at hand.
+    pub(super) undo: Vec<Undo>,
+    /// Messages kept, over all contexts.
+    pub(super) open: usize,
+    /// End of the latest packet before the one at hand.
+    pub(super) high: SeqNum,
+    pub(super) out_of_order: bool,
+    pub(super) ahead_max: usize,
+    pub(super) total_max: usize,
+}
+
+impl Tools {
+    pub(super) fn new(config: &L5oConfig) -> Self {
+        Self {
+            scratch: Vec::with_capacity(1 << 15),
+            undo: Vec::new(),
+            open: 0,
+            high: SeqNum(0),
+            out_of_order: config.out_of_order,
+            ahead_max: config.messages_ahead_max.max(1),
+            total_max: config.messages_ahead_total,
+        }
+    }
+}
+
+/// A range that was opened, and how to close it again.
+#[derive(Clone, Debug)]
+pub(super) struct Undo {
+    pub(super) number: u64,
+    pub(super) front: [u8; FRONT],
+    pub(super) offset: u32,
+    pub(super) range: Range<usize>,
+}
+
+/// A receive context.
+#[derive(Debug)]
+pub(super) struct Receive {
+    chain: Chain,
+    search: Search,
+    /// What the paper's way expects.
+    expected: SeqNum,
+    /// End of the latest packet.
+    high: SeqNum,
+    mode: ResyncMode,
+    /// The latest packet had no place.
+    lost: bool,
+}
+
+impl Receive {
+    pub(super) fn new(config: &L5oConfig, tcpsn: SeqNum, number: u64) -> Self {
+        Self {
+            chain: Chain::new(tcpsn, number),
+            search: Search::new(config.resync, tcpsn),
+            expected: tcpsn,
+            high: tcpsn,
+            mode: config.resync,
+            lost: false,
+        }
+    }
+
+    /// Messages that it keeps something of.
+    pub(super) fn open(&self) -> usize {
+        self.chain.list.len()
+    }
+
+    /// A packet came in: opens what it can.
+    pub(super) fn packet(
+        &mut self,
+        id: L5oId,
+        keys: &Keys,
+        seq: SeqNum,
+        payload: &mut [u8],
+        tools: &mut Tools,
+        counters: &mut L5oCounters,
+    ) -> (Option<Opened>, Requests) {
+        let mut requests = Requests::new();
+        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let (end, in_order) = (seq + len, seq == self.high);
+        tools.open -= self.chain.list.len().min(tools.open);
+        tools.high = self.high;
+        let out_of_order = tools.out_of_order;
+        let mut walk = Walk::new(keys, seq, payload, tools, counters);
+        if out_of_order {
+            self.chain.walk(&mut walk);
+            self.find_place(&mut walk, end, &mut requests);
+        } else {
+            self.in_order(&mut walk, end, &mut requests);
+        }
+        if self.chain.numberless {
+            self.ask_number(&mut walk, len, &mut requests);
+        }
+        if walk.proven {
+            walk.counters.l5o_self_confirmed += 1;
+            self.search.stop(&mut requests, walk.counters);
+        }
+        let opened = report(id, &mut walk, in_order);
+        self.chain.compact(tools, counters);
+        tools.open += self.chain.list.len();
+        self.high = self.high.max(end);
+        (opened, requests)
+    }
+
+    /// The chain knows where messages begin and not which they are: asks, and asks again.
+    fn ask_number(&mut self, walk: &mut Walk<'_>, len: u32, requests: &mut Requests) {
+        if self.mode == ResyncMode::NextHint {
+            self.chain.lose(walk.counters);
+            self.lost = true;
+            return;
+        }
+        let asked = self.chain.guess.is_some_and(|guess| self.search.has_asked(guess.base));
+        let overdue = self.search.is_overdue(len) && asked;
+        let Some((base, number)) = walk.header else { return };
+        if overdue || !asked {
+            let from = self.chain.guess.map_or((base, number), |guess| guess.from);
+            self.chain.guess = Some(Guess { base, number, from });
+            walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
+            self.search.answered();
+            self.search.ask(base, 0, requests, walk.counters);
+        }
+    }
+
+    /// Out of order: searches where the chain has no place for a packet, and goes on from what it
+    /// finds on a guess.
+    fn find_place(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
+        let news = end.gt(self.high);
+        let Some(from) = walk.lost else {
+            if news {
+                self.lost = false;
+                if self.chain.guess.is_none() && !self.chain.numberless {
+                    self.search.stop(requests, walk.counters);
+                }
+            }
+            return;
+        };
+        self.lost |= news;
+        if !self.chain.anchored && self.chain.numberless {
+            (self.chain.numberless, self.chain.guess) = (false, None);
+        }
+        let at = walk.seq + u32::try_from(from).unwrap_or(0);
+        let bytes = &walk.payload[from..];
+        let Some(base) = self.search.feed(walk.keys, at, bytes, requests, walk.counters) else {
+            return;
+        };
+        let Ok(offset) = usize::try_from(base.distance(walk.seq)) else { return };
+        let gap = u32::try_from(base.distance(self.chain.next)).unwrap_or(0);
+        if !self.chain.anchored || self.chain.numberless || gap == 0 {
+            return;
+        }
+        let Some(between) = self.chain.between(gap) else { return };
+        let number = self.chain.number.wrapping_add(between);
+        self.chain.resume(base, number);
+        // The host was asked about the last header of the packet.
+        let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
+        let last = number.wrapping_add(headers).wrapping_sub(1);
+        self.chain.guess = Some(Guess { base: asked, number: last, from: (base, number) });
+        (walk.lost, self.lost) = (None, false);
+        self.chain.walk_from(walk, offset);
+    }
+
+    /// The paper's way.
+    fn in_order(&mut self, walk: &mut Walk<'_>, end: SeqNum, requests: &mut Requests) {
+        let ahead = walk.seq.distance(self.expected);
+        if self.chain.anchored && ahead < 0 {
+            // Figure 8 (a): the past.
+            return;
+        }
+        if self.chain.anchored && ahead == 0 {
+            self.chain.walk(walk);
+            self.expected = end;
+            self.chain.drop_before(end, walk.counters);
+        } else if self.chain.anchored {
+            // Figure 8 (b), or (c) where it says that nothing is known.
+            if walk.seq.gt(self.chain.next) {
+                walk.lost = Some(0);
+            } else if end.gt(self.chain.next) {
+                self.chain.skip_to_header(walk);
+                self.expected = end;
+            }
+        } else if walk.seq.ge(self.search.end) || !self.lost {
+            walk.lost = Some(0);
+        }
+        if let Some(from) = walk.lost {
+            self.lost = true;
+            self.chain.lose(walk.counters);
+            let at = walk.seq + u32::try_from(from).unwrap_or(0);
+            let bytes = &walk.payload[from..];
+            self.search.feed(walk.keys, at, bytes, requests, walk.counters);
+        }
+    }
+
+    /// The host says where message `number` begins, or that none begins where it was asked.
+    pub(super) fn answer(
+        &mut self,
+        tcpsn: SeqNum,
+        number: Option<u64>,
+        tools: &mut Tools,
+        counters: &mut L5oCounters,
+    ) {
+        tools.open -= self.chain.list.len().min(tools.open);
+        let used = if self.mode == ResyncMode::NextHint {
+            self.hint(tcpsn, number)
+        } else if let Some(guess) = self.chain.guess.filter(|guess| guess.base == tcpsn) {
+            self.judge(guess, number, counters)
+        } else {
+            match self.search.answer(tcpsn, number) {
+                Answer::Found(found) => self.resume(found, tools.out_of_order),
+                Answer::Refused => true,
+                Answer::Useless => false,
+            }
+        };
+        *if used && number.is_some() {
+            &mut counters.rx_tls_resync_res_ok
+        } else {
+            &mut counters.rx_tls_resync_res_skip
+        } += 1;
+        tools.open += self.chain.list.len();
+    }
+
+    /// A hint helps where the place is lost and the message has not begun to come.
+    fn hint(&mut self, tcpsn: SeqNum, number: Option<u64>) -> bool {
+        let Some(number) = number.filter(|_| self.lost && tcpsn.ge(self.high)) else {
+            return false;
+        };
+        self.chain.resume(tcpsn, number);
+        (self.expected, self.lost) = (tcpsn, false);
+        true
+    }
+
+    /// The host's word on a number that was guessed.
+    fn judge(&mut self, guess: Guess, number: Option<u64>, counters: &mut L5oCounters) -> bool {
+        self.search.answered();
+        let Some(number) = number else {
+            self.chain.lose(counters);
+            self.lost = true;
+            return true;
+        };
+        let more = number.wrapping_sub(guess.number);
+        if more != 0 {
+            if !self.chain.numberless {
+                counters.l5o_guesses_wrong += 1;
+                self.chain.disown(guess.from.0, counters);
+            }
+            self.chain.shift(more);
+        }
+        (self.chain.guess, self.chain.numberless) = (None, false);
+        true
+    }
+
+    /// The host has confirmed what was tracked. Offloading goes on at the next packet's start
+    /// (figure 8 (c)); out of order with the next whole message, since no other can be verified.
+    fn resume(&mut self, found: Found, out_of_order: bool) -> bool {
+        if self.chain.anchored && found.at.lt(self.chain.next) {
+            return false;
+        }
+        self.chain.resume(found.at, found.number);
+        self.lost = false;
+        if !out_of_order {
+            self.expected = self.search.end;
+            let len = u32::try_from(found.at.distance(found.last)).unwrap_or(0);
+            let number = found.number.wrapping_sub(1);
+            if found.at.gt(self.expected) && number >= self.chain.fresh && len > HEADER {
+                let mut message = Message::new(found.last, len, number, true);
+                message.front = self.search.front;
+                let front = self.search.front_len;
+                if message.seen.add(0, front) {
+                    self.chain.fresh = found.number;
+                    self.chain.list.push(message);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What is said of a packet, and counted.
+fn report(id: L5oId, walk: &mut Walk<'_>, in_order: bool) -> Option<Opened> {
+    let range = walk.range.clone()?;
+    let first = walk.first;
+    if first.len == 0 {
+        return None;
+    }
+    let mut explicit = [0; 8];
+    if walk.keys.has_explicit() {
+        explicit.copy_from_slice(&first.front[HEADER as usize..]);
+    }
+    let c = &mut *walk.counters;
+    c.rx_tls_decrypted_packets += 1;
+    c.rx_tls_decrypted_bytes += range.len() as u64;
+    c.l5o_out_of_order_packets += u64::from(!in_order);
+    c.l5o_opened_ahead_packets += u64::from(walk.ahead);
+    let at = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+    Some(Opened {
+        context: id,
+        range: at(range.start)..at(range.end),
+        number: first.number,
+        offset: first.offset,
+        message_len: first.len,
+        explicit,
+        verified: walk.verified.clone(),
+    })
+}

@@ -1,0 +1,417 @@
+//! Searching and tracking: how a receive context that lost its place finds a message's header
+//! (autonomous-nic-offloads.md section 4.3, figure 7).
+//!
+//! Called by `rx` with what the chain could not place. *Scanning* looks for the magic pattern; a
+//! candidate has to lead by its length to the next header, and so on to the packet's end. Then
+//! *tracking* follows the lengths and counts headers, while the host is asked which number one of
+//! them has. A pattern that does not appear where it should leads back to scanning.
+//!
+//! Bounded: so many bytes and candidates a packet, one request under way, and packets left out
+//! after each refusal, so that headers forged in sealed text cost little and lead nowhere. A
+//! request that stays without answer is made again. Nothing is opened here.
+
+use abi::l5o::{ResyncMode, ResyncRequest};
+use base::SeqNum;
+
+use super::Requests;
+use super::counters::L5oCounters;
+use crate::engine::tls::{FRONT, HEADER, Keys};
+
+/// Bytes of a packet that are searched: at least one header is among so many.
+const SCAN_BYTES: usize = 20_480;
+/// Candidates of a packet that are followed.
+const CANDIDATES: usize = 16;
+/// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
+/// hole to be filled, on most paths.
+const RETRY_BYTES: u32 = 1 << 20;
+/// Bytes that an asynchronous request covers.
+const ASYNC_BYTES: u32 = 2 << 20;
+/// Most packets left out after a refusal: Linux's `TLS_DEVICE_RESYNC_NH_MAX_IVAL`.
+const BACK_OFF_MAX: u32 = 128;
+/// Bytes of a header but one.
+const CARRY: usize = HEADER as usize - 1;
+
+/// What it does.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Idle,
+    Scan,
+    /// So many headers were seen; the next is at `at`.
+    Track {
+        at: SeqNum,
+        headers: u64,
+        last: SeqNum,
+    },
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    tcpsn: SeqNum,
+    /// Headers that had been tracked with it; none where tracking has begun again since.
+    headers: Option<u64>,
+}
+
+/// The state of a search.
+#[derive(Debug)]
+pub(super) struct Search {
+    mode: ResyncMode,
+    phase: Phase,
+    asked: Option<Asked>,
+    /// Bytes that passed since.
+    since: u32,
+    /// An asynchronous request has begun and not ended.
+    started: bool,
+    /// The last bytes of the packet before, as far as a header may begin in them.
+    carry: [u8; CARRY],
+    carried: usize,
+    /// End of the packet before.
+    pub(super) end: SeqNum,
+    /// Front of the header that was tracked last, as far as it was seen.
+    pub(super) front: [u8; FRONT],
+    /// Bytes of it.
+    pub(super) front_len: u32,
+    refusals: u32,
+    /// Packets to leave out.
+    leave_out: u32,
+}
+
+/// An answer that helps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// Where the next message begins.
+    pub(super) at: SeqNum,
+    /// Its number.
+    pub(super) number: u64,
+    /// Where the message before begins.
+    pub(super) last: SeqNum,
+}
+
+/// What an answer is worth.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Answer {
+    /// The context's place is known.
+    Found(Found),
+    /// No message begins there.
+    Refused,
+    /// It is to a request that does not matter any more.
+    Useless,
+}
+
+impl Search {
+    pub(super) const fn new(mode: ResyncMode, end: SeqNum) -> Self {
+        Self {
+            mode,
+            phase: Phase::Idle,
+            asked: None,
+            since: 0,
+            started: false,
+            carry: [0; CARRY],
+            carried: 0,
+            end,
+            front: [0; FRONT],
+            front_len: 0,
+            refusals: 0,
+            leave_out: 0,
+        }
+    }
+
+    /// The context knows its place.
+    pub(super) fn stop(&mut self, requests: &mut Requests, counters: &mut L5oCounters) {
+        if matches!(self.phase, Phase::Idle) && self.asked.is_none() {
+            return;
+        }
+        if self.mode == ResyncMode::Async && (self.started || self.asked.is_some()) {
+            counters.rx_tls_resync_req_skip += u64::from(self.started);
+            requests.push(ResyncRequest::AsyncCancel);
+        }
+        (self.phase, self.asked, self.started) = (Phase::Idle, None, false);
+        (self.carried, self.refusals, self.leave_out) = (0, 0, 0);
+    }
+
+    /// Looks at bytes that could not be placed. Gives a header that was searched for and found.
+    pub(super) fn feed(
+        &mut self,
+        keys: &Keys,
+        seq: SeqNum,
+        bytes: &[u8],
+        requests: &mut Requests,
+        counters: &mut L5oCounters,
+    ) -> Option<SeqNum> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        if self.mode == ResyncMode::NextHint {
+            return None;
+        }
+        // What came before is not searched again.
+        if !matches!(self.phase, Phase::Idle) && seq.lt(self.end) {
+            return None;
+        }
+        if seq != self.end {
+            self.carried = 0;
+        }
+        self.since = self.since.saturating_add(len);
+        let mut found = None;
+        if let Phase::Track { .. } = self.phase {
+            self.track(keys, seq, bytes, requests, counters);
+        } else {
+            found = self.scan_packet(keys, seq, bytes, requests, counters);
+        }
+        if let Phase::Track { last, .. } = self.phase {
+            self.note_front(keys, seq, bytes, last);
+        }
+        self.carry_over(bytes);
+        self.end = seq + len;
+        found
+    }
+
+    fn scan_packet(
+        &mut self,
+        keys: &Keys,
+        seq: SeqNum,
+        bytes: &[u8],
+        requests: &mut Requests,
+        counters: &mut L5oCounters,
+    ) -> Option<SeqNum> {
+        if self.leave_out > 0 {
+            self.leave_out -= 1;
+            return None;
+        }
+        if self.mode == ResyncMode::Async && !self.started && self.asked.is_none() {
+            self.started = true;
+            self.since = 0;
+            counters.rx_tls_resync_req_start += 1;
+            requests.push(ResyncRequest::AsyncStart { tcpsn: seq, len: ASYNC_BYTES });
+        }
+        self.phase = Phase::Scan;
+        let (first, at, headers, last) = self.scan(keys, seq, bytes)?;
+        self.phase = Phase::Track { at, headers, last };
+        self.ask(last, headers, requests, counters);
+        Some(first)
+    }
+
+    /// The first header that leads to others, as far as the packet goes: it, where the next message
+    /// begins, how many headers there are, and the last of them.
+    fn scan(
+        &self,
+        keys: &Keys,
+        seq: SeqNum,
+        bytes: &[u8],
+    ) -> Option<(SeqNum, SeqNum, u64, SeqNum)> {
+        // The end of the packet before, and enough of this one to see headers across.
+        let mut seam = [0; 2 * CARRY];
+        let across = bytes.len().min(CARRY);
+        seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
+        seam[self.carried..self.carried + across].copy_from_slice(&bytes[..across]);
+        let base = seq - u32::try_from(self.carried).unwrap_or(0);
+        let mut candidates = 0;
+        for at in 0..self.carried {
+            let Some(len) = keys.length(&seam[at..self.carried + across]) else { continue };
+            let behind = (at + len as usize).checked_sub(self.carried);
+            if let Some(rest) = behind.and_then(|behind| follow(keys, bytes, behind)) {
+                let first = base + u32::try_from(at).unwrap_or(0);
+                return Some(place(seq, first, rest));
+            }
+            candidates += 1;
+        }
+        let most = bytes.len().min(SCAN_BYTES);
+        for (at, window) in bytes[..most].windows(HEADER as usize).enumerate() {
+            // Nearly all are told by this.
+            if window[1] != 3 {
+                continue;
+            }
+            let Some(len) = keys.length(window) else { continue };
+            if let Some(rest) = follow(keys, bytes, at + len as usize) {
+                return Some(place(seq, seq + u32::try_from(at).unwrap_or(0), rest));
+            }
+            candidates += 1;
+            if candidates == CANDIDATES {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn track(
+        &mut self,
+        keys: &Keys,
+        seq: SeqNum,
+        bytes: &[u8],
+        requests: &mut Requests,
+        counters: &mut L5oCounters,
+    ) {
+        let Phase::Track { mut at, mut headers, mut last } = self.phase else { return };
+        let before = headers;
+        let mut offset = i64::from(at.distance(seq));
+        // A header whose first bytes are those carried over.
+        if offset < 0 {
+            let begun = usize::try_from(-offset).unwrap_or(usize::MAX);
+            let across = bytes.len().min(CARRY);
+            let mut seam = [0; 2 * CARRY];
+            seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
+            seam[self.carried..self.carried + across].copy_from_slice(&bytes[..across]);
+            let Some(from) = self.carried.checked_sub(begun) else {
+                return self.mistaken(counters);
+            };
+            let header = &seam[from..self.carried + across];
+            if header.len() < HEADER as usize {
+                return;
+            }
+            let Some(len) = keys.length(header) else { return self.mistaken(counters) };
+            (last, at, headers) = (at, at + len, headers + 1);
+            offset += i64::from(len);
+        }
+        while let Some(left) = usize::try_from(offset).ok().and_then(|from| bytes.get(from..)) {
+            if left.len() < HEADER as usize {
+                break;
+            }
+            let Some(len) = keys.length(left) else { return self.mistaken(counters) };
+            (last, at, headers) = (at, at + len, headers + 1);
+            offset += i64::from(len);
+        }
+        self.phase = Phase::Track { at, headers, last };
+        if headers > before {
+            if self.asked.is_some() && self.since > RETRY_BYTES {
+                counters.rx_tls_resync_res_retry += 1;
+                self.asked = None;
+            }
+            if self.asked.is_none() {
+                self.ask(last, headers, requests, counters);
+            }
+        }
+    }
+
+    /// What was tracked are no messages.
+    fn mistaken(&mut self, counters: &mut L5oCounters) {
+        self.phase = Phase::Scan;
+        if let Some(asked) = &mut self.asked {
+            counters.rx_tls_resync_req_skip +=
+                u64::from(self.mode == ResyncMode::Async && asked.headers.is_some());
+            asked.headers = None;
+        }
+        self.back_off();
+    }
+
+    fn back_off(&mut self) {
+        self.leave_out = (1 << self.refusals.min(7)).min(BACK_OFF_MAX) - 1;
+        self.refusals += 1;
+    }
+
+    /// Asks about the header at `tcpsn`, unless something else is under way.
+    pub(super) fn ask(
+        &mut self,
+        tcpsn: SeqNum,
+        headers: u64,
+        requests: &mut Requests,
+        counters: &mut L5oCounters,
+    ) {
+        if self.asked.is_some() && self.since <= RETRY_BYTES {
+            return;
+        }
+        self.asked = Some(Asked { tcpsn, headers: Some(headers) });
+        self.since = 0;
+        if self.mode == ResyncMode::Async {
+            if !self.started {
+                counters.rx_tls_resync_req_start += 1;
+                requests.push(ResyncRequest::AsyncStart { tcpsn, len: ASYNC_BYTES });
+            }
+            self.started = false;
+            counters.rx_tls_resync_req_end += 1;
+            requests.push(ResyncRequest::AsyncEnd { tcpsn });
+        } else {
+            requests.push(ResyncRequest::Scan { tcpsn });
+        }
+        counters.rx_tls_resync_req_pkt += 1;
+    }
+
+    /// Whether it is time to ask again about something that the chain knows.
+    pub(super) const fn is_overdue(&mut self, bytes: u32) -> bool {
+        self.since = self.since.saturating_add(bytes);
+        self.since > RETRY_BYTES
+    }
+
+    /// The host's answer.
+    pub(super) fn answer(&mut self, tcpsn: SeqNum, number: Option<u64>) -> Answer {
+        let Some(asked) = self.asked.filter(|asked| asked.tcpsn == tcpsn) else {
+            return Answer::Useless;
+        };
+        self.asked = None;
+        let (Phase::Track { at, headers, last }, Some(then)) = (self.phase, asked.headers) else {
+            return Answer::Useless;
+        };
+        let Some(number) = number else {
+            self.phase = Phase::Scan;
+            self.back_off();
+            return Answer::Refused;
+        };
+        // One more than the headers since: the next message's.
+        let number = number.wrapping_add(headers.wrapping_sub(then)).wrapping_add(1);
+        (self.phase, self.refusals) = (Phase::Idle, 0);
+        Answer::Found(Found { at, number, last })
+    }
+
+    /// The context goes on from what was found, on a guess; the answer will still be of use. Gives
+    /// what the host was asked about, if that was now, and as which of the headers found.
+    pub(super) fn guessed(&mut self) -> Option<(SeqNum, u64)> {
+        let Phase::Track { last, headers, .. } = self.phase else { return None };
+        self.phase = Phase::Idle;
+        self.carried = 0;
+        self.has_asked(last).then_some((last, headers))
+    }
+
+    /// Whether the host has not yet answered about the header at `tcpsn`.
+    pub(super) fn has_asked(&self, tcpsn: SeqNum) -> bool {
+        self.asked.is_some_and(|asked| asked.tcpsn == tcpsn)
+    }
+
+    /// The answer about what was guessed has come.
+    pub(super) const fn answered(&mut self) {
+        self.asked = None;
+    }
+
+    /// Keeps the front of the header at `last`, if this packet has it.
+    fn note_front(&mut self, keys: &Keys, seq: SeqNum, bytes: &[u8], last: SeqNum) {
+        let offset = last.distance(seq);
+        let begun = usize::try_from(-i64::from(offset)).unwrap_or(0);
+        let from = usize::try_from(offset).unwrap_or(0);
+        let (Some(at), Some(rest)) = (self.carried.checked_sub(begun), bytes.get(from..)) else {
+            return;
+        };
+        let before = &self.carry[at..self.carried];
+        let front = before.iter().take(begun).chain(rest);
+        self.front_len = 0;
+        for (place, byte) in self.front[..keys.front() as usize].iter_mut().zip(front) {
+            *place = *byte;
+            self.front_len += 1;
+        }
+    }
+
+    /// Keeps the end of a packet, in which a header may begin.
+    fn carry_over(&mut self, bytes: &[u8]) {
+        let new = bytes.len().min(CARRY);
+        let keep = self.carried.min(CARRY - new);
+        self.carry.copy_within(self.carried - keep..self.carried, 0);
+        self.carry[keep..keep + new].copy_from_slice(&bytes[bytes.len() - new..]);
+        self.carried = keep + new;
+    }
+}
+
+/// Follows lengths from a header at `at`, if there is one; none where there is something else.
+/// Gives where the next would be, the headers and the distance back to the last, if any.
+fn follow(keys: &Keys, bytes: &[u8], mut at: usize) -> Option<(usize, u64, Option<usize>)> {
+    let (mut headers, mut last) = (1, None);
+    while let Some(left) = bytes.get(at..).filter(|left| left.len() >= HEADER as usize) {
+        last = Some(at);
+        at += keys.length(left)? as usize;
+        headers += 1;
+    }
+    Some((at, headers, last))
+}
+
+fn place(
+    seq: SeqNum,
+    first: SeqNum,
+    (at, headers, last): (usize, u64, Option<usize>),
+) -> (SeqNum, SeqNum, u64, SeqNum) {
+    let offset = |at: usize| seq + u32::try_from(at).unwrap_or(0);
+    (first, offset(at), headers, last.map_or(first, offset))
+}

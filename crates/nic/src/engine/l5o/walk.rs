@@ -1,0 +1,429 @@
+//! The walk over a packet, from its first byte that is not old to its last.
+//!
+//! Called by `rx`; works on a [`Chain`]. Each message that the packet has bytes of is told apart:
+//! one that is whole is opened in one call, others by ranges, front, text and trailer each in their
+//! way; the range that makes a message whole has its tag judged. What is opened is one contiguous
+//! range: it ends where something has been seen before or is not to be opened, and of messages that
+//! begin behind only their headers are read.
+//!
+//! Where a tag is wrong the packet is put back as it came, and all it touched is dead
+//! (tls-offload.rst: all or nothing for each packet).
+
+use base::SeqNum;
+use core::ops::Range;
+
+use super::chain::Chain;
+use super::counters::L5oCounters;
+use super::message::Message;
+use super::rx::{Tools, Undo};
+use crate::engine::tls::{FRONT, HEADER, Keys, TAG};
+
+/// Tags in a row that may be wrong before the number is doubted.
+const FAILURES_MAX: u32 = 2;
+
+/// A walk over one packet.
+pub(super) struct Walk<'a> {
+    pub(super) keys: &'a Keys,
+    pub(super) seq: SeqNum,
+    pub(super) payload: &'a mut [u8],
+    pub(super) tools: &'a mut Tools,
+    pub(super) counters: &'a mut L5oCounters,
+    /// What is opened.
+    pub(super) range: Option<Range<usize>>,
+    /// The message that the range begins in.
+    pub(super) first: First,
+    /// Messages found right.
+    pub(super) verified: Range<u64>,
+    /// Something was opened on an assumption.
+    pub(super) ahead: bool,
+    /// From here on nothing is known.
+    pub(super) lost: Option<usize>,
+    /// The last header that was seen, and its number.
+    pub(super) header: Option<(SeqNum, u64)>,
+    /// A tag was right whose number was guessed.
+    pub(super) proven: bool,
+    /// A tag was wrong.
+    pub(super) failed: bool,
+    /// Nothing more is opened in this packet.
+    closed: bool,
+}
+
+/// The message that a range begins in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct First {
+    pub(super) number: u64,
+    pub(super) offset: u32,
+    pub(super) len: u32,
+    pub(super) front: [u8; FRONT],
+}
+
+/// How the walk goes on.
+enum Step {
+    /// From this byte on.
+    To(usize),
+    /// From the same: more is known now.
+    Again,
+    /// It does not.
+    Lost,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        keys: &'a Keys,
+        seq: SeqNum,
+        payload: &'a mut [u8],
+        tools: &'a mut Tools,
+        counters: &'a mut L5oCounters,
+    ) -> Self {
+        tools.undo.clear();
+        Self {
+            keys,
+            seq,
+            payload,
+            tools,
+            counters,
+            range: None,
+            first: First::default(),
+            verified: 0..0,
+            ahead: false,
+            lost: None,
+            header: None,
+            proven: false,
+            failed: false,
+            closed: false,
+        }
+    }
+
+    /// Where in the payload a sequence number is; negative before it.
+    pub(super) fn at(&self, seq: SeqNum) -> i64 {
+        i64::from(seq.distance(self.seq))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "frames have at most 66 KiB")]
+    pub(super) fn seq_at(&self, at: usize) -> SeqNum {
+        self.seq + at as u32
+    }
+
+    /// What is opened ends here, if anything is.
+    fn close(&mut self) {
+        self.closed |= self.range.is_some();
+    }
+
+    fn extend(&mut self, range: Range<usize>, first: First) {
+        match &mut self.range {
+            Some(open) => open.end = range.end,
+            None => (self.range, self.first) = (Some(range), first),
+        }
+        if self.first.number == first.number {
+            (self.first.len, self.first.front) = (first.len, first.front);
+        }
+    }
+
+    fn verify(&mut self, number: u64) {
+        if self.verified.is_empty() {
+            self.verified = number..number;
+        }
+        if self.verified.end == number {
+            self.verified.end = number.wrapping_add(1);
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
+pub(super) const fn small(at: usize) -> u32 {
+    at as u32
+}
+
+/// The explicit nonce of message `number`, after one that is known.
+const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
+    if xored {
+        explicit ^ known ^ number
+    } else {
+        explicit.wrapping_add(number.wrapping_sub(known))
+    }
+}
+
+/// An offset, to compare with places before the packet.
+pub(super) fn wide(at: usize) -> i64 {
+    i64::try_from(at).unwrap_or(i64::MAX)
+}
+
+impl Chain {
+    /// Walks a packet from its first byte that is not old.
+    pub(super) fn walk(&mut self, w: &mut Walk<'_>) {
+        let start = self.list.first().map_or(self.next, |first| first.start);
+        let from = usize::try_from(w.at(start)).unwrap_or(0);
+        self.walk_from(w, from);
+    }
+
+    /// Walks a packet from byte `at` on.
+    pub(super) fn walk_from(&mut self, w: &mut Walk<'_>, mut at: usize) {
+        let mut index = 0;
+        while at < w.payload.len() {
+            let ends = |m: &Message| m.len != 0 && w.at(m.end()) <= wide(at);
+            while self.list.get(index).is_some_and(ends) {
+                index += 1;
+            }
+            let step =
+                if index < self.list.len() { self.known(w, index, at) } else { self.beyond(w, at) };
+            match step {
+                Step::To(to) => at = to,
+                Step::Again => {}
+                Step::Lost => {
+                    w.lost = Some(at);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// At a byte behind the last known message.
+    fn beyond(&mut self, w: &mut Walk<'_>, at: usize) -> Step {
+        if !self.anchored {
+            return Step::Lost;
+        }
+        if w.at(self.next) < wide(at) {
+            return if self.assume(w, at) { Step::Again } else { Step::Lost };
+        }
+        let (start, number) = (w.seq_at(at), self.number);
+        let left = w.payload.len() - at;
+        let fresh = !w.closed
+            && !self.numberless
+            && number >= self.fresh
+            && start.ge(self.floor)
+            && (self.list.is_empty() || w.tools.open + self.list.len() < w.tools.total_max);
+        if left < HEADER as usize {
+            self.push(Message::new(start, 0, number, fresh));
+            return Step::Again;
+        }
+        let Some(len) = w.keys.length(&w.payload[at..]) else {
+            self.anchored = false;
+            return Step::Lost;
+        };
+        self.learn(len);
+        w.header = Some((start, number));
+        (self.next, self.number) = (start + len, number.wrapping_add(1));
+        if fresh && len as usize <= left {
+            return self.whole(w, at, len, number);
+        }
+        self.push(Message::new(start, len, number, fresh));
+        if fresh {
+            return Step::Again;
+        }
+        w.close();
+        Step::To(at + left.min(len as usize))
+    }
+
+    /// A message of which the packet has every byte.
+    fn whole(&mut self, w: &mut Walk<'_>, at: usize, len: u32, number: u64) -> Step {
+        let end = at + len as usize;
+        self.push_whole(w.seq_at(at), len, number);
+        let message = &mut w.payload[at..end];
+        if !w.keys.open_whole(number, message, &mut w.tools.scratch) {
+            w.extend(at..end, First::default());
+            self.fail(w, end);
+            return Step::To(end);
+        }
+        let mut front = [0; FRONT];
+        let front_len = w.keys.front() as usize;
+        front[..front_len].copy_from_slice(&message[..front_len]);
+        let text = at + front_len..end - TAG as usize;
+        w.tools.undo.push(Undo { number, front, offset: 0, range: text });
+        w.extend(at..end, First { number, offset: 0, len, front });
+        self.right(w, number, &front);
+        Step::To(end)
+    }
+
+    /// At a byte of message `index`.
+    fn known(&mut self, w: &mut Walk<'_>, index: usize, at: usize) -> Step {
+        let message = &mut self.list[index];
+        #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "within it")]
+        let from = (wide(at) - w.at(message.start)) as u32;
+        let left = small(w.payload.len() - at);
+        let begun = message.len == 0;
+        if begun && from > message.seen.end() {
+            return if self.assume(w, at) { Step::Again } else { Step::Lost };
+        }
+        let stop = if begun { HEADER } else { message.len }.min(from + left);
+        let past = |to: u32| Step::To(at + (to - from) as usize);
+        let unseen = message.seen.unseen_from(from);
+        if unseen > from {
+            w.close();
+            return past(unseen.min(stop));
+        }
+        let stop = stop.min(message.seen.seen_from(from));
+        if message.live && !w.closed {
+            return self.take(w, index, at, from, stop);
+        }
+        if message.live {
+            self.give_up(index, w.counters);
+        }
+        w.close();
+        // Its boundary is still worth knowing.
+        let message = &mut self.list[index];
+        let stop = if from < HEADER { stop.min(HEADER) } else { stop };
+        if from < HEADER && (begun || message.assumed) && message.seen.add(from, stop) {
+            let bytes = &w.payload[at..at + (stop - from) as usize];
+            message.front[from as usize..stop as usize].copy_from_slice(bytes);
+            if !self.header(w, index) {
+                return Step::Lost;
+            }
+        }
+        past(stop)
+    }
+
+    /// Takes bytes of a live message that were not seen before, as far as they are of one kind.
+    fn take(&mut self, w: &mut Walk<'_>, index: usize, at: usize, from: u32, stop: u32) -> Step {
+        let message = &mut self.list[index];
+        let front = w.keys.front();
+        let text_end = if message.len == 0 { HEADER } else { message.len - TAG };
+        let kind = [front.min(text_end), text_end].into_iter().find(|&end| from < end);
+        // The header is complete before what follows it is looked at.
+        let kind = if from < HEADER { Some(HEADER) } else { kind };
+        let stop = stop.min(kind.unwrap_or(stop));
+        let range = at..at + (stop - from) as usize;
+        if !message.seen.add(from, stop) {
+            self.give_up(index, w.counters);
+            w.close();
+            return Step::To(range.end);
+        }
+        if from < front {
+            if !self.take_front(w, index, range.clone(), from) {
+                return Step::Lost;
+            }
+        } else if from < text_end {
+            if !self.take_text(w, index, range.clone(), from - front) {
+                self.give_up(index, w.counters);
+                w.close();
+                return Step::To(range.end);
+            }
+        } else {
+            let tag = (from - text_end) as usize;
+            message.tag[tag..tag + range.len()].copy_from_slice(&w.payload[range.clone()]);
+        }
+        let Some(message) = self.list.get(index).filter(|message| message.live) else {
+            w.close();
+            return Step::To(range.end);
+        };
+        let (number, len) = (message.number, message.len);
+        w.extend(range.clone(), First { number, offset: from, len, front: message.front });
+        if len != 0 && message.seen.covers(0, len) {
+            self.complete(w, index, range.end);
+        }
+        Step::To(range.end)
+    }
+
+    /// Notes bytes before the text. Says no where the stream is not what it seemed.
+    fn take_front(
+        &mut self,
+        w: &mut Walk<'_>,
+        index: usize,
+        range: Range<usize>,
+        from: u32,
+    ) -> bool {
+        let message = &mut self.list[index];
+        let part = from as usize..from as usize + range.len();
+        let wrong = message.explicit_assumed
+            && from >= HEADER
+            && message.front[part.clone()] != w.payload[range.clone()];
+        message.front[part].copy_from_slice(&w.payload[range]);
+        if wrong {
+            w.counters.l5o_assumptions_wrong += 1;
+            self.give_up(index, w.counters);
+        }
+        from >= HEADER || self.header(w, index)
+    }
+
+    /// Opens text. Says no where its nonce is not known.
+    fn take_text(
+        &mut self,
+        w: &mut Walk<'_>,
+        index: usize,
+        range: Range<usize>,
+        offset: u32,
+    ) -> bool {
+        let message = &mut self.list[index];
+        let known = message.explicit_assumed
+            || !w.keys.has_explicit()
+            || message.seen.covers(HEADER, w.keys.front());
+        if !known {
+            let Some(known) = self.explicit.filter(|_| w.tools.out_of_order) else {
+                return false;
+            };
+            // What was seen of it stays: it was compared with nothing yet.
+            let guess = foresee(known, message.number, self.xored).to_be_bytes();
+            for (at, byte) in (HEADER..).zip(guess) {
+                if !message.seen.covers(at, at + 1) {
+                    message.front[at as usize] = byte;
+                }
+            }
+            message.explicit_assumed = true;
+        }
+        let bytes = &mut w.payload[range.clone()];
+        w.keys.open_range(message.number, &message.front, &mut message.sum, offset, bytes);
+        let (number, front) = (message.number, message.front);
+        w.tools.undo.push(Undo { number, front, offset, range });
+        w.ahead |= message.assumed || message.explicit_assumed;
+        message.opened = true;
+        true
+    }
+
+    /// Every byte of a message was seen: its tag decides.
+    fn complete(&mut self, w: &mut Walk<'_>, index: usize, end: usize) {
+        let message = &mut self.list[index];
+        let Message { number, front, len, sum, tag, .. } = message;
+        if w.keys.verify(*number, front, *len, sum, tag) {
+            let (number, front) = (*number, *front);
+            message.live = false;
+            self.right(w, number, &front);
+        } else {
+            self.fail(w, end);
+        }
+    }
+
+    /// A tag was right.
+    fn right(&mut self, w: &mut Walk<'_>, number: u64, front: &[u8; FRONT]) {
+        w.verify(number);
+        self.failures = 0;
+        if let Some(explicit) = front[HEADER as usize..].first_chunk() {
+            let explicit = u64::from_be_bytes(*explicit);
+            if let Some(known) = self.explicit {
+                let [counted, xored] = [false, true].map(|x| foresee(known, number, x) == explicit);
+                self.xored = if counted == xored { self.xored } else { xored };
+            }
+            self.explicit = Some((number, explicit));
+        }
+        if self.guess.is_some_and(|guess| number >= guess.from.1) {
+            self.guess = None;
+            w.proven = true;
+        }
+    }
+
+    /// A tag was wrong: the packet goes as it came.
+    fn fail(&mut self, w: &mut Walk<'_>, end: usize) {
+        w.counters.rx_tls_err += 1;
+        let mut undo = core::mem::take(&mut w.tools.undo);
+        for Undo { number, front, offset, range } in undo.drain(..) {
+            w.keys.close_range(number, &front, offset, &mut w.payload[range]);
+        }
+        w.tools.undo = undo;
+        let from = w.range.take().map_or(0, |range| range.start);
+        let (from, to) = (w.seq_at(from), w.seq_at(end));
+        for index in 0..self.list.len() {
+            let message = &self.list[index];
+            let touched = message.start.lt(to) && (message.len == 0 || message.end().gt(from));
+            if message.live && touched {
+                self.give_up(index, w.counters);
+            }
+        }
+        (w.verified, w.closed, w.failed) = (0..0, true, true);
+        self.failures += 1;
+        if self.guess.is_some() && !self.numberless {
+            w.counters.l5o_guesses_wrong += 1;
+            self.numberless = true;
+        } else if self.failures >= FAILURES_MAX {
+            // Whoever said the number was mistaken.
+            self.numberless = true;
+        }
+    }
+}

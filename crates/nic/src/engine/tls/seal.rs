@@ -1,0 +1,253 @@
+//! Sealing: content becomes records, or any range of them, in a buffer of the device's own.
+//!
+//! Called by [`crate::engine::l5o`] with transmits in the order of their flow. [`TxState`] is the
+//! dynamic state of autonomous-nic-offloads.md table 4, of constant size. Invariant: what is
+//! written is header, sealed text or tag; where a tag cannot be computed the whole range is
+//! refused, and no byte of content is ever left in the buffer unsealed.
+
+use abi::crypto::{Sum, TAG_BYTES};
+use abi::l5o::Sealed;
+use base::SeqNum;
+use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, Run};
+
+use super::{FRONT, Keys};
+use crate::engine::l5o::Source;
+
+/// Most content that a run is believed to have: far from where sums of 64 bits overflow.
+const RUN_CONTENT_MAX: u64 = 1 << 48;
+
+/// Where a transmit context is.
+#[derive(Clone, Debug)]
+pub(crate) struct TxState {
+    /// Sequence number of the byte that it expects.
+    pub(crate) tcpsn: SeqNum,
+    /// Number of the record that this byte is of.
+    pub(crate) number: u64,
+    /// Bytes of that record before it.
+    pub(crate) offset: u32,
+    /// Of the text before it; none where some of that was not seen.
+    pub(crate) sum: Option<Sum>,
+}
+
+/// The range reaches a tag, and what precedes it in the record is not at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoSum;
+
+/// What sealing took beyond the range itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// The range was not what the context expected.
+    pub(crate) out_of_order: bool,
+    /// The sum was made again, out of the prefix.
+    pub(crate) rebuilt: bool,
+    /// There was nothing to make it from, and no need to.
+    pub(crate) skipped: bool,
+}
+
+/// One range to seal.
+pub(crate) struct Seal<'a> {
+    /// Keys of the context.
+    pub(crate) keys: &'a Keys,
+    /// What is to be sealed: [`Seal::check`] has accepted it.
+    pub(crate) sealed: &'a Sealed,
+    /// Room for a prefix and a content type.
+    pub(crate) scratch: &'a mut [u8; CONTENT_BYTES_MAX + 1],
+}
+
+/// A record that is being made.
+struct Record {
+    number: u64,
+    kind: u8,
+    content: u32,
+    front: u32,
+    text: u32,
+    nonce: [u8; NONCE_BYTES],
+}
+
+impl Seal<'_> {
+    /// Whether a description makes sense for a context with `keys`.
+    pub(crate) fn check(keys: &Keys, sealed: &Sealed) -> bool {
+        let Run { content, record_content, overhead } = sealed.run;
+        let sizes = (1..=CONTENT_BYTES_MAX).contains(&(record_content as usize))
+            && overhead as usize == keys.framing().overhead()
+            && content <= RUN_CONTENT_MAX;
+        if !sizes || sealed.len == 0 {
+            return false;
+        }
+        let run = &sealed.run;
+        let (skip, end) = (sealed.skip, u64::from(sealed.skip) + u64::from(sealed.len));
+        let inside = skip < run.content_of(0) + overhead && end <= run.wire_len();
+        if !inside || sealed.number.checked_add(run.records()).is_none() {
+            return false;
+        }
+        let front = keys.front();
+        let before = run.content_before(run.place(u64::from(skip)), front);
+        let within = run.content_before(run.place(end), front) - before;
+        let whole_prefix = sealed.prefix == 0 || u64::from(sealed.prefix) == before;
+        let bytes = u64::from(sealed.prefix) + within;
+        whole_prefix && sealed.content.len() as u64 == bytes
+    }
+
+    /// Seals the range into `out`, which is as long as it. `source` gives prefix and content.
+    ///
+    /// # Errors
+    /// [`NoSum`], with `out` unspecified; nothing of it may be sent.
+    pub(crate) fn run(
+        &mut self,
+        state: &mut TxState,
+        tcpsn: SeqNum,
+        source: &mut Source<'_>,
+        out: &mut [u8],
+    ) -> Result<Effort, NoSum> {
+        let expected = state.tcpsn == tcpsn;
+        let mut effort = Effort { out_of_order: !expected, ..Effort::default() };
+        let (run, first, skip) = (&self.sealed.run, self.sealed.number, self.sealed.skip);
+        let (mut index, mut offset, mut rest) = (0_u64, skip, out);
+        let here = expected && state.number == first && state.offset == skip;
+        let mut sum = state.sum.filter(|_| here);
+        // What is sealed next is no continuation of the old, whatever becomes of it.
+        state.sum = None;
+        let record = self.record(first, run.content_of(0));
+        if skip <= record.front {
+            sum = Some(Sum::default());
+            source.skip(self.sealed.prefix);
+        } else {
+            self.precede(&record, &mut sum, source, &mut effort);
+        }
+        while !rest.is_empty() {
+            let record = self.record(first + index, run.content_of(index));
+            let wire = record.wire();
+            let take = ((wire - offset) as usize).min(rest.len());
+            let (piece, after) = rest.split_at_mut(take);
+            if take == wire as usize {
+                self.whole(&record, source, piece);
+                sum = Some(Sum::default());
+            } else {
+                self.piece(&record, offset, &mut sum, source, piece)?;
+            }
+            rest = after;
+            #[expect(clippy::cast_possible_truncation, reason = "at most a record")]
+            let end = offset + take as u32;
+            let done = end == wire;
+            (index, offset) = if done { (index + 1, 0) } else { (index, end) };
+            if done {
+                sum = Some(Sum::default());
+            }
+        }
+        effort.skipped = sum.is_none();
+        *state = TxState { tcpsn: tcpsn + self.sealed.len, number: first + index, offset, sum };
+        Ok(effort)
+    }
+
+    fn record(&self, number: u64, content: u32) -> Record {
+        let keys = self.keys;
+        #[expect(clippy::cast_possible_truncation, reason = "one or none")]
+        let inner = keys.framing.inner() as u32;
+        Record {
+            number,
+            kind: self.sealed.kind,
+            content,
+            front: keys.front(),
+            text: content + inner,
+            nonce: keys.framing.nonce(&keys.iv, number),
+        }
+    }
+
+    /// Has the sum of what precedes the range in its record, if there is a way: the context's own,
+    /// or out of the prefix (section 4.2).
+    fn precede(
+        &mut self,
+        record: &Record,
+        sum: &mut Option<Sum>,
+        source: &mut Source<'_>,
+        effort: &mut Effort,
+    ) {
+        let text = (self.sealed.skip - record.front).min(record.text);
+        let content = text.min(record.content);
+        // A record without content has no prefix and needs none.
+        if sum.is_some() || self.sealed.prefix != content {
+            return source.skip(self.sealed.prefix);
+        }
+        let scratch = &mut self.scratch[..text as usize];
+        source.copy(&mut scratch[..content as usize]);
+        if text > content {
+            scratch[content as usize] = record.kind;
+        }
+        let mut made = Sum::default();
+        self.keys.aead.seal_range(&record.nonce, &mut made, 0, scratch);
+        (*sum, effort.rebuilt) = (Some(made), true);
+    }
+
+    /// A record of which every byte is in the range.
+    fn whole(&self, record: &Record, source: &mut Source<'_>, out: &mut [u8]) {
+        let framing = self.keys.framing;
+        let mut front = [0; FRONT];
+        framing.write_front(record.kind, record.content as usize, &record.nonce, &mut front);
+        let (head, rest) = out.split_at_mut(record.front as usize);
+        head.copy_from_slice(&front[..record.front as usize]);
+        let (text, tag) = rest.split_at_mut(record.text as usize);
+        let (content, inner) = text.split_at_mut(record.content as usize);
+        source.copy(content);
+        inner.fill(record.kind);
+        let (aad, used) = framing.aad(record.number, record.kind, record.text as usize);
+        tag.copy_from_slice(&self.keys.aead.seal(&record.nonce, &aad[..used], text));
+    }
+
+    /// Some of a record: from `offset` on.
+    fn piece(
+        &self,
+        record: &Record,
+        offset: u32,
+        sum: &mut Option<Sum>,
+        source: &mut Source<'_>,
+        out: &mut [u8],
+    ) -> Result<(), NoSum> {
+        let framing = self.keys.framing;
+        let end = offset as usize + out.len();
+        let (text_at, tag_at) = (record.front as usize, (record.front + record.text) as usize);
+        if end > tag_at && sum.is_none() {
+            return Err(NoSum);
+        }
+        let mut front = [0; FRONT];
+        framing.write_front(record.kind, record.content as usize, &record.nonce, &mut front);
+        let mut at = offset as usize;
+        let mut rest = out;
+        if at < text_at {
+            let take = (text_at - at).min(rest.len());
+            let (here, after) = rest.split_at_mut(take);
+            here.copy_from_slice(&front[at..at + take]);
+            (at, rest) = (at + take, after);
+        }
+        if at < tag_at && !rest.is_empty() {
+            let take = (tag_at - at).min(rest.len());
+            let (here, after) = rest.split_at_mut(take);
+            let from = at - text_at;
+            let content = (record.content as usize).saturating_sub(from).min(take);
+            source.copy(&mut here[..content]);
+            here[content..].fill(record.kind);
+            match sum {
+                Some(sum) => self.keys.aead.seal_range(&record.nonce, sum, from as u64, here),
+                None => self.keys.aead.apply(&record.nonce, from as u64, here),
+            }
+            (at, rest) = (at + take, after);
+        }
+        if let (Some(sum), false) = (sum, rest.is_empty()) {
+            let tag = self.tag(record, sum);
+            let from = at - tag_at;
+            rest.copy_from_slice(&tag[from..from + rest.len()]);
+        }
+        Ok(())
+    }
+
+    fn tag(&self, record: &Record, sum: &Sum) -> [u8; TAG_BYTES] {
+        let framing = self.keys.framing;
+        let (aad, used) = framing.aad(record.number, record.kind, record.text as usize);
+        self.keys.aead.finish(&record.nonce, &aad[..used], u64::from(record.text), sum)
+    }
+}
+
+impl Record {
+    const fn wire(&self) -> u32 {
+        self.front + self.text + super::TAG
+    }
+}

@@ -1,0 +1,303 @@
+//! Opening on receive under loss, reordering, duplication and forgery: what is claimed is right,
+//! what is not opened is as it came, and offloading comes back.
+
+use abi::crypto::Suite;
+use abi::l5o::{ResyncMode, ResyncRequest};
+use alloc::vec;
+use alloc::vec::Vec;
+use base::Prng;
+use core::ops::Range;
+use proptest::prelude::*;
+use wire::tls::Version;
+
+use super::l5o_stream::{Flow, NUMBER, START, config};
+use super::l5o_tx::{ALL, Peer};
+
+/// What a network does to packets, in thousandths.
+#[derive(Clone, Copy, Debug)]
+struct Network {
+    lost: u64,
+    late: u64,
+    twice: u64,
+}
+
+/// Packets after which a lost one is sent again.
+const ROUND_TRIP: u64 = 40;
+
+/// The order in which packets arrive: lost ones come later, late ones a few places later.
+fn arrivals(len: usize, mss: usize, network: Network, prng: &mut Prng) -> Vec<Range<usize>> {
+    let mut out: Vec<(u64, Range<usize>)> = vec![];
+    for (nth, from) in (0..len).step_by(mss).enumerate() {
+        let packet = from..(from + mss).min(len);
+        let mut when = nth as u64 * 16;
+        while prng.next_u64() % 1000 < network.lost {
+            when += ROUND_TRIP * 16;
+        }
+        if prng.next_u64() % 1000 < network.late {
+            when += (1 + prng.next_u64() % 8) * 16 + 8;
+        }
+        if prng.next_u64() % 1000 < network.twice {
+            out.push((when + prng.next_u64() % 640, packet.clone()));
+        }
+        out.push((when, packet));
+    }
+    out.sort_by_key(|(when, _)| *when);
+    out.into_iter().map(|(_, packet)| packet).collect()
+}
+
+/// Delivers all, while a host answers what it has received in order; gives the share of records, in
+/// thousandths, that it has by the device alone.
+fn run(flow: &mut Flow, packets: &[Range<usize>]) -> usize {
+    let mut received = vec![false; flow.wire.len()];
+    let (mut in_order, mut asked) = (0, vec![]);
+    for packet in packets {
+        flow.deliver(packet.clone());
+        received[packet.clone()].fill(true);
+        in_order += received[in_order..].iter().take_while(|&&byte| byte).count();
+        for request in core::mem::take(&mut flow.requests) {
+            match request {
+                ResyncRequest::Scan { tcpsn } | ResyncRequest::AsyncEnd { tcpsn } => {
+                    asked.push(tcpsn);
+                }
+                _ => {}
+            }
+        }
+        let reached = |tcpsn: &base::SeqNum| (tcpsn.0.wrapping_sub(START) as usize) < in_order;
+        while let Some(at) = asked.iter().position(reached) {
+            let tcpsn = asked.remove(at);
+            flow.answer(tcpsn);
+        }
+    }
+    flow.offloaded() * 1000 / flow.records.len()
+}
+
+fn peer() -> Peer {
+    Peer::new((Version::Tls13, Suite::Aes128Gcm))
+}
+
+#[test]
+fn most_records_are_opened_out_of_order() {
+    let networks = [
+        Network { lost: 0, late: 20, twice: 0 },
+        Network { lost: 0, late: 50, twice: 0 },
+        Network { lost: 50, late: 0, twice: 0 },
+        Network { lost: 50, late: 50, twice: 5 },
+    ];
+    for (nth, network) in (0..).zip(networks) {
+        let share = |out_of_order, lens: &[usize]| {
+            let mut prng = Prng::new(nth);
+            let mut flow = Flow::new(peer(), config(out_of_order, ResyncMode::StreamScan), lens);
+            let packets = arrivals(flow.wire.len(), 1448, network, &mut prng);
+            run(&mut flow, &packets)
+        };
+        let same = [16_384; 200];
+        let ours = share(true, &same);
+        assert!(ours >= 990, "{network:?}: {ours}");
+        let mut prng = Prng::new(9);
+        let lens: Vec<usize> =
+            (0..300).map(|_| usize::try_from(prng.next_u64() % 16_384).unwrap()).collect();
+        let random = share(true, &lens);
+        assert!(random >= 750, "{network:?}: {random}");
+        assert!(share(false, &same) < ours, "the paper's way");
+    }
+}
+
+#[test]
+fn the_explicit_nonce_is_foreseen() {
+    let network = Network { lost: 20, late: 20, twice: 0 };
+    let mut flow =
+        Flow::new(Peer::new(ALL[0]), config(true, ResyncMode::StreamScan), &[16_384; 100]);
+    let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(4));
+    assert!(run(&mut flow, &packets) >= 900);
+    assert!(flow.rig.counter("l5o_opened_ahead_packets") > 0);
+    assert_eq!(flow.rig.counter("l5o_assumptions_wrong"), 0);
+}
+
+#[test]
+fn a_hole_is_filled_later() {
+    for suite in ALL {
+        let mut flow =
+            Flow::new(Peer::new(suite), config(true, ResyncMode::StreamScan), &[1000; 4]);
+        let end = flow.wire.len();
+        flow.deliver(0..300);
+        flow.deliver(500..700);
+        let opened = flow.deliver(800..1400).unwrap();
+        assert_eq!((opened.number, opened.offset, opened.verified), (NUMBER, 800, 0..0));
+        flow.deliver(700..800);
+        let opened = flow.deliver(300..500).unwrap();
+        assert_eq!((opened.number, opened.verified), (NUMBER, NUMBER..NUMBER + 1));
+        flow.deliver(1400..end);
+        assert_eq!((flow.verified.len(), flow.offloaded()), (4, 4));
+        assert_eq!(flow.rig.counter("l5o_out_of_order_packets"), 5 - 1);
+        assert_eq!(flow.rig.counter("l5o_messages_given_up"), 0);
+        assert_eq!(flow.rig.counter("l5o_messages_open"), 0);
+    }
+}
+
+#[test]
+fn opening_ahead_of_a_missing_header() {
+    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 8]);
+    flow.deliver(0..2900);
+    // The header at 3000 is missing; the packet has the one at 4000.
+    let opened = flow.deliver(3100..4100).unwrap();
+    assert_eq!((opened.number, opened.offset, opened.message_len), (NUMBER + 3, 100, 1000));
+    let opened = flow.deliver(2900..3100).unwrap();
+    assert_eq!(opened.verified, NUMBER + 2..NUMBER + 4);
+    flow.deliver(4100..8000);
+    assert_eq!(flow.offloaded(), 8);
+    assert_eq!(
+        flow.moved(),
+        [
+            "rx_tls_decrypted_packets +4",
+            "rx_tls_decrypted_bytes +8000",
+            "l5o_out_of_order_packets +2",
+            "l5o_opened_ahead_packets +1",
+        ]
+    );
+}
+
+#[test]
+fn a_wrong_assumption_is_found_and_left() {
+    let lens = [978, 978, 978, 478, 978, 978, 978, 978, 978, 978];
+    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    flow.deliver(0..2900);
+    // Looks like the middle of the fourth record, and is that and the fifth.
+    assert!(flow.deliver(3100..3900).is_some());
+    flow.deliver(2900..3100);
+    assert_eq!(flow.rig.counter("l5o_assumptions_wrong"), 1);
+    flow.deliver(3900..9500);
+    flow.answers();
+    assert!(flow.offloaded() >= 6, "{:?}", flow.verified);
+    assert_eq!(flow.rig.counter("rx_tls_err"), 0);
+}
+
+#[test]
+fn a_guessed_number_that_verifies_needs_no_answer() {
+    // The lengths differ, so that nothing can be assumed where a header is missing.
+    let lens = [978, 900, 800, 978, 700, 600, 978, 978];
+    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    let starts: Vec<usize> = flow.records.iter().map(|record| record.at.start).collect();
+    flow.deliver(0..starts[2] - 50);
+    let opened = flow.deliver(starts[3] - 50..starts[5] + 10).unwrap();
+    assert_eq!(opened.verified, NUMBER + 3..NUMBER + 5);
+    assert_eq!(flow.requests.len(), 1);
+    flow.deliver(starts[5] + 10..flow.wire.len());
+    assert_eq!(flow.verified.len(), 6, "all but the two with the hole");
+    assert_eq!(flow.rig.counter("l5o_self_confirmed"), 1);
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 0);
+}
+
+#[test]
+fn forged_headers_lead_nowhere() {
+    for out_of_order in [false, true] {
+        // Text that is full of what looks like headers.
+        let mut flow = Flow::new(peer(), config(out_of_order, ResyncMode::StreamScan), &[5000; 40]);
+        let forged: Vec<Range<usize>> = flow.records.iter().map(|r| r.at.clone()).collect();
+        for record in &forged {
+            for at in (record.start + 100..record.end - 200).step_by(60) {
+                flow.wire[at..at + 5].copy_from_slice(&[23, 3, 3, 0, 55]);
+            }
+        }
+        let end = flow.wire.len();
+        flow.deliver(0..1000);
+        for from in (12_000..end).step_by(1448) {
+            flow.deliver(from..(from + 1448).min(end));
+            flow.answers();
+        }
+        let asked = flow.rig.counter("rx_tls_resync_req_pkt");
+        assert!(asked < 20, "{asked}");
+        assert_eq!(flow.offloaded(), 0);
+    }
+}
+
+#[test]
+fn an_answer_that_is_lost_is_asked_for_again() {
+    let lens = [16_000; 200];
+    let mut flow = Flow::new(peer(), config(false, ResyncMode::StreamScan), &lens);
+    flow.deliver(0..1000);
+    let (end, mut asked) = (flow.wire.len(), 0);
+    for from in (40_000..end).step_by(1448) {
+        flow.deliver(from..(from + 1448).min(end));
+        asked = asked.max(flow.requests.len());
+        // Only the second is answered.
+        if asked == 2 {
+            flow.answers();
+        }
+    }
+    assert_eq!(asked, 2);
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_retry"), 1);
+    assert!(flow.offloaded() > 100);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Whatever comes in whatever order, cut anyhow, some of it twice and some changed. The checks
+    /// are those of the host in `l5o_stream`.
+    #[test]
+    fn claims_are_right_and_offloading_comes_back(
+        suite in 0..6_usize,
+        out_of_order: bool,
+        mode in 0..3_usize,
+        lens in prop::collection::vec(0..700_usize, 8..60),
+        same: bool,
+        cuts in prop::collection::vec((1..900_usize, 0..40_u64, 0..12_u8), 1..200),
+        seed: u64,
+    ) {
+        use ResyncMode::{Async, NextHint, StreamScan};
+        let mut prng = Prng::new(seed);
+        let lens = if same { vec![lens[0]; lens.len()] } else { lens };
+        let last = 529 - Peer::new(ALL[suite]).framing().overhead();
+        let lens = [&lens[..], &[last; 60]].concat();
+        let mode = [StreamScan, NextHint, Async][mode];
+        let mut flow = Flow::new(Peer::new(ALL[suite]), config(out_of_order, mode), &lens);
+        let wild = flow.records[lens.len() - 60].at.start;
+        let (mut from, mut packets) = (0, vec![]);
+        for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle().take(2000)) {
+            let to = (from + len).min(wild);
+            // Some overlap the one before.
+            let start = if what == 1 { from.saturating_sub(len / 2) } else { from };
+            let late = if late < 8 { late * 3 } else { 0 };
+            packets.push((nth + late, start..to, what));
+            if what == 2 {
+                packets.push((nth + 9, start..to, 0));
+            }
+            from = to;
+            if from == wild {
+                break;
+            }
+        }
+        packets.sort_by_key(|packet| packet.0);
+        for (_, range, what) in packets {
+            let mut bytes = flow.wire[range.clone()].to_vec();
+            if what == 3 && !bytes.is_empty() {
+                let at = usize::try_from(prng.next_u64()).unwrap() % bytes.len();
+                bytes[at] ^= 1 << (prng.next_u64() % 8);
+            }
+            if !bytes.is_empty() {
+                flow.deliver_bytes(range.start, &bytes);
+                if mode != NextHint {
+                    flow.answers();
+                }
+            }
+        }
+        flow.offloaded();
+        // In order from here on, by a host that answers, or hints.
+        let (end, before) = (flow.wire.len(), flow.verified.len());
+        // Hints come where a host has taken all it received, between two records.
+        let step = if mode == NextHint { 529 } else { 300 };
+        for (nth, at) in (from..end).step_by(step).enumerate() {
+            if mode == NextHint {
+                flow.hint(at);
+            }
+            flow.deliver(at..(at + step).min(end));
+            if mode != NextHint && nth % 2 == 0 {
+                flow.answers();
+            }
+        }
+        flow.offloaded();
+        if from == wild {
+            prop_assert!(flow.verified.len() - before >= 15, "{}", flow.verified.len() - before);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Opening on receive: in order, split in every way, and the paper's figure 8 as exact exchanges.
+
+use abi::Op;
+use abi::l5o::{Direction, L5oId, ResyncMode, ResyncRequest};
+use alloc::vec::Vec;
+use base::SeqNum;
+
+use super::l5o_stream::{CONTEXT, Flow, NUMBER, START, config, tuple};
+use super::l5o_tx::{ALL, Peer};
+
+const SCAN: ResyncMode = ResyncMode::StreamScan;
+
+fn at(offset: usize) -> SeqNum {
+    SeqNum(START.wrapping_add(u32::try_from(offset).unwrap()))
+}
+
+#[test]
+fn in_order_in_packets_of_every_size() {
+    for out_of_order in [false, true] {
+        for suite in ALL {
+            for step in [1, 2, 3, 5, 7, 12, 13, 16, 29, 100, 257, 1448, 5000] {
+                let lens = [100, 0, 1, 300, 2, 1000, 17, 600];
+                let mut flow = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens);
+                let mut from = 0;
+                while from < flow.wire.len() {
+                    let to = (from + step).min(flow.wire.len());
+                    flow.deliver(from..to);
+                    from = to;
+                }
+                let case = (out_of_order, suite, step);
+                assert_eq!(flow.verified, (NUMBER..NUMBER + 8).collect::<Vec<_>>(), "{case:?}");
+                assert_eq!(flow.offloaded(), 8, "{case:?}");
+                assert_eq!(flow.rig.counter("l5o_messages_open"), 0);
+                assert_eq!(flow.rig.counter("l5o_messages_given_up"), 0);
+                assert!(flow.requests.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_records_and_their_counters() {
+    for out_of_order in [false, true] {
+        let lens = [16_384, 16_384, 16_384];
+        let mut flow = Flow::new(Peer::new(ALL[3]), config(out_of_order, SCAN), &lens);
+        let opened = flow.deliver(0..flow.wire.len()).unwrap();
+        assert_eq!((opened.range, opened.number, opened.offset), (0..49_218, NUMBER, 0));
+        assert_eq!((opened.message_len, opened.verified), (16_406, NUMBER..NUMBER + 3));
+        assert_eq!(flow.offloaded(), 3);
+        assert_eq!(flow.moved(), ["rx_tls_decrypted_packets +1", "rx_tls_decrypted_bytes +49218"]);
+        // A duplicate stays as it came.
+        assert_eq!(flow.deliver(0..20_000), None);
+        assert_eq!(flow.moved(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_changed_byte_is_never_verified() {
+    for out_of_order in [false, true] {
+        for suite in ALL {
+            for step in [37, 400] {
+                let lens = [20, 31, 40];
+                let len = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens).wire.len();
+                for bad in 0..len {
+                    let mut flow = Flow::new(Peer::new(suite), config(out_of_order, SCAN), &lens);
+                    flow.wire[bad] ^= 0x10;
+                    for from in (0..len).step_by(step) {
+                        flow.deliver(from..(from + step).min(len));
+                    }
+                    let wrong = flow.records.iter().position(|r| r.at.contains(&bad)).unwrap();
+                    assert!(!flow.verified.contains(&(wrong as u64 + NUMBER)), "{bad}");
+                    flow.offloaded();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_tag_leaves_its_packet_as_it_came() {
+    for out_of_order in [false, true] {
+        let mut flow =
+            Flow::new(Peer::new(ALL[0]), config(out_of_order, SCAN), &[100, 100, 100, 50]);
+        let third = flow.records[2].at.clone();
+        flow.wire[third.start + 50] ^= 1;
+        let split = third.end + 10;
+        flow.deliver(0..40);
+        assert_eq!(flow.deliver(40..split), None);
+        assert_eq!(flow.rig.counter("rx_tls_err"), 1);
+        // The fourth had bytes in that packet.
+        flow.deliver(split..flow.wire.len());
+        assert_eq!(flow.verified, []);
+    }
+}
+
+/// Records of 1,000 bytes in packets of 400: P1 to P10.
+fn figure(suite: usize) -> (Flow, impl Fn(usize) -> core::ops::Range<usize>) {
+    let peer = Peer::new(ALL[suite]);
+    let content = 1000 - peer.framing().overhead();
+    let flow = Flow::new(peer, config(false, SCAN), &[content; 6]);
+    (flow, |packet| (packet - 1) * 400..packet * 400)
+}
+
+#[test]
+fn figure_8a_a_retransmission_bypasses() {
+    let (mut flow, p) = figure(3);
+    for packet in [1, 2, 3] {
+        assert!(flow.deliver(p(packet)).is_some());
+    }
+    flow.moved();
+    assert_eq!(flow.deliver(p(2)), None);
+    assert_eq!(flow.moved(), [""; 0]);
+    assert!(flow.deliver(p(4)).is_some());
+    assert_eq!(flow.verified, [NUMBER]);
+}
+
+#[test]
+fn figure_8b_a_hole_in_a_message() {
+    let (mut flow, p) = figure(3);
+    assert!(flow.deliver(p(1)).is_some());
+    // P2 is missing; P3 has the next header.
+    assert_eq!(flow.deliver(p(3)), None);
+    let opened = flow.deliver(p(4)).unwrap();
+    assert_eq!((opened.range, opened.number, opened.offset), (0..400, NUMBER + 1, 200));
+    assert_eq!(opened.verified, 0..0);
+    assert_eq!(flow.deliver(p(2)), None);
+    assert!(flow.deliver(p(5)).is_some());
+    for packet in 6..=8 {
+        flow.deliver(p(packet));
+    }
+    assert_eq!(flow.verified, [NUMBER + 2]);
+    assert_eq!(
+        flow.moved(),
+        [
+            "rx_tls_decrypted_packets +6",
+            "rx_tls_decrypted_bytes +2400",
+            // The one with the hole, and the one whose first packet was not opened.
+            "l5o_messages_given_up +2",
+            "l5o_messages_open +1",
+        ]
+    );
+}
+
+#[test]
+fn figure_8c_a_missing_header() {
+    for suite in [0, 2, 3, 5] {
+        let (mut flow, p) = figure(suite);
+        for packet in [1, 2] {
+            assert!(flow.deliver(p(packet)).is_some());
+        }
+        // P3 has the header at 1000; P4 lies beyond it, P5 ends at the next, P6 begins with it.
+        for packet in [4, 5, 6, 7] {
+            assert_eq!(flow.deliver(p(packet)), None);
+        }
+        assert_eq!(flow.requests, [ResyncRequest::Scan { tcpsn: at(2000) }]);
+        assert_eq!(flow.deliver(p(3)), None, "late");
+        assert_eq!(flow.deliver(p(8)), None);
+        flow.answer(at(2000));
+        // P8 had the header at 3000: P9 is in the middle of that record.
+        let opened = flow.deliver(p(9)).unwrap();
+        assert_eq!((opened.number, opened.offset), (NUMBER + 3, 200));
+        for packet in 10..=15 {
+            flow.deliver(p(packet));
+        }
+        assert_eq!(flow.verified, [NUMBER + 4, NUMBER + 5]);
+        assert_eq!(
+            flow.moved(),
+            [
+                "rx_tls_decrypted_packets +9",
+                "rx_tls_decrypted_bytes +3600",
+                "rx_tls_resync_req_pkt +1",
+                "rx_tls_resync_res_ok +1",
+                "l5o_messages_given_up +2",
+            ]
+        );
+    }
+}
+
+#[test]
+fn refused_late_and_unknown_answers() {
+    let (mut flow, p) = figure(3);
+    flow.deliver(p(1));
+    flow.deliver(p(4));
+    flow.deliver(p(6));
+    assert_eq!(flow.requests, [ResyncRequest::Scan { tcpsn: at(2000) }]);
+    let resp = |tcpsn, number| Op::L5oResyncRxResp { context: CONTEXT, tcpsn, number };
+    flow.rig.op(0, resp(at(1999), Some(9)));
+    flow.rig.op(0, resp(at(2000), None));
+    flow.rig.op(0, resp(at(2000), Some(5)));
+    let nobody = Op::L5oResyncRxResp { context: L5oId(1), tcpsn: at(0), number: None };
+    flow.rig.op(0, nobody);
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_skip"), 4);
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 0);
+    for packet in 7..=10 {
+        flow.deliver(p(packet));
+    }
+    assert_eq!(flow.requests.len(), 2, "it asks again");
+    let Some(&ResyncRequest::Scan { tcpsn }) = flow.requests.last() else { panic!() };
+    flow.answer(tcpsn);
+    for packet in 11..=15 {
+        assert!(flow.deliver(p(packet)).is_some());
+    }
+    assert_eq!(flow.verified, [NUMBER + 4, NUMBER + 5]);
+}
+
+#[test]
+fn hints_and_asynchronous_requests() {
+    let lens = [978; 12];
+    let mut flow = Flow::new(Peer::new(ALL[3]), config(false, ResyncMode::NextHint), &lens);
+    flow.deliver(0..400);
+    flow.deliver(1200..2100);
+    flow.answer(at(1000));
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_skip"), 1, "it has begun to come");
+    flow.deliver(2100..4000);
+    flow.answer(at(4000));
+    assert!(flow.deliver(4000..6100).is_some());
+    assert_eq!((flow.verified.len(), flow.requests.len()), (2, 0));
+    assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 1);
+
+    let mut flow = Flow::new(Peer::new(ALL[3]), config(false, ResyncMode::Async), &lens);
+    flow.deliver(0..400);
+    flow.deliver(1200..1900);
+    flow.deliver(1900..2100);
+    let tcpsn = at(2000);
+    let start = ResyncRequest::AsyncStart { tcpsn: at(1200), len: 2 << 20 };
+    assert_eq!(flow.requests, [start, ResyncRequest::AsyncEnd { tcpsn }]);
+    flow.answer(tcpsn);
+    assert!(flow.deliver(2100..5000).is_some());
+    assert_eq!(
+        flow.moved(),
+        [
+            "rx_tls_decrypted_packets +2",
+            "rx_tls_decrypted_bytes +3300",
+            "rx_tls_resync_req_pkt +1",
+            "rx_tls_resync_req_start +1",
+            "rx_tls_resync_req_end +1",
+            "rx_tls_resync_res_ok +1",
+            "l5o_messages_given_up +2",
+        ]
+    );
+}
+
+#[test]
+fn a_new_key_replaces_the_old() {
+    let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[100, 100]);
+    flow.deliver(0..122);
+    let new = Peer { key: [1; 32], ..flow.peer };
+    let next = new.seal(0, 23, &flow.records[1].content.clone());
+    flow.wire.truncate(122);
+    flow.wire.extend(next);
+    let seq = START.wrapping_add(122);
+    flow.rig.op(0, new.create(L5oId(81), Direction::Receive(tuple()), seq, 0));
+    assert_eq!((flow.rig.counter("rx_tls_del"), flow.rig.counter("rx_tls_ctx")), (1, 2));
+    flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
+    flow.peer = new;
+    let opened = flow.deliver(122..244).unwrap();
+    assert_eq!((opened.context, opened.verified), (L5oId(81), 0..1));
+    flow.rig.device.reset();
+    assert_eq!(flow.rig.counter("l5o_contexts"), 0);
+}
+
+#[test]
+fn bad_checksums_and_other_flows_are_left_alone() {
+    let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[100]);
+    flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
+    assert_eq!(flow.deliver(0..122), None);
+    assert_eq!(flow.moved(), ["rx_tls_del +1"]);
+}

@@ -1,0 +1,53 @@
+//! Plaintext: where TLS is spoken, no frame shows what is in files, or what requests and responses
+//! begin with.
+//!
+//! Called by [`super::wire`] for every segment that a device sends, at every offset in it.
+
+use crate::content::{self, Catalogue};
+
+/// Eight bytes each that every request or every response has in its head.
+const HEADS: [u64; 6] = [
+    u64::from_le_bytes(*b"HTTP/1.1"),
+    u64::from_le_bytes(*b"Host: si"),
+    u64::from_le_bytes(*b"BREW /po"),
+    u64::from_le_bytes(*b"Content-"),
+    u64::from_le_bytes(*b"Server: "),
+    u64::from_le_bytes(*b"Date: Mo"),
+];
+
+/// Looks for plaintext in a segment's payload.
+///
+/// # Errors
+/// What it found.
+pub(crate) fn look(payload: &[u8], known: &Catalogue) -> Result<(), String> {
+    for (at, window) in payload.windows(8).enumerate() {
+        let Some(&word) = window.first_chunk() else { break };
+        if HEADS.contains(&u64::from_le_bytes(word)) {
+            let text = String::from_utf8_lossy(window);
+            return Err(format!("plaintext at {at} of {}: {text:?}", payload.len()));
+        }
+    }
+    match content::find(payload, known) {
+        Some((at, version)) => {
+            let len = payload.len();
+            Err(format!("plaintext at {at} of {len}: content of version {version:016x}"))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_and_content_are_seen() {
+        let mut known = Catalogue::default();
+        known.add(5, 0, 4_000);
+        assert!(look(b"HTTP/1.", &known).is_ok());
+        assert!(look(b"\x17\x03\x03GET / HTTP/1.1\r\n", &known).is_err());
+        let mut bytes = [0; 64];
+        content::fill(5, 1_003, &mut bytes);
+        assert!(look(&bytes, &known).is_err());
+    }
+}
