@@ -391,7 +391,7 @@ impl Host {
     ) {
         let Some(remains) = self.table.time_wait.at(slot).copied() else { return };
         let segment = arrival.segment;
-        match (remains.judge(&segment), self.listener_of(tuple)) {
+        match (remains.judge(&segment, arrival.payload.len()), self.listener_of(tuple)) {
             (Verdict::Reuse, Some(listener)) => {
                 self.table.time_wait.remove(slot);
                 self.table.unroute(tuple, Place::TimeWait(slot));

@@ -139,6 +139,9 @@ impl Host {
         if let Some(slot) = self.table.slots.get_mut(id.index()) {
             slot.session = Some(Box::new(Session::client(client)));
         }
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.modes.session_waits = true;
+        }
         Ok(id)
     }
 

@@ -145,6 +145,15 @@ fn time_wait_acknowledges_again() {
     t.expect(seg!(RST seq 2));
 }
 
+/// After a simultaneous close both ends are in TIME-WAIT: a bare acknowledgment that was answered
+/// would be answered for ever.
+#[test]
+fn time_wait_does_not_answer_bare_acknowledgments() {
+    let mut t = in_time_wait();
+    t.send(seg!(ACK seq 2 ack 2));
+    t.expect_nothing();
+}
+
 /// RFC 1337: a reset does not end TIME-WAIT.
 #[test]
 fn time_wait_ignores_resets() {

@@ -22,10 +22,11 @@ impl Host {
     /// Lets the session of a connection do what it can: after every event and every call that may
     /// have given it something to do.
     pub(crate) fn session_turn(&mut self, now: Instant, id: SocketId) {
+        let idle = |conn: &Connection| !conn.modes.session_waits && conn.rcv.ready_bytes() == 0;
+        if self.table.get(id).is_none_or(idle) {
+            return;
+        }
         let wrote = self.with_session(now, id, |session, conn, cx| {
-            if session.is_idle(conn) {
-                return false;
-            }
             let before = (conn.snd.spans.end(), conn.snd.fin);
             session.turn(conn, cx);
             (conn.snd.spans.end(), conn.snd.fin) != before
@@ -45,17 +46,14 @@ impl Host {
         let (session, conn) = self.table.with_session(id)?;
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
-        Some(work(session, conn, &mut cx))
+        let result = work(session, conn, &mut cx);
+        conn.modes.session_waits = session.waits();
+        Some(result)
     }
 
     fn session(&self, id: SocketId) -> Option<&Session> {
         self.table.get(id)?;
         self.table.slots.get(id.index())?.session.as_deref()
-    }
-
-    fn session_mut(&mut self, id: SocketId) -> Option<&mut Session> {
-        self.table.get(id)?;
-        self.table.slots.get_mut(id.index())?.session.as_deref_mut()
     }
 
     /// Whether the socket is one of a session.
@@ -85,6 +83,7 @@ impl Host {
         // Room for more records: they are opened at the next event, or by the turn in `poll_op`.
         if let Some((session, conn)) = self.table.with_session(id) {
             session.consume(conn, &mut self.out, &self.config.tcp, bytes);
+            conn.modes.session_waits = session.waits();
         }
     }
 
@@ -92,7 +91,11 @@ impl Host {
         let counters = &mut self.out.counters;
         let config = &self.config.tcp;
         match self.table.with_session(id) {
-            Some((session, conn)) => session.send(conn, counters, config, bytes),
+            Some((session, conn)) => {
+                let taken = session.send(conn, counters, config, bytes);
+                conn.modes.session_waits = session.waits();
+                taken
+            }
             None => 0,
         }
     }
@@ -109,6 +112,7 @@ impl Host {
         let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
         if let Some((session, conn)) = self.table.with_session(id) {
             session.send_file(conn, &mut self.out.counters, source, len);
+            conn.modes.session_waits = session.waits();
         }
         Ok(())
     }
@@ -116,7 +120,10 @@ impl Host {
     /// Has the session say that nothing follows. Says whether that is still to be sent; no where
     /// there is no session.
     pub(crate) fn session_shutdown(&mut self, id: SocketId) -> bool {
-        self.session_mut(id).is_some_and(Session::shutdown)
+        let Some((session, conn)) = self.table.with_session(id) else { return false };
+        let follows = session.shutdown();
+        conn.modes.session_waits = session.waits();
+        follows
     }
 
     /// The device asks where a record begins.
@@ -176,6 +183,7 @@ impl Host {
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
         slot.session = Some(Box::new(Session::attached(conn, &mut cx, keys)));
+        conn.modes.session_waits = true;
         self.touch(socket);
         Ok(())
     }

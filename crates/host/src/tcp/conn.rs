@@ -66,6 +66,9 @@ pub(crate) struct Modes {
     pub(crate) notify: bool,
     /// The application ran out of room to write.
     pub(crate) wants_room: bool,
+    /// The connection's session has something to do though nothing was received: noted here so that
+    /// an acknowledgment need not look at it.
+    pub(crate) session_waits: bool,
 }
 
 /// The sending half.

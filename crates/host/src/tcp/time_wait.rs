@@ -117,8 +117,9 @@ impl TimeWait {
 
 impl Remains {
     /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's
-    /// for resets.
-    pub(crate) fn judge(&self, segment: &Segment) -> Verdict {
+    /// for resets. A bare acknowledgment is not answered, as in Linux: after a simultaneous close both
+    /// ends are here, and would answer each other for ever.
+    pub(crate) fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
         let flags = segment.flags;
         if flags.has(Flags::RST) {
             return Verdict::Ignore;
@@ -132,7 +133,8 @@ impl Remains {
             };
             return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
         }
-        Verdict::Acknowledge
+        let bare = payload == 0 && !flags.has(Flags::FIN) && !flags.has(Flags::SYN);
+        if bare { Verdict::Ignore } else { Verdict::Acknowledge }
     }
 }
 
@@ -168,12 +170,12 @@ mod tests {
     #[test]
     fn a_newer_syn_takes_over() {
         let mut syn = Segment { flags: Flags::SYN, seq: SeqNum(201), ..Segment::default() };
-        assert_eq!(remains(1).judge(&syn), Verdict::Reuse, "a higher sequence number");
+        assert_eq!(remains(1).judge(&syn, 0), Verdict::Reuse, "a higher sequence number");
         syn.seq = SeqNum(150);
-        assert_eq!(remains(1).judge(&syn), Verdict::Acknowledge);
+        assert_eq!(remains(1).judge(&syn, 0), Verdict::Acknowledge);
         syn.options.timestamps = Some(Timestamps { value: 51, echo: 0 });
-        assert_eq!(remains(1).judge(&syn), Verdict::Reuse, "a later timestamp: RFC 6191");
+        assert_eq!(remains(1).judge(&syn, 0), Verdict::Reuse, "a later timestamp: RFC 6191");
         syn.flags = Flags::RST;
-        assert_eq!(remains(1).judge(&syn), Verdict::Ignore, "RFC 1337");
+        assert_eq!(remains(1).judge(&syn, 0), Verdict::Ignore, "RFC 1337");
     }
 }

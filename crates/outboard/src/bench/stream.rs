@@ -57,6 +57,11 @@ pub(crate) struct Stream {
     pub(crate) errors: Vec<String>,
 }
 
+/// What the port of the nth connection is above the first: a client has so many of its own for each.
+pub(crate) fn port_of(nth: u32) -> u16 {
+    u16::try_from(nth / 16_000).unwrap_or(0)
+}
+
 /// Byte at a position of the content: no page is like another.
 pub(crate) fn byte_at(position: u64) -> u8 {
     let at = position % SOURCE_BYTES as u64;
@@ -92,14 +97,20 @@ impl Stream {
             self.file = host.offload_open("content");
         }
         let Some(server) = self.server else { return };
-        for _ in 0..self.agreed.connections {
-            match host.connect(now, server) {
+        for nth in 0..self.agreed.connections {
+            let port = server.port + port_of(nth);
+            match host.connect(now, Endpoint { port, ..server }) {
                 Ok(socket) => {
                     self.done.insert(socket, 0);
                 }
                 Err(e) => self.errors.push(e.to_string()),
             }
         }
+    }
+
+    /// How many there are.
+    pub(crate) const fn connections(&self) -> u32 {
+        self.agreed.connections
     }
 
     /// Whether every connection stands.

@@ -415,8 +415,10 @@ fn node(
     config.connections_max = 1 << 18;
     let mut host = Host::new(config, &device.capabilities(), u64::from(number));
     if number == 1 {
-        host.listen(Listen { addr: None, port: 80, backlog: 1 << 18 })
-            .map_err(|e| Failure::System(format!("cannot listen: {e}")))?;
+        for port in 80..=80 + stream::port_of(app.connections() - 1) {
+            host.listen(Listen { addr: None, port, backlog: 1 << 18 })
+                .map_err(|e| Failure::System(format!("cannot listen: {e}")))?;
+        }
     }
     let disk = folder
         .map(|folder| open_disk(folder, DiskKind::Sync))

@@ -235,13 +235,11 @@ impl Session {
 
     // ---- the connection's end ----
 
-    /// Whether there is nothing to receive, to send or to follow.
-    pub(crate) fn is_idle(&self, conn: &Connection) -> bool {
-        let offload = self.offload.as_ref();
-        conn.rcv.ready_bytes() == 0
-            && self.queue.is_empty()
-            && !matches!(self.stage, Stage::Begin(_))
-            && !offload.is_some_and(|offload| offload.is_to_follow())
+    /// Whether there is something to begin, to send or to follow, whatever is received.
+    pub(crate) fn waits(&self) -> bool {
+        !self.queue.is_empty()
+            || matches!(self.stage, Stage::Begin(_))
+            || self.offload.as_ref().is_some_and(|offload| offload.is_to_follow())
     }
 
     /// Receives and sends what can be.
