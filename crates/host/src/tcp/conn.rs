@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::l5o::L5oId;
-use abi::{FileFault, FileId, FlowId, Op, TransmitOutcome};
+use abi::{FileFault, FileId, FlowId, Op, Refusal, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::Tuple;
@@ -370,10 +370,13 @@ impl Connection {
         }
     }
 
-    /// The device has no such context: what it was to seal the host seals.
-    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: L5oId) {
+    /// The device has no such context, or none at all: what it was to seal the host seals.
+    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) {
         let Some(sealer) = &mut self.snd.sealer else { return };
-        if sealer.lose(Some(context)) {
+        if context.is_none() {
+            cx.out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
+        }
+        if sealer.lose(context) {
             self.snd.spans.read_on_host(Some(sealer));
             // What it has of the file it will not send: what was handed over comes again.
             self.snd.void_before = self.snd.next_tag;
@@ -429,6 +432,19 @@ impl Connection {
             // Handed over before the device was reset, and met a device that knows no file: it is
             // sent again.
             TransmitOutcome::Dropped(_) if self.is_void(tag) => {}
+            // Behind one that was dropped, whose own end says what is wrong, if anything is.
+            TransmitOutcome::Dropped(FileFault::FlowFailed) => {
+                self.snd.flight.echo(tag, delay);
+                self.snd.flight.mark_lost(|sent| sent.tag == tag);
+                if let Some(sealer) = &mut self.snd.sealer {
+                    sealer.distrust();
+                }
+                self.rearm_retransmit(cx);
+            }
+            // The device has not the context that was thought to be there.
+            TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
+                self.lose_context(cx, None);
+            }
             TransmitOutcome::Dropped(fault) => {
                 self.snd.flight.echo(tag, delay);
                 self.fail_file(cx, fault);
@@ -511,7 +527,7 @@ impl Connection {
     pub(crate) fn info(
         &self,
         config: &TcpConfig,
-        file_offload: Result<(), abi::Refusal>,
+        file_offload: Result<(), Refusal>,
         tls: Option<TlsInfo>,
     ) -> SocketInfo {
         SocketInfo {

@@ -117,8 +117,8 @@ impl TimeWait {
 
 impl Remains {
     /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's
-    /// for resets. A bare acknowledgment is not answered, as in Linux: after a simultaneous close both
-    /// ends are here, and would answer each other for ever.
+    /// for resets. A bare acknowledgment is not answered, as in Linux: after a simultaneous close
+    /// both ends are here, and would answer each other for ever.
     pub(crate) fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
         let flags = segment.flags;
         if flags.has(Flags::RST) {

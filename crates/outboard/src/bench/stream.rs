@@ -57,7 +57,8 @@ pub(crate) struct Stream {
     pub(crate) errors: Vec<String>,
 }
 
-/// What the port of the nth connection is above the first: a client has so many of its own for each.
+/// What the port of the nth connection is above the first: a client has so many of its own for
+/// each.
 pub(crate) fn port_of(nth: u32) -> u16 {
     u16::try_from(nth / 16_000).unwrap_or(0)
 }

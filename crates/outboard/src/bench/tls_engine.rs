@@ -314,7 +314,8 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
             Event::Received(received) => received.opened.as_ref().map(|o| o.verified.clone()),
             _ => None,
         };
-        let verified: u64 = done.iter().filter_map(opened).map(|range| range.end - range.start).sum();
+        let verified: u64 =
+            done.iter().filter_map(opened).map(|range| range.end - range.start).sum();
         if verified < 950 {
             return Err(Failure::System(format!("{verified} of 960 records were verified")));
         }

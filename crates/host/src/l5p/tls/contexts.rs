@@ -106,7 +106,7 @@ impl Session {
             counters.tls_tx_sw += 1;
             counters.tls_tx_device_refused += 1;
         }
-        conn.lose_context(cx, context);
+        conn.lose_context(cx, Some(context));
     }
 
     /// The device lost everything: what was under way is the host's, what follows the device's

@@ -140,6 +140,16 @@ impl Sealer {
         lost
     }
 
+    /// Every context that the device was asked for, as far as it is not known to be gone.
+    pub(crate) fn contexts(&self) -> impl Iterator<Item = L5oId> + '_ {
+        self.epochs.iter().filter_map(|epoch| epoch.context)
+    }
+
+    /// A transmit did not leave: no context is where it was thought to be.
+    pub(crate) fn distrust(&mut self) {
+        self.expected = Expected::default();
+    }
+
     /// Gives up every context.
     pub(crate) fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> + '_ {
         self.epochs.iter_mut().filter_map(|epoch| epoch.context.take())
