@@ -2,8 +2,9 @@
 //!
 //! Content is never sealed where it lies, since host memory and file blocks are shared; it is
 //! sealed into a buffer from here, which the frames that leave then share. Once the wire has let go
-//! of them, the buffer is used again. Buffers of a size stand in the order in which they were lent,
-//! and the wire lets go about in that order, so the oldest is looked at first.
+//! of them, the buffer is used again, the latest first, while the cache still has it. Those that
+//! are lent stand in the order in which they left, and the wire lets go about in that order: what
+//! came back is found at the front.
 //!
 //! Bounded: [`Outputs::has_room`] says no while more than [`BYTES_MAX`] are lent. What a transmit
 //! that was taken before needs it gets nevertheless.
@@ -11,18 +12,27 @@
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// Sealed bytes on their way at which no more operations are taken.
 const BYTES_MAX: usize = 64 << 20;
+/// Bytes of buffers of one size that wait to be used again.
+const FREE_BYTES_MAX: usize = 16 << 20;
 /// Sizes are powers of two of pages: the last has 2 GiB, more than a transmit can be.
 const CLASSES: usize = 20;
-/// Buffers that are looked at before a new one is made.
-const LOOKS: usize = 4;
+
+/// Buffers of one size.
+#[derive(Debug, Default)]
+struct Class {
+    lent: VecDeque<Arc<AlignedBuf>>,
+    free: Vec<Arc<AlignedBuf>>,
+}
 
 /// All buffers.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
-    classes: [VecDeque<Arc<AlignedBuf>>; CLASSES],
+    classes: [Class; CLASSES],
+    /// Bytes that are lent, as far as is known.
     bytes: usize,
 }
 
@@ -30,22 +40,15 @@ impl Outputs {
     /// A buffer of at least `len` bytes, with old content, that nobody else has.
     pub(super) fn take(&mut self, len: usize) -> Arc<AlignedBuf> {
         let class = Self::class(len);
-        let free = &mut self.classes[class];
-        for _ in 0..free.len().min(LOOKS) {
-            let Some(mut buffer) = free.pop_front() else { break };
-            if Arc::get_mut(&mut buffer).is_some() {
-                self.bytes -= buffer.len();
-                return buffer;
-            }
-            free.push_back(buffer);
-        }
-        Arc::new(AlignedBuf::new(1 << class))
+        self.reclaim(class);
+        let free = self.classes[class].free.pop();
+        free.unwrap_or_else(|| Arc::new(AlignedBuf::new(1 << class)))
     }
 
     /// Notes that a buffer was lent.
     pub(super) fn lent(&mut self, buffer: &Arc<AlignedBuf>) {
         self.bytes += buffer.len();
-        self.classes[Self::class(buffer.len())].push_back(Arc::clone(buffer));
+        self.classes[Self::class(buffer.len())].lent.push_back(Arc::clone(buffer));
     }
 
     /// Whether the bound is not reached.
@@ -53,22 +56,33 @@ impl Outputs {
         self.bytes < BYTES_MAX
     }
 
-    /// Lets go of buffers that came back, where there are too many.
+    /// Looks for what came back, where the bound is reached.
     pub(super) fn trim(&mut self) {
-        for class in &mut self.classes {
-            if self.bytes < BYTES_MAX {
+        for class in 0..CLASSES {
+            if self.has_room() {
                 return;
             }
-            let bytes = &mut self.bytes;
-            class.retain(|buffer| {
-                let keep = Arc::strong_count(buffer) > 1 || *bytes < BYTES_MAX;
-                *bytes -= if keep { 0 } else { buffer.len() };
-                keep
-            });
+            self.reclaim(class);
+            // One that the wire keeps for longer must not hide those behind it.
+            if let Some(kept) = self.classes[class].lent.pop_front() {
+                self.classes[class].lent.push_back(kept);
+            }
         }
     }
 
-    /// Bytes in all buffers that are lent or were.
+    /// Takes back what the wire has let go of, from the front.
+    fn reclaim(&mut self, class: usize) {
+        let Class { lent, free } = &mut self.classes[class];
+        while lent.front_mut().is_some_and(|buffer| Arc::get_mut(buffer).is_some()) {
+            let Some(buffer) = lent.pop_front() else { return };
+            self.bytes -= buffer.len();
+            if (free.len() + 1) * buffer.len() <= FREE_BYTES_MAX {
+                free.push(buffer);
+            }
+        }
+    }
+
+    /// Bytes in all buffers that are lent, as far as is known.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -101,7 +115,7 @@ mod tests {
         let first = Arc::as_ptr(&a);
         drop(a);
         assert_eq!(Arc::as_ptr(&outputs.take(8192)), first);
-        assert_eq!(outputs.bytes(), 2 * PAGE_BYTES);
+        assert_eq!(outputs.bytes(), 2 * PAGE_BYTES, "the other is still lent");
     }
 
     #[test]
@@ -116,8 +130,8 @@ mod tests {
         assert_eq!(lent.len(), 64);
         outputs.trim();
         assert!(!outputs.has_room());
-        lent.truncate(60);
+        lent.drain(1..5);
         outputs.trim();
-        assert!(outputs.has_room());
+        assert!(outputs.has_room(), "the first of all does not hide them");
     }
 }
