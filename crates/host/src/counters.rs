@@ -135,6 +135,9 @@ base::counters! {
         tls_tx_device_refused,
         /// Of those, the ones that it refused.
         tls_rx_device_refused,
+        /// Connections whose contexts for sealing were not there when they were to be used: the
+        /// host seals from then on.
+        tls_tx_device_lost,
         /// Transmits that brought what precedes them in their record (`l5o_get_tx_msgstate`).
         tls_tx_recoveries,
         /// Records that the device opened and verified.

@@ -147,7 +147,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 44] = [
+const SHOWN: [(&str, &str); 45] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -183,6 +183,7 @@ const SHOWN: [(&str, &str); 44] = [
     ("l5o_guesses_wrong", "wrong guesses of devices"),
     ("offloaded_again", "flows opened by devices again after the faults"),
     ("tls_tx_device_refused", "contexts for sealing refused"),
+    ("tls_tx_device_lost", "connections whose contexts for sealing were gone"),
     ("tls_rx_device_refused", "contexts for opening refused"),
     ("tls_rx_rekey_ok", "TLS keys changed"),
     ("l5o_cache_evictions", "contexts that left the modelled cache"),

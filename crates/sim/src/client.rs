@@ -115,6 +115,33 @@ struct Session {
     again: Again,
 }
 
+impl Session {
+    /// One that asks for one thing after the other, at once, and closes.
+    fn new(asks: Vec<Ask>, start: Instant) -> Self {
+        Self {
+            asks,
+            depth: 1,
+            pace: Pace::Eager,
+            dribble: None,
+            end: End::Close,
+            stage: Stage::Idle(start),
+            answered: 0,
+            written: 0,
+            to_send: Bytes::new(),
+            reader: Reader::default(),
+            read: 0,
+            opened: Instant::ZERO,
+            established: false,
+            wake: Instant::FAR_FUTURE,
+            may_send_at: Instant::ZERO,
+            tries: 0,
+            shut: false,
+            pause: None,
+            again: Again::default(),
+        }
+    }
+}
+
 /// What a client needs from outside.
 pub(crate) struct Context<'a> {
     /// The world's time and the node's own.
@@ -500,27 +527,8 @@ impl Client {
 fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
     let ask = |_| Ask::draw(r, files, 0.0);
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
-    Session {
-        asks,
-        depth: 1,
-        pace: Pace::Eager,
-        dribble: None,
-        end: End::Close,
-        stage: Stage::Idle(start + Duration::from_millis(1)),
-        answered: 0,
-        written: 0,
-        to_send: Bytes::new(),
-        reader: Reader::default(),
-        read: 0,
-        opened: Instant::ZERO,
-        established: false,
-        wake: Instant::FAR_FUTURE,
-        may_send_at: Instant::ZERO,
-        tries: 0,
-        shut: false,
-        pause: Some((LASTING_ASKS.0, end)),
-        again: Again::default(),
-    }
+    let pause = Some((LASTING_ASKS.0, end));
+    Session { pause, ..Session::new(asks, start + Duration::from_millis(1)) }
 }
 
 fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Instant) -> Session {
@@ -541,25 +549,7 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
     } else {
         [End::Close, End::Close, End::HalfClose, End::Wait][r.below(4) as usize]
     };
-    Session {
-        asks,
-        depth: if r.chance(0.5) { 1 } else { r.range(2, 8) as usize },
-        pace,
-        dribble,
-        end,
-        stage: Stage::Idle(start + Duration::from_micros(r.below(300_000))),
-        answered: 0,
-        written: 0,
-        to_send: Bytes::new(),
-        reader: Reader::default(),
-        read: 0,
-        opened: Instant::ZERO,
-        established: false,
-        wake: Instant::FAR_FUTURE,
-        may_send_at: Instant::ZERO,
-        tries: 0,
-        shut: false,
-        pause: None,
-        again: Again::default(),
-    }
+    let depth = if r.chance(0.5) { 1 } else { r.range(2, 8) as usize };
+    let start = start + Duration::from_micros(r.below(300_000));
+    Session { depth, pace, dribble, end, ..Session::new(asks, start) }
 }

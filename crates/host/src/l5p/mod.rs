@@ -161,7 +161,8 @@ impl Host {
     }
 
     pub(crate) fn session_info(&self, id: SocketId) -> Option<TlsInfo> {
-        self.session(id).and_then(Session::info)
+        let conn = self.table.get(id)?;
+        self.session(id)?.info(conn)
     }
 
     /// Speaks TLS on a connection whose keys others have agreed on, from here on.

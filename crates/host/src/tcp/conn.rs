@@ -370,13 +370,15 @@ impl Connection {
         }
     }
 
-    /// The device has no such context, or none at all: what it was to seal the host seals.
-    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) {
-        let Some(sealer) = &mut self.snd.sealer else { return };
+    /// The device has no such context, or none at all: what it was to seal the host seals. Says
+    /// whether it was one of ours.
+    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) -> bool {
+        let Some(sealer) = &mut self.snd.sealer else { return false };
         if context.is_none() {
             cx.out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
         }
-        if sealer.lose(context) {
+        let lost = sealer.lose(context);
+        if lost {
             self.snd.spans.read_on_host(Some(sealer));
             // What it has of the file it will not send: what was handed over comes again.
             self.snd.void_before = self.snd.next_tag;
@@ -384,6 +386,7 @@ impl Connection {
             self.snd.flight.mark_lost(|_| true);
             self.rearm_retransmit(cx);
         }
+        lost
     }
 
     /// Releases what the device was still to send when the connection ended, once it has.
@@ -443,7 +446,8 @@ impl Connection {
             }
             // The device has not the context that was thought to be there.
             TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
-                self.lose_context(cx, None);
+                let lost = self.lose_context(cx, None);
+                cx.out.counters.tls_tx_device_lost += u64::from(lost);
             }
             TransmitOutcome::Dropped(fault) => {
                 self.snd.flight.echo(tag, delay);

@@ -96,17 +96,18 @@ impl Session {
         context: L5oId,
         why: Refusal,
     ) {
-        let counters = &mut cx.out.counters;
         if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is(context)) {
             offload.refused(why);
-            counters.tls_rx_sw += 1;
-            counters.tls_rx_device_refused += 1;
-        } else if conn.snd.sealer.as_ref().is_some_and(|s| s.context() == Some(context)) {
-            self.tx_refused = Some(why);
-            counters.tls_tx_sw += 1;
-            counters.tls_tx_device_refused += 1;
+            cx.out.counters.tls_rx_sw += 1;
+            cx.out.counters.tls_rx_device_refused += 1;
+            return;
         }
-        conn.lose_context(cx, Some(context));
+        // Of older keys too: what was written under them is the host's to seal as well.
+        if conn.lose_context(cx, Some(context)) {
+            self.tx_refused = Some(why);
+            cx.out.counters.tls_tx_sw += 1;
+            cx.out.counters.tls_tx_device_refused += 1;
+        }
     }
 
     /// The device lost everything: what was under way is the host's, what follows the device's

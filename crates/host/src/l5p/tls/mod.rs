@@ -327,12 +327,15 @@ impl Session {
     }
 
     /// What `ss` shows.
-    pub(crate) fn info(&self) -> Option<TlsInfo> {
+    pub(crate) fn info(&self, conn: &Connection) -> Option<TlsInfo> {
         let Stage::Open(open) = &self.stage else { return None };
+        // Whatever was said when it was asked for: a context that is gone seals nothing.
+        let seals = conn.snd.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
+        let why_not = self.tx_refused.unwrap_or(Refusal::DeviceReset);
         Some(TlsInfo {
             version: open.version,
             suite: open.tx.keys.suite,
-            tx_offload: self.tx_refused.map_or(Ok(()), Err),
+            tx_offload: if seals { Ok(()) } else { Err(why_not) },
             rx_offload: self.offload.as_ref().map_or(Err(Refusal::Disabled), |o| o.state()),
             rx_records: self.rx_records,
         })
