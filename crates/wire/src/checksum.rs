@@ -17,6 +17,15 @@ impl Sum {
         Self { total: 0, odd: false }
     }
 
+    /// The sum of a few words: of a short header, without the ways of long pieces. Bytes beyond the
+    /// last whole word of four are left out.
+    #[must_use]
+    pub fn of_words(bytes: &[u8]) -> Self {
+        let words = bytes.chunks_exact(4);
+        let total = words.map(|w| u64::from(u32::from_be_bytes([w[0], w[1], w[2], w[3]]))).sum();
+        Self { total, odd: false }
+    }
+
     /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         // A sum that starts at an odd byte is the byte-swapped sum of the same bytes (RFC 1071
@@ -63,6 +72,52 @@ pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, len: usi
 #[must_use]
 pub const fn adjust(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u64 + !old as u64 + new as u64)
+}
+
+/// By how much a checksum changes with the bytes that it covers: RFC 1624 equation 3, over any
+/// number of fields.
+///
+/// Each change adds `~old + new`, so a sum that does not change is the negative zero and never the
+/// positive one: what RFC 1624 section 3 found wrong with RFC 1141 cannot happen, and a checksum
+/// that was right becomes the one that summing anew would give.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Difference(u64);
+
+impl Difference {
+    /// Nothing changed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(0)
+    }
+
+    /// A word at an even position changed.
+    pub const fn u16(&mut self, old: u16, new: u16) {
+        self.0 += !old as u64 + new as u64;
+    }
+
+    /// Two words changed. `odd` where they begin at an odd position: their sum is then the
+    /// byte-swapped one (RFC 1071 section 2, B).
+    pub const fn u32(&mut self, old: u32, new: u32, odd: bool) {
+        let turn = if odd { 8 } else { 0 };
+        self.0 += (!old).rotate_left(turn) as u64 + new.rotate_left(turn) as u64;
+    }
+
+    /// What changed elsewhere, too.
+    pub const fn add(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+
+    /// The same in 16 bits, so that any number of them can be added.
+    #[must_use]
+    pub const fn folded(self) -> Self {
+        Self(fold(self.0) as u64)
+    }
+
+    /// The checksum field after the change.
+    #[must_use]
+    pub const fn apply(self, checksum: u16) -> u16 {
+        !fold(!checksum as u64 + self.0)
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "folded to 16 bits by the loop")]
@@ -116,11 +171,43 @@ mod tests {
     }
 
     #[test]
+    fn short_headers_sum_alike() {
+        let header: [u8; 20] = *b"Ea header of words.!";
+        let mut sum = Sum::new();
+        sum.add(&header);
+        assert_eq!(Sum::of_words(&header).fold() % 0xffff, sum.fold() % 0xffff);
+    }
+
+    #[test]
     fn rfc_1624_example() {
         assert_eq!(adjust(0xdd2f, 0x5555, 0x3285), 0x0000);
     }
 
     proptest! {
+        /// Fields at even and odd places change, among them to and from all zeros and all ones.
+        #[test]
+        fn differences_equal_summing_anew(
+            mut bytes in proptest::collection::vec(
+                prop_oneof![Just(0_u8), Just(0xff), any::<u8>()], 12..60),
+            changes in proptest::collection::vec(
+                (any::<u8>(), prop_oneof![Just(0_u32), Just(u32::MAX), any::<u32>()]), 0..6),
+        ) {
+            bytes[0] = 6; // like a pseudo-header: never all zeros
+            let mut before = Sum::new();
+            before.add(&bytes);
+            let mut difference = Difference::new();
+            for (at, new) in changes {
+                let at = 1 + usize::from(at) % (bytes.len() - 5);
+                let field: &mut [u8; 4] = bytes[at..].first_chunk_mut().unwrap();
+                difference.u32(u32::from_be_bytes(*field), new, at % 2 == 1);
+                *field = new.to_be_bytes();
+            }
+            let mut after = Sum::new();
+            after.add(&bytes);
+            prop_assert_eq!(difference.apply(before.finish()), after.finish());
+            prop_assert_eq!(difference.folded().apply(before.finish()), after.finish());
+        }
+
         #[test]
         fn any_split_gives_the_same(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),

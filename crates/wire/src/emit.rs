@@ -49,12 +49,21 @@ impl IpHeader {
 }
 
 /// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them.
-/// Lengths that do not fit 16 bits are written as zero: [`set_lengths`] sets them when a run is cut
-/// into packets.
+/// Lengths that do not fit 16 bits are written as zero.
 ///
 /// # Panics
 /// Where `out` is shorter than the headers.
 pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8]) {
+    ethernet_ip_template(link, ip, out);
+    set_lengths(out, ETHERNET_BYTES, ETHERNET_BYTES + ip.len() + payload_len, 0);
+}
+
+/// As [`ethernet_ip`], without lengths and without a checksum: [`set_lengths`] sets these in each
+/// packet that is made with the template.
+///
+/// # Panics
+/// Where `out` is shorter than the headers.
+pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
     let ethertype = match ip.destination {
         IpAddr::V4(_) => ETHERTYPE_IPV4,
         IpAddr::V6(_) => ETHERTYPE_IPV6,
@@ -67,7 +76,7 @@ pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             header[0] = 0x45;
             header[1] = ip.ecn;
-            header[4..6].fill(0);
+            header[2..6].fill(0);
             // Don't fragment: path MTU discovery, RFC 1191.
             header[6..8].copy_from_slice(&[0x40, 0]);
             header[8] = ip.hop_limit;
@@ -78,14 +87,13 @@ pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8
         (source, destination) => {
             header[0] = 0x60;
             header[1] = ip.ecn << 4;
-            header[2..4].fill(0);
+            header[2..6].fill(0);
             header[6] = ip.protocol;
             header[7] = ip.hop_limit;
             header[8..24].copy_from_slice(&to_v6_octets(source));
             header[24..40].copy_from_slice(&to_v6_octets(destination));
         }
     }
-    set_lengths(out, ETHERNET_BYTES, ETHERNET_BYTES + ip.len() + payload_len, 0);
 }
 
 fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
@@ -107,8 +115,7 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
         header[2..4].copy_from_slice(&total.to_be_bytes());
         header[4..6].copy_from_slice(&identification.to_be_bytes());
         header[10..12].fill(0);
-        let mut sum = Sum::new();
-        sum.add(header);
+        let sum = Sum::of_words(header);
         header[10..12].copy_from_slice(&sum.finish().to_be_bytes());
     } else {
         let payload = u16::try_from(end - l3 - IPV6_BYTES).unwrap_or(0);
@@ -123,12 +130,9 @@ pub fn set_lengths(frame: &mut [u8], l3: usize, end: usize, identification: u16)
 /// Where the IP header is not within `frame`.
 #[must_use]
 pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Sum {
-    let mut sum = Sum::new();
-    if frame[l3] >> 4 == 4 {
-        sum.add(&frame[l3 + 12..l3 + 20]);
-    } else {
-        sum.add(&frame[l3 + 8..l3 + 40]);
-    }
+    let v4 = frame[l3] >> 4 == 4;
+    let addresses = if v4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
+    let mut sum = Sum::of_words(&frame[addresses]);
     sum.add_u16(u16::from(protocol));
     // The length of a run of segments may have more than 16 bits.
     #[expect(clippy::cast_possible_truncation, reason = "split into its 16-bit halves")]
@@ -152,8 +156,25 @@ pub fn tcp_headers(
     payload_len: usize,
     out: &mut [u8],
 ) -> Option<usize> {
+    let tsval_at = tcp_template(link, ip, segment, out);
     let l4 = ETHERNET_BYTES + ip.len();
-    ethernet_ip(link, ip, segment.header_len() + payload_len, out);
+    set_lengths(out, ETHERNET_BYTES, l4 + segment.header_len() + payload_len, 0);
+    tsval_at
+}
+
+/// As [`tcp_headers`], without lengths and without the IP header's checksum: what a device
+/// completes.
+///
+/// # Panics
+/// As [`tcp_headers`].
+pub fn tcp_template(
+    link: &Link,
+    ip: &IpHeader,
+    segment: &Segment,
+    out: &mut [u8],
+) -> Option<usize> {
+    let l4 = ETHERNET_BYTES + ip.len();
+    ethernet_ip_template(link, ip, out);
     segment.emit(&mut out[l4..]).map(|at| at + l4)
 }
 

@@ -117,9 +117,7 @@ fn parse_ipv4(frame: &[u8], l3: usize) -> Result<IpPacket, FrameError> {
     if header_bytes < IPV4_BYTES || total < header_bytes || l3 + total > frame.len() {
         return Err(FrameError::BadLength);
     }
-    let mut sum = Sum::new();
-    sum.add(&frame[l3..l3 + header_bytes]);
-    if sum.finish() != 0 {
+    if Sum::of_words(&frame[l3..l3 + header_bytes]).finish() != 0 {
         return Err(FrameError::BadHeaderChecksum);
     }
     // MF, or a fragment offset: RFC 791 section 3.1.

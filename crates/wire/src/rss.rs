@@ -49,24 +49,34 @@ impl Toeplitz {
     /// The hash of a received packet's tuple: source is the remote end, as it stands in the packet.
     #[must_use]
     pub fn hash(&self, tuple: &Tuple) -> u32 {
-        let mut hash = 0;
-        let mut at = 0;
-        let mut feed = |bytes: &[u8]| {
-            for &byte in bytes {
-                hash ^= self.tables[at][usize::from(byte >> 4)];
-                hash ^= self.tables[at + 1][usize::from(byte & 15)];
-                at += 2;
+        let ports = u32::from(tuple.remote.port) << 16 | u32::from(tuple.local.port);
+        match (tuple.remote.addr, tuple.local.addr) {
+            (IpAddr::V4(remote), IpAddr::V4(local)) => {
+                let mut bytes = [0; 12];
+                bytes[..4].copy_from_slice(&remote.octets());
+                bytes[4..8].copy_from_slice(&local.octets());
+                bytes[8..].copy_from_slice(&ports.to_be_bytes());
+                self.feed(&bytes)
             }
-        };
-        for addr in [tuple.remote.addr, tuple.local.addr] {
-            match addr {
-                IpAddr::V4(v4) => feed(&v4.octets()),
-                IpAddr::V6(v6) => feed(&v6.octets()),
+            (remote, local) => {
+                let octets = |addr: IpAddr| match addr {
+                    IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                    IpAddr::V6(v6) => v6.octets(),
+                };
+                let mut bytes = [0; INPUT_BYTES_MAX];
+                bytes[..16].copy_from_slice(&octets(remote));
+                bytes[16..32].copy_from_slice(&octets(local));
+                bytes[32..].copy_from_slice(&ports.to_be_bytes());
+                self.feed(&bytes)
             }
         }
-        feed(&tuple.remote.port.to_be_bytes());
-        feed(&tuple.local.port.to_be_bytes());
-        hash
+    }
+
+    fn feed(&self, bytes: &[u8]) -> u32 {
+        let pairs = self.tables.chunks_exact(2).zip(bytes);
+        pairs.fold(0, |hash, (pair, byte)| {
+            hash ^ pair[0][usize::from(byte >> 4)] ^ pair[1][usize::from(byte & 15)]
+        })
     }
 }
 

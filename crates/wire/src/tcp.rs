@@ -99,6 +99,9 @@ pub struct Options {
     pub timestamps: Option<Timestamps>,
     /// Selective acknowledgments.
     pub sack_blocks: SackBlocks,
+    /// A TCP Fast Open option came (RFC 7413 section 4.1.1), of the assigned or the experimental
+    /// kind. It is never written.
+    pub fast_open: bool,
 }
 
 /// Up to [`SACK_BLOCKS_MAX`] SACK blocks, inline.
@@ -231,6 +234,8 @@ impl Options {
                     echo: u32::from_be_bytes([e, f, g, h]),
                 });
             }
+            // RFC 7413 appendix A: before there was a kind of its own, this magic under 254.
+            (34, _) | (254, [0xf9, 0x89, ..]) => self.fast_open = true,
             (2..=5 | 8, _) => return Err(SegmentError::BadOption),
             _ => {}
         }
@@ -388,6 +393,7 @@ mod tests {
         );
         assert_eq!(with(&[1, 1, 1, 8]), Err(SegmentError::BadOption));
         assert_eq!(with(&[5, 40, 0, 0]), Err(SegmentError::BadOption));
+        assert_eq!(with(&[34, 3, 0, 0]), Ok(()), "Fast Open is seen and not read");
         assert_eq!(Segment::parse(&[0; 19]), Err(SegmentError::BadLength));
         assert_eq!(Segment::parse(&[0; 20]), Err(SegmentError::BadLength));
     }
