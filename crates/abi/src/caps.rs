@@ -3,6 +3,9 @@
 use core::fmt;
 
 use crate::l5o::L5oLimits;
+use crate::setup::SetupLimits;
+use crate::splice::SpliceLimits;
+use crate::teardown::TeardownLimits;
 
 /// What a device offers. The host reads it once, before it opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,12 @@ pub struct Capabilities {
     pub file: Result<FileLimits, Refusal>,
     /// Limits of the engine for protocols above TCP, or why there is none.
     pub l5o: Result<L5oLimits, Refusal>,
+    /// Limits of connection set-up, or why there is none.
+    pub setup: Result<SetupLimits, Refusal>,
+    /// Limits of connection tear-down, or why there is none.
+    pub teardown: Result<TeardownLimits, Refusal>,
+    /// Limits of splicing, or why there is none.
+    pub splice: Result<SpliceLimits, Refusal>,
 }
 
 /// Limits of the file engine.
@@ -50,6 +59,17 @@ pub enum Refusal {
     UnknownProtocol,
     /// The peer changes its keys faster than contexts can follow.
     KeysChangeTooOften,
+    /// What was asked for does not fit the engine: more than it takes, or something that it cannot
+    /// keep.
+    DoesNotFit,
+    /// Connections whose options differ in a way that cannot be translated.
+    OptionsDiffer,
+    /// With several queues packets of one connection may reach several devices.
+    ManyQueues,
+    /// One of the connections ended, or was ended, before the device could take it.
+    Ended,
+    /// The device is busy.
+    Overloaded,
     /// The device was reset and the state is not yet installed again.
     DeviceReset,
 }
@@ -63,6 +83,11 @@ impl fmt::Display for Refusal {
             Self::Encrypted => "encrypted by the host",
             Self::UnknownProtocol => "the device does not know the protocol or its cipher",
             Self::KeysChangeTooOften => "the peer changes its keys too often",
+            Self::DoesNotFit => "more than the device's engine takes",
+            Self::OptionsDiffer => "the connections' TCP options differ",
+            Self::ManyQueues => "packets may reach another queue's device",
+            Self::Ended => "the connection ended before",
+            Self::Overloaded => "the device is busy",
             Self::DeviceReset => "the device was reset",
         })
     }

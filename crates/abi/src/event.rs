@@ -1,8 +1,13 @@
 //! Events: what the device tells the host.
 
+use alloc::boxed::Box;
+
 use base::Duration;
 
 use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
+use crate::setup::{Established, ListenId};
+use crate::splice::{SpliceClosed, SpliceId};
+use crate::teardown::{TeardownDone, TeardownRefused};
 use crate::{FileId, FlowId, PacketBuf, Refusal};
 
 /// One event, device to host.
@@ -29,6 +34,29 @@ pub enum Event {
     },
     /// The answer to an [`crate::Op::L5oCreate`] that failed; one that did not is not answered.
     L5oRefused(L5oRefused),
+    /// The answer to an [`crate::Op::Listen`] that failed; one that did not is not answered.
+    ListenRefused {
+        /// Which.
+        listener: ListenId,
+        /// Why.
+        why: Refusal,
+    },
+    /// Connections that the device was handed have ended.
+    TeardownDone(TeardownDone),
+    /// The answer to an [`crate::Op::Teardown`] that failed.
+    TeardownRefused(TeardownRefused),
+    /// The answer to an [`crate::Op::Splice`]: no frame of either connection comes any more, and
+    /// the device waits for [`crate::Op::SpliceStart`]; or it will not, and nothing has changed.
+    Spliced {
+        /// Which.
+        id: SpliceId,
+        /// Why not.
+        result: Result<(), Refusal>,
+    },
+    /// A splice has ended.
+    SpliceClosed(Box<SpliceClosed>),
+    /// How busy the device is, said when that changes much.
+    Load(Load),
     /// The device lost all its state. The host goes on in software or installs everything again.
     Reset,
 }
@@ -47,17 +75,43 @@ pub struct Received {
     pub segment_size: u16,
     /// What an engine opened in its payload; none where the frame is as it came.
     pub opened: Option<Opened>,
+    /// What was agreed on, where this is the first frame of a connection that the device set up.
+    pub established: Option<Established>,
+    /// How many [`crate::Op::Teardown`]s of this host the device had taken up when the frame came
+    /// (modulo 2^32): it tells which of those that the host has handed over it cannot have known.
+    pub teardowns: u32,
+}
+
+/// How busy a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Share of its time in thousandths, 0 to 1000.
+    pub permille: u16,
+    /// Whether that is too much: the host hands it no more connections until it says otherwise.
+    pub high: bool,
 }
 
 /// Result of the receive checksum engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// It was verified, or the sender and we share a machine and it was never filled in.
+    /// It was verified: the field holds the right sum.
     Good,
+    /// The sender and we share a machine, and it was never filled in: the field holds the
+    /// pseudo-header's sum, as virtio's `NEEDS_CSUM` has it. As good as verified, but who sends the
+    /// packet on has to sum it, or leave that to the next wire.
+    Partial,
     /// It is wrong.
     Bad,
     /// Nobody looked.
     Unchecked,
+}
+
+impl Checksum {
+    /// Whether the packet's content may be believed.
+    #[must_use]
+    pub const fn is_good(self) -> bool {
+        matches!(self, Self::Good | Self::Partial)
+    }
 }
 
 /// The end of a transmit that asked for an echo.

@@ -26,10 +26,13 @@ mod op;
 mod packet;
 pub mod port;
 pub mod ring;
+pub mod setup;
+pub mod splice;
+pub mod teardown;
 
 pub use caps::{Capabilities, FileLimits, Refusal};
 pub use event::{
-    Checksum, Event, FileFault, FileKind, FileOpened, FileStat, Received, TransmitDone,
+    Checksum, Event, FileFault, FileKind, FileOpened, FileStat, Load, Received, TransmitDone,
     TransmitOutcome,
 };
 pub use op::{

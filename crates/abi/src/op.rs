@@ -7,6 +7,10 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
+use crate::port::RxFrame;
+use crate::setup::{ListenId, SetupListen};
+use crate::splice::{Splice, SpliceId};
+use crate::teardown::Teardown;
 
 /// The host's name for a connection. The device compares it and gives it back, and reads nothing
 /// into it.
@@ -65,6 +69,35 @@ pub enum Op {
         /// Its number; none where no message begins there.
         number: Option<u64>,
     },
+    /// Answer the SYNs of a port. Answered by [`crate::Event::ListenRefused`] where the device will
+    /// not.
+    Listen(Box<SetupListen>),
+    /// Answer the SYNs of a port no more. Cookies that are out still count.
+    Unlisten {
+        /// Which.
+        listener: ListenId,
+    },
+    /// Take over a connection that the application has closed.
+    Teardown(Box<Teardown>),
+    /// A frame that came before the device had taken up the connection that it is of: it has, by
+    /// now.
+    Return(RxFrame),
+    /// Take over two connections that become one. Answered by [`crate::Event::Spliced`].
+    Splice(Box<Splice>),
+    /// What came before [`crate::Event::Spliced`] and was not acknowledged, in order: relay these
+    /// first, and begin.
+    SpliceStart {
+        /// Which.
+        id: SpliceId,
+        /// Frames as they came in, with what was known of them.
+        packets: Box<[RxFrame]>,
+    },
+    /// End a splice: both connections are reset. One that has not begun by `SpliceStart` is only
+    /// forgotten: its connections are the host's, as they were.
+    Unsplice {
+        /// Which.
+        id: SpliceId,
+    },
 }
 
 /// A range of a file.
@@ -115,6 +148,18 @@ impl Part {
         match self {
             Self::File(extent) => Some(extent),
             Self::Sealed(sealed) => match &sealed.content {
+                Content::File(extent) => Some(extent),
+                Content::Host(_) => None,
+            },
+            Self::Host(_) => None,
+        }
+    }
+
+    /// The same, to change it.
+    pub fn extent_mut(&mut self) -> Option<&mut FileExtent> {
+        match self {
+            Self::File(extent) => Some(extent),
+            Self::Sealed(sealed) => match &mut sealed.content {
                 Content::File(extent) => Some(extent),
                 Content::Host(_) => None,
             },

@@ -18,6 +18,12 @@ pub struct PacketBuf {
 }
 
 impl PacketBuf {
+    /// No frame and no memory: what stands where a buffer was taken out.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { data: Box::default(), len: 0 }
+    }
+
     /// The frame.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {

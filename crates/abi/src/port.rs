@@ -25,6 +25,16 @@ pub enum Payload {
         /// Bytes.
         len: u32,
     },
+    /// Part of a frame that came in and goes on. Who drops the frame may give the buffer back first
+    /// (`Device::recycle` of `nic`).
+    Packet {
+        /// The buffer.
+        packet: Arc<PacketBuf>,
+        /// First byte.
+        start: u32,
+        /// Bytes.
+        len: u32,
+    },
 }
 
 impl Payload {
@@ -35,6 +45,9 @@ impl Payload {
             Self::Host(bytes) => bytes,
             Self::Block { block, start, len } => {
                 &block.as_slice()[*start as usize..][..*len as usize]
+            }
+            Self::Packet { packet, start, len } => {
+                &packet.as_slice()[*start as usize..][..*len as usize]
             }
         }
     }
@@ -51,6 +64,11 @@ impl Payload {
             Self::Host(host) => Self::Host(host.slice(from..from + bytes)),
             Self::Block { block, start, .. } => Self::Block {
                 block: Arc::clone(block),
+                start: *start + from as u32,
+                len: bytes as u32,
+            },
+            Self::Packet { packet, start, .. } => Self::Packet {
+                packet: Arc::clone(packet),
                 start: *start + from as u32,
                 len: bytes as u32,
             },
