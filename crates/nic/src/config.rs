@@ -30,6 +30,12 @@ pub struct DeviceConfig {
     pub file: Option<FileConfig>,
     /// The engine for protocols above TCP, or `None` where it is switched off.
     pub l5o: Option<L5oConfig>,
+    /// Connection set-up, or `None` where it is switched off.
+    pub setup: Option<SetupConfig>,
+    /// Connection tear-down, or `None` where it is switched off.
+    pub teardown: Option<TeardownConfig>,
+    /// Splicing, or `None` where it is switched off.
+    pub splice: Option<SpliceConfig>,
     /// Most payload bytes in one transmit, at least 65,416: what
     /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
     /// host; the device cuts them for the wire.
@@ -56,8 +62,8 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// A device with one queue, the file engine with its default sizes, no engine that needs
-    /// crypto, and `mac` as its address.
+    /// A device with one queue, every engine with its default sizes but those that need crypto, and
+    /// `mac` as its address.
     #[must_use]
     pub fn new(mac: [u8; 6]) -> Self {
         Self {
@@ -65,6 +71,9 @@ impl DeviceConfig {
             queues: 1,
             file: Some(FileConfig::default()),
             l5o: None,
+            setup: Some(SetupConfig::default()),
+            teardown: Some(TeardownConfig::default()),
+            splice: Some(SpliceConfig::default()),
             transmit_bytes_max: RUN_BYTES_MAX,
             run_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,
@@ -181,6 +190,55 @@ impl fmt::Debug for L5oConfig {
             .field("out_of_order", &self.out_of_order)
             .field("resync", &self.resync)
             .finish_non_exhaustive()
+    }
+}
+
+/// Configuration of connection set-up.
+#[derive(Clone, Debug)]
+pub struct SetupConfig {
+    /// Ports whose SYNs are answered at one time, over all queues.
+    pub listeners_max: u32,
+}
+
+impl Default for SetupConfig {
+    fn default() -> Self {
+        Self { listeners_max: 1024 }
+    }
+}
+
+/// Configuration of connection tear-down.
+#[derive(Clone, Debug)]
+pub struct TeardownConfig {
+    /// Connections at one time, over all queues, those in TIME-WAIT apart.
+    pub flows_max: u32,
+    /// Payload bytes of one of them.
+    pub bytes_max: u32,
+    /// Connections in TIME-WAIT; beyond it the oldest goes early.
+    pub time_wait_max: u32,
+    /// Retransmissions before a connection is given up (Linux: `tcp_orphan_retries`).
+    pub retries_max: u8,
+}
+
+impl Default for TeardownConfig {
+    fn default() -> Self {
+        Self { flows_max: 65_536, bytes_max: RUN_BYTES_MAX, time_wait_max: 262_144, retries_max: 8 }
+    }
+}
+
+/// Configuration of splicing.
+#[derive(Clone, Debug)]
+pub struct SpliceConfig {
+    /// Pairs at one time, over all queues.
+    pub pairs_max: u32,
+    /// Frames that may be kept of a pair while it begins.
+    pub kept_max: usize,
+    /// Memory of the frames that are kept, over all pairs, in bytes.
+    pub kept_bytes_max: usize,
+}
+
+impl Default for SpliceConfig {
+    fn default() -> Self {
+        Self { pairs_max: 65_536, kept_max: 256, kept_bytes_max: 64 << 20 }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The device: the parts of this crate behind one sans-IO object.
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::l5o::{L5oCreate, L5oRefused};
+use abi::l5o::{L5oCreate, L5oId, L5oRefused};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::{
-    Capabilities, Checksum, Event, FileFault, FileId, FileLimits, FileOpened, FlowId, Op,
+    Capabilities, Event, FileExtent, FileFault, FileId, FileLimits, FileOpened, FlowId, Op,
     PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use alloc::boxed::Box;
@@ -14,17 +14,16 @@ use base::{Duration, Instant};
 use wire::tls::CONTENT_BYTES_MAX;
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
+use crate::connections::Connections;
 use crate::counters::TxCounters;
 use crate::engine::Resolved;
 use crate::engine::file::{FileEngine, Start};
 use crate::engine::l5o::{L5oEngine, Refused};
+use crate::engine::splice::SpliceEngine;
 use crate::flow::{FlowTable, Line, Pending, State};
-use crate::pipeline::rx::{Receiver, tcp_payload};
+use crate::pipeline::rx::{Arrived, Receiver, TcpAt, tcp_payload};
 use crate::pipeline::tx::{Outgoing, check};
-use crate::pipeline::{Run, Stamps};
-
-/// Runs that may wait for the wire before the device takes no more operations.
-const RUNS_MAX: usize = 4096;
+use crate::pipeline::{Outlet, RUNS_MAX, Run, Stamps};
 
 /// How a transmit ends that no context could complete: the host has to seal it.
 const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
@@ -52,15 +51,16 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 /// [`poll_timeout`](Self::poll_timeout) says when to come back though nothing came.
 pub struct Device {
     config: DeviceConfig,
-    wire: WireCaps,
+    pub(crate) wire: WireCaps,
     pool: PacketPool,
     receiver: Receiver,
     tx: TxCounters,
     /// Where timestamps are corrected.
     stamps: Option<Stamps>,
     flows: FlowTable,
-    files: Option<FileEngine>,
+    pub(crate) files: Option<FileEngine>,
     l5o: Option<L5oEngine>,
+    pub(crate) connections: Connections,
     /// Longest run that the wire takes as one frame, as far as we know.
     run_bytes_max: u32,
     /// Runs for the wire, in order.
@@ -93,6 +93,7 @@ impl Device {
                 .clone()
                 .map(|file| FileEngine::new(file, file_bytes_max(&config), config.rss_seed)),
             l5o: config.l5o.clone().map(|l5o| L5oEngine::new(l5o, config.rss_seed)),
+            connections: Connections::new(&config),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             runs: VecDeque::new(),
             returned: VecDeque::new(),
@@ -113,28 +114,39 @@ impl Device {
             mac: self.config.mac,
             file: self.files.as_ref().map(limits).ok_or(Refusal::Disabled),
             l5o: self.l5o.as_ref().map(L5oEngine::limits).ok_or(Refusal::Disabled),
+            setup: self.connections.setup_limits(),
+            teardown: self.connections.teardown_limits(),
+            splice: self.connections.splice_limits(),
         }
     }
 
     /// A frame came in.
-    pub fn handle_frame(&mut self, _now: Instant, frame: RxFrame) {
-        match self.receiver.handle(frame) {
-            Ok((queue, mut received)) => {
-                if received.flow_hash == 0 {
-                    self.copy_to_others(queue, &received);
-                } else if received.checksum == Checksum::Good && self.has_room(queue) {
-                    self.open_messages(&mut received);
-                }
-                self.deliver(queue, received);
-            }
-            Err(packet) => self.pool.put(packet),
+    pub fn handle_frame(&mut self, now: Instant, frame: RxFrame) {
+        let Arrived { queue, mut received, tcp } = match self.receiver.handle(frame) {
+            Ok(arrived) => arrived,
+            Err(packet) => return self.pool.put(packet),
+        };
+        if received.flow_hash == 0 {
+            self.copy_to_others(queue, &received);
         }
+        if let Some(tcp) = tcp.filter(|_| received.checksum.is_good()) {
+            if !self.connections.are_idle() {
+                match self.offer(now, queue, received, &tcp) {
+                    Some(passed) => received = passed,
+                    None => return,
+                }
+            }
+            if self.has_room(queue) {
+                self.open_messages(&mut received, &tcp);
+            }
+        }
+        self.deliver(queue, received);
     }
 
     /// Has the engine for protocols above TCP open what it can.
-    fn open_messages(&mut self, received: &mut Received) {
+    fn open_messages(&mut self, received: &mut Received, at: &TcpAt) {
         let Some(l5o) = self.l5o.as_mut().filter(|l5o| l5o.receives()) else { return };
-        let Some(tcp) = tcp_payload(received.packet.as_slice()) else { return };
+        let Some(tcp) = tcp_payload(received.packet.as_slice(), at) else { return };
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = l5o.receive(&tcp.tuple, tcp.seq, payload) else { return };
         received.opened = outcome.opened;
@@ -149,17 +161,25 @@ impl Device {
         for other in (0..self.events.len()).filter(|&other| other != queue) {
             let Some(packet) = self.pool.copy(received.packet.as_slice()) else { return };
             let Received { checksum, flow_hash, segment_size, .. } = *received;
-            self.deliver(
-                other,
-                Received { packet, checksum, flow_hash, segment_size, opened: None },
-            );
+            let (opened, established) = (None, None);
+            let copy = Received {
+                packet,
+                checksum,
+                flow_hash,
+                segment_size,
+                opened,
+                established,
+                teardowns: 0,
+            };
+            self.deliver(other, copy);
         }
     }
 
     fn deliver(&mut self, queue: usize, received: Received) {
         if self.has_room(queue) {
             self.receiver.count_delivery(&received);
-            self.emit(queue, Event::Received(received));
+            let teardowns = self.connections.teardowns(queue);
+            self.emit(queue, Event::Received(Received { teardowns, ..received }));
         } else {
             self.receiver.counters.rx_dropped_overrun += 1;
             self.pool.put(received.packet);
@@ -178,24 +198,23 @@ impl Device {
     /// An operation of the host that owns `queue`.
     pub fn handle_op(&mut self, now: Instant, queue: usize, op: Op) {
         match op {
-            Op::Transmit(transmit) => self.transmit(now, queue, transmit),
+            Op::Transmit(transmit) => self.transmit(now, queue, queue, transmit),
             Op::FileOpen { file, path } => self.open(queue, file, path),
             Op::FileClose { file } => {
                 if let Some(files) = &mut self.files {
                     files.close(queue, file);
                 }
             }
-            Op::FileAck(extent) => {
-                if let Some(files) = &mut self.files {
-                    files.acknowledge(queue, extent);
-                }
-            }
+            Op::FileAck(extent) => self.acknowledge_file(queue, extent),
             Op::L5oCreate(create) => self.create(queue, *create),
-            Op::L5oDestroy { context } => {
-                if let Some(l5o) = &mut self.l5o {
-                    l5o.destroy(queue, context);
-                }
-            }
+            Op::L5oDestroy { context } => self.destroy_context(queue, context),
+            Op::Listen(listen) => self.listen(queue, *listen),
+            Op::Unlisten { listener } => self.unlisten(now, queue, listener),
+            Op::Teardown(teardown) => self.tear_down(now, queue, teardown),
+            Op::Return(frame) => self.take_back(now, frame),
+            Op::Splice(splice) => self.splice(now, queue, &splice),
+            Op::SpliceStart { id, packets } => self.splice_start(now, queue, id, packets),
+            Op::Unsplice { id } => self.unsplice(queue, id),
             Op::L5oResyncRxResp { context, tcpsn, number } => {
                 if let Some(l5o) = &mut self.l5o {
                     l5o.resync(queue, context, tcpsn, number);
@@ -203,6 +222,18 @@ impl Device {
             }
         }
         self.settle_done(now);
+    }
+
+    pub(crate) fn acknowledge_file(&mut self, queue: usize, extent: FileExtent) {
+        if let Some(files) = &mut self.files {
+            files.acknowledge(queue, extent);
+        }
+    }
+
+    pub(crate) fn destroy_context(&mut self, queue: usize, context: L5oId) {
+        if let Some(l5o) = &mut self.l5o {
+            l5o.destroy(queue, context);
+        }
     }
 
     fn create(&mut self, queue: usize, create: L5oCreate) {
@@ -230,6 +261,8 @@ impl Device {
 
     /// The next frame for the wire.
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
+        // What is due is done though the wire takes nothing.
+        self.handle_connection_timeouts(now);
         if let Some(frame) = self.returned.pop_front() {
             return Some(frame);
         }
@@ -265,6 +298,12 @@ impl Device {
         self.tx.tx_bytes -= packets * header as u64 + payload as u64;
         self.run_bytes_max = RUN_BYTES_MAX;
         self.runs.push_front(run);
+    }
+
+    /// Takes back a frame that the wire has taken and does not need any more: received buffers that
+    /// went out with it are used again. Who does not call it lets them go to the allocator.
+    pub fn recycle(&mut self, frame: TxFrame) {
+        self.connections.recycle(frame, &mut self.pool);
     }
 
     /// The next event and its queue, queues in turn.
@@ -303,13 +342,15 @@ impl Device {
         }
     }
 
-    /// When to poll again though nothing came in: only where a transmit waits for memory that
-    /// frames on their way hold.
+    /// When to poll again though nothing came in: where a transmit waits for memory that frames on
+    /// their way hold, or an engine that took over connections has something to do.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let starved = self.files.as_ref().is_some_and(FileEngine::is_starved)
             || self.l5o.as_ref().is_some_and(|l5o| !l5o.has_room());
-        (starved && self.runs.is_empty() && self.returned.is_empty()).then(|| now + STARVED_RETRY)
+        let starved = starved && self.runs.is_empty() && self.returned.is_empty();
+        let retry = starved.then(|| now + STARVED_RETRY);
+        [retry, self.connections.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The buffers that the wire receives into; recycled ones come back to it.
@@ -338,10 +379,12 @@ impl Device {
         if let Some(l5o) = &mut self.l5o {
             l5o.reset();
         }
+        self.connections.reset();
     }
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
-    /// `l5o_` with `rx_tls_` and `tx_tls_`, `dma_` (modelled), `device_`.
+    /// `l5o_` with `rx_tls_` and `tx_tls_`, `setup_`, `teardown_`, `splice_`, `dma_`
+    /// (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
         self.tx.visit(f);
@@ -355,9 +398,27 @@ impl Device {
         if let Some(l5o) = &self.l5o {
             l5o.visit(f);
         }
+        self.connections.visit(f);
     }
 
-    fn transmit(&mut self, now: Instant, queue: usize, transmit: Transmit) {
+    /// Whether the wire keeps up: else an engine's packets that need not be are not sent.
+    pub(crate) fn has_run_room(&self) -> bool {
+        self.runs.len() < RUNS_MAX
+    }
+
+    /// A packet of an engine's, ready for the wire.
+    pub(crate) fn push_run(&mut self, run: Run) {
+        Outlet { runs: &mut self.runs, tx: &mut self.tx, pool: &mut self.pool }.send(Some(run));
+    }
+
+    /// Takes a transmit of the host of `queue`; `names` says whose names its files have.
+    pub(crate) fn transmit(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        names: usize,
+        transmit: Transmit,
+    ) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
         let checked = check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max);
         let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
@@ -372,7 +433,7 @@ impl Device {
         };
         let behind = self.flows.is_waiting(queue, flow);
         let state = match parts {
-            Some(parts) => self.resolve(queue, parts, first),
+            Some(parts) => self.resolve(names, parts, first),
             None => State::Failed(UNSEALED),
         };
         match state {
@@ -401,10 +462,10 @@ impl Device {
     }
 
     /// Finds the payload of a transmit, as far as it is at hand.
-    fn resolve(&mut self, queue: usize, parts: Parts, first: bool) -> State {
+    fn resolve(&mut self, names: usize, parts: Parts, first: bool) -> State {
         if parts.iter().any(|part| matches!(part, Part::File(_))) {
             let Some(files) = &mut self.files else { return State::Failed(FileFault::BadExtent) };
-            return match files.start(queue, parts, first) {
+            return match files.start(names, parts, first) {
                 Ok(Start::Ready(resolved)) => State::Ready(resolved),
                 Ok(Start::Waiting(job)) => State::Waiting(job),
                 Err(fault) => State::Failed(fault),
@@ -496,9 +557,7 @@ impl Device {
         }
         let delay = now.since(outgoing.arrived);
         let run = outgoing.into_run(resolved.payloads, delay, self.stamps.as_mut());
-        self.tx.tx_transmits += 1;
-        self.tx.tx_tso_transmits += u64::from(run.is_segmented());
-        self.runs.push_back(run);
+        self.push_run(run);
         true
     }
 
@@ -517,6 +576,14 @@ impl Device {
         self.tx.tx_dropped_flow_failed += 1;
         let outcome = TransmitOutcome::Dropped(FileFault::FlowFailed);
         self.report_end(now, &behind.outgoing, outcome);
+    }
+
+    /// Drops what still waits of a flow.
+    pub(crate) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
+        let Some(line) = self.flows.line_of_flow(queue, flow) else { return };
+        while let Some(behind) = self.flows.pop(line) {
+            self.drop_behind(now, behind);
+        }
     }
 
     fn report_end(&mut self, now: Instant, outgoing: &Outgoing, outcome: TransmitOutcome) {
@@ -549,11 +616,27 @@ impl Device {
         }
     }
 
+    /// Queues of the host.
+    pub(crate) fn queues(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Splicing, and the way out for it.
+    pub(crate) fn splicing(&mut self) -> Option<(&mut SpliceEngine, Outlet<'_>)> {
+        let out = Outlet { runs: &mut self.runs, tx: &mut self.tx, pool: &mut self.pool };
+        self.connections.splice.as_mut().map(|splice| (splice, out))
+    }
+
+    /// Largest packet above Ethernet that the wire carries.
+    pub(crate) const fn mtu(&self) -> u16 {
+        self.wire.mtu
+    }
+
     fn has_room(&self, queue: usize) -> bool {
         self.events.get(queue).is_some_and(|events| events.len() < self.config.queue_events_max)
     }
 
-    fn emit(&mut self, queue: usize, event: Event) {
+    pub(crate) fn emit(&mut self, queue: usize, event: Event) {
         if let Some(events) = self.events.get_mut(queue) {
             events.push_back(event);
         }

@@ -116,6 +116,11 @@ impl FlowTable {
         Some(if node.flow == Key::NONE { Line::Single(transmit) } else { Line::Flow(node.flow) })
     }
 
+    /// The queue of a flow, if any of its transmits waits.
+    pub(crate) fn line_of_flow(&self, queue: usize, flow: FlowId) -> Option<Line> {
+        if self.is_waiting(queue, flow) { self.find(queue, flow).map(Line::Flow) } else { None }
+    }
+
     /// Takes the transmit at the head of a line, unless it waits.
     pub(crate) fn pop_settled(&mut self, line: Line) -> Option<Pending> {
         let head = self.head(line)?;

@@ -9,11 +9,13 @@
 //! - `pipeline` receives (parse, checksum, RSS) and transmits (checks, completes, segments);
 //! - `flow` keeps the transmits of a flow in the order of the ring while some of them wait;
 //! - `engine` holds one folder per offload; `file` is IO-TCP's file to wire, `l5o`
-//!   the autonomous offload of protocols above TCP, of which `tls` is one.
+//!   the autonomous offload of protocols above TCP, of which `tls` is one, `teardown` AccelTCP's of
+//!   closing connections.
 //!
 //! Nothing that crosses a ring, a wire or a disk is trusted: malformed input is counted and
 //! dropped, memory is bounded by [`DeviceConfig`], and nothing panics. The device holds no state of
-//! a TCP connection: acknowledgments, retransmission and congestion control are the host's.
+//! a TCP connection that it was not handed: acknowledgments, retransmission and congestion control
+//! are the host's.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,7 @@ extern crate std;
 extern crate alloc;
 
 mod config;
+mod connections;
 mod counters;
 mod device;
 mod engine;
@@ -30,8 +33,9 @@ mod flow;
 mod pipeline;
 mod slab;
 
-pub use config::{DeviceConfig, FileConfig, L5oConfig};
+pub use config::{DeviceConfig, FileConfig, L5oConfig, SetupConfig, SpliceConfig, TeardownConfig};
 pub use device::Device;
+pub use engine::teardown::wheel::TimerBitmapWheel;
 
 #[cfg(test)]
 mod tests;

@@ -91,6 +91,17 @@ impl<T> Slab<T> {
         if place.generation == key.generation { place.value.as_ref() } else { None }
     }
 
+    /// The key of the value at a place, if there is one: for who may keep no more than the place.
+    pub(crate) fn key_at(&self, index: u32) -> Option<Key> {
+        let place = self.places.get(index as usize).filter(|place| place.value.is_some())?;
+        Some(Key { index, generation: place.generation })
+    }
+
+    /// Places that there are, used or free: every key's index is below.
+    pub(crate) fn places(&self) -> u32 {
+        u32::try_from(self.places.len()).unwrap_or(NO_PLACE)
+    }
+
     /// The value that `key` names, to change it.
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let place = self.places.get_mut(key.index as usize)?;

@@ -10,6 +10,9 @@ use crate::slab::Key;
 
 pub(crate) mod file;
 pub(crate) mod l5o;
+pub(crate) mod setup;
+pub(crate) mod splice;
+pub(crate) mod teardown;
 pub(crate) mod tls;
 
 /// The payload of a transmit, complete.

@@ -4,11 +4,13 @@
 //! runs into packets. No part of it waits, keeps payload or knows a connection; order and waiting
 //! are [`crate::flow`]'s.
 
-mod headers;
+pub(crate) mod headers;
+mod outlet;
 pub(crate) mod rx;
 mod stamps;
 mod tso;
 pub(crate) mod tx;
 
+pub(crate) use outlet::{Outlet, RUNS_MAX};
 pub(crate) use stamps::Stamps;
 pub(crate) use tso::Run;

@@ -32,6 +32,30 @@ pub(crate) struct Receiver {
 struct Facts {
     checksum: Checksum,
     flow_hash: u32,
+    tcp: Option<TcpAt>,
+}
+
+/// A received frame on its way to a queue.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    /// The queue that its flow belongs to.
+    pub(crate) queue: usize,
+    pub(crate) received: Received,
+    /// Where its TCP segment lies, if it is one.
+    pub(crate) tcp: Option<TcpAt>,
+}
+
+/// A TCP segment in a frame: at least twenty bytes of header are there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcpAt {
+    /// Its ends, as we see them.
+    pub(crate) tuple: Tuple,
+    /// Where the IP header begins.
+    pub(crate) l3: usize,
+    /// Where the TCP header begins.
+    pub(crate) l4: usize,
+    /// Where the IP packet ends; the frame may go on with padding.
+    pub(crate) end: usize,
 }
 
 impl Receiver {
@@ -49,7 +73,7 @@ impl Receiver {
     ///
     /// # Errors
     /// Gives the buffer back where the frame is dropped; the reason is counted.
-    pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<(usize, Received), PacketBuf> {
+    pub(crate) fn handle(&mut self, frame: RxFrame) -> Result<Arrived, PacketBuf> {
         let RxFrame { packet, checksum, segment_size } = frame;
         let bytes = packet.as_slice();
         if !self.is_for_us(bytes) {
@@ -58,7 +82,7 @@ impl Receiver {
         }
         let facts = match parse(bytes) {
             Ok(Frame::Ip(ip)) => self.examine(bytes, &ip, checksum),
-            Ok(_) => Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0 }),
+            Ok(_) => Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0, tcp: None }),
             Err(error) => Err(error),
         };
         let facts = match facts {
@@ -68,9 +92,19 @@ impl Receiver {
                 return Err(packet);
             }
         };
-        let Facts { checksum, flow_hash } = facts;
+        let Facts { checksum, flow_hash, tcp } = facts;
         let queue = (flow_hash % self.queues) as usize;
-        Ok((queue, Received { packet, checksum, flow_hash, segment_size, opened: None }))
+        let (opened, established) = (None, None);
+        let received = Received {
+            packet,
+            checksum,
+            flow_hash,
+            segment_size,
+            opened,
+            established,
+            teardowns: 0,
+        };
+        Ok(Arrived { queue, received, tcp })
     }
 
     /// Notes that the host's queue has taken a frame.
@@ -78,7 +112,7 @@ impl Receiver {
         self.counters.rx_packets += 1;
         self.counters.rx_bytes += received.packet.len() as u64;
         match received.checksum {
-            Checksum::Good => self.counters.rx_checksum_good += 1,
+            Checksum::Good | Checksum::Partial => self.counters.rx_checksum_good += 1,
             Checksum::Bad => self.counters.rx_checksum_bad += 1,
             Checksum::Unchecked => {}
         }
@@ -95,25 +129,30 @@ impl Receiver {
             protocol::TCP => 20,
             protocol::UDP => 8,
             protocol::ICMP | protocol::ICMPV6 => 4,
-            _ => return Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0 }),
+            _ => return Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0, tcp: None }),
         };
         if ip.end - ip.l4 < least {
             return Err(FrameError::Truncated);
         }
         let checksum = match by_wire {
-            Checksum::Good => Checksum::Good,
+            Checksum::Good | Checksum::Partial => by_wire,
             Checksum::Bad | Checksum::Unchecked => verify(&bytes[ip.l4..ip.end], ip),
         };
-        let flow_hash = match (ip.protocol, u16_at(bytes, ip.l4), u16_at(bytes, ip.l4 + 2)) {
-            (protocol::TCP | protocol::UDP, Some(source), Some(destination)) => {
-                self.rss.hash(&Tuple {
-                    local: Endpoint { addr: ip.destination, port: destination },
-                    remote: Endpoint { addr: ip.source, port: source },
-                })
-            }
-            _ => 0,
+        let tuple = match (ip.protocol, u16_at(bytes, ip.l4), u16_at(bytes, ip.l4 + 2)) {
+            (protocol::TCP | protocol::UDP, Some(source), Some(destination)) => Some(Tuple {
+                local: Endpoint { addr: ip.destination, port: destination },
+                remote: Endpoint { addr: ip.source, port: source },
+            }),
+            _ => None,
         };
-        Ok(Facts { checksum, flow_hash })
+        let flow_hash = tuple.map_or(0, |tuple| self.rss.hash(&tuple));
+        let tcp = tuple.filter(|_| ip.protocol == protocol::TCP).map(|tuple| TcpAt {
+            tuple,
+            l3: ip.l3,
+            l4: ip.l4,
+            end: ip.end,
+        });
+        Ok(Facts { checksum, flow_hash, tcp })
     }
 
     const fn count_drop(&mut self, error: FrameError) {
@@ -144,21 +183,15 @@ pub(crate) struct TcpPayload {
 
 /// The payload of a TCP packet, if the frame is one and has any. Those that open a connection,
 /// reset it or have urgent bytes are left alone.
-pub(crate) fn tcp_payload(bytes: &[u8]) -> Option<TcpPayload> {
-    let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
-    if ip.protocol != protocol::TCP {
-        return None;
-    }
-    let header = bytes.get(ip.l4..ip.end)?;
+pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TcpAt) -> Option<TcpPayload> {
+    let header = bytes.get(tcp.l4..tcp.end)?;
     let start = usize::from(header.get(12)? >> 4) * 4;
     let odd = Flags::SYN.with(Flags::RST).with(Flags::URG);
     if start < TCP_BYTES || start >= header.len() || header[13] & odd.0 != 0 {
         return None;
     }
     let seq = SeqNum(u32::from_be_bytes(*header.get(4..)?.first_chunk()?));
-    let local = Endpoint { addr: ip.destination, port: u16_at(header, 2)? };
-    let remote = Endpoint { addr: ip.source, port: u16_at(header, 0)? };
-    Some(TcpPayload { tuple: Tuple { local, remote }, seq, range: ip.l4 + start..ip.end })
+    Some(TcpPayload { tuple: tcp.tuple, seq, range: tcp.l4 + start..tcp.end })
 }
 
 /// Whether the checksum of the transport packet `bytes` is right. It has at least its protocol's
@@ -213,7 +246,7 @@ mod tests {
         let before = walk(&receiver);
         let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
         frame.checksum = by_wire;
-        let result = receiver.handle(frame).ok();
+        let result = receiver.handle(frame).ok().map(|a| (a.queue, a.received));
         result.iter().for_each(|(_, received)| receiver.count_delivery(received));
         (result, moved(&before, &walk(&receiver)))
     }
@@ -270,7 +303,7 @@ mod tests {
         let mut receiver = Receiver::new(MAC, 4, 1);
         let mut frame = rx_frame(&mut PacketPool::new(1), &bytes);
         (frame.checksum, frame.segment_size) = (Checksum::Good, 1448);
-        let (_, received) = receiver.handle(frame).unwrap();
+        let received = receiver.handle(frame).unwrap().received;
         assert_eq!((received.segment_size, received.packet.as_slice()), (1448, &bytes[..]));
         assert_eq!(received.checksum, Checksum::Good);
     }
@@ -324,7 +357,7 @@ mod tests {
         for port in 1..=200_u16 {
             let mut frame = packet(4, protocol::TCP, b"");
             frame[34..36].copy_from_slice(&port.to_be_bytes());
-            let mut queue_of = || receiver.handle(rx_frame(&mut pool, &frame)).unwrap().0;
+            let mut queue_of = || receiver.handle(rx_frame(&mut pool, &frame)).unwrap().queue;
             let queue = queue_of();
             assert_eq!(queue, queue_of());
             seen[queue] += 1;

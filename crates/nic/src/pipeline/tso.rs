@@ -62,6 +62,24 @@ impl Run {
         Self { header, kind, payload, segment_size, left, part: 0, part_at: 0, identification }
     }
 
+    /// One packet of `payload` under an engine's own header. `None` where the header makes no
+    /// sense.
+    pub(crate) fn of_header(header: Header, payload: Payloads) -> Option<Self> {
+        let kind = classify(&header)?;
+        Some(Self::new(header, kind, payload, 0))
+    }
+
+    /// The same, cut into segments of that size where it is longer; zero for one packet.
+    pub(crate) fn segmented(header: Header, payload: Payloads, segment_size: u16) -> Option<Self> {
+        let kind = classify(&header)?;
+        Some(Self::new(header, kind, payload, segment_size))
+    }
+
+    /// One packet whose header is complete, checksums too.
+    pub(crate) fn finished(header: Header, payload: Payloads) -> Self {
+        Self::new(header, Kind::Raw, payload, 0)
+    }
+
     /// Whether it becomes more than one packet.
     pub(crate) const fn is_segmented(&self) -> bool {
         self.segment_size > 0

@@ -9,4 +9,8 @@ mod l5o_tx;
 mod memory;
 mod order;
 mod rig;
+mod setup;
+mod setup_listen;
+mod splice;
+mod teardown;
 mod transfer;

@@ -29,14 +29,16 @@ mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::{FileExtent, FileFault, FileId, FileOpened, FileStat};
+use abi::{FileExtent, FileFault, FileId, FileOpened, FileStat, Part, Parts};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use smallvec::SmallVec;
 
 use self::cache::{Cache, Reading, pages};
 use self::counters::FileCounters;
 use self::jobs::Job;
+pub(crate) use self::open::PINNED;
 use self::open::{OpenFiles, Opened, Readable};
 use super::Resolved;
 use crate::config::FileConfig;
@@ -146,6 +148,31 @@ impl FileEngine {
         let to = extent.offset.saturating_add(u64::from(extent.len)).min(size);
         self.cache.acknowledge(version, extent.offset, to, self.config.block_bytes() as u64);
         self.retry = true;
+    }
+
+    /// Keeps the files of `parts` open for the device's own use, whatever the host closes, and
+    /// gives them names of the queue [`PINNED`]; one [`Self::unpin`] for each part lets go of them.
+    /// Says whether all are open; else nothing has changed.
+    pub(crate) fn pin(&mut self, queue: usize, parts: &mut Parts) -> bool {
+        let mut pins = SmallVec::<[FileId; 2]>::new();
+        for extent in parts.iter().filter_map(Part::extent) {
+            let Some(pin) = self.files.pin(queue, extent.file) else {
+                pins.into_iter().for_each(|pin| self.unpin(pin));
+                return false;
+            };
+            pins.push(pin);
+        }
+        let extents = parts.iter_mut().filter_map(Part::extent_mut);
+        extents.zip(pins).for_each(|(extent, pin)| extent.file = pin);
+        true
+    }
+
+    /// Takes one pin off a file.
+    pub(crate) fn unpin(&mut self, pin: FileId) {
+        if let Some(key) = self.files.find(PINNED, pin) {
+            let closed = self.files.release(key);
+            self.close_disk(closed);
+        }
     }
 
     /// The next end of a transmit that waited. Called until there is none after every other call.

@@ -10,6 +10,9 @@ use hashbrown::HashTable;
 
 use crate::slab::{Key, Slab, mix};
 
+/// The queue of names that [`OpenFiles::pin`] gave. No host has it.
+pub(crate) const PINNED: usize = usize::MAX;
+
 #[derive(Debug)]
 enum Stage {
     /// The disk has not answered yet.
@@ -108,6 +111,9 @@ impl OpenFiles {
 
     /// The entry of a name.
     pub(crate) fn find(&self, queue: usize, id: FileId) -> Option<Key> {
+        if queue == PINNED {
+            return self.files.key_at(id.0);
+        }
         let same = |&key: &Key| self.files.get(key).is_some_and(|f| f.id == id && f.queue == queue);
         self.names.find(hash(self.seed, queue, id), same).copied()
     }
@@ -147,6 +153,14 @@ impl OpenFiles {
         if let Some(file) = self.files.get_mut(key) {
             file.uses += 1;
         }
+    }
+
+    /// Notes one more user of a file that can be read, and names it for him: as of the queue
+    /// [`PINNED`], until [`Self::release`].
+    pub(crate) fn pin(&mut self, queue: usize, id: FileId) -> Option<FileId> {
+        let key = self.find(queue, id).filter(|&key| self.readable(key).is_ok())?;
+        self.retain(key);
+        Some(FileId(key.index()))
     }
 
     /// Notes one user less; gives the disk's file where it is to be closed now.
@@ -240,6 +254,25 @@ mod tests {
         assert_eq!(files.begin(0, FileId(1)), Err(FileFault::BadExtent), "in use");
         assert!(files.begin(1, FileId(1)).is_ok(), "names are the queue's own");
         assert_eq!(files.find(0, FileId(1)), Some(again));
+    }
+
+    /// The host closes a pinned file and opens another under the same id: both are told apart.
+    #[test]
+    fn a_pinned_file_keeps_its_name() {
+        let mut files = OpenFiles::new(2, 1);
+        assert_eq!(files.pin(0, FileId(1)), None, "not open");
+        let key = files.begin(0, FileId(1)).unwrap();
+        assert_eq!(files.pin(0, FileId(1)), None, "not open yet");
+        files.finish(key, Some((DiskFile(5), STAT)));
+        let pin = files.pin(0, FileId(1)).unwrap();
+        assert_eq!(files.close(0, FileId(1)), Some(None));
+        let again = files.begin(0, FileId(1)).unwrap();
+        assert_eq!(files.find(PINNED, pin), Some(key));
+        assert_eq!(files.find(0, FileId(1)), Some(again));
+        assert!(files.readable(key).is_ok());
+        assert_eq!(files.release(key), Some(DiskFile(5)));
+        assert_eq!(files.find(PINNED, pin), None);
+        assert_eq!(files.find(PINNED, FileId(u32::MAX)), None);
     }
 
     #[test]

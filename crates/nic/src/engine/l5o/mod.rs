@@ -322,7 +322,8 @@ const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {
     mix(seed, id.0, queue as u64)
 }
 
-fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
+/// A hash of a connection under a seed.
+pub(crate) fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
     let fold = |seed: u64, end: &wire::Endpoint| {
         let addr = match end.addr {
             core::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),

@@ -1,0 +1,43 @@
+//! Counters of connection set-up.
+
+base::counters! {
+    /// What became of segments for ports whose SYNs the device answers. Each counts once, but for
+    /// resets, SYN-ACKs and segments without ACK: those are the host's, always.
+    pub(crate) struct SetupCounters {
+        /// SYNs answered with a cookie.
+        setup_syns_answered,
+        /// SYNs dropped, since the wire does not take what it is given already.
+        setup_syns_dropped,
+        /// SYNs for the host: no timestamps, so nowhere to carry the options.
+        setup_passed_no_timestamps,
+        /// SYNs for the host: with payload.
+        setup_passed_payload,
+        /// SYNs for the host: with a TCP Fast Open option.
+        setup_passed_fast_open,
+        /// SYNs for the host: a segment size below the least that a cookie can say.
+        setup_passed_small_mss,
+        /// SYNs for the host: with FIN, RST or URG.
+        setup_passed_odd_flags,
+        /// SYNs for the host: from or to a group, or from an address that no peer has.
+        setup_passed_bad_source,
+        /// SYNs for the host: in a VLAN.
+        setup_passed_vlan,
+        /// Segments for the host: the TCP header is malformed.
+        setup_passed_malformed,
+        /// Acknowledgments that brought a cookie back; retransmitted ones count again.
+        setup_established,
+        /// The same without payload, kept from a host that waits for payload.
+        setup_deferred,
+        /// Acknowledgments of numbers of an epoch that does not count: cookies that are too old,
+        /// guesses, and what comes on connections older than two epochs. Nobody can tell which.
+        setup_cookies_stale,
+        /// Acknowledgments of numbers of an epoch that counts which are no cookies for this
+        /// connection, or whose timestamp is not the cookie's: guesses, and what comes on younger
+        /// connections once either side's numbers have moved. Nobody can tell which.
+        setup_cookies_forged,
+        /// The same without timestamps: of connections that the host set up.
+        setup_acks_no_timestamps,
+        /// Ports that were not taken.
+        setup_refused,
+    }
+}

@@ -1,0 +1,177 @@
+//! The ports whose SYNs the device answers.
+//!
+//! Called by the engine for operations of the host and once per segment. Each queue has its own
+//! listeners: several may have the same address and port, as with `SO_REUSEPORT`, and RSS says
+//! whose turn it is. A closed listener is kept while cookies that went out for it count. The number
+//! of listeners is bounded, and that of the addresses of each.
+
+use core::net::IpAddr;
+
+use abi::Refusal;
+use abi::setup::{ListenId, SetupListen};
+use hashbrown::HashTable;
+use wire::Endpoint;
+
+use crate::slab::{Key, Slab, mix};
+
+/// RFC 7323 section 2.3.
+const WINDOW_SCALE_MAX: u8 = 14;
+
+/// A port of one queue.
+#[derive(Debug)]
+pub(super) struct Listener {
+    queue: usize,
+    pub(super) listen: SetupListen,
+    /// The epoch in which the host closed it.
+    closed: Option<u64>,
+}
+
+impl Listener {
+    /// Whether its SYNs are answered; else only cookies that are out count.
+    pub(super) const fn is_open(&self) -> bool {
+        self.closed.is_none()
+    }
+}
+
+/// One address of a listener.
+#[derive(Debug)]
+struct Place {
+    local: Endpoint,
+    queue: usize,
+    listener: Key,
+}
+
+/// All listeners.
+#[derive(Debug)]
+pub(super) struct Listeners {
+    slots: Slab<Listener>,
+    index: HashTable<Place>,
+    max: usize,
+    seed: u64,
+}
+
+impl Listeners {
+    /// None yet, and at most `max`.
+    pub(super) const fn new(max: usize, seed: u64) -> Self {
+        Self { slots: Slab::new(), index: HashTable::new(), max, seed }
+    }
+
+    /// Whether there are none, closed ones included.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Open and closed ones.
+    pub(super) fn count(&self) -> (usize, usize) {
+        let open = self.slots.iter().filter(|(_, listener)| listener.is_open()).count();
+        (open, self.slots.len() - open)
+    }
+
+    /// The listener of a queue for segments to `local`.
+    pub(super) fn find(&self, local: &Endpoint, queue: usize) -> Option<&Listener> {
+        let hash = hash(self.seed, local, queue);
+        let place = self.index.find(hash, |p| p.local == *local && p.queue == queue)?;
+        self.slots.get(place.listener)
+    }
+
+    /// Adds a listener.
+    ///
+    /// # Errors
+    /// `DoesNotFit` where it makes no sense, its name is taken, or one of its addresses is;
+    /// `TableFull`. Nothing has changed then.
+    pub(super) fn open(&mut self, queue: usize, listen: SetupListen) -> Result<(), Refusal> {
+        let SetupListen { listener: name, port, window_scale, .. } = listen;
+        let addrs = 1..=SetupListen::ADDRS_MAX;
+        if port == 0 || !addrs.contains(&listen.addrs.len()) || window_scale > WINDOW_SCALE_MAX {
+            return Err(Refusal::DoesNotFit);
+        }
+        let taken = |&addr: &IpAddr| {
+            self.find(&Endpoint { addr, port }, queue).is_some_and(Listener::is_open)
+        };
+        let namesake = self.named(queue, name);
+        if listen.addrs.iter().any(taken) || namesake.is_some_and(|(_, l)| l.is_open()) {
+            return Err(Refusal::DoesNotFit);
+        }
+        if let Some((key, _)) = namesake {
+            self.remove(key);
+        }
+        if self.slots.len() >= self.max {
+            let closed = self.slots.iter().filter(|(_, listener)| !listener.is_open());
+            let (oldest, _) = closed.min_by_key(|(_, l)| l.closed).ok_or(Refusal::TableFull)?;
+            self.remove(oldest);
+        }
+        self.insert(queue, listen);
+        Ok(())
+    }
+
+    fn insert(&mut self, queue: usize, listen: SetupListen) {
+        let (addrs, port) = (listen.addrs.clone(), listen.port);
+        let listener = self.slots.insert(Listener { queue, listen, closed: None });
+        for &addr in &addrs {
+            let local = Endpoint { addr, port };
+            let code = hash(self.seed, &local, queue);
+            let same = |place: &Place| place.local == local && place.queue == queue;
+            match self.index.find_mut(code, same) {
+                // Of a closed one, or the address was there twice.
+                Some(place) => place.listener = listener,
+                None => {
+                    let rehash = |p: &Place| hash(self.seed, &p.local, p.queue);
+                    self.index.insert_unique(code, Place { local, queue, listener }, rehash);
+                }
+            }
+        }
+    }
+
+    /// Closes a listener in this epoch. A name that there is not is nothing.
+    pub(super) fn close(&mut self, queue: usize, name: ListenId, epoch: u64) {
+        let key = self.named(queue, name).map(|(key, _)| key);
+        if let Some(listener) = key.and_then(|key| self.slots.get_mut(key)) {
+            listener.closed.get_or_insert(epoch);
+        }
+    }
+
+    /// Forgets what was closed so long before this epoch that no cookie for it counts.
+    pub(super) fn expire(&mut self, epoch: u64) {
+        let is_over = |l: &Listener| l.closed.is_some_and(|closed| epoch > closed + 1);
+        loop {
+            let over = self.slots.iter().find(|(_, l)| is_over(l)).map(|(key, _)| key);
+            let Some(key) = over else { return };
+            self.remove(key);
+        }
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.slots.drain(drop);
+        self.index.clear();
+    }
+
+    fn named(&self, queue: usize, name: ListenId) -> Option<(Key, &Listener)> {
+        self.slots.iter().find(|(_, l)| l.queue == queue && l.listen.listener == name)
+    }
+
+    fn remove(&mut self, key: Key) {
+        let Some(Listener { queue, listen, .. }) = self.slots.remove(key) else { return };
+        for &addr in &listen.addrs {
+            let local = Endpoint { addr, port: listen.port };
+            let code = hash(self.seed, &local, queue);
+            // Another may have the address by now.
+            let same = |p: &Place| p.local == local && p.queue == queue && p.listener == key;
+            if let Ok(place) = self.index.find_entry(code, same) {
+                place.remove();
+            }
+        }
+    }
+}
+
+/// What is in the table was chosen by the host, so that nobody outside can make chains long.
+fn hash(seed: u64, local: &Endpoint, queue: usize) -> u64 {
+    let (high, low) = match local.addr {
+        IpAddr::V4(v4) => (0, u64::from(v4.to_bits())),
+        IpAddr::V6(v6) => {
+            let [a, b, c, d, e, f, g, h] = v6.segments().map(u64::from);
+            (a << 48 | b << 32 | c << 16 | d, e << 48 | f << 32 | g << 16 | h)
+        }
+    };
+    mix(seed, high ^ (queue as u64) << 16 ^ u64::from(local.port), low)
+}

@@ -1,0 +1,352 @@
+//! Connection set-up: the device answers SYNs and keeps nothing (AccelTCP section 4.1).
+//!
+//! Called by [`crate::Device`] for the host's `Listen` and `Unlisten`, and for each TCP segment
+//! with a right checksum that no other engine took. A SYN for a port that the flow's queue listens
+//! to is answered with a cookie ([`cookie`]); what cannot be carried by one goes to the host as it
+//! came, and is counted by reason. An acknowledgment that brings a cookie back goes to the host
+//! with what was agreed on beside it, with payload or without: where the handshake's last segment
+//! is lost, the first payload makes the connection. With `defer` it waits for that
+//! (`TCP_DEFER_ACCEPT`).
+//!
+//! What always holds: no memory is used for a connection; a segment is answered, marked, dropped or
+//! passed on, and never changed; a reset makes no connection. A peer that guesses needs 2^40
+//! acknowledgments on average.
+//!
+//! What it does not do: it cannot know which connections there are. Segments of a connection that
+//! it has set up are marked again as long as neither side's numbers have moved; and a SYN for a
+//! tuple that is live at the host is answered, so a peer that began anew comes with the cookie's
+//! number where the host knew another. The host knows which it has and copes with both. It also
+//! does not send a SYN-ACK again: the peer sends its SYN again, or its payload. A service that
+//! speaks first should not have its port here (section 4.1).
+
+mod cookie;
+mod counters;
+mod listeners;
+
+use core::net::IpAddr;
+
+use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
+use abi::{Header, Refusal};
+use base::{Instant, SeqNum};
+use wire::emit::{IpHeader, Link, tcp_headers};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Options, Segment, Timestamps};
+use wire::{ETHERNET_BYTES, Tuple};
+
+use crate::config::SetupConfig;
+use crate::pipeline::rx::TcpAt;
+use cookie::{Agreed, Cookies, Returned};
+use counters::SetupCounters;
+use listeners::{Listener, Listeners};
+
+/// As the host's: RFC 9293 section 3.9.2 and Linux.
+const HOP_LIMIT: u8 = 64;
+/// What a peer takes that does not say: RFC 9293 section 3.7.1.
+const MSS_UNSAID: u16 = 536;
+/// RFC 7323 section 2.3: more is read as this.
+const SCALE_MAX: u8 = 14;
+/// Offset of the control bits in a TCP header.
+const FLAGS_AT: usize = 13;
+
+/// What becomes of a TCP segment.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// It is the host's, as it came.
+    Pass,
+    /// It is a SYN, and this is the SYN-ACK: headers, checksums not filled in.
+    Answer(Header),
+    /// It brings a cookie back: it is the host's, with this beside it.
+    Established(Established),
+    /// It brings a cookie back, and nothing else, to a port that waits for payload.
+    Deferred,
+    /// It is a SYN, and there is no room for the SYN-ACK: the peer sends it again.
+    Drop,
+}
+
+/// The engine's state.
+#[derive(Debug)]
+pub(crate) struct SetupEngine {
+    limits: SetupLimits,
+    mac: [u8; 6],
+    listeners: Listeners,
+    cookies: Cookies,
+    counters: SetupCounters,
+}
+
+impl SetupEngine {
+    /// An engine of the device with this address. Engines with equal seeds know each other's
+    /// cookies.
+    pub(crate) fn new(config: SetupConfig, mac: [u8; 6], seed: u64) -> Self {
+        let SetupConfig { listeners_max } = config;
+        Self {
+            limits: SetupLimits { listeners_max },
+            mac,
+            listeners: Listeners::new(listeners_max as usize, seed),
+            cookies: Cookies::new(seed),
+            counters: SetupCounters::default(),
+        }
+    }
+
+    /// What it offers.
+    pub(crate) const fn limits(&self) -> SetupLimits {
+        self.limits
+    }
+
+    /// Whether no segment concerns it.
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.listeners.is_empty()
+    }
+
+    /// Answers a port's SYNs from now on.
+    ///
+    /// # Errors
+    /// `DoesNotFit` where the port is zero, the addresses are none or too many, or name or port are
+    /// the queue's already; `TableFull`.
+    pub(crate) fn listen(&mut self, queue: usize, listen: SetupListen) -> Result<(), Refusal> {
+        let result = self.listeners.open(queue, listen);
+        self.counters.setup_refused += u64::from(result.is_err());
+        result
+    }
+
+    /// Answers a port's SYNs no more.
+    pub(crate) fn unlisten(&mut self, now: Instant, queue: usize, listener: ListenId) {
+        self.note(now);
+        self.listeners.close(queue, listener, self.cookies.epoch());
+    }
+
+    /// A segment of a flow of `queue`. `room` says whether an answer can be sent.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        frame: &[u8],
+        tcp: &TcpAt,
+        room: bool,
+    ) -> Verdict {
+        let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return Verdict::Pass };
+        let flags = Flags(flags);
+        let syn = flags.has(Flags::SYN) && !flags.has(Flags::ACK);
+        let ack = flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST));
+        if !syn && !ack {
+            return Verdict::Pass;
+        }
+        self.note(now);
+        let Some(listener) = self.listeners.find(&tcp.tuple.local, queue) else {
+            return Verdict::Pass;
+        };
+        let (cookies, counters) = (&self.cookies, &mut self.counters);
+        if ack {
+            return acknowledge(now, listener, cookies, counters, frame, tcp);
+        }
+        if !listener.is_open() {
+            return Verdict::Pass;
+        }
+        match answer(now, self.mac, listener, cookies, frame, tcp) {
+            Ok(header) if room => {
+                counters.setup_syns_answered += 1;
+                Verdict::Answer(header)
+            }
+            Ok(_) => {
+                counters.setup_syns_dropped += 1;
+                Verdict::Drop
+            }
+            Err(why) => {
+                *why.counter(counters) += 1;
+                Verdict::Pass
+            }
+        }
+    }
+
+    /// Forgets the listeners. The keys stay: cookies that are out count again when somebody listens
+    /// again.
+    pub(crate) fn reset(&mut self) {
+        self.listeners.clear();
+    }
+
+    /// Counters and gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        let (open, closed) = self.listeners.count();
+        f("setup_listeners", open as u64);
+        f("setup_listeners_closed", closed as u64);
+    }
+
+    fn note(&mut self, now: Instant) {
+        if self.cookies.advance(now) {
+            self.listeners.expire(self.cookies.epoch());
+        }
+    }
+}
+
+/// Why a SYN is the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    OddFlags,
+    BadSource,
+    Vlan,
+    Malformed,
+    Payload,
+    FastOpen,
+    NoTimestamps,
+    SmallMss,
+}
+
+impl Why {
+    const fn counter(self, counters: &mut SetupCounters) -> &mut u64 {
+        match self {
+            Self::OddFlags => &mut counters.setup_passed_odd_flags,
+            Self::BadSource => &mut counters.setup_passed_bad_source,
+            Self::Vlan => &mut counters.setup_passed_vlan,
+            Self::Malformed => &mut counters.setup_passed_malformed,
+            Self::Payload => &mut counters.setup_passed_payload,
+            Self::FastOpen => &mut counters.setup_passed_fast_open,
+            Self::NoTimestamps => &mut counters.setup_passed_no_timestamps,
+            Self::SmallMss => &mut counters.setup_passed_small_mss,
+        }
+    }
+}
+
+/// The SYN-ACK for a SYN, or why it is the host's.
+fn answer(
+    now: Instant,
+    mac: [u8; 6],
+    listener: &Listener,
+    cookies: &Cookies,
+    frame: &[u8],
+    at: &TcpAt,
+) -> Result<Header, Why> {
+    let (syn, link) = read_syn(mac, frame, at)?;
+    let Some(theirs) = syn.options.timestamps else { return Err(Why::NoTimestamps) };
+    let listen = &listener.listen;
+    let peer = Agreed {
+        peer_mss: syn.options.mss.unwrap_or(MSS_UNSAID),
+        peer_scale: syn.options.window_scale.map(|scale| scale.min(SCALE_MAX)),
+        sack: listen.sack && syn.options.sack_permitted,
+        // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
+        ecn: listen.ecn && syn.flags.has(Flags::ECE.with(Flags::CWR)),
+    };
+    let made = cookies.make(now, &at.tuple, syn.seq, &peer).ok_or(Why::SmallMss)?;
+    let mut flags = Flags::SYN.with(Flags::ACK);
+    if peer.ecn {
+        flags = flags.with(Flags::ECE);
+    }
+    let [mss_v4, mss_v6] = listen.mss;
+    let reply = Segment {
+        source: at.tuple.local.port,
+        destination: at.tuple.remote.port,
+        seq: made.0,
+        ack: syn.seq + 1,
+        flags,
+        window: listen.window,
+        options: Options {
+            mss: Some(if at.tuple.local.addr.is_ipv4() { mss_v4 } else { mss_v6 }),
+            // RFC 7323 section 1.3: only where the SYN had one.
+            window_scale: peer.peer_scale.map(|_| listen.window_scale),
+            sack_permitted: peer.sack,
+            timestamps: Some(Timestamps { value: made.1, echo: theirs.value }),
+            ..Options::default()
+        },
+    };
+    write(&link, &at.tuple, &reply).ok_or(Why::Malformed)
+}
+
+/// A SYN that may be answered, and the way back.
+fn read_syn(mac: [u8; 6], frame: &[u8], at: &TcpAt) -> Result<(Segment, Link), Why> {
+    let tcp = frame.get(at.l4..at.end).unwrap_or_default();
+    let (syn, header_len) = Segment::parse(tcp).map_err(|_| Why::Malformed)?;
+    if syn.flags.any(Flags::FIN.with(Flags::RST).with(Flags::URG)) {
+        return Err(Why::OddFlags);
+    }
+    let ([to_group, ..], Some(&peer)) = (frame, frame.get(6..).and_then(<[u8]>::first_chunk))
+    else {
+        return Err(Why::Malformed);
+    };
+    let group = (to_group | peer[0]) & 1 == 1;
+    if group || !is_peer(&at.tuple) {
+        return Err(Why::BadSource);
+    }
+    if at.l3 != ETHERNET_BYTES {
+        return Err(Why::Vlan);
+    }
+    if tcp.len() > header_len {
+        return Err(Why::Payload);
+    }
+    if syn.options.fast_open {
+        return Err(Why::FastOpen);
+    }
+    Ok((syn, Link { source: mac, destination: peer }))
+}
+
+/// Whether the remote end can be a peer (RFC 1122 sections 3.2.1.3 and 4.2.3.10): an answer to
+/// anything else would go to many, or to ourselves.
+fn is_peer(tuple: &Tuple) -> bool {
+    let addr = tuple.remote.addr;
+    let broadcast = matches!(addr, IpAddr::V4(v4) if v4.is_broadcast());
+    !(broadcast
+        || addr.is_unspecified()
+        || addr.is_loopback()
+        || addr.is_multicast()
+        || tuple.local.addr.is_multicast()
+        || addr == tuple.local.addr)
+}
+
+/// The headers of a segment without payload; they fit.
+fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
+    let ip = IpHeader {
+        source: tuple.local.addr,
+        destination: tuple.remote.addr,
+        protocol: protocol::TCP,
+        // RFC 3168 section 6.1.1: a SYN-ACK is not ECN-capable.
+        ecn: 0,
+        hop_limit: HOP_LIMIT,
+    };
+    let l4 = ETHERNET_BYTES + ip.len();
+    let mut header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;
+    tcp_headers(link, &ip, segment, 0, header.as_mut_slice());
+    Some(header)
+}
+
+/// What an acknowledgment brings.
+fn acknowledge(
+    now: Instant,
+    listener: &Listener,
+    cookies: &Cookies,
+    counters: &mut SetupCounters,
+    frame: &[u8],
+    at: &TcpAt,
+) -> Verdict {
+    let tcp = frame.get(at.l4..at.end).unwrap_or_default();
+    let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
+    let (Some(seq), Some(ack)) = (number(4), number(8)) else { return Verdict::Pass };
+    let Some(age) = cookies.age(ack - 1) else {
+        counters.setup_cookies_stale += 1;
+        return Verdict::Pass;
+    };
+    let Ok((segment, header_len)) = Segment::parse(tcp) else {
+        counters.setup_passed_malformed += 1;
+        return Verdict::Pass;
+    };
+    let Some(Timestamps { echo, .. }) = segment.options.timestamps else {
+        counters.setup_acks_no_timestamps += 1;
+        return Verdict::Pass;
+    };
+    let returned = Returned { cookie: ack - 1, irs: seq - 1, echo };
+    let Some(peer) = cookies.check(now, &at.tuple, &returned, age) else {
+        counters.setup_cookies_forged += 1;
+        return Verdict::Pass;
+    };
+    let listen = &listener.listen;
+    if listen.defer && tcp.len() == header_len && !segment.flags.has(Flags::FIN) {
+        counters.setup_deferred += 1;
+        return Verdict::Deferred;
+    }
+    counters.setup_established += 1;
+    Verdict::Established(Established {
+        listener: listen.listener,
+        peer_mss: peer.peer_mss,
+        peer_scale: peer.peer_scale,
+        // The peer may have changed what it carried: it gets no more than was offered.
+        sack: peer.sack && listen.sack,
+        ecn: peer.ecn && listen.ecn,
+    })
+}

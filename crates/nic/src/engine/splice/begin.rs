@@ -1,0 +1,171 @@
+//! How a pair begins: what the host asks for is checked, the tuples are taken, and frames are kept
+//! until the host has given back what came before.
+
+use abi::Refusal;
+use abi::port::RxFrame;
+use abi::splice::{Splice, SpliceId, SpliceSide};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use base::{Duration, Instant};
+use wire::frame::{Frame, parse, protocol};
+use wire::{Endpoint, Tuple};
+
+use super::pair::{Kept, Pair, Phase, Way};
+use super::translate::Translation;
+use super::{End, Route, SpliceEngine, hash_of};
+use crate::pipeline::Outlet;
+use crate::pipeline::rx::TcpAt;
+use crate::slab::Key;
+
+/// Largest window that a shift of 14 can say (RFC 7323 section 2.3).
+const WINDOW_MAX: u32 = 1 << 30;
+/// Largest shift of a window.
+const SCALE_MAX: u8 = 14;
+/// A pair without packets is looked at no more often than this.
+const IDLE_MIN: Duration = Duration::from_millis(1);
+
+impl SpliceEngine {
+    /// Takes two connections over, on a wire with that MTU.
+    ///
+    /// # Errors
+    /// Why not; then nothing has changed.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        splice: &Splice,
+        mtu: u16,
+        out: &mut Outlet<'_>,
+    ) -> Result<(), Refusal> {
+        let [a, b] = &splice.sides;
+        if !splice.sides.iter().all(is_sound) {
+            self.counters.splice_refused_malformed += 1;
+            return Err(Refusal::DoesNotFit);
+        }
+        if a.timestamps.is_some() != b.timestamps.is_some() {
+            self.counters.splice_refused_options += 1;
+            return Err(Refusal::OptionsDiffer);
+        }
+        let known = |side: &SpliceSide| self.find(&side.tuple).is_some();
+        if a.tuple == b.tuple
+            || splice.sides.iter().any(known)
+            || self.names.contains_key(&(queue, splice.id))
+        {
+            self.counters.splice_refused_taken += 1;
+            return Err(Refusal::DoesNotFit);
+        }
+        if self.pairs.len() >= self.config.pairs_max as usize && !self.make_room(out) {
+            self.counters.splice_refused_full += 1;
+            return Err(Refusal::TableFull);
+        }
+        let way = |from, to| Way::new(from, to, Translation::new(from, to, self.mac, mtu));
+        let key = self.pairs.insert(Pair {
+            id: splice.id,
+            queue,
+            idle_timeout: splice.idle_timeout.max(IDLE_MIN),
+            heard_at: now,
+            challenged_at: None,
+            phase: Phase::Waiting(Vec::new()),
+            ways: [way(a, b), way(b, a)],
+        });
+        for (side, tuple) in [a.tuple, b.tuple].into_iter().enumerate() {
+            let hash = hash_of(self.seed, &tuple);
+            self.routes
+                .insert_unique(hash, Route { hash, end: End { key, side } }, |route| route.hash);
+        }
+        self.names.insert((queue, splice.id), key);
+        self.set_alarm(key);
+        self.counters.splice_begun += 1;
+        Ok(())
+    }
+
+    /// Begins to relay: first what the host gives back, then what was kept.
+    pub(crate) fn start(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        id: SpliceId,
+        packets: Box<[RxFrame]>,
+        out: &mut Outlet<'_>,
+    ) {
+        let key = self.names.get(&(queue, id)).copied().unwrap_or(Key::NONE);
+        let pair = self.pairs.get_mut(key);
+        let Some(Pair { phase: phase @ Phase::Waiting(_), .. }) = pair else {
+            self.counters.splice_ops_ignored += 1;
+            packets.into_iter().for_each(|frame| out.put(frame.packet));
+            return;
+        };
+        let Phase::Waiting(kept) = core::mem::replace(phase, Phase::Live) else { return };
+        for frame in packets {
+            match locate(&frame).and_then(|at| Some((self.find(&at.tuple)?, at))) {
+                Some((end, at)) if end.key == key => {
+                    self.relay(out, now, end, frame, &at);
+                }
+                _ => {
+                    self.counters.splice_dropped_not_of_pair += 1;
+                    out.put(frame.packet);
+                }
+            }
+        }
+        for Kept { side, frame, at } in kept {
+            self.let_go(&frame);
+            self.relay(out, now, End { key, side }, frame, &at);
+        }
+    }
+
+    /// Keeps a frame of a pair that has not begun, as far as there is room; gives back one that is
+    /// not kept.
+    pub(super) fn keep(&mut self, out: &mut Outlet<'_>, key: Key, kept: Kept) {
+        let bytes = kept.frame.packet.footprint();
+        let Some(Pair { phase: Phase::Waiting(queue), .. }) = self.pairs.get_mut(key) else {
+            return;
+        };
+        if queue.len() >= self.config.kept_max
+            || self.kept_bytes + bytes > self.config.kept_bytes_max
+        {
+            // Its peer sends it again.
+            self.counters.splice_dropped_kept_full += 1;
+            out.put(kept.frame.packet);
+            return;
+        }
+        queue.push(kept);
+        self.kept += 1;
+        self.kept_bytes += bytes;
+        self.counters.splice_kept_frames_total += 1;
+    }
+
+    /// A frame is not kept any more.
+    pub(super) fn let_go(&mut self, frame: &RxFrame) {
+        self.kept -= 1;
+        self.kept_bytes -= frame.packet.footprint();
+    }
+}
+
+/// Whether the numbers of a side can be what a TCB has.
+fn is_sound(side: &SpliceSide) -> bool {
+    let Tuple { local, remote } = side.tuple;
+    local.addr.is_ipv4() == remote.addr.is_ipv4()
+        && [local, remote]
+            .iter()
+            .all(|end| end.port != 0 && !end.addr.is_multicast() && !end.addr.is_unspecified())
+        && side.link[0] & 1 == 0
+        && side.mss > 0
+        && side.peer_scale <= SCALE_MAX
+        && side.own_scale <= SCALE_MAX
+        && side.peer_window <= WINDOW_MAX
+        && side.own_window <= WINDOW_MAX
+}
+
+/// Where the segment lies in a frame that the host gave back. It is not believed that it is one.
+fn locate(frame: &RxFrame) -> Option<TcpAt> {
+    let bytes = frame.packet.as_slice();
+    let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
+    if ip.protocol != protocol::TCP || !frame.checksum.is_good() {
+        return None;
+    }
+    let ports: &[u8; 4] = bytes.get(ip.l4..ip.end)?.first_chunk()?;
+    let [s0, s1, d0, d1] = *ports;
+    let end = |addr, port| Endpoint { addr, port: u16::from_be_bytes(port) };
+    let tuple = Tuple { local: end(ip.destination, [d0, d1]), remote: end(ip.source, [s0, s1]) };
+    Some(TcpAt { tuple, l3: ip.l3, l4: ip.l4, end: ip.end })
+}

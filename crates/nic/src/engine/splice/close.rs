@@ -1,0 +1,196 @@
+//! How a pair ends: closed from both sides, reset by one, idle, or ended by the host; and what is
+//! sent of our own then, resets and challenge acknowledgments.
+
+use abi::Header;
+use abi::port::Payloads;
+use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
+use alloc::boxed::Box;
+use base::{Duration, Instant, SeqNum};
+use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
+use wire::{ETHERNET_BYTES, TCP_BYTES};
+
+use super::pair::{Pair, Phase};
+use super::{End, SpliceEngine};
+use crate::pipeline::{Outlet, Run};
+use crate::slab::Key;
+
+/// How long a closed pair is kept. The last acknowledgment may be lost, and is sent again only for
+/// a FIN that comes again: of a peer that has no round-trip time to go by (RFC 6298 section 2, one
+/// second) three come in that time, after 1, 3 and 7 seconds. Whoever sends one later has all its
+/// bytes acknowledged, and gets a reset from the host. TIME-WAIT proper is the two peers' own.
+const LINGER: Duration = Duration::from_secs(8);
+/// RFC 5961 section 7: at most this often for a pair, as Linux's tcp_invalid_ratelimit.
+const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
+/// Hop limit of what the device sends of its own.
+const HOP_LIMIT: u8 = 64;
+
+impl SpliceEngine {
+    /// Ends a pair: both connections are reset, unless they are still the host's.
+    pub(crate) fn end(&mut self, queue: usize, id: SpliceId, out: &mut Outlet<'_>) {
+        match self.names.get(&(queue, id)).copied() {
+            Some(key) => {
+                self.counters.splice_unspliced += 1;
+                let begun = |pair: &Pair| !matches!(pair.phase, Phase::Waiting(_));
+                if self.pairs.get(key).is_some_and(begun) {
+                    self.reset_both(out, key);
+                }
+                self.close(out, key, SpliceEnd::Unspliced);
+            }
+            None => self.counters.splice_ops_ignored += 1,
+        }
+    }
+
+    /// Ends what has been idle, or closed, for long enough.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outlet<'_>) {
+        while let Some(place) = self.alarms.pop(now) {
+            let Some(key) = self.pairs.key_at(place) else { continue };
+            let Some(pair) = self.pairs.get(key) else { continue };
+            if pair.due() > now {
+                // Packets came meanwhile.
+                self.set_alarm(key);
+            } else if matches!(pair.phase, Phase::Lingering(_)) {
+                self.finish(out, key);
+            } else {
+                self.counters.splice_idle_timeouts += 1;
+                self.reset_both(out, key);
+                self.close(out, key, SpliceEnd::IdleTimeout);
+            }
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    /// Both directions are closed and acknowledged: the host hears of it, and the pair is kept for
+    /// a while, as TIME-WAIT is, without a name.
+    pub(super) fn linger(&mut self, now: Instant, key: Key) {
+        let Some(pair) = self.pairs.get_mut(key) else { return };
+        if !matches!(pair.phase, Phase::Live) {
+            return;
+        }
+        pair.phase = Phase::Lingering(now + LINGER);
+        self.lingering.push_back(key);
+        self.names.remove(&(pair.queue, pair.id));
+        self.counters.splice_closed += 1;
+        self.ended.push_back((pair.queue, Box::new(pair.closed(SpliceEnd::Closed))));
+        self.set_alarm(key);
+    }
+
+    /// Forgets the pair that was closed the longest ago; says whether there was one.
+    pub(super) fn make_room(&mut self, out: &mut Outlet<'_>) -> bool {
+        while let Some(key) = self.lingering.pop_front() {
+            if self.pairs.get(key).is_some() {
+                self.counters.splice_lingers_cut_short += 1;
+                self.finish(out, key);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Forgets a pair that was closed in order, of which the host knows.
+    pub(super) fn finish(&mut self, out: &mut Outlet<'_>, key: Key) {
+        self.close(out, key, SpliceEnd::Closed);
+        while self.lingering.front().is_some_and(|&key| self.pairs.get(key).is_none()) {
+            self.lingering.pop_front();
+        }
+    }
+
+    /// Forgets a pair, and says so, unless it lingered.
+    pub(super) fn close(&mut self, out: &mut Outlet<'_>, key: Key, end: SpliceEnd) {
+        let Some(mut pair) = self.pairs.remove(key) else { return };
+        self.alarms.clear(key.index());
+        self.names.remove(&(pair.queue, pair.id));
+        for way in &pair.ways {
+            let hash = super::hash_of(self.seed, &way.tuple);
+            if let Ok(route) =
+                self.routes.find_entry(hash, |route| route.hash == hash && route.end.key == key)
+            {
+                route.remove();
+            }
+        }
+        if let Phase::Waiting(kept) = &mut pair.phase {
+            for kept in kept.drain(..) {
+                self.let_go(&kept.frame);
+                out.put(kept.frame.packet);
+            }
+        }
+        if !matches!(pair.phase, Phase::Lingering(_)) {
+            self.ended.push_back((pair.queue, Box::new(pair.closed(end))));
+        }
+    }
+
+    /// Whether [`Self::poll_closed`] has something to give.
+    pub(crate) fn has_closed(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// The next splice that has ended, and its queue.
+    pub(crate) fn poll_closed(&mut self) -> Option<(usize, Box<SpliceClosed>)> {
+        self.ended.pop_front()
+    }
+
+    fn reset_both(&mut self, out: &mut Outlet<'_>, key: Key) {
+        let Some(pair) = self.pairs.get(key) else { return };
+        let runs = [0, 1].map(|side| {
+            let (_, back) = pair.both(side);
+            // What was relayed last is what the peer expects, unless it is still on its way: then
+            // the number lies in its window, it asks, and the host answers (RFC 5961 section 3.2).
+            own_segment(pair, side, back.translation.seq(back.end), None)
+        });
+        runs.into_iter().for_each(|run| out.send(run));
+        self.counters.splice_resets_sent += 2;
+    }
+
+    /// RFC 5961 sections 3.2 and 4.2: the peer of that side says whether it meant it.
+    pub(super) fn challenge(&mut self, out: &mut Outlet<'_>, now: Instant, end: End) {
+        let Some(pair) = self.pairs.get_mut(end.key) else { return };
+        if pair.challenged_at.is_some_and(|at| now.since(at) < CHALLENGE_INTERVAL) {
+            self.counters.splice_challenges_limited += 1;
+            return;
+        }
+        pair.challenged_at = Some(now);
+        self.counters.splice_challenges += 1;
+        let (way, back) = pair.both(end.side);
+        let seq = back.translation.seq(back.end);
+        out.send(own_segment(pair, end.side, seq, Some(way.acked)));
+    }
+}
+
+impl Pair {
+    /// What the host is told at its end.
+    fn closed(&self, end: SpliceEnd) -> SpliceClosed {
+        let [a, b] = &self.ways;
+        let (bytes, packets) = ([a.bytes, b.bytes], [a.packets, b.packets]);
+        SpliceClosed { id: self.id, bytes, packets, end }
+    }
+}
+
+/// A segment of our own for that side's peer: an acknowledgment, or a reset.
+fn own_segment(pair: &Pair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<Run> {
+    let (way, back) = pair.both(side);
+    let to = &back.translation;
+    let timestamps =
+        ack.and_then(|_| to.tsval(back.recent)).map(|value| Timestamps { value, echo: way.recent });
+    let segment = TcpSegment {
+        source: to.to.local.port,
+        destination: to.to.remote.port,
+        seq,
+        ack: ack.unwrap_or_default(),
+        flags: if ack.is_some() { Flags::ACK } else { Flags::RST },
+        window: if ack.is_some() { way.window } else { 0 },
+        options: Options { timestamps, ..Options::default() },
+    };
+    let prefix = to.prefix();
+    let len = prefix.len() + segment.header_len();
+    debug_assert!(segment.header_len() >= TCP_BYTES, "a whole header");
+    let mut header = Header::zeroed(len, ETHERNET_BYTES, prefix.len()).ok()?;
+    let (ip, tcp) = header.as_mut_slice().split_at_mut(prefix.len());
+    ip.copy_from_slice(prefix);
+    let hop_limit_at = if ip[ETHERNET_BYTES] >> 4 == 4 { 8 } else { 7 };
+    ip[ETHERNET_BYTES + hop_limit_at] = HOP_LIMIT;
+    segment.emit(tcp);
+    Run::of_header(header, Payloads::new())
+}

@@ -1,0 +1,372 @@
+//! Splicing: two connections that the host has joined, relayed packet by packet (AccelTCP section
+//! 4.3).
+//!
+//! The peers at both ends run one TCP connection between them, and do not know: what one sends goes
+//! to the other with headers translated. The device keeps a constant number of words for each
+//! direction, no payload once a pair has begun, and has no timers but for idleness and for the end.
+//!
+//! - `segment` reads, `pair` decides what may pass and follows it, `translate` writes;
+//! - `begin` takes pairs over, `close` ends them.
+//!
+//! Called by [`crate::Device`] through `connections`. Invariants: both tuples of a pair lead to it
+//! and to no other; what is kept is bounded by [`SpliceConfig`]; a frame of a pair never reaches
+//! the host, but for a SYN that begins something new. It is not the place for retransmission,
+//! congestion control or reassembly: those are the peers' own.
+
+mod begin;
+mod close;
+mod counters;
+mod pair;
+mod segment;
+mod translate;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use abi::port::{Payload, Payloads, RxFrame, TxFrame};
+use abi::splice::{SpliceClosed, SpliceEnd, SpliceId, SpliceLimits};
+use abi::{Checksum, PacketBuf, PacketPool, Received};
+use base::{Alarms, Instant};
+use hashbrown::HashTable;
+use wire::Tuple;
+use wire::tcp::Flags;
+
+use crate::config::SpliceConfig;
+use crate::pipeline::rx::TcpAt;
+use crate::pipeline::{Outlet, Run};
+use crate::slab::{Key, Slab, mix};
+use counters::SpliceCounters;
+use pair::{Fault, Kept, Pair, Phase};
+use segment::Segment;
+use translate::Unfit;
+
+/// Shared buffers without a packet that are kept for later: as many as frames may be on their way.
+const SHELLS_MAX: usize = 4096;
+
+/// The engine's state.
+#[derive(Debug)]
+pub(crate) struct SpliceEngine {
+    config: SpliceConfig,
+    mac: [u8; 6],
+    seed: u64,
+    pairs: Slab<Pair>,
+    routes: HashTable<Route>,
+    /// Pairs by the host's name for them; each queue has its own names.
+    names: BTreeMap<(usize, SpliceId), Key>,
+    alarms: Alarms,
+    /// Closed pairs, oldest first; some may be gone.
+    lingering: VecDeque<Key>,
+    /// Frames kept for pairs that have not begun, and the memory that they occupy.
+    kept: usize,
+    kept_bytes: usize,
+    ended: VecDeque<(usize, Box<SpliceClosed>)>,
+    /// For packets that go on: so that a steady state does not allocate.
+    shells: Vec<Arc<PacketBuf>>,
+    counters: SpliceCounters,
+}
+
+/// What a tuple leads to: a pair, and which of its sides it is.
+#[derive(Debug)]
+struct Route {
+    hash: u64,
+    end: End,
+}
+
+/// One end of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End {
+    key: Key,
+    side: usize,
+}
+
+impl SpliceEngine {
+    pub(crate) fn new(config: SpliceConfig, mac: [u8; 6], seed: u64) -> Self {
+        Self {
+            config,
+            mac,
+            seed,
+            pairs: Slab::new(),
+            routes: HashTable::new(),
+            names: BTreeMap::new(),
+            alarms: Alarms::default(),
+            lingering: VecDeque::new(),
+            kept: 0,
+            kept_bytes: 0,
+            ended: VecDeque::new(),
+            shells: Vec::new(),
+            counters: SpliceCounters::default(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> SpliceLimits {
+        SpliceLimits { pairs_max: self.config.pairs_max }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// Takes a frame of a spliced connection; gives any other back.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        received: Received,
+        at: &TcpAt,
+        out: &mut Outlet<'_>,
+    ) -> Option<Received> {
+        let Some(end) = self.find(&at.tuple) else { return Some(received) };
+        let pair = self.pairs.get(end.key)?;
+        let waiting = matches!(pair.phase, Phase::Waiting(_));
+        if matches!(pair.phase, Phase::Lingering(_)) && is_syn(&received, at) {
+            // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is used again, by a peer or, where a SYN
+            // is answered, by our host. All bytes of the old connection are acknowledged.
+            self.counters.splice_lingers_cut_short += 1;
+            self.finish(out, end.key);
+            return Some(received);
+        }
+        let Received { packet, checksum, segment_size, .. } = received;
+        let frame = RxFrame { packet, checksum, segment_size };
+        if waiting {
+            self.keep(out, end.key, Kept { side: end.side, frame, at: *at });
+        } else if out.has_room() {
+            self.relay(out, now, end, frame, at);
+        } else {
+            self.counters.splice_dropped_wire_full += 1;
+            out.put(frame.packet);
+        }
+        None
+    }
+
+    /// Takes back a frame that the wire has sent: buffers that nobody else shares go to the pool.
+    pub(crate) fn recycle(&mut self, frame: TxFrame, pool: &mut PacketPool) {
+        for payload in frame.payload {
+            let Payload::Packet { mut packet, .. } = payload else { continue };
+            let Some(inner) = Arc::get_mut(&mut packet) else { continue };
+            pool.put(core::mem::replace(inner, PacketBuf::empty()));
+            if self.shells.len() < SHELLS_MAX {
+                self.shells.push(packet);
+            }
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        let Self { config, mac, seed, .. } = self;
+        let fresh = Self::new(config.clone(), *mac, *seed);
+        let counters = core::mem::take(&mut self.counters);
+        *self = Self { counters, ..fresh };
+    }
+
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("splice_pairs", self.pairs.len() as u64);
+        f("splice_lingering", self.lingering.len() as u64);
+        f("splice_kept_frames", self.kept as u64);
+    }
+
+    /// The pair that a tuple is of, and which side.
+    fn find(&self, tuple: &Tuple) -> Option<End> {
+        let hash = hash_of(self.seed, tuple);
+        let same = |route: &Route| {
+            route.hash == hash
+                && self
+                    .pairs
+                    .get(route.end.key)
+                    .is_some_and(|pair| pair.both(route.end.side).0.tuple == *tuple)
+        };
+        self.routes.find(hash, same).map(|route| route.end)
+    }
+
+    fn set_alarm(&mut self, key: Key) {
+        if let Some(pair) = self.pairs.get(key) {
+            self.alarms.set(key.index(), pair.due());
+        }
+    }
+
+    /// Sends a frame of that side's peer on to the other's, if it may pass.
+    fn relay(&mut self, out: &mut Outlet<'_>, now: Instant, end: End, frame: RxFrame, at: &TcpAt) {
+        let Some(segment) = Segment::read(frame.packet.as_slice(), at) else {
+            self.counters.splice_dropped_malformed += 1;
+            return out.put(frame.packet);
+        };
+        let Some(pair) = self.pairs.get(end.key) else { return out.put(frame.packet) };
+        if let Err(fault) = pair.examine(end.side, &segment) {
+            out.put(frame.packet);
+            return self.refuse(out, now, end, fault);
+        }
+        if segment.flags.has(Flags::RST) {
+            return self.relay_reset(out, end, frame, at, segment);
+        }
+        let closed = self.pass(out, now, end, frame, at, &segment);
+        if closed {
+            self.linger(now, end.key);
+        }
+    }
+
+    /// A segment may not pass.
+    fn refuse(&mut self, out: &mut Outlet<'_>, now: Instant, end: End, fault: Fault) {
+        let c = &mut self.counters;
+        *match fault {
+            Fault::Syn => &mut c.splice_dropped_syn,
+            Fault::BlindReset { .. } => &mut c.splice_dropped_blind_reset,
+            Fault::OutOfWindow => &mut c.splice_dropped_out_of_window,
+            Fault::BadAck => &mut c.splice_dropped_bad_ack,
+            Fault::NoAck => &mut c.splice_dropped_no_ack,
+        } += 1;
+        if matches!(fault, Fault::Syn | Fault::BlindReset { in_window: true }) {
+            self.challenge(out, now, end);
+        }
+    }
+
+    /// A segment passes. Says whether both directions are closed with it.
+    fn pass(
+        &mut self,
+        out: &mut Outlet<'_>,
+        now: Instant,
+        end: End,
+        frame: RxFrame,
+        at: &TcpAt,
+        segment: &Segment,
+    ) -> bool {
+        let Some(pair) = self.pairs.get_mut(end.key) else { return false };
+        let RxFrame { packet, checksum, segment_size } = frame;
+        let (way, _) = pair.both_mut(end.side);
+        let translated = match way.translation.translate(packet.as_slice(), at, segment) {
+            Ok(translated) => translated,
+            Err(unfit) => {
+                *match unfit {
+                    Unfit::Malformed => &mut self.counters.splice_dropped_malformed,
+                    Unfit::HopLimit => &mut self.counters.splice_dropped_hop_limit,
+                } += 1;
+                out.put(packet);
+                return false;
+            }
+        };
+        if let Some(tsval) = translated.tsval {
+            way.recent = tsval;
+        }
+        let len = segment.payload.len();
+        let packets = match usize::from(segment_size) {
+            0 => 1,
+            size => len.div_ceil(size).max(1) as u64,
+        };
+        let closed = pair.note(end.side, segment, translated.window, packets);
+        pair.heard_at = now;
+        self.counters.splice_relayed_packets += packets;
+        self.counters.splice_relayed_bytes += len as u64;
+        let payload = self.payload(out, packet, segment);
+        // What is longer than the other side takes is cut, as is a run in any case.
+        let size = match segment_size {
+            0 => translated.payload_max,
+            size => size.min(translated.payload_max),
+        };
+        let whole = len <= usize::from(size);
+        self.counters.splice_cut += u64::from(len > usize::from(translated.payload_max));
+        if whole && checksum == Checksum::Good {
+            self.counters.splice_checksums_adjusted += 1;
+            out.send(Some(Run::finished(translated.finish(len), payload)));
+        } else {
+            self.counters.splice_checksums_summed += 1;
+            out.send(Run::segmented(translated.header, payload, size));
+        }
+        closed
+    }
+
+    /// The payload of a frame, as what goes out shares it; a buffer without any is not needed.
+    fn payload(&mut self, out: &mut Outlet<'_>, packet: PacketBuf, segment: &Segment) -> Payloads {
+        let mut payloads = Payloads::new();
+        let place = (u32::try_from(segment.payload.start), u32::try_from(segment.payload.len()));
+        match place {
+            (Ok(start), Ok(len)) if len > 0 => {
+                let packet = self.share(packet);
+                payloads.push(Payload::Packet { packet, start, len });
+            }
+            _ => out.put(packet),
+        }
+        payloads
+    }
+
+    fn share(&mut self, packet: PacketBuf) -> Arc<PacketBuf> {
+        let Some(mut shell) = self.shells.pop() else { return Arc::new(packet) };
+        match Arc::get_mut(&mut shell) {
+            Some(inner) => {
+                *inner = packet;
+                shell
+            }
+            None => Arc::new(packet),
+        }
+    }
+
+    /// A reset passes, and the pair is over. It gets the number behind everything that was relayed:
+    /// the receiver expects that, or, where some of it is still on its way, has it in its window
+    /// and asks (RFC 5961 section 3.2), which the host answers.
+    fn relay_reset(
+        &mut self,
+        out: &mut Outlet<'_>,
+        end: End,
+        frame: RxFrame,
+        at: &TcpAt,
+        mut segment: Segment,
+    ) {
+        let Some(pair) = self.pairs.get_mut(end.key) else { return };
+        let (way, _) = pair.both_mut(end.side);
+        way.packets += 1;
+        let acked = segment.seq;
+        segment.payload.end = segment.payload.start;
+        let translated = way.translation.translate(frame.packet.as_slice(), at, &segment);
+        let behind = way.translation.seq(way.end);
+        let moved = behind.0.wrapping_sub(way.translation.seq(acked).0);
+        let lingers = matches!(pair.phase, Phase::Lingering(_));
+        if let Ok(mut translated) = translated {
+            let l4 = translated.header.l4();
+            let field = translated.header.as_mut_slice().get_mut(l4 + 4..);
+            if let Some(field) = field.and_then(|field| field.first_chunk_mut::<4>()) {
+                *field = u32::from_be_bytes(*field).wrapping_add(moved).to_be_bytes();
+            }
+            self.counters.splice_relayed_packets += 1;
+            self.counters.splice_checksums_summed += 1;
+            out.send(Run::segmented(translated.header, Payloads::new(), 0));
+        }
+        out.put(frame.packet);
+        if lingers {
+            return self.finish(out, end.key);
+        }
+        self.counters.splice_reset_by_peer += 1;
+        self.close(out, end.key, SpliceEnd::Reset(u8::from(end.side == 1)));
+    }
+}
+
+/// Whether a frame belongs to the beginning of a new connection.
+fn is_syn(received: &Received, at: &TcpAt) -> bool {
+    let flags = received.packet.as_slice().get(at.l4 + 13);
+    flags.is_some_and(|&flags| {
+        let flags = Flags(flags);
+        flags.has(Flags::SYN) && !flags.any(Flags::RST.with(Flags::FIN))
+    })
+}
+
+/// Where a tuple stands in the table: keyed, and the table is bounded, so that nobody outside can
+/// choose what collides.
+fn hash_of(seed: u64, tuple: &Tuple) -> u64 {
+    let ports = u64::from(tuple.local.port) << 16 | u64::from(tuple.remote.port);
+    match (tuple.local.addr, tuple.remote.addr) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            mix(seed, u64::from(u32::from(local)) << 32 | u64::from(u32::from(remote)), ports)
+        }
+        (local, remote) => {
+            let halves = |addr: IpAddr| {
+                let bits = match addr {
+                    IpAddr::V4(v4) => u32::from(v4).into(),
+                    IpAddr::V6(v6) => u128::from(v6),
+                };
+                #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+                let halves = ((bits >> 64) as u64, bits as u64);
+                halves
+            };
+            let ((l1, l0), (r1, r0)) = (halves(local), halves(remote));
+            mix(mix(mix(seed, l1, l0), r1, r0), seed, ports)
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Counters of connection tear-down.
+
+base::counters! {
+    /// What the engine did.
+    pub(crate) struct TeardownCounters {
+        /// Connections taken over.
+        teardown_begun,
+        /// Refused: the table is full.
+        teardown_refused_table_full,
+        /// Refused: more than the engine takes, or numbers that contradict each other.
+        teardown_refused_unfit,
+        /// Ended with both directions closed and acknowledged.
+        teardown_closed,
+        /// Ended by the peer's reset.
+        teardown_reset_by_peer,
+        /// Reset, for the peer had more to say.
+        teardown_reset_late_data,
+        /// Reset, since nothing was acknowledged however often it was sent.
+        teardown_timed_out,
+        /// Forgotten, since the peer did not close in time.
+        teardown_fin_wait_expired,
+        /// Retransmissions after a time-out.
+        teardown_retransmits,
+        /// Retransmissions after three duplicate acknowledgments.
+        teardown_dup_ack_retransmits,
+        /// Challenge acknowledgments: RFC 5961.
+        teardown_challenge_acks,
+        /// Of these, not sent because one went out just before.
+        teardown_challenge_acks_limited,
+        /// Segments dropped for an old timestamp: RFC 7323 section 5.
+        teardown_paws_drops,
+        /// Segments outside the window.
+        teardown_out_of_window,
+        /// Connections that went into TIME-WAIT.
+        teardown_time_wait_entered,
+        /// Of these, whose tuple a new connection took over early: RFC 6191.
+        teardown_time_wait_reused,
+        /// Of these, forgotten early since there were too many.
+        teardown_time_wait_evicted,
+        /// Events that told the host of ends.
+        teardown_sums,
+    }
+}

@@ -1,0 +1,324 @@
+//! Connection tear-down: AccelTCP section 4.2.
+//!
+//! The host hands over a connection that its application has closed, with the bytes that are not
+//! acknowledged, and forgets it; from then on the TCB is ours. What was not sent goes out with the
+//! FIN, through the same pipeline as what a host sends, so that files, sealed parts, the order
+//! behind a transmit that waits for a disk, and segmentation are nothing new here. What is lost is
+//! sent again; the peer's FIN is awaited and acknowledged, and TIME-WAIT kept. The host hears of
+//! ends in sums.
+//!
+//! Called by [`crate::Device`]: with what is handed over, with each TCP segment whose checksum is
+//! right, and when time has passed. What it wants sent
+//! and done is polled after each call, until there is nothing.
+//!
+//! Invariants: a connection is here or with the host, never both; nothing is sent that the host did
+//! not give, and each part of it as often as it was given is whole; every connection has a timer
+//! and so an end; memory is bounded by [`TeardownConfig`]. Everything from the ring and the wire is
+//! checked. Files: `segments` (checks, headers), `flow` (one connection), `table` (by tuple),
+//! `wheel` (the timer bitmap wheel), `time_wait`, `done` (sums), `counters`.
+
+mod counters;
+mod done;
+mod flow;
+mod segments;
+mod table;
+mod time_wait;
+pub(crate) mod wheel;
+
+use abi::l5o::L5oId;
+use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
+use abi::{FileExtent, FlowId, Parts, Refusal, Transmit};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use base::{Duration, Instant};
+use wire::tcp::Segment;
+
+use self::counters::TeardownCounters;
+use self::done::Ends;
+use self::flow::{Cx, End, Flow};
+use self::table::Table;
+use self::time_wait::{Reaction, TimeWait};
+use self::wheel::TimerBitmapWheel;
+use crate::config::TeardownConfig;
+use crate::pipeline::rx::TcpAt;
+use crate::slab::Key;
+
+/// The grain of time-outs. With [`SLOTS`] of them those from 200 ms (the least that the host's
+/// stack takes) to 4 s are in the wheel once and at most 8 % late, at 32 bytes a flow.
+const TICK: Duration = Duration::from_millis(16);
+/// Bitmaps of the wheel.
+const SLOTS: u16 = 256;
+
+/// What the engine wants of the device, besides to send.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// Of this flow nothing that still waits is to be sent.
+    Cancel(usize, FlowId),
+    /// The peer has these bytes of a file, or never will; the part that they were in needs the file
+    /// no more.
+    FileDone(FileExtent),
+    /// Nobody needs this context any more.
+    Destroy(usize, L5oId),
+    /// Tell the host of that queue.
+    Done(usize, TeardownDone),
+}
+
+/// What becomes of a TCP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is of no connection that is being torn down.
+    Pass,
+    /// The engine has dealt with it.
+    Taken,
+}
+
+/// The engine's state.
+#[derive(Debug)]
+pub(crate) struct TeardownEngine {
+    config: TeardownConfig,
+    flows: Table<Flow>,
+    time_wait: TimeWait,
+    /// Timers, made when the first connection comes.
+    wheel: Option<TimerBitmapWheel>,
+    /// The tick that the wheel stands at.
+    tick: u64,
+    /// Places of flows whose timers have run out; empty between calls.
+    expired: Vec<u32>,
+    ends: Ends,
+    transmits: VecDeque<(usize, Transmit)>,
+    actions: VecDeque<Action>,
+    counters: TeardownCounters,
+}
+
+impl TeardownEngine {
+    /// An engine without connections.
+    pub(crate) fn new(config: TeardownConfig, seed: u64) -> Self {
+        Self {
+            flows: Table::new(seed),
+            time_wait: TimeWait::new(config.time_wait_max, seed),
+            wheel: None,
+            tick: 0,
+            expired: Vec::new(),
+            ends: Ends::default(),
+            transmits: VecDeque::new(),
+            actions: VecDeque::new(),
+            counters: TeardownCounters::default(),
+            config,
+        }
+    }
+
+    /// What it offers.
+    pub(crate) const fn limits(&self) -> TeardownLimits {
+        TeardownLimits { flows_max: self.config.flows_max, bytes_max: self.config.bytes_max }
+    }
+
+    /// Whether a segment can be of no connection here.
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.flows.is_empty() && self.time_wait.len() == 0
+    }
+
+    /// Takes a connection over, on a wire whose packets have at most `mtu` bytes above Ethernet.
+    /// `pin` is called once it is found fit: it sees to it that the files in the parts stay open
+    /// until [`Action::FileDone`], and may give them other names; or it says that it cannot, and
+    /// has changed nothing.
+    ///
+    /// # Errors
+    /// Gives it back as it was, with the reason: the table is full, or it does not fit.
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        mtu: u16,
+        mut teardown: Box<Teardown>,
+        pin: impl FnOnce(&mut Parts) -> bool,
+    ) -> Result<(), (Box<Teardown>, Refusal)> {
+        if self.flows.len() >= self.config.flows_max as usize {
+            self.counters.teardown_refused_table_full += 1;
+            return Err((teardown, Refusal::TableFull));
+        }
+        let facts = segments::check(&teardown, self.config.bytes_max, mtu)
+            .filter(|facts| self.flows.find(&facts.tuple).is_none())
+            .filter(|_| pin(&mut teardown.parts));
+        let Some(facts) = facts else {
+            self.counters.teardown_refused_unfit += 1;
+            return Err((teardown, Refusal::DoesNotFit));
+        };
+        self.counters.teardown_begun += 1;
+        self.time_wait.forget(&facts.tuple);
+        if self.flows.is_empty() {
+            self.tick = ticks(now);
+        }
+        let key = self.flows.insert(facts.tuple, Flow::new(now, queue, &facts, teardown));
+        self.with_flow(now, key, |flow, cx| {
+            flow.begin(cx, facts.sent_parts);
+            None
+        });
+        Ok(())
+    }
+
+    /// A TCP segment came in.
+    pub(crate) fn receive(&mut self, now: Instant, frame: &[u8], tcp: &TcpAt) -> Verdict {
+        // A malformed segment is the host's to count.
+        let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
+            return Verdict::Pass;
+        };
+        let payload = (tcp.end - tcp.l4).saturating_sub(header);
+        if let Some(key) = self.flows.find(&tcp.tuple) {
+            // A frame is at most 66 KiB.
+            let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+            self.with_flow(now, key, |flow, cx| flow.receive(cx, &segment, payload));
+            return Verdict::Taken;
+        }
+        match self.time_wait.receive(now, frame, tcp, &segment, payload) {
+            Reaction::Unknown => return Verdict::Pass,
+            Reaction::Reused => {
+                self.counters.teardown_time_wait_reused += 1;
+                return Verdict::Pass;
+            }
+            Reaction::Nothing => {}
+            Reaction::Answer(queue, header) => {
+                let transmit = Transmit {
+                    flow: FlowId::NONE,
+                    header,
+                    segment_size: 0,
+                    parts: Parts::new(),
+                    timestamp: None,
+                    echo: None,
+                    retransmission: false,
+                };
+                self.transmits.push_back((queue, transmit));
+            }
+        }
+        Verdict::Taken
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        while !self.flows.is_empty() && self.tick < ticks(now) {
+            self.turn(now);
+        }
+        self.time_wait.expire(now);
+        while let Some((queue, sum)) = self.ends.poll(now) {
+            self.tell(queue, sum);
+        }
+    }
+
+    /// When something is due. While there are connections that is the next tick of the wheel:
+    /// whose timer is next is not known without looking through all bitmaps.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
+        let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
+        [tick, self.time_wait.due(), self.ends.due()].into_iter().flatten().min()
+    }
+
+    /// The next thing to be sent, as if the host of that queue had asked. Its files have the names
+    /// that `pin` gave them: see [`Self::begin`].
+    pub(crate) fn poll_transmit(&mut self) -> Option<(usize, Transmit)> {
+        self.transmits.pop_front()
+    }
+
+    /// The next thing to be done, once all is sent.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Forgets everything, and who was to be told. The file engine forgets its part by itself.
+    pub(crate) fn reset(&mut self) {
+        self.flows.clear();
+        self.time_wait.clear();
+        self.wheel = None;
+        self.ends.clear();
+        self.transmits.clear();
+        self.actions.clear();
+    }
+
+    /// Counters and gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("teardown_flows", self.flows.len() as u64);
+        f("teardown_time_wait", self.time_wait.len() as u64);
+    }
+
+    /// Lets a connection do something, then sets its timer, or ends it.
+    fn with_flow(
+        &mut self,
+        now: Instant,
+        key: Key,
+        f: impl FnOnce(&mut Flow, &mut Cx<'_>) -> Option<End>,
+    ) {
+        let Some(flow) = self.flows.get_mut(key) else { return };
+        let Self { counters, transmits, actions, .. } = self;
+        let mut cx = Cx { now, counters, transmits, actions, arm: None };
+        let ended = f(flow, &mut cx);
+        let arm = cx.arm;
+        if let Some(how) = ended {
+            return self.finish(now, key, how);
+        }
+        let Some(after) = arm else { return };
+        let wheel = self
+            .wheel
+            .get_or_insert_with(|| TimerBitmapWheel::new(self.config.flows_max.max(1), SLOTS));
+        wheel.cancel(key.index(), flow.slot);
+        // Not early: at the first tick behind it.
+        let at = (now + after).as_nanos().div_ceil(TICK.as_nanos());
+        flow.due = at.max(self.tick + 1);
+        flow.slot = set(wheel, key, flow.due - self.tick);
+    }
+
+    /// A tick has passed.
+    fn turn(&mut self, now: Instant) {
+        self.tick += 1;
+        let Some(wheel) = &self.wheel else { return };
+        let mut expired = core::mem::take(&mut self.expired);
+        wheel.expire(wheel.rotate(), 0..self.flows.places(), |flow| expired.push(flow));
+        for index in expired.drain(..) {
+            let Some(key) = self.flows.key_at(index) else { continue };
+            let Some(flow) = self.flows.get_mut(key) else { continue };
+            // A time-out longer than the wheel: the paper's counter.
+            if let (true, Some(wheel)) = (flow.due > self.tick, &self.wheel) {
+                flow.slot = set(wheel, key, flow.due - self.tick);
+                continue;
+            }
+            let retries_max = self.config.retries_max;
+            self.with_flow(now, key, |flow, cx| flow.time_out(cx, retries_max));
+        }
+        self.expired = expired;
+    }
+
+    fn finish(&mut self, now: Instant, key: Key, how: End) {
+        let Some((tuple, flow)) = self.flows.remove(key) else { return };
+        if let Some(wheel) = &self.wheel {
+            wheel.cancel(key.index(), flow.slot);
+        }
+        if how == End::TimeWait {
+            self.counters.teardown_time_wait_entered += 1;
+            let evicted = self.time_wait.insert(now, tuple, flow.remains());
+            self.counters.teardown_time_wait_evicted += u64::from(evicted);
+        }
+        let sum = self.ends.add(now, flow.queue(), |sum| match how {
+            End::Closed | End::TimeWait => sum.closed += 1,
+            End::Reset => sum.reset += 1,
+            End::TimedOut => sum.timed_out += 1,
+        });
+        if let Some(sum) = sum {
+            self.tell(flow.queue(), sum);
+        }
+    }
+
+    fn tell(&mut self, queue: usize, sum: TeardownDone) {
+        self.counters.teardown_sums += 1;
+        self.actions.push_back(Action::Done(queue, sum));
+    }
+}
+
+/// Whole ticks until `now`.
+const fn ticks(now: Instant) -> u64 {
+    now.as_nanos() / TICK.as_nanos()
+}
+
+/// Sets a flow's timer to so many ticks from now, or as far as the wheel goes.
+fn set(wheel: &TimerBitmapWheel, key: Key, ticks: u64) -> u32 {
+    let ticks = u32::try_from(ticks).unwrap_or(u32::MAX).min(wheel.ticks_max());
+    wheel.insert(key.index(), ticks)
+}

@@ -1,0 +1,200 @@
+//! What is handed over is checked here, and segments are made of it.
+//!
+//! [`check`] accepts only a [`Teardown`] on whose numbers, parts and header template everything
+//! else in this folder can rely without looking again. Called once per connection; [`segment`]
+//! once per segment.
+
+use abi::teardown::Teardown;
+use abi::{FileExtent, FileLimits, Header, Part, Parts, TsOption};
+use base::{Instant, SeqNum};
+use core::net::IpAddr;
+use core::ops::Range;
+use wire::tcp::{Flags, Segment};
+use wire::{Endpoint, IPV4_BYTES, TCP_BYTES, Tuple};
+
+use crate::pipeline::headers::{Kind, classify};
+
+/// Parts of one connection; a host that has more sends some of them itself.
+const PARTS_MAX: usize = 64;
+/// RFC 7323 section 2.3.
+const SCALE_MAX: u8 = 14;
+/// Offsets in a TCP header.
+const SEQ_AT: usize = 4;
+const ACK_AT: usize = 8;
+const FLAGS_AT: usize = 13;
+
+/// Our timestamp clock: milliseconds, as the host's went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    /// By how much the clock is ahead of our milliseconds.
+    offset: u32,
+    /// Microseconds (0..1000) by which the host's milliseconds began before ours.
+    phase: u16,
+}
+
+impl Stamp {
+    /// The clock that stood at `value` and `past_us` microseconds at `now`.
+    pub(super) fn new(now: Instant, value: u32, past_us: u16) -> Self {
+        let (past, micros) = (u64::from(past_us % 1000), now.as_micros());
+        let phase = (past + 1000 - micros % 1000) % 1000;
+        let offset = value.wrapping_sub(low32((micros + phase) / 1000));
+        Self { offset, phase: u16::try_from(phase).unwrap_or(0) }
+    }
+
+    /// TSval, and the microseconds since it became that.
+    pub(super) fn value(self, now: Instant) -> (u32, u16) {
+        let micros = now.as_micros().saturating_add(u64::from(self.phase));
+        let past_us = u16::try_from(micros % 1000).unwrap_or(0);
+        (low32(micros / 1000).wrapping_add(self.offset), past_us)
+    }
+}
+
+/// What [`check`] finds out about what was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// The connection.
+    pub(super) tuple: Tuple,
+    /// Sequence number of the FIN.
+    pub(super) fin: SeqNum,
+    /// Parts before `nxt`.
+    pub(super) sent_parts: usize,
+    /// The window that the template offers, as it stands there.
+    pub(super) window: u16,
+    /// TSval and TSecr of the template, where there are timestamps.
+    pub(super) stamps: Option<(u32, u32)>,
+}
+
+/// What is to be known of a connection that fits this engine. None for one that does not: more
+/// bytes than `bytes_max` or more parts than we take, segments longer than `mtu`, numbers that
+/// contradict each other, no headers of TCP.
+pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
+    let extents = t.parts.iter().filter(|part| part.extent().is_some()).count();
+    if t.parts.len() > PARTS_MAX || extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
+        return None;
+    }
+    let mut len = 0_u32;
+    let sent = t.nxt.distance(t.una);
+    // A part begins at nxt: there, or behind all of them.
+    let mut sent_parts = (sent == 0).then_some(0);
+    for (index, part) in (1..).zip(&t.parts) {
+        len = len.checked_add(part.len()).filter(|&len| len <= bytes_max)?;
+        if part.is_empty() {
+            return None;
+        }
+        if i64::from(sent) == i64::from(len) {
+            sent_parts = Some(index);
+        }
+    }
+    let fin = t.una + len;
+    let fin_sent = t.nxt == fin + 1;
+    let sent_parts = if fin_sent { t.parts.len() } else { sent_parts? };
+    // What was never sent fits the window; a FIN alone is bound by none.
+    let new = i64::from(len) - i64::from(sent);
+    if new > 0 && t.edge.distance(fin) < 0 || t.mss == 0 || t.peer_scale > SCALE_MAX {
+        return None;
+    }
+    let ip = t.header.len().checked_sub(t.header.l3())?;
+    if ip + usize::from(t.mss) > usize::from(mtu) {
+        return None;
+    }
+    let (tuple, segment) = read(&t.header)?;
+    let stamps = segment.options.timestamps.map(|ts| (ts.value, ts.echo));
+    if !stamp_is_where_it_should(&t.header, t.timestamp, stamps.is_some()) {
+        return None;
+    }
+    Some(Facts { tuple, fin, sent_parts, window: segment.window, stamps })
+}
+
+/// The connection that a template is of, and its segment.
+fn read(header: &Header) -> Option<(Tuple, Segment)> {
+    if classify(header)? != Kind::Tcp {
+        return None;
+    }
+    let bytes = header.as_slice();
+    let ip = bytes.get(header.l3()..header.l4())?;
+    let (source, destination): (IpAddr, IpAddr) = if ip.len() == IPV4_BYTES {
+        ((*ip.get(12..)?.first_chunk::<4>()?).into(), (*ip.get(16..)?.first_chunk::<4>()?).into())
+    } else {
+        ((*ip.get(8..)?.first_chunk::<16>()?).into(), (*ip.get(24..)?.first_chunk::<16>()?).into())
+    };
+    let (segment, _) = Segment::parse(bytes.get(header.l4()..)?).ok()?;
+    let local = Endpoint { addr: source, port: segment.source };
+    let remote = Endpoint { addr: destination, port: segment.destination };
+    Some((Tuple { local, remote }, segment))
+}
+
+/// Whether the timestamp's place is named where there is one, and rightly.
+fn stamp_is_where_it_should(header: &Header, at: Option<TsOption>, there: bool) -> bool {
+    let Some(ts) = at else { return !there };
+    let at = usize::from(ts.offset);
+    let option = at.checked_sub(2).and_then(|from| header.as_slice().get(from..at + 8));
+    at >= header.l4() + TCP_BYTES + 2 && there && option.is_some_and(|o| o.starts_with(&[8, 10]))
+}
+
+/// The headers of a segment of ours, and where its timestamp stands.
+pub(super) fn segment(
+    t: &Teardown,
+    seq: SeqNum,
+    flags: Flags,
+    stamps: Option<((u32, u16), u32)>,
+) -> (Header, Option<TsOption>) {
+    let mut header = t.header.clone();
+    let l4 = header.l4();
+    put(&mut header, l4 + SEQ_AT..l4 + SEQ_AT + 4, &seq.0.to_be_bytes());
+    put(&mut header, l4 + ACK_AT..l4 + ACK_AT + 4, &t.rcv_nxt.0.to_be_bytes());
+    put(&mut header, l4 + FLAGS_AT..l4 + FLAGS_AT + 1, &[flags.0]);
+    let Some((ts, ((value, past_us), echo))) = t.timestamp.zip(stamps) else {
+        return (header, None);
+    };
+    let at = usize::from(ts.offset);
+    put(&mut header, at..at + 4, &value.to_be_bytes());
+    put(&mut header, at + 4..at + 8, &echo.to_be_bytes());
+    (header, Some(TsOption { past_us, ..ts }))
+}
+
+/// [`check`] has seen to it that the fields are there.
+fn put(header: &mut Header, range: Range<usize>, bytes: &[u8]) {
+    if let Some(field) = header.as_mut_slice().get_mut(range) {
+        field.copy_from_slice(bytes);
+    }
+}
+
+/// The range of a file that a part keeps, and that nobody needs once the peer has the part: not
+/// what precedes it in its message, which was another part's.
+pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
+    let extent = *part.extent()?;
+    let prefix = if let Part::Sealed(sealed) = part { sealed.prefix.min(extent.len) } else { 0 };
+    let offset = extent.offset.saturating_add(u64::from(prefix));
+    Some(FileExtent { offset, len: extent.len - prefix, ..extent })
+}
+
+/// Whether the content that precedes a part in its message comes with it: that is held already.
+pub(super) fn recovers(parts: &Parts) -> bool {
+    parts.iter().any(|part| matches!(part, Part::Sealed(sealed) if sealed.prefix > 0))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]
+const fn low32(x: u64) -> u32 {
+    x as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The clock goes on as the host's would have.
+        #[test]
+        fn stamps_go_on(
+            begin in 0..1_u64 << 50, value: u32, past in 0..1000_u16, by in 0..1_u64 << 40,
+        ) {
+            let stamp = Stamp::new(Instant::from_micros(begin), value, past);
+            prop_assert_eq!(stamp.value(Instant::from_micros(begin)), (value, past));
+            let micros = u64::from(past) + by;
+            let expected = value.wrapping_add(low32(micros / 1000));
+            let later = stamp.value(Instant::from_micros(begin + by));
+            prop_assert_eq!(later, (expected, u16::try_from(micros % 1000).unwrap()));
+        }
+    }
+}

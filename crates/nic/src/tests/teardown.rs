@@ -1,0 +1,245 @@
+//! Connection tear-down: exchanges of segments with a peer, in each way that a connection can end.
+//!
+//! What we send is written as `flags seq+len ack`, so that a whole exchange reads as a trace.
+
+mod ends;
+mod guarded;
+mod time_wait;
+mod with_files;
+
+use abi::teardown::{Teardown, TeardownDone};
+use abi::{Event, FlowId, Op, Part, Parts, Refusal, TsOption};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
+use smallvec::SmallVec;
+use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::frame::{Frame, parse, protocol};
+use wire::tcp::{Flags, Segment, Timestamps};
+
+use super::frames::{MAC, TS_AT, bytes_of, rx_frame, tcp_header};
+use super::rig::{PLAIN, Rig};
+use crate::{DeviceConfig, TeardownConfig};
+
+/// Our first byte that is not acknowledged, and what the peer sends next.
+const UNA: u32 = 1000;
+const RCV: u32 = 5000;
+const FIN_ACK: Flags = Flags::FIN.with(Flags::ACK);
+
+fn config(teardown: TeardownConfig) -> DeviceConfig {
+    DeviceConfig { teardown: Some(teardown), ..DeviceConfig::new(MAC) }
+}
+
+fn rig() -> Rig {
+    rig_with(TeardownConfig::default())
+}
+
+fn rig_with(teardown: TeardownConfig) -> Rig {
+    let mut rig = Rig::with(config(teardown), PLAIN);
+    // A time that is no multiple of anything.
+    at(&mut rig, 16_003);
+    rig
+}
+
+/// Numbered bytes.
+fn bytes(from: usize, len: usize) -> Bytes {
+    (from..from + len).map(|i| u8::try_from(i % 251).unwrap()).collect()
+}
+
+/// Parts of so many bytes each.
+fn host_parts(lens: &[usize]) -> Parts {
+    let mut from = 0;
+    let part = |&len: &usize| {
+        from += len;
+        Part::Host(bytes(from - len, len))
+    };
+    lens.iter().map(part).collect()
+}
+
+/// A connection whose template is [`tcp_header`]'s, nothing of which was sent.
+fn handed(lens: &[usize]) -> Teardown {
+    Teardown {
+        flow: FlowId(3),
+        header: tcp_header(4, 77, Flags::NONE),
+        timestamp: Some(TsOption { offset: TS_AT, past_us: 0 }),
+        una: SeqNum(UNA),
+        nxt: SeqNum(UNA),
+        edge: SeqNum(UNA + 60_000),
+        peer_scale: 7,
+        mss: 1448,
+        parts: host_parts(lens),
+        rcv_nxt: SeqNum(RCV),
+        fin_received: false,
+        rto: Duration::from_millis(200),
+        time_wait: Duration::from_secs(60),
+        contexts: SmallVec::new(),
+    }
+}
+
+fn begin(rig: &mut Rig, teardown: Teardown) {
+    rig.op(0, Op::Teardown(Box::new(teardown)));
+}
+
+/// What the peer sends, in the shape of [`tcp_header`] turned around.
+#[derive(Clone, Debug)]
+struct Peer {
+    version: u8,
+    seq: u32,
+    ack: u32,
+    flags: Flags,
+    window: u16,
+    stamps: Option<(u32, u32)>,
+    payload: Vec<u8>,
+    vlan: Option<u16>,
+    /// Changes of the peer's address and port.
+    host: u8,
+    port: u16,
+}
+
+fn peer(seq: u32, ack: u32, flags: Flags) -> Peer {
+    let stamps = Some((5, 7777));
+    let (version, window, payload, vlan) = (4, 500, Vec::new(), None);
+    Peer { version, seq, ack, flags, window, stamps, payload, vlan, host: 1, port: 40_000 }
+}
+
+impl Peer {
+    fn with(mut self, payload: &[u8]) -> Self {
+        self.payload = payload.to_vec();
+        self
+    }
+
+    fn stamped(mut self, value: u32) -> Self {
+        self.stamps = Some((value, 7777));
+        self
+    }
+
+    fn frame(&self) -> Vec<u8> {
+        let Self { host, port, .. } = *self;
+        let (source, destination) = match self.version {
+            4 => ([10, 77, 0, host].into(), [10, 77, 0, 2].into()),
+            _ => (
+                [0xfd77, 0, 0, 0, 0, 0, 0, u16::from(host)].into(),
+                [0xfd77, 0, 0, 0, 0, 0, 0, 2].into(),
+            ),
+        };
+        let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 0, hop_limit: 64 };
+        let link = Link { source: [2, 0, 0, 0, 0, 2], destination: MAC };
+        let mut segment = Segment {
+            source: port,
+            destination: 80,
+            seq: SeqNum(self.seq),
+            ack: SeqNum(self.ack),
+            flags: self.flags,
+            window: self.window,
+            ..Segment::default()
+        };
+        segment.options.timestamps = self.stamps.map(|(value, echo)| Timestamps { value, echo });
+        let l4 = 14 + ip.len();
+        let mut out = alloc::vec![0; l4 + segment.header_len()];
+        tcp_headers(&link, &ip, &segment, self.payload.len(), &mut out);
+        out.extend_from_slice(&self.payload);
+        let end = out.len();
+        finish_tcp_checksum(&mut out, &ip, l4, end);
+        if let Some(vlan) = self.vlan {
+            let [high, low] = vlan.to_be_bytes();
+            out.splice(12..12, [0x81, 0, high, low]);
+        }
+        out
+    }
+}
+
+/// The peer sends this.
+fn send(rig: &mut Rig, peer: &Peer) {
+    let frame = rx_frame(rig.device.pool(), &peer.frame());
+    rig.device.handle_frame(rig.now, frame);
+    rig.collect();
+}
+
+/// What has left, one line for each packet.
+fn left(rig: &mut Rig) -> Vec<String> {
+    rig.sent.drain(..).map(|frame| line(&bytes_of(&frame))).collect()
+}
+
+fn line(frame: &[u8]) -> String {
+    let Ok(Frame::Ip(ip)) = parse(frame) else { panic!("well-formed") };
+    let (segment, header) = Segment::parse(&frame[ip.l4..ip.end]).unwrap();
+    let len = ip.end - ip.l4 - header;
+    format!("{:?} {}+{len} {}", segment.flags, segment.seq.0, segment.ack.0)
+}
+
+/// Timestamps of what has left.
+fn stamps(rig: &mut Rig) -> Vec<(u32, u32)> {
+    let stamps = |frame: &abi::port::TxFrame| {
+        let bytes = bytes_of(frame);
+        let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+        let ts = Segment::parse(&bytes[ip.l4..]).unwrap().0.options.timestamps;
+        ts.map(|ts| (ts.value, ts.echo))
+    };
+    rig.sent.drain(..).filter_map(|frame| stamps(&frame)).collect()
+}
+
+/// Time goes on to so many milliseconds, and the device is polled whenever it asks for it. Gives
+/// what left, and when.
+fn at(rig: &mut Rig, millis: u64) -> Vec<(u64, String)> {
+    let (to, mut out) = (Instant::from_millis(millis), Vec::new());
+    loop {
+        rig.collect();
+        let now = rig.now.as_millis();
+        out.extend(left(rig).into_iter().map(|line| (now, line)));
+        match rig.device.poll_timeout(rig.now).filter(|&at| at <= to) {
+            Some(next) => {
+                assert!(next > rig.now, "polled for something that is not due");
+                rig.now = next;
+            }
+            None if rig.now < to => rig.now = to,
+            None => return out,
+        }
+    }
+}
+
+/// What the host was told since the last call, ends only.
+fn told(rig: &mut Rig) -> Vec<TeardownDone> {
+    let events = core::mem::take(&mut rig.events);
+    let done = |(_, event)| match event {
+        Event::TeardownDone(done) => Some(done),
+        Event::TransmitDone(_) => panic!("of no concern to the host"),
+        _ => None,
+    };
+    events.into_iter().filter_map(done).collect()
+}
+
+/// Frames that the host was given since the last call.
+fn passed(rig: &mut Rig) -> usize {
+    let events = core::mem::take(&mut rig.events);
+    events.iter().filter(|(_, event)| matches!(event, Event::Received(_))).count()
+}
+
+/// Why connections were not taken over, and what came back.
+fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
+    let events = core::mem::take(&mut rig.events);
+    let refused = |(_, event)| match event {
+        Event::TeardownRefused(refused) => Some((refused.why, refused.teardown)),
+        _ => None,
+    };
+    events.into_iter().filter_map(refused).collect()
+}
+
+/// Counters of tear-down that moved since the last call, without those that say the same of every
+/// connection.
+fn counted(rig: &mut Rig) -> Vec<String> {
+    let same = ["teardown_begun", "teardown_flows", "teardown_sums", "teardown_time_wait +"];
+    let mut moved = rig.moved(&["teardown"]);
+    moved.retain(|line| !same.iter().any(|name| line.starts_with(name)));
+    moved
+}
+
+fn gauges(rig: &Rig) -> (u64, u64) {
+    (rig.counter("teardown_flows"), rig.counter("teardown_time_wait"))
+}
+
+const CLOSED: TeardownDone = TeardownDone { closed: 1, reset: 0, timed_out: 0 };
+const RESET: TeardownDone = TeardownDone { closed: 0, reset: 1, timed_out: 0 };
+const TIMED_OUT: TeardownDone = TeardownDone { closed: 0, reset: 0, timed_out: 1 };

@@ -1,0 +1,337 @@
+//! How connections end: closing in every order, loss, silence, late data.
+
+use abi::port::WireCaps;
+
+use super::*;
+
+/// The end is told ten milliseconds later, and nothing else happens.
+fn told_soon(rig: &mut Rig) -> Vec<TeardownDone> {
+    let now = rig.now.as_millis();
+    assert_eq!(at(rig, now + 9), []);
+    assert_eq!(told(rig), []);
+    assert_eq!(at(rig, now + 10), []);
+    told(rig)
+}
+
+#[test]
+fn active_close() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[64]));
+    assert_eq!(left(&mut rig), ["FP. 1000+64 5000"]);
+    assert_eq!(gauges(&rig), (1, 0));
+    send(&mut rig, &peer(RCV, UNA + 65, Flags::ACK));
+    assert_eq!(left(&mut rig), [""; 0], "FIN-WAIT-2");
+    send(&mut rig, &peer(RCV, UNA + 65, FIN_ACK));
+    assert_eq!(left(&mut rig), [". 1065+0 5001"]);
+    assert_eq!(gauges(&rig), (0, 1));
+    assert_eq!(told_soon(&mut rig), [CLOSED]);
+    assert_eq!(counted(&mut rig), ["teardown_closed +1", "teardown_time_wait_entered +1"]);
+    assert_eq!(passed(&mut rig), 0);
+    // The tuple is kept for a minute, and the device asks for nothing meanwhile.
+    let end = Instant::from_millis(16_003 + 60_000);
+    assert_eq!(rig.device.poll_timeout(rig.now), Some(end));
+    assert_eq!(at(&mut rig, 16_003 + 60_000), []);
+    assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
+}
+
+#[test]
+fn passive_close() {
+    let mut rig = rig();
+    begin(&mut rig, Teardown { fin_received: true, ..handed(&[10]) });
+    assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
+    send(&mut rig, &peer(RCV - 1, UNA, FIN_ACK).stamped(5));
+    assert_eq!(left(&mut rig), [". 1011+0 5000"], "the peer's FIN again: our answer was lost");
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    assert_eq!(told_soon(&mut rig), [CLOSED]);
+    assert_eq!(counted(&mut rig), ["teardown_closed +1", "teardown_out_of_window +1"]);
+    assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
+}
+
+#[test]
+fn simultaneous_close() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA, FIN_ACK));
+    assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+    assert_eq!(gauges(&rig), (1, 0), "CLOSING");
+    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::ACK));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (0, 1)));
+    assert_eq!(told_soon(&mut rig), [CLOSED]);
+}
+
+#[test]
+fn fin_and_acknowledgment_together() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5001".into()]), (0, 1)));
+}
+
+#[test]
+fn a_bare_fin_and_one_already_sent() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[]));
+    assert_eq!(left(&mut rig), ["F. 1000+0 5000"]);
+    send(&mut rig, &peer(RCV, UNA + 1, FIN_ACK));
+    assert_eq!(left(&mut rig), [". 1001+0 5001"]);
+    // A FIN alone is bound by no window.
+    let mut second = Teardown { edge: SeqNum(UNA), ..handed(&[]) };
+    second.header.as_mut_slice()[37] = 0x41;
+    begin(&mut rig, second);
+    assert_eq!(left(&mut rig), ["F. 1000+0 5000"]);
+    // The host has sent everything, and the FIN.
+    let mut third = Teardown { nxt: SeqNum(UNA + 11), edge: SeqNum(UNA), ..handed(&[4, 6]) };
+    third.header.as_mut_slice()[37] = 0x42;
+    begin(&mut rig, third);
+    assert_eq!(left(&mut rig), [""; 0]);
+    let sent = at(&mut rig, 16_003 + 300);
+    let lines: Vec<&str> = sent.iter().map(|(_, line)| line.as_str()).collect();
+    assert_eq!(lines, ["F. 1000+0 5000", ". 1000+4 5000"], "the first part probes the window");
+}
+
+#[test]
+fn what_was_sent_is_not_sent_at_once() {
+    let mut rig = rig();
+    begin(&mut rig, Teardown { nxt: SeqNum(UNA + 100), ..handed(&[60, 40, 30]) });
+    assert_eq!(left(&mut rig), ["FP. 1100+30 5000"]);
+    let lines = at(&mut rig, 16_003 + 220);
+    assert_eq!(lines, [(16_208, "FP. 1000+130 5000".into())]);
+}
+
+#[test]
+fn half_close_ends_in_time() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    left(&mut rig);
+    // A keep-alive of the peer's is answered, and starts nothing anew.
+    assert_eq!(at(&mut rig, 16_003 + 30_000), []);
+    send(&mut rig, &peer(RCV - 1, UNA + 11, Flags::ACK));
+    assert_eq!(left(&mut rig), [". 1011+0 5000"]);
+    assert_eq!(at(&mut rig, 16_003 + 59_000), []);
+    assert_eq!((told(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
+    assert_eq!(at(&mut rig, 16_003 + 60_040), []);
+    assert_eq!((told(&mut rig), gauges(&rig)), (Vec::from([TIMED_OUT]), (0, 0)));
+    assert_eq!(
+        counted(&mut rig),
+        ["teardown_fin_wait_expired +1", "teardown_challenge_acks +1", "teardown_out_of_window +1"]
+    );
+}
+
+#[test]
+fn a_response_of_several_segments() {
+    for wire in [PLAIN, WireCaps { segmentation: true, checksum: true, mtu: 1500 }] {
+        let mut rig = Rig::with(config(TeardownConfig::default()), wire);
+        begin(&mut rig, handed(&[1000, 2000]));
+        let mut content = Vec::new();
+        for frame in &rig.sent {
+            let bytes = bytes_of(frame);
+            content.extend_from_slice(&bytes[frame.header.len()..]);
+        }
+        assert_eq!(content, bytes(0, 3000));
+        if wire.segmentation {
+            assert_eq!(rig.sent[0].segment_size, 1448);
+            assert_eq!(left(&mut rig), ["FP. 1000+3000 5000"]);
+        } else {
+            let expected = [". 1000+1448 5000", ". 2448+1448 5000", "FP. 3896+104 5000"];
+            assert_eq!(left(&mut rig), expected);
+        }
+        // The first segment alone arrives: its part is not wholly acknowledged until the second.
+        send(&mut rig, &peer(RCV, UNA + 1000, Flags::ACK));
+        let again = at(&mut rig, 220);
+        assert_eq!(
+            again[0],
+            (
+                208,
+                if wire.segmentation {
+                    "FP. 2000+2000 5000".into()
+                } else {
+                    ". 2000+1448 5000".into()
+                }
+            )
+        );
+        assert_eq!(counted(&mut rig), ["teardown_retransmits +1"]);
+    }
+}
+
+#[test]
+fn a_part_half_acknowledged_is_sent_whole() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[100, 100]));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 150, Flags::ACK));
+    assert_eq!(at(&mut rig, 16_220), [(16_208, "FP. 1100+100 5000".into())]);
+    send(&mut rig, &peer(RCV, UNA + 200, Flags::ACK));
+    assert_eq!(at(&mut rig, 16_500), [(16_432, "F. 1200+0 5000".into())], "the FIN was lost");
+}
+
+/// RFC 6298 (5.5): doubled each time, at the first tick behind.
+#[test]
+fn backs_off_and_gives_up() {
+    let mut rig = rig_with(TeardownConfig { retries_max: 3, ..TeardownConfig::default() });
+    at(&mut rig, 32_000);
+    begin(&mut rig, handed(&[10]));
+    left(&mut rig);
+    let fin = "FP. 1000+10 5000";
+    let expected = [(208, fin), (608, fin), (1408, fin), (3008, "R. 1011+0 5000")];
+    let lines = at(&mut rig, 40_000);
+    assert_eq!(lines, expected.map(|(at, line)| (32_000 + at, line.into())));
+    assert_eq!((told(&mut rig), gauges(&rig)), (Vec::from([TIMED_OUT]), (0, 0)));
+    assert_eq!(counted(&mut rig), ["teardown_timed_out +1", "teardown_retransmits +3"]);
+    assert_eq!(rig.device.poll_timeout(rig.now), None);
+}
+
+/// Beyond what the wheel holds: the counter of figure 6.
+#[test]
+fn backs_off_beyond_the_wheel() {
+    let mut rig = rig();
+    at(&mut rig, 32_000);
+    begin(&mut rig, Teardown { rto: Duration::from_millis(1600), ..handed(&[10]) });
+    left(&mut rig);
+    let times: Vec<u64> = at(&mut rig, 900_000).iter().map(|(at, _)| at - 32_000).collect();
+    // RFC 6298 (2.5): at most two minutes.
+    let mut expected = Vec::new();
+    let (mut sum, mut rto) = (0_u64, 1600_u64);
+    for _ in 0..9 {
+        sum = (sum + rto).div_ceil(16) * 16;
+        expected.push(sum);
+        rto = (rto * 2).min(120_000);
+    }
+    assert_eq!(times, expected);
+    assert_eq!(rig.counter("teardown_retransmits"), 8);
+}
+
+#[test]
+fn progress_ends_the_back_off() {
+    let mut rig = rig();
+    at(&mut rig, 32_000);
+    begin(&mut rig, handed(&[100, 100]));
+    assert_eq!(at(&mut rig, 32_700).len(), 3);
+    send(&mut rig, &peer(RCV, UNA + 100, Flags::ACK));
+    let fin: String = "FP. 1100+100 5000".into();
+    assert_eq!(at(&mut rig, 33_400), [(32_912, fin.clone()), (33_312, fin)]);
+}
+
+#[test]
+fn three_duplicates() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[100, 100]));
+    send(&mut rig, &peer(RCV, UNA + 100, Flags::ACK));
+    left(&mut rig);
+    let dup = peer(RCV, UNA + 100, Flags::ACK);
+    send(&mut rig, &dup);
+    send(&mut rig, &Peer { window: 501, ..dup.clone() });
+    send(&mut rig, &dup);
+    assert_eq!(left(&mut rig), [""; 0], "a window update is no duplicate");
+    for _ in 0..2 {
+        send(&mut rig, &dup);
+    }
+    assert_eq!(left(&mut rig), ["FP. 1100+100 5000"]);
+    for _ in 0..5 {
+        send(&mut rig, &dup);
+    }
+    assert_eq!(left(&mut rig), [""; 0], "once");
+    assert_eq!(counted(&mut rig), ["teardown_dup_ack_retransmits +1"]);
+    send(&mut rig, &peer(RCV, UNA + 201, FIN_ACK));
+    assert_eq!(gauges(&rig), (0, 1));
+    for _ in 0..4 {
+        send(&mut rig, &peer(RCV + 1, UNA + 201, Flags::ACK));
+    }
+    assert_eq!(left(&mut rig), [". 1201+0 5001"]);
+}
+
+/// RFC 1122 section 4.2.2.13.
+#[test]
+fn late_data_resets() {
+    for flags in [Flags::ACK, FIN_ACK] {
+        let mut rig = rig();
+        begin(&mut rig, handed(&[10]));
+        left(&mut rig);
+        send(&mut rig, &peer(RCV, UNA + 11, flags).with(b"more"));
+        assert_eq!(left(&mut rig), ["R. 1011+0 5000"]);
+        assert_eq!(told_soon(&mut rig), [RESET]);
+        assert_eq!(counted(&mut rig), ["teardown_reset_late_data +1"]);
+        assert_eq!(gauges(&rig), (0, 0));
+    }
+}
+
+/// Our last acknowledgment was lost: the peer sends again what we have, alone and with its FIN.
+#[test]
+fn old_data_is_acknowledged() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV - 4, UNA, Flags::ACK).with(b"more"));
+    assert_eq!(left(&mut rig), [". 1011+0 5000"]);
+    send(&mut rig, &peer(RCV - 4, UNA + 11, FIN_ACK).with(b"more"));
+    assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+    assert_eq!(gauges(&rig), (0, 1));
+    assert_eq!(
+        counted(&mut rig),
+        ["teardown_closed +1", "teardown_out_of_window +1", "teardown_time_wait_entered +1",]
+    );
+    // After the peer's FIN there is no more text (RFC 9293 section 3.10.7.4, seventh).
+    begin(&mut rig, Teardown { fin_received: true, ..handed(&[10]) });
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
+    assert_eq!((left(&mut rig), gauges(&rig).0), (Vec::from([". 1011+0 5000".into()]), 1));
+}
+
+/// A FIN behind a hole is not taken, and says so to the peer.
+#[test]
+fn a_fin_out_of_order_waits() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV + 4, UNA + 11, FIN_ACK));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"more"));
+    assert_eq!(left(&mut rig), ["R. 1011+0 5000"]);
+}
+
+#[test]
+fn ends_are_told_in_sums() {
+    let mut rig = rig();
+    for port in 0..130_u16 {
+        let mut next = handed(&[10]);
+        next.header.as_mut_slice()[36..38].copy_from_slice(&port.max(1).to_be_bytes());
+        if port > 0 {
+            begin(&mut rig, next);
+        }
+    }
+    for port in 1..130 {
+        if port == 64 {
+            assert_eq!(told(&mut rig), []);
+        }
+        send(&mut rig, &Peer { port, ..peer(RCV, UNA + 11, FIN_ACK) });
+    }
+    let full = TeardownDone { closed: 64, ..TeardownDone::default() };
+    assert_eq!(told(&mut rig), [full, full]);
+    assert_eq!(gauges(&rig), (0, 129));
+    left(&mut rig);
+    assert_eq!(told_soon(&mut rig), [CLOSED]);
+    assert_eq!(rig.counter("teardown_sums"), 3);
+}
+
+#[test]
+fn reset_forgets_everything() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[10]));
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
+    let mut other = handed(&[10]);
+    other.header.as_mut_slice()[37] = 0x41;
+    begin(&mut rig, other);
+    rig.device.reset();
+    rig.collect();
+    left(&mut rig);
+    assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
+    assert_eq!((at(&mut rig, 100_000), told(&mut rig)), (Vec::new(), Vec::new()));
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
+    assert_eq!(passed(&mut rig), 1);
+    // It goes on afterwards.
+    begin(&mut rig, handed(&[10]));
+    assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
+    assert_eq!(at(&mut rig, 100_230), [(100_208, "FP. 1000+10 5000".into())]);
+}

@@ -1,0 +1,327 @@
+//! What a stranger, an old segment or a hostile host cannot do.
+
+use abi::{FileExtent, FileId, Header};
+use proptest::prelude::*;
+
+use super::*;
+
+fn open(rig: &mut Rig) {
+    begin(rig, handed(&[10]));
+    left(rig);
+    counted(rig);
+}
+
+/// RFC 5961 section 3.2.
+#[test]
+fn only_the_exact_number_resets() {
+    let mut rig = rig();
+    open(&mut rig);
+    for seq in [RCV + 1, RCV + 499] {
+        send(&mut rig, &peer(seq, 0, Flags::RST));
+    }
+    assert_eq!(left(&mut rig), [". 1011+0 5000"], "challenged, at a limited rate");
+    for seq in [RCV - 1, RCV + 500, RCV ^ 1 << 31] {
+        send(&mut rig, &peer(seq, 0, Flags::RST));
+    }
+    assert_eq!(left(&mut rig), [""; 0], "outside the window");
+    assert_eq!(
+        counted(&mut rig),
+        [
+            "teardown_challenge_acks +1",
+            "teardown_challenge_acks_limited +1",
+            "teardown_out_of_window +3",
+        ]
+    );
+    send(&mut rig, &Peer { stamps: None, ..peer(RCV, 0, Flags::RST) });
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (0, 0)));
+    assert_eq!(counted(&mut rig), ["teardown_reset_by_peer +1"]);
+    at(&mut rig, 16_100);
+    assert_eq!(told(&mut rig), [RESET]);
+}
+
+/// RFC 5961 section 4.2.
+#[test]
+fn a_syn_is_challenged() {
+    let mut rig = rig();
+    open(&mut rig);
+    for (seq, at_ms) in [(RCV, 0), (RCV - 1000, 500), (RCV + 100_000, 1000)] {
+        at(&mut rig, 16_003 + at_ms);
+        left(&mut rig);
+        send(&mut rig, &peer(seq, 0, Flags::SYN));
+        assert_eq!(left(&mut rig), [". 1011+0 5000"]);
+    }
+    assert_eq!(rig.counter("teardown_challenge_acks"), 3);
+    assert_eq!(gauges(&rig), (1, 0));
+}
+
+/// RFC 5961 section 5.2: text that a stranger guesses into the window does not count unless its
+/// acknowledgment does.
+#[test]
+fn blind_data_is_challenged() {
+    let mut rig = rig();
+    open(&mut rig);
+    for ack in [UNA + 12, UNA.wrapping_sub(70_000), UNA + (1 << 31)] {
+        send(&mut rig, &peer(RCV, ack, Flags::ACK).with(b"evil"));
+        send(&mut rig, &peer(RCV, ack, FIN_ACK));
+    }
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    // Nor does anything without one.
+    send(&mut rig, &peer(RCV, 0, Flags::FIN));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
+    assert_eq!(rig.counter("teardown_challenge_acks_limited"), 5);
+}
+
+/// RFC 7323 section 5.
+#[test]
+fn old_timestamps_do_not_count() {
+    let mut rig = rig();
+    open(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(4));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    assert_eq!(counted(&mut rig), ["teardown_challenge_acks +1", "teardown_paws_drops +1"]);
+    // A reset is never too old.
+    send(&mut rig, &peer(RCV, 0, Flags::RST).stamped(4));
+    assert_eq!(gauges(&rig), (0, 0));
+}
+
+#[test]
+fn timestamps_go_on() {
+    let mut rig = rig();
+    let mut handed = handed(&[10]);
+    handed.timestamp = Some(TsOption { offset: TS_AT, past_us: 999 });
+    begin(&mut rig, handed);
+    assert_eq!(stamps(&mut rig), [(7777, 5)]);
+    // TSval goes on by 5 ms and 1 microsecond; what the peer sends in order is echoed.
+    rig.now += Duration::from_micros(5001);
+    send(&mut rig, &peer(RCV, UNA, FIN_ACK).stamped(9));
+    assert_eq!(stamps(&mut rig), [(7783, 9)]);
+    // What is ahead of it is not.
+    send(&mut rig, &peer(RCV + 10, UNA, Flags::ACK).stamped(20));
+    send(&mut rig, &peer(RCV + 10, UNA, Flags::RST).stamped(20));
+    assert_eq!(stamps(&mut rig), [(7783, 9)]);
+    rig.now += Duration::from_secs(1);
+    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::ACK).stamped(30));
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(31));
+    assert_eq!(stamps(&mut rig), [(8783, 30)], "TIME-WAIT has the same clock");
+}
+
+/// AccelTCP as published indexes by the low bits of address and port.
+#[test]
+fn peers_are_told_apart_by_everything() {
+    let mut rig = rig();
+    let mut all = Vec::new();
+    for (host, port) in [(1, 40_000), (129, 40_000), (1, 40_000 ^ 1 << 15), (5, 40_004)] {
+        let mut next = handed(&[10]);
+        next.header.as_mut_slice()[33] = host;
+        next.header.as_mut_slice()[36..38].copy_from_slice(&u16::to_be_bytes(port));
+        begin(&mut rig, next);
+        all.push((host, port));
+    }
+    assert_eq!(left(&mut rig).len(), 4);
+    for (nth, (host, port)) in (1..).zip(all) {
+        assert_eq!(gauges(&rig), (5 - nth, nth - 1));
+        send(&mut rig, &Peer { host, port, ..peer(RCV, UNA + 11, FIN_ACK) });
+        let frame = bytes_of(&rig.sent[0]);
+        assert_eq!((frame[33], &frame[36..38]), (host, &port.to_be_bytes()[..]));
+        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+    }
+    assert_eq!(gauges(&rig), (0, 4));
+    send(&mut rig, &Peer { host: 3, ..peer(RCV, UNA + 11, FIN_ACK) });
+    assert_eq!(passed(&mut rig), 1, "of nobody here: the host's");
+}
+
+#[test]
+fn a_full_table_gives_back() {
+    let mut rig = rig_with(TeardownConfig { flows_max: 1, ..TeardownConfig::default() });
+    open(&mut rig);
+    let mut second = Teardown { una: SeqNum(7), nxt: SeqNum(7), ..handed(&[3, 4]) };
+    second.header.as_mut_slice()[37] = 0x41;
+    let before = format!("{second:?}");
+    begin(&mut rig, second);
+    let all = refused(&mut rig);
+    assert_eq!(all.len(), 1);
+    assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::TableFull, before));
+    assert_eq!(
+        (left(&mut rig), counted(&mut rig)),
+        (Vec::new(), Vec::from(["teardown_refused_table_full +1".into()]))
+    );
+    // TIME-WAIT does not count.
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK));
+    left(&mut rig);
+    begin(&mut rig, *all.into_iter().next().unwrap().1);
+    assert_eq!(left(&mut rig), ["FP. 7+7 5000"]);
+    let limits = rig.device.capabilities().teardown.unwrap();
+    assert_eq!((limits.flows_max, limits.bytes_max), (1, 65_416));
+    let none = DeviceConfig { teardown: None, ..config(TeardownConfig::default()) };
+    let mut rig = Rig::with(none, PLAIN);
+    begin(&mut rig, handed(&[1]));
+    assert_eq!(refused(&mut rig)[0].0, Refusal::Disabled);
+}
+
+#[test]
+fn nonsense_is_given_back() {
+    let set = |t: &mut Teardown, at: usize, byte: u8| t.header.as_mut_slice()[at] = byte;
+    let change: [&dyn Fn(&mut Teardown); 24] = [
+        &|t| t.nxt = SeqNum(UNA - 1),
+        &|t| t.nxt = SeqNum(UNA + 12),
+        &|t| t.nxt = SeqNum(UNA + 5),
+        &|t| t.nxt = SeqNum(UNA.wrapping_add(1 << 31)),
+        &|t| t.edge = SeqNum(UNA + 9),
+        &|t| t.mss = 0,
+        &|t| t.mss = 1449,
+        &|t| t.peer_scale = 15,
+        &|t| t.parts = host_parts(&[1; 65]),
+        &|t| t.parts = host_parts(&[5, 0, 5]),
+        &|t| (t.parts, t.edge) = (host_parts(&[40_000, 25_417]), t.una + 70_000),
+        &|t| t.timestamp = None,
+        &|t| t.timestamp = Some(TsOption { offset: TS_AT + 1, past_us: 0 }),
+        &|t| t.timestamp = Some(TsOption { offset: 0, past_us: 0 }),
+        &|t| t.timestamp = Some(TsOption { offset: 255, past_us: 0 }),
+        &|t| set(t, 23, 17),
+        &|t| set(t, 12, 9),
+        &|t| set(t, 14, 0x46),
+        &|t| set(t, 35, 0),
+        &|t| set(t, 46, 0xf0),
+        &|t| set(t, 55, 0xff),
+        &|t| t.header = Header::zeroed(0, 0, 0).unwrap(),
+        &|t| t.header = Header::zeroed(120, 120, 120).unwrap(),
+        &|t| t.parts.push(Part::File(FileExtent { file: FileId(9), offset: 0, len: 1 })),
+    ];
+    let mut rig = rig();
+    for (nth, change) in (1..).zip(change) {
+        let mut nonsense = handed(&[10]);
+        if nth == 15 {
+            nonsense.header = tcp_header(6, 1, Flags::ACK);
+        }
+        change(&mut nonsense);
+        if nth == 19 {
+            set(&mut nonsense, 34, 0);
+        }
+        let before = format!("{nonsense:?}");
+        begin(&mut rig, nonsense);
+        let all = refused(&mut rig);
+        assert_eq!(all.len(), 1, "{nth}");
+        assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::DoesNotFit, before));
+        assert_eq!((rig.counter("teardown_refused_unfit"), gauges(&rig)), (nth, (0, 0)));
+    }
+    open(&mut rig);
+    begin(&mut rig, handed(&[10]));
+    assert_eq!(refused(&mut rig)[0].0, Refusal::DoesNotFit, "it is here already");
+    assert_eq!(left(&mut rig), [""; 0]);
+}
+
+/// Durations that make no sense are bounded, and everything ends.
+#[test]
+fn senseless_times_are_bounded() {
+    let mut rig = rig();
+    let none = (Duration::ZERO, Duration::ZERO);
+    let times = [none, (Duration::MAX, Duration::MAX), (Duration::MAX, Duration::MAX)];
+    for (nth, (rto, time_wait)) in (1..).zip(times) {
+        let mut next = Teardown { rto, time_wait, ..handed(&[10]) };
+        next.header.as_mut_slice()[37] = nth;
+        begin(&mut rig, next);
+    }
+    send(&mut rig, &Peer { port: 0x9c03, ..peer(RCV, UNA + 11, Flags::ACK) });
+    at(&mut rig, 16_003 + 241_000);
+    assert_eq!(rig.counter("teardown_fin_wait_expired"), 1);
+    at(&mut rig, 16_003 + 9 * 121_000);
+    assert_eq!(gauges(&rig), (0, 0));
+    assert_eq!(rig.counter("teardown_timed_out"), 2);
+}
+
+/// What goes again goes within the window that the peer has left, but for the first part.
+#[test]
+fn a_window_that_shrinks() {
+    let mut rig = rig();
+    begin(&mut rig, handed(&[1000, 1000, 1000]));
+    left(&mut rig);
+    // 1000 bytes are acknowledged, and 9 times 2^7 may follow.
+    send(&mut rig, &Peer { window: 9, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    assert_eq!(at(&mut rig, 16_220), [(16_208, ". 2000+1000 5000".into())]);
+    send(&mut rig, &Peer { window: 16, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    let both = [(16_608, ". 2000+1448 5000".into()), (16_608, "FP. 3448+552 5000".into())];
+    assert_eq!(at(&mut rig, 16_620), both);
+    send(&mut rig, &Peer { window: 0, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    assert_eq!(at(&mut rig, 17_420), [(17_408, ". 2000+1000 5000".into())], "a probe");
+}
+
+#[test]
+fn ipv6_and_vlan() {
+    for (version, vlan) in [(6, None), (4, Some(0x2007)), (6, Some(0x2007))] {
+        let mut rig = rig();
+        let mut next = handed(&[10]);
+        next.header = tcp_header(version, 1, Flags::ACK);
+        let mut offset = if version == 4 { TS_AT } else { TS_AT + 20 };
+        if let Some(vlan) = vlan {
+            let mut bytes = next.header.as_slice().to_vec();
+            let (l3, l4) = (next.header.l3(), next.header.l4());
+            let [high, low] = u16::to_be_bytes(vlan);
+            bytes.splice(12..12, [0x81, 0, high, low]);
+            next.header = Header::from_bytes(&bytes, l3 + 4, l4 + 4).unwrap();
+            (next.mss, offset) = (1400, offset + 4);
+        }
+        next.mss = 1400;
+        next.timestamp = Some(TsOption { offset, past_us: 0 });
+        begin(&mut rig, next);
+        assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
+        send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
+        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+        // TIME-WAIT answers without a template, the same way back.
+        send(&mut rig, &Peer { version, vlan, ..peer(RCV, UNA + 11, FIN_ACK) });
+        let frame = bytes_of(&rig.sent[0]);
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        assert_eq!(vlan.is_some(), frame[12..16] == [0x81, 0, 0x20, 7]);
+        assert_eq!(left(&mut rig), [". 1011+0 5001"]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 64,
+        ..<_>::default()
+    })]
+
+    /// Any numbers in what is handed over and in what comes: nothing breaks, and everything ends.
+    #[test]
+    fn everything_ends(
+        una: u32, sent in 0..7_usize, edge in 0..20_000_u32, mss in 0..1500_u16, scale in 0..16_u8,
+        lens in proptest::collection::vec(1..900_usize, 0..5), rto in 0..5000_u64,
+        passive: bool, stamped: bool,
+        frames in proptest::collection::vec(
+            (-40..60_i32, -100..3000_i32, any::<u8>(), any::<u16>(), 0..60_usize, 0..900_u64,
+            -5..5_i32),
+            0..40,
+        ),
+    ) {
+        let mut rig = rig();
+        let mut next = handed(&lens);
+        // Some of the parts, or also the FIN.
+        let fin = u32::from(sent > lens.len());
+        let sent = u32::try_from(lens.iter().take(sent).sum::<usize>()).unwrap() + fin;
+        (next.una, next.nxt, next.edge) = (SeqNum(una), SeqNum(una) + sent, SeqNum(una) + edge);
+        (next.mss, next.peer_scale, next.fin_received) = (mss, scale, passive);
+        next.rto = Duration::from_millis(rto);
+        if !stamped {
+            let mut bytes = next.header.as_slice()[..54].to_vec();
+            bytes[46] = 0x50;
+            (next.header, next.timestamp) = (Header::from_bytes(&bytes, 14, 34).unwrap(), None);
+        }
+        begin(&mut rig, next);
+        let mut now = 16_003;
+        for (seq, ack, flags, window, len, wait, ts) in frames {
+            let near = |base: u32, by: i32| base.wrapping_add_signed(by);
+            let payload = alloc::vec![1; if len < 40 { 0 } else { len }];
+            let stamps = Some((5_u32.wrapping_add_signed(ts), 0));
+            let sent = peer(near(RCV, seq), near(una, ack), Flags(flags));
+            let base = Peer { window, stamps, ..sent };
+            send(&mut rig, &base.with(&payload));
+            now += wait;
+            at(&mut rig, now);
+        }
+        at(&mut rig, now + 2_000_000);
+        prop_assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
+        let ended: u32 = told(&mut rig).iter().map(TeardownDone::total).sum();
+        prop_assert_eq!(u64::from(ended), rig.counter("teardown_begun"));
+    }
+}
