@@ -8,6 +8,7 @@ use base::Duration;
 use wire::Endpoint;
 use wire::tls::Version as TlsVersion;
 
+pub use abi::splice::{SpliceEnd, SpliceId};
 pub use abi::{FileId, FileKind, FileStat};
 
 /// A connection. Ids are never used again within 2^32 connections of a slot, so a stale one is
@@ -41,6 +42,39 @@ pub enum Notice {
     /// `offload_open` ended, well or not; or an open file can be read no more, as `offload_fstat`
     /// says.
     File(FileId),
+    /// Two sockets were spliced: the device relays between them, and the sockets are gone.
+    Spliced(SpliceId),
+    /// Two sockets were not spliced, and are as they were before `nsplice`.
+    SpliceRefused(SpliceId, Refusal),
+    /// Two spliced connections have ended; [`crate::Host::take_splice`] tells how.
+    SpliceClosed(SpliceId),
+}
+
+/// What became of two spliced connections: what `nsplice`'s callback gets (AccelTCP section 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpliceMeta {
+    /// The name that `nsplice` gave.
+    pub id: SpliceId,
+    /// The peers' ends, in the order of `nsplice`'s arguments.
+    pub remotes: [Endpoint; 2],
+    /// Payload bytes that each sent, and the other acknowledged, while spliced.
+    pub bytes: [u64; 2],
+    /// Packets that each sent while spliced.
+    pub packets: [u64; 2],
+    /// How it ended; none where the device was reset, and both connections with it.
+    pub end: Option<SpliceEnd>,
+}
+
+/// Why two sockets cannot be spliced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpliceError {
+    /// One of them is not established in both directions.
+    #[error("not connected: {0}")]
+    NotConnected(SocketError),
+    /// The device would not do it; the sockets are as they were.
+    #[error("not offloaded: {0}")]
+    Refused(Refusal),
 }
 
 /// What a socket is ready for, like `epoll`'s bits.
@@ -154,6 +188,24 @@ pub enum SocketOption {
     KeepAlive(Option<Duration>),
     /// `TCP_USER_TIMEOUT`: how long bytes may stay unacknowledged.
     UserTimeout(Duration),
+    /// `TCP_TEARDOWN_OFFLOAD`: once closed, the device brings it to an end (AccelTCP section 5.1).
+    /// A wish: what does not fit the device the host does.
+    TeardownOffload(bool),
+}
+
+/// Options of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ListenerOption {
+    /// `TCP_SETUP_OFFLOAD`: the device sets connections up (AccelTCP section 5.1), where peers use
+    /// timestamps. Not for protocols in which the server speaks first: a peer whose last
+    /// acknowledgment of the handshake is lost would wait for ever (section 4.1).
+    SetupOffload(bool),
+    /// `TCP_DEFER_ACCEPT`: of connections that the device sets up the host hears with their first
+    /// payload.
+    DeferAccept(bool),
+    /// [`SocketOption::TeardownOffload`] of connections that are accepted from now on.
+    TeardownOffload(bool),
 }
 
 /// What `outboard ss` shows of a connection's TLS.

@@ -50,6 +50,15 @@ pub struct Config {
     pub file_offload: Result<(), Refusal>,
     /// Whether TLS records are sealed and opened by the device, as far as it can, or why not.
     pub tls_offload: Result<(), Refusal>,
+    /// Whether listeners that ask for it have the device set connections up, or why not.
+    pub setup_offload: Result<(), Refusal>,
+    /// Whether connections that ask for it are torn down by the device, or why not.
+    pub teardown_offload: Result<(), Refusal>,
+    /// Whether connections that the device set up begin without a TCB; off only to measure what
+    /// that is worth.
+    pub lazy_tcb: bool,
+    /// Whether `nsplice` splices, or why not.
+    pub splice_offload: Result<(), Refusal>,
     /// TCP's choices.
     pub tcp: TcpConfig,
 }
@@ -64,6 +73,10 @@ impl Default for Config {
             files_max: 4_096,
             file_offload: Ok(()),
             tls_offload: Ok(()),
+            setup_offload: Ok(()),
+            teardown_offload: Ok(()),
+            lazy_tcb: true,
+            splice_offload: Ok(()),
             tcp: TcpConfig::default(),
         }
     }

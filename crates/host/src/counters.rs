@@ -160,6 +160,69 @@ base::counters! {
         tls_alerts_sent,
         /// Fatal alerts received after the handshake.
         tls_alerts_received,
+        /// Listeners that the device would not have.
+        setup_listeners_refused,
+        /// Connections that the device set up.
+        setup_accepted,
+        /// Those that were made whole: a second transaction, or anything but one request, its
+        /// response and a close.
+        quasi_made_whole,
+        /// Closed connections that the device was handed.
+        handed_over,
+        /// Closed connections that did not fit yet: more than a window to send, something lost, or
+        /// a disk awaited.
+        hand_over_deferred,
+        /// Closed connections that the host kept: the device has as many as it takes.
+        hand_over_kept_full,
+        /// Closed connections that the host kept: the device is busy.
+        hand_over_kept_overloaded,
+        /// Closed connections that the host kept: there is no such engine, or it is switched off.
+        hand_over_kept_disabled,
+        /// Frames of connections that the device took up after they had come: it was given them.
+        hand_over_frames_returned,
+        /// Connections that the device gave back.
+        hand_over_refused,
+        /// Of those, the ones that could only be reset.
+        hand_over_refused_reset,
+        /// Connections that the device closed in both directions.
+        handed_over_closed,
+        /// Connections that the device tore down and that ended in a reset.
+        handed_over_reset,
+        /// Connections that the device gave up.
+        handed_over_timed_out,
+        /// Connections that the device was tearing down when it was reset.
+        handed_over_lost,
+        /// Times that the device said that it is busy.
+        device_overloads,
+        /// Pairs of sockets for which `nsplice` began.
+        splice_asked,
+        /// Declined at once: one of them is not open in both directions.
+        splice_declined_not_connected,
+        /// Declined at once: the device splices nothing, or is not to.
+        splice_declined_offload,
+        /// Declined at once: TLS.
+        splice_declined_encrypted,
+        /// Declined at once: one has timestamps and the other has none.
+        splice_declined_options,
+        /// Declined at once: one of them is being spliced already, or both are one.
+        splice_declined_busy,
+        /// Pairs that are sockets again: the device refused, or was reset, or one of them ended.
+        splice_refused,
+        /// Of those, the ones that the device refused.
+        splice_refused_by_device,
+        /// Pairs handed to the device.
+        splice_handed_over,
+        /// Bytes that were received and not read when `nsplice` began, or filled a gap then.
+        splice_unread_bytes,
+        /// Packets kept for the device.
+        splice_kept_packets,
+        /// Packets dropped because too many were kept, or they were there already; their peers send
+        /// them again.
+        splice_kept_dropped,
+        /// Splices that have ended.
+        splice_ends,
+        /// Of those, the ones that nobody asked about until there were too many.
+        splice_ends_forgotten,
         /// Events of the device that fit nothing: late, or nonsense.
         events_ignored,
         /// Resets of the device.

@@ -5,7 +5,6 @@ use core::net::IpAddr;
 
 use base::Prng;
 use siphasher::sip::SipHasher13;
-use smallvec::SmallVec;
 use wire::Tuple;
 
 /// Builds SipHash-1-3 with a fixed key.
@@ -22,23 +21,35 @@ impl Keyed {
     /// Hash of a tuple, in one call over its bytes.
     pub(crate) fn tuple(&self, tuple: &Tuple) -> u64 {
         let mut hasher = self.build_hasher();
-        hasher.write(tuple_bytes(tuple).as_ref());
+        write_tuple(tuple, &mut hasher);
         hasher.finish()
     }
 }
 
-/// A tuple as bytes: addresses, then ports.
-pub(crate) fn tuple_bytes(tuple: &Tuple) -> impl AsRef<[u8]> {
-    let mut bytes = SmallVec::<[u8; 36]>::new();
-    for addr in [tuple.local.addr, tuple.remote.addr] {
-        match addr {
-            IpAddr::V4(v4) => bytes.extend_from_slice(&v4.octets()),
-            IpAddr::V6(v6) => bytes.extend_from_slice(&v6.octets()),
+/// Writes a tuple as bytes, in one piece: addresses, then ports.
+pub(crate) fn write_tuple(tuple: &Tuple, hasher: &mut impl Hasher) {
+    let (local, remote) = (tuple.local, tuple.remote);
+    let ports = u32::from(local.port) << 16 | u32::from(remote.port);
+    match (local.addr, remote.addr) {
+        (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
+            let mut bytes = [0; 12];
+            bytes[..4].copy_from_slice(&ours.octets());
+            bytes[4..8].copy_from_slice(&theirs.octets());
+            bytes[8..].copy_from_slice(&ports.to_be_bytes());
+            hasher.write(&bytes);
+        }
+        (ours, theirs) => {
+            let octets = |addr: IpAddr| match addr {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            let mut bytes = [0; 36];
+            bytes[..16].copy_from_slice(&octets(ours));
+            bytes[16..32].copy_from_slice(&octets(theirs));
+            bytes[32..].copy_from_slice(&ports.to_be_bytes());
+            hasher.write(&bytes);
         }
     }
-    bytes.extend_from_slice(&tuple.local.port.to_be_bytes());
-    bytes.extend_from_slice(&tuple.remote.port.to_be_bytes());
-    bytes
 }
 
 impl BuildHasher for Keyed {

@@ -9,6 +9,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::RxFrame;
 use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
     TransmitDone, TransmitOutcome,
@@ -23,11 +24,13 @@ use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;
 use crate::files::{FileWork, Files};
+use crate::hand_over::HandOver;
 use crate::hash::Keyed;
 use crate::l5p::tls::TlsServer;
 use crate::net::icmp::{ErrorKind, ErrorLimit, TcpError};
 use crate::net::{Net, arp, icmp};
 use crate::outbox::Outbox;
+use crate::splice::Splices;
 use crate::table::{Place, Table};
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::cookie::Cookies;
@@ -48,6 +51,7 @@ pub struct Host {
     pub(crate) out: Outbox,
     pub(crate) files: Files,
     pub(crate) table: Table,
+    pub(crate) hand_over: HandOver,
     pub(crate) listeners: Vec<Option<Listener>>,
     /// What listeners that speak TLS need for it.
     pub(crate) tls_servers: BTreeMap<u32, TlsServer>,
@@ -62,6 +66,9 @@ pub struct Host {
     dirty: VecDeque<u32>,
     alarms: Alarms,
     icmp_limit: ErrorLimit,
+    /// The time of the last event, for calls that are told none.
+    pub(crate) latest: Instant,
+    pub(crate) splices: Splices,
 }
 
 /// Room for operations that an empty queue keeps: the ring was full for a while where it had more.
@@ -86,11 +93,13 @@ impl Host {
                 net: Net::new(&config, capabilities.mac, capabilities.mtu),
                 transmit_bytes_max: capabilities.transmit_bytes_max,
                 l5o: config.tls_offload.and(capabilities.l5o),
+                splice: config.splice_offload.and(capabilities.splice),
                 unsent: Vec::new(),
                 contexts: 0,
             },
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
-            table: Table::new(&mut prng),
+            table: Table::new(&mut prng, config.addrs.iter().map(|cidr| cidr.addr).collect()),
+            hand_over: HandOver::new(&config, capabilities),
             listeners: Vec::new(),
             tls_servers: BTreeMap::new(),
             cookies: Cookies::new(&mut prng),
@@ -101,12 +110,15 @@ impl Host {
             dirty: VecDeque::new(),
             alarms: Alarms::default(),
             icmp_limit: ErrorLimit::default(),
+            latest: Instant::ZERO,
+            splices: Splices::default(),
             config,
         }
     }
 
     /// Takes an event of the device.
     pub fn handle_event(&mut self, now: Instant, event: Event) {
+        self.latest = now;
         match event {
             Event::Received(received) => self.handle_received(now, received),
             Event::TransmitDone(done) => self.handle_transmit_done(now, done),
@@ -124,6 +136,12 @@ impl Host {
                 self.session_resync(now, flow, context, request);
             }
             Event::L5oRefused(refused) => self.session_refused(now, &refused),
+            Event::ListenRefused { listener, why } => self.handle_listen_refused(listener, why),
+            Event::TeardownDone(done) => self.handle_teardown_done(done),
+            Event::TeardownRefused(refused) => self.handle_teardown_refused(now, refused),
+            Event::Spliced { id, result } => self.handle_spliced(now, id, result),
+            Event::SpliceClosed(closed) => self.handle_splice_closed(&closed),
+            Event::Load(load) => self.handle_load(load),
             Event::Reset => self.handle_device_reset(now),
         }
     }
@@ -148,6 +166,9 @@ impl Host {
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
             let Some(conn) = self.table.slots[index as usize].conn.as_deref() else { continue };
+            if self.splices.is_frozen(index) {
+                continue; // If it is refused its alarm is set anew.
+            }
             let next = conn.timers.next();
             if next > now {
                 // It moved to later meanwhile.
@@ -175,6 +196,7 @@ impl Host {
             self.out.net.neighbors.poll_timeout(),
             self.table.time_wait.poll_timeout(),
             self.table.syn_cache.poll_timeout(),
+            self.splices.poll_timeout(),
         ]
         .into_iter()
         .flatten()
@@ -184,14 +206,24 @@ impl Host {
     /// The next operation for the device. Lets every connection that has something to send do so
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        self.settle_quasis(now);
         while let Some((flow, tag)) = self.out.unsent.pop() {
             let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
             self.handle_transmit_done(now, TransmitDone { flow, tag, delay, outcome });
         }
         // One connection at a time, so that the queue stays as short as what one of them sends.
         while self.out.ops.is_empty() {
-            let Some(index) = self.dirty.pop_front() else { break };
+            let Some(index) = self.dirty.pop_front() else {
+                self.advance_splices(now);
+                if self.dirty.is_empty() {
+                    break;
+                }
+                continue;
+            };
             self.table.slots[index as usize].dirty = false;
+            if self.splices.is_frozen(index) {
+                continue;
+            }
             let id = self.table.id_of(index);
             self.with_clean(now, id, Connection::output);
         }
@@ -217,8 +249,11 @@ impl Host {
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.out.counters.visit(f);
         f("connections", self.table.len() as u64);
+        f("connections_quasi", self.table.quasis() as u64);
+        f("connections_closing_on_device", u64::from(self.hand_over.closing()));
         f("connections_half_open", self.table.syn_cache.len() as u64);
         f("connections_time_wait", self.table.time_wait.len() as u64);
+        self.splices.visit(f);
     }
 
     /// The counters.
@@ -263,8 +298,16 @@ impl Host {
             self.out.recycle.push_back(received.packet);
             return;
         };
-        let place = self.table.find(&tuple);
-        let arrival = Arrival {
+        let hash = self.table.hash_of(&tuple);
+        let place = self.table.place_of(&tuple, hash);
+        self.hand_over.note_taken(received.teardowns);
+        if place.is_none() && self.hand_over.is_fresh(hash) {
+            self.out.counters.hand_over_frames_returned += 1;
+            let Received { packet, checksum, segment_size, .. } = received;
+            self.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
+            return;
+        }
+        let mut arrival = Arrival {
             segment,
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
@@ -272,7 +315,17 @@ impl Host {
             opened: received.opened,
             ce: ip.ecn == 3,
         };
+        if let Some(established) = received.established {
+            match self.accept_established(now, established, (&tuple, hash), place, arrival) {
+                Some(other) => arrival = other,
+                None => return,
+            }
+        }
         match place {
+            Some(Place::Connection(index)) if self.splices.has(index) => {
+                let (checksum, size) = (received.checksum, received.segment_size);
+                self.handle_splicing(now, index, arrival, checksum, size);
+            }
             Some(Place::Connection(index)) => self.deliver(now, index, arrival),
             Some(Place::HalfOpen(slot)) => self.handle_half_open(now, slot, arrival),
             Some(Place::TimeWait(slot)) => self.handle_time_wait(now, slot, &tuple, arrival),
@@ -293,7 +346,7 @@ impl Host {
             return None;
         }
         let good = match received.checksum {
-            Checksum::Good => true,
+            Checksum::Good | Checksum::Partial => true,
             Checksum::Bad => false,
             Checksum::Unchecked => {
                 counters.checksum_software += 1;
@@ -327,6 +380,10 @@ impl Host {
     /// Hands a segment to its connection.
     pub(crate) fn deliver(&mut self, now: Instant, index: u32, arrival: Arrival) {
         let id = self.table.id_of(index);
+        if self.table.get(id).is_none() {
+            self.deliver_to_quasi(now, id, arrival);
+            return;
+        }
         self.with(now, id, |conn, cx| conn.handle_segment(cx, arrival));
     }
 
@@ -346,6 +403,8 @@ impl Host {
     fn handle_device_reset(&mut self, now: Instant) {
         self.out.counters.device_resets += 1;
         self.files.handle_reset(&mut self.out);
+        self.reset_hand_over();
+        self.reset_splices(now);
         for index in 0..self.table.slots.len() {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);
@@ -448,7 +507,13 @@ impl Host {
         match conn.state {
             State::TimeWait => self.enter_time_wait(now, id),
             State::Closed => self.part_with(id),
+            _ if conn.is_left() && !slot.dirty => {
+                self.try_tear_down(now, id);
+            }
             _ => {}
+        }
+        if self.splices.has(id.index) {
+            self.note_splicing(now, id);
         }
     }
 
@@ -459,7 +524,7 @@ impl Host {
         let Some(conn) = self.table.get_mut(id) else { return };
         let tuple = conn.tuple;
         let held = conn.modes.held;
-        let remains = conn.remains();
+        let remains = conn.remains(now);
         conn.timers.stop_all();
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
@@ -521,13 +586,14 @@ fn packets_in(payload: usize, segment_size: u16) -> u8 {
 
 impl Connection {
     /// What TIME-WAIT keeps.
-    fn remains(&self) -> Remains {
+    fn remains(&self, now: Instant) -> Remains {
         Remains {
             tuple: self.tuple,
             snd_nxt: self.seq(self.snd.nxt),
             rcv_nxt: self.rcv.ack(),
             ts_recent: self.options.timestamps.then_some(self.options.ts_recent),
             ts_offset: self.options.ts_offset,
+            since: now,
         }
     }
 

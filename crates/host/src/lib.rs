@@ -9,6 +9,9 @@
 //! | [`host`](Host) | the contract's end: events in, operations out, who gets which packet |
 //! | `sockets` | the application's end: readiness, reading, writing, `offload_*` |
 //! | `passive` | connections that begin: listeners, SYN cache, cookies, TIME-WAIT |
+//! | `hand_over` | connections that the device sets up and tears down |
+//! | `quasi` | connections of one transaction, without a TCB |
+//! | `splice` | connections that the device relays between: `nsplice` |
 //! | `tcp` | TCP by role |
 //! | `l5p` | protocols above TCP: TLS |
 //! | `files` | file handles, and the software path for what the device does not send |
@@ -26,20 +29,24 @@ mod api;
 mod config;
 mod counters;
 mod files;
+mod hand_over;
 mod hash;
 mod host;
 mod l5p;
 mod net;
 mod outbox;
 mod passive;
+mod quasi;
 mod rare;
 mod sockets;
+mod splice;
 mod table;
 mod tcp;
 
 pub use api::{
-    ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, Notice, Readiness,
-    SendError, SocketError, SocketId, SocketInfo, SocketOption, TlsInfo,
+    ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, ListenerOption,
+    Notice, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption, SpliceEnd,
+    SpliceError, SpliceId, SpliceMeta, TlsInfo,
 };
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;

@@ -10,6 +10,7 @@ use core::net::IpAddr;
 
 use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
+use abi::splice::SpliceLimits;
 use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
 use base::{Instant, SeqNum};
 use bytes::Bytes;
@@ -36,6 +37,8 @@ pub(crate) struct Outbox {
     pub(crate) transmit_bytes_max: u32,
     /// What the device does for protocols above TCP, or why it does nothing.
     pub(crate) l5o: Result<L5oLimits, Refusal>,
+    /// What the device does for splicing, or why it does nothing.
+    pub(crate) splice: Result<SpliceLimits, Refusal>,
     /// Transmits that never left and whose echo is waited for.
     pub(crate) unsent: Vec<(FlowId, u32)>,
     /// Contexts that were named so far.
@@ -46,7 +49,6 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 pub(crate) struct TcpPayload {
     pub(crate) parts: Parts,
-    pub(crate) len: u32,
     pub(crate) segment_size: u16,
     /// Microseconds that the clock is past the timestamp.
     pub(crate) past_us: u16,
@@ -71,24 +73,9 @@ impl Outbox {
         segment: &Segment,
         payload: TcpPayload,
     ) {
-        let ip = IpHeader {
-            source: tuple.local.addr,
-            destination: tuple.remote.addr,
-            protocol: protocol::TCP,
-            ecn: payload.ecn,
-            hop_limit: HOP_LIMIT,
-        };
-        let l4 = ETHERNET_BYTES + ip.len();
-        let Ok(mut header) = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4) else {
-            debug_assert!(false, "our headers fit: at most 14 + 40 + 60 bytes");
-            return;
-        };
-        let out = header.as_mut_slice();
-        let link = Link { source: self.net.mac, destination: [0; 6] };
-        let tsval_at = emit::tcp_headers(&link, &ip, segment, payload.len as usize, out);
-        let timestamp = tsval_at
-            .and_then(|at| u8::try_from(at).ok())
-            .map(|offset| TsOption { offset, past_us: payload.past_us });
+        let made = self.tcp_header(tuple, segment, payload.ecn);
+        let Some((header, timestamp)) = made else { return };
+        let timestamp = timestamp.map(|ts| TsOption { past_us: payload.past_us, ..ts });
         let transmit = Transmit {
             flow,
             header,
@@ -99,6 +86,47 @@ impl Outbox {
             retransmission: payload.retransmission,
         };
         self.route(now, tuple.remote.addr, transmit);
+    }
+
+    /// The headers of a segment of a connection that the device is to go on with, link addresses
+    /// filled in, and where the timestamp stands; none where the next hop's address is not known.
+    pub(crate) fn tcp_header_to(
+        &mut self,
+        now: Instant,
+        tuple: &Tuple,
+        segment: &Segment,
+    ) -> Option<(Header, Option<TsOption>)> {
+        let hop = self.net.next_hop(tuple.remote.addr)?;
+        let destination = self.net.neighbors.lookup(now, hop)?;
+        let (mut header, timestamp) = self.tcp_header(tuple, segment, 0)?;
+        header.as_mut_slice()[..6].copy_from_slice(&destination);
+        Some((header, timestamp))
+    }
+
+    /// The headers of a segment as a template, but for the next hop's address.
+    fn tcp_header(
+        &self,
+        tuple: &Tuple,
+        segment: &Segment,
+        ecn: u8,
+    ) -> Option<(Header, Option<TsOption>)> {
+        let ip = IpHeader {
+            source: tuple.local.addr,
+            destination: tuple.remote.addr,
+            protocol: protocol::TCP,
+            ecn,
+            hop_limit: HOP_LIMIT,
+        };
+        let l4 = ETHERNET_BYTES + ip.len();
+        let header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4);
+        debug_assert!(header.is_ok(), "our headers fit: at most 14 + 40 + 60 bytes");
+        let mut header = header.ok()?;
+        let link = Link { source: self.net.mac, destination: [0; 6] };
+        let tsval_at = emit::tcp_template(&link, &ip, segment, header.as_mut_slice());
+        let timestamp = tsval_at
+            .and_then(|at| u8::try_from(at).ok())
+            .map(|offset| TsOption { offset, past_us: 0 });
+        Some((header, timestamp))
     }
 
     /// Answers a segment that belongs to no connection: RFC 9293 section 3.10.7.1.

@@ -70,7 +70,7 @@ impl Host {
         }
     }
 
-    fn listener_of(&self, tuple: &Tuple) -> Option<u32> {
+    pub(crate) fn listener_of(&self, tuple: &Tuple) -> Option<u32> {
         let fits = |l: &crate::tcp::listen::Listener| {
             l.port == tuple.local.port && l.addr.is_none_or(|a| a == tuple.local.addr)
         };
@@ -270,7 +270,7 @@ impl Host {
 
     /// Makes a connection of a finished handshake; none where there is no room. `before` is where
     /// its tuple leads.
-    fn establish(
+    pub(crate) fn establish(
         &mut self,
         now: Instant,
         entry: &HalfOpen,
@@ -296,6 +296,7 @@ impl Host {
         };
         let mut conn = Connection::established(begin, &self.config.tcp, now);
         conn.modes.notify = true;
+        conn.modes.teardown = listener.teardown;
         // A clock that did not move has measured nothing.
         let rtt =
             entry.sent_at.map(|sent_at| now.since(sent_at)).filter(|&rtt| rtt > Duration::ZERO);
@@ -348,7 +349,7 @@ impl Host {
     }
 
     /// Takes an entry out of the SYN cache, its tuple with it.
-    fn drop_half_open(&mut self, slot: u32) {
+    pub(crate) fn drop_half_open(&mut self, slot: u32) {
         if let Some(entry) = self.release_half_open(slot) {
             self.table.unroute(&entry.tuple, Place::HalfOpen(slot));
         }

@@ -6,7 +6,7 @@
 use alloc::boxed::Box;
 
 use abi::Refusal;
-use base::Instant;
+use base::{Duration, Instant};
 use bytes::Bytes;
 use wire::{Endpoint, Tuple};
 
@@ -16,12 +16,16 @@ use crate::api::{
 };
 use crate::host::Host;
 use crate::l5p::tls::{Session, TlsClient, TlsServer};
+use crate::quasi::Quasi;
+use crate::table::Place;
 use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
 
 /// Ports of connections that we open: RFC 6335's dynamic range.
 const EPHEMERAL: core::ops::RangeInclusive<u16> = 49152..=65535;
+/// How long a tuple has to have been in TIME-WAIT before we use it again ourselves.
+const REUSE: Duration = Duration::from_secs(1);
 
 impl Host {
     /// The next thing that happened. An application that waits for nothing asks until there is
@@ -32,7 +36,7 @@ impl Host {
             let (Notice::Accepted(_, id) | Notice::Socket(id)) = notice else {
                 return Some(notice);
             };
-            if self.table.get(id).is_none() {
+            if !self.table.holds(id) {
                 continue;
             }
             let slot = &mut self.table.slots[id.index()];
@@ -62,7 +66,7 @@ impl Host {
             return Err(ListenError::BadAddress);
         };
         let backlog = backlog.max(1);
-        self.listeners.push(Some(Listener { addr, port, backlog, half_open: 0, waiting: 0 }));
+        self.listeners.push(Some(Listener::new(addr, port, backlog)));
         Ok(ListenerId(id))
     }
 
@@ -94,14 +98,15 @@ impl Host {
         if self.table.len() >= self.config.connections_max {
             return Err(ConnectError::TableFull);
         }
-        let tuple = self.pick_port(Endpoint { addr, port: 0 }, remote)?;
+        let tuple = self.pick_port(now, Endpoint { addr, port: 0 }, remote)?;
+        let iss = self.take_over(&tuple).unwrap_or_else(|| self.initial_sequence(now, &tuple));
         let id = self.table.next_id();
         let config = &self.config.tcp;
         let scale = self.own_scale();
         let begin = Begin {
             tuple,
             flow: id.into(),
-            iss: self.initial_sequence(now, &tuple),
+            iss,
             irs: base::SeqNum(0),
             window: u32::from(self.first_window()),
             scale,
@@ -145,19 +150,44 @@ impl Host {
         Ok(id)
     }
 
-    /// RFC 6056: a random port, then the next free one.
-    fn pick_port(&mut self, local: Endpoint, remote: Endpoint) -> Result<Tuple, ConnectError> {
+    /// RFC 6056: a random port, then the next free one. One in TIME-WAIT is as good as free once a
+    /// second has passed, where timestamps tell both connections' segments apart (RFC 6191, and
+    /// Linux's `tcp_tw_reuse`).
+    fn pick_port(
+        &mut self,
+        now: Instant,
+        local: Endpoint,
+        remote: Endpoint,
+    ) -> Result<Tuple, ConnectError> {
         let span = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
         let first = self.prng.below(span);
         for step in 0..span {
             let Ok(offset) = u16::try_from((first + step) % span) else { continue };
             let local = Endpoint { port: EPHEMERAL.start() + offset, ..local };
             let tuple = Tuple { local, remote };
-            if self.table.find(&tuple).is_none() {
-                return Ok(tuple);
+            match self.table.find(&tuple) {
+                None if self.splices.takes(&tuple) => {}
+                None => return Ok(tuple),
+                Some(Place::TimeWait(slot)) => {
+                    let remains = self.table.time_wait.at(slot);
+                    if remains.is_some_and(|r| r.ts_recent.is_some() && r.since + REUSE <= now) {
+                        return Ok(tuple);
+                    }
+                }
+                Some(_) => {}
             }
         }
         Err(ConnectError::NoPort)
+    }
+
+    /// Takes a tuple out of TIME-WAIT, if it is there; gives the sequence number to begin with:
+    /// beyond anything that the old connection can have sent, as Linux does it.
+    fn take_over(&mut self, tuple: &Tuple) -> Option<base::SeqNum> {
+        let Some(Place::TimeWait(slot)) = self.table.find(tuple) else { return None };
+        self.table.unroute(tuple, Place::TimeWait(slot));
+        let remains = self.table.time_wait.remove(slot)?;
+        self.out.counters.tcp_time_wait_reused += 1;
+        Some(remains.snd_nxt + 65_537)
     }
 
     /// What a socket is ready for.
@@ -165,28 +195,38 @@ impl Host {
     pub fn readiness(&self, socket: SocketId) -> Readiness {
         match self.table.get(socket) {
             Some(conn) => self.session_readiness(socket, conn.readiness(&self.config.tcp)),
-            None => Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
+            None => self.table.quasi(socket).map_or_else(
+                || Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
+                Quasi::readiness,
+            ),
         }
     }
 
     /// The peer's end.
     #[must_use]
     pub fn remote(&self, socket: SocketId) -> Option<Endpoint> {
-        self.table.get(socket).map(|c| c.tuple.remote)
+        self.tuple(socket).map(|tuple| tuple.remote)
     }
 
     /// Our end.
     #[must_use]
     pub fn local(&self, socket: SocketId) -> Option<Endpoint> {
-        self.table.get(socket).map(|c| c.tuple.local)
+        self.tuple(socket).map(|tuple| tuple.local)
+    }
+
+    fn tuple(&self, socket: SocketId) -> Option<Tuple> {
+        let quasi = || self.table.quasi(socket).map(|q| q.tcb.tuple(&self.table.addrs));
+        self.table.get(socket).map(|c| c.tuple).or_else(quasi)
     }
 
     /// The received bytes that can be read without a copy: the first contiguous run, empty where
     /// there are none.
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
-        let below = || self.table.get(socket).map_or(&[][..], |c| c.rcv.peek());
-        self.session_peek(socket).unwrap_or_else(below)
+        let Some(conn) = self.table.get(socket) else {
+            return self.table.quasi(socket).map_or(&[], Quasi::peek);
+        };
+        self.session_peek(socket).unwrap_or_else(|| conn.rcv.peek())
     }
 
     /// Takes bytes off the front of what [`Self::peek`] showed.
@@ -196,7 +236,11 @@ impl Host {
             self.touch(socket);
             return;
         }
-        let Some(conn) = self.table.get_mut(socket) else { return };
+        let Some(conn) = self.table.get_mut(socket) else {
+            let quasi = self.table.quasi_mut(socket);
+            self.out.recycle.extend(quasi.and_then(|quasi| quasi.consume(bytes)));
+            return;
+        };
         if let Some(packet) = conn.rcv.consume(bytes) {
             self.out.recycle.push_back(packet);
         }
@@ -226,6 +270,12 @@ impl Host {
     /// # Errors
     /// [`SendError`]: the connection is gone or shut down.
     pub fn send(&mut self, socket: SocketId, bytes: Bytes) -> Result<usize, SendError> {
+        if let Some(quasi) = self.table.quasi_mut(socket) {
+            if quasi.write(&bytes, &self.config.tcp) {
+                return Ok(bytes.len());
+            }
+            self.make_whole(self.latest, socket);
+        }
         self.check_open(socket)?;
         if self.has_session(socket) {
             self.touch(socket);
@@ -240,13 +290,20 @@ impl Host {
     /// Room for bytes of host memory.
     #[must_use]
     pub fn send_room(&self, socket: SocketId) -> usize {
-        self.table.get(socket).map_or(0, |c| c.send_room(&self.config.tcp))
+        let quasi = |q: &Quasi| self.config.tcp.send_bytes_max.saturating_sub(q.written() as usize);
+        match self.table.get(socket) {
+            Some(conn) => conn.send_room(&self.config.tcp),
+            None => self.table.quasi(socket).map_or(0, quasi),
+        }
     }
 
     /// Bytes written and not yet acknowledged.
     #[must_use]
     pub fn send_queue(&self, socket: SocketId) -> u64 {
-        self.table.get(socket).map_or(0, Connection::send_queue) + self.session_queue(socket)
+        match self.table.get(socket) {
+            Some(conn) => conn.send_queue() + self.session_queue(socket),
+            None => self.table.quasi(socket).map_or(0, |quasi| u64::from(quasi.written())),
+        }
     }
 
     fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
@@ -260,6 +317,7 @@ impl Host {
 
     /// Closes our direction once everything written has been sent.
     pub fn shutdown(&mut self, socket: SocketId) {
+        self.make_whole(self.latest, socket);
         if self.session_shutdown(socket) {
             self.touch(socket);
         } else if let Some(conn) = self.table.get_mut(socket) {
@@ -271,6 +329,9 @@ impl Host {
     /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
     /// reset (RFC 2525 section 2.17).
     pub fn close(&mut self, now: Instant, socket: SocketId) {
+        if self.close_quasi(now, socket) {
+            return;
+        }
         // What is left may be the end that the peer said, and no data.
         self.session_turn(now, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
@@ -284,12 +345,14 @@ impl Host {
             _ if self.session_shutdown(socket) => self.touch(socket),
             _ => {
                 self.with(now, socket, |conn, cx| conn.close(cx));
+                self.try_tear_down(now, socket);
             }
         }
     }
 
     /// Resets the connection and lets go of the socket.
     pub fn abort(&mut self, now: Instant, socket: SocketId) {
+        self.make_whole(now, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
         self.with(now, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
@@ -297,13 +360,21 @@ impl Host {
 
     /// Sets an option of a connection.
     pub fn set_option(&mut self, now: Instant, socket: SocketId, option: SocketOption) {
+        if let (SocketOption::NoDelay(on), Some(quasi)) = (option, self.table.quasi_mut(socket)) {
+            quasi.no_delay = on;
+            return;
+        }
+        self.make_whole(now, socket);
         self.with(now, socket, |conn, _| conn.set_option(option, now));
     }
 
     /// What `outboard ss` shows of a connection.
     #[must_use]
     pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
-        let conn = self.table.get(socket)?;
+        let Some(conn) = self.table.get(socket) else {
+            let (quasi, tuple) = (self.table.quasi(socket)?, self.tuple(socket)?);
+            return Some(quasi.info(&tuple, self.file_offload(), &self.config.tcp));
+        };
         let file = conn.snd.spans.files().next();
         let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
         Some(conn.info(&self.config.tcp, offload, self.session_info(socket)))
@@ -313,8 +384,8 @@ impl Host {
     pub fn sockets(&self) -> impl Iterator<Item = SocketId> + '_ {
         let slots = self.table.slots.iter().enumerate();
         slots
-            .filter(|(_, s)| s.conn.is_some())
             .filter_map(|(index, _)| u32::try_from(index).ok().map(|index| self.table.id_of(index)))
+            .filter(|&id| self.table.holds(id))
     }
 
     /// Opens a file beneath the root; [`Notice::File`] tells when that has ended, well or not. None
@@ -341,6 +412,7 @@ impl Host {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
+        self.make_whole(self.latest, socket);
         self.check_open(socket)?;
         if self.has_session(socket) {
             self.touch(socket);

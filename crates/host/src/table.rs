@@ -2,7 +2,10 @@
 //! one.
 
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::num::NonZeroU32;
 
 use abi::FlowId;
 use base::Prng;
@@ -12,6 +15,7 @@ use wire::Tuple;
 use crate::api::SocketId;
 use crate::hash::Keyed;
 use crate::l5p::tls::Session;
+use crate::quasi::Quasi;
 use crate::tcp::conn::Connection;
 use crate::tcp::listen::SynCache;
 use crate::tcp::time_wait::TimeWait;
@@ -47,6 +51,59 @@ pub(crate) struct Slot {
     pub(crate) noticed: bool,
     /// The listener whose backlog it counts in, until the application hears of it.
     pub(crate) accepted_by: Option<u32>,
+    /// Where its quasi-TCB is, while it has one instead of a connection.
+    quasi: Option<NonZeroU32>,
+}
+
+/// Words of the filter of [`Stirred`]: sixteen thousand bits for the hundreds of connections that
+/// begin in a turn.
+const FILTER_WORDS: usize = 256;
+
+/// Quasi-TCBs that changed in this turn of the application. New ones have no route yet: most end
+/// within the turn, and need none.
+#[derive(Debug)]
+struct Stirred {
+    list: Vec<(u64, SocketId)>,
+    /// A bit for each hash in the list, so that the list is looked through only where it may have
+    /// what is looked for.
+    filter: Box<[u64; FILTER_WORDS]>,
+}
+
+impl Stirred {
+    fn new() -> Self {
+        Self { list: Vec::new(), filter: Box::new([0; FILTER_WORDS]) }
+    }
+
+    const fn bit(hash: u64) -> (usize, u64) {
+        ((hash >> 6) as usize % FILTER_WORDS, 1 << (hash & 63))
+    }
+
+    fn push(&mut self, hash: u64, id: SocketId) {
+        let (word, bit) = Self::bit(hash);
+        self.filter[word] |= bit;
+        self.list.push((hash, id));
+    }
+
+    fn find(&self, hash: u64) -> Option<SocketId> {
+        let (word, bit) = Self::bit(hash);
+        if self.filter[word] & bit == 0 {
+            return None;
+        }
+        self.list.iter().find(|(h, _)| *h == hash).map(|(_, id)| *id)
+    }
+
+    fn pop(&mut self) -> Option<SocketId> {
+        let popped = self.list.pop();
+        match popped {
+            Some((_, id)) => {
+                if self.list.is_empty() {
+                    self.filter.fill(0);
+                }
+                Some(id)
+            }
+            None => None,
+        }
+    }
 }
 
 /// Connections by slot, and places by tuple.
@@ -58,10 +115,16 @@ pub(crate) struct Table {
     pub(crate) time_wait: TimeWait,
     routes: HashTable<Route>,
     hash: Keyed,
+    /// Quasi-TCBs, and which of their places are free.
+    quasis: Vec<Option<Quasi>>,
+    free_quasis: Vec<NonZeroU32>,
+    stirred: Stirred,
+    /// Our addresses, which quasi-TCBs name by number.
+    pub(crate) addrs: Box<[IpAddr]>,
 }
 
 impl Table {
-    pub(crate) fn new(prng: &mut Prng) -> Self {
+    pub(crate) fn new(prng: &mut Prng, addrs: Box<[IpAddr]>) -> Self {
         let hash = Keyed::random(prng);
         Self {
             slots: Vec::new(),
@@ -70,6 +133,11 @@ impl Table {
             time_wait: TimeWait::default(),
             routes: HashTable::new(),
             hash,
+            // Place 0 names none.
+            quasis: vec![None],
+            free_quasis: Vec::new(),
+            stirred: Stirred::new(),
+            addrs,
         }
     }
 
@@ -92,6 +160,7 @@ impl Table {
                 dirty: false,
                 noticed: false,
                 accepted_by: None,
+                quasi: None,
             });
             self.free.push(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX));
         }
@@ -106,6 +175,88 @@ impl Table {
         debug_assert_eq!(taken, Some(id.index));
         self.route(&conn.tuple, Place::Connection(id.index), before);
         self.slots[id.index as usize].conn = Some(Box::new(conn));
+    }
+
+    /// Puts a quasi-TCB under the id that [`Self::next_id`] gave. No tuple leads to it yet.
+    pub(crate) fn insert_quasi(&mut self, id: SocketId, quasi: Quasi) {
+        let taken = self.free.pop();
+        debug_assert_eq!(taken, Some(id.index));
+        let place = self.free_quasis.pop().unwrap_or_else(|| {
+            self.quasis.push(None);
+            let last = u32::try_from(self.quasis.len() - 1).unwrap_or(u32::MAX);
+            NonZeroU32::new(last).unwrap_or(NonZeroU32::MAX)
+        });
+        self.stirred.push(quasi.hash, id);
+        self.quasis[place.get() as usize] = Some(quasi);
+        self.slots[id.index as usize].quasi = Some(place);
+    }
+
+    /// Notes that a quasi-TCB got its request.
+    pub(crate) fn stir(&mut self, id: SocketId) {
+        if let Some(hash) = self.quasi(id).map(|quasi| quasi.hash) {
+            self.stirred.push(hash, id);
+        }
+    }
+
+    /// The next quasi-TCB that was new or got its request in this turn.
+    pub(crate) fn poll_stirred(&mut self) -> Option<SocketId> {
+        self.stirred.pop()
+    }
+
+    /// Quasi-TCBs at the moment.
+    pub(crate) fn quasis(&self) -> usize {
+        self.quasis.len() - 1 - self.free_quasis.len()
+    }
+
+    fn quasi_place(&self, id: SocketId) -> Option<usize> {
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.generation == id.generation { slot.quasi.map(|p| p.get() as usize) } else { None }
+    }
+
+    /// The quasi-TCB with that id, if it has one.
+    pub(crate) fn quasi(&self, id: SocketId) -> Option<&Quasi> {
+        self.quasis.get(self.quasi_place(id)?)?.as_ref()
+    }
+
+    /// As [`Self::quasi`], to change it.
+    pub(crate) fn quasi_mut(&mut self, id: SocketId) -> Option<&mut Quasi> {
+        let place = self.quasi_place(id)?;
+        self.quasis.get_mut(place)?.as_mut()
+    }
+
+    /// Takes the quasi-TCB out of its slot, and its route away.
+    pub(crate) fn take_quasi(&mut self, id: SocketId) -> Option<Quasi> {
+        let place = self.quasi_place(id)?;
+        let quasi = self.quasis[place].take()?;
+        self.free_quasis.extend(self.slots[id.index as usize].quasi.take());
+        if quasi.routed {
+            let tuple = quasi.tcb.tuple(&self.addrs);
+            self.unroute(&tuple, Place::Connection(id.index));
+        }
+        Some(quasi)
+    }
+
+    /// Makes the tuple of a quasi-TCB lead to it.
+    pub(crate) fn route_quasi(&mut self, id: SocketId) {
+        let Some(place) = self.quasi_place(id) else { return };
+        let Some(quasi) = self.quasis[place].as_mut().filter(|quasi| !quasi.routed) else { return };
+        quasi.routed = true;
+        let (hash, place) = (quasi.hash, Place::Connection(id.index));
+        self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
+    }
+
+    /// Puts a whole connection in the place of what was one without.
+    pub(crate) fn make_whole(&mut self, id: SocketId, conn: Connection) {
+        self.route(&conn.tuple, Place::Connection(id.index), None);
+        self.slots[id.index as usize].conn = Some(Box::new(conn));
+    }
+
+    /// Whether the id is that of a connection, whole or not.
+    pub(crate) fn holds(&self, id: SocketId) -> bool {
+        let slot = self.slots.get(id.index as usize);
+        slot.is_some_and(|s| {
+            s.generation == id.generation && (s.conn.is_some() || s.quasi.is_some())
+        })
     }
 
     /// Empties a slot; its id is never used again.
@@ -143,23 +294,50 @@ impl Table {
         if slot.generation == id.generation { slot.conn.as_deref_mut() } else { None }
     }
 
+    /// The hash that tuples are looked up by.
+    pub(crate) fn hash_of(&self, tuple: &Tuple) -> u64 {
+        self.hash.tuple(tuple)
+    }
+
     /// What a tuple leads to.
     pub(crate) fn find(&self, tuple: &Tuple) -> Option<Place> {
-        let hash = self.hash.tuple(tuple);
+        self.find_hashed(tuple, self.hash.tuple(tuple))
+    }
+
+    fn find_hashed(&self, tuple: &Tuple, hash: u64) -> Option<Place> {
         self.routes.find(hash, |r| self.leads(r, hash, tuple)).map(|r| r.place)
     }
 
-    fn leads(&self, route: &Route, hash: u64, tuple: &Tuple) -> bool {
-        route.hash == hash && self.tuple_at(route.place) == Some(tuple)
+    /// As [`Self::find`], where the hash is known; gives a quasi-TCB its route where it is looked
+    /// for.
+    pub(crate) fn place_of(&mut self, tuple: &Tuple, hash: u64) -> Option<Place> {
+        if let Some(place) = self.find_hashed(tuple, hash) {
+            return Some(place);
+        }
+        let id = self.stirred.find(hash)?;
+        self.route_quasi(id);
+        self.find_hashed(tuple, hash)
     }
 
-    fn tuple_at(&self, place: Place) -> Option<&Tuple> {
+    fn leads(&self, route: &Route, hash: u64, tuple: &Tuple) -> bool {
+        route.hash == hash && self.tuple_at(route.place).as_ref() == Some(tuple)
+    }
+
+    fn tuple_at(&self, place: Place) -> Option<Tuple> {
         match place {
             Place::Connection(index) => {
-                self.slots.get(index as usize)?.conn.as_deref().map(|c| &c.tuple)
+                let slot = self.slots.get(index as usize)?;
+                match (&slot.conn, slot.quasi) {
+                    (Some(conn), _) => Some(conn.tuple),
+                    (None, Some(at)) => {
+                        let quasi = self.quasis.get(at.get() as usize)?.as_ref()?;
+                        Some(quasi.tcb.tuple(&self.addrs))
+                    }
+                    (None, None) => None,
+                }
             }
-            Place::HalfOpen(slot) => self.syn_cache.at(slot).map(|e| &e.tuple),
-            Place::TimeWait(slot) => self.time_wait.at(slot).map(|r| &r.tuple),
+            Place::HalfOpen(slot) => self.syn_cache.at(slot).map(|e| e.tuple),
+            Place::TimeWait(slot) => self.time_wait.at(slot).map(|r| r.tuple),
         }
     }
 

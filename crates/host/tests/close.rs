@@ -1,7 +1,9 @@
 //! Connections that end: RFC 9293 section 3.6, RFC 5961, RFC 6191, RFC 1337.
 
+use base::{Duration, Instant};
 use host::SocketError;
 use testkit::{Peer, seg};
+use wire::Endpoint;
 
 /// We close first: RFC 9293 figure 12.
 #[test]
@@ -299,4 +301,33 @@ fn an_abort() {
     t.moved(|t| t.app_abort(), &[("tcp_estab_resets", 1), ("tcp_out_rsts", 1)]);
     t.expect(seg!(RST ACK seq 6 ack 1));
     assert_eq!(t.state(), "GONE");
+}
+
+/// RFC 6191 from the other side, as Linux's `tcp_tw_reuse`: where every port is taken, one that has
+/// been in TIME-WAIT for a second is used again.
+#[test]
+fn our_own_connection_takes_over_a_port_in_time_wait() {
+    let mut t = Peer::client();
+    t.take("SYN");
+    t.send(seg!(SYN ACK seq 0 ack 1 mss 1460 sack_ok tsval 5000 wscale 7));
+    t.take("ACK");
+    let used = t.host.local(t.socket());
+    t.app_close();
+    t.take("FIN");
+    t.send(seg!(ACK FIN seq 1 ack 2));
+    t.take("ACK");
+    let remote = Endpoint { addr: testkit::PEER, port: 80 };
+    let at = |ms| Instant::ZERO + Duration::from_secs(1000) + Duration::from_millis(ms);
+    let mut others = 0;
+    while t.host.connect(at(999), remote).is_ok() {
+        others += 1;
+    }
+    assert_eq!(others, 16_383, "all ports but one");
+    let last = t.host.connect(at(1001), remote).expect("the port is old enough");
+    assert_eq!(t.host.local(last), used);
+    assert_eq!(t.host.connect(at(1001), remote), Err(host::ConnectError::NoPort));
+    let mut reused = 0;
+    t.host
+        .visit(&mut |name, value| reused += if name == "tcp_time_wait_reused" { value } else { 0 });
+    assert_eq!(reused, 1);
 }

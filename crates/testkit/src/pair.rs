@@ -171,6 +171,10 @@ impl Pair {
                 mac: [2, 0, 0, 0, 0, side as u8],
                 file: Ok(FileLimits { files_max: 10 }),
                 l5o: Err(abi::Refusal::NotSupported),
+
+                setup: Err(abi::Refusal::NotSupported),
+                teardown: Err(abi::Refusal::NotSupported),
+                splice: Err(abi::Refusal::NotSupported),
             };
             End {
                 host: Host::new(config, &capabilities, prng.next_u64()),
@@ -278,6 +282,8 @@ impl Pair {
                     flow_hash: 0,
                     segment_size: 0,
                     opened: None,
+                    established: None,
+                    teardowns: 0,
                 }),
             };
             let now = self.now;
@@ -343,7 +349,16 @@ impl Pair {
                 self.push(self.now, side, Happening::Event(Event::FileOpened(opened)));
             }
             Op::FileClose { .. } | Op::FileAck(_) => {}
-            Op::L5oCreate(_) | Op::L5oDestroy { .. } | Op::L5oResyncRxResp { .. } => {
+            Op::L5oCreate(_)
+            | Op::L5oDestroy { .. }
+            | Op::L5oResyncRxResp { .. }
+            | Op::Listen(_)
+            | Op::Unlisten { .. }
+            | Op::Teardown(_)
+            | Op::Return(_)
+            | Op::Splice(_)
+            | Op::SpliceStart { .. }
+            | Op::Unsplice { .. } => {
                 panic!("this device has no such engine")
             }
         }

@@ -5,12 +5,16 @@
 //! `reset_device`). Neighbour resolution is answered unless a test switches that off.
 
 mod act;
+mod engines;
 mod icmp;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use abi::disk::DiskRequest;
+use abi::setup::SetupLimits;
+use abi::splice::SpliceLimits;
+use abi::teardown::TeardownLimits;
 use abi::{
     Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
     FileStat, FlowId, Op, PacketPool, Part, Received, Transmit,
@@ -88,7 +92,9 @@ pub struct Peer {
     outputs: VecDeque<Output>,
     /// Frames that are not TCP, as they left.
     pub frames: VecDeque<Vec<u8>>,
-    /// File operations, in order.
+    /// Connections handed over that the device has taken up.
+    pub teardowns_taken: u32,
+    /// Operations that are no transmits, in order.
     pub file_ops: VecDeque<Op>,
     /// Requests to the host's own disk.
     pub disk: VecDeque<DiskRequest>,
@@ -185,6 +191,9 @@ impl Peer {
             mac: MAC,
             file: Ok(FileLimits { files_max: 100 }),
             l5o: Err(abi::Refusal::NotSupported),
+            setup: Ok(SetupLimits { listeners_max: 16 }),
+            teardown: Ok(TeardownLimits { flows_max: 2, bytes_max: 65_536 }),
+            splice: Ok(SpliceLimits { pairs_max: 16 }),
         };
         Self {
             host: Host::new(config, &capabilities, 7),
@@ -193,6 +202,7 @@ impl Peer {
             now: START,
             outputs: VecDeque::new(),
             frames: VecDeque::new(),
+            teardowns_taken: 0,
             file_ops: VecDeque::new(),
             disk: VecDeque::new(),
             disk_closes: 0,
@@ -453,6 +463,8 @@ impl Peer {
             flow_hash: 0,
             segment_size: 0,
             opened: None,
+            established: None,
+            teardowns: self.teardowns_taken,
         };
         self.event(Event::Received(received));
     }

@@ -176,6 +176,7 @@ impl Host {
         keys: &TlsKeys,
     ) -> Result<(), SendError> {
         let gone = SendError::NotConnected(SocketError::Closed);
+        self.make_whole(now, socket);
         if self.table.get(socket).is_none() || self.has_session(socket) {
             return Err(gone);
         }

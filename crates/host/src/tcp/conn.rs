@@ -69,6 +69,8 @@ pub(crate) struct Modes {
     /// The connection's session has something to do though nothing was received: noted here so that
     /// an acknowledgment need not look at it.
     pub(crate) session_waits: bool,
+    /// `TCP_TEARDOWN_OFFLOAD`: the device is to tear it down.
+    pub(crate) teardown: bool,
 }
 
 /// The sending half.
@@ -525,6 +527,7 @@ impl Connection {
                 self.arm_idle(now);
             }
             SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
+            SocketOption::TeardownOffload(on) => self.modes.teardown = on,
         }
     }
 
@@ -575,7 +578,7 @@ impl Connection {
 }
 
 /// Payload of a full segment: RFC 9293 section 3.7.1, less the options that every segment carries.
-fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
+pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
     let ip = if tuple.local.addr.is_ipv4() { wire::IPV4_BYTES } else { wire::IPV6_BYTES };
     #[expect(clippy::cast_possible_truncation, reason = "60 bytes")]
     let headers = (ip + wire::TCP_BYTES) as u16;

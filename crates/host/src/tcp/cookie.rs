@@ -8,15 +8,14 @@
 
 use core::hash::Hasher;
 
+use abi::setup::MSS;
 use base::{Instant, Prng, SeqNum};
 use siphasher::sip::SipHasher24;
 use wire::Tuple;
 
 use super::conn::Negotiated;
-use crate::hash::tuple_bytes;
+use crate::hash::write_tuple;
 
-/// Segment sizes that a cookie can say: the largest that does not exceed the peer's is taken.
-const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
 /// Bits of the timestamp that carry options.
 const OPTION_BITS: u32 = 6;
 /// Seconds in an epoch.
@@ -85,7 +84,7 @@ impl Cookies {
 
     fn mac(&self, tuple: &Tuple, irs: SeqNum, epoch: u64, index: u32) -> u32 {
         let mut hasher = SipHasher24::new_with_keys(self.key.0, self.key.1);
-        hasher.write(tuple_bytes(tuple).as_ref());
+        write_tuple(tuple, &mut hasher);
         hasher.write_u64(u64::from(irs.0) << 32 | u64::from(index));
         hasher.write_u64(epoch);
         low32(hasher.finish()) & 0x00ff_ffff

@@ -37,7 +37,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    fn sequence_len(&self) -> u32 {
+    pub(crate) fn sequence_len(&self) -> u32 {
         let flags = self.segment.flags;
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
         // A frame is at most 66 KiB.
@@ -56,6 +56,19 @@ impl Connection {
         if let Some(packet) = spare {
             cx.out.recycle.push_back(packet);
         }
+    }
+
+    /// Takes of a segment what it acknowledges; its payload is for somebody else. Says whether the
+    /// segment counts.
+    pub(crate) fn handle_kept(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+        if !self.passes_checks(cx, arrival) {
+            return false;
+        }
+        self.rcv.heard(cx.now);
+        if self.options.ecn {
+            self.note_ecn(arrival);
+        }
+        self.handle_acknowledgment(cx, &arrival.segment, true)
     }
 
     fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {

@@ -7,6 +7,7 @@
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
+use abi::Refusal;
 use base::{Duration, Instant, SeqNum};
 use wire::Tuple;
 
@@ -22,6 +23,31 @@ pub(crate) struct Listener {
     pub(crate) half_open: usize,
     /// Its connections that the application has not heard of yet.
     pub(crate) waiting: usize,
+    /// Whether the device answers its SYNs, or why not.
+    pub(crate) setup: Result<(), Refusal>,
+    /// The device has it.
+    pub(crate) told: bool,
+    /// Connections are accepted with their first payload.
+    pub(crate) defer: bool,
+    /// The device is to tear its connections down.
+    pub(crate) teardown: bool,
+}
+
+impl Listener {
+    /// One that does everything on the host.
+    pub(crate) const fn new(addr: Option<IpAddr>, port: u16, backlog: usize) -> Self {
+        Self {
+            addr,
+            port,
+            backlog,
+            half_open: 0,
+            waiting: 0,
+            setup: Err(Refusal::Disabled),
+            told: false,
+            defer: false,
+            teardown: false,
+        }
+    }
 }
 
 /// An entry of the SYN cache.

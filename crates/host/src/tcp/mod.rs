@@ -15,6 +15,7 @@
 //! | [`congestion`] | the window: NewReno and CUBIC |
 //! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
 //! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
+//! | [`hand_over`] | a connection's last step: what the device tears down |
 //! | [`time_wait`] | closed connections whose tuple is kept |
 //!
 //! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for
@@ -26,6 +27,7 @@ pub(crate) mod conn;
 pub(crate) mod cookie;
 pub(crate) mod expire;
 pub(crate) mod flight;
+pub(crate) mod hand_over;
 pub(crate) mod input;
 pub(crate) mod listen;
 pub(crate) mod output;

@@ -167,7 +167,7 @@ impl Connection {
     }
 
     /// The header of a segment that begins at `position`.
-    fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
+    pub(super) fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
         let timestamps = self.options.timestamps.then(|| Timestamps {
             value: timestamp(cx.now, self.options.ts_offset),
             echo: self.options.ts_recent,
@@ -408,7 +408,6 @@ impl Connection {
         let payload = TcpPayload {
             segment_size: if len > self.snd.mss { self.segment_size() } else { 0 },
             parts,
-            len,
             past_us: past_us(cx.now),
             echo: echo.then_some(tag),
             retransmission: again || recovers,
@@ -563,6 +562,6 @@ impl Connection {
 }
 
 /// Microseconds that the clock is past its millisecond (IO-TCP section 3.5).
-fn past_us(now: Instant) -> u16 {
+pub(crate) fn past_us(now: Instant) -> u16 {
     u16::try_from(now.as_micros() % 1000).unwrap_or(0)
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use abi::PacketBuf;
 use abi::l5o::Opened;
 use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
 use wire::tcp::{Options, SackBlock};
 
 use crate::rare::{AtRest, Rare};
@@ -34,6 +35,12 @@ pub(crate) struct Chunk {
     origin: usize,
     /// What the device opened of it.
     opened: Option<Opened>,
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
 }
 
 #[derive(Debug)]
@@ -177,6 +184,15 @@ impl Receive {
     pub(crate) fn heard_at(mut self, now: Instant) -> Self {
         self.heard(now);
         self
+    }
+
+    /// A connection that begins with a request which came before there was one: it is read up to
+    /// `unread`, and not acknowledged.
+    pub(crate) fn resume(&mut self, unread: Option<Chunk>) {
+        if let Some(chunk) = unread {
+            self.queue(chunk);
+        }
+        self.due = Due::Now;
     }
 
     /// The peer's SYN came: a connection that we open learns where the stream begins.
@@ -518,6 +534,23 @@ impl Receive {
         front.start += bytes;
         self.ready_bytes -= bytes;
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
+    }
+
+    /// Takes all that can be read, without a copy: the buffers go to the allocator when the bytes
+    /// are not needed any more.
+    pub(crate) fn take_unread(&mut self) -> Vec<Bytes> {
+        self.ready_bytes = 0;
+        self.ready.drain(..).map(Bytes::from_owner).collect()
+    }
+
+    /// Whether bytes are missing before some that came.
+    pub(crate) fn has_gap(&self) -> bool {
+        !self.disorder.waiting.is_empty()
+    }
+
+    /// Position of the next byte expected in order.
+    pub(crate) const fn next(&self) -> u64 {
+        self.nxt
     }
 
     /// Position of the first byte that was not read.

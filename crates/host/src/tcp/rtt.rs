@@ -9,7 +9,7 @@ use crate::config::TcpConfig;
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
 
 /// RFC 6298 (2.1): the time-out before any sample.
-const RTO_INITIAL: Duration = Duration::from_secs(1);
+pub(crate) const RTO_INITIAL: Duration = Duration::from_secs(1);
 
 /// State of the estimator.
 #[derive(Clone, Debug)]

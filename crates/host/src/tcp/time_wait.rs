@@ -23,6 +23,8 @@ pub(crate) struct Remains {
     /// clock.
     pub(crate) ts_recent: Option<u32>,
     pub(crate) ts_offset: u32,
+    /// When it entered TIME-WAIT.
+    pub(crate) since: Instant,
 }
 
 /// What to do about a segment for a connection in TIME-WAIT.
@@ -138,6 +140,17 @@ impl Remains {
     }
 }
 
+impl Remains {
+    /// Whether a connection that the device set up, and whose first frame is `segment`, came after
+    /// this one: RFC 6191, by the timestamps that both have.
+    pub(crate) fn gives_way(&self, segment: &Segment) -> bool {
+        match (segment.options.timestamps, self.ts_recent) {
+            (Some(ts), Some(recent)) => SeqNum(ts.value).gt(SeqNum(recent)),
+            _ => segment.seq.gt(self.rcv_nxt),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,7 +162,7 @@ mod tests {
         let end = |port| Endpoint { addr: "10.0.0.1".parse().unwrap(), port };
         let tuple = Tuple { local: end(80), remote: end(port) };
         let (snd_nxt, rcv_nxt) = (SeqNum(100), SeqNum(200));
-        Remains { tuple, snd_nxt, rcv_nxt, ts_recent: Some(50), ts_offset: 0 }
+        Remains { tuple, snd_nxt, rcv_nxt, ts_recent: Some(50), ts_offset: 0, since: Instant::ZERO }
     }
 
     #[test]

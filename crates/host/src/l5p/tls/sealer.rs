@@ -49,6 +49,8 @@ struct Epoch {
     keys: Arc<Keys>,
     /// The device's context, where it has one.
     context: Option<L5oId>,
+    /// Position of the first byte that the context seals.
+    begin: u64,
     /// Position behind the last record, once there are newer keys.
     end: Option<u64>,
 }
@@ -85,7 +87,7 @@ impl Sealer {
         if let Some(last) = self.epochs.back_mut() {
             last.end = Some(position);
         }
-        self.epochs.push_back(Epoch { keys, context, end: None });
+        self.epochs.push_back(Epoch { keys, context, begin: position, end: None });
     }
 
     /// Whether these are the newest keys.
@@ -111,7 +113,14 @@ impl Sealer {
     pub(crate) fn renew(&mut self, context: L5oId) {
         if let Some(last) = self.epochs.back_mut() {
             last.context = Some(context);
+            last.begin = u64::MAX;
         }
+    }
+
+    /// Whether the peer has acknowledged, before `una`, something that a context sealed: then the
+    /// device has it, and will not say any more that it has not.
+    pub(crate) fn is_proven(&self, context: L5oId, una: u64) -> bool {
+        self.epochs.iter().any(|epoch| epoch.context == Some(context) && epoch.begin < una)
     }
 
     /// Everything before `position` was acknowledged: keys of which no record is left go. Gives the

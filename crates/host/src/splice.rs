@@ -1,0 +1,603 @@
+//! `nsplice`: two connections become one, relayed by the device (AccelTCP sections 4.3 and 5.1).
+//!
+//! A pair goes through two phases here, and is the device's then. While it *drains*, what was
+//! received and not read is appended to the other side's stream, what comes is kept as it came and
+//! not acknowledged, and acknowledgments count as ever. When nothing is left to be acknowledged on
+//! either side the device is *asked*; from then on neither connection sends anything and all that
+//! comes is kept, for the device may own them already. With its consent the connections are
+//! forgotten and what was kept follows; without it, or where one of them ends before, what was kept
+//! is handed to the connections as if it came now, and they are sockets again.
+//!
+//! Half of [`Host`]. Called for segments of sockets that are in [`Splices`], after work on them,
+//! and when there is nothing else to send. What is kept is bounded; beyond that the peer sends
+//! again.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use abi::port::RxFrame;
+use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
+use abi::{Checksum, Op, Refusal};
+use base::{Duration, Instant, SeqNum};
+use wire::Tuple;
+use wire::tcp::Flags;
+
+use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
+use crate::host::Host;
+use crate::table::Place;
+use crate::tcp::ack::timestamp;
+use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::input::Arrival;
+use crate::tcp::state::State;
+
+/// Frames kept of a pair, and the memory that they may occupy.
+const KEPT_MAX: usize = 256;
+const KEPT_BYTES_MAX: usize = 4 << 20;
+/// Ends that wait for `take_splice`; beyond it the oldest is forgotten.
+const ENDED_MAX: usize = 4096;
+/// When to look again whether a neighbour has answered.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// Pairs by how far they are.
+#[derive(Debug, Default)]
+pub(crate) struct Splices {
+    /// Names given so far.
+    names: u64,
+    /// Pairs that the host still has.
+    pairs: BTreeMap<SpliceId, Pair>,
+    /// Which pair and which side of it the connection in a slot is.
+    slots: BTreeMap<u32, (SpliceId, usize)>,
+    /// Pairs to be looked at: something happened to one of their sockets.
+    due: VecDeque<SpliceId>,
+    /// When to look at those that wait for a neighbour.
+    retry_at: Option<Instant>,
+    /// Pairs that the device has.
+    live: BTreeMap<SpliceId, [Tuple; 2]>,
+    /// Their tuples, which no connection of ours may have.
+    taken: BTreeSet<Tuple>,
+    ended: BTreeMap<SpliceId, SpliceMeta>,
+}
+
+/// A pair that the device does not have yet.
+#[derive(Debug)]
+struct Pair {
+    sockets: [SocketId; 2],
+    idle_timeout: Duration,
+    /// The device was asked.
+    asked: bool,
+    /// It is in the list of those to be looked at.
+    is_due: bool,
+    /// The application has thought better of it.
+    cancelled: bool,
+    /// `TCP_NODELAY` and `TCP_CORK` as they were.
+    modes: [(bool, bool); 2],
+    kept: Vec<Kept>,
+    kept_bytes: usize,
+}
+
+/// A segment that waits for the device.
+struct Kept {
+    side: usize,
+    arrival: Arrival,
+    checksum: Checksum,
+    segment_size: u16,
+}
+
+impl core::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Kept({}, {:?})", self.side, self.arrival.segment)
+    }
+}
+
+impl Splices {
+    /// When [`Host::advance_splices`] has something to look at though nothing happened.
+    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// Whether the connection in a slot may be the device's already: it sends nothing, and no timer
+    /// of it counts.
+    pub(crate) fn is_frozen(&self, slot: u32) -> bool {
+        !self.slots.is_empty() && self.pair_of(slot).is_some_and(|pair| pair.asked)
+    }
+
+    /// Whether the device relays a connection with that tuple.
+    pub(crate) fn takes(&self, tuple: &Tuple) -> bool {
+        self.taken.contains(tuple)
+    }
+
+    /// Whether the connection in a slot is to be spliced.
+    pub(crate) fn has(&self, slot: u32) -> bool {
+        !self.slots.is_empty() && self.slots.contains_key(&slot)
+    }
+
+    /// Gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        f("splice_draining", self.pairs.len() as u64);
+        f("splice_live", self.live.len() as u64);
+    }
+
+    fn pair_of(&self, slot: u32) -> Option<&Pair> {
+        self.slots.get(&slot).and_then(|(id, _)| self.pairs.get(id))
+    }
+
+    /// Has a pair looked at.
+    fn note(&mut self, id: SpliceId) {
+        if let Some(pair) = self.pairs.get_mut(&id) {
+            if !pair.is_due {
+                pair.is_due = true;
+                self.due.push_back(id);
+            }
+        }
+    }
+
+    /// The pair is not the host's any more.
+    fn remove(&mut self, id: SpliceId) -> Option<Pair> {
+        let pair = self.pairs.remove(&id)?;
+        for socket in pair.sockets {
+            self.slots.remove(&socket.index);
+        }
+        Some(pair)
+    }
+
+    /// Keeps how a splice ended until the application asks. Says whether an older one had to go.
+    fn end(&mut self, meta: SpliceMeta) -> bool {
+        self.ended.insert(meta.id, meta);
+        self.ended.len() > ENDED_MAX && self.ended.pop_first().is_some()
+    }
+}
+
+impl Host {
+    /// Begins to splice two established sockets. What was received and not read is relayed first;
+    /// then, when everything is acknowledged on both sides, the device takes both connections.
+    ///
+    /// Until [`crate::Notice::Spliced`] or [`crate::Notice::SpliceRefused`] with the name that this
+    /// gives, the application neither reads, writes nor closes them. Without a packet for
+    /// `idle_timeout` a spliced pair is reset.
+    ///
+    /// # Errors
+    /// [`SpliceError`]: they are not both established, or it is known already that the device will
+    /// not do it. The sockets are as they were.
+    pub fn nsplice(
+        &mut self,
+        now: Instant,
+        a: SocketId,
+        b: SocketId,
+        idle_timeout: Duration,
+    ) -> Result<SpliceId, SpliceError> {
+        let sockets = [a, b];
+        sockets.into_iter().for_each(|socket| self.make_whole(now, socket));
+        self.may_splice(sockets)?;
+        self.splices.names += 1;
+        let id = SpliceId(self.splices.names);
+        let mut modes = [(false, false); 2];
+        for (side, socket) in sockets.into_iter().enumerate() {
+            self.splices.slots.insert(socket.index, (id, side));
+            if let Some(conn) = self.table.get_mut(socket) {
+                // What is left of a segment must not wait for more.
+                let before = (conn.modes.no_delay, conn.modes.cork);
+                (conn.modes.no_delay, conn.modes.cork) = (true, false);
+                modes[side] = before;
+            }
+        }
+        let (kept, kept_bytes) = (Vec::new(), 0);
+        let (asked, is_due, cancelled) = (false, false, false);
+        let pair =
+            Pair { sockets, idle_timeout, asked, is_due, cancelled, modes, kept, kept_bytes };
+        self.splices.pairs.insert(id, pair);
+        self.out.counters.splice_asked += 1;
+        for side in 0..2 {
+            self.relay_unread(now, sockets, side);
+        }
+        self.splices.note(id);
+        Ok(id)
+    }
+
+    /// Whether the device splices, or why not.
+    ///
+    /// # Errors
+    /// Why not.
+    pub const fn splice_offload(&self) -> Result<(), Refusal> {
+        match self.out.splice {
+            Ok(_) => Ok(()),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Ends a splice: both connections are reset.
+    pub fn unsplice(&mut self, id: SpliceId) {
+        if self.splices.live.contains_key(&id) {
+            self.out.ops.push_back(Op::Unsplice { id });
+        } else if let Some(pair) = self.splices.pairs.get_mut(&id) {
+            pair.cancelled = true;
+            self.splices.note(id);
+        }
+    }
+
+    /// Ends every splice.
+    pub fn unsplice_all(&mut self) {
+        let ids: Vec<SpliceId> =
+            self.splices.live.keys().chain(self.splices.pairs.keys()).copied().collect();
+        ids.into_iter().for_each(|id| self.unsplice(id));
+    }
+
+    /// What became of a splice that has ended, once.
+    pub fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta> {
+        self.splices.ended.remove(&id)
+    }
+
+    /// Whether two sockets can be spliced, as far as the host knows. A busy device is no reason
+    /// against it: what it does not relay it has to receive, and to send, all the same.
+    fn may_splice(&mut self, sockets: [SocketId; 2]) -> Result<(), SpliceError> {
+        let mut timestamps = [false; 2];
+        for (side, socket) in sockets.into_iter().enumerate() {
+            let Some(conn) = self.table.get(socket).filter(|conn| is_open(conn)) else {
+                let error = self.table.get(socket).and_then(|conn| conn.error);
+                self.out.counters.splice_declined_not_connected += 1;
+                return Err(SpliceError::NotConnected(error.unwrap_or(SocketError::Closed)));
+            };
+            timestamps[side] = conn.options.timestamps;
+        }
+        let [a, b] = sockets;
+        let c = &mut self.out.counters;
+        let (counter, why) = if let Err(why) = self.out.splice {
+            (&mut c.splice_declined_offload, why)
+        } else if self.has_session(a) || self.has_session(b) {
+            (&mut self.out.counters.splice_declined_encrypted, Refusal::Encrypted)
+        } else if timestamps[0] != timestamps[1] {
+            (&mut self.out.counters.splice_declined_options, Refusal::OptionsDiffer)
+        } else if a == b || self.splices.has(a.index) || self.splices.has(b.index) {
+            (&mut self.out.counters.splice_declined_busy, Refusal::DoesNotFit)
+        } else {
+            return Ok(());
+        };
+        *counter += 1;
+        Err(SpliceError::Refused(why))
+    }
+
+    /// Appends what was received of one side and not read to the other side's stream.
+    fn relay_unread(&mut self, now: Instant, sockets: [SocketId; 2], side: usize) {
+        let Some(conn) = self.table.get_mut(sockets[side]) else { return };
+        let unread = conn.rcv.take_unread();
+        if unread.is_empty() {
+            return;
+        }
+        for bytes in unread {
+            self.out.counters.splice_unread_bytes += bytes.len() as u64;
+            self.with(now, sockets[1 - side], |conn, _| conn.write_all(bytes));
+        }
+        // The window has opened.
+        self.touch(sockets[side]);
+    }
+
+    /// A segment for a connection that is to be spliced.
+    pub(crate) fn handle_splicing(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        arrival: Arrival,
+        checksum: Checksum,
+        segment_size: u16,
+    ) {
+        let Some(&(id, side)) = self.splices.slots.get(&slot) else { return };
+        let Some(pair) = self.splices.pairs.get(&id) else { return };
+        let (asked, sockets) = (pair.asked, pair.sockets);
+        let kept = |arrival| Kept { side, arrival, checksum, segment_size };
+        if asked {
+            return self.keep(id, kept(arrival));
+        }
+        let flags = arrival.segment.flags;
+        let fin = flags.has(Flags::FIN);
+        let controls = flags.any(Flags::SYN.with(Flags::RST));
+        let carries = !arrival.payload.is_empty() || fin;
+        let gap = self.table.get(sockets[side]).is_some_and(|conn| conn.rcv.has_gap());
+        if !carries || controls || gap && !fin {
+            // What fills a gap is relayed like what was received before.
+            self.deliver(now, slot, arrival);
+            return self.relay_unread(now, sockets, side);
+        }
+        if gap {
+            // The FIN is to be relayed behind all of it: it comes again.
+            self.out.counters.splice_kept_dropped += 1;
+            return self.out.recycle.push_back(arrival.packet);
+        }
+        let counts = self.with(now, sockets[side], |conn, cx| conn.handle_kept(cx, &arrival));
+        if counts == Some(true) {
+            self.keep(id, kept(arrival));
+        } else {
+            self.out.recycle.push_back(arrival.packet);
+        }
+    }
+
+    /// Keeps a segment for the device.
+    fn keep(&mut self, id: SpliceId, kept: Kept) {
+        let Some(pair) = self.splices.pairs.get_mut(&id) else {
+            return self.out.recycle.push_back(kept.arrival.packet);
+        };
+        let bytes = kept.arrival.packet.footprint();
+        let full = pair.kept.len() >= KEPT_MAX || pair.kept_bytes + bytes > KEPT_BYTES_MAX;
+        // Nothing is acknowledged, so peers repeat themselves.
+        let carries = !kept.arrival.payload.is_empty();
+        let same = |other: &Kept| carries && other.repeats(&kept);
+        if full || pair.kept.iter().any(same) {
+            self.out.counters.splice_kept_dropped += 1;
+            return self.out.recycle.push_back(kept.arrival.packet);
+        }
+        pair.kept_bytes += bytes;
+        pair.kept.push(kept);
+        self.out.counters.splice_kept_packets += 1;
+    }
+
+    /// After work on a connection: one that is to be spliced may be ready for it, or have ended.
+    pub(crate) fn note_splicing(&mut self, now: Instant, id: SocketId) {
+        let Some(&(splice, side)) = self.splices.slots.get(&id.index) else { return };
+        let Some(pair) = self.splices.pairs.get(&splice) else { return };
+        if pair.sockets[side] != id || pair.asked {
+            return;
+        }
+        if self.table.get(id).is_some_and(is_open) {
+            self.splices.note(splice);
+        } else {
+            self.refuse_splice(now, splice, Refusal::Ended);
+        }
+    }
+
+    /// Asks the device to take the pairs that are ready. Called when there is nothing else to send.
+    pub(crate) fn advance_splices(&mut self, now: Instant) {
+        if self.splices.retry_at.is_some_and(|at| at <= now) {
+            self.splices.retry_at = None;
+            let ids: Vec<SpliceId> = self.splices.pairs.keys().copied().collect();
+            ids.into_iter().for_each(|id| self.splices.note(id));
+        }
+        while let Some(id) = self.splices.due.pop_front() {
+            let Some(pair) = self.splices.pairs.get_mut(&id) else { continue };
+            pair.is_due = false;
+            if pair.asked {
+                continue;
+            }
+            let sockets = pair.sockets;
+            if pair.cancelled {
+                self.refuse_splice(now, id, Refusal::Ended);
+                sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+                continue;
+            }
+            let ready = sockets.map(|socket| self.is_drained(socket));
+            if ready == [true; 2] {
+                self.ask_for_splice(now, id);
+            }
+        }
+    }
+
+    /// Whether everything is acknowledged in both directions of a connection. Has it acknowledge
+    /// what it received, if it has not.
+    fn is_drained(&mut self, socket: SocketId) -> bool {
+        let Some(conn) = self.table.get_mut(socket) else { return false };
+        let sent = conn.snd.una == conn.send_end() && conn.snd.flight.is_empty();
+        if !sent || conn.rcv.has_gap() || conn.rcv.ready_bytes() > 0 {
+            return false;
+        }
+        if conn.last_ack_sent == conn.rcv.ack() {
+            return true;
+        }
+        conn.rcv.ack_now();
+        self.touch(socket);
+        false
+    }
+
+    fn ask_for_splice(&mut self, now: Instant, id: SpliceId) {
+        let Some(pair) = self.splices.pairs.get(&id) else { return };
+        let (sockets, idle_timeout) = (pair.sockets, pair.idle_timeout);
+        let [Some(a), Some(b)] = [0, 1].map(|side| self.splice_side(now, id, side)) else {
+            if self.splices.retry_at.is_none() {
+                self.splices.retry_at = Some(now + RETRY);
+                // An acknowledgment has the neighbour asked for.
+                for socket in sockets {
+                    if let Some(conn) = self.table.get_mut(socket) {
+                        conn.rcv.ack_now();
+                    }
+                    self.touch(socket);
+                }
+            }
+            return;
+        };
+        if let Some(pair) = self.splices.pairs.get_mut(&id) {
+            pair.asked = true;
+        }
+        let splice = Splice { id, sides: [a, b], idle_timeout };
+        self.out.ops.push_back(Op::Splice(Box::new(splice)));
+    }
+
+    /// A side as its TCB has it; none while its next hop is not known.
+    fn splice_side(&mut self, now: Instant, id: SpliceId, side: usize) -> Option<SpliceSide> {
+        let pair = self.splices.pairs.get(&id)?;
+        let conn = self.table.get(pair.sockets[side])?;
+        let hop = self.out.net.next_hop(conn.tuple.remote.addr)?;
+        let link = self.out.net.neighbors.lookup(now, hop)?;
+        let stamps = pair.kept.iter().filter(|kept| kept.side == side);
+        let stamps = stamps.filter_map(|kept| kept.arrival.segment.options.timestamps);
+        // What was kept passes first, and no clock may seem to go back.
+        let earliest = |a: u32, b: u32| if SeqNum(b).lt(SeqNum(a)) { b } else { a };
+        let recent = stamps.map(|ts| ts.value).fold(conn.options.ts_recent, earliest);
+        Some(conn.splice_side(now, link, recent))
+    }
+
+    /// The device's answer.
+    pub(crate) fn handle_spliced(
+        &mut self,
+        now: Instant,
+        id: SpliceId,
+        result: Result<(), Refusal>,
+    ) {
+        let Some(pair) = self.splices.pairs.get(&id).filter(|pair| pair.asked) else {
+            self.out.counters.events_ignored += 1;
+            // It was asked before a reset and answers after it: the connections are ours.
+            if result.is_ok() && !self.splices.live.contains_key(&id) {
+                self.out.ops.push_back(Op::Unsplice { id });
+            }
+            return;
+        };
+        let (sockets, cancelled) = (pair.sockets, pair.cancelled);
+        if let Err(why) = result {
+            self.out.counters.splice_refused_by_device += 1;
+            self.refuse_splice(now, id, why);
+            if cancelled {
+                sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+            }
+            return;
+        }
+        let open = sockets.map(|socket| self.table.get(socket).is_some_and(is_open));
+        if cancelled || open != [true; 2] {
+            // The application has ended one of them in spite of it all.
+            self.out.ops.push_back(Op::Unsplice { id });
+            self.refuse_splice(now, id, Refusal::Ended);
+            sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+            return;
+        }
+        self.hand_over_pair(now, id);
+    }
+
+    /// The connections are the device's: what was kept follows, and they are forgotten.
+    fn hand_over_pair(&mut self, now: Instant, id: SpliceId) {
+        let Some(pair) = self.splices.remove(id) else { return };
+        let tuples = pair.sockets.map(|socket| self.table.get(socket).map(|c| c.tuple));
+        for socket in pair.sockets {
+            self.forget_connection(now, socket);
+        }
+        let packets = pair.kept.into_iter().map(Kept::into_frame).collect();
+        self.out.ops.push_back(Op::SpliceStart { id, packets });
+        self.out.counters.splice_handed_over += 1;
+        if let [Some(a), Some(b)] = tuples {
+            self.splices.live.insert(id, [a, b]);
+            self.splices.taken.extend([a, b]);
+        }
+        self.notices.push_back(Notice::Spliced(id));
+    }
+
+    /// A TCB has one owner: this one has another now.
+    fn forget_connection(&mut self, now: Instant, socket: SocketId) {
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        let tuple = conn.tuple;
+        conn.state = State::Closed;
+        conn.modes.held = false;
+        conn.timers.stop_all();
+        let (config, out, files) = (&self.config.tcp, &mut self.out, &mut self.files);
+        conn.release_files(&mut Cx { now, config, out, files });
+        self.table.unroute(&tuple, Place::Connection(socket.index));
+        self.free(socket);
+    }
+
+    /// Two sockets are not spliced: what was kept comes to them as if it came now.
+    fn refuse_splice(&mut self, now: Instant, id: SpliceId, why: Refusal) {
+        let Some(pair) = self.splices.remove(id) else { return };
+        self.out.counters.splice_refused += 1;
+        for (socket, (no_delay, cork)) in pair.sockets.into_iter().zip(pair.modes) {
+            self.with(now, socket, |conn, _| {
+                (conn.modes.no_delay, conn.modes.cork) = (no_delay, cork);
+            });
+        }
+        self.notices.push_back(Notice::SpliceRefused(id, why));
+        for Kept { side, arrival, .. } in pair.kept {
+            let socket = pair.sockets[side];
+            match self.table.get(socket).map(|conn| conn.tuple) {
+                Some(tuple) if self.table.find(&tuple) == Some(Place::Connection(socket.index)) => {
+                    self.deliver(now, socket.index, arrival);
+                }
+                _ => self.out.recycle.push_back(arrival.packet),
+            }
+        }
+    }
+
+    fn abort_splicing(&mut self, now: Instant, socket: SocketId) {
+        self.with(now, socket, |conn, cx| {
+            if conn.state != State::Closed {
+                conn.abort(cx, SocketError::Closed);
+            }
+        });
+    }
+
+    pub(crate) fn handle_splice_closed(&mut self, closed: &SpliceClosed) {
+        let SpliceClosed { id, bytes, packets, end } = *closed;
+        match self.splices.live.remove(&id) {
+            Some(tuples) => self.end_splice(id, tuples, bytes, packets, Some(end)),
+            None => self.out.counters.events_ignored += 1,
+        }
+    }
+
+    fn end_splice(
+        &mut self,
+        id: SpliceId,
+        tuples: [Tuple; 2],
+        bytes: [u64; 2],
+        packets: [u64; 2],
+        end: Option<SpliceEnd>,
+    ) {
+        for tuple in &tuples {
+            self.splices.taken.remove(tuple);
+        }
+        let remotes = tuples.map(|tuple| tuple.remote);
+        self.out.counters.splice_ends += 1;
+        let forgotten = self.splices.end(SpliceMeta { id, remotes, bytes, packets, end });
+        self.out.counters.splice_ends_forgotten += u64::from(forgotten);
+        self.notices.push_back(Notice::SpliceClosed(id));
+    }
+
+    /// The device has lost its state: what it had ends, what it was asked for is refused.
+    pub(crate) fn reset_splices(&mut self, now: Instant) {
+        for (id, tuples) in core::mem::take(&mut self.splices.live) {
+            self.end_splice(id, tuples, [0; 2], [0; 2], None);
+        }
+        let ids: Vec<SpliceId> = self.splices.pairs.keys().copied().collect();
+        for id in ids {
+            self.refuse_splice(now, id, Refusal::DeviceReset);
+        }
+    }
+}
+
+/// Whether both directions are open.
+fn is_open(conn: &Connection) -> bool {
+    conn.state == State::Established && !conn.snd.fin && conn.modes.held
+}
+
+impl Kept {
+    /// Whether it is the same segment once more.
+    fn repeats(&self, other: &Self) -> bool {
+        let key = |kept: &Self| {
+            let Arrival { segment, payload, .. } = &kept.arrival;
+            (kept.side, segment.seq, segment.flags.has(Flags::FIN), payload.len())
+        };
+        key(self) == key(other)
+    }
+
+    fn into_frame(self) -> RxFrame {
+        // Whatever the host summed itself was right.
+        let checksum = match self.checksum {
+            Checksum::Partial => Checksum::Partial,
+            _ => Checksum::Good,
+        };
+        let (packet, segment_size) = (self.arrival.packet, self.segment_size);
+        RxFrame { packet, checksum, segment_size }
+    }
+}
+
+impl Connection {
+    /// What the device needs to know of a connection with nothing under way.
+    fn splice_side(&self, now: Instant, link: [u8; 6], recent: u32) -> SpliceSide {
+        let window = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let value = timestamp(now, self.options.ts_offset);
+        SpliceSide {
+            tuple: self.tuple,
+            link,
+            snd_nxt: self.seq(self.snd.nxt),
+            rcv_nxt: self.rcv.ack(),
+            peer_scale: self.options.peer_scale,
+            own_scale: self.rcv.scale,
+            peer_window: window(self.snd.edge.saturating_sub(self.snd.nxt)),
+            own_window: window(self.rcv.edge().saturating_sub(self.rcv.next())),
+            mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
+            sack: self.options.sack,
+            ecn: self.options.ecn,
+            timestamps: self.options.timestamps.then_some(SpliceTimestamps { value, recent }),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A connection's last step on the host: all that is left of it, for the device to bring to an end
+//! (AccelTCP section 4.2), and back where the device would not.
+//!
+//! Called by `hand_over` of the host, which decides when.
+
+use alloc::boxed::Box;
+
+use abi::teardown::{Teardown, TeardownLimits};
+use abi::{FileExtent, FileId, Header, Op, Part, Parts};
+use base::Instant;
+use smallvec::SmallVec;
+use wire::emit::set_lengths;
+use wire::frame::{Frame, parse as parse_frame, protocol};
+use wire::tcp::{Flags, Segment};
+use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
+
+use super::conn::{Begin, Connection, Cx};
+use super::output::past_us;
+use super::recovery::Phase;
+use super::spans::SpanMap;
+use super::state::State;
+use super::timers::Timer;
+use crate::config::TcpConfig;
+
+/// Parts of a connection that is handed over: more are a sign of many small writes, and dear for
+/// the device to keep.
+const PARTS_MAX: usize = 8;
+
+impl Connection {
+    /// Whether the application has closed it, and only its end is to be brought to the peer.
+    pub(crate) const fn is_left(&self) -> bool {
+        let closing = matches!(self.state, State::FinWait1 | State::LastAck);
+        closing && self.snd.fin && !self.modes.held
+    }
+
+    /// Whether what is left needs no congestion control, no reassembly and nothing of the disk:
+    /// what the paper keeps off the NIC.
+    fn is_simple(&self, limits: &TeardownLimits) -> bool {
+        let snd = &self.snd;
+        let bytes = snd.spans.end().saturating_sub(snd.una);
+        let settled = snd.phase == Phase::Open && !snd.flight.has_lost() && !snd.reading;
+        let sent = !snd.flight.any_pending() && !self.awaits_device();
+        let fits = bytes <= u64::from(limits.bytes_max.min(snd.cc.cwnd))
+            && snd.spans.end() <= snd.edge.max(snd.nxt);
+        settled && sent && fits && !self.rcv.has_holes() && self.rcv.ready_bytes() == 0
+    }
+
+    /// All that is left of the connection, which the caller forgets then; none where it does not
+    /// fit.
+    pub(crate) fn hand_over(
+        &mut self,
+        cx: &mut Cx<'_>,
+        limits: &TeardownLimits,
+    ) -> Option<Box<Teardown>> {
+        if !self.is_simple(limits) || self.snd.spans.first_unread(self.snd.una).is_some() {
+            cx.out.counters.hand_over_deferred += 1;
+            return None;
+        }
+        let segment = self.segment(cx, self.snd.nxt, Flags::ACK);
+        let (header, timestamp) = cx.out.tcp_header_to(cx.now, &self.tuple, &segment)?;
+        let timestamp = timestamp.map(|ts| abi::TsOption { past_us: past_us(cx.now), ..ts });
+        let (parts, new_file_bytes) = self.collect_left()?;
+        cx.out.counters.file_offload_bytes += new_file_bytes;
+        self.timers.stop_all();
+        Some(Box::new(Teardown {
+            flow: self.flow,
+            header,
+            timestamp,
+            una: self.seq(self.snd.una),
+            nxt: self.seq(self.snd.nxt),
+            edge: self.seq(self.snd.edge),
+            peer_scale: self.options.peer_scale,
+            mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
+            parts,
+            rcv_nxt: self.rcv.ack(),
+            fin_received: self.state == State::LastAck,
+            rto: self.snd.rtt.rto(cx.config),
+            time_wait: cx.config.time_wait,
+            contexts: self.snd.sealer.iter_mut().flat_map(|s| s.take_contexts()).collect(),
+        }))
+    }
+
+    /// Forgets the send stream, whose last `handed` bytes of files the device was handed: it tells
+    /// its file engine itself what the peer has of them. Of what precedes them in their record, and
+    /// was acknowledged, we tell it. Not before the hand-over, lest a file be closed under it.
+    pub(crate) fn release_left(&mut self, cx: &mut Cx<'_>, handed: u64) {
+        self.report_acked(cx);
+        let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
+        let mut left = SmallVec::<[(FileId, u64, u64); 2]>::new();
+        spans.advance(spans.end(), |file, offset, len| left.push((file, offset, len)));
+        let before = left.iter().map(|&(_, _, len)| len).sum::<u64>().saturating_sub(handed);
+        // At most a record's content.
+        if let (Some(&(file, offset, _)), Ok(len @ 1..)) = (left.first(), u32::try_from(before)) {
+            cx.out.ops.push_back(Op::FileAck(FileExtent { file, offset, len }));
+        }
+        for (file, offset, len) in left {
+            cx.files.release(cx.out, file, offset, len, false);
+        }
+    }
+
+    /// The bytes that are not acknowledged, cut where those begin that were never sent: what the
+    /// device sends again it sends by whole parts. Also how many bytes of files were never sent.
+    fn collect_left(&mut self) -> Option<(Parts, u64)> {
+        let (una, end) = (self.snd.una, self.snd.spans.end());
+        let nxt = self.snd.nxt.min(end);
+        let (mut parts, mut sent) = (Parts::new(), 0);
+        for (from, to) in [(una, nxt), (nxt, end)] {
+            sent = parts.len();
+            let Some(len) = u32::try_from(to.saturating_sub(from)).ok().filter(|&len| len > 0)
+            else {
+                continue;
+            };
+            if let Some(sealer) = &mut self.snd.sealer {
+                sealer.distrust();
+            }
+            let sealer = self.snd.sealer.as_deref_mut();
+            if self.snd.spans.collect(from, len, sealer, &mut parts) < len {
+                return None;
+            }
+        }
+        // A context that was refused would be heard of when the connection is not ours any more.
+        let sealer = self.snd.sealer.as_deref();
+        let proven = |part: &Part| match part {
+            Part::Sealed(sealed) => sealer.is_some_and(|s| s.is_proven(sealed.context, una)),
+            Part::Host(_) | Part::File(_) => true,
+        };
+        if !parts.iter().all(proven) {
+            return None;
+        }
+        let new = parts.get(sent..).unwrap_or_default().iter().map(own_file_bytes).sum();
+        (parts.len() <= PARTS_MAX).then_some((parts, new))
+    }
+
+    /// A connection that the device gave back: its bytes, all in our memory, are taken as sent as
+    /// far as they were.
+    pub(crate) fn take_back(
+        begin: Begin,
+        teardown: &Teardown,
+        config: &TcpConfig,
+        now: Instant,
+    ) -> Self {
+        let mut conn = Self::established(begin, config, now);
+        for part in &teardown.parts {
+            if let Part::Host(bytes) = part {
+                conn.snd.spans.push_memory(bytes.clone());
+            }
+        }
+        let ahead = |seq: base::SeqNum| u64::from(seq.distance(teardown.una).max(0).unsigned_abs());
+        conn.snd.fin = true;
+        conn.snd.nxt = 1 + ahead(teardown.nxt);
+        conn.snd.edge = 1 + ahead(teardown.edge);
+        if conn.snd.nxt > 1 {
+            let (nxt, tag) = (conn.snd.nxt, conn.snd.next_tag);
+            conn.snd.flight.push(1, nxt, now, tag, false);
+            conn.snd.next_tag = tag.wrapping_add(1);
+            conn.timers.set(Timer::Retransmit, now + teardown.rto);
+        }
+        conn.state = match teardown.fin_received {
+            true => State::LastAck,
+            false => State::FinWait1,
+        };
+        conn
+    }
+}
+
+/// Bytes of files in parts that are handed over.
+pub(crate) fn file_bytes(parts: &Parts) -> u64 {
+    parts.iter().map(own_file_bytes).sum()
+}
+
+/// Bytes of a file that a part has for itself: not what precedes it in its record.
+fn own_file_bytes(part: &Part) -> u64 {
+    let prefix = if let Part::Sealed(sealed) = part { sealed.prefix } else { 0 };
+    part.extent().map_or(0, |extent| u64::from(extent.len.saturating_sub(prefix)))
+}
+
+/// The connection and the segment that a header of ours is of, as `Outbox::tcp_header_to` made it.
+pub(crate) fn parse(header: &Header) -> Option<(Tuple, Segment)> {
+    let mut header = header.clone();
+    let (l3, end) = (header.l3(), header.len());
+    let bytes = header.as_mut_slice();
+    let ip_bytes = if bytes.get(l3)? >> 4 == 4 { IPV4_BYTES } else { IPV6_BYTES };
+    if end < l3 + ip_bytes {
+        return None;
+    }
+    set_lengths(bytes, l3, end, 0);
+    let Ok(Frame::Ip(ip)) = parse_frame(bytes) else { return None };
+    if ip.protocol != protocol::TCP {
+        return None;
+    }
+    let (segment, _) = Segment::parse(bytes.get(ip.l4..ip.end)?).ok()?;
+    let local = Endpoint { addr: ip.source, port: segment.source };
+    let remote = Endpoint { addr: ip.destination, port: segment.destination };
+    Some((Tuple { local, remote }, segment))
+}

@@ -1,0 +1,413 @@
+//! Connections that the device sets up and tears down: AccelTCP sections 4.1, 4.2 and 5.2.
+
+use abi::setup::ListenId;
+use abi::teardown::{Teardown, TeardownDone, TeardownRefused};
+use abi::{Event, Load, Op, Part, Refusal};
+use base::Duration;
+use host::{ListenerOption, SocketError, SocketOption};
+use testkit::{HOST, HOST_V6, Peer, seg};
+use wire::tcp::Segment;
+
+const ALL: [ListenerOption; 3] = [
+    ListenerOption::DeferAccept(true),
+    ListenerOption::TeardownOffload(true),
+    ListenerOption::SetupOffload(true),
+];
+
+/// A server whose device does everything, and has been told so.
+fn server() -> Peer {
+    let (mut t, _) = Peer::server_with_options(&ALL);
+    t.take_listens();
+    t
+}
+
+fn bytes(teardown: &Teardown) -> Vec<u8> {
+    let mut all = Vec::new();
+    for part in &teardown.parts {
+        match part {
+            Part::Host(bytes) => all.extend_from_slice(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+    all
+}
+
+fn segment(teardown: &Teardown) -> Segment {
+    let header = &teardown.header;
+    Segment::parse(&header.as_slice()[header.l4()..]).unwrap().0
+}
+
+/// One request, one response, a close: one event in, one operation out, and no TCB.
+#[test]
+fn a_transaction_is_one_event_and_one_operation() {
+    let mut t = server();
+    // Somebody's address has to be known to hand anything over.
+    let t = &mut t;
+    know_the_peer(t);
+    t.moved(
+        |t| {
+            t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+            assert_eq!(t.host.peek(t.socket()), b"ping");
+            assert_eq!(t.host.remote(t.socket()).unwrap().port, 40_001);
+            t.host.consume(t.socket(), 4);
+            t.queue(b"pong");
+            t.app_close();
+        },
+        &[
+            ("setup_accepted", 1),
+            ("tcp_passive_opens", 1),
+            ("handed_over", 1),
+            ("connections_closing_on_device", 1),
+        ],
+    );
+    t.expect_nothing();
+    assert_eq!(t.state(), "GONE");
+    let teardown = t.take_teardown().expect("a connection was handed over");
+    assert_eq!(bytes(&teardown), b"pong");
+    assert_eq!((t.position(teardown.una), t.position(teardown.nxt)), (1, 1));
+    assert_eq!(t.peer_position(teardown.rcv_nxt), 5);
+    assert_eq!(t.position(teardown.edge), 1 + (512 << 7), "the ACK's window, scaled");
+    assert_eq!((teardown.mss, teardown.peer_scale, teardown.fin_received), (1448, 7, false));
+    assert_eq!(
+        (teardown.rto, teardown.time_wait),
+        (Duration::from_secs(1), Duration::from_secs(60))
+    );
+    let header = segment(&teardown);
+    assert_eq!(t.peer_position(header.ack), 5, "the request is acknowledged");
+    let ts = header.options.timestamps.unwrap();
+    let after = ts.value.wrapping_sub(Peer::device_timestamp());
+    assert!((1..=64).contains(&after), "our clock goes on from the SYN-ACK's: {after}");
+    assert_eq!(t.file_ops.len(), 0, "one operation, and no other");
+}
+
+/// The peer says its link address, and goes on from another port.
+fn know_the_peer(t: &mut Peer) {
+    t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
+    t.take("a SYN-ACK");
+    t.send(seg!(ACK RST));
+    t.pump();
+    t.take_all();
+    t.notices.clear();
+    t.new_tuple(40_001);
+}
+
+/// Where the connection goes on after its response it has a TCB, with everything in it.
+#[test]
+fn a_second_transaction_makes_it_whole() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"one"), Peer::agreed());
+    assert_eq!(t.host.peek(t.socket()), b"one");
+    t.host.consume(t.socket(), 3);
+    t.queue(b"first");
+    t.pump();
+    assert_eq!(t.host.counters().quasi_made_whole, 1);
+    t.expect(seg!(ACK PSH seq 1 ack 4 data b"first" first));
+    t.send(seg!(ACK PSH ack 6 data b"two"));
+    assert_eq!(t.app_read(), b"two");
+    t.expect(seg!(ACK seq 6 ack 7 len 0));
+    t.queue(b"second");
+    t.app_close();
+    let teardown = t.take_teardown().expect("a connection was handed over");
+    assert_eq!(bytes(&teardown), b"second");
+    assert_eq!((t.position(teardown.una), t.position(teardown.nxt)), (6, 6));
+    assert_eq!(t.peer_position(teardown.rcv_nxt), 7);
+    t.expect_nothing();
+}
+
+/// Without `TCP_DEFER_ACCEPT` the end of the handshake comes first; it costs no TCB either.
+#[test]
+fn the_request_may_come_after_the_handshake() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK), Peer::agreed());
+    assert_eq!(t.notices.len(), 1, "accepted");
+    t.pump();
+    t.expect_nothing();
+    t.after_ms(500);
+    t.deliver(&seg!(ACK PSH data b"ping"));
+    assert_eq!(t.host.peek(t.socket()), b"ping");
+    t.host.consume(t.socket(), 4);
+    t.queue(b"pong");
+    t.moved(Peer::app_close, &[("handed_over", 1), ("connections_closing_on_device", 1)]);
+    assert_eq!(bytes(&t.take_teardown().unwrap()), b"pong");
+    // Its route is gone: a stray is answered as any.
+    t.send(seg!(ACK data b"more"));
+    t.expect(seg!(RST));
+}
+
+/// A duplicate of the segment that established it brings the cookie back once more.
+#[test]
+fn duplicates_of_the_cookie_are_no_new_connections() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH seq 1 data b"ping"), Peer::agreed());
+    let first = t.socket();
+    t.device_accepts(&seg!(ACK PSH seq 1 data b"ping"), Peer::agreed());
+    assert_eq!((t.socket(), t.notices.len()), (first, 1), "the same connection, made whole");
+    t.pump();
+    assert_eq!(t.host.counters().setup_accepted, 1);
+    assert_eq!(t.app_read(), b"ping", "once");
+}
+
+/// A peer that began anew has shaken hands with the device: the old connection is gone.
+#[test]
+fn a_new_incarnation_takes_the_tuple_over() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"old"), Peer::agreed());
+    let old = t.socket();
+    t.pump();
+    t.take_all();
+    // Beyond the window: it is nothing that the old connection could take.
+    t.new_incarnation(3_000_000);
+    t.device_accepts(&seg!(ACK PSH ack 77 data b"new"), Peer::agreed());
+    assert_ne!(t.socket(), old);
+    assert_eq!(t.host.readiness(old).error, Some(SocketError::Reset));
+    assert_eq!(t.host.peek(t.socket()), b"new");
+    t.pump();
+    assert!(t.take_all().iter().all(|s| !s.flags.has(testkit::Flags::RST)), "no reset to anybody");
+}
+
+/// More than an initial window is TCP's to pace; what is left in the end is the device's.
+#[test]
+fn a_long_response_is_handed_over_when_it_fits() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(&[7; 20_000]);
+    t.app_close();
+    assert!(t.take_teardown().is_none(), "more than a congestion window");
+    t.expect(seg!(ACK seq 1 ack 5 len 14480));
+    t.send(seg!(ACK ack 14481));
+    let teardown = t.take_teardown().expect("what is left fits");
+    assert_eq!(t.position(teardown.una), 14_481);
+    let left: usize = bytes(&teardown).len();
+    assert_eq!(left, 20_000 - 14_480);
+    // Whether the host had sent it already does not matter to the peer.
+    let sent = t.position(teardown.nxt) - 14_481;
+    assert!(sent == 0 || sent as usize == left + 1);
+    assert_eq!(t.state(), "GONE");
+}
+
+/// What is in flight is cut apart from what was never sent.
+#[test]
+fn parts_end_where_sending_has() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(b"sent");
+    t.pump();
+    t.expect(seg!(ACK PSH seq 1 ack 5 data b"sent"));
+    t.queue(b"unsent");
+    t.app_close();
+    let teardown = t.take_teardown().expect("it fits");
+    let lens: Vec<u32> = teardown.parts.iter().map(Part::len).collect();
+    assert_eq!((lens, t.position(teardown.una), t.position(teardown.nxt)), (vec![4, 6], 1, 5));
+    assert_eq!(bytes(&teardown), b"sentunsent");
+}
+
+/// A file's extents go with the connection; the device tells its file engine itself what arrived.
+#[test]
+fn files_change_hands() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    let file = t.app_open();
+    t.host.offload_write(t.socket(), file, 4096, 500).unwrap();
+    t.app_close();
+    t.host.offload_close(file);
+    t.pump();
+    let teardown = t.take_teardown().expect("nothing was sent yet, so nothing is awaited");
+    assert!(matches!(&teardown.parts[..], [Part::File(e)] if (e.offset, e.len) == (4096, 500)));
+    assert_eq!(t.acked_file_bytes(), 0);
+    assert!(t.took_file_close(), "nobody else needs the file");
+}
+
+/// The paper's first condition of another kind: while a disk is awaited the host has to know how
+/// that ends.
+#[test]
+fn what_waits_for_a_disk_waits_on_the_host() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.app_file(500);
+    t.expect(seg!(ACK seq 1 ack 5 len 0));
+    t.app_close();
+    assert!(t.take_teardown().is_none(), "echoes are still out");
+    t.echo_all();
+    let teardown = t.take_teardown().expect("everything has left");
+    assert_eq!(t.position(teardown.una), 1);
+}
+
+/// The peer closed first: LAST-ACK is the device's.
+#[test]
+fn a_passive_close_is_handed_over() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH FIN data b"ping"), Peer::agreed());
+    assert_eq!(t.host.peek(t.socket()), b"ping");
+    t.host.consume(t.socket(), 4);
+    assert!(t.host.readiness(t.socket()).peer_closed);
+    t.queue(b"pong");
+    t.app_close();
+    let teardown = t.take_teardown().expect("it fits");
+    assert!(teardown.fin_received);
+    assert_eq!(t.peer_position(teardown.rcv_nxt), 6, "behind the FIN");
+    assert_eq!(bytes(&teardown), b"pong");
+}
+
+/// RFC 2525 section 2.17 holds for quasi-TCBs too.
+#[test]
+fn unread_bytes_turn_the_close_into_a_reset() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.app_close();
+    t.expect(seg!(ACK RST seq 1));
+    assert!(t.take_teardown().is_none());
+}
+
+/// The device has as many as it takes: the host closes by itself, and hands over again when some
+/// have ended.
+#[test]
+fn a_full_table_is_no_reason_to_lose_a_byte() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    for port in 0..3 {
+        t.new_tuple(41_000 + port);
+        t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+        t.host.consume(t.socket(), 4);
+        t.queue(b"pong");
+        t.app_close();
+    }
+    t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"pong"));
+    assert_eq!(t.host.counters().handed_over, 2);
+    assert!(t.host.counters().hand_over_kept_full > 0);
+    t.event(Event::TeardownDone(TeardownDone { closed: 1, reset: 1, timed_out: 0 }));
+    let counters = t.host.counters();
+    assert_eq!((counters.handed_over_closed, counters.handed_over_reset), (1, 1));
+    t.send(seg!(ACK ack 2));
+    assert_eq!(t.host.counters().handed_over, 3, "there is room again");
+}
+
+/// What was on its way to the host when it handed the connection over is the device's to answer: no
+/// reset, and no second connection for a duplicate that brings the cookie back.
+#[test]
+fn frames_that_crossed_the_hand_over_are_given_back() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH seq 1 data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(b"pong");
+    t.app_close();
+    t.device_accepts(&seg!(ACK PSH seq 1 data b"ping"), Peer::agreed());
+    t.send(seg!(ACK FIN seq 5));
+    assert_eq!(t.take_returned(), 2);
+    t.expect_nothing();
+    let counters = t.host.counters();
+    assert_eq!((counters.setup_accepted, counters.hand_over_frames_returned), (1, 2));
+    // Once the device has the connection, what still comes here is nobody's.
+    assert!(t.take_teardown().is_some());
+    t.send(seg!(ACK seq 5));
+    t.expect(seg!(RST));
+    assert_eq!(t.take_returned(), 0);
+}
+
+/// What the device gives back goes on as it was.
+#[test]
+fn a_refused_connection_is_closed_by_the_host() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(b"pong");
+    t.app_close();
+    let teardown = t.take_teardown().unwrap();
+    let why = Refusal::DoesNotFit;
+    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    let back = t.take_teardown();
+    assert!(back.is_none(), "it is not offered again at once");
+    t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"pong"));
+    t.send(seg!(ACK FIN ack 6));
+    t.expect(seg!(ACK seq 6 ack 6));
+    let counters = t.host.counters();
+    assert_eq!((counters.hand_over_refused, counters.hand_over_refused_reset), (1, 0));
+}
+
+/// `Op::Listen` says what the device needs: every address of ours for a wildcard, and no others.
+#[test]
+fn the_device_is_told_of_listeners() {
+    let (mut t, listener) = Peer::server_with_options(&ALL);
+    let told = t.take_listens();
+    let listen = told.last().unwrap().as_ref().unwrap();
+    assert_eq!(*listen.addrs, [HOST, HOST_V6]);
+    assert_eq!((listen.listener, listen.port, listen.mss), (ListenId(0), 80, [1460, 1440]));
+    assert!(listen.defer && listen.sack && listen.ecn);
+    assert_eq!(t.host.setup_offload(listener), Ok(()));
+    // Busy: its SYNs are ours until it is not.
+    t.event(Event::Load(Load { permille: 990, high: true }));
+    assert_eq!(t.take_listens(), [Err(ListenId(0))]);
+    t.event(Event::Load(Load { permille: 995, high: true }));
+    assert_eq!(t.take_listens(), []);
+    t.event(Event::Load(Load { permille: 300, high: false }));
+    assert!(matches!(&t.take_listens()[..], [Ok(_)]));
+    assert_eq!(t.host.counters().device_overloads, 1);
+    // Reset: it has to be told again.
+    t.event(Event::Reset);
+    assert!(matches!(&t.take_listens()[..], [Ok(_)]));
+    t.event(Event::ListenRefused { listener: ListenId(0), why: Refusal::TableFull });
+    assert_eq!(t.host.setup_offload(listener), Err(Refusal::TableFull));
+    t.host.set_listener_option(listener, ListenerOption::SetupOffload(false));
+    t.pump();
+    assert_eq!(t.take_listens(), [], "it has none");
+}
+
+/// A busy device gets no connections to tear down.
+#[test]
+fn a_busy_device_is_left_alone() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.event(Event::Load(Load { permille: 990, high: true }));
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(b"pong");
+    t.app_close();
+    assert!(t.take_teardown().is_none());
+    t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"pong"));
+    assert!(t.host.counters().hand_over_kept_overloaded > 0);
+}
+
+/// The option alone, on a connection that the host set up itself.
+#[test]
+fn tear_down_without_set_up() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::TeardownOffload(true));
+    t.queue(b"bye");
+    t.app_close();
+    let teardown = t.take_teardown().expect("it fits");
+    assert_eq!((bytes(&teardown), t.position(teardown.nxt)), (b"bye".to_vec(), 1));
+    t.expect_nothing();
+}
+
+/// A listener's name, a port or a connection that is none of ours: counted, and nothing else.
+#[test]
+fn nonsense_of_the_device_is_ignored() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    let mut other = Peer::agreed();
+    other.listener = ListenId(9);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), other);
+    t.pump();
+    assert_eq!(t.host.counters().events_ignored, 1);
+    t.expect(seg!(RST));
+    assert_eq!(t.host.counters().setup_accepted, 0);
+    t.event(Event::TeardownDone(TeardownDone { closed: 9, reset: u32::MAX, timed_out: 1 }));
+    t.event(Event::ListenRefused { listener: ListenId(7), why: Refusal::TableFull });
+    assert_eq!(t.host.counters().events_ignored, 2);
+    assert!(t.file_ops.iter().all(|op| !matches!(op, Op::Teardown(_))));
+}

@@ -1,0 +1,737 @@
+//! `nsplice` from the host's side: two scripted peers, and a device that says what the test has it
+//! say. Numbers are relative to the two initial ones of each connection.
+
+use abi::port::RxFrame;
+use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
+use abi::{Capabilities, Checksum, Event, Op, PacketPool, Received, Refusal};
+use base::counters::moved;
+use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
+use host::{
+    Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketOption, SpliceError, SpliceId,
+};
+use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::frame::{Frame, parse, protocol};
+use wire::tcp::{Flags, Segment, Timestamps};
+use wire::{Endpoint, Tuple};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const HOST: [u8; 4] = [10, 77, 0, 2];
+const ACK: Flags = Flags::ACK;
+const FIN: Flags = Flags(0x11);
+const IDLE: Duration = Duration::from_secs(30);
+/// The peers' clock at the start, and their initial sequence number.
+const CLOCK: u32 = 5000;
+const PEER_ISS: SeqNum = SeqNum(u32::MAX - 500);
+
+/// A connection of a peer.
+struct Line {
+    tuple: Tuple,
+    iss: SeqNum,
+    socket: SocketId,
+    timestamps: bool,
+    /// Our latest TSval.
+    recent: u32,
+}
+
+/// What the host sent: to which line, sequence and acknowledgment, flags, payload.
+type Sent = (usize, u32, u32, Flags, Vec<u8>);
+
+struct World {
+    host: Host,
+    now: Instant,
+    pool: PacketPool,
+    lines: Vec<Line>,
+    sent: Vec<Sent>,
+    /// Operations on splices.
+    ops: Vec<Op>,
+    notices: Vec<Notice>,
+    /// Whether anybody answers ARP requests.
+    answers: bool,
+    counted: Vec<(&'static str, u64)>,
+}
+
+fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
+    let none = Refusal::NotSupported;
+    Capabilities {
+        transmit_bytes_max: 65_000,
+        mtu: 1500,
+        mac: MAC,
+        file: Err(none),
+        l5o: Err(none),
+        setup: Err(none),
+        teardown: Err(none),
+        splice,
+    }
+}
+
+impl World {
+    fn new(splice: Result<SpliceLimits, Refusal>, change: impl FnOnce(&mut Config)) -> Self {
+        let addrs = vec![Cidr { addr: HOST.into(), prefix_len: 24 }];
+        let mut config = Config { addrs, ..Config::default() };
+        change(&mut config);
+        let mut host = Host::new(config, &capabilities(splice), 3);
+        host.listen(Listen { addr: None, port: 80, backlog: 9 }).unwrap();
+        Self {
+            host,
+            now: Instant::from_millis(1_000_000),
+            pool: PacketPool::new(8),
+            lines: vec![],
+            sent: vec![],
+            ops: vec![],
+            notices: vec![],
+            answers: true,
+            counted: vec![],
+        }
+    }
+
+    /// Two established connections, everything quiet.
+    fn pair() -> Self {
+        let mut world = Self::new(Ok(SpliceLimits { pairs_max: 9 }), |_| {});
+        (0..2).for_each(|_| world.open(true));
+        world.moved(&[]);
+        world
+    }
+
+    /// A peer connects.
+    fn open(&mut self, timestamps: bool) {
+        let line = self.lines.len();
+        let host = u8::try_from(line).unwrap() + 10;
+        let tuple = Tuple {
+            local: Endpoint { addr: HOST.into(), port: 80 },
+            remote: Endpoint { addr: [10, 77, 0, host].into(), port: 40_000 },
+        };
+        self.host.poll_notice();
+        let socket = self.lines.last().map(|line| line.socket);
+        let mut segment = self.segment(&tuple, PEER_ISS, SeqNum(0), Flags::SYN);
+        segment.options.mss = Some(1460);
+        segment.options.sack_permitted = true;
+        segment.options.window_scale = Some(7);
+        segment.options.timestamps = timestamps.then_some(Timestamps { value: CLOCK, echo: 0 });
+        // The name is filled in below.
+        let placeholder = socket.unwrap_or_else(|| {
+            self.host.connect(self.now, Endpoint { addr: [10, 77, 0, 99].into(), port: 9 }).unwrap()
+        });
+        let (iss, recent) = (SeqNum(0), 0);
+        self.lines.push(Line { tuple, iss, socket: placeholder, timestamps, recent });
+        self.inject(&tuple, &segment, b"");
+        self.send(line, 1, 1, ACK, b"");
+        let accepted = self.notices.drain(..).find_map(|notice| match notice {
+            Notice::Accepted(_, socket) => Some(socket),
+            _ => None,
+        });
+        self.lines[line].socket = accepted.unwrap();
+        self.host.set_option(self.now, accepted.unwrap(), SocketOption::NoDelay(true));
+        self.pump();
+        self.sent.clear();
+    }
+
+    fn segment(&self, tuple: &Tuple, seq: SeqNum, ack: SeqNum, flags: Flags) -> Segment {
+        Segment {
+            source: tuple.remote.port,
+            destination: tuple.local.port,
+            seq,
+            ack,
+            flags,
+            window: 500,
+            ..Segment::default()
+        }
+    }
+
+    /// A peer sends a segment.
+    fn send(&mut self, line: usize, seq: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<u8> {
+        let Line { tuple, iss, timestamps, recent, .. } = self.lines[line];
+        let mut segment = self.segment(&tuple, PEER_ISS + seq, iss + ack, flags);
+        let value = CLOCK + u32::try_from(self.now.as_millis() - 1_000_000).unwrap();
+        segment.options.timestamps = timestamps.then_some(Timestamps { value, echo: recent });
+        self.inject(&tuple, &segment, payload)
+    }
+
+    fn inject(&mut self, tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+        let ip = IpHeader {
+            source: tuple.remote.addr,
+            destination: tuple.local.addr,
+            protocol: protocol::TCP,
+            ecn: 0,
+            hop_limit: 64,
+        };
+        let mut frame = vec![0; 34 + segment.header_len()];
+        tcp_headers(
+            &Link { source: [2; 6], destination: MAC },
+            &ip,
+            segment,
+            payload.len(),
+            &mut frame,
+        );
+        frame.extend_from_slice(payload);
+        let end = frame.len();
+        finish_tcp_checksum(&mut frame, &ip, 34, end);
+        self.receive(&frame, Checksum::Good);
+        frame
+    }
+
+    fn receive(&mut self, frame: &[u8], checksum: Checksum) {
+        let packet = self.pool.copy(frame).unwrap();
+        let (flow_hash, segment_size, opened, established) = (0, 0, None, None);
+        let received = Received {
+            packet,
+            checksum,
+            flow_hash,
+            segment_size,
+            opened,
+            established,
+            teardowns: 0,
+        };
+        self.event(Event::Received(received));
+    }
+
+    fn event(&mut self, event: Event) {
+        self.host.handle_event(self.now, event);
+        self.pump();
+    }
+
+    fn after(&mut self, ms: u64) {
+        let until = self.now + Duration::from_millis(ms);
+        while let Some(at) = self.host.poll_timeout().filter(|&at| at <= until) {
+            self.now = self.now.max(at);
+            self.host.handle_timeout(self.now);
+            self.pump();
+        }
+        self.now = until;
+        self.pump();
+    }
+
+    fn pump(&mut self) {
+        loop {
+            while let Some(op) = self.host.poll_op(self.now) {
+                self.take(op);
+            }
+            while self.host.poll_recycle().is_some() {}
+            let before = self.notices.len();
+            while let Some(notice) = self.host.poll_notice() {
+                self.notices.push(notice);
+            }
+            if before == self.notices.len() {
+                return;
+            }
+        }
+    }
+
+    fn take(&mut self, op: Op) {
+        let Op::Transmit(transmit) = op else { return self.ops.push(op) };
+        let mut frame = transmit.header.as_slice().to_vec();
+        for part in &transmit.parts {
+            let abi::Part::Host(bytes) = part else { panic!("from memory only") };
+            frame.extend_from_slice(bytes);
+        }
+        if frame[12..14] == [8, 6] {
+            return self.answer(frame);
+        }
+        wire::emit::set_lengths(
+            &mut frame,
+            14,
+            transmit.header.len() + transmit.payload_len() as usize,
+            0,
+        );
+        let Ok(Frame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
+        let (segment, header) = Segment::parse(&frame[ip.l4..]).unwrap();
+        let Some(line) = self.lines.iter().position(|l| l.tuple.remote.addr == ip.destination)
+        else {
+            return;
+        };
+        if segment.flags.has(Flags::SYN) {
+            self.lines[line].iss = segment.seq;
+        }
+        self.lines[line].recent = segment.options.timestamps.map_or(0, |ts| ts.value);
+        let seq = segment.seq.0.wrapping_sub(self.lines[line].iss.0);
+        let ack = segment.ack.0.wrapping_sub(PEER_ISS.0);
+        let ack = if segment.flags.has(ACK) { ack } else { 0 };
+        let flags = segment.flags.without(Flags::PSH);
+        self.sent.push((line, seq, ack, flags, frame[ip.l4 + header..].to_vec()));
+    }
+
+    fn answer(&mut self, mut arp: Vec<u8>) {
+        if !self.answers || arp[21] != 1 {
+            return;
+        }
+        let last = arp[41];
+        arp.copy_within(22..32, 32);
+        arp[21] = 2;
+        arp[..6].copy_from_slice(&MAC);
+        arp[22..28].copy_from_slice(&[2, 0, 0, 0, 1, last]);
+        arp[28..32].copy_from_slice(&[10, 77, 0, last]);
+        self.receive(&arp, Checksum::Unchecked);
+    }
+
+    fn sent(&mut self) -> Vec<Sent> {
+        core::mem::take(&mut self.sent)
+    }
+
+    fn sockets(&self) -> [SocketId; 2] {
+        [self.lines[0].socket, self.lines[1].socket]
+    }
+
+    fn nsplice(&mut self) -> Result<SpliceId, SpliceError> {
+        let [a, b] = self.sockets();
+        let result = self.host.nsplice(self.now, a, b, IDLE);
+        self.pump();
+        result
+    }
+
+    /// The device was asked, once; gives what.
+    fn asked(&mut self) -> Splice {
+        assert_eq!(self.ops.len(), 1, "{:?}", self.ops);
+        match self.ops.pop() {
+            Some(Op::Splice(splice)) => *splice,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A pair that the device has.
+    fn spliced() -> (Self, SpliceId) {
+        let mut world = Self::pair();
+        let id = world.nsplice().unwrap();
+        world.asked();
+        world.event(Event::Spliced { id, result: Ok(()) });
+        world.ops.clear();
+        world.notices.clear();
+        (world, id)
+    }
+
+    fn notices(&mut self) -> Vec<Notice> {
+        core::mem::take(&mut self.notices)
+    }
+
+    /// The counters that moved, those of splicing and of the events.
+    fn moved(&mut self, more: &[&str]) -> Vec<String> {
+        let mut now = vec![];
+        self.host.visit(&mut |name, value| now.push((name, value)));
+        let wanted = |name: &str| name.starts_with("splice_") || more.contains(&name);
+        let mut out: Vec<String> = moved(&self.counted, &now)
+            .into_iter()
+            .filter(|(name, _)| wanted(name))
+            .map(|(name, by)| format!("{name} +{by}"))
+            .collect();
+        out.sort_unstable();
+        self.counted = now;
+        out
+    }
+}
+
+fn frames(packets: &[RxFrame]) -> Vec<Vec<u8>> {
+    packets.iter().map(|frame| frame.packet.as_slice().to_vec()).collect()
+}
+
+/// AccelTCP section 5.1: quiet connections are handed over at once, with all that a TCB knows, and
+/// forgotten when the device has them.
+#[test]
+fn quiet_connections_are_handed_over() {
+    let mut world = World::pair();
+    let id = world.nsplice().unwrap();
+    let splice = world.asked();
+    assert_eq!((splice.id, splice.idle_timeout), (id, IDLE));
+    for (line, side) in splice.sides.iter().enumerate() {
+        let Line { tuple, iss, recent, .. } = &world.lines[line];
+        assert_eq!(side.tuple, *tuple);
+        assert_eq!(side.link, [2, 0, 0, 0, 1, 10 + u8::try_from(line).unwrap()]);
+        assert_eq!((side.snd_nxt, side.rcv_nxt), (*iss + 1, PEER_ISS + 1));
+        assert_eq!((side.peer_scale, side.own_scale), (7, 5));
+        assert_eq!((side.peer_window, side.own_window), (500 << 7, 65_535));
+        assert_eq!((side.mss, side.sack, side.ecn), (1448, true, false));
+        let stamps = SpliceTimestamps { value: *recent, recent: CLOCK };
+        assert_eq!(side.timestamps, Some(stamps));
+    }
+    assert_eq!(world.notices(), []);
+    assert_eq!(world.moved(&[]), ["splice_asked +1", "splice_draining +1"]);
+    world.event(Event::Spliced { id, result: Ok(()) });
+    let [Op::SpliceStart { id: started, packets }] = &world.ops[..] else { panic!() };
+    assert_eq!((*started, packets.len()), (id, 0));
+    assert_eq!(world.notices(), [Notice::Spliced(id)]);
+    assert_eq!(world.moved(&[]), ["splice_handed_over +1", "splice_live +1"]);
+    for socket in world.sockets() {
+        assert_eq!(world.host.readiness(socket).error, Some(SocketError::Closed));
+        assert_eq!(world.host.info(socket), None);
+    }
+    assert_eq!((world.host.take_splice(id), world.sent()), (None, vec![]));
+    // What the device tells at the end, once.
+    let (bytes, packets, end) = ([7, 9], [1, 2], SpliceEnd::Reset(1));
+    world.event(Event::SpliceClosed(Box::new(SpliceClosed { id, bytes, packets, end })));
+    assert_eq!(world.notices(), [Notice::SpliceClosed(id)]);
+    let meta = world.host.take_splice(id).unwrap();
+    assert_eq!((meta.id, meta.bytes, meta.packets, meta.end), (id, bytes, packets, Some(end)));
+    assert_eq!(meta.remotes, [world.lines[0].tuple.remote, world.lines[1].tuple.remote]);
+    assert_eq!(world.host.take_splice(id), None);
+    assert_eq!(world.moved(&[]), ["splice_ends +1"]);
+    // A peer that speaks on is a stranger.
+    world.send(0, 1, 1, ACK, b"late");
+    assert_eq!(world.sent(), [(0, 1, 0, Flags::RST, vec![])]);
+}
+
+/// What was received and not read goes first, in software, and both sides acknowledge everything
+/// before the device is asked.
+#[test]
+fn what_is_unread_is_relayed_first() {
+    let mut world = World::pair();
+    world.send(0, 1, 1, ACK, b"request");
+    world.send(0, 8, 1, ACK, b" more");
+    let socket = world.lines[1].socket;
+    world.host.send(socket, Bytes::from_static(b"head ")).unwrap();
+    world.host.set_option(world.now, socket, SocketOption::NoDelay(false));
+    world.host.set_option(world.now, socket, SocketOption::Cork(true));
+    world.pump();
+    world.sent();
+    world.moved(&[]);
+    world.nsplice().unwrap();
+    let text: Vec<u8> = world.sent().into_iter().flat_map(|sent| sent.4).collect();
+    assert_eq!(text, b"head request more", "a cork holds nothing back");
+    assert_eq!(world.ops.len(), 0);
+    assert_eq!(
+        world.moved(&[]),
+        ["splice_asked +1", "splice_draining +1", "splice_unread_bytes +12"]
+    );
+    world.send(1, 1, 18, ACK, b"");
+    let splice = world.asked();
+    let [a, b] = &splice.sides;
+    assert_eq!((a.snd_nxt, a.rcv_nxt), (world.lines[0].iss + 1, PEER_ISS + 13));
+    assert_eq!((b.snd_nxt, b.rcv_nxt), (world.lines[1].iss + 18, PEER_ISS + 1));
+}
+
+/// An acknowledgment that was delayed goes out before the device is asked.
+#[test]
+fn everything_is_acknowledged_first() {
+    let mut world = World::pair();
+    for n in 0..21 {
+        world.send(0, 1 + n, 1, ACK, b"x");
+        let socket = world.lines[0].socket;
+        world.host.consume(socket, 1);
+    }
+    let sent = world.sent();
+    assert_eq!(sent.last().map(|sent| sent.2), Some(21), "the last is delayed");
+    world.nsplice().unwrap();
+    assert_eq!(world.sent(), [(0, 1, 22, ACK, vec![])]);
+    assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 22);
+}
+
+/// What comes meanwhile is kept and not acknowledged; its own acknowledgments count.
+#[test]
+fn what_comes_meanwhile_is_kept() {
+    let mut world = World::pair();
+    for socket in world.sockets() {
+        let often = SocketOption::KeepAlive(Some(Duration::from_secs(5)));
+        world.host.set_option(world.now, socket, often);
+    }
+    world.send(0, 1, 1, ACK, b"request");
+    world.sent();
+    let id = world.nsplice().unwrap();
+    assert_eq!(world.sent().len(), 1, "the request");
+    world.moved(&[]);
+    world.after(10);
+    // Out of order, and twice: as it came.
+    let mut kept = vec![world.send(0, 14, 1, ACK, b"third"), world.send(0, 8, 1, ACK, b"second")];
+    world.send(0, 8, 1, ACK, b"second");
+    assert_eq!((world.sent(), world.ops.len()), (vec![], 0));
+    // The other side answers before it acknowledges: with the same segment.
+    kept.push(world.send(1, 1, 8, ACK, b"answer"));
+    let splice = world.asked();
+    assert_eq!(splice.sides[0].rcv_nxt, PEER_ISS + 8);
+    assert_eq!(splice.sides[1].rcv_nxt, PEER_ISS + 1);
+    assert_eq!(splice.sides[1].snd_nxt, world.lines[1].iss + 8);
+    assert_eq!(splice.sides[0].timestamps.unwrap().recent, CLOCK, "not that of what was kept");
+    // From here on everything is kept: the device may own them.
+    kept.push(world.send(0, 19, 1, ACK, b""));
+    kept.push(world.send(1, 7, 8, FIN, b"last"));
+    assert_eq!(world.sent(), []);
+    world.after(100_000);
+    assert_eq!(world.sent(), [], "nor does time pass for them");
+    world.host.set_option(world.now, world.lines[0].socket, SocketOption::NoDelay(true));
+    world.pump();
+    assert_eq!(world.sent(), [], "whatever is done to them");
+    world.event(Event::Spliced { id, result: Ok(()) });
+    let Some(Op::SpliceStart { packets, .. }) = world.ops.pop() else { panic!() };
+    assert_eq!(frames(&packets), kept);
+    assert!(packets.iter().all(|frame| frame.checksum == Checksum::Good));
+    assert_eq!(
+        world.moved(&[]),
+        [
+            "splice_handed_over +1",
+            "splice_kept_dropped +1",
+            "splice_kept_packets +5",
+            "splice_live +1"
+        ]
+    );
+}
+
+/// What the device has to know to sum a packet again comes back with it.
+#[test]
+fn unfinished_checksums_stay_marked() {
+    let mut world = World::pair();
+    let id = world.nsplice().unwrap();
+    let fresh = world.send(0, 1, 1, ACK, b"");
+    world.receive(&fresh, Checksum::Partial);
+    world.event(Event::Spliced { id, result: Ok(()) });
+    let Some(Op::SpliceStart { packets, .. }) = world.ops.pop() else { panic!() };
+    let marks: Vec<Checksum> = packets.iter().map(|frame| frame.checksum).collect();
+    assert_eq!(marks, [Checksum::Good, Checksum::Partial]);
+}
+
+/// Without the device's consent they are sockets again, and what was kept has come.
+#[test]
+fn a_refusal_loses_nothing() {
+    let mut world = World::pair();
+    world.host.set_option(world.now, world.lines[0].socket, SocketOption::Cork(true));
+    let id = world.nsplice().unwrap();
+    world.asked();
+    world.send(0, 1, 1, ACK, b"one ");
+    world.send(0, 5, 1, FIN, b"two");
+    assert_eq!(world.sent(), []);
+    world.moved(&[]);
+    let result = Err(Refusal::TableFull);
+    world.event(Event::Spliced { id, result });
+    let [a, b] = world.sockets();
+    assert_eq!(world.notices(), [Notice::SpliceRefused(id, Refusal::TableFull), Notice::Socket(a)]);
+    assert_eq!(
+        world.moved(&["events_ignored"]),
+        ["splice_refused +1", "splice_refused_by_device +1"]
+    );
+    let mut got = [0; 100];
+    let len = world.host.read(a, &mut got);
+    assert_eq!(&got[..len], b"one two");
+    assert!(world.host.readiness(a).peer_closed && world.host.readiness(b).writable);
+    assert_eq!(world.sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
+    // And corked as before.
+    world.host.send(a, Bytes::from_static(b"held back")).unwrap();
+    world.pump();
+    assert_eq!(world.sent(), []);
+    // A second answer is one too many.
+    world.event(Event::Spliced { id, result });
+    assert_eq!(world.moved(&["events_ignored"]), ["events_ignored +1"]);
+    assert_eq!((world.notices(), world.ops.len()), (vec![], 0));
+}
+
+/// What waits behind a gap was not acknowledged either; what fills it is relayed in software.
+#[test]
+fn gaps_are_filled_first() {
+    let mut world = World::pair();
+    world.send(0, 5, 1, ACK, b"more");
+    world.nsplice().unwrap();
+    world.sent();
+    assert_eq!(world.ops.len(), 0);
+    // A FIN behind it is not taken: it could not be relayed any more.
+    world.moved(&[]);
+    world.send(0, 9, 1, FIN, b"");
+    assert_eq!(world.moved(&[]), ["splice_kept_dropped +1"]);
+    world.send(0, 1, 1, ACK, b"some");
+    let sent = world.sent();
+    assert!(sent.contains(&(0, 1, 9, ACK, vec![])), "{sent:?}");
+    let text: Vec<u8> = sent.into_iter().flat_map(|sent| sent.4).collect();
+    assert_eq!(text, b"somemore");
+    world.send(1, 1, 9, ACK, b"");
+    assert_eq!(world.asked().sides[0].rcv_nxt, PEER_ISS + 9);
+}
+
+/// Either dies before the device was asked: the other is a socket as before.
+#[test]
+fn one_that_ends_ends_the_attempt() {
+    for which in 0..2 {
+        let mut world = World::pair();
+        world.send(0, 1, 1, ACK, b"request");
+        let id = world.nsplice().unwrap();
+        let kept = 1 - which;
+        world.sent();
+        world.notices();
+        let (seq, ack) = if kept == 0 { (8, 1) } else { (1, 1) };
+        world.send(kept, seq, ack, ACK, b"kept");
+        assert_eq!(world.ops.len(), 0);
+        world.moved(&[]);
+        let seq = if which == 0 { 8 } else { 1 };
+        world.send(which, seq, 1, Flags::RST, b"");
+        let sockets = world.sockets();
+        let notices = world.notices();
+        assert!(notices.contains(&Notice::SpliceRefused(id, Refusal::Ended)), "{notices:?}");
+        assert!(notices.contains(&Notice::Socket(sockets[which])));
+        assert!(notices.contains(&Notice::Socket(sockets[kept])));
+        assert_eq!(world.host.readiness(sockets[which]).error, Some(SocketError::Reset));
+        assert_eq!(world.host.peek(sockets[kept]), b"kept");
+        assert_eq!(world.moved(&[]), ["splice_refused +1"]);
+    }
+}
+
+/// Property 7: a device that loses its state ends what it had, and refuses what it was asked for.
+#[test]
+fn a_reset_of_the_device() {
+    let (mut world, id) = World::spliced();
+    world.moved(&[]);
+    world.event(Event::Reset);
+    assert_eq!(world.notices(), [Notice::SpliceClosed(id)]);
+    let meta = world.host.take_splice(id).unwrap();
+    assert_eq!((meta.end, meta.bytes), (None, [0, 0]));
+    assert_eq!(world.moved(&[]), ["splice_ends +1"]);
+
+    let mut world = World::pair();
+    let id = world.nsplice().unwrap();
+    world.asked();
+    world.send(0, 1, 1, ACK, b"kept");
+    world.event(Event::Reset);
+    let [a, _] = world.sockets();
+    let refused = Notice::SpliceRefused(id, Refusal::DeviceReset);
+    assert_eq!(world.notices(), [refused, Notice::Socket(a)]);
+    assert_eq!(world.host.peek(a), b"kept");
+    // It finds the question behind the reset and says yes: it has to forget them.
+    world.event(Event::Spliced { id, result: Ok(()) });
+    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(world.notices(), []);
+    // And it can be asked again.
+    world.ops.clear();
+    world.host.consume(a, 4);
+    world.pump();
+    let again = world.nsplice().unwrap();
+    assert_ne!(again, id);
+    assert_eq!(world.asked().id, again);
+}
+
+/// Everything that is known at once is said at once, and changes nothing.
+#[test]
+fn declined_at_once() {
+    let limits = Ok(SpliceLimits { pairs_max: 9 });
+    let refused = |why| Err(SpliceError::Refused(why));
+    for (splice, switch, why) in [
+        (Err(Refusal::NotSupported), Ok(()), Refusal::NotSupported),
+        (limits, Err(Refusal::Disabled), Refusal::Disabled),
+    ] {
+        let mut world = World::new(splice, |config| config.splice_offload = switch);
+        (0..2).for_each(|_| world.open(true));
+        world.moved(&[]);
+        assert_eq!(world.host.splice_offload(), Err(why));
+        assert_eq!(world.nsplice(), refused(why));
+        assert_eq!(world.moved(&[]), ["splice_declined_offload +1"]);
+    }
+    let mut world = World::new(limits, |_| {});
+    assert_eq!(world.host.splice_offload(), Ok(()));
+    [true, false].into_iter().for_each(|timestamps| world.open(timestamps));
+    world.moved(&[]);
+    assert_eq!(world.nsplice(), refused(Refusal::OptionsDiffer));
+    assert_eq!(world.moved(&[]), ["splice_declined_options +1"]);
+    let [a, b] = world.sockets();
+    assert_eq!(world.host.nsplice(world.now, a, a, IDLE), refused(Refusal::DoesNotFit));
+    assert_eq!(world.moved(&[]), ["splice_declined_busy +1"]);
+    // Closed by the peer, by us, or gone.
+    world.send(0, 1, 1, FIN, b"");
+    let gone = Err(SpliceError::NotConnected(SocketError::Closed));
+    assert_eq!(world.nsplice(), gone);
+    world.host.shutdown(b);
+    assert_eq!(world.host.nsplice(world.now, b, a, IDLE), gone);
+    world.send(0, 2, 1, Flags::RST, b"");
+    assert_eq!(world.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
+    assert_eq!(world.moved(&[]), ["splice_declined_not_connected +3"]);
+
+    let mut world = World::pair();
+    world.nsplice().unwrap();
+    assert_eq!(world.nsplice(), refused(Refusal::DoesNotFit), "once is enough");
+}
+
+/// A peer cannot fill the memory while the other does not acknowledge.
+#[test]
+fn keeping_is_bounded() {
+    let mut world = World::pair();
+    world.send(0, 1, 1, ACK, b"request");
+    world.nsplice().unwrap();
+    world.moved(&[]);
+    for n in 0..300 {
+        world.send(0, 8 + n, 1, ACK, b"x");
+    }
+    assert_eq!(world.moved(&[]), ["splice_kept_dropped +44", "splice_kept_packets +256"]);
+}
+
+/// A neighbour that has been forgotten is asked for, and the device after that.
+#[test]
+fn a_neighbour_that_is_not_known() {
+    let mut world = World::pair();
+    world.answers = false;
+    // The table forgets one that does not answer any more.
+    for _ in 0..10 {
+        world.after(40_000);
+        world.send(0, 1, 1, ACK, b"");
+        for line in 0..2 {
+            let socket = world.lines[line].socket;
+            world.host.set_option(world.now, socket, SocketOption::NoDelay(true));
+        }
+        world.send(0, 0, 1, ACK, b"");
+    }
+    world.sent();
+    world.nsplice().unwrap();
+    if world.ops.is_empty() {
+        world.after(500);
+        assert_eq!(world.ops.len(), 0);
+        world.answers = true;
+        world.after(3000);
+    }
+    world.asked();
+}
+
+/// Ended by the application, wherever it stands.
+#[test]
+fn unspliced() {
+    let (mut world, id) = World::spliced();
+    world.host.unsplice(id);
+    world.pump();
+    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(world.notices(), [], "the device tells when it has");
+
+    // Asked: the device gives them back, and they are reset from here.
+    let mut world = World::pair();
+    let id = world.nsplice().unwrap();
+    world.asked();
+    world.host.unsplice(id);
+    world.pump();
+    assert_eq!((world.ops.len(), world.sent()), (0, vec![]));
+    world.event(Event::Spliced { id, result: Ok(()) });
+    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(world.sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+
+    // Draining.
+    let mut world = World::pair();
+    world.send(0, 1, 1, ACK, b"request");
+    let id = world.nsplice().unwrap();
+    world.notices();
+    world.host.unsplice(id);
+    world.pump();
+    assert_eq!(world.sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+    world.host.unsplice(id);
+    world.host.unsplice(SpliceId(99));
+    world.pump();
+    assert_eq!(world.ops.len(), 0);
+}
+
+/// An application that never asks does not make the host remember for ever.
+#[test]
+fn ends_are_forgotten_in_the_end() {
+    let (mut world, first) = World::spliced();
+    let closed = |id| SpliceClosed { id, bytes: [0; 2], packets: [0; 2], end: SpliceEnd::Closed };
+    world.event(Event::SpliceClosed(Box::new(closed(first))));
+    world.event(Event::SpliceClosed(Box::new(closed(first))));
+    world.event(Event::SpliceClosed(Box::new(closed(SpliceId(77)))));
+    assert_eq!(world.notices(), [Notice::SpliceClosed(first)], "once");
+    assert!(world.moved(&["events_ignored"]).contains(&"events_ignored +2".to_owned()));
+    assert_eq!(world.host.take_splice(first).unwrap().end, Some(SpliceEnd::Closed));
+}
+
+/// Other connections go on as ever.
+#[test]
+fn others_are_not_disturbed() {
+    let mut world = World::pair();
+    world.open(true);
+    let id = world.nsplice().unwrap();
+    world.asked();
+    world.send(2, 1, 1, ACK, b"hello");
+    let third = world.lines[2].socket;
+    assert_eq!(world.notices(), [Notice::Socket(third)]);
+    assert_eq!(world.sent(), [(2, 1, 6, ACK, vec![])]);
+    world.event(Event::Spliced { id, result: Ok(()) });
+    assert_eq!(world.host.peek(third), b"hello");
+    world.host.consume(third, 5);
+    world.host.send(third, Bytes::from_static(b"you too")).unwrap();
+    world.pump();
+    assert_eq!(world.sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
+}
