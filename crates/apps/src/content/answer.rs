@@ -116,6 +116,8 @@ impl Responder {
                 };
                 match self.respond(now, &request, persist, about.opened) {
                     Ok(plan) => {
+                        let parting = !request.keep_alive && !request.has_content;
+                        let plan = Plan { parting, ..plan };
                         self.record(bytes, &plan, Some(&request), about.remote);
                         Decision::Respond(plan, head_bytes)
                     }

@@ -19,6 +19,7 @@ use host::{SendError, SocketError};
 use super::Config;
 use super::answer::{Circumstances, Decision, Responder};
 use super::files::Waiter;
+use super::request::head_end;
 use super::response::{Piece, Plan};
 use super::sockets::Sockets;
 use super::status::Status;
@@ -87,6 +88,8 @@ pub(crate) struct Connection<I> {
     sending: bool,
     /// Our direction is closed.
     shut: bool,
+    /// The last request was answered and nothing followed it: the host may see to the end alone.
+    parting: bool,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
     /// Bytes given to the host.
@@ -111,6 +114,7 @@ impl<I: Copy + Eq> Connection<I> {
             phase: Phase::Idle,
             sending: false,
             shut: false,
+            parting: false,
             deadline: now + config.header_timeout,
             written: 0,
             acknowledged: 0,
@@ -365,6 +369,9 @@ impl<I: Copy + Eq> Connection<I> {
             return self.send_failed(cx, error);
         }
         if plan.close {
+            // Else what the client may still send would be answered with a reset, which can
+            // overtake the response (RFC 9112 section 9.6).
+            self.parting = plan.parting && cx.host.peek(self.socket).is_empty();
             self.begin_closing(cx);
         }
         Step::Again
@@ -438,6 +445,7 @@ impl<I: Copy + Eq> Connection<I> {
     /// The last steps: everything sent, our direction closed, everything acknowledged, the peer's
     /// direction closed.
     fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        let mut discarded = 0;
         loop {
             let bytes = cx.host.peek(self.socket).len();
             if bytes == 0 {
@@ -445,6 +453,7 @@ impl<I: Copy + Eq> Connection<I> {
             }
             cx.responder.counters.http_discarded_bytes += bytes as u64;
             cx.host.consume(self.socket, bytes);
+            discarded += bytes;
         }
         match self.flush(cx) {
             Ok(true) => {}
@@ -455,6 +464,12 @@ impl<I: Copy + Eq> Connection<I> {
             }
         }
         if !self.shut {
+            // A client that has closed its direction asks for nothing more either.
+            let parting = self.parting || cx.host.readiness(self.socket).peer_closed;
+            if parting && cx.config.tear_down && discarded == 0 {
+                cx.host.close(cx.now, self.socket);
+                return Fate::Gone;
+            }
             self.shut = true;
             cx.host.shutdown(self.socket);
         }
@@ -546,16 +561,6 @@ fn open<S: Sockets>(cx: &mut Context<'_, S>) -> Option<FileId> {
         cx.host.offload_close(file);
     }
     cx.host.offload_open(cx.responder.path())
-}
-
-/// Where the head ends that is followed by an empty line; looks at `bytes[from..]`.
-fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
-    let mut feeds = bytes.iter().enumerate().skip(from).filter(|(_, b)| **b == b'\n');
-    feeds.find_map(|(at, _)| match &bytes[at + 1..] {
-        [b'\n', ..] => Some(at + 2),
-        [b'\r', b'\n', ..] => Some(at + 3),
-        _ => None,
-    })
 }
 
 #[cfg(test)]

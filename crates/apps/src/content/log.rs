@@ -74,7 +74,8 @@ impl Log {
         self.lines.pop_front()
     }
 
-    fn push(&mut self, line: String) -> bool {
+    /// Adds a line as it is; says whether there was room for it.
+    pub(crate) fn push(&mut self, line: String) -> bool {
         let room = self.lines.len() < LINES_MAX;
         if room {
             self.lines.push_back(line);
@@ -92,7 +93,8 @@ fn address(line: &mut String, remote: Option<IpAddr>) {
     }
 }
 
-fn quoted(line: &mut String, value: Option<&[u8]>) {
+/// A field that a client chose, in quotes, escaped and bounded.
+pub(crate) fn quoted(line: &mut String, value: Option<&[u8]>) {
     line.push('"');
     let value = value.filter(|v| !v.is_empty()).unwrap_or(b"-");
     for &byte in value.iter().take(FIELD_BYTES_MAX) {

@@ -15,20 +15,23 @@ mod answer;
 mod conditional;
 mod connection;
 mod counters;
-mod date;
+pub(crate) mod date;
 mod files;
-mod log;
+pub(crate) mod log;
 mod range;
-mod request;
+pub(crate) mod request;
 mod resource;
 mod response;
 mod server;
 mod sockets;
-mod status;
+pub(crate) mod status;
 mod target;
 
 use base::{Duration, Instant};
-use host::{Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption, TlsServer};
+use host::{
+    Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption,
+    TlsServer,
+};
 
 pub use counters::Counters;
 
@@ -41,6 +44,12 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Speak TLS there, with this.
     pub tls: Option<TlsServer>,
+    /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device sets connections up, and the host
+    /// hears of them with their first request.
+    pub set_up: bool,
+    /// `TCP_TEARDOWN_OFFLOAD`: connections are closed with their last response and left to the
+    /// device, instead of waiting for the peer to close too.
+    pub tear_down: bool,
     /// Value of the Server field; empty for none.
     pub server_name: String,
     /// File that stands for its directory.
@@ -82,6 +91,8 @@ impl Default for Config {
         Self {
             listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
             tls: None,
+            set_up: false,
+            tear_down: false,
             server_name: String::from("outboard"),
             index: String::from("index.html"),
             unix_epoch: Duration::ZERO,
@@ -116,10 +127,15 @@ impl ContentServer {
     pub fn new(config: Config, host: &mut Host) -> Result<Self, ListenError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         for &listen in &config.listen {
-            listeners.push(match &config.tls {
+            let listener = match &config.tls {
                 Some(tls) => host.listen_tls(listen, tls.clone())?,
                 None => host.listen(listen)?,
-            });
+            };
+            host.set_listener_option(listener, ListenerOption::DeferAccept(config.set_up));
+            host.set_listener_option(listener, ListenerOption::TeardownOffload(config.tear_down));
+            // HTTP's clients speak first.
+            host.set_listener_option(listener, ListenerOption::SetupOffload(config.set_up));
+            listeners.push(listener);
         }
         Ok(Self { listeners, server: Server::new(config) })
     }
@@ -138,6 +154,8 @@ impl ContentServer {
             }
             Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
             Notice::File(file) => self.server.handle_file(now, host, file),
+            // It splices nothing.
+            Notice::Spliced(_) | Notice::SpliceRefused(..) | Notice::SpliceClosed(_) => {}
         }
     }
 

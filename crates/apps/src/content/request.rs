@@ -77,6 +77,8 @@ impl Field {
 #[derive(Debug)]
 pub(crate) struct Request<'h, 'b> {
     pub(crate) method: Method,
+    /// The method as it came.
+    pub(crate) name: &'b [u8],
     pub(crate) target: &'b [u8],
     /// Zero for HTTP/1.0, one for everything above.
     pub(crate) minor: u8,
@@ -91,7 +93,12 @@ pub(crate) struct Request<'h, 'b> {
     present: u8,
 }
 
-impl<'b> Request<'_, 'b> {
+impl<'h, 'b> Request<'h, 'b> {
+    /// All header fields, as they came.
+    pub(crate) const fn fields(&self) -> &'h [Header<'b>] {
+        self.fields
+    }
+
     /// Whether there is such a field.
     pub(crate) const fn has(&self, field: Field) -> bool {
         self.present & (1 << field as u8) != 0
@@ -158,10 +165,9 @@ pub(crate) fn parse<'h, 'b>(
     else {
         return refused(Status::BadRequest);
     };
-    let method = classify(method);
     match check(method, target.as_bytes(), minor, parsed.headers) {
         Ok(request) => Parsed::Complete(request, head_bytes),
-        Err(status) => Parsed::Refused { status, head: method == Method::Head },
+        Err(status) => Parsed::Refused { status, head: classify(method) == Method::Head },
     }
 }
 
@@ -237,7 +243,7 @@ enum TransferEncoding {
 }
 
 fn check<'h, 'b>(
-    method: Method,
+    method: &'b str,
     target: &'b [u8],
     minor: u8,
     fields: &'h [Header<'b>],
@@ -264,7 +270,8 @@ fn check<'h, 'b>(
         }
     }
     Ok(Request {
-        method,
+        method: classify(method),
+        name: method.as_bytes(),
         target,
         minor,
         // RFC 9112 section 9.3: close wins, 1.1 persists, 1.0 only where it says so.
@@ -347,6 +354,16 @@ impl Framing {
 /// The elements of a comma-separated list, empty ones left out (RFC 9110 section 5.6.1.2).
 fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
+}
+
+/// Where the head ends that is followed by an empty line; looks at `bytes[from..]`.
+pub(crate) fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut feeds = bytes.iter().enumerate().skip(from).filter(|(_, b)| **b == b'\n');
+    feeds.find_map(|(at, _)| match &bytes[at + 1..] {
+        [b'\n', ..] => Some(at + 2),
+        [b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
 }
 
 /// Digits and nothing else, below 2^64.

@@ -94,6 +94,9 @@ pub(crate) struct Plan {
     pub(crate) body_bytes: u64,
     /// The file that the content comes from.
     pub(crate) file: Option<FileId>,
+    /// The client said that it asks for nothing more, and nothing of its request is left to be
+    /// read.
+    pub(crate) parting: bool,
 }
 
 /// Writes responses.
@@ -152,6 +155,7 @@ impl Output {
             close: persist == Persist::Close,
             body_bytes,
             file: Some(file.file),
+            parting: false,
         }
     }
 
@@ -176,7 +180,13 @@ impl Output {
             _ => self.parts(file, ranges, persist),
         };
         let status = Status::PartialContent;
-        Plan { status, close: persist == Persist::Close, body_bytes, file: Some(file.file) }
+        Plan {
+            status,
+            close: persist == Persist::Close,
+            body_bytes,
+            file: Some(file.file),
+            parting: false,
+        }
     }
 
     /// 304: the client has this version (RFC 9110 section 15.4.5).
@@ -185,7 +195,7 @@ impl Output {
         self.buffer.extend_from_slice(file.validator_fields());
         self.end(persist);
         let status = Status::NotModified;
-        Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None }
+        Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None, parting: false }
     }
 
     /// Any other status, with its name as the content.
@@ -222,7 +232,7 @@ impl Output {
             body_bytes = text.len() as u64 + 1;
         }
         self.cut();
-        Plan { status, close: persist == Persist::Close, body_bytes, file: None }
+        Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
     }
 
     /// Writes a multipart/byteranges response (RFC 9110 section 14.6); returns the bytes of its

@@ -1,4 +1,4 @@
-//! The status codes that the content server answers with.
+//! The status codes that content server and proxy answer with.
 
 /// A status code (RFC 9110 section 15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,9 @@ pub(crate) enum Status {
     HeaderFieldsTooLarge,
     InternalServerError,
     NotImplemented,
+    BadGateway,
     ServiceUnavailable,
+    GatewayTimeout,
     VersionNotSupported,
 }
 
@@ -43,7 +45,9 @@ impl Status {
             Self::HeaderFieldsTooLarge => 431,
             Self::InternalServerError => 500,
             Self::NotImplemented => 501,
+            Self::BadGateway => 502,
             Self::ServiceUnavailable => 503,
+            Self::GatewayTimeout => 504,
             Self::VersionNotSupported => 505,
         }
     }
@@ -67,6 +71,8 @@ impl Status {
             Self::HeaderFieldsTooLarge => "431 Request Header Fields Too Large",
             Self::InternalServerError => "500 Internal Server Error",
             Self::NotImplemented => "501 Not Implemented",
+            Self::BadGateway => "502 Bad Gateway",
+            Self::GatewayTimeout => "504 Gateway Timeout",
             Self::ServiceUnavailable => "503 Service Unavailable",
             Self::VersionNotSupported => "505 HTTP Version Not Supported",
         }

@@ -53,7 +53,10 @@ fn whole_file() {
     );
     assert_eq!(shown(&output), format!("{head}\n<0+10>"));
     let file_id = Some(FileId(3));
-    assert_eq!(plan, Plan { status: Status::Ok, close: false, body_bytes: 10, file: file_id });
+    assert_eq!(
+        plan,
+        Plan { status: Status::Ok, close: false, body_bytes: 10, file: file_id, parting: false }
+    );
     let plan = output.whole(&file(10), Content::HeadOnly, Persist::KeepAliveSaid);
     assert_eq!(shown(&output), format!("{head}Connection: keep-alive\n\n"));
     assert_eq!((plan.close, plan.body_bytes), (false, 0));

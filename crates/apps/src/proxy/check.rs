@@ -1,0 +1,255 @@
+//! Health checks: connections of the proxy's own to each backend, one at a time.
+//!
+//! [`super::server`] calls [`Checks::handle_timeout`] when one is due or has taken too long, and
+//! [`Checks::handle_socket`] when something came. A check is a connection, or, where the pool has a
+//! path, a GET answered with 2xx or 3xx. A backend that is not checked and went down is tried again
+//! after [`Check::DOWN_TIME`].
+
+use base::{Alarms, Duration, Instant, Prng};
+use bytes::Bytes;
+
+use super::config::{Check, Pool};
+use super::pool::BackendId;
+use super::proxy_protocol;
+use super::shared::{Owner, Shared};
+use super::sockets::Sockets;
+
+/// Bytes of a response that are looked at: `HTTP/1.1 200`.
+const STATUS_BYTES: usize = 12;
+
+/// A check under way.
+#[derive(Debug)]
+struct Probe<I> {
+    socket: I,
+    deadline: Instant,
+    /// The request was sent.
+    asked: bool,
+    /// The beginning of the response.
+    heard: Vec<u8>,
+}
+
+/// All checks.
+#[derive(Debug)]
+pub(crate) struct Checks<I> {
+    /// By backend.
+    probes: Vec<Option<Probe<I>>>,
+    alarms: Alarms,
+    prng: Prng,
+}
+
+/// How a check goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Wait,
+    Good,
+    Bad,
+}
+
+impl<I: Copy + Eq> Checks<I> {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { probes: Vec::new(), alarms: Alarms::default(), prng: Prng::new(seed) }
+    }
+
+    /// Begins to check backends that are new: the first check comes anywhere within an interval, so
+    /// that not all come at once.
+    pub(crate) fn watch(&mut self, now: Instant, shared: &mut Shared<I>, added: &[BackendId]) {
+        for id in added {
+            let check = shared.backends.config_of(*id).map(|pool| pool.check.clone());
+            let Some(interval) = check.map(|c| c.interval).filter(|i| *i > Duration::ZERO) else {
+                continue;
+            };
+            let wait = Duration::from_micros(self.prng.below(interval.as_micros().max(1)));
+            self.set_due(shared, *id, now + wait);
+        }
+    }
+
+    fn set_due(&mut self, shared: &mut Shared<I>, id: BackendId, at: Instant) {
+        if let (Some(backend), Ok(slot)) = (shared.backends.get_mut(id), u32::try_from(id)) {
+            backend.due = at;
+            self.alarms.set(slot, at);
+        }
+    }
+
+    /// A backend may have gone down that is not checked: it is looked at again later.
+    pub(crate) fn note_due(&mut self, shared: &Shared<I>, id: BackendId) {
+        let due = shared.backends.get(id).map(|backend| backend.due);
+        if let (Some(due), Ok(slot)) = (due, u32::try_from(id)) {
+            self.alarms.set(slot, due);
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        shared: &mut Shared<I>,
+    ) {
+        while let Some(slot) = self.alarms.pop(now) {
+            let id = slot as usize;
+            let probe = self.probes.get(id).and_then(Option::as_ref);
+            let at = probe.map(|p| p.deadline).or_else(|| shared.backends.get(id).map(|b| b.due));
+            match at {
+                Some(at) if at > now => self.alarms.set(slot, at),
+                Some(_) if probe.is_some() => self.finish(now, host, shared, id, Verdict::Bad),
+                Some(_) => self.begin(now, host, shared, id),
+                None => {}
+            }
+        }
+    }
+
+    fn begin<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        shared: &mut Shared<I>,
+        id: BackendId,
+    ) {
+        let Some(check) = shared.backends.config_of(id).map(|pool| pool.check.clone()) else {
+            return; // it is draining: nobody wants to know
+        };
+        if check.interval == Duration::ZERO {
+            let change = shared.backends.try_again(id);
+            shared.note_change(now, id, change);
+            return;
+        }
+        let addr = shared.backends.get(id).map(|backend| backend.addr);
+        let Some(socket) = addr.and_then(|addr| host.connect(now, addr).ok()) else {
+            // Our own fault: says nothing about the backend.
+            self.schedule(now, shared, id, check.interval);
+            return;
+        };
+        shared.owners.set(S::index(socket), socket, Owner::Check(id));
+        if self.probes.len() <= id {
+            self.probes.resize_with(id + 1, || None);
+        }
+        let deadline = now + check.timeout;
+        if let Some(probe) = self.probes.get_mut(id) {
+            *probe = Some(Probe { socket, deadline, asked: false, heard: Vec::new() });
+        }
+        if let Ok(slot) = u32::try_from(id) {
+            self.alarms.set(slot, deadline);
+        }
+    }
+
+    /// A tenth more or less, so that checks of many proxies drift apart.
+    fn schedule(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<I>,
+        id: BackendId,
+        interval: Duration,
+    ) {
+        let us = interval.as_micros();
+        let wait = us - us / 10 + self.prng.below(us / 5 + 1);
+        self.set_due(shared, id, now + Duration::from_micros(wait));
+    }
+
+    /// The readiness of a check's socket changed.
+    pub(crate) fn handle_socket<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        shared: &mut Shared<I>,
+        id: BackendId,
+    ) {
+        let Some(probe) = self.probes.get_mut(id).and_then(Option::as_mut) else { return };
+        let verdict = match shared.backends.config_of(id) {
+            Some(pool) => look(host, probe, pool, shared),
+            None => Verdict::Bad,
+        };
+        if verdict != Verdict::Wait {
+            self.finish(now, host, shared, id, verdict);
+        }
+    }
+
+    fn finish<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        shared: &mut Shared<I>,
+        id: BackendId,
+        verdict: Verdict,
+    ) {
+        let Some(probe) = self.probes.get_mut(id).and_then(Option::take) else { return };
+        shared.owners.clear(S::index(probe.socket), probe.socket);
+        // Nothing more is wanted; a reset leaves no TIME-WAIT behind.
+        host.abort(now, probe.socket);
+        host.close(now, probe.socket);
+        let Some(check) = shared.backends.config_of(id).map(|pool| pool.check.clone()) else {
+            return;
+        };
+        let change = if verdict == Verdict::Good {
+            shared.counters.proxy_checks_good += 1;
+            shared.backends.good(id, true)
+        } else {
+            shared.counters.proxy_checks_bad += 1;
+            shared.backends.bad(id, now)
+        };
+        shared.note_change(now, id, change);
+        if check.interval > Duration::ZERO {
+            self.schedule(now, shared, id, check.interval);
+        }
+    }
+}
+
+fn look<S: Sockets>(
+    host: &mut S,
+    probe: &mut Probe<S::Id>,
+    pool: &Pool,
+    shared: &Shared<S::Id>,
+) -> Verdict {
+    let ready = host.readiness(probe.socket);
+    if ready.error.is_some() {
+        return Verdict::Bad;
+    }
+    if !probe.asked {
+        if !ready.writable {
+            return Verdict::Wait;
+        }
+        if pool.check.path.is_empty() {
+            return Verdict::Good;
+        }
+        probe.asked = true;
+        let addr = host.remote(probe.socket).map(|remote| remote.to_string()).unwrap_or_default();
+        let request = request(pool, &addr, &shared.config.server_name);
+        if host.send(probe.socket, request).is_err() {
+            return Verdict::Bad;
+        }
+    }
+    while probe.heard.len() < STATUS_BYTES {
+        let bytes = host.peek(probe.socket);
+        if bytes.is_empty() {
+            break;
+        }
+        let taken = bytes.len().min(STATUS_BYTES - probe.heard.len());
+        probe.heard.extend(bytes.iter().take(taken));
+        host.consume(probe.socket, taken);
+    }
+    match &probe.heard[..] {
+        // RFC 9112 section 4.
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', _, b' ', b'2' | b'3', _, _] => Verdict::Good,
+        heard if heard.len() < STATUS_BYTES && !ready.peer_closed => Verdict::Wait,
+        _ => Verdict::Bad,
+    }
+}
+
+fn request(pool: &Pool, addr: &str, name: &str) -> Bytes {
+    let Check { path, host, .. } = &pool.check;
+    let host = if host.is_empty() { addr } else { host };
+    let mut bytes = Vec::new();
+    if pool.proxy_protocol {
+        proxy_protocol::write_local(&mut bytes);
+    }
+    let text = format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {name}-check\r\n\
+         Connection: close\r\n\r\n"
+    );
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.into()
+}

@@ -1,0 +1,228 @@
+//! What a proxy does for whom: listeners, routes, pools of backends, limits.
+//!
+//! The program makes a [`Table`] out of its command line or its file, with names resolved, and
+//! gives the proxy another one when either changes. A table is checked by whoever makes it: indices
+//! of pools are those of [`Table::pools`].
+
+use core::net::IpAddr;
+
+use base::Duration;
+use wire::Endpoint;
+
+/// How much a proxy looks at before it chooses a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing: a backend is connected to at once.
+    Tcp,
+    /// The head of the first HTTP/1.1 request.
+    Http,
+    /// The ClientHello, for the server's name in it; TLS goes through untouched.
+    Tls,
+}
+
+/// How a backend is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// One after the other.
+    RoundRobin,
+    /// The one with the fewest connections.
+    Least,
+    /// By a hash, such that others keep theirs when a backend comes or goes.
+    Maglev(HashBy),
+}
+
+/// What is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HashBy {
+    /// The client's address, without its port.
+    Source,
+    /// The name that the client asks for (Host, or the server's name of TLS); its address where it
+    /// asks for none.
+    Host,
+}
+
+/// How a backend's health is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// A path to ask for, which has to be answered with 2xx or 3xx; empty: a connection will do.
+    pub path: String,
+    /// Value of Host in that request; empty: the backend's address.
+    pub host: String,
+    /// Time between checks, a tenth more or less; zero: none are made, and a backend that is down
+    /// is tried again after [`Check::DOWN_TIME`].
+    pub interval: Duration,
+    /// How long a check may take.
+    pub timeout: Duration,
+    /// Good checks in a row that bring a backend up.
+    pub rise: u32,
+    /// Bad checks, or failed connections, in a row that take it down.
+    pub fall: u32,
+}
+
+impl Check {
+    /// How long a backend stays down that is not checked.
+    pub const DOWN_TIME: Duration = Duration::from_secs(10);
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        Self {
+            path: String::new(),
+            host: String::new(),
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(2),
+            rise: 2,
+            fall: 3,
+        }
+    }
+}
+
+/// Backends that stand for each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name: a pool of the same name in a later table is the same pool.
+    pub name: String,
+    /// How one is chosen.
+    pub balance: Balance,
+    /// The backends, in any order. One that is in the table before and not in this one gets no new
+    /// connection and keeps those that it has.
+    pub backends: Vec<Endpoint>,
+    /// Connections that one of them may have.
+    pub connections_max: u32,
+    /// Begin each connection with a header of the PROXY protocol, version 2.
+    pub proxy_protocol: bool,
+    /// How their health is looked at.
+    pub check: Check,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            balance: Balance::RoundRobin,
+            backends: Vec::new(),
+            connections_max: 65_536,
+            proxy_protocol: false,
+            check: Check::default(),
+        }
+    }
+}
+
+/// Which requests go to which pool.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Route {
+    /// Host, in lower case and without a port: `a.example`, `*.example` for all names below it, or
+    /// nothing for any.
+    pub host: String,
+    /// Beginning of the path, up to a slash or whole; nothing for any.
+    pub path: String,
+    /// Index of the pool.
+    pub pool: usize,
+}
+
+/// Header fields that are added to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Insert {
+    /// X-Forwarded-For: the client's address, as everybody understands it.
+    pub x_forwarded_for: bool,
+    /// X-Forwarded-Proto: http.
+    pub x_forwarded_proto: bool,
+    /// Forwarded: RFC 7239.
+    pub forwarded: bool,
+    /// Via: RFC 9110 section 7.6.3.
+    pub via: bool,
+}
+
+/// A port of the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Only on this address, or on all of ours.
+    pub addr: Option<IpAddr>,
+    /// Port.
+    pub port: u16,
+    /// What is looked at.
+    pub mode: Mode,
+    /// Where to, by what was asked for; the most specific one counts. Not for [`Mode::Tcp`].
+    pub routes: Vec<Route>,
+    /// Index of the pool for what no route fits.
+    pub default: Option<usize>,
+    /// Fields to add; only for [`Mode::Http`].
+    pub insert: Insert,
+    /// Whether a connection may carry more than one request. All of them go to the backend of the
+    /// first, and none but the first is looked at; without, the backend is told to close.
+    pub keep_alive: bool,
+}
+
+/// Bounds and times.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Clients at one time; more are reset.
+    pub connections_max: usize,
+    /// Bytes of a request's head or of a ClientHello's records.
+    pub head_bytes_max: usize,
+    /// Bytes of a request line; more is 414.
+    pub request_line_bytes_max: usize,
+    /// Time for the whole head from the beginning of the connection.
+    pub head_timeout: Duration,
+    /// Time for a connection to a backend to be made, for each attempt.
+    pub connect_timeout: Duration,
+    /// How long a connection may be idle in both directions.
+    pub idle_timeout: Duration,
+    /// Other backends that are tried where the first cannot be connected to.
+    pub retries: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 32_768,
+            head_bytes_max: 16 * 1024,
+            request_line_bytes_max: 8 * 1024,
+            head_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(4),
+            idle_timeout: Duration::from_secs(300),
+            retries: 3,
+        }
+    }
+}
+
+/// All that a proxy does.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Table {
+    /// Its ports. They stay the same in all tables that a proxy gets.
+    pub listeners: Vec<Listener>,
+    /// Its pools.
+    pub pools: Vec<Pool>,
+    /// Bounds and times.
+    pub limits: Limits,
+}
+
+/// What does not change while a proxy runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Connections that wait to be accepted, for each port.
+    pub backlog: usize,
+    /// Value of the Server field of responses that are the proxy's own, and its name in Via.
+    pub server_name: String,
+    /// Unix time at [`base::Instant::ZERO`], for Date and the log.
+    pub unix_epoch: Duration,
+    /// Spreads health checks.
+    pub seed: u64,
+    /// Ask the device to relay.
+    pub splice: bool,
+    /// Whether [`super::Proxy::poll_log`] gives lines.
+    pub access_log: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            backlog: 1024,
+            server_name: String::from("outboard"),
+            unix_epoch: Duration::ZERO,
+            seed: 0,
+            splice: true,
+            access_log: false,
+        }
+    }
+}

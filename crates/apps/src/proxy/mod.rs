@@ -1,0 +1,128 @@
+//! The proxy: looks at the beginning of a connection, chooses a backend, and has the rest relayed
+//! (AccelTCP section 6.1.2 calls it an L7 LB; by the device where it splices).
+//!
+//! [`Proxy`] is a handler over [`host::Host`]'s sockets, as [`crate::content::ContentServer`] is:
+//! the driver gives it what [`Host::poll_notice`] says, calls it at [`Proxy::poll_timeout`], and
+//! runs the host afterwards. Files, names and signals are the driver's business; it gives a new
+//! [`Table`] when one of them changes ([`Proxy::apply`]).
+//!
+//! From the outside in: `server` (pairs, deadlines), `pair` (one client and its backend), `check`
+//! (health), `pool` (backends and the choice), `maglev`; and without sockets: `head` and `hello`
+//! (what a client asks for), `route`, `proxy_protocol`. It terminates no TLS, reads no response,
+//! and looks at no request but the first of a connection.
+
+mod check;
+mod config;
+mod counters;
+mod head;
+mod hello;
+mod maglev;
+mod pair;
+mod pool;
+mod proxy_protocol;
+mod route;
+mod server;
+mod shared;
+mod sockets;
+
+use base::Instant;
+use host::{Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption};
+
+pub use config::{
+    Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Route, Table,
+};
+pub use counters::Counters;
+
+use server::Server;
+
+/// The proxy.
+pub struct Proxy {
+    listeners: Vec<ListenerId>,
+    server: Server<SocketId>,
+}
+
+impl Proxy {
+    /// A proxy that listens where `table` says.
+    ///
+    /// # Errors
+    /// The first port that cannot be listened on, and why.
+    pub fn new(
+        now: Instant,
+        config: Config,
+        table: Table,
+        host: &mut Host,
+    ) -> Result<Self, ListenError> {
+        let backlog = config.backlog;
+        let listen = |l: &Listener| {
+            let id = host.listen(Listen { addr: l.addr, port: l.port, backlog })?;
+            // What is relayed blindly may be a protocol in which the server speaks first.
+            let speaks_first = l.mode != Mode::Tcp;
+            host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
+            host.set_listener_option(id, ListenerOption::TeardownOffload(true));
+            host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));
+            Ok(id)
+        };
+        let listeners = table.listeners.iter().map(listen).collect::<Result<_, _>>()?;
+        let mut server = Server::new(config);
+        server.apply(now, table);
+        Ok(Self { listeners, server })
+    }
+
+    /// Takes over another table, with the same listeners in the same order. Connections go on as
+    /// they are; backends that are gone get no new ones.
+    pub fn apply(&mut self, now: Instant, table: Table) {
+        self.server.apply(now, table);
+    }
+
+    /// Takes what [`Host::poll_notice`] gave. Notices about listeners and sockets of others are
+    /// passed over, so several applications can share a host.
+    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(listener, socket) => {
+                if let Some(index) = self.listeners.iter().position(|l| *l == listener) {
+                    // What is relayed was cut by its sender.
+                    host.set_option(now, socket, SocketOption::NoDelay(true));
+                    self.server.handle_accepted(now, host, socket, index);
+                }
+            }
+            Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
+            Notice::Spliced(id) => self.server.handle_spliced(now, host, id),
+            Notice::SpliceRefused(id, why) => {
+                self.server.handle_splice_refused(now, host, id, why);
+            }
+            Notice::SpliceClosed(id) => self.server.handle_splice_closed(now, host, id),
+            // It opens none.
+            Notice::File(_) => {}
+        }
+    }
+
+    /// Acts on deadlines that are over.
+    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.server.handle_timeout(now, host);
+    }
+
+    /// When to call [`Self::handle_timeout`] at the latest; may be earlier than anything is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout()
+    }
+
+    /// The next line of the access log, without its line end: one for each client when it has
+    /// ended, and remarks about backends that begin with `#`.
+    #[must_use]
+    pub fn poll_log(&mut self) -> Option<String> {
+        self.server.shared.log.poll()
+    }
+
+    /// Calls `f` with the name and value of each counter, and of four gauges: clients, those that
+    /// the device relays, backends, and backends that are up.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        let shared = &self.server.shared;
+        shared.counters.visit(f);
+        f("proxy_connections_open", self.server.connections() as u64);
+        f("proxy_splices_open", shared.splices.len() as u64);
+        let (backends, up) = shared.backends.count();
+        f("proxy_backends", backends);
+        f("proxy_backends_up", up);
+    }
+}

@@ -1,0 +1,85 @@
+//! Answers of our own: statuses of HTTP, alerts of TLS; and the end of the connection after them.
+
+use base::Duration;
+
+use super::*;
+
+/// How long a client may take to acknowledge an answer and to close.
+const LINGER: Duration = Duration::from_secs(2);
+
+impl<I: Copy + Eq> Pair<I> {
+    /// Answers a request, and closes.
+    pub(super) fn answer<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        status: Status,
+    ) -> Fate {
+        cx.shared.counters.count_status(status.code());
+        cx.shared.clock.advance(cx.now);
+        let line = status.line();
+        let body = format!("{line}\n");
+        let name = &cx.shared.config.server_name;
+        let server = if name.is_empty() { String::new() } else { format!("Server: {name}\r\n") };
+        let mut text = format!(
+            "HTTP/1.1 {line}\r\n{server}Date: {}\r\nContent-Type: text/plain\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n",
+            cx.shared.clock.http(),
+            body.len()
+        );
+        if !self.is_head {
+            text.push_str(&body);
+        }
+        self.bytes[BACKEND] += text.len() as u64;
+        self.say(cx, text.into_bytes())
+    }
+
+    /// Ends a handshake that has not begun, and closes.
+    pub(super) fn answer_alert<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        description: u8,
+    ) -> Fate {
+        self.say(cx, hello::alert(description).to_vec())
+    }
+
+    fn say<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, bytes: Vec<u8>) -> Fate {
+        self.release_backend(cx);
+        self.head = bytes;
+        self.phase = Phase::Answering;
+        self.shut = [false; 2];
+        self.deadline = cx.now + LINGER;
+        self.close_when_done(cx)
+    }
+
+    /// The last steps: everything sent, our direction closed, everything acknowledged, the client's
+    /// direction closed. What still comes is thrown away, for a reset in answer to it could destroy
+    /// the answer on its way (RFC 9112 section 9.6).
+    pub(super) fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        let client = self.client;
+        if cx.host.readiness(client).error.is_some() {
+            cx.host.close(cx.now, client);
+            return self.end(cx, "answered", "by us");
+        }
+        loop {
+            let bytes = cx.host.peek(client).len();
+            if bytes == 0 {
+                break;
+            }
+            cx.shared.counters.proxy_discarded_bytes += bytes as u64;
+            cx.host.consume(client, bytes);
+        }
+        if !self.flush(cx, client) {
+            return Fate::Keep;
+        }
+        if !self.shut[CLIENT] {
+            self.shut[CLIENT] = true;
+            cx.host.shutdown(client);
+        }
+        let ready = cx.host.readiness(client);
+        if ready.drained && ready.peer_closed {
+            cx.host.close(cx.now, client);
+            return self.end(cx, "answered", "by us");
+        }
+        Fate::Keep
+    }
+}

@@ -1,0 +1,218 @@
+//! Bytes both ways: by the device, or by this host where the device will not.
+//!
+//! Both mean the same. What a side sends the other gets, in order; the end of a direction is passed
+//! on when all before it was, and a reset resets the other side. The one difference: as long as a
+//! backend has not answered a first request, this host says 502 or 504 for it, where the device can
+//! only reset.
+
+use super::*;
+
+impl<I: Copy + Eq> Pair<I> {
+    /// The backend is connected: it gets what was gathered for it, and the device is asked.
+    pub(super) fn begin_relay<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        self.phase = Phase::Relay;
+        self.moved = cx.now;
+        self.arm(cx);
+        let Some(backend) = self.backend else { return self.drop_client(cx) };
+        if !self.flush(cx, backend) {
+            // Too little room for a head: no connection for a device.
+            cx.shared.counters.proxy_relayed += 1;
+            return Fate::Keep;
+        }
+        if !cx.shared.config.splice {
+            cx.shared.counters.proxy_relayed += 1;
+            return self.relay(cx);
+        }
+        let idle = cx.shared.table.limits.idle_timeout;
+        match cx.host.nsplice(cx.now, self.client, backend, idle) {
+            Ok(id) => {
+                self.phase = Phase::Splicing;
+                self.deadline = Instant::FAR_FUTURE;
+                cx.shared.splices.insert(id, self.index);
+                Fate::Keep
+            }
+            Err(error) => self.not_spliced(cx, error),
+        }
+    }
+
+    /// The device will not: this host does it, to the end.
+    fn not_spliced<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        error: SpliceError,
+    ) -> Fate {
+        cx.shared.counters.count_splice_refused(error);
+        cx.shared.counters.proxy_relayed += 1;
+        self.phase = Phase::Relay;
+        self.moved = cx.now;
+        self.arm(cx);
+        self.relay(cx)
+    }
+
+    /// The device relays now, and the sockets are gone.
+    pub(crate) fn handle_spliced<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) {
+        cx.shared.counters.proxy_spliced += 1;
+        self.phase = Phase::Spliced;
+        self.head = Vec::new();
+        cx.shared.owners.clear(S::index(self.client), self.client);
+        if let Some(backend) = self.backend.take() {
+            cx.shared.owners.clear(S::index(backend), backend);
+        }
+    }
+
+    /// The sockets are as they were before.
+    pub(crate) fn handle_splice_refused<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        error: SpliceError,
+    ) -> Fate {
+        if self.phase != Phase::Splicing {
+            return Fate::Keep;
+        }
+        self.not_spliced(cx, error)
+    }
+
+    /// The splice has ended.
+    pub(crate) fn handle_splice_closed<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        meta: Option<SpliceMeta>,
+    ) -> Fate {
+        let end = meta.and_then(|meta| meta.end);
+        cx.shared.counters.count_splice_end(end);
+        if let Some(meta) = meta {
+            let [up, down] = meta.bytes;
+            cx.shared.counters.proxy_spliced_bytes_up += up;
+            cx.shared.counters.proxy_spliced_bytes_down += down;
+            self.bytes = [self.bytes[CLIENT] + up, self.bytes[BACKEND] + down];
+        }
+        let end = end.map_or_else(|| "lost".to_owned(), |end| format!("{end:?}").to_lowercase());
+        self.end(cx, "spliced", &end)
+    }
+
+    /// Moves what can be moved, and ends what has ended.
+    pub(super) fn relay<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        let Some(backend) = self.backend else { return self.drop_client(cx) };
+        if !self.flush(cx, backend) {
+            return self.look_at_ends(cx, backend);
+        }
+        self.pump(cx, CLIENT, self.client, backend);
+        self.pump(cx, BACKEND, backend, self.client);
+        self.look_at_ends(cx, backend)
+    }
+
+    /// Gives the host the rest of the head for `to`; says whether nothing is left.
+    pub(super) fn flush<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, to: I) -> bool {
+        if self.head.is_empty() {
+            return true;
+        }
+        // One that is gone is seen at its readiness.
+        let bytes = Bytes::from(core::mem::take(&mut self.head));
+        let taken = cx.host.send(to, bytes.clone()).unwrap_or(0);
+        self.head = bytes.get(taken..).unwrap_or_default().to_vec();
+        self.head.is_empty()
+    }
+
+    /// Moves bytes of one direction, as many as the other side has room for; then its end.
+    fn pump<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, from: usize, source: I, to: I) {
+        let target = 1 - from;
+        while !self.shut[target] {
+            let bytes = cx.host.peek(source);
+            let room = cx.host.send_room(to);
+            if bytes.is_empty() || room == 0 {
+                break;
+            }
+            let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(room)]);
+            // One that is gone is seen at its readiness.
+            let Ok(taken) = cx.host.send(to, piece) else { break };
+            if taken == 0 {
+                break;
+            }
+            cx.host.consume(source, taken);
+            self.bytes[from] += taken as u64;
+            self.moved = cx.now;
+            let counters = &mut cx.shared.counters;
+            match from {
+                CLIENT => counters.proxy_relayed_bytes_up += taken as u64,
+                _ => counters.proxy_relayed_bytes_down += taken as u64,
+            }
+        }
+        if !self.shut[target] && cx.host.readiness(source).peer_closed {
+            self.shut[target] = true;
+            // A backend that has said nothing at all did not answer: see `look_at_ends`.
+            if !self.owes_answer(cx, from) {
+                cx.host.shutdown(to);
+            }
+        }
+    }
+
+    /// Whether a request is unanswered, and the backend the one that has just ended.
+    fn owes_answer<S: Sockets<Id = I>>(&self, cx: &Context<'_, S>, from: usize) -> bool {
+        from == BACKEND && self.bytes[BACKEND] == 0 && self.mode(cx) == Some(Mode::Http)
+    }
+
+    fn look_at_ends<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, backend: I) -> Fate {
+        let of_client = cx.host.readiness(self.client).error;
+        let of_backend = cx.host.readiness(backend).error;
+        let failed = |error: Option<SocketError>| error.is_some_and(|e| e != SocketError::Closed);
+        if failed(of_client) {
+            cx.shared.counters.proxy_relays_reset_by_client += 1;
+            cx.host.close(cx.now, self.client);
+            return self.end(cx, "relayed", "reset by client");
+        }
+        if (failed(of_backend) || self.shut[CLIENT]) && self.owes_answer(cx, BACKEND) {
+            cx.shared.counters.proxy_relays_reset_by_backend += 1;
+            return self.backend_owes(cx, Status::BadGateway);
+        }
+        if failed(of_backend) {
+            cx.shared.counters.proxy_relays_reset_by_backend += 1;
+            cx.host.abort(cx.now, self.client);
+            return self.end(cx, "relayed", "reset by backend");
+        }
+        if self.shut == [true; 2] {
+            cx.shared.counters.proxy_relays_closed += 1;
+            // The host delivers what is left, in both directions.
+            cx.host.close(cx.now, self.client);
+            cx.shared.owners.clear(S::index(backend), backend);
+            cx.host.close(cx.now, backend);
+            self.backend = None;
+            return self.end(cx, "relayed", "closed");
+        }
+        Fate::Keep
+    }
+
+    /// The backend took a request and gave no answer.
+    fn backend_owes<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, what: Status) -> Fate {
+        if let Some(id) = self.chosen {
+            let change = cx.shared.backends.bad(id, cx.now);
+            cx.shared.note_change(cx.now, id, change);
+        }
+        self.release_backend(cx);
+        self.answer(cx, what)
+    }
+
+    fn arm<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) {
+        self.deadline = self.moved + cx.shared.table.limits.idle_timeout;
+    }
+
+    /// The time without anything moving may be over.
+    pub(super) fn check_idle<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        let Some(backend) = self.backend else { return self.drop_client(cx) };
+        // A slow reader is not idle: it acknowledges.
+        let queued = cx.host.send_queue(self.client) + cx.host.send_queue(backend);
+        if queued != self.queued {
+            self.queued = queued;
+            self.moved = cx.now;
+        }
+        self.arm(cx);
+        if self.deadline > cx.now {
+            return Fate::Keep;
+        }
+        cx.shared.counters.proxy_relays_idle += 1;
+        if self.owes_answer(cx, BACKEND) {
+            return self.backend_owes(cx, Status::GatewayTimeout);
+        }
+        cx.host.abort(cx.now, self.client);
+        self.end(cx, "relayed", "idle")
+    }
+}

@@ -1,0 +1,433 @@
+//! Pools and their backends: which one gets a connection, which ones are up.
+//!
+//! [`super::pair`] asks for a backend and says how it did; [`super::check`] asks which backend is
+//! due for a check and says how that went; a new table comes from [`super::server`]. A backend that
+//! is not in the table any more is *draining*: it keeps its connections, gets no new ones, and its
+//! slot is free when the last has ended.
+
+use base::{Duration, Instant};
+use wire::Endpoint;
+
+use super::config::{Balance, Check, Pool as PoolConfig};
+use super::maglev::Maglev;
+
+/// Slot of a backend: stays the same as long as it has connections.
+pub(crate) type BackendId = usize;
+
+/// Why no backend can be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unavailable {
+    /// None is up, or none is there, or all that are have been tried.
+    Down,
+    /// Those that are up have as many connections as they may.
+    Full,
+}
+
+/// What a good or bad sign changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    None,
+    Up,
+    Down,
+}
+
+/// A backend.
+#[derive(Clone, Debug)]
+pub(crate) struct Backend {
+    pub(crate) addr: Endpoint,
+    /// Slot of its pool.
+    pool: usize,
+    up: bool,
+    draining: bool,
+    /// Connections, spliced ones among them.
+    pub(crate) connections: u32,
+    /// Bad signs in a row where it is up, good ones where it is down.
+    signs: u32,
+    /// When it is checked next, or tried again where it is not checked.
+    pub(crate) due: Instant,
+}
+
+/// A pool.
+#[derive(Clone, Debug)]
+struct Pool {
+    config: PoolConfig,
+    members: Vec<BackendId>,
+    /// Where the next round begins.
+    cursor: usize,
+    /// Members that it was built of; none where it has to be built again.
+    maglev: Option<(Maglev, Vec<BackendId>)>,
+}
+
+/// All pools and backends.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Backends {
+    slots: Vec<Option<Backend>>,
+    pools: Vec<Option<Pool>>,
+}
+
+impl Backends {
+    /// Takes over the pools of a table; gives the slot of each of them, and the backends that are
+    /// new.
+    pub(crate) fn apply(&mut self, table: &[PoolConfig]) -> (Vec<usize>, Vec<BackendId>) {
+        let mut added = Vec::new();
+        let kept: Vec<usize> = table.iter().map(|pool| self.place_of(&pool.name)).collect();
+        for (slot, pool) in self.pools.iter_mut().enumerate() {
+            if !kept.contains(&slot) {
+                *pool = None;
+            }
+        }
+        for (slot, config) in kept.iter().zip(table) {
+            let members =
+                config.backends.iter().map(|addr| self.member(*slot, *addr, &mut added)).collect();
+            let cursor = self.pools.get(*slot).and_then(Option::as_ref).map_or(0, |p| p.cursor);
+            let pool = Pool { config: config.clone(), members, cursor, maglev: None };
+            if let Some(place) = self.pools.get_mut(*slot) {
+                *place = Some(pool);
+            }
+        }
+        let pools = &self.pools;
+        for (id, slot) in self.slots.iter_mut().enumerate() {
+            let Some(backend) = slot else { continue };
+            let pool = pools.get(backend.pool).and_then(Option::as_ref);
+            backend.draining = pool.is_none_or(|pool| !pool.members.contains(&id));
+            if backend.draining && backend.connections == 0 {
+                *slot = None;
+            }
+        }
+        (kept, added)
+    }
+
+    fn place_of(&mut self, name: &str) -> usize {
+        let same = |pool: &Option<Pool>| pool.as_ref().is_some_and(|p| p.config.name == name);
+        if let Some(slot) = self.pools.iter().position(same) {
+            return slot;
+        }
+        // Taken at once, so that the next name finds another.
+        let config = PoolConfig { name: name.to_owned(), ..PoolConfig::default() };
+        let pool = Some(Pool { config, members: Vec::new(), cursor: 0, maglev: None });
+        let free = self.pools.iter().position(Option::is_none);
+        // A slot's draining backends belong to the pool that was there, so it is not used again.
+        let used = |slot: &usize| self.slots.iter().flatten().any(|b| b.pool == *slot);
+        match free.filter(|slot| !used(slot)) {
+            Some(slot) => {
+                self.pools[slot] = pool;
+                slot
+            }
+            None => {
+                self.pools.push(pool);
+                self.pools.len() - 1
+            }
+        }
+    }
+
+    fn member(&mut self, pool: usize, addr: Endpoint, added: &mut Vec<BackendId>) -> BackendId {
+        let same = |slot: &Option<Backend>| {
+            slot.as_ref().is_some_and(|b| b.pool == pool && b.addr == addr)
+        };
+        if let Some(id) = self.slots.iter().position(same) {
+            return id;
+        }
+        let backend = Backend {
+            addr,
+            pool,
+            // Up until it is known to be down: a start does not wait for checks.
+            up: true,
+            draining: false,
+            connections: 0,
+            signs: 0,
+            due: Instant::FAR_FUTURE,
+        };
+        let id = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        if let Some(slot) = self.slots.get_mut(id) {
+            *slot = Some(backend);
+        }
+        added.push(id);
+        id
+    }
+
+    /// A backend, draining or not.
+    pub(crate) fn get(&self, id: BackendId) -> Option<&Backend> {
+        self.slots.get(id)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: BackendId) -> Option<&mut Backend> {
+        self.slots.get_mut(id)?.as_mut()
+    }
+
+    /// The configuration of a pool.
+    pub(crate) fn config(&self, pool: usize) -> Option<&PoolConfig> {
+        self.pools.get(pool)?.as_ref().map(|pool| &pool.config)
+    }
+
+    /// The configuration of the pool of a backend that is not draining.
+    pub(crate) fn config_of(&self, id: BackendId) -> Option<&PoolConfig> {
+        let backend = self.get(id).filter(|backend| !backend.draining)?;
+        self.config(backend.pool)
+    }
+
+    /// Chooses a backend for a new connection, and counts it there. `tried` are not chosen again.
+    pub(crate) fn choose(
+        &mut self,
+        pool: usize,
+        hash: u64,
+        tried: &[BackendId],
+    ) -> Result<BackendId, Unavailable> {
+        let Some(Some(pool)) = self.pools.get_mut(pool) else { return Err(Unavailable::Down) };
+        let (slots, config) = (&self.slots, &pool.config);
+        let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
+        let is_up = |id: &BackendId| get(id).is_some_and(|b| b.up) && !tried.contains(id);
+        let has_room =
+            |id: &BackendId| get(id).is_some_and(|b| b.connections < config.connections_max);
+        let usable = |id: &BackendId| is_up(id) && has_room(id);
+        let (after, before) = {
+            let start = pool.cursor.min(pool.members.len());
+            let (before, after) = pool.members.split_at(start);
+            (after, before)
+        };
+        let mut turn = after.iter().chain(before).copied();
+        let found = match config.balance {
+            Balance::RoundRobin => turn.find(usable),
+            Balance::Least => {
+                turn.filter(usable).min_by_key(|id| get(id).map_or(u32::MAX, |b| b.connections))
+            }
+            Balance::Maglev(_) => {
+                let (table, members) =
+                    pool.maglev.get_or_insert_with(|| build(&pool.members, slots));
+                let mut flow = table.lookup(hash).filter_map(|at| members.get(at).copied());
+                flow.find(usable)
+            }
+        };
+        let Some(id) = found else {
+            let full = pool.members.iter().any(is_up);
+            return Err(if full { Unavailable::Full } else { Unavailable::Down });
+        };
+        // Equals take turns in both of the orders that begin there.
+        pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
+        if let Some(backend) = self.get_mut(id) {
+            backend.connections += 1;
+        }
+        Ok(id)
+    }
+
+    /// A connection to a backend has ended.
+    pub(crate) fn release(&mut self, id: BackendId) {
+        let Some(slot) = self.slots.get_mut(id) else { return };
+        let Some(backend) = slot else { return };
+        backend.connections = backend.connections.saturating_sub(1);
+        if backend.draining && backend.connections == 0 {
+            *slot = None;
+        }
+    }
+
+    /// A check was good, or a connection was made.
+    pub(crate) fn good(&mut self, id: BackendId, checked: bool) -> Change {
+        let rise = self.config_of(id).map_or(1, |pool| pool.check.rise.max(1));
+        let Some(backend) = self.get_mut(id) else { return Change::None };
+        if backend.up {
+            backend.signs = 0;
+            return Change::None;
+        }
+        // Where there are checks, a connection that was begun before tells nothing new.
+        backend.signs += u32::from(checked);
+        self.turn_if(id, rise, true)
+    }
+
+    /// A check was bad, or a connection could not be made.
+    pub(crate) fn bad(&mut self, id: BackendId, now: Instant) -> Change {
+        let Some(check) = self.config_of(id).map(|pool| pool.check.clone()) else {
+            return Change::None;
+        };
+        let Some(backend) = self.get_mut(id) else { return Change::None };
+        if !backend.up {
+            backend.signs = 0;
+            return Change::None;
+        }
+        backend.signs += 1;
+        let change = self.turn_if(id, check.fall.max(1), false);
+        if change == Change::Down && check.interval == Duration::ZERO {
+            if let Some(backend) = self.get_mut(id) {
+                backend.due = now + Check::DOWN_TIME;
+            }
+        }
+        change
+    }
+
+    /// It has been down for long enough without being checked.
+    pub(crate) fn try_again(&mut self, id: BackendId) -> Change {
+        if let Some(backend) = self.get_mut(id) {
+            backend.signs = 1;
+            backend.due = Instant::FAR_FUTURE;
+        }
+        self.turn_if(id, 1, true)
+    }
+
+    fn turn_if(&mut self, id: BackendId, enough: u32, up: bool) -> Change {
+        let Some(backend) = self.get_mut(id) else { return Change::None };
+        if backend.up == up || backend.signs < enough {
+            return Change::None;
+        }
+        backend.up = up;
+        backend.signs = 0;
+        let pool = backend.pool;
+        if let Some(Some(pool)) = self.pools.get_mut(pool) {
+            pool.maglev = None;
+        }
+        if up { Change::Up } else { Change::Down }
+    }
+
+    /// Backends that may get connections, and those of them that are up.
+    pub(crate) fn count(&self) -> (u64, u64) {
+        let live = self.slots.iter().flatten().filter(|b| !b.draining);
+        live.fold((0, 0), |(all, up), b| (all + 1, up + u64::from(b.up)))
+    }
+}
+
+fn build(members: &[BackendId], slots: &[Option<Backend>]) -> (Maglev, Vec<BackendId>) {
+    let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
+    let up: Vec<BackendId> =
+        members.iter().copied().filter(|id| get(id).is_some_and(|b| b.up)).collect();
+    let addrs: Vec<Endpoint> = up.iter().filter_map(get).map(|b| b.addr).collect();
+    (Maglev::new(&addrs), up)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::config::HashBy;
+
+    fn addr(n: u8) -> Endpoint {
+        Endpoint { addr: [10, 0, 0, n].into(), port: 80 }
+    }
+
+    fn pool(name: &str, balance: Balance, backends: &[u8]) -> PoolConfig {
+        let backends = backends.iter().map(|n| addr(*n)).collect();
+        PoolConfig { name: name.to_owned(), balance, backends, ..PoolConfig::default() }
+    }
+
+    fn chosen(all: &mut Backends, hash: u64, tried: &[BackendId]) -> Result<u8, Unavailable> {
+        let id = all.choose(0, hash, tried)?;
+        match all.get(id).map(|b| b.addr.addr) {
+            Some(core::net::IpAddr::V4(v4)) => Ok(v4.octets()[3]),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn id_of(all: &Backends, n: u8) -> BackendId {
+        all.slots.iter().position(|b| b.as_ref().is_some_and(|b| b.addr == addr(n))).unwrap()
+    }
+
+    fn down(all: &mut Backends, n: u8) {
+        let id = id_of(all, n);
+        let changes = [(); 3].map(|()| all.bad(id, Instant::ZERO));
+        assert_eq!(changes, [Change::None, Change::None, Change::Down]);
+    }
+
+    #[test]
+    fn round_robin() {
+        let mut all = Backends::default();
+        all.apply(&[pool("a", Balance::RoundRobin, &[1, 2, 3])]);
+        let mut six = [0; 6];
+        six.fill_with(|| chosen(&mut all, 0, &[]).unwrap());
+        assert_eq!(six, [1, 2, 3, 1, 2, 3]);
+        down(&mut all, 2);
+        six.fill_with(|| chosen(&mut all, 0, &[]).unwrap());
+        assert_eq!(six, [1, 3, 1, 3, 1, 3]);
+    }
+
+    #[test]
+    fn least_connections() {
+        let mut all = Backends::default();
+        all.apply(&[pool("a", Balance::Least, &[1, 2])]);
+        assert_eq!([(); 4].map(|()| chosen(&mut all, 0, &[]).unwrap()), [1, 2, 1, 2]);
+        let two = id_of(&all, 2);
+        all.release(two);
+        all.release(two);
+        assert_eq!([(); 3].map(|()| chosen(&mut all, 0, &[]).unwrap()), [2, 2, 1]);
+    }
+
+    #[test]
+    fn maglev_moves_only_what_it_must() {
+        let mut all = Backends::default();
+        let backends: Vec<u8> = (1..=8).collect();
+        all.apply(&[pool("a", Balance::Maglev(HashBy::Source), &backends)]);
+        let hashes = 0..1000_u64;
+        let hash = |n: u64| super::super::maglev::hash_name(&n.to_be_bytes());
+        let before: Vec<u8> =
+            hashes.clone().map(|n| chosen(&mut all, hash(n), &[]).unwrap()).collect();
+        down(&mut all, 5);
+        let after: Vec<u8> = hashes.map(|n| chosen(&mut all, hash(n), &[]).unwrap()).collect();
+        let moved = before.iter().zip(&after).filter(|(b, a)| **b != 5 && b != a).count();
+        assert!(moved < 50, "{moved} of 1000 moved");
+        assert!(!after.contains(&5));
+        // What is tried once is not tried again, and everybody else is.
+        let mut tried = Vec::new();
+        while let Ok(id) = all.choose(0, 7, &tried) {
+            assert!(!tried.contains(&id));
+            tried.push(id);
+        }
+        assert_eq!(tried.len(), 7);
+    }
+
+    #[test]
+    fn down_full_and_up_again() {
+        let mut all = Backends::default();
+        let small = PoolConfig { connections_max: 1, ..pool("a", Balance::RoundRobin, &[1, 2]) };
+        all.apply(&[small]);
+        assert_eq!((chosen(&mut all, 0, &[]), chosen(&mut all, 0, &[])), (Ok(1), Ok(2)));
+        assert_eq!(chosen(&mut all, 0, &[]), Err(Unavailable::Full));
+        let (one, two) = (id_of(&all, 1), id_of(&all, 2));
+        all.release(one);
+        assert_eq!(chosen(&mut all, 0, &[one]), Err(Unavailable::Full));
+        down(&mut all, 1);
+        down(&mut all, 2);
+        assert_eq!(chosen(&mut all, 0, &[]), Err(Unavailable::Down));
+        assert_eq!(all.count(), (2, 0));
+        // A bad sign in between begins anew.
+        assert_eq!(all.good(one, true), Change::None);
+        assert_eq!(all.bad(one, Instant::ZERO), Change::None);
+        assert_eq!((all.good(one, true), all.good(one, true)), (Change::None, Change::Up));
+        assert_eq!(all.good(two, false), Change::None, "only checks bring it up");
+        assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
+    }
+
+    #[test]
+    fn without_checks_it_is_tried_again_later() {
+        let mut all = Backends::default();
+        let check = Check { interval: Duration::ZERO, ..Check::default() };
+        all.apply(&[PoolConfig { check, ..pool("a", Balance::RoundRobin, &[1]) }]);
+        down(&mut all, 1);
+        let one = id_of(&all, 1);
+        assert_eq!(all.get(one).unwrap().due, Instant::ZERO + Check::DOWN_TIME);
+        assert_eq!(all.try_again(one), Change::Up);
+        assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
+    }
+
+    #[test]
+    fn a_new_table_drains_what_is_gone() {
+        let mut all = Backends::default();
+        let (slots, added) = all.apply(&[
+            pool("a", Balance::RoundRobin, &[1, 2]),
+            pool("b", Balance::RoundRobin, &[1]),
+        ]);
+        assert_eq!((slots, added.len()), (vec![0, 1], 3));
+        assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
+        down(&mut all, 2);
+        let one = id_of(&all, 1);
+        // The order changes, "a" loses 1 and gains 3, "b" goes.
+        let (slots, added) = all.apply(&[
+            pool("c", Balance::RoundRobin, &[9]),
+            pool("a", Balance::RoundRobin, &[3, 2]),
+        ]);
+        assert_eq!((slots[1], added.len()), (0, 2), "a pool keeps its slot");
+        assert!(all.get(one).is_some_and(|b| b.draining && b.connections == 1));
+        assert_eq!([(); 2].map(|()| chosen(&mut all, 0, &[])), [Ok(3), Ok(3)], "2 is still down");
+        // Signs about one that drains change nothing.
+        assert_eq!(all.bad(one, Instant::ZERO), Change::None);
+        all.release(one);
+        assert!(all.get(one).is_none());
+        assert_eq!(all.count(), (3, 2));
+    }
+}

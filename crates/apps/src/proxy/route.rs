@@ -1,0 +1,126 @@
+//! Which pool a request goes to, by the name and the path that it asks for.
+//!
+//! Names are compared without their port and in lower case, paths as they are sent: a backend that
+//! takes `/%61` for `/a` does so after the choice. Routes choose backends, they guard nothing.
+
+use super::config::{Listener, Route};
+
+/// The pool for a name and a path; both may be empty. None where there is neither a route nor a
+/// default.
+pub(crate) fn find(listener: &Listener, name: &str, path: &str) -> Option<usize> {
+    let fitting = listener.routes.iter().filter_map(|route| {
+        let host = host_rank(&route.host, name)?;
+        path_fits(&route.path, path).then_some(((host, route.path.len()), route))
+    });
+    // The first of equals: `max_by_key` would give the last.
+    let best = fitting.reduce(|best, next| if next.0 > best.0 { next } else { best });
+    best.map(|(_, Route { pool, .. })| *pool).or(listener.default)
+}
+
+/// How specific a pattern is for a name that it fits: the whole name, then the longest of those
+/// with a star, then none.
+fn host_rank(pattern: &str, name: &str) -> Option<(u8, usize)> {
+    if pattern.is_empty() {
+        return Some((0, 0));
+    }
+    match pattern.strip_prefix('*') {
+        // `.example`, with at least one byte of a label before it.
+        Some(suffix) => {
+            let fits = name.len() > suffix.len() && name.ends_with(suffix);
+            fits.then_some((1, suffix.len()))
+        }
+        None => (pattern == name).then_some((2, 0)),
+    }
+}
+
+/// Whether a path is the prefix or below it: `/a` fits `/a`, `/a/b` and `/a?q`, and not `/ab`.
+fn path_fits(prefix: &str, path: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| {
+        prefix.is_empty()
+            || prefix.ends_with('/')
+            || matches!(rest.bytes().next(), None | Some(b'/' | b'?'))
+    })
+}
+
+/// The name in an authority, without a port, in lower case, and without the dot that ends a name of
+/// DNS.
+pub(crate) fn name_of(authority: &[u8]) -> String {
+    let text = String::from_utf8_lossy(authority).to_ascii_lowercase();
+    let name = match text.rsplit_once(':') {
+        // An IPv6 address keeps its colons, and its brackets.
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => &text,
+    };
+    name.strip_suffix('.').unwrap_or(name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::config::{Insert, Mode};
+
+    fn listener(routes: &[(&str, &str)], default: Option<usize>) -> Listener {
+        let route = |(pool, (host, path)): (usize, &(&str, &str))| Route {
+            host: (*host).to_owned(),
+            path: (*path).to_owned(),
+            pool,
+        };
+        Listener {
+            addr: None,
+            port: 80,
+            mode: Mode::Http,
+            routes: routes.iter().enumerate().map(route).collect(),
+            default,
+            insert: Insert::default(),
+            keep_alive: true,
+        }
+    }
+
+    #[test]
+    fn the_most_specific_route() {
+        let all = [
+            ("", "/img"),
+            ("a.example", ""),
+            ("*.example", ""),
+            ("*.b.example", ""),
+            ("a.example", "/api"),
+            ("a.example", "/api/v2/"),
+            ("a.example", "/api"),
+        ];
+        let listener = listener(&all, Some(99));
+        let find = |name, path| find(&listener, name, path).unwrap();
+        assert_eq!(find("a.example", "/"), 1);
+        assert_eq!(find("c.example", "/img/x"), 2, "the name before the path");
+        assert_eq!(find("x.b.example", "/"), 3);
+        assert_eq!(find("b.example", "/"), 2);
+        assert_eq!(find("example", "/img"), 0);
+        assert_eq!(find("example", "/imgs"), 99);
+        assert_eq!(find("xample", "/"), 99);
+        assert_eq!(find(".example", "/"), 99, "a star stands for something");
+        assert_eq!(find("a.example", "/api?x"), 4, "the first of equals");
+        assert_eq!(find("a.example", "/apis"), 1);
+        assert_eq!(find("a.example", "/api/v2/x"), 5);
+        assert_eq!(find("a.example", "/api/v2"), 4);
+    }
+
+    #[test]
+    fn no_route() {
+        assert_eq!(find(&listener(&[("a", "")], None), "b", "/"), None);
+        assert_eq!(find(&listener(&[], Some(3)), "", ""), Some(3));
+    }
+
+    #[test]
+    fn names() {
+        for (authority, name) in [
+            ("A.Example:8080", "a.example"),
+            ("a.example.", "a.example"),
+            ("a.example.:80", "a.example"),
+            ("[fd77::2]:80", "[fd77::2]"),
+            ("[fd77::2]", "[fd77::2]"),
+            ("", ""),
+            ("a:", "a"),
+        ] {
+            assert_eq!(name_of(authority.as_bytes()), name);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The table of pairs and their deadlines.
+//!
+//! [`super::Proxy`] hands on what the host told it. A deadline that moves later leaves its pair's
+//! alarm where it is, and is looked at when that time comes: what is relayed moves nothing.
+
+use abi::Refusal;
+use base::{Alarms, Instant};
+use host::{SpliceError, SpliceId};
+
+use super::check::Checks;
+use super::config::{Config, Table};
+use super::pair::{Context, Fate, Pair};
+use super::shared::{Owner, Shared};
+use super::sockets::Sockets;
+
+/// The proxy over any sockets.
+pub(crate) struct Server<I> {
+    pub(crate) shared: Shared<I>,
+    checks: Checks<I>,
+    pairs: Vec<Option<Pair<I>>>,
+    free: Vec<usize>,
+    deadlines: Alarms,
+}
+
+impl<I: Copy + Eq> Server<I> {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            checks: Checks::new(config.seed),
+            shared: Shared::new(config),
+            pairs: Vec::new(),
+            free: Vec::new(),
+            deadlines: Alarms::default(),
+        }
+    }
+
+    /// Clients that are there.
+    pub(crate) fn connections(&self) -> usize {
+        self.pairs.len() - self.free.len()
+    }
+
+    /// Takes over a table. Clients that have a backend keep it.
+    pub(crate) fn apply(&mut self, now: Instant, table: Table) {
+        let (pools, added) = self.shared.backends.apply(&table.pools);
+        self.shared.table = table;
+        self.shared.pools = pools;
+        self.shared.counters.proxy_tables += 1;
+        self.checks.watch(now, &mut self.shared, &added);
+    }
+
+    /// A client was accepted at a listener, by its index in the table.
+    pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        socket: I,
+        listener: usize,
+    ) {
+        if self.connections() >= self.shared.table.limits.connections_max {
+            self.shared.counters.proxy_refused_full += 1;
+            host.abort(now, socket);
+            return;
+        }
+        self.shared.counters.proxy_accepted += 1;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.pairs.push(None);
+            self.pairs.len() - 1
+        });
+        let cx = Context { now, host, shared: &mut self.shared };
+        let Some(pair) = Pair::new(&cx, socket, index, listener) else {
+            self.free.push(index);
+            host.close(now, socket);
+            return;
+        };
+        if let Some(slot) = self.pairs.get_mut(index) {
+            *slot = Some(pair);
+        }
+        self.shared.owners.set(S::index(socket), socket, Owner::Pair(index));
+        self.with(now, host, index, Pair::start);
+    }
+
+    /// A connection's readiness changed.
+    pub(crate) fn handle_socket<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        socket: I,
+    ) {
+        match self.shared.owners.get(S::index(socket), socket) {
+            Some(Owner::Pair(index)) => self.with(now, host, index, Pair::turn),
+            Some(Owner::Check(id)) => {
+                self.checks.handle_socket(now, host, &mut self.shared, id);
+            }
+            None => {}
+        }
+    }
+
+    /// The device relays for a pair.
+    pub(crate) fn handle_spliced<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        id: SpliceId,
+    ) {
+        let Some(index) = self.shared.splices.get(&id).copied() else { return };
+        self.with(now, host, index, |pair, cx| {
+            pair.handle_spliced(cx);
+            Fate::Keep
+        });
+    }
+
+    /// The device does not.
+    pub(crate) fn handle_splice_refused<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        id: SpliceId,
+        why: Refusal,
+    ) {
+        let Some(index) = self.shared.splices.remove(&id) else { return };
+        let error = SpliceError::Refused(why);
+        self.with(now, host, index, |pair, cx| pair.handle_splice_refused(cx, error));
+    }
+
+    /// The device has done so to the end.
+    pub(crate) fn handle_splice_closed<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        id: SpliceId,
+    ) {
+        let Some(index) = self.shared.splices.remove(&id) else { return };
+        let meta = host.take_splice(id);
+        self.with(now, host, index, |pair, cx| pair.handle_splice_closed(cx, meta));
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+        while let Some(key) = self.deadlines.pop(now) {
+            let index = key as usize;
+            let Some(pair) = self.pairs.get(index).and_then(Option::as_ref) else { continue };
+            if pair.deadline > now {
+                self.deadlines.set(key, pair.deadline);
+            } else {
+                self.with(now, host, index, Pair::handle_timeout);
+            }
+        }
+        self.checks.handle_timeout(now, host, &mut self.shared);
+    }
+
+    /// When to call [`Self::handle_timeout`]; may be early.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.next().into_iter().chain(self.checks.poll_timeout()).min()
+    }
+
+    fn with<S: Sockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        index: usize,
+        work: impl FnOnce(&mut Pair<I>, &mut Context<'_, S>) -> Fate,
+    ) {
+        let Some(slot) = self.pairs.get_mut(index) else { return };
+        let Some(pair) = slot else { return };
+        let mut cx = Context { now, host, shared: &mut self.shared };
+        let fate = work(pair, &mut cx);
+        let (deadline, key) = (pair.deadline, u32::try_from(index));
+        if fate == Fate::Gone {
+            *slot = None;
+            self.free.push(index);
+            key.into_iter().for_each(|key| self.deadlines.clear(key));
+        } else {
+            key.into_iter().for_each(|key| self.deadlines.set(key, deadline));
+        }
+        for id in core::mem::take(&mut self.shared.went_down) {
+            self.checks.note_due(&self.shared, id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

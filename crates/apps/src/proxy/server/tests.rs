@@ -1,0 +1,784 @@
+//! Pairs over fake sockets: heads in pieces, retries, aborts at each stage, back-pressure, splices.
+
+mod fake;
+
+use abi::Refusal;
+use base::Duration;
+use host::{ConnectError, SocketError, SpliceEnd, SpliceError};
+use proptest::prelude::*;
+
+use super::*;
+use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, Route};
+use crate::proxy::hello::tests::client_hello;
+use fake::{Id, World, end, listener, pool, table};
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+
+fn seconds(s: u64) -> Duration {
+    Duration::from_secs(s)
+}
+
+fn status(text: &str) -> &str {
+    assert!(text.starts_with("HTTP/1.1 "), "{text}");
+    &text[9..12]
+}
+
+/// The client gets `code` and a close that it can read.
+fn assert_answered(world: &mut World, client: Id, code: &str) {
+    assert_eq!(status(&world.text(client)), code);
+    assert!(world.is_shut(client) && !world.is_aborted(client));
+    world.receive(client, "what still comes");
+    world.acknowledge(client);
+    world.peer_closes(client);
+    assert!(world.is_closed(client));
+    world.assert_empty();
+}
+
+#[test]
+fn tcp_connects_at_once_and_relays_both_ways() {
+    let mut world = World::new(Mode::Tcp, 1);
+    let client = world.accept();
+    assert_eq!(world.opened_to(), 11, "before the client says anything");
+    let backend = world.establish();
+    world.receive(backend, "220 ready\r\n");
+    world.receive(client, "HELO\r\n");
+    assert_eq!(
+        (world.text(client), world.text(backend)),
+        ("220 ready\r\n".into(), "HELO\r\n".into())
+    );
+    world.peer_closes(client);
+    assert!(world.is_shut(backend) && !world.is_shut(client), "one direction only");
+    world.receive(backend, "bye");
+    world.peer_closes(backend);
+    assert_eq!(world.text(client), "bye");
+    assert!(world.is_closed(client) && world.is_closed(backend));
+    world.assert_empty();
+    world.assert_moved(&[
+        ("proxy_accepted", 1),
+        ("proxy_routed", 1),
+        ("proxy_connects", 1),
+        ("proxy_relayed_bytes_up", 6),
+        ("proxy_relayed_bytes_down", 14),
+        ("proxy_relayed", 1),
+        ("proxy_relays_closed", 1),
+    ]);
+    let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" 10.77.0.11:8080 6 14 relayed \
+                closed 0";
+    assert_eq!(world.log(), [line]);
+}
+
+#[test]
+fn http_head_at_any_cut() {
+    let text = format!("\r\n{GET}body");
+    for cut in 0..=text.len() {
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        world.receive(client, &text[..cut]);
+        world.receive(client, &text[cut..]);
+        assert_eq!(world.unread(client), 4, "what follows the head waits, cut at {cut}");
+        let backend = world.establish();
+        assert_eq!(world.text(backend), format!("{GET}body"));
+        world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+        assert_eq!(status(&world.text(client)), "200");
+        // The next request is not looked at.
+        world.receive(client, "CONNECT x HTTP/9\r\n\r\n");
+        assert_eq!(world.text(backend), "CONNECT x HTTP/9\r\n\r\n");
+    }
+}
+
+#[test]
+fn head_one_byte_at_a_time() {
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    for byte in GET.bytes() {
+        world.receive(client, [byte]);
+    }
+    let backend = world.establish();
+    assert_eq!(world.text(backend), GET);
+}
+
+#[test]
+fn routes_by_host_and_path_with_fields_added() {
+    let mut table = table(Mode::Http, 1);
+    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 1)], ..pool(0) });
+    let route = Route { host: "b".into(), path: "/x".into(), pool: 1 };
+    let insert = Insert { x_forwarded_for: true, ..Insert::default() };
+    table.listeners = vec![Listener { routes: vec![route], insert, ..listener(Mode::Http) }];
+    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let client = world.accept();
+    world.receive(client, "GET /x/y HTTP/1.1\r\nHost: B:80\r\n\r\n");
+    assert_eq!(world.opened_to(), 99);
+    let backend = world.establish();
+    let expected = "GET /x/y HTTP/1.1\r\nHost: B:80\r\nX-Forwarded-For: 10.77.0.1\r\n\r\n";
+    assert_eq!(world.text(backend), expected);
+    let client = world.accept();
+    world.receive(client, "GET /y HTTP/1.1\r\nHost: b\r\n\r\n");
+    assert_eq!(world.opened_to(), 11);
+}
+
+#[test]
+fn malformed_and_oversized_heads() {
+    for (text, code, counter) in [
+        ("GET\r\n\r\n".to_owned(), "400", "proxy_400"),
+        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(9000)), "414", "proxy_414"),
+        (format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(17_000)), "431", "proxy_431"),
+        ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_owned(), "405", "proxy_405"),
+        ("GET / HTTP/3.0\r\n\r\n".to_owned(), "505", "proxy_505"),
+    ] {
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        world.receive(client, &text);
+        assert!(world.sockets.opened.is_empty());
+        assert_answered(&mut world, client, code);
+        let mut moved = Vec::new();
+        world.server.shared.counters.visit(&mut |name, value| {
+            if name.starts_with("proxy_4") || name.starts_with("proxy_5") {
+                moved.extend((value > 0).then_some((name, value)));
+            }
+        });
+        assert_eq!(moved, [(counter, 1)]);
+    }
+    // No more is gathered than what shows that it is too much.
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
+    let discarded = 28 + 30_000 - (16 * 1024 + 1);
+    world.assert_moved(&[
+        ("proxy_accepted", 1),
+        ("proxy_431", 1),
+        ("proxy_discarded_bytes", discarded),
+    ]);
+    // An answer to HEAD has no content.
+    let mut world = World::new(Mode::Http, 0);
+    let client = world.accept();
+    world.receive(client, GET.replace("GET", "HEAD"));
+    assert!(world.text(client).ends_with("\r\n\r\n"));
+}
+
+#[test]
+fn slow_heads() {
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, "GET / HT");
+    world.advance(seconds(9));
+    world.receive(client, "TP/1.1\r\n");
+    assert_eq!(world.text(client), "");
+    world.advance(seconds(1));
+    assert_answered(&mut world, client, "408");
+    // Nothing at all: nothing is said.
+    let client = world.accept();
+    world.advance(seconds(10));
+    assert!(world.is_closed(client));
+    assert_eq!(world.text(client), "");
+    world.assert_empty();
+    world.assert_moved(&[
+        ("proxy_accepted", 2),
+        ("proxy_timeouts_head", 2),
+        ("proxy_408", 1),
+        ("proxy_discarded_bytes", 16),
+    ]);
+}
+
+#[test]
+fn clients_that_leave_early() {
+    for stage in 0..3 {
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        if stage > 0 {
+            world.receive(client, &GET[..GET.len() - stage % 2]);
+        }
+        match stage {
+            0 => world.peer_closes(client),
+            1 => world.fail(client, SocketError::Reset),
+            // While the backend is connected to.
+            _ => world.fail(client, SocketError::Reset),
+        }
+        world.assert_empty();
+    }
+    // Half-closed while the backend is connected to: that is a request all the same.
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, GET);
+    world.peer_closes(client);
+    let backend = world.establish();
+    assert_eq!(world.text(backend), GET);
+    assert!(world.is_shut(backend));
+    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    world.peer_closes(backend);
+    assert_eq!(status(&world.text(client)), "200");
+    world.assert_empty();
+}
+
+#[test]
+fn retries_before_the_first_byte() {
+    let mut world = World::new(Mode::Http, 3);
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_eq!(world.opened_to(), 11);
+    world.fail(world.opened(), SocketError::Refused);
+    assert_eq!(world.opened_to(), 12);
+    world.advance(seconds(4));
+    assert_eq!(world.opened_to(), 13, "after a time-out");
+    let backend = world.establish();
+    assert_eq!(world.text(backend), GET);
+    world.assert_moved(&[
+        ("proxy_accepted", 1),
+        ("proxy_routed", 1),
+        ("proxy_connects", 3),
+        ("proxy_connects_refused", 1),
+        ("proxy_connects_timed_out", 1),
+        ("proxy_retries", 2),
+        ("proxy_relayed", 1),
+    ]);
+}
+
+#[test]
+fn no_backend_to_be_had() {
+    // All refuse.
+    let mut world = World::new(Mode::Http, 2);
+    let client = world.accept();
+    world.receive(client, GET);
+    world.fail(world.opened(), SocketError::Refused);
+    world.fail(world.opened(), SocketError::Refused);
+    assert_answered(&mut world, client, "502");
+    // The last does not answer; no more are tried than allowed.
+    let mut table = table(Mode::Http, 5);
+    table.limits.retries = 1;
+    let mut world = World::with(Config::default(), table);
+    let client = world.accept();
+    world.receive(client, GET);
+    world.fail(world.opened(), SocketError::Refused);
+    world.advance(seconds(4));
+    assert_eq!(world.sockets.opened.len(), 2);
+    assert_answered(&mut world, client, "504");
+    // None is there.
+    let mut world = World::new(Mode::Http, 0);
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_answered(&mut world, client, "503");
+    // No port.
+    let mut world = World::new(Mode::Http, 2);
+    world.sockets.connect_error = Some(ConnectError::NoPort);
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_answered(&mut world, client, "503");
+    world.assert_moved(&[
+        ("proxy_accepted", 1),
+        ("proxy_routed", 1),
+        ("proxy_503", 1),
+        ("proxy_connects", 1),
+        ("proxy_connects_local", 1),
+        ("proxy_discarded_bytes", 16),
+    ]);
+    // TCP has a reset for all of it.
+    let mut world = World::new(Mode::Tcp, 1);
+    let client = world.accept();
+    world.fail(world.opened(), SocketError::Unreachable);
+    assert!(world.is_aborted(client));
+    world.assert_empty();
+}
+
+#[test]
+fn limits_of_clients_and_backends() {
+    let mut table = table(Mode::Http, 1);
+    table.limits.connections_max = 2;
+    table.pools = vec![Pool { connections_max: 1, ..pool(1) }];
+    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let first = world.accept();
+    world.receive(first, GET);
+    let second = world.accept();
+    world.receive(second, GET);
+    assert_eq!(status(&world.text(second)), "503");
+    let third = world.accept();
+    assert!(world.is_aborted(third));
+    let count = |world: &World, name: &str| {
+        let mut found = 0;
+        world.server.shared.counters.visit(&mut |n, v| found += if n == name { v } else { 0 });
+        found
+    };
+    assert_eq!(count(&world, "proxy_refused_full"), 1);
+    assert_eq!(count(&world, "proxy_no_backend_room"), 1);
+}
+
+#[test]
+fn backends_that_fail_before_and_after_they_answer() {
+    for close in [true, false] {
+        let fails = |world: &mut World, backend| {
+            if close { world.peer_closes(backend) } else { world.fail(backend, SocketError::Reset) }
+        };
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        world.receive(client, GET);
+        let backend = world.establish();
+        fails(&mut world, backend);
+        assert_answered(&mut world, client, "502");
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        world.receive(client, GET);
+        let backend = world.establish();
+        world.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart");
+        fails(&mut world, backend);
+        let text = world.text(client);
+        assert!(text.ends_with("part"), "nothing is added: {text}");
+        assert_eq!((world.is_shut(client), world.is_aborted(client)), (close, !close));
+    }
+    // TCP passes an end on as what it is.
+    let mut world = World::new(Mode::Tcp, 1);
+    let client = world.accept();
+    let backend = world.establish();
+    world.peer_closes(backend);
+    assert!(world.is_shut(client) && !world.is_aborted(client));
+}
+
+#[test]
+fn hanging_backends_and_idle_connections() {
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, GET);
+    let backend = world.establish();
+    world.acknowledge(backend);
+    world.advance(seconds(299));
+    assert_eq!(world.text(client), "");
+    world.advance(seconds(301));
+    assert!(world.is_aborted(backend));
+    assert_eq!(status(&world.text(client)), "504");
+    // Once it has answered, a reset.
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, GET);
+    let backend = world.establish();
+    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    for _ in 0..3 {
+        world.advance(seconds(200));
+        world.receive(backend, "more");
+        assert!(!world.is_aborted(client));
+    }
+    // A reader that still acknowledges is not idle.
+    world.advance(seconds(299));
+    world.acknowledge(client);
+    world.advance(seconds(299));
+    assert!(!world.is_aborted(client));
+    world.advance(seconds(400));
+    assert!(world.is_aborted(client) && world.is_aborted(backend));
+    world.assert_empty();
+}
+
+#[test]
+fn resets_are_passed_on() {
+    let mut world = World::new(Mode::Tcp, 1);
+    let client = world.accept();
+    let backend = world.establish();
+    world.fail(client, SocketError::Reset);
+    assert!(world.is_aborted(backend));
+    world.assert_empty();
+    let client = world.accept();
+    let backend = world.establish();
+    world.fail(backend, SocketError::TimedOut);
+    assert!(world.is_aborted(client));
+    world.assert_empty();
+    world.assert_moved(&[
+        ("proxy_accepted", 2),
+        ("proxy_routed", 2),
+        ("proxy_connects", 2),
+        ("proxy_relayed", 2),
+        ("proxy_relays_reset_by_client", 1),
+        ("proxy_relays_reset_by_backend", 1),
+    ]);
+}
+
+#[test]
+fn back_pressure_is_bounded() {
+    let mut world = World::new(Mode::Tcp, 1);
+    let client = world.accept();
+    let backend = world.establish();
+    world.set_room(client, 3000);
+    world.receive(backend, vec![7; 10_000]);
+    assert_eq!((world.sent(client).len(), world.unread(backend)), (3000, 7000));
+    world.peer_closes(backend);
+    assert!(!world.is_shut(client), "the end comes after the bytes");
+    for _ in 0..2 {
+        world.acknowledge(client);
+        assert_eq!(world.sent(client), vec![7; 3000]);
+    }
+    assert!(!world.is_shut(client));
+    world.acknowledge(client);
+    assert_eq!((world.sent(client).len(), world.is_shut(client)), (1000, true));
+}
+
+#[test]
+fn a_head_that_does_not_fit_waits() {
+    let mut world = World::new(Mode::Http, 1);
+    let client = world.accept();
+    world.receive(client, format!("{GET}body"));
+    let backend = world.opened();
+    world.set_room(backend, 10);
+    world.establish();
+    let mut all = world.text(backend);
+    while all.len() < GET.len() + 4 {
+        world.acknowledge(backend);
+        let more = world.text(backend);
+        assert!((1..=10).contains(&more.len()));
+        all.push_str(&more);
+    }
+    assert_eq!(all, format!("{GET}body"));
+}
+
+#[test]
+fn tls_by_name() {
+    let mut table = table(Mode::Tls, 1);
+    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 443)], ..pool(0) });
+    let route = Route { host: "*.b.example".into(), path: String::new(), pool: 1 };
+    table.listeners = vec![Listener { routes: vec![route], ..listener(Mode::Tls) }];
+    let config = Config { splice: false, ..Config::default() };
+    for record in [3, 1000] {
+        for cut in [1, 4, 5, 6, 40, 70] {
+            let mut world = World::with(config.clone(), table.clone());
+            let client = world.accept();
+            let hello = client_hello(Some("x.b.example"), record);
+            world.receive(client, &hello[..cut]);
+            assert!(world.sockets.opened.is_empty());
+            world.receive(client, &hello[cut..]);
+            assert_eq!(world.opened_to(), 99);
+            let backend = world.establish();
+            assert_eq!(world.sent(backend), hello, "untouched");
+        }
+    }
+    let mut world = World::with(config.clone(), table.clone());
+    let client = world.accept();
+    world.receive(client, client_hello(None, 1000));
+    assert_eq!(world.opened_to(), 11, "no name: the default");
+    // Without a default: unrecognized_name.
+    table.listeners[0].default = None;
+    for name in [None, Some("c.example")] {
+        let mut world = World::with(config.clone(), table.clone());
+        let client = world.accept();
+        world.receive(client, client_hello(name, 1000));
+        assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 112]);
+        assert!(world.is_shut(client));
+    }
+}
+
+#[test]
+fn tls_that_is_none() {
+    let mut world = World::new(Mode::Tls, 1);
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 50]);
+    // A hello without an end: bounded.
+    let mut world = World::new(Mode::Tls, 1);
+    let client = world.accept();
+    let record = [&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 0x3ffc]].concat();
+    world.receive(client, &record[..16_383]);
+    assert!(world.sent(client).is_empty());
+    world.receive(client, &record[16_383..]);
+    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 50]);
+    // No backend is up.
+    let mut world = World::new(Mode::Tls, 0);
+    let client = world.accept();
+    world.receive(client, client_hello(None, 1000));
+    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 80]);
+}
+
+#[test]
+fn proxy_protocol_comes_first() {
+    let mut table = table(Mode::Tcp, 1);
+    table.pools = vec![Pool { proxy_protocol: true, ..pool(1) }];
+    let mut world = World::with(Config { splice: false, ..Config::default() }, table);
+    let client = world.accept();
+    world.receive(client, "x");
+    let backend = world.establish();
+    let expected = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\x0a\x4d\0\x01\x0a\x4d\0\x02\x9c\x40\0\x50x";
+    assert_eq!(world.sent(backend), expected);
+}
+
+#[test]
+fn spliced_to_the_end() {
+    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let client = world.accept();
+    world.receive(client, format!("{GET}body"));
+    let backend = world.establish();
+    assert_eq!(world.text(backend), GET, "the head, and nothing more");
+    assert_eq!(world.sockets.spliced, [(client, backend)]);
+    // Until the host has decided, the sockets are its own.
+    world.poke(client);
+    world.receive(backend, "early");
+    assert_eq!((world.unread(client), world.unread(backend)), (4, 5));
+    world.spliced();
+    // The slots are used again while the splice lasts.
+    let other = world.accept();
+    assert_eq!(other.0, client.0);
+    world.peer_closes(other);
+    world.advance(seconds(10_000));
+    assert_eq!(world.server.connections(), 1);
+    world.splice_closed([4, 1000], SpliceEnd::Closed);
+    world.assert_empty();
+    world.assert_moved(&[
+        ("proxy_accepted", 2),
+        ("proxy_routed", 1),
+        ("proxy_ended_early", 1),
+        ("proxy_connects", 1),
+        ("proxy_spliced_bytes_up", 4),
+        ("proxy_spliced_bytes_down", 1000),
+        ("proxy_spliced", 1),
+        ("proxy_splices_closed", 1),
+    ]);
+    let log = world.log();
+    let line = log.last().expect("a line");
+    assert!(
+        line.contains("\"GET / HTTP/1.1\" 10.77.0.11:8080 4 1000 spliced closed 10000000"),
+        "{line}"
+    );
+}
+
+#[test]
+fn refused_splices_are_relayed_here() {
+    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let client = world.accept();
+    world.receive(client, format!("{GET}body"));
+    let backend = world.establish();
+    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    world.splice_refused(Refusal::TableFull);
+    assert_eq!(world.text(backend), format!("{GET}body"));
+    assert_eq!(status(&world.text(client)), "200");
+    world.peer_closes(backend);
+    world.peer_closes(client);
+    world.assert_empty();
+    // Refused at once.
+    world.sockets.splice = Some(SpliceError::Refused(Refusal::NotSupported));
+    let client = world.accept();
+    world.receive(client, GET);
+    let backend = world.establish();
+    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    assert_eq!(status(&world.text(client)), "200");
+    world.fail(client, SocketError::Reset);
+    world.sockets.splice = Some(SpliceError::NotConnected(SocketError::Closed));
+    let client = world.accept();
+    world.receive(client, GET);
+    world.establish();
+    world.fail(client, SocketError::Reset);
+    world.assert_empty();
+    world.assert_moved(&[
+        ("proxy_accepted", 3),
+        ("proxy_routed", 3),
+        ("proxy_connects", 3),
+        ("proxy_relayed_bytes_up", 4),
+        ("proxy_relayed_bytes_down", 38),
+        ("proxy_relayed", 3),
+        ("proxy_splice_refused_not_connected", 1),
+        ("proxy_splice_refused_not_supported", 1),
+        ("proxy_splice_refused_table_full", 1),
+        ("proxy_relays_closed", 1),
+        ("proxy_relays_reset_by_client", 2),
+    ]);
+}
+
+#[test]
+fn splices_that_do_not_end_well() {
+    for (end, counter) in [
+        (SpliceEnd::Reset(0), "proxy_splices_reset"),
+        (SpliceEnd::IdleTimeout, "proxy_splices_idle"),
+        (SpliceEnd::Unspliced, "proxy_splices_lost"),
+    ] {
+        let mut world = World::with(Config::default(), table(Mode::Tcp, 1));
+        world.accept();
+        world.establish();
+        world.spliced();
+        world.splice_closed([0, 0], end);
+        world.assert_empty();
+        world.assert_moved(&[
+            ("proxy_accepted", 1),
+            ("proxy_routed", 1),
+            ("proxy_connects", 1),
+            ("proxy_spliced", 1),
+            (counter, 1),
+        ]);
+    }
+}
+
+/// Three failures in a row take a backend down; without checks it is tried again after a while.
+#[test]
+fn passive_health() {
+    let mut world = World::new(Mode::Http, 1);
+    for _ in 0..3 {
+        let client = world.accept();
+        world.receive(client, GET);
+        world.fail(world.opened(), SocketError::Refused);
+        assert_answered(&mut world, client, "502");
+    }
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_eq!(world.sockets.opened.len(), 3, "not tried");
+    assert_answered_later(&mut world, client, "503");
+    world.advance(Check::DOWN_TIME);
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_eq!(world.sockets.opened.len(), 4);
+    let log = world.log();
+    let remarks: Vec<&String> = log.iter().filter(|l| l.starts_with('#')).collect();
+    assert_eq!(
+        remarks,
+        [
+            "# [01/Jan/1970:00:00:00 +0000] backend 10.77.0.11:8080 of p is down",
+            "# [01/Jan/1970:00:00:10 +0000] backend 10.77.0.11:8080 of p is up"
+        ]
+    );
+}
+
+/// As `assert_answered`, where a deadline of a backend stays.
+fn assert_answered_later(world: &mut World, client: Id, code: &str) {
+    assert_eq!(status(&world.text(client)), code);
+    world.acknowledge(client);
+    world.peer_closes(client);
+    assert!(world.is_closed(client));
+}
+
+fn checked(path: &str) -> World {
+    let mut table = table(Mode::Http, 1);
+    table.pools[0].check = Check { path: path.to_owned(), ..Check::default() };
+    World::with(Config { splice: false, ..Config::default() }, table)
+}
+
+/// Lets the next check begin, and gives its socket.
+fn next_check(world: &mut World) -> Id {
+    let before = world.sockets.opened.len();
+    for _ in 0..30 {
+        if world.sockets.opened.len() > before {
+            return world.opened();
+        }
+        world.advance(Duration::from_millis(100));
+    }
+    panic!("no check in three seconds");
+}
+
+#[test]
+fn checks_by_connection() {
+    let mut world = checked("");
+    for _ in 0..3 {
+        let id = next_check(&mut world);
+        world.fail(id, SocketError::Refused);
+        assert!(world.is_aborted(id));
+    }
+    assert_eq!(world.server.shared.backends.count(), (1, 0));
+    let client = world.accept();
+    world.receive(client, GET);
+    assert_answered_later(&mut world, client, "503");
+    for _ in 0..2 {
+        assert_eq!(world.server.shared.backends.count(), (1, 0));
+        let id = next_check(&mut world);
+        world.establish();
+        assert!(world.is_aborted(id), "no TIME-WAIT for checks");
+    }
+    assert_eq!(world.server.shared.backends.count(), (1, 1));
+    // One that hangs is bad after its time.
+    let id = next_check(&mut world);
+    world.advance(seconds(2));
+    assert!(world.is_aborted(id));
+}
+
+#[test]
+fn checks_by_request() {
+    let mut world = checked("/health");
+    for (answer, good, bad) in [
+        ("HTTP/1.1 200 OK\r\n", 1, 0),
+        ("HTTP/1.0 302 Found\r\n", 2, 0),
+        ("HTTP/1.1 500 Oh\r\n", 2, 1),
+        ("HTTP/1.1 100 Continue", 2, 2),
+        ("SSH-2.0-OpenSSH_9", 2, 3),
+    ] {
+        let id = next_check(&mut world);
+        world.establish();
+        let expected = "GET /health HTTP/1.1\r\nHost: 10.77.0.11:8080\r\n\
+                        User-Agent: outboard-check\r\nConnection: close\r\n\r\n";
+        assert_eq!(world.text(id), expected);
+        world.receive(id, &answer[..5]);
+        assert!(!world.is_aborted(id));
+        world.receive(id, &answer[5..]);
+        assert!(world.is_aborted(id));
+        world.assert_moved(
+            &[
+                ("proxy_checks_good", good),
+                ("proxy_checks_bad", bad),
+                ("proxy_backends_went_down", u64::from(bad == 3)),
+            ]
+            .into_iter()
+            .filter(|(_, value)| *value > 0)
+            .collect::<Vec<_>>(),
+        );
+    }
+}
+
+#[test]
+fn a_new_table_keeps_connections() {
+    let mut world = World::new(Mode::Http, 1);
+    let old = world.accept();
+    world.receive(old, GET);
+    let backend = world.establish();
+    let waiting = world.accept();
+    world.receive(waiting, "GET / HTTP/1.1\r\n");
+    let connecting = world.accept();
+    world.receive(connecting, GET);
+    // 11 goes, 50 comes.
+    let mut next = table(Mode::Http, 0);
+    next.pools[0].backends = vec![end(50, 8080)];
+    world.server.apply(world.now, next);
+    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    assert_eq!(status(&world.text(old)), "200", "what was there goes on");
+    world.receive(waiting, "Host: a\r\n\r\n");
+    assert_eq!(world.opened_to(), 50, "what is chosen from now on is new");
+    world.establish();
+    // A retry goes to the new one as well.
+    let first = world.sockets.opened[1];
+    world.fail(first, SocketError::Refused);
+    assert_eq!((world.opened_to(), world.sockets.opened.len()), (50, 4));
+    // The old one is forgotten when its last connection ends.
+    assert_eq!(world.server.shared.backends.get(0).map(|b| b.connections), Some(1));
+    world.fail(old, SocketError::Reset);
+    assert!(world.server.shared.backends.get(0).is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Whatever both sides send, in whatever pieces and with however little room, arrives as it was
+    /// sent, and so do both ends.
+    #[test]
+    fn bytes_arrive(
+        up in proptest::collection::vec(1_usize..3000, 0..12),
+        down in proptest::collection::vec(1_usize..3000, 0..12),
+        room in 1_usize..5000,
+        turns in proptest::collection::vec(0_u8..4, 1..60),
+    ) {
+        let mut world = World::new(Mode::Tcp, 1);
+        let client = world.accept();
+        let backend = world.establish();
+        world.set_room(client, room);
+        world.set_room(backend, room);
+        let mut sides = [(client, up, 0_u8, Vec::new()), (backend, down, 1, Vec::new())];
+        let mut got = [Vec::new(), Vec::new()];
+        // Any order first; then everything, until both have had enough.
+        let rest = (0..4_u8).cycle().take(4 * 20_000);
+        for turn in turns.into_iter().chain(rest) {
+            if world.is_closed(client) {
+                break;
+            }
+            let side = usize::from(turn % 2);
+            let (id, left, seed, all) = &mut sides[side];
+            if turn >= 2 {
+                got[side].extend(world.sent(*id));
+                world.acknowledge(*id);
+            } else if let Some(len) = left.pop() {
+                let bytes: Vec<u8> = (0..len).map(|n| *seed ^ n.to_le_bytes()[0]).collect();
+                all.extend_from_slice(&bytes);
+                world.receive(*id, bytes);
+            } else {
+                world.peer_closes(*id);
+            }
+        }
+        prop_assert!(world.is_closed(client) && world.is_closed(backend), "it never ended");
+        for (side, (id, ..)) in sides.iter().enumerate() {
+            got[side].extend(world.sent(*id));
+        }
+        prop_assert_eq!(&got[0], &sides[1].3);
+        prop_assert_eq!(&got[1], &sides[0].3);
+        world.assert_empty();
+    }
+}
