@@ -66,6 +66,8 @@ enum Pace {
 enum End {
     /// It closes after the last answer.
     Close,
+    /// It says with its last request that it is the last, and waits for the server's end.
+    Ask,
     /// It closes its own direction after the last request, and waits for the server's.
     HalfClose,
     /// It waits until the server has had enough.
@@ -382,8 +384,9 @@ impl Client {
                     _ => {}
                 }
                 let ask = &session.asks[session.written];
-                session.to_send = Bytes::from(ask.text());
                 session.written += 1;
+                let last = session.end == End::Ask && session.written == session.asks.len();
+                session.to_send = Bytes::from(ask.text(last));
             }
             let piece = match session.dribble {
                 Some(_) if session.may_send_at > cx.local => {
@@ -547,7 +550,7 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
     let end = if r.chance(crowd.abort) {
         End::Abort(r.below(200_000))
     } else {
-        [End::Close, End::Close, End::HalfClose, End::Wait][r.below(4) as usize]
+        [End::Close, End::Ask, End::HalfClose, End::Wait][r.below(4) as usize]
     };
     let depth = if r.chance(0.5) { 1 } else { r.range(2, 8) as usize };
     let start = start + Duration::from_micros(r.below(300_000));

@@ -226,10 +226,42 @@ impl Tls {
     }
 }
 
+/// What the server's device does of connections.
+#[derive(Clone, Debug)]
+pub(crate) struct HandOver {
+    /// It sets them up.
+    pub(crate) set_up: bool,
+    /// It tears them down.
+    pub(crate) tear_down: bool,
+    /// How many at one time, and how many in TIME-WAIT.
+    pub(crate) flows_max: u32,
+    pub(crate) time_wait_max: u32,
+    /// Connections that it set up begin without a TCB.
+    pub(crate) lazy_tcb: bool,
+}
+
+impl HandOver {
+    /// From numbers of its own: the rest of a scenario is the same with and without.
+    fn draw(seed: u64) -> Self {
+        let r = &mut Prng::new(seed ^ 0xacce_17c9);
+        let used = r.chance(0.6);
+        let [set_up, tear_down] = [[true, true], [true, false], [false, true]][r.below(3) as usize];
+        Self {
+            set_up: used && set_up,
+            tear_down: used && tear_down,
+            flows_max: if r.chance(0.2) { r.range(1, 4) as u32 } else { 65_536 },
+            time_wait_max: if r.chance(0.2) { r.range(1, 4) as u32 } else { 262_144 },
+            lazy_tcb: r.chance(0.8),
+        }
+    }
+}
+
 /// One run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
+    /// What the device does of connections.
+    pub(crate) hand_over: HandOver,
     /// HTTPS, and who does its record layer's work.
     pub(crate) tls: Option<Tls>,
     /// Whether the device sends files.
@@ -277,6 +309,7 @@ impl Scenario {
         let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
         Self {
             seed,
+            hand_over: HandOver::draw(seed),
             tls: Tls::draw(seed),
             offload: r.chance(0.75),
             files: r.range(1, 6),

@@ -88,8 +88,16 @@ impl Ask {
         Self { want, ..plain }
     }
 
-    /// The request's text.
-    pub(crate) fn text(&self) -> String {
+    /// The request's text; where it is said to be the `last`, with that.
+    pub(crate) fn text(&self, last: bool) -> String {
+        let mut text = self.plain_text();
+        if last && self.want != Want::Nonsense {
+            text.insert_str(text.len() - 2, "Connection: close\r\n");
+        }
+        text
+    }
+
+    fn plain_text(&self) -> String {
         let get =
             |path: &str, fields: &str| format!("GET /{path} HTTP/1.1\r\nHost: sim\r\n{fields}\r\n");
         match &self.want {

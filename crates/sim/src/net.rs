@@ -138,7 +138,7 @@ impl Net {
     pub(crate) fn send(&mut self, now: Instant, from: usize, frame: &TxFrame, queue: &mut Queue) {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
-        let checksum = if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
+        let checksum = if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
         let segment_size = frame.segment_size;
         self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
     }

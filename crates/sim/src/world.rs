@@ -11,7 +11,7 @@ use abi::{Checksum, Refusal};
 use apps::content::ContentServer;
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Config, Host, Listen};
-use nic::{Device, DeviceConfig, L5oConfig};
+use nic::{Device, DeviceConfig, L5oConfig, TeardownConfig};
 use wire::Endpoint;
 
 use crate::Options;
@@ -85,7 +85,9 @@ impl World {
         report.errors_allowed = scenario.may_fail()
             || !scenario.calm_net()
             || scenario.crowd.dribble > 0.0
-            || scenario.crowd.slow > 0.0;
+            || scenario.crowd.slow > 0.0
+            // What the device was tearing down ends in a reset.
+            || (scenario.hand_over.tear_down && scenario.resets > 0);
         report.failures_allowed = scenario.may_fail();
         let mut world = Self {
             now: Instant::ZERO,
@@ -94,7 +96,12 @@ impl World {
             net,
             disk,
             report,
-            wire: Wire::new(scenario.links.mtu, scenario.port(), scenario.tls.is_some()),
+            wire: Wire::new(
+                scenario.links.mtu,
+                scenario.port(),
+                scenario.tls.is_some(),
+                scenario.hand_over.set_up,
+            ),
             progress: Progress::default(),
             rng,
             seen: Vec::new(),
@@ -440,6 +447,11 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),
+        teardown: Some(TeardownConfig {
+            flows_max: scenario.hand_over.flows_max,
+            time_wait_max: scenario.hand_over.time_wait_max,
+            ..TeardownConfig::default()
+        }),
         ..DeviceConfig::new(mac(SERVER))
     };
     let device = Device::new(config, net.wire_caps());
@@ -447,12 +459,14 @@ fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
         addrs: addresses(SERVER),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
         tls_offload: tls_offload(scenario, SERVER),
+        lazy_tcb: scenario.hand_over.lazy_tcb,
         tcp: scenario.server_tcp.clone(),
         ..Config::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
+    (content.set_up, content.tear_down) = (scenario.hand_over.set_up, scenario.hand_over.tear_down);
     content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
         Ok(server) => server,

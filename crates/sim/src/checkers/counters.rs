@@ -9,7 +9,9 @@ use crate::node::Node;
 use crate::report::Report;
 
 /// Gauges of the server that are zero when nothing goes on any more.
-const EMPTY_AT_END: [&str; 14] = [
+const EMPTY_AT_END: [&str; 16] = [
+    "connections_quasi",
+    "connections_closing_on_device",
     "l5o_contexts",
     "l5o_messages_open",
     "connections",
@@ -116,7 +118,30 @@ pub(crate) fn check(
     if index != 0 {
         return;
     }
+    check_hand_over(node, scenario, &mut fail);
     check_files(node, scenario, &mut fail);
+}
+
+/// Checks who set the server's connections up, and that none is left with the device.
+fn check_hand_over(node: &Node, scenario: &Scenario, fail: &mut dyn FnMut(String)) {
+    let accepted = node.counter("setup_accepted");
+    let (opens, asked) = (node.counter("tcp_passive_opens"), scenario.hand_over.set_up);
+    let can = scenario.server_tcp.timestamps && scenario.client_tcp.timestamps;
+    if !asked && accepted > 0 {
+        fail(format!("the device set {accepted} connections up, unasked"));
+    }
+    if asked && can && scenario.calm_net() && scenario.resets == 0 && accepted < opens {
+        fail(format!("the device set up {accepted} of {opens} connections"));
+    }
+    let (given, back) = (node.counter("handed_over"), node.counter("hand_over_refused"));
+    let ends = ["handed_over_closed", "handed_over_reset", "handed_over_timed_out"]
+        .map(|name| node.counter(name));
+    let lost = node.counter("handed_over_lost");
+    let ended = back + lost + ends.iter().sum::<u64>();
+    // What the device said just before it was reset is said twice: as ended, and as lost.
+    if ended < given || (lost == 0 && ended > given) {
+        fail(format!("{given} connections handed over, {ended} heard of again"));
+    }
 }
 
 /// Checks who sent the server's files.

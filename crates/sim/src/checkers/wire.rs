@@ -46,6 +46,8 @@ struct Flow {
     offers: Vec<Segment>,
     /// The client has answered one of them.
     both: bool,
+    /// The client reset it, or it was closed in both directions.
+    over: bool,
 }
 
 /// Watches the wire.
@@ -55,6 +57,9 @@ pub(crate) struct Wire {
     server_port: u16,
     /// TLS is spoken.
     tls: bool,
+    /// Connections are set up by cookies: while one is good, an old copy of its first segment
+    /// begins a connection that only the server believes in.
+    cookies: bool,
     flows: BTreeMap<Endpoint, Flow>,
     /// Packets that carried bytes that were sent before.
     pub(crate) repeated: u64,
@@ -62,11 +67,12 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub(crate) const fn new(mtu: u16, server_port: u16, tls: bool) -> Self {
+    pub(crate) const fn new(mtu: u16, server_port: u16, tls: bool, cookies: bool) -> Self {
         Self {
             mtu: mtu as usize,
             server_port,
             tls,
+            cookies,
             flows: BTreeMap::new(),
             repeated: 0,
             bytes: Vec::new(),
@@ -171,6 +177,10 @@ impl Wire {
         };
         let key = Endpoint { addr, port };
         if segment.flags.has(Flags::RST) {
+            // A server's may answer somebody else's forgery.
+            if let Some(flow) = self.flows.get_mut(&key).filter(|_| !from_server) {
+                flow.over = true;
+            }
             return Ok(());
         }
         let flow = self.flows.entry(key).or_default();
@@ -184,16 +194,19 @@ impl Wire {
         if !flow.both {
             return Ok(());
         }
+        flow.over |= flow.is_closed();
+        let ghost = from_server && flow.over && self.cookies;
         let [client, server] = &mut flow.streams;
         let (ours, theirs) = if from_server { (server, client) } else { (client, server) };
         note_window(ours, theirs, segment);
         let Some(at) = position(ours, segment.seq) else { return Ok(()) };
         let end = at + payload.len() as u64;
-        if !payload.is_empty() && end > theirs.edge + 1 {
+        if !payload.is_empty() && end > theirs.edge + 1 && !ghost {
             // One byte more: a probe of a closed window.
             return Err(format!("bytes up to {end} for a window that ends at {}", theirs.edge));
         }
-        let repeated = ours.record(at, payload, segment.flags.has(Flags::FIN))?;
+        let recorded = ours.record(at, payload, segment.flags.has(Flags::FIN));
+        let repeated = if ghost { recorded.unwrap_or(false) } else { recorded? };
         self.repeated += u64::from(repeated);
         Ok(())
     }
@@ -211,6 +224,15 @@ impl Flow {
             *self = Self::default();
             self.streams[0] = Stream::begin(segment);
         }
+    }
+
+    /// Whether both ends have acknowledged the other's FIN.
+    fn is_closed(&self) -> bool {
+        let [client, server] = &self.streams;
+        let done = |ours: &Stream, theirs: &Stream| {
+            ours.fin_at.is_some_and(|at| theirs.acknowledged > at as u64)
+        };
+        done(client, server) && done(server, client)
     }
 
     /// The client acknowledges one of the SYN-ACKs: with that the connection has both ends.

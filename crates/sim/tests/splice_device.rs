@@ -1,0 +1,378 @@
+//! Three hosts with real devices: a client, a proxy that relays a request and its response in
+//! software and then splices, and a server. No network between them but a function that carries
+//! frames, and loses some.
+
+use abi::Checksum;
+use abi::port::{RxFrame, WireCaps};
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use host::{
+    Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig,
+};
+use nic::{Device, DeviceConfig};
+use wire::Endpoint;
+
+const PROXY: usize = 1;
+const IDLE: Duration = Duration::from_secs(60);
+
+/// A frame on its way: whether its checksum was left out, and its segment size.
+struct Flying {
+    bytes: Vec<u8>,
+    checksum: Checksum,
+    segment_size: u16,
+}
+
+struct End {
+    host: Host,
+    device: Device,
+    accepted: Option<SocketId>,
+    notices: Vec<Notice>,
+}
+
+fn mac(number: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 0, u8::try_from(number).unwrap()]
+}
+
+fn addr(number: usize, v6: bool) -> core::net::IpAddr {
+    let number = u8::try_from(number).unwrap() + 10;
+    if v6 {
+        [0xfd00, 0, 0, 0, 0, 0, 0, u16::from(number)].into()
+    } else {
+        [10, 0, 0, number].into()
+    }
+}
+
+impl End {
+    fn new(number: usize, run: &Run) -> Self {
+        let mut config = DeviceConfig::new(mac(number));
+        config.file = None;
+        let caps = WireCaps { segmentation: run.runs, checksum: run.runs, mtu: 1500 };
+        let device = Device::new(config, caps);
+        let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
+        let addrs = vec![cidr(false, 24), cidr(true, 64)];
+        let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };
+        // All three have options of their own.
+        tcp.receive_bytes_max = [1 << 20, 200_000, 50_000][number];
+        tcp.sack = number != 2 || run.sack;
+        tcp.ecn = number != 0;
+        let config = Config { addrs, tcp, ..Config::default() };
+        let seed = u64::try_from(number).unwrap() + run.seed;
+        let host = Host::new(config, &device.capabilities(), seed);
+        Self { host, device, accepted: None, notices: vec![] }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let (mut sum, add) = (0, |n: &str, value: u64| (n == name).then_some(value));
+        self.host.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
+        self.device.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
+        sum
+    }
+
+    /// Lets host and device work; gives what leaves.
+    fn work(&mut self, now: Instant) -> Vec<Flying> {
+        let mut frames = Vec::new();
+        loop {
+            let mut busy = false;
+            while let Some(event) = self.device.poll_queue_event(0) {
+                self.host.handle_event(now, event);
+                busy = true;
+            }
+            if self.host.poll_timeout().is_some_and(|at| at <= now) {
+                self.host.handle_timeout(now);
+            }
+            while let Some(notice) = self.host.poll_notice() {
+                if let Notice::Accepted(_, socket) = notice {
+                    self.accepted = Some(socket);
+                }
+                self.notices.push(notice);
+            }
+            while let Some(op) = self.host.poll_op(now) {
+                self.device.handle_op(now, 0, op);
+                busy = true;
+            }
+            while let Some(packet) = self.host.poll_recycle() {
+                self.device.pool().put(packet);
+            }
+            while let Some(frame) = self.device.poll_frame(now) {
+                let mut bytes = vec![0; frame.len()];
+                frame.copy_to(&mut bytes);
+                let checksum =
+                    if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
+                frames.push(Flying { bytes, checksum, segment_size: frame.segment_size });
+                self.device.recycle(frame);
+            }
+            if !busy {
+                return frames;
+            }
+        }
+    }
+
+    fn take(&mut self, frame: &Flying, now: Instant) {
+        let packet = self.device.pool().copy(&frame.bytes).unwrap();
+        let Flying { checksum, segment_size, .. } = *frame;
+        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size });
+    }
+
+    /// Everything that can be read of a socket.
+    fn read(&mut self, socket: SocketId, into: &mut Vec<u8>) {
+        loop {
+            let bytes = self.host.peek(socket).to_vec();
+            if bytes.is_empty() {
+                return;
+            }
+            self.host.consume(socket, bytes.len());
+            into.extend_from_slice(&bytes);
+        }
+    }
+}
+
+/// What differs between runs.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Whether the client and the server are reached over IPv6.
+    v6: [bool; 2],
+    timestamps: bool,
+    sack: bool,
+    /// Runs of segments and unfinished checksums cross, as over a TAP.
+    runs: bool,
+    /// Percent of frames that are lost, once spliced.
+    loss: u64,
+    seed: u64,
+}
+
+const PLAIN: Run =
+    Run { v6: [false; 2], timestamps: true, sack: true, runs: false, loss: 0, seed: 1 };
+
+struct World {
+    now: Instant,
+    ends: [End; 3],
+    loss: u64,
+    random: Prng,
+    /// The client's socket, the proxy's two, and the server's.
+    client: SocketId,
+    server: SocketId,
+    proxy: [SocketId; 2],
+    got: [Vec<u8>; 2],
+}
+
+impl World {
+    /// A client that is connected to the proxy, and the proxy to the server.
+    fn new(run: Run) -> Self {
+        let mut ends = [0, 1, 2].map(|number| End::new(number, &run));
+        let now = Instant::from_millis(1000);
+        for number in [PROXY, 2] {
+            ends[number].host.listen(Listen { addr: None, port: 80, backlog: 8 }).unwrap();
+        }
+        let to = |number, v6| Endpoint { addr: addr(number, v6), port: 80 };
+        let client = ends[0].host.connect(now, to(PROXY, run.v6[0])).unwrap();
+        let towards = ends[PROXY].host.connect(now, to(2, run.v6[1])).unwrap();
+        let (loss, random) = (0, Prng::new(run.seed));
+        let (proxy, got) = ([towards; 2], [vec![], vec![]]);
+        let mut world = Self { now, ends, loss, random, client, server: towards, proxy, got };
+        world.run_for(100);
+        world.proxy[0] = world.ends[PROXY].accepted.expect("the client is connected");
+        world.server = world.ends[2].accepted.expect("the proxy is connected");
+        world
+    }
+
+    /// Runs until nothing moves, then lets time pass.
+    fn run_for(&mut self, ms: u64) {
+        let until = self.now + Duration::from_millis(ms);
+        while self.now < until {
+            self.settle();
+            self.now += Duration::from_millis(1);
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        loop {
+            let frames: Vec<(usize, Flying)> = (0..3)
+                .flat_map(|from| {
+                    let out = self.ends[from].work(self.now);
+                    out.into_iter().map(move |frame| (from, frame))
+                })
+                .collect();
+            self.ends[0].read(self.client, &mut self.got[0]);
+            self.ends[2].read(self.server, &mut self.got[1]);
+            if frames.is_empty() {
+                return;
+            }
+            for (from, frame) in frames {
+                if self.random.below(100) < self.loss {
+                    continue;
+                }
+                let group = frame.bytes[0] & 1 == 1;
+                for to in (0..3).filter(|&to| to != from) {
+                    if group || frame.bytes[..6] == mac(to) {
+                        self.ends[to].take(&frame, self.now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, end: usize, bytes: &[u8]) {
+        let socket = if end == 0 { self.client } else { self.server };
+        let taken = self.ends[end].host.send(socket, Bytes::copy_from_slice(bytes)).unwrap();
+        assert_eq!(taken, bytes.len());
+    }
+
+    /// The proxy relays what one side sent, in software.
+    fn relay(&mut self, from: usize) -> Vec<u8> {
+        let mut bytes = vec![];
+        let [source, target] = [self.proxy[from], self.proxy[1 - from]];
+        self.ends[PROXY].read(source, &mut bytes);
+        let proxy = &mut self.ends[PROXY].host;
+        proxy.send(target, Bytes::from(bytes.clone())).unwrap();
+        bytes
+    }
+
+    /// A request and its response through the proxy's application.
+    fn first_exchange(&mut self) {
+        self.send(0, b"GET / HTTP/1.1\r\n\r\n");
+        self.run_for(50);
+        assert_eq!(self.relay(0), b"GET / HTTP/1.1\r\n\r\n");
+        self.run_for(50);
+        self.send(2, b"HTTP/1.1 200 OK\r\n\r\n");
+        self.run_for(50);
+        assert_eq!(self.relay(1), b"HTTP/1.1 200 OK\r\n\r\n");
+        self.run_for(100);
+        assert_eq!(
+            self.got,
+            [b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), b"GET / HTTP/1.1\r\n\r\n".to_vec()]
+        );
+        self.got = [vec![], vec![]];
+    }
+
+    fn nsplice(&mut self) -> SpliceId {
+        let [a, b] = self.proxy;
+        self.ends[PROXY].notices.clear();
+        self.ends[PROXY].host.nsplice(self.now, a, b, IDLE).unwrap()
+    }
+
+    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        for _ in 0..4000 {
+            if done(self) {
+                return;
+            }
+            self.run_for(50);
+        }
+        panic!("{what} did not happen: {:?} bytes", self.got.each_ref().map(Vec::len));
+    }
+}
+
+fn text(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from((at * salt + at / 253) % 251).unwrap()).collect()
+}
+
+/// Request and response in software; then both ways through the device, under loss; then both
+/// close. What arrives is what was sent, and the proxy's host sees none of it.
+fn all_of_it(run: Run) {
+    let mut world = World::new(run);
+    world.first_exchange();
+    let id = world.nsplice();
+    // Both speak at once, while it begins: these are the packets in flight.
+    let (up, down) = (text(300_000, 7), text(400_000, 13));
+    world.send(0, &up[..20_000]);
+    world.send(2, &down[..20_000]);
+    world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
+    let before = world.ends[PROXY].host.counters().received_frames;
+    world.loss = run.loss;
+    world.send(0, &up[20_000..]);
+    world.send(2, &down[20_000..]);
+    world.wait_for("everything", |w| w.got[1].len() >= up.len() && w.got[0].len() >= down.len());
+    assert!(world.got[1] == up && world.got[0] == down, "{run:?}");
+    world.ends[0].host.shutdown(world.client);
+    world.run_for(2000);
+    world.send(2, b"after the client's end");
+    world.ends[2].host.shutdown(world.server);
+    world.wait_for("the end", |w| {
+        let (client, server) =
+            (w.ends[0].host.readiness(w.client), w.ends[2].host.readiness(w.server));
+        let ended = |r: host::Readiness| r.peer_closed || r.error.is_some();
+        ended(client) && ended(server)
+    });
+    assert_eq!(world.got[0][down.len()..], *b"after the client's end");
+    assert_eq!(world.ends[PROXY].host.counters().received_frames, before, "{run:?}");
+    world.loss = 0;
+    world.wait_for("SpliceClosed", |w| w.ends[PROXY].notices.contains(&Notice::SpliceClosed(id)));
+    let meta = world.ends[PROXY].host.take_splice(id).unwrap();
+    assert_eq!(meta.end, Some(SpliceEnd::Closed), "{run:?}");
+    assert_eq!(meta.bytes, [300_000, 400_022], "{run:?}");
+    for dropped in ["out_of_window", "bad_ack", "no_ack", "malformed", "blind_reset", "kept_full"] {
+        let name = format!("splice_dropped_{dropped}");
+        assert_eq!(world.ends[PROXY].count(&name), 0, "{name} {run:?}");
+    }
+}
+
+#[test]
+fn between_all_ip_versions() {
+    for v6 in [[false, false], [true, true], [false, true], [true, false]] {
+        all_of_it(Run { v6, ..PLAIN });
+    }
+}
+
+#[test]
+fn under_loss() {
+    for seed in 1..=4 {
+        let v6 = [seed % 2 == 0, seed > 2];
+        all_of_it(Run { v6, loss: 3, seed, ..PLAIN });
+    }
+}
+
+/// As over a TAP: runs of segments, checksums that nobody has filled in.
+#[test]
+fn with_runs() {
+    for v6 in [[false, false], [false, true], [true, false]] {
+        all_of_it(Run { v6, runs: true, ..PLAIN });
+        all_of_it(Run { v6, runs: true, loss: 2, ..PLAIN });
+    }
+}
+
+#[test]
+fn with_fewer_options() {
+    all_of_it(Run { timestamps: false, loss: 2, ..PLAIN });
+    all_of_it(Run { sack: false, loss: 2, v6: [false, true], ..PLAIN });
+    all_of_it(Run { sack: false, timestamps: false, runs: true, loss: 2, ..PLAIN });
+}
+
+/// One resets: the other hears of it, and the host how it ended.
+#[test]
+fn a_reset_passes_through() {
+    for from in [0, 2] {
+        let mut world = World::new(PLAIN);
+        world.first_exchange();
+        let id = world.nsplice();
+        world.send(from, &text(50_000, 3));
+        world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
+        world.run_for(500);
+        let (socket, other) =
+            if from == 0 { (world.client, world.server) } else { (world.server, world.client) };
+        world.send(from, b"on its way");
+        world.ends[from].host.abort(world.now, socket);
+        world.run_for(500);
+        let error = world.ends[2 - from].host.readiness(other).error;
+        assert_eq!(error, Some(SocketError::Reset));
+        let meta = world.ends[PROXY].host.take_splice(id).unwrap();
+        assert_eq!(meta.end, Some(SpliceEnd::Reset(u8::from(from == 2))));
+    }
+}
+
+/// The proxy's device loses everything: both connections are reset by its host, which knows them no
+/// more, as soon as they say something.
+#[test]
+fn a_reset_of_the_device_ends_them() {
+    let mut world = World::new(PLAIN);
+    world.first_exchange();
+    let id = world.nsplice();
+    world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
+    world.ends[PROXY].device.reset();
+    world.send(0, b"hello?");
+    world.send(2, b"hello?");
+    world.run_for(500);
+    for (end, socket) in [(0, world.client), (2, world.server)] {
+        assert_eq!(world.ends[end].host.readiness(socket).error, Some(SocketError::Reset));
+    }
+    assert_eq!(world.ends[PROXY].host.take_splice(id).unwrap().end, None);
+}
