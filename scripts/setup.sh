@@ -129,6 +129,8 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need nginx nginx-light
     need openssl openssl
+    need redis-benchmark redis-tools
+    need redis-server redis-server
     need tshark tshark
     need wrk wrk
 fi

@@ -45,7 +45,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "nic",
-        &["abi", "base", "bytes", "hashbrown", "smallvec", "wire"],
+        &["abi", "base", "bytes", "hashbrown", "siphasher", "smallvec", "wire"],
         "the device sees the contract and never the host, the OS or a crypto library",
     ),
     only(

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::proxy::{ListenArg, Member};
+
 /// A split transport stack: the host keeps control of every connection, a NIC does the work that
 /// touches the bytes.
 #[derive(Debug, Parser)]
@@ -20,6 +22,8 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Serve the files of a folder over HTTP/1.1
     Serve(Box<ServeArgs>),
+    /// Balance connections over backends, and have the device relay them
+    Proxy(Box<ProxyArgs>),
     /// Measure: the papers' tables, and comparisons with other programs
     #[command(subcommand)]
     Bench(crate::bench::Bench),
@@ -36,21 +40,8 @@ pub(crate) enum Verb {
 pub(crate) struct ServeArgs {
     /// The folder; nothing outside of it is ever read
     pub(crate) dir: PathBuf,
-    /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
-    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
-    pub(crate) addr: Vec<CidrArg>,
-    /// The kernel's end of a TAP, with its prefix length; may be given twice
-    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
-    pub(crate) peer: Vec<CidrArg>,
-    /// Next hop for what is not on the link; may be given twice
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) gateway: Vec<IpAddr>,
-    /// What the packets cross: tap:NAME
-    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
-    pub(crate) wire: WireArg,
-    /// What the device does beyond checksums and segmentation: all, none, or a list of: file
-    #[arg(long, default_value = "all", value_name = "LIST")]
-    pub(crate) offload: OffloadArg,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
     /// Port to listen on [default: 80, with --tls 443]
     #[arg(long)]
     port: Option<u16>,
@@ -65,6 +56,134 @@ pub(crate) struct ServeArgs {
     /// Private key in PEM, one for each --tls-cert
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Vec<PathBuf>,
+    /// Device memory for file content, in MiB
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub(crate) file_memory: u32,
+    /// How files are read
+    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
+    pub(crate) disk: DiskArg,
+    /// Seconds in which a client has to send a request's head
+    #[arg(long, default_value_t = 10, value_name = "S")]
+    pub(crate) header_timeout: u32,
+    /// Seconds that a connection may be idle between requests
+    #[arg(long, default_value_t = 60, value_name = "S")]
+    pub(crate) keepalive_timeout: u32,
+}
+
+/// `outboard proxy`.
+#[derive(Debug, Args)]
+pub(crate) struct ProxyArgs {
+    /// Where to listen: ADDR:PORT, or :PORT for all our addresses; may be given several times
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
+    pub(crate) listen: Vec<ListenArg>,
+    /// A backend: ADDR:PORT, NAME:PORT for all addresses of a name, or srv:NAME for the targets of
+    /// a service; may be given several times
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
+    pub(crate) backend: Vec<Member>,
+    /// What is looked at before a backend is chosen: the head of the first request, the server's
+    /// name of TLS, or nothing
+    #[arg(long, value_enum, default_value_t = ModeArg::Http)]
+    pub(crate) mode: ModeArg,
+    /// How a backend is chosen
+    #[arg(long, value_enum, default_value_t = BalanceArg::RoundRobin)]
+    pub(crate) balance: BalanceArg,
+    /// What --balance maglev hashes
+    #[arg(long, value_enum, default_value_t = HashArg::Source)]
+    pub(crate) hash: HashArg,
+    /// A path that healthy backends answer with 2xx or 3xx; without it a connection will do
+    #[arg(long, value_name = "PATH")]
+    pub(crate) check: Option<String>,
+    /// Begin each connection to a backend with a header of the PROXY protocol, version 2
+    #[arg(long)]
+    pub(crate) proxy_protocol: bool,
+    /// Add a field to the first request of a connection: x-forwarded-for, x-forwarded-proto,
+    /// forwarded or via; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) header: Vec<String>,
+    /// Have the device relay; where it does not, the host does
+    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
+    pub(crate) splice: SwitchArg,
+    /// Listeners, routes and backends from a file in TOML, instead of the options; SIGHUP reads it
+    /// again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "backend", "mode", "balance",
+        "hash", "check", "proxy_protocol", "header", "header_timeout", "connect_timeout",
+        "idle_timeout"])]
+    pub(crate) config: Option<PathBuf>,
+    /// Name server for names of backends [default: the first of /etc/resolv.conf]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) resolver: Option<SocketAddr>,
+    /// Seconds in which a client has to send a request's head
+    #[arg(long, default_value_t = 10, value_name = "S")]
+    pub(crate) header_timeout: u32,
+    /// Seconds in which a backend has to accept a connection
+    #[arg(long, default_value_t = 4, value_name = "S")]
+    pub(crate) connect_timeout: u32,
+    /// Seconds that a connection may be idle in both directions
+    #[arg(long, default_value_t = 300, value_name = "S")]
+    pub(crate) idle_timeout: u32,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+}
+
+/// What a proxy looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ModeArg {
+    /// HTTP/1.1
+    Http,
+    /// TLS, which is not terminated
+    Tls,
+    /// Any bytes
+    Tcp,
+}
+
+/// How a proxy balances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BalanceArg {
+    /// One after the other
+    RoundRobin,
+    /// The one with the fewest connections
+    Least,
+    /// By a consistent hash
+    Maglev,
+}
+
+/// What is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum HashArg {
+    /// The client's address
+    Source,
+    /// The name that the client asks for
+    Host,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SwitchArg {
+    /// On
+    On,
+    /// Off
+    Off,
+}
+
+/// What all verbs that carry traffic have.
+#[derive(Debug, Args)]
+pub(crate) struct StackArgs {
+    /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
+    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
+    pub(crate) addr: Vec<CidrArg>,
+    /// The kernel's end of a TAP, with its prefix length; may be given twice
+    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
+    pub(crate) peer: Vec<CidrArg>,
+    /// Next hop for what is not on the link; may be given twice
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) gateway: Vec<IpAddr>,
+    /// What the packets cross: tap:NAME
+    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
+    pub(crate) wire: WireArg,
+    /// What the device does beyond checksums and segmentation: all, none, or a list of: file,
+    /// tls-tx, tls-rx, setup, teardown, splice
+    #[arg(long, default_value = "all", value_name = "LIST")]
+    pub(crate) offload: OffloadArg,
     /// Queues, with a host and a device each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub(crate) queues: u8,
@@ -72,12 +191,6 @@ pub(crate) struct ServeArgs {
     /// takes one where the process may use a single core
     #[arg(long, value_enum, default_value_t = ThreadsArg::Auto)]
     pub(crate) threads: ThreadsArg,
-    /// Device memory for file content, in MiB
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub(crate) file_memory: u32,
-    /// How files are read
-    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
-    pub(crate) disk: DiskArg,
     /// Congestion control
     #[arg(long, value_enum, default_value_t = CongestionArg::Cubic)]
     pub(crate) congestion: CongestionArg,
@@ -93,12 +206,6 @@ pub(crate) struct ServeArgs {
     /// Write an access log; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
-    /// Seconds in which a client has to send a request's head
-    #[arg(long, default_value_t = 10, value_name = "S")]
-    pub(crate) header_timeout: u32,
-    /// Seconds that a connection may be idle between requests
-    #[arg(long, default_value_t = 60, value_name = "S")]
-    pub(crate) keepalive_timeout: u32,
     /// Socket that `outboard stat` and `outboard ss` ask
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
@@ -203,16 +310,37 @@ pub(crate) struct OffloadArg {
     pub(crate) tls_tx: bool,
     /// TLS records are opened by the device.
     pub(crate) tls_rx: bool,
+    /// Connections are set up by the device.
+    pub(crate) setup: bool,
+    /// Connections are torn down by the device.
+    pub(crate) teardown: bool,
+    /// Connections are spliced by the device.
+    pub(crate) splice: bool,
 }
 
 impl OffloadArg {
-    const ALL: Self = Self { file: true, tls_tx: true, tls_rx: true };
-    const NONE: Self = Self { file: false, tls_tx: false, tls_rx: false };
+    const ALL: Self =
+        Self { file: true, tls_tx: true, tls_rx: true, setup: true, teardown: true, splice: true };
+    const NONE: Self = Self {
+        file: false,
+        tls_tx: false,
+        tls_rx: false,
+        setup: false,
+        teardown: false,
+        splice: false,
+    };
 
     fn names(self) -> impl Iterator<Item = &'static str> {
-        [("file", self.file), ("tls-tx", self.tls_tx), ("tls-rx", self.tls_rx)]
-            .into_iter()
-            .filter_map(|(name, on)| on.then_some(name))
+        [
+            ("file", self.file),
+            ("tls-tx", self.tls_tx),
+            ("tls-rx", self.tls_rx),
+            ("setup", self.setup),
+            ("teardown", self.teardown),
+            ("splice", self.splice),
+        ]
+        .into_iter()
+        .filter_map(|(name, on)| on.then_some(name))
     }
 }
 
@@ -231,6 +359,9 @@ impl FromStr for OffloadArg {
                 "file" => offload.file = true,
                 "tls-tx" => offload.tls_tx = true,
                 "tls-rx" => offload.tls_rx = true,
+                "setup" => offload.setup = true,
+                "teardown" => offload.teardown = true,
+                "splice" => offload.splice = true,
                 "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();

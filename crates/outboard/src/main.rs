@@ -9,8 +9,10 @@ mod args;
 mod bench;
 mod control;
 mod error;
+mod proxy;
 mod serve;
 mod sim;
+mod stack;
 
 use std::process::ExitCode;
 
@@ -21,6 +23,7 @@ use args::{Cli, Verb};
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Serve(args) => serve::run(&args),
+        Verb::Proxy(args) => proxy::run(&args),
         Verb::Bench(bench) => bench::run(&bench),
         Verb::Sim(args) => sim::run(&args),
         Verb::Stat(args) => control::client::stat(&args),

@@ -147,7 +147,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 45] = [
+const SHOWN: [(&str, &str); 53] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -172,6 +172,14 @@ const SHOWN: [(&str, &str); 45] = [
     ("file_offload_bytes", "file bytes sent by devices"),
     ("file_fallback_bytes", "file bytes read by hosts"),
     ("file_memory_waits", "transmits that waited for memory"),
+    ("setup_accepted", "connections that devices set up"),
+    ("quasi_made_whole", "of those, made whole"),
+    ("handed_over", "connections that devices tore down"),
+    ("hand_over_kept_full", "of closed ones kept by the host: the device had enough"),
+    ("hand_over_frames_returned", "frames that crossed a hand-over"),
+    ("teardown_retransmits", "retransmissions of devices that tore down"),
+    ("teardown_time_wait_reused", "tuples reused from the TIME-WAIT of devices"),
+    ("handed_over_lost", "connections lost in a device's reset"),
     ("tls_handshakes", "TLS handshakes, both ends counted"),
     ("tls_tx_bytes", "bytes sealed"),
     ("tx_tls_encrypted_bytes", "bytes on the wire that devices sealed"),

@@ -8,6 +8,7 @@
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
+use apps::proxy::Proxy;
 use base::{Duration, Instant};
 use host::Host;
 use io::clock::cycles;
@@ -16,8 +17,12 @@ use nic::Device;
 
 use super::client::Client;
 use super::disk::ModelledDisk;
+use super::short::{Peers, ShortClient, ShortServer};
 use super::stream::Stream;
 
+/// Frames that a device takes in a turn: as the program's, it sends what became of them before it
+/// takes more.
+const BATCH: usize = 256;
 /// Slots of the rings.
 const SLOTS: usize = 4096;
 
@@ -38,6 +43,14 @@ pub(crate) enum App {
     Client(Box<Client>),
     /// An end of streams of messages.
     Stream(Box<Stream>),
+    /// Who answers small requests.
+    ShortServer(Box<ShortServer>),
+    /// Who asks them.
+    ShortClient(Box<ShortClient>),
+    /// Who relays them.
+    Proxy(Box<Proxy>),
+    /// Both ends of what a proxy relays.
+    Peers(Box<Peers>),
 }
 
 /// A machine: host, device and the rings between them.
@@ -55,6 +68,10 @@ pub(crate) struct Node {
     recycle: (Producer<PacketBuf>, Consumer<PacketBuf>),
     waiting: Option<Op>,
     pub(crate) cycles: Cycles,
+    /// Packets that the host received, and packets or runs that it handed over.
+    pub(crate) host_packets: u64,
+    /// Frames that the device received.
+    pub(crate) device_packets: u64,
 }
 
 impl Node {
@@ -78,6 +95,8 @@ impl Node {
             recycle: ring(SLOTS),
             waiting: None,
             cycles: Cycles::default(),
+            host_packets: 0,
+            device_packets: 0,
         }
     }
 
@@ -91,6 +110,7 @@ impl Node {
         let from = cycles();
         let mut busy = false;
         while let Some(event) = self.events.1.pop() {
+            self.host_packets += u64::from(matches!(event, Event::Received(_)));
             self.host.handle_event(now, event);
             busy = true;
         }
@@ -104,6 +124,7 @@ impl Node {
         }
         busy |= self.app_turn(now);
         while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
+            self.host_packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
             if let Err(op) = self.ops.0.push(op) {
                 self.waiting = Some(op);
                 break;
@@ -152,6 +173,34 @@ impl Node {
                     busy = true;
                 }
             }
+            App::ShortServer(server) => {
+                while let Some(notice) = self.host.poll_notice() {
+                    server.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
+            App::ShortClient(client) => {
+                while let Some(notice) = self.host.poll_notice() {
+                    client.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
+            App::Proxy(proxy) => {
+                if proxy.poll_timeout().is_some_and(|at| at <= now) {
+                    proxy.handle_timeout(now, &mut self.host);
+                    busy = true;
+                }
+                while let Some(notice) = self.host.poll_notice() {
+                    proxy.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
+            App::Peers(peers) => {
+                while let Some(notice) = self.host.poll_notice() {
+                    peers.handle_notice(now, &mut self.host, notice);
+                    busy = true;
+                }
+            }
         }
         busy
     }
@@ -160,8 +209,10 @@ impl Node {
     pub(crate) fn device_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
         let mut busy = false;
-        while let Some(frame) = self.wire.receive(now, self.device.pool()) {
+        for _ in 0..BATCH {
+            let Some(frame) = self.wire.receive(now, self.device.pool()) else { break };
             self.device.handle_frame(now, frame);
+            self.device_packets += 1;
             busy = true;
         }
         while let Some(packet) = self.recycle.1.pop() {
@@ -188,6 +239,7 @@ impl Node {
                 self.device.unpoll_frame(frame);
                 break;
             }
+            self.device.recycle(frame);
             busy = true;
         }
         busy |= self.give_events();
@@ -213,7 +265,8 @@ impl Node {
     fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let app = match &self.app {
             App::Server(server) => server.poll_timeout(),
-            App::Client(_) | App::Stream(_) => None,
+            App::Proxy(proxy) => proxy.poll_timeout(),
+            _ => None,
         };
         let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
         [
@@ -266,7 +319,7 @@ impl World {
     pub(crate) fn load(&mut self) -> &mut Client {
         match &mut self.client.app {
             App::Client(client) => client,
-            App::Server(_) | App::Stream(_) => unreachable!("the client's node runs a client"),
+            _ => unreachable!("the client's node runs a client"),
         }
     }
 
@@ -274,7 +327,7 @@ impl World {
     pub(crate) fn load_ref(&self) -> &Client {
         match &self.client.app {
             App::Client(client) => client,
-            App::Server(_) | App::Stream(_) => unreachable!("the client's node runs a client"),
+            _ => unreachable!("the client's node runs a client"),
         }
     }
 
@@ -294,7 +347,7 @@ impl World {
     pub(crate) fn streams(&self) -> [&Stream; 2] {
         [&self.server, &self.client].map(|node| match &node.app {
             App::Stream(stream) => &**stream,
-            App::Server(_) | App::Client(_) => unreachable!("both nodes run streams"),
+            _ => unreachable!("both nodes run streams"),
         })
     }
 
@@ -309,7 +362,25 @@ impl World {
         match app {
             App::Client(client) => client.start(now, host),
             App::Stream(stream) => stream.start(now, host),
-            App::Server(_) => {}
+            App::ShortClient(client) => client.start(now, host),
+            App::Peers(peers) => peers.client.start(now, host),
+            App::Server(_) | App::ShortServer(_) | App::Proxy(_) => {}
+        }
+    }
+
+    /// Both ends of what a proxy relays.
+    pub(crate) fn peers(&self) -> &Peers {
+        match &self.client.app {
+            App::Peers(peers) => peers,
+            _ => unreachable!("the client's node runs both ends"),
+        }
+    }
+
+    /// Both ends of small transactions: who asks, and who answers.
+    pub(crate) fn short(&self) -> (&ShortClient, &ShortServer) {
+        match (&self.client.app, &self.server.app) {
+            (App::ShortClient(client), App::ShortServer(server)) => (client, server),
+            _ => unreachable!("the nodes run small transactions"),
         }
     }
 }

@@ -27,7 +27,7 @@ use super::client::{Client, Files};
 use super::disk::{DiskModel, ModelledDisk};
 use super::failed;
 use crate::error::Failure;
-use crate::serve::TRANSMIT_BYTES_MAX;
+use crate::stack::TRANSMIT_BYTES_MAX;
 
 /// IO-TCP's sizes, and 10 KB of its figure 11b.
 const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];

@@ -1,17 +1,25 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two) run client, link, device and
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two,
+//! [`short_connections`], [`splice`]) run client, link, device and
 //! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
-//! ([`serve_live`]) run the program as users do, beside another program, in one run. Every claim is
-//! a ratio measured in one run, because machines differ.
+//! ([`serve_live`], [`proxy_live`]) run the program as users do, beside another program, in one
+//! run. Every claim is a ratio measured in one run, because machines differ.
 
 mod accounted;
 mod client;
+mod connections;
 mod disk;
 mod io_tcp;
+mod live;
 mod memory;
+mod proxy_live;
 mod serve_live;
+mod short;
+mod short_connections;
+mod splice;
 mod stream;
+mod timer_wheel;
 mod tls;
 mod tls_engine;
 mod tls_loss;
@@ -34,8 +42,19 @@ pub(crate) enum Bench {
     TlsLoss(tls_loss::TlsLossArgs),
     /// The offload of TLS with 64 to 128 K flows and a small context memory
     TlsScale(tls_scale::TlsScaleArgs),
+    /// Host cycles and packets of small transactions: with connection set-up and tear-down by the
+    /// device, and without
+    ShortConnections(short_connections::ShortConnectionsArgs),
+    /// Host cycles and packets of what a proxy relays: in software, and spliced by the device
+    Splice(splice::SpliceArgs),
+    /// What the device does per connection: set-up, and forgers
+    Connections(connections::ConnectionsArgs),
+    /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
+    TimerWheel(timer_wheel::TimerWheelArgs),
     /// Bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
+    /// `outboard proxy` against HAProxy and nginx on one core, with client and backend on another
+    ProxyLive(proxy_live::ProxyLiveArgs),
     /// `outboard serve` against nginx on one core, asked by wrk on another
     ServeLive(serve_live::ServeLiveArgs),
 }
@@ -51,7 +70,12 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::TlsEngine(args) => tls_engine::run(args),
         Bench::TlsLoss(args) => tls_loss::run(args),
         Bench::TlsScale(args) => tls_scale::run(args),
+        Bench::ShortConnections(args) => short_connections::run(args),
+        Bench::Splice(args) => splice::run(args),
+        Bench::Connections(args) => connections::run(args),
+        Bench::TimerWheel(args) => timer_wheel::run(args),
         Bench::Memory(args) => memory::run(args),
+        Bench::ProxyLive(args) => proxy_live::run(args),
         Bench::ServeLive(args) => serve_live::run(args),
     }
 }

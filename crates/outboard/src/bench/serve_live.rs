@@ -4,22 +4,21 @@
 //! Both servers stay up during the whole benchmark, each in a network namespace ([`lab`]), and take
 //! turns: a run of one, a run of the other, so that what else the machine does hits both. The
 //! client has a core of its own. A row's result is the median over rounds of the ratio within a
-//! round. What a run costs is read from /proc ([`load`]): the server's CPU time over all its
-//! threads, and the busy time of its core, since the kernel does part of a server's network work in
-//! soft interrupts, in whosever time they happen to come.
+//! round. What a run costs is read from /proc ([`crate::bench::live::load`]): the server's CPU time
+//! over all its threads, and the busy time of its core, since the kernel does part of a server's
+//! network work in soft interrupts, in whosever time they happen to come.
 //!
 //! It needs root, for the namespaces' interfaces. What it starts it ends; nothing outlives it.
 
 mod lab;
-mod load;
 mod report;
-mod tools;
 
 use clap::Args;
 
+use crate::bench::live::load::{self, Run};
+use crate::bench::live::{Row, tools};
 use crate::error::Failure;
 use lab::Lab;
-use load::Run;
 use report::Report;
 
 /// `outboard bench serve-live`.
@@ -46,31 +45,6 @@ pub(crate) struct ServeLiveArgs {
     /// For machines
     #[arg(long)]
     json: bool,
-}
-
-/// What the client asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
-    /// Its name on the command line and in the report; the file's name too.
-    name: &'static str,
-    /// Bytes of the file.
-    bytes: u64,
-    /// Connections at one time.
-    connections: u32,
-    /// Whether each request has a connection of its own.
-    close: bool,
-    /// Over TLS.
-    tls: bool,
-}
-
-impl Row {
-    const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
-        Self { name, bytes, connections, close: false, tls: false }
-    }
-
-    const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
-        Self { tls: true, ..Self::new(name, bytes, connections) }
-    }
 }
 
 const ROWS: [Row; 7] = [
@@ -117,10 +91,10 @@ pub(crate) fn run(args: &ServeLiveArgs) -> Result<(), Failure> {
     for round in 1..=args.rounds {
         for entry in &mut measured {
             eprintln!("round {round} of {}: {}", args.rounds, entry.row.name);
-            let outboard = load::run(lab.outboard(entry.row), &lab, entry.row, args.seconds)?;
+            let outboard = load::run(lab.outboard(entry.row), &lab.bed, entry.row, args.seconds)?;
             entry.outboard.push(outboard);
             lab.nginx.set_congestion(&entry.congestion)?;
-            let nginx = load::run(lab.nginx.server(), &lab, entry.row, args.seconds)?;
+            let nginx = load::run(lab.nginx.server(), &lab.bed, entry.row, args.seconds)?;
             entry.nginx.push(nginx);
         }
     }
@@ -138,14 +112,14 @@ fn choose(lab: &Lab, rows: &[Row]) -> Result<Vec<Measured>, Failure> {
     let mut measured = Vec::new();
     for &row in rows {
         eprintln!("warming up: {}", row.name);
-        load::run(lab.outboard(row), lab, row, WARM_UP_S)?;
+        load::run(lab.outboard(row), &lab.bed, row, WARM_UP_S)?;
         let system = lab.nginx.congestion().to_owned();
         let mut best = (f64::MIN, system.clone());
         for name in [system.as_str(), ALTERNATIVE] {
             if lab.nginx.set_congestion(name).is_err() {
                 continue; // this kernel does not have it
             }
-            let rate = load::run(lab.nginx.server(), lab, row, WARM_UP_S)?.requests_per_s();
+            let rate = load::run(lab.nginx.server(), &lab.bed, row, WARM_UP_S)?.requests_per_s();
             if rate > best.0 {
                 best = (rate, name.to_owned());
             }
@@ -156,17 +130,6 @@ fn choose(lab: &Lab, rows: &[Row]) -> Result<Vec<Measured>, Failure> {
     Ok(measured)
 }
 
-/// The middle one; of an even number the mean of both.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,12 +138,5 @@ mod tests {
     fn rows_have_names() {
         assert_eq!(parse_row("256k").unwrap().bytes, 262_144);
         assert!(parse_row("1k").is_err());
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
-        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
-        assert!(median(std::iter::empty()).is_nan());
     }
 }

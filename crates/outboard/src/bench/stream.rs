@@ -146,7 +146,10 @@ impl Stream {
                 }
                 self.work(host, socket);
             }
-            Notice::File(_) => {
+            Notice::File(_)
+            | Notice::Spliced(_)
+            | Notice::SpliceRefused(..)
+            | Notice::SpliceClosed(_) => {
                 let sockets: Vec<SocketId> = self.done.keys().copied().collect();
                 sockets.into_iter().for_each(|socket| self.work(host, socket));
             }

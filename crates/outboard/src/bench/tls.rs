@@ -29,7 +29,7 @@ use super::failed;
 use super::io_tcp::{DEVICE_MEMORY_BYTES, FAST_DISK, TRANSMIT_RING, host_config};
 use super::stream::{self, Agreed, Source, Stream};
 use crate::error::Failure;
-use crate::serve::TRANSMIT_BYTES_MAX;
+use crate::stack::TRANSMIT_BYTES_MAX;
 
 /// Message sizes of the paper's figure 11 and beyond.
 const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];

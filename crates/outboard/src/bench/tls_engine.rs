@@ -156,7 +156,7 @@ fn reference(clock: &Clock, suite: Suite) -> (f64, f64) {
 fn device(mtu: u16, segmentation: bool) -> Device {
     let mut config = DeviceConfig::new(LOCAL_MAC);
     config.file = None;
-    config.transmit_bytes_max = crate::serve::TRANSMIT_BYTES_MAX;
+    config.transmit_bytes_max = crate::stack::TRANSMIT_BYTES_MAX;
     config.l5o =
         Some(L5oConfig { contexts_max: 1 << 17, ..L5oConfig::new(Arc::new(crypto::Provider)) });
     Device::new(config, WireCaps { segmentation, checksum: true, mtu })
@@ -254,7 +254,10 @@ fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
 }
 
 /// A silent fallback is the characteristic bug.
-fn check(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
+///
+/// # Errors
+/// Where a counter of the device is not what it should be.
+pub(super) fn check(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
     let mut seen = 0;
     device.visit(&mut |name, value| seen += if name == counter { value } else { 0 });
     if seen == wanted {

@@ -138,7 +138,7 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
 /// A certificate for our addresses and for localhost, that nobody has signed.
 fn make(args: &ServeArgs) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
-    names.extend(args.addr.iter().map(|cidr| cidr.addr.to_string()));
+    names.extend(args.stack.addr.iter().map(|cidr| cidr.addr.to_string()));
     let failed = |why: String| Failure::System(format!("cannot make a certificate: {why}"));
     let made = rcgen::generate_simple_self_signed(names).map_err(|e| failed(e.to_string()))?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());

@@ -12,6 +12,7 @@ use io::notify::Poller;
 use io::wire::{TxStatus, Wire};
 use nic::Device;
 
+use super::load::LoadMeter;
 use super::queue::DeviceQueue;
 use crate::control::Queries;
 
@@ -49,10 +50,15 @@ impl DeviceThread {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue.bell.fd());
         self.watch(&mut poller);
+        let (mut load, mut worked) = (LoadMeter::new(), false);
         while !stop.load(Ordering::Acquire) {
             // Before the round: there may be no idle moment in minutes.
             self.answer_queries();
-            if self.round() {
+            if let Some(permille) = load.round(self.clock.now(), worked) {
+                self.device.note_load(permille);
+            }
+            worked = self.round();
+            if worked {
                 continue;
             }
             self.queue.bell.prepare_sleep();
@@ -140,7 +146,7 @@ impl DeviceThread {
         for given in 0..BATCH {
             let Some(frame) = self.device.poll_frame(now) else { return given > 0 };
             match self.wire.transmit(now, &frame) {
-                TxStatus::Sent | TxStatus::Failed => {}
+                TxStatus::Sent | TxStatus::Failed => self.device.recycle(frame),
                 TxStatus::TooLong => self.device.unpoll_long_frame(frame),
                 TxStatus::Full => {
                     self.device.unpoll_frame(frame);

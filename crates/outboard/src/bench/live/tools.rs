@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use crate::error::Failure;
 
 /// A program and the Debian package that has it.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 8] = [
+    ("haproxy", "haproxy"),
     ("nginx", "nginx-light"),
     ("wrk", "wrk"),
     ("ip", "iproute2"),
@@ -21,7 +22,7 @@ const MORE_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Says what to do where we are not root.
-pub(super) fn check_root() -> Result<(), Failure> {
+pub(in crate::bench) fn check_root() -> Result<(), Failure> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Real, effective, saved, file system.
     let effective = status.lines().find_map(|l| l.strip_prefix("Uid:")?.split_whitespace().nth(1));
@@ -34,7 +35,7 @@ pub(super) fn check_root() -> Result<(), Failure> {
 }
 
 /// A program, looked for where system programs are too.
-pub(super) fn program(name: &str) -> Command {
+pub(in crate::bench) fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path()).stdin(Stdio::null());
     command
@@ -49,7 +50,7 @@ fn is_there(name: &str) -> bool {
 }
 
 /// Installs what is missing.
-pub(super) fn install_missing() -> Result<(), Failure> {
+pub(in crate::bench) fn install_missing() -> Result<(), Failure> {
     let mut packages: Vec<&str> =
         PROGRAMS.iter().filter(|(program, _)| !is_there(program)).map(|&(_, p)| p).collect();
     packages.dedup();
@@ -94,7 +95,7 @@ fn apt(arguments: &[&str]) -> bool {
 ///
 /// # Errors
 /// Where it does not start or says that it failed, with its own words.
-pub(super) fn output(command: &mut Command) -> Result<String, Failure> {
+pub(in crate::bench) fn output(command: &mut Command) -> Result<String, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =
         command.output().map_err(|e| Failure::System(format!("cannot run {name}: {e}")))?;

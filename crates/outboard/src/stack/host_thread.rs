@@ -1,10 +1,10 @@
 //! A host thread: drives [`host::Host`] and the application with the events of the device.
 
-use std::io::Write;
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 
 use abi::{Event, Op};
-use apps::content::ContentServer;
 use base::{Duration, Instant};
 use host::Host;
 use io::clock::Clock;
@@ -12,6 +12,7 @@ use io::disk::Disk;
 use io::notify::Poller;
 
 use super::queue::HostQueue;
+use super::{App, Log};
 use crate::control::Queries;
 
 /// Events taken per round.
@@ -19,32 +20,22 @@ const BATCH: usize = 256;
 /// When a full ring is tried again.
 const RETRY: Duration = Duration::from_micros(200);
 
-pub(super) struct HostThread {
-    clock: Clock,
-    host: Host,
-    app: ContentServer,
+pub(super) struct HostThread<A: App> {
+    pub(super) clock: Clock,
+    pub(super) host: Host,
+    pub(super) app: A,
+    /// What other threads tell the application; they wake this one.
+    pub(super) messages: Receiver<A::Message>,
     /// For what the device does not read.
-    disk: Box<dyn Disk>,
+    pub(super) disk: Box<dyn Disk>,
     pub(super) queue: HostQueue,
-    queries: Queries,
-    log: Option<Box<dyn Write + Send>>,
+    pub(super) queries: Queries,
+    pub(super) log: Option<Log>,
     /// An operation that the ring had no room for.
-    waiting: Option<Op>,
+    pub(super) waiting: Option<Op>,
 }
 
-impl HostThread {
-    pub(super) const fn new(
-        clock: Clock,
-        host: Host,
-        app: ContentServer,
-        disk: Box<dyn Disk>,
-        queue: HostQueue,
-        queries: Queries,
-        log: Option<Box<dyn Write + Send>>,
-    ) -> Self {
-        Self { clock, host, app, disk, queue, queries, log, waiting: None }
-    }
-
+impl<A: App> HostThread<A> {
     /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
@@ -52,7 +43,7 @@ impl HostThread {
         self.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
             // Before the round: there may be no idle moment in minutes.
-            self.answer_queries();
+            self.take_messages();
             if self.round() {
                 continue;
             }
@@ -76,6 +67,7 @@ impl HostThread {
     /// Resets every connection.
     pub(super) fn finish(&mut self) {
         let now = self.clock.now();
+        self.host.unsplice_all();
         let sockets: Vec<_> = self.host.sockets().collect();
         for socket in sockets {
             self.host.abort(now, socket);
@@ -189,7 +181,15 @@ impl HostThread {
         }
     }
 
-    pub(super) fn answer_queries(&self) {
+    /// Answers questions, and hands the application what other threads said.
+    pub(super) fn take_messages(&mut self) {
+        self.answer_queries();
+        while let Ok(message) = self.messages.try_recv() {
+            self.app.handle_message(self.clock.now(), &mut self.host, message);
+        }
+    }
+
+    fn answer_queries(&self) {
         self.queries.answer(|answer| {
             self.host.visit(&mut |name, value| answer.counter(name, value));
             self.app.visit(&mut |name, value| answer.counter(name, value));

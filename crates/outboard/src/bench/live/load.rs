@@ -5,7 +5,7 @@
 use std::fs;
 
 use super::Row;
-use super::lab::{Lab, Server, inside};
+use super::lab::{Bed, Server, inside};
 use super::tools::output;
 use crate::error::Failure;
 
@@ -14,53 +14,58 @@ const TICKS_PER_S: f64 = 100.0;
 
 /// What one run did and cost.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Run {
+pub(in crate::bench) struct Run {
     /// Seconds that it took.
-    pub(super) seconds: f64,
+    pub(in crate::bench) seconds: f64,
     /// Responses.
-    pub(super) requests: f64,
+    pub(in crate::bench) requests: f64,
     /// Bytes that the client read, response heads among them.
-    pub(super) bytes: f64,
+    pub(in crate::bench) bytes: f64,
     /// Latency of the middle request and of the one at 99 %, in microseconds.
-    pub(super) latency_us: (f64, f64),
+    pub(in crate::bench) latency_us: (f64, f64),
     /// What went wrong, in words; empty where nothing did.
-    pub(super) errors: String,
+    pub(in crate::bench) errors: String,
     /// CPU seconds of the server, all threads.
-    pub(super) server_s: f64,
+    pub(in crate::bench) server_s: f64,
     /// Seconds that the server's core was busy, with whatever.
-    pub(super) core_s: f64,
+    pub(in crate::bench) core_s: f64,
     /// Seconds of them that are accounted to interrupts.
-    pub(super) interrupts_s: f64,
+    pub(in crate::bench) interrupts_s: f64,
     /// Part of the time that the client's core was busy: near 1 the client is the limit.
-    pub(super) client_busy: f64,
+    pub(in crate::bench) client_busy: f64,
     /// Context switches of the server's threads, wanted and forced.
-    pub(super) switches: f64,
+    pub(in crate::bench) switches: f64,
 }
 
 impl Run {
-    pub(super) fn requests_per_s(&self) -> f64 {
+    pub(in crate::bench) fn requests_per_s(&self) -> f64 {
         self.requests / self.seconds
     }
 
-    pub(super) fn bytes_per_s(&self) -> f64 {
+    pub(in crate::bench) fn bytes_per_s(&self) -> f64 {
         self.bytes / self.seconds
     }
 }
 
 /// Runs wrk for so many seconds.
-pub(super) fn run(server: &Server, lab: &Lab, row: Row, seconds: u32) -> Result<Run, Failure> {
+pub(in crate::bench) fn run(
+    server: &Server,
+    bed: &Bed,
+    row: Row,
+    seconds: u32,
+) -> Result<Run, Failure> {
     let mut wrk = inside(server.client_namespace, "taskset");
-    wrk.arg("--cpu-list").arg(lab.client_core.to_string()).args(["wrk", "--threads", "1"]);
+    wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
     wrk.arg("--connections").arg(row.connections.to_string());
-    wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(lab.script());
+    wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
     if row.close {
         wrk.args(["--header", "Connection: close"]);
     }
     let scheme = if row.tls { "https" } else { "http" };
     wrk.arg(format!("{scheme}://{}/{}", server.addr, row.name));
-    let before = Snapshot::take(server, lab)?;
+    let before = Snapshot::take(server, bed)?;
     let said = output(&mut wrk)?;
-    let after = Snapshot::take(server, lab)?;
+    let after = Snapshot::take(server, bed)?;
     let mut run = parse_wrk(&said, row)
         .ok_or_else(|| Failure::System("wrk's report has another form than expected".to_owned()))?;
     run.server_s = after.server_s - before.server_s;
@@ -115,7 +120,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(server: &Server, lab: &Lab) -> Result<Self, Failure> {
+    fn take(server: &Server, bed: &Bed) -> Result<Self, Failure> {
         let pid = server.pid();
         let read = |path: String| {
             let gone = |e| Failure::System(format!("a server is gone: {path}: {e}"));
@@ -128,8 +133,8 @@ impl Snapshot {
         Ok(Self {
             server_s: process_time(&stat).unwrap_or_default(),
             switches: statuses.map(|status| context_switches(&status)).sum(),
-            core: core_time(&cores, lab.server_core).unwrap_or_default(),
-            client: core_time(&cores, lab.client_core).unwrap_or_default(),
+            core: core_time(&cores, bed.server_core).unwrap_or_default(),
+            client: core_time(&cores, bed.client_core).unwrap_or_default(),
         })
     }
 }
@@ -165,20 +170,22 @@ fn context_switches(status: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::serve_live::ROWS;
+    use crate::bench::live::Row;
 
     #[test]
     fn reads_what_wrk_prints() {
         let said = "Running 1s test\nnumbers 2000000 100 1000000 0 0 0 0 0 500 900\n";
-        let run = parse_wrk(said, ROWS[0]).unwrap();
+        let run = parse_wrk(said, Row::new("4k", 4 << 10, 64)).unwrap();
         assert_eq!((run.requests_per_s(), run.bytes_per_s()), (50.0, 500_000.0));
         assert_eq!((run.latency_us, run.errors.as_str()), ((500.0, 900.0), ""));
         let short = "numbers 2000000 100 1000 0 3 0 1 0 500 900";
-        let errors = parse_wrk(short, ROWS[0]).unwrap().errors;
+        let errors = parse_wrk(short, Row::new("4k", 4 << 10, 64)).unwrap().errors;
         assert_eq!(errors, "3 read errors, 1 status errors, responses are too short");
-        let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", ROWS[0]).unwrap().errors;
+        let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", Row::new("4k", 4 << 10, 64))
+            .unwrap()
+            .errors;
         assert_eq!(none, "no response");
-        assert!(parse_wrk("Requests/sec: 5", ROWS[0]).is_none());
+        assert!(parse_wrk("Requests/sec: 5", Row::new("4k", 4 << 10, 64)).is_none());
     }
 
     #[test]

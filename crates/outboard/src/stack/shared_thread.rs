@@ -8,16 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use io::notify::Poller;
 
+use super::App;
 use super::device_thread::DeviceThread;
 use super::host_thread::HostThread;
 
-pub(super) struct SharedThread {
+pub(super) struct SharedThread<A: App> {
     device: DeviceThread,
-    host: HostThread,
+    host: HostThread<A>,
 }
 
-impl SharedThread {
-    pub(super) const fn new(device: DeviceThread, host: HostThread) -> Self {
+impl<A: App> SharedThread<A> {
+    pub(super) const fn new(device: DeviceThread, host: HostThread<A>) -> Self {
         Self { device, host }
     }
 
@@ -31,7 +32,7 @@ impl SharedThread {
         while !stop.load(Ordering::Acquire) {
             // Before the round: there may be no idle moment in minutes.
             self.device.answer_queries();
-            self.host.answer_queries();
+            self.host.take_messages();
             if self.round() {
                 continue;
             }

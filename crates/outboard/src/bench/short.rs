@@ -1,0 +1,302 @@
+//! Transactions of one small request and one small response, for accounted benchmarks: the
+//! message server and client of AccelTCP's evaluation (section 6.1).
+//!
+//! A client keeps so many transactions going at one time. Each has a connection of its own, or so
+//! many follow each other on one. Every byte that comes is compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::Instant;
+use bytes::Bytes;
+use host::{Host, Listen, ListenerOption, Notice, SocketError, SocketId, SocketOption};
+use wire::Endpoint;
+
+/// Half-open and unaccepted connections that a port may have.
+const BACKLOG: usize = 65_536;
+/// Ports of the server: a client has 16,384 of its own for each.
+pub(crate) const PORTS: u16 = 8;
+/// Connections being opened at first.
+const OPENING_MAX: u32 = 32;
+/// Byte that messages are made of.
+const FILL: u8 = 0x5a;
+
+/// What both ends of a run agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed {
+    /// Transactions going at one time.
+    pub(crate) concurrent: u32,
+    /// Bytes of a request, and of a response.
+    pub(crate) message_bytes: usize,
+    /// Transactions of a connection; [`u32::MAX`] where it persists.
+    pub(crate) per_connection: u32,
+    /// Who closes after the last one.
+    pub(crate) closes: Closes,
+}
+
+/// Who closes a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closes {
+    Server,
+    Client,
+}
+
+/// The server: answers each request, and closes after it where connections have one.
+pub(crate) struct ShortServer {
+    agreed: Agreed,
+    response: Bytes,
+    /// Bytes of requests that are not whole, on connections that are.
+    partial: BTreeMap<SocketId, usize>,
+    pub(crate) errors: Vec<String>,
+}
+
+impl ShortServer {
+    /// A server on `host`, with these options on its ports.
+    pub(crate) fn new(agreed: Agreed, host: &mut Host, options: &[ListenerOption]) -> Self {
+        let mut errors = Vec::new();
+        for port in 0..PORTS {
+            match host.listen(Listen { addr: None, port: 80 + port, backlog: BACKLOG }) {
+                Ok(id) => options.iter().for_each(|&o| host.set_listener_option(id, o)),
+                Err(e) => errors.push(e.to_string()),
+            }
+        }
+        let response = Bytes::from(vec![FILL; agreed.message_bytes]);
+        Self { agreed, response, partial: BTreeMap::new(), errors }
+    }
+
+    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                if self.agreed.per_connection > 1 {
+                    host.set_option(now, socket, SocketOption::NoDelay(true));
+                }
+                self.serve(now, host, socket);
+            }
+            Notice::Socket(socket) => self.serve(now, host, socket),
+            _ => {}
+        }
+    }
+
+    fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        let wanted = self.agreed.message_bytes;
+        let mut here = 0;
+        loop {
+            let bytes = host.peek(socket);
+            if bytes.is_empty() {
+                break;
+            }
+            if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
+                self.errors.push("a wrong byte in a request".to_owned());
+            }
+            let len = bytes.len();
+            here += len;
+            host.consume(socket, len);
+        }
+        if here < wanted {
+            let readiness = host.readiness(socket);
+            if readiness.error.is_some() || readiness.peer_closed {
+                self.partial.remove(&socket);
+                host.close(now, socket);
+                return;
+            }
+            if here == 0 {
+                return;
+            }
+            // A request in more than one segment.
+            let before = self.partial.entry(socket).or_default();
+            *before += here;
+            if *before < wanted {
+                return;
+            }
+            self.partial.remove(&socket);
+        }
+        if let Err(e) = host.send(socket, self.response.clone()) {
+            self.errors.push(e.to_string());
+        }
+        if self.agreed.closes == Closes::Server && self.agreed.per_connection == 1 {
+            host.close(now, socket);
+        }
+    }
+}
+
+/// Clients and the backend of a proxy, on one machine.
+pub(crate) struct Peers {
+    pub(crate) client: ShortClient,
+    backend: ShortServer,
+    /// The backend's connections.
+    accepted: BTreeSet<SocketId>,
+}
+
+impl Peers {
+    pub(crate) fn new(agreed: Agreed, proxy: Endpoint, host: &mut Host) -> Self {
+        Self {
+            client: ShortClient::new(agreed, proxy),
+            backend: ShortServer::new(agreed, host, &[]),
+            accepted: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let ours = match notice {
+            Notice::Accepted(_, socket) => self.accepted.insert(socket),
+            Notice::Socket(socket) => self.accepted.contains(&socket),
+            _ => false,
+        };
+        if ours {
+            self.backend.handle_notice(now, host, notice);
+            if let Notice::Socket(socket) = notice {
+                if host.readiness(socket).error.is_some() {
+                    self.accepted.remove(&socket);
+                }
+            }
+        } else {
+            self.client.handle_notice(now, host, notice);
+        }
+    }
+
+    /// What went wrong, if anything did.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &String> {
+        self.client.errors.iter().chain(&self.backend.errors)
+    }
+}
+
+/// A connection on which a response is waited for.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    /// Bytes of it that have come.
+    received: usize,
+    /// The request was written.
+    asked: bool,
+    /// Transactions left, this one included.
+    left: u32,
+}
+
+/// The client.
+pub(crate) struct ShortClient {
+    agreed: Agreed,
+    server: Endpoint,
+    request: Bytes,
+    waiting: BTreeMap<SocketId, Waiting>,
+    opened: u64,
+    /// Transactions going, or about to.
+    going: u32,
+    /// Responses received whole.
+    pub(crate) transactions: u64,
+    pub(crate) errors: Vec<String>,
+}
+
+impl ShortClient {
+    pub(crate) fn new(agreed: Agreed, server: Endpoint) -> Self {
+        let request = Bytes::from(vec![FILL; agreed.message_bytes]);
+        Self {
+            agreed,
+            server,
+            request,
+            waiting: BTreeMap::new(),
+            opened: 0,
+            going: 0,
+            transactions: 0,
+            errors: Vec::new(),
+        }
+    }
+
+    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
+        for _ in 0..self.agreed.concurrent.min(OPENING_MAX) {
+            self.begin(now, host);
+        }
+    }
+
+    /// Whether as many transactions are going as are to.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.going == self.agreed.concurrent
+    }
+
+    /// One transaction more at a time: of those that are there each begins another, so that there
+    /// are soon as many as are wanted, and no SYN is lost to a limit and comes again a second
+    /// later.
+    fn begin(&mut self, now: Instant, host: &mut Host) {
+        if !self.is_full() {
+            self.going += 1;
+            self.open(now, host);
+        }
+    }
+
+    fn open(&mut self, now: Instant, host: &mut Host) {
+        let nth = u16::try_from(self.opened % u64::from(PORTS)).unwrap_or(0);
+        self.opened += 1;
+        match host.connect(now, Endpoint { port: self.server.port + nth, ..self.server }) {
+            Ok(socket) => {
+                let left = self.agreed.per_connection;
+                self.waiting.insert(socket, Waiting { received: 0, asked: false, left });
+            }
+            Err(e) => self.errors.push(e.to_string()),
+        }
+    }
+
+    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        let readiness = host.readiness(socket);
+        let Some(asked) = self.waiting.get(&socket).map(|waiting| waiting.asked) else {
+            if readiness.peer_closed {
+                host.close(now, socket);
+            }
+            return;
+        };
+        if let Some(error) = readiness.error {
+            if error != SocketError::Closed || self.agreed.per_connection < u32::MAX {
+                self.errors.push(error.to_string());
+            }
+            return;
+        }
+        if !asked && readiness.writable {
+            self.ask(now, host, socket);
+            self.begin(now, host);
+        }
+        self.read(now, host, socket);
+    }
+
+    fn ask(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        host.set_option(now, socket, SocketOption::NoDelay(true));
+        if let Some(waiting) = self.waiting.get_mut(&socket) {
+            (waiting.received, waiting.asked) = (0, true);
+        }
+        if let Err(e) = host.send(socket, self.request.clone()) {
+            self.errors.push(e.to_string());
+        }
+    }
+
+    fn read(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        let mut len = 0;
+        loop {
+            let bytes = host.peek(socket);
+            if bytes.is_empty() {
+                break;
+            }
+            if bytes.iter().any(|&byte| byte != FILL) {
+                self.errors.push("a wrong byte in a response".to_owned());
+            }
+            let here = bytes.len();
+            len += here;
+            host.consume(socket, here);
+        }
+        let Some(waiting) = self.waiting.get_mut(&socket) else { return };
+        waiting.received += len;
+        if waiting.received > self.agreed.message_bytes {
+            self.errors.push("more than a response".to_owned());
+        }
+        if waiting.received < self.agreed.message_bytes {
+            return;
+        }
+        self.transactions += 1;
+        waiting.left -= u32::from(self.agreed.per_connection < u32::MAX);
+        if waiting.left > 0 {
+            self.ask(now, host, socket);
+            return;
+        }
+        self.waiting.remove(&socket);
+        // Where the server's FIN came with the response ours goes with the acknowledgment.
+        if self.agreed.closes == Closes::Client || host.readiness(socket).peer_closed {
+            host.close(now, socket);
+        }
+        self.open(now, host);
+    }
+}

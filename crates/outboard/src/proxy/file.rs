@@ -1,0 +1,398 @@
+//! The configuration file: TOML, each table checked, each error with its line.
+//!
+//! ```toml
+//! [[listener]]
+//! listen = "10.77.0.2:80"
+//! mode = "http"                    # or "tls", "tcp"
+//! default = "web"                  # a backend; without it what no route fits is refused
+//! headers = ["x-forwarded-for", "x-forwarded-proto", "forwarded", "via"]
+//! keep-alive = true
+//!
+//! [[listener.route]]
+//! host = "api.example.com"         # or "*.example.com"; left out: any
+//! path = "/v1"                     # left out: any
+//! backend = "api"
+//!
+//! [[backend]]
+//! name = "web"
+//! servers = ["10.77.0.1:8080", "app.example.com:8080", "srv:_http._tcp.example.com"]
+//! balance = "round-robin"          # or "least", "maglev"
+//! hash = "source"                  # or "host"; for maglev
+//! check = "/health"                # left out: a connection will do
+//! check-host = "web.example.com"
+//! check-interval-ms = 2000         # 0: no checks
+//! check-timeout-ms = 2000
+//! rise = 2
+//! fall = 3
+//! proxy-protocol = false
+//! connections-max = 1000
+//!
+//! [limits]
+//! connections-max = 32768
+//! head-bytes-max = 16384
+//! head-timeout-ms = 10000
+//! connect-timeout-ms = 4000
+//! idle-timeout-ms = 300000
+//! retries = 3
+//! ```
+
+use std::path::Path;
+
+use apps::proxy::{Balance, Check, HashBy, Insert, Limits, Listener, Mode, Pool, Route};
+use base::Duration;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::plan::{ListenArg, Member, Plan, PoolPlan};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    listener: Vec<Spanned<ListenerTable>>,
+    #[serde(default)]
+    backend: Vec<BackendTable>,
+    #[serde(default)]
+    limits: LimitsTable,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ListenerTable {
+    listen: Spanned<String>,
+    mode: Spanned<String>,
+    default: Option<Spanned<String>>,
+    #[serde(default)]
+    headers: Vec<Spanned<String>>,
+    keep_alive: Option<bool>,
+    #[serde(default)]
+    route: Vec<RouteTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RouteTable {
+    #[serde(default)]
+    host: String,
+    path: Option<Spanned<String>>,
+    backend: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct BackendTable {
+    name: Spanned<String>,
+    servers: Vec<Spanned<String>>,
+    balance: Option<Spanned<String>>,
+    hash: Option<Spanned<String>>,
+    check: Option<Spanned<String>>,
+    check_host: Option<Spanned<String>>,
+    check_interval_ms: Option<u32>,
+    check_timeout_ms: Option<u32>,
+    rise: Option<u32>,
+    fall: Option<u32>,
+    #[serde(default)]
+    proxy_protocol: bool,
+    connections_max: Option<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct LimitsTable {
+    connections_max: Option<u32>,
+    head_bytes_max: Option<u32>,
+    head_timeout_ms: Option<u32>,
+    connect_timeout_ms: Option<u32>,
+    idle_timeout_ms: Option<u32>,
+    retries: Option<u32>,
+}
+
+/// Where in the text, and what is wrong there.
+struct Wrong(usize, String);
+
+fn wrong<T>(at: &Spanned<T>, what: impl Into<String>) -> Wrong {
+    Wrong(at.span().start, what.into())
+}
+
+/// Reads the file.
+///
+/// # Errors
+/// One line: the file, the line in it, and what to do.
+pub(super) fn read(path: &Path) -> Result<Plan, String> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
+    parse(&text).map_err(|(line, what)| format!("{shown}:{line}: {what}"))
+}
+
+/// Parses the text; an error has its line.
+pub(super) fn parse(text: &str) -> Result<Plan, (usize, String)> {
+    let line_of = |at: usize| {
+        let before = text.as_bytes().get(..at).unwrap_or_default();
+        before.iter().filter(|b| **b == b'\n').count() + 1
+    };
+    let file: File = toml::from_str(text).map_err(|e| {
+        let what = e.message().lines().collect::<Vec<_>>().join(", ");
+        (line_of(e.span().map_or(0, |span| span.start)), what)
+    })?;
+    plan(file).map_err(|Wrong(at, what)| (line_of(at), what))
+}
+
+fn plan(file: File) -> Result<Plan, Wrong> {
+    let mut pools: Vec<PoolPlan> = Vec::new();
+    for table in &file.backend {
+        if pools.iter().any(|plan| plan.pool.name == *table.name.get_ref()) {
+            return Err(wrong(&table.name, "there is a backend of that name: give it another"));
+        }
+        pools.push(backend(table)?);
+    }
+    let mut listeners: Vec<Listener> = Vec::new();
+    for table in &file.listener {
+        let next = listener(table.get_ref(), &pools)?;
+        if listeners.iter().any(|l| (l.addr, l.port) == (next.addr, next.port)) {
+            return Err(wrong(&table.get_ref().listen, "there is a listener at that address"));
+        }
+        listeners.push(next);
+    }
+    if listeners.is_empty() {
+        return Err(Wrong(0, "no [[listener]]: write one".to_owned()));
+    }
+    Ok(Plan { listeners, pools, limits: limits(&file.limits) })
+}
+
+fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong> {
+    let listen: ListenArg = table.listen.get_ref().parse().map_err(|e| wrong(&table.listen, e))?;
+    let find = |name: &Spanned<String>| {
+        let found = pools.iter().position(|plan| plan.pool.name == *name.get_ref());
+        let what = || format!("no [[backend]] has the name `{}`", name.get_ref());
+        found.ok_or_else(|| wrong(name, what()))
+    };
+    let mode = match table.mode.get_ref().as_str() {
+        "http" => Mode::Http,
+        "tls" => Mode::Tls,
+        "tcp" => Mode::Tcp,
+        other => {
+            let what = format!("`{other}` is no mode; there are: http, tls, tcp");
+            return Err(wrong(&table.mode, what));
+        }
+    };
+    if mode == Mode::Tcp && (table.default.is_none() || !table.route.is_empty()) {
+        let what = "tcp looks at nothing: it takes a default and no routes";
+        return Err(wrong(&table.mode, what));
+    }
+    if let Some(header) = table.headers.first().filter(|_| mode != Mode::Http) {
+        return Err(wrong(header, "only http has headers"));
+    }
+    let mut insert = Insert::default();
+    for name in &table.headers {
+        add_header(&mut insert, name.get_ref()).map_err(|e| wrong(name, e))?;
+    }
+    let mut routes = Vec::new();
+    for route in &table.route {
+        let path = route.path.as_ref().map_or("", |path| path.get_ref());
+        if let Some(at) = route.path.as_ref().filter(|_| mode == Mode::Tls) {
+            return Err(wrong(at, "a ClientHello has no path: route by host"));
+        }
+        if let Some(at) = route.path.as_ref().filter(|p| !p.get_ref().starts_with('/')) {
+            return Err(wrong(at, "a path begins with a slash"));
+        }
+        let host = route.host.trim_end_matches('.').to_ascii_lowercase();
+        routes.push(Route { host, path: path.to_owned(), pool: find(&route.backend)? });
+    }
+    Ok(Listener {
+        addr: listen.addr,
+        port: listen.port,
+        mode,
+        routes,
+        default: table.default.as_ref().map(find).transpose()?,
+        insert,
+        keep_alive: table.keep_alive.unwrap_or(true),
+    })
+}
+
+/// Adds a header field by its name.
+///
+/// # Errors
+/// Names that there are.
+pub(super) fn add_header(insert: &mut Insert, name: &str) -> Result<(), String> {
+    match name.to_ascii_lowercase().as_str() {
+        "x-forwarded-for" => insert.x_forwarded_for = true,
+        "x-forwarded-proto" => insert.x_forwarded_proto = true,
+        "forwarded" => insert.forwarded = true,
+        "via" => insert.via = true,
+        _ => {
+            return Err(format!(
+                "`{name}` is none of: x-forwarded-for, x-forwarded-proto, forwarded, via"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn backend(table: &BackendTable) -> Result<PoolPlan, Wrong> {
+    let mut members = Vec::new();
+    for server in &table.servers {
+        members.push(server.get_ref().parse::<Member>().map_err(|e| wrong(server, e))?);
+    }
+    let hash = match table.hash.as_ref().map(|hash| (hash, hash.get_ref().as_str())) {
+        None | Some((_, "source")) => HashBy::Source,
+        Some((_, "host")) => HashBy::Host,
+        Some((at, other)) => {
+            return Err(wrong(at, format!("`{other}` is no hash; there are: source, host")));
+        }
+    };
+    let balance = match table.balance.as_ref().map(|b| (b, b.get_ref().as_str())) {
+        None | Some((_, "round-robin")) => Balance::RoundRobin,
+        Some((_, "least")) => Balance::Least,
+        Some((_, "maglev")) => Balance::Maglev(hash),
+        Some((at, other)) => {
+            let what = format!("`{other}` is no balance; there are: round-robin, least, maglev");
+            return Err(wrong(at, what));
+        }
+    };
+    let usual = Check::default();
+    let ms = |given: Option<u32>, usual| given.map_or(usual, |ms| Duration::from_millis(ms.into()));
+    let text = |given: &Option<Spanned<String>>| match given {
+        Some(text) => match check_text(text.get_ref()) {
+            Ok(()) => Ok(text.get_ref().clone()),
+            Err(what) => Err(wrong(text, what)),
+        },
+        None => Ok(String::new()),
+    };
+    if let Some(at) = table.check.as_ref().filter(|path| !path.get_ref().starts_with('/')) {
+        return Err(wrong(at, "a path begins with a slash"));
+    }
+    let check = Check {
+        path: text(&table.check)?,
+        host: text(&table.check_host)?,
+        interval: ms(table.check_interval_ms, usual.interval),
+        timeout: ms(table.check_timeout_ms, usual.timeout),
+        rise: table.rise.unwrap_or(usual.rise),
+        fall: table.fall.unwrap_or(usual.fall),
+    };
+    let unlimited = Pool::default();
+    let pool = Pool {
+        name: table.name.get_ref().clone(),
+        balance,
+        backends: Vec::new(),
+        connections_max: table.connections_max.unwrap_or(unlimited.connections_max),
+        proxy_protocol: table.proxy_protocol,
+        check,
+    };
+    Ok(PoolPlan { pool, members })
+}
+
+/// What goes into a request of ours has no spaces and no line ends.
+///
+/// # Errors
+/// What is wrong.
+pub(super) fn check_text(text: &str) -> Result<(), String> {
+    if text.bytes().all(|b| b.is_ascii_graphic()) {
+        Ok(())
+    } else {
+        Err("only printable ASCII without spaces: use percent-encoding".to_owned())
+    }
+}
+
+fn limits(table: &LimitsTable) -> Limits {
+    let usual = Limits::default();
+    let ms = |given: Option<u32>, usual| given.map_or(usual, |ms| Duration::from_millis(ms.into()));
+    let size = |given: Option<u32>, usual| given.map_or(usual, |n| n as usize);
+    let head_bytes_max = size(table.head_bytes_max, usual.head_bytes_max);
+    Limits {
+        connections_max: size(table.connections_max, usual.connections_max),
+        head_bytes_max,
+        request_line_bytes_max: usual.request_line_bytes_max.min(head_bytes_max),
+        head_timeout: ms(table.head_timeout_ms, usual.head_timeout),
+        connect_timeout: ms(table.connect_timeout_ms, usual.connect_timeout),
+        idle_timeout: ms(table.idle_timeout_ms, usual.idle_timeout),
+        retries: table.retries.unwrap_or(usual.retries),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file of this module's documentation.
+    fn example() -> String {
+        let source = include_str!("file.rs");
+        let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
+        let lines = lines.skip_while(|line| !line.contains("```toml")).skip(1);
+        let lines = lines.take_while(|line| !line.contains("```"));
+        lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect::<Vec<_>>().join("\n")
+    }
+
+    const SMALL: &str = "[[listener]]
+listen = ':80'
+mode = 'http'
+default = 'a'
+
+[[backend]]
+name = 'a'
+servers = ['10.0.0.1:80']
+";
+
+    #[test]
+    fn the_example_of_the_documentation() {
+        let text = format!("{}\n[[backend]]\nname = 'api'\nservers = []\n", example());
+        let plan = parse(&text).unwrap();
+        let listener = &plan.listeners[0];
+        assert_eq!((listener.port, listener.mode, listener.default), (80, Mode::Http, Some(0)));
+        assert_eq!(
+            (listener.routes[0].host.as_str(), listener.routes[0].pool),
+            ("api.example.com", 1)
+        );
+        assert!(listener.insert.via && listener.insert.forwarded && listener.keep_alive);
+        assert_eq!(plan.pools[0].members.len(), 3);
+        assert_eq!(plan.pools[0].pool.check.path, "/health");
+        assert_eq!(plan.limits, Limits::default());
+        assert_eq!(plan.names().count(), 2);
+    }
+
+    #[test]
+    fn errors_have_their_line() {
+        let change = |from: &str, to: &str| {
+            assert!(SMALL.contains(from), "{from}");
+            parse(&SMALL.replace(from, to)).unwrap_err()
+        };
+        for (from, to, line, what) in [
+            ("mode = 'http'", "mode = 'htpp'", 3, "`htpp` is no mode"),
+            ("mode = 'http'", "mode = 'tls'\nheaders = ['via']", 4, "only http has headers"),
+            ("default = 'a'", "default = 'b'", 4, "no [[backend]] has the name `b`"),
+            ("':80'", "'80'", 2, "`80` is not ADDR:PORT"),
+            ("['10.0.0.1:80']", "['10.0.0.1:80',\n 'x']", 9, "`x` is no backend"),
+            ("name = 'a'", "name = 'a'\nbalance = 'random'", 8, "`random` is no balance"),
+            ("name = 'a'", "name = 'a'\nblance = 'least'", 8, "unknown field `blance`"),
+            ("name = 'a'", "name = 'a'\ncheck = 'health'", 8, "a path begins with a slash"),
+            ("name = 'a'", "name = 'a'\ncheck = '/a b'", 8, "only printable ASCII"),
+            ("name = 'a'", "name = 'a'\nrise = -1", 8, "invalid value"),
+            ("name = 'a'", "name = 'a", 7, "invalid literal string"),
+            (
+                "[[backend]]",
+                "[[backend]]\nname = 'a'\nservers = []\n[[backend]]",
+                10,
+                "of that name",
+            ),
+            ("mode = 'http'", "mode = 'tcp'\nroute = [{backend = 'a'}]", 3, "tcp looks at nothing"),
+            ("mode = 'http'", "mode = 'http'\nroute = [{path = 'x', backend = 'a'}]", 4, "slash"),
+        ] {
+            let (at, said) = change(from, to);
+            assert!(at == line && said.contains(what), "{to}: {at}: {said}");
+            assert!(!said.contains('\n'), "{said}");
+        }
+        assert_eq!(parse("").unwrap_err(), (1, "no [[listener]]: write one".to_owned()));
+    }
+
+    #[test]
+    fn ports_are_opened_at_the_start() {
+        let old = parse(SMALL).unwrap();
+        let two = format!("[[listener]]\nlisten = ':81'\nmode = 'tcp'\ndefault = 'a'\n{SMALL}");
+        let new = parse(&two).unwrap();
+        let added = new.clone().keep_listeners(&old).unwrap_err();
+        assert!(added.contains("*:81"), "{added}");
+        assert!(old.clone().keep_listeners(&new).is_err());
+        let turned =
+            Plan { listeners: new.listeners.iter().rev().cloned().collect(), ..new.clone() };
+        assert_eq!(turned.keep_listeners(&new).unwrap(), new);
+    }
+}

@@ -1,0 +1,230 @@
+//! `outboard proxy`: puts device, host and proxy together, and runs them until a signal.
+//!
+//! The threads are [`crate::stack`]'s, and one more that looks names up ([`names`]). This thread
+//! opens what they need, then waits for a signal; SIGHUP reads the file again ([`file`]).
+
+mod dns;
+mod file;
+mod names;
+mod plan;
+
+use std::io::Write as _;
+use std::sync::mpsc::{Sender, channel};
+
+use apps::proxy::{
+    self, Balance, Check, HashBy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
+};
+use base::{Duration, Instant};
+use host::{Host, Notice};
+use io::clock::{self, Clock};
+use io::disk::Disk;
+use io::wire::Wire;
+use nic::Device;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::{BalanceArg, HashArg, ModeArg, ProxyArgs, SwitchArg};
+use crate::control::{self, Control, Probe};
+use crate::error::Failure;
+use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads};
+use names::Names;
+use plan::{Plan, PoolPlan};
+
+pub(crate) use plan::{ListenArg, Member};
+
+impl App for Proxy {
+    /// What to do from now on.
+    type Message = Table;
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        Self::handle_notice(self, now, host, notice);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        Self::handle_timeout(self, now, host);
+    }
+
+    fn handle_message(&mut self, now: Instant, _: &mut Host, table: Table) {
+        self.apply(now, table);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Self::poll_timeout(self)
+    }
+
+    fn poll_log(&mut self) -> Option<String> {
+        Self::poll_log(self)
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        Self::visit(self, f);
+    }
+}
+
+/// Runs `outboard proxy`.
+///
+/// # Errors
+/// What could not be opened, bound or started, and what to do about it.
+pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
+    // Before anything is opened, so that no signal is lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
+    if args.stack.queues != 1 {
+        // What a backend sends goes to the queue that RSS chooses, which need not be the one that
+        // connected.
+        return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
+    }
+    let plan = match &args.config {
+        Some(path) => file::read(path).map_err(Failure::NoInput)?,
+        None => of_command_line(args)?,
+    };
+    let clock = Clock::new();
+    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
+    let mut names = Names::new(args.resolver, clock, plan.clone());
+    let table = names.table();
+    let mut threads = Threads::default();
+    let (tables, messages) = channel();
+    let wire = stack::open_wires(&args.stack, &clock)?.pop();
+    let queue = stack::mesh(1)?.pop();
+    if let (Some(wire), Some(queue)) = (wire, queue) {
+        let device = new_device(args, wire.as_ref());
+        let config = stack::host_config(&args.stack, 0);
+        let mut host = Host::new(config, &device.capabilities(), clock::entropy());
+        let app = Proxy::new(clock.now(), app_config(args, &clock), table.clone(), &mut host)
+            .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))?;
+        let disks: (Box<dyn Disk>, Box<dyn Disk>) = (Box::new(NoDisk), Box::new(NoDisk));
+        let log = stack::open_log(args.stack.access_log.as_deref(), 0)?;
+        let parts = Parts { device, host, app, disks, log, messages };
+        threads.start(&args.stack, clock, wire, queue, parts)?;
+    }
+    if let Some(addr) = args.stack.metrics {
+        control::metrics::start(addr, threads.probes().to_vec())?;
+    }
+    let plans = start_names(names, table, tables, threads.probes().to_vec())?;
+    let _socket_file = control.start(threads.probes().to_vec())?;
+    announce(args, &plan);
+    for signal in signals.forever() {
+        match (signal, &args.config) {
+            (SIGHUP, Some(path)) => match file::read(path).and_then(|p| p.keep_listeners(&plan)) {
+                Ok(new) => {
+                    eprintln!("outboard: SIGHUP: {} read again", path.display());
+                    // It ends only with us.
+                    let _ = plans.send(new);
+                }
+                Err(why) => eprintln!("outboard: SIGHUP: {why}; the old configuration stays"),
+            },
+            // A terminal that closes ends it, where there is nothing to read again.
+            _ => break,
+        }
+    }
+    threads.stop()
+}
+
+fn start_names(
+    names: Names,
+    table: Table,
+    tables: Sender<Table>,
+    probes: Vec<Probe>,
+) -> Result<Sender<Plan>, Failure> {
+    let (plans, plans_end) = channel();
+    let give = move |table: Table| {
+        // It ends with the host thread.
+        let _ = tables.send(table);
+        probes.iter().for_each(Probe::wake);
+    };
+    stack::spawn("names".to_owned(), move || names.run(&plans_end, table, give))?;
+    Ok(plans)
+}
+
+/// What the options say: a listener for each --listen, and one pool.
+fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
+    let mut insert = Insert::default();
+    for name in &args.header {
+        file::add_header(&mut insert, name)
+            .map_err(|e| Failure::Usage(format!("--header: {e}")))?;
+    }
+    let mode = match args.mode {
+        ModeArg::Http => Mode::Http,
+        ModeArg::Tls => Mode::Tls,
+        ModeArg::Tcp => Mode::Tcp,
+    };
+    let by = match args.hash {
+        HashArg::Source => HashBy::Source,
+        HashArg::Host => HashBy::Host,
+    };
+    let path = args.check.clone().unwrap_or_default();
+    file::check_text(&path).map_err(|e| Failure::Usage(format!("--check: {e}")))?;
+    let pool = Pool {
+        name: "default".to_owned(),
+        balance: match args.balance {
+            BalanceArg::RoundRobin => Balance::RoundRobin,
+            BalanceArg::Least => Balance::Least,
+            BalanceArg::Maglev => Balance::Maglev(by),
+        },
+        proxy_protocol: args.proxy_protocol,
+        check: Check { path, ..Check::default() },
+        ..Pool::default()
+    };
+    let listener = |listen: &ListenArg| Listener {
+        addr: listen.addr,
+        port: listen.port,
+        mode,
+        routes: Vec::new(),
+        default: Some(0),
+        insert: if mode == Mode::Http { insert } else { Insert::default() },
+        keep_alive: true,
+    };
+    let seconds = |s: u32| Duration::from_secs(s.into());
+    Ok(Plan {
+        listeners: args.listen.iter().map(listener).collect(),
+        pools: vec![PoolPlan { pool, members: args.backend.clone() }],
+        limits: Limits {
+            head_timeout: seconds(args.header_timeout),
+            connect_timeout: seconds(args.connect_timeout),
+            idle_timeout: seconds(args.idle_timeout),
+            ..Limits::default()
+        },
+    })
+}
+
+fn new_device(args: &ProxyArgs, wire: &dyn Wire) -> Device {
+    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
+    config.file = None;
+    config.l5o = None;
+    if args.splice == SwitchArg::Off || !args.stack.offload.splice {
+        config.splice = None;
+    }
+    Device::new(config, wire.capabilities())
+}
+
+fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
+    proxy::Config {
+        backlog: BACKLOG,
+        unix_epoch: clock.unix_epoch(),
+        seed: clock::entropy(),
+        splice: args.splice == SwitchArg::On,
+        access_log: args.stack.access_log.is_some(),
+        ..proxy::Config::default()
+    }
+}
+
+/// The lines that say that we are ready, and one to try.
+fn announce(args: &ProxyArgs, plan: &Plan) {
+    let mut out = std::io::stdout().lock();
+    let ours = args.stack.addr.first().map(|cidr| cidr.addr);
+    let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
+    for listener in &plan.listeners {
+        let Some(addr) = listener.addr.or(ours) else { continue };
+        let at = std::net::SocketAddr::new(addr, listener.port);
+        let mode = format!("{:?}", listener.mode).to_lowercase();
+        let _ = writeln!(out, "proxying {mode} at {at} for {members} backends");
+    }
+    let http = plan.listeners.iter().find(|l| l.mode == Mode::Http);
+    let at = http.and_then(|l| Some(std::net::SocketAddr::new(l.addr.or(ours)?, l.port)));
+    let _ = match at {
+        Some(at) => writeln!(out, "try: curl -v http://{at}/"),
+        None => writeln!(out, "try: outboard stat --wire {}", args.stack.wire),
+    };
+    // Nobody reading is no reason to stop.
+    let _ = out.flush();
+}

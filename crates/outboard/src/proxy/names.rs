@@ -1,0 +1,204 @@
+//! Turns plans into tables: looks names up, and again when their time is over.
+//!
+//! A thread of its own, for it waits for name servers. The main thread gives it a plan at the start
+//! and at each SIGHUP; it gives tables to the host thread. A name that cannot be looked up keeps
+//! the addresses that it had.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+
+use apps::proxy::Table;
+use base::{Duration, Instant};
+use io::clock::Clock;
+
+use super::dns::{self, Answer, Kind, Record};
+use super::plan::{Member, Plan};
+
+/// Bounds of the time that an answer holds.
+const TTL_MIN: Duration = Duration::from_secs(1);
+const TTL_MAX: Duration = Duration::from_secs(300);
+/// When a name is looked up again that could not be.
+const RETRY: Duration = Duration::from_secs(5);
+/// Addresses that a service may have.
+const ADDRS_MAX: usize = 1024;
+
+/// A member's addresses, and until when.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    addrs: Vec<SocketAddr>,
+    until: Instant,
+    /// It was said that it cannot be looked up.
+    complained: bool,
+}
+
+/// The thread's state.
+pub(super) struct Names {
+    server: Option<SocketAddr>,
+    clock: Clock,
+    plan: Plan,
+    known: BTreeMap<Member, Known>,
+}
+
+impl Names {
+    /// Names are asked of `server`, or of the system's.
+    pub(super) fn new(server: Option<SocketAddr>, clock: Clock, plan: Plan) -> Self {
+        Self { server, clock, plan, known: BTreeMap::new() }
+    }
+
+    /// Looks up what is due, and gives the table.
+    pub(super) fn table(&mut self) -> Table {
+        let now = self.clock.now();
+        let names: Vec<Member> = self.plan.names().cloned().collect();
+        self.known.retain(|member, _| names.contains(member));
+        for member in names {
+            if self.known.get(&member).is_none_or(|known| known.until <= now) {
+                self.look_up(now, member);
+            }
+        }
+        let known = &self.known;
+        self.plan.table(|member| match member {
+            Member::Addr(addr) => vec![*addr],
+            name => known.get(name).map(|known| known.addrs.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Gives tables to `give` as long as plans can come.
+    pub(super) fn run(mut self, plans: &Receiver<Plan>, mut last: Table, give: impl Fn(Table)) {
+        loop {
+            let now = self.clock.now();
+            let due = self.known.values().map(|known| known.until).min();
+            let wait = due.map_or(TTL_MAX, |due| due.since(now));
+            match plans.recv_timeout(std::time::Duration::from_micros(wait.as_micros())) {
+                Ok(plan) => self.plan = plan,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let table = self.table();
+            if table != last {
+                last = table.clone();
+                give(table);
+            }
+        }
+    }
+
+    fn look_up(&mut self, now: Instant, member: Member) {
+        let server = self.server.map_or_else(dns::system_server, Ok);
+        let found = server.and_then(|server| match &member {
+            Member::Addr(addr) => Ok((vec![*addr], u32::MAX)),
+            Member::Name(name, port) => addresses(server, name, *port),
+            Member::Service(name) => service(server, name),
+        });
+        let known = self.known.entry(member).or_default();
+        match found {
+            Ok((mut addrs, ttl_s)) => {
+                addrs.sort_unstable();
+                known.addrs = addrs;
+                let ttl = Duration::from_secs(ttl_s.into());
+                known.until = now + if ttl_s == 0 { RETRY } else { ttl.clamp(TTL_MIN, TTL_MAX) };
+                known.complained = false;
+            }
+            Err(why) => {
+                if !known.complained {
+                    eprintln!("outboard: {why}; trying again");
+                }
+                known.complained = true;
+                known.until = now + RETRY;
+            }
+        }
+    }
+}
+
+/// Addresses of both families. One family that fails does not take the other with it.
+fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAddr>, u32), String> {
+    let (four, six) = (dns::ask(server, name, Kind::A), dns::ask(server, name, Kind::Aaaa));
+    let answers: Vec<Answer> = match (four, six) {
+        (Err(error), Err(_)) => return Err(error),
+        (four, six) => [four, six].into_iter().flatten().collect(),
+    };
+    let records = answers.iter().flat_map(|answer| &answer.records);
+    let addrs = records.filter_map(|record| match record {
+        Record::Addr(addr) => Some(SocketAddr::new(*addr, port)),
+        Record::Service { .. } => None,
+    });
+    let ttls = answers.iter().filter(|answer| !answer.records.is_empty()).map(|a| a.ttl_s);
+    Ok((addrs.collect(), ttls.min().unwrap_or(0)))
+}
+
+/// RFC 2782: the targets of the lowest priority. Their weights are not used.
+fn service(server: SocketAddr, name: &str) -> Result<(Vec<SocketAddr>, u32), String> {
+    let answer = dns::ask(server, name, Kind::Srv)?;
+    let targets = answer.records.iter().filter_map(|record| match record {
+        Record::Service { priority, target, port } => Some((*priority, target, *port)),
+        Record::Addr(_) => None,
+    });
+    let first = targets.clone().map(|(priority, ..)| priority).min();
+    let (mut addrs, mut ttl_s) = (Vec::new(), answer.ttl_s);
+    // A target of "." says that there is no such service.
+    let used =
+        targets.filter(|(priority, target, _)| Some(*priority) == first && !target.is_empty());
+    for (_, target, port) in used {
+        let (of_target, ttl) = addresses(server, target, port)?;
+        addrs.extend(of_target);
+        ttl_s = ttl_s.min(ttl);
+    }
+    addrs.truncate(ADDRS_MAX);
+    Ok((addrs, ttl_s))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file;
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::mpsc::channel;
+
+    fn plan(server: &str) -> Plan {
+        let text = format!(
+            "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\nname = 'a'\n\
+             servers = ['10.0.0.200:80', '{server}']\n"
+        );
+        file::parse(&text).unwrap()
+    }
+
+    fn last_bytes(table: &Table) -> Vec<u8> {
+        let addrs = table.pools[0].backends.iter();
+        addrs.map(|b| b.addr.to_string().rsplit('.').next().unwrap().parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn tables_follow_names_and_plans() {
+        let last = Arc::new(AtomicU8::new(1));
+        let now = Arc::clone(&last);
+        let server = dns::tests::server_of(move || (vec![now.load(Ordering::SeqCst), 9], 1));
+        let mut names = Names::new(Some(server), Clock::new(), plan("app.example:80"));
+        let first = names.table();
+        assert_eq!(last_bytes(&first), [1, 9, 200]);
+        let (plans, plans_end) = channel();
+        let (tables, tables_end) = channel();
+        let thread = std::thread::spawn(move || {
+            names.run(&plans_end, first, |table| tables.send(table).unwrap());
+        });
+        last.store(2, Ordering::SeqCst);
+        assert_eq!(last_bytes(&tables_end.recv().unwrap()), [2, 9, 200], "after the TTL");
+        plans.send(plan("other.example:80")).unwrap();
+        assert_eq!(last_bytes(&tables_end.recv().unwrap()), [200], "no such name");
+        plans.send(plan("app.example:81")).unwrap();
+        assert_eq!(last_bytes(&tables_end.recv().unwrap()), [2, 9, 200]);
+        drop(plans);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_is_silent_changes_nothing() {
+        let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = nobody.local_addr().unwrap();
+        drop(nobody);
+        let mut names = Names::new(Some(addr), Clock::new(), plan("app.example:80"));
+        let member = Member::Name("app.example".to_owned(), 80);
+        let addrs = vec!["10.0.0.3:80".parse().unwrap()];
+        names.known.insert(member, Known { addrs, until: Instant::ZERO, complained: true });
+        assert_eq!(last_bytes(&names.table()), [3, 200]);
+    }
+}

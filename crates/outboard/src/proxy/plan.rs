@@ -1,0 +1,169 @@
+//! What the operator asked for: a [`Table`] whose backends may still be names.
+//!
+//! Made of the command line ([`super`]) or of a file ([`super::file`]); [`super::names`] turns it
+//! into tables.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use apps::proxy::{Limits, Listener, Pool, Table};
+use wire::Endpoint;
+
+/// A backend as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Member {
+    /// An address.
+    Addr(SocketAddr),
+    /// All addresses of a name of DNS, at this port.
+    Name(String, u16),
+    /// All targets of a service (RFC 2782) with the lowest priority.
+    Service(String),
+}
+
+impl FromStr for Member {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(addr) = text.parse() {
+            return Ok(Self::Addr(addr));
+        }
+        if let Some(name) = text.strip_prefix("srv:") {
+            return check_name(name).map(Self::Service);
+        }
+        let wrong = || {
+            format!(
+                "`{text}` is no backend: write ADDR:PORT, NAME:PORT, or srv:NAME as \
+                 srv:_http._tcp.example.com"
+            )
+        };
+        let (name, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        Ok(Self::Name(check_name(name)?, port))
+    }
+}
+
+/// A name that DNS takes, in lower case and without the dot at its end.
+fn check_name(name: &str) -> Result<String, String> {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let fits = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    if name.len() <= 253 && name.split('.').all(fits) {
+        Ok(name.to_ascii_lowercase())
+    } else {
+        Err(format!("`{name}` is not a name of DNS"))
+    }
+}
+
+/// Where to listen: an address of ours and a port, or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListenArg {
+    pub(crate) addr: Option<IpAddr>,
+    pub(crate) port: u16,
+}
+
+impl FromStr for ListenArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not ADDR:PORT, or :PORT for all our addresses");
+        let (addr, port) = match text.strip_prefix(':') {
+            Some(port) => (None, port.parse().map_err(|_| wrong())?),
+            None => {
+                let addr: SocketAddr = text.parse().map_err(|_| wrong())?;
+                (Some(addr.ip()).filter(|ip| !ip.is_unspecified()), addr.port())
+            }
+        };
+        if port == 0 { Err(wrong()) } else { Ok(Self { addr, port }) }
+    }
+}
+
+/// A pool, without addresses, and who is in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PoolPlan {
+    pub(crate) pool: Pool,
+    pub(crate) members: Vec<Member>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Plan {
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) pools: Vec<PoolPlan>,
+    pub(crate) limits: Limits,
+}
+
+impl Plan {
+    /// The table, with what each member is now.
+    pub(crate) fn table(&self, addrs: impl Fn(&Member) -> Vec<SocketAddr>) -> Table {
+        let pools = self.pools.iter().map(|plan| {
+            let addrs = plan.members.iter().flat_map(&addrs);
+            let mut backends: Vec<Endpoint> =
+                addrs.map(|a| Endpoint { addr: a.ip(), port: a.port() }).collect();
+            // Two names may lead to one place.
+            backends.sort_unstable();
+            backends.dedup();
+            Pool { backends, ..plan.pool.clone() }
+        });
+        Table {
+            listeners: self.listeners.clone(),
+            pools: pools.collect(),
+            limits: self.limits.clone(),
+        }
+    }
+
+    /// Members that have to be looked up.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Member> {
+        let members = self.pools.iter().flat_map(|pool| &pool.members);
+        members.filter(|member| !matches!(member, Member::Addr(_)))
+    }
+
+    /// Puts the listeners into the order that they have in `running`.
+    ///
+    /// # Errors
+    /// The first listener that is in only one of both: ports are opened at the start.
+    pub(crate) fn keep_listeners(mut self, running: &Self) -> Result<Self, String> {
+        let same = |a: &Listener, b: &Listener| (a.addr, a.port) == (b.addr, b.port);
+        let differs = |l: &Listener| {
+            let addr = l.addr.map_or_else(|| "*".to_owned(), |addr| addr.to_string());
+            format!("listener {addr}:{} is not the same: restart to open or close ports", l.port)
+        };
+        let mut ordered = Vec::new();
+        for old in &running.listeners {
+            let at = self.listeners.iter().position(|new| same(new, old));
+            ordered.push(self.listeners.remove(at.ok_or_else(|| differs(old))?));
+        }
+        match self.listeners.first() {
+            Some(new) => Err(differs(new)),
+            None => Ok(Self { listeners: ordered, ..self }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members() {
+        let name = |n: &str, port| Ok(Member::Name(n.to_owned(), port));
+        assert_eq!("10.0.0.1:80".parse(), Ok(Member::Addr("10.0.0.1:80".parse().unwrap())));
+        assert_eq!("[fd77::1]:80".parse(), Ok(Member::Addr("[fd77::1]:80".parse().unwrap())));
+        assert_eq!("A.example.:80".parse(), name("a.example", 80));
+        let service = Member::Service("_http._tcp.a".to_owned());
+        assert_eq!("srv:_http._tcp.a".parse(), Ok(service));
+        for bad in ["", "a", "a:", "a:99999", "a b:80", "a..b:80", ":80", "srv:", "fd77::1:x"] {
+            assert!(bad.parse::<Member>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn listen() {
+        let parse = |text: &str| text.parse::<ListenArg>().map(|l| (l.addr.is_some(), l.port));
+        assert_eq!(parse("10.77.0.2:80"), Ok((true, 80)));
+        assert_eq!(parse("0.0.0.0:80"), Ok((false, 80)));
+        assert_eq!(parse(":80"), Ok((false, 80)));
+        assert!(parse("80").is_err() && parse(":0").is_err() && parse("a:80").is_err());
+    }
+}

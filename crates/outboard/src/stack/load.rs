@@ -1,0 +1,60 @@
+//! How busy a device's thread is.
+//!
+//! Only a thread that has a core for itself can say: where host and device take turns, that the
+//! thread is busy says nothing about the device.
+
+use base::{Duration, Instant};
+
+/// What the share is taken over: long beside a batch, short beside a change of traffic.
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// The share of time that was spent working.
+#[derive(Debug)]
+pub(super) struct LoadMeter {
+    since: Instant,
+    /// When the last round began, if it found work.
+    working_since: Option<Instant>,
+    busy: Duration,
+}
+
+impl LoadMeter {
+    pub(super) const fn new() -> Self {
+        Self { since: Instant::ZERO, working_since: None, busy: Duration::ZERO }
+    }
+
+    /// A round begins; the last one found work or not. Gives the share of a window that is over, in
+    /// thousandths.
+    pub(super) fn round(&mut self, now: Instant, worked: bool) -> Option<u16> {
+        if let Some(from) = self.working_since.take() {
+            if worked {
+                self.busy += now.since(from);
+            }
+        }
+        self.working_since = Some(now);
+        let window = now.since(self.since);
+        if window < WINDOW {
+            return None;
+        }
+        let permille = self.busy.as_nanos() * 1000 / window.as_nanos().max(1);
+        (self.since, self.busy) = (now, Duration::ZERO);
+        u16::try_from(permille.min(1000)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_rounds_that_found_work() {
+        let mut meter = LoadMeter::new();
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        assert_eq!(meter.round(at(1000), false), Some(0), "the first window is thrown away");
+        // Three rounds of ten found work; the thread slept in between.
+        let mut shares = Vec::new();
+        for ms in 1..=100 {
+            shares.extend(meter.round(at(1000 + ms), ms % 10 < 3));
+        }
+        assert_eq!(shares, [300]);
+    }
+}

@@ -1,0 +1,304 @@
+//! What every verb that carries traffic runs: wires, devices, hosts and their threads, with an
+//! application on top.
+//!
+//! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
+//! joined by rings ([`queue`]). [`crate::serve`] and [`crate::proxy`] make the parts of a queue and
+//! start them here ([`Threads`]); the control socket and the metrics have threads of their own
+//! ([`crate::control`]). Nothing here knows what the application does.
+
+mod device_thread;
+mod host_thread;
+mod load;
+mod no_disk;
+mod queue;
+mod shared_thread;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
+
+use abi::Refusal;
+use base::Instant;
+use host::{Algorithm, Cidr, Host, Notice};
+use io::clock::Clock;
+use io::disk::Disk;
+use io::fault::{FaultConfig, FaultWire};
+use io::pcap::PcapWire;
+use io::tap::{IpPrefix, Tap, TapConfig, TapError};
+use io::wire::Wire;
+use nic::{Device, DeviceConfig};
+
+use crate::args::{CongestionArg, StackArgs, ThreadsArg, WireArg};
+use crate::control::{self, Probe};
+use crate::error::Failure;
+use device_thread::DeviceThread;
+use host_thread::HostThread;
+use shared_thread::SharedThread;
+
+pub(crate) use no_disk::NoDisk;
+pub(crate) use queue::{Queue, mesh};
+
+/// Half-open and unaccepted connections that a port may have.
+pub(crate) const BACKLOG: usize = 4096;
+
+/// Most bytes in one operation of the host: four of the longest frames that most wires take, and
+/// the disk's longest read with a response's head before it.
+pub(crate) const TRANSMIT_BYTES_MAX: u32 = (256 + 8) * 1024;
+
+/// An application over a host's sockets, as the host thread drives it.
+pub(crate) trait App: Send + 'static {
+    /// What other threads tell it between two rounds.
+    type Message: Send + 'static;
+
+    /// Takes what [`Host::poll_notice`] gave.
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
+    /// Acts on deadlines that are over.
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host);
+    /// Takes what another thread said.
+    fn handle_message(&mut self, now: Instant, host: &mut Host, message: Self::Message);
+    /// When to call [`Self::handle_timeout`] at the latest.
+    fn poll_timeout(&self) -> Option<Instant>;
+    /// The next line of the access log.
+    fn poll_log(&mut self) -> Option<String>;
+    /// Calls `f` with the name and value of each counter.
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
+}
+
+/// The parts of a queue that differ between verbs.
+pub(crate) struct Parts<A: App> {
+    pub(crate) device: Device,
+    pub(crate) host: Host,
+    pub(crate) app: A,
+    /// The device's disk, and one for the host where it has to read files itself.
+    pub(crate) disks: (Box<dyn Disk>, Box<dyn Disk>),
+    pub(crate) log: Option<Log>,
+    pub(crate) messages: Receiver<A::Message>,
+}
+
+/// Where the access log goes.
+pub(crate) type Log = Box<dyn std::io::Write + Send>;
+
+/// The threads of all queues.
+#[derive(Default)]
+pub(crate) struct Threads {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    probes: Vec<Probe>,
+}
+
+impl Threads {
+    /// Starts the threads of the next queue.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub(crate) fn start<A: App>(
+        &mut self,
+        args: &StackArgs,
+        clock: Clock,
+        wire: Box<dyn Wire>,
+        queue: Queue,
+        parts: Parts<A>,
+    ) -> Result<(), Failure> {
+        let index = queue.device.index;
+        let bells = (queue.device.bell.notifier(), queue.host.bell.notifier());
+        let (device_probe, device_queries) = control::probe("nic", index, bells.0);
+        let (host_probe, host_queries) = control::probe("host", index, bells.1);
+        self.probes.extend([device_probe, host_probe]);
+        let Parts { device, host, app, disks, log, messages } = parts;
+        let device_thread =
+            DeviceThread::new(clock, device, wire, disks.0, queue.device, device_queries);
+        let host_thread = HostThread {
+            clock,
+            host,
+            app,
+            messages,
+            disk: disks.1,
+            queue: queue.host,
+            queries: host_queries,
+            log,
+            waiting: None,
+        };
+        let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
+        if share_thread(args.threads) {
+            let both = SharedThread::new(device_thread, host_thread);
+            self.threads.push(spawn(format!("both{index}"), move || both.run(&stop_device))?);
+        } else {
+            self.threads
+                .push(spawn(format!("nic{index}"), move || device_thread.run(&stop_device))?);
+            self.threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
+        }
+        Ok(())
+    }
+
+    /// The ends at which the threads are asked and woken.
+    pub(crate) fn probes(&self) -> &[Probe] {
+        &self.probes
+    }
+
+    /// Tells all threads to end, and waits for them.
+    ///
+    /// # Errors
+    /// Where one panicked.
+    pub(crate) fn stop(self) -> Result<(), Failure> {
+        self.stop.store(true, Ordering::Release);
+        self.probes.iter().for_each(Probe::wake);
+        let panicked = self.threads.into_iter().filter_map(|t| t.join().err()).count();
+        if panicked == 0 {
+            Ok(())
+        } else {
+            Err(Failure::System("a thread panicked: please report what it printed".to_owned()))
+        }
+    }
+}
+
+/// Whether a device and its host share a thread.
+fn share_thread(threads: ThreadsArg) -> bool {
+    match threads {
+        // A failure means that nobody knows: then two threads do no harm.
+        ThreadsArg::Auto => std::thread::available_parallelism().is_ok_and(|n| n.get() == 1),
+        ThreadsArg::One => true,
+        ThreadsArg::Two => false,
+    }
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// Where the system gives none.
+pub(crate) fn spawn(
+    name: String,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Failure> {
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(|e| Failure::System(format!("cannot start a thread: {e}")))
+}
+
+/// Opens a wire for each queue, with captures and faults as asked for.
+///
+/// # Errors
+/// What cannot be opened, and what to do about it.
+pub(crate) fn open_wires(args: &StackArgs, clock: &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> {
+    let WireArg::Tap(name) = &args.wire;
+    let faults = FaultConfig {
+        drop: args.faults.drop,
+        reorder: args.faults.reorder,
+        dup: args.faults.dup,
+        corrupt: args.faults.corrupt,
+        seed: args.faults.seed,
+    };
+    let config = TapConfig {
+        name: name.clone(),
+        queues: usize::from(args.queues),
+        peer: args.peer.iter().map(|c| IpPrefix { addr: c.addr, prefix: c.prefix_len }).collect(),
+        mtu: None,
+        // A merged run would lose or keep all its packets together.
+        offloads: !faults.is_active(),
+    };
+    let taps = Tap::open(&config).map_err(tap_failure)?;
+    let wrap = |(index, tap): (usize, Tap)| {
+        let mut wire: Box<dyn Wire> = Box::new(tap);
+        if let Some(path) = &args.pcap {
+            let mut path = path.clone();
+            if index > 0 {
+                path.as_mut_os_string().push(format!(".{index}"));
+            }
+            let capture = PcapWire::create(wire, &path, name, clock.unix_epoch()).map_err(|e| {
+                Failure::NoInput(format!("cannot write --pcap {}: {e}", path.display()))
+            })?;
+            wire = Box::new(capture);
+        }
+        if faults.is_active() {
+            let seed = faults.seed.wrapping_add(index as u64);
+            wire = Box::new(FaultWire::new(wire, FaultConfig { seed, ..faults.clone() }));
+        }
+        Ok(wire)
+    };
+    taps.into_iter().enumerate().map(wrap).collect()
+}
+
+fn tap_failure(error: TapError) -> Failure {
+    let line = error.to_string();
+    match error {
+        TapError::NoPermission { .. } | TapError::DeviceDenied => Failure::NoPermission(line),
+        TapError::BadName { .. } => Failure::Usage(line),
+        TapError::Busy { .. } | TapError::AddressInUse { .. } | TapError::NoDevice => {
+            Failure::Unavailable(line)
+        }
+        _ => Failure::System(line),
+    }
+}
+
+/// Opens the access log of a queue, where one was asked for.
+///
+/// # Errors
+/// Where its file cannot be written.
+pub(crate) fn open_log(path: Option<&Path>, index: usize) -> Result<Option<Log>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    if path.as_os_str() == "-" {
+        return Ok(Some(Box::new(std::io::stdout())));
+    }
+    let mut path = path.to_owned();
+    if index > 0 {
+        path.as_mut_os_string().push(format!(".{index}"));
+    }
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
+        Failure::NoInput(format!("cannot write --access-log {}: {e}", path.display()))
+    })?;
+    Ok(Some(Box::new(std::io::BufWriter::new(file))))
+}
+
+/// A device's configuration as far as it is the same for all verbs.
+pub(crate) fn device_config(
+    args: &StackArgs,
+    queues: usize,
+    rss_seed: u64,
+    wire: &dyn Wire,
+) -> DeviceConfig {
+    // Locally administered (the second bit), and the same for the same address, so that a restart
+    // finds the peer's neighbour table right.
+    let mut mac = [0x02, b'o', b'b', 0, 0, 0];
+    match args.addr.first().map(|c| c.addr) {
+        Some(IpAddr::V4(v4)) => mac[3..].copy_from_slice(&v4.octets()[1..]),
+        Some(IpAddr::V6(v6)) => mac[3..].copy_from_slice(&v6.octets()[13..]),
+        None => {}
+    }
+    let mut config = DeviceConfig::new(mac);
+    config.queues = queues;
+    config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
+    if wire.capabilities().segmentation {
+        config.run_bytes_max = io::tap::run_bytes_max();
+    }
+    config.rss_seed = rss_seed;
+    config
+}
+
+/// A device that owns a connection has to see all of its packets, and with several queues it is the
+/// kernel that chooses whose TAP a packet comes in by.
+const fn one_queue(queues: u8) -> Result<(), Refusal> {
+    if queues == 1 { Ok(()) } else { Err(Refusal::ManyQueues) }
+}
+
+/// A host's configuration as far as it is the same for all verbs.
+pub(crate) fn host_config(args: &StackArgs, index: usize) -> host::Config {
+    let offload = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
+    let mut config = host::Config {
+        addrs: args.addr.iter().map(|c| Cidr { addr: c.addr, prefix_len: c.prefix_len }).collect(),
+        gateways: args.gateway.clone(),
+        answers: index == 0,
+        file_offload: offload(args.offload.file),
+        setup_offload: offload(args.offload.setup),
+        teardown_offload: one_queue(args.queues).and_then(|()| offload(args.offload.teardown)),
+        splice_offload: one_queue(args.queues).and_then(|()| offload(args.offload.splice)),
+        ..host::Config::default()
+    };
+    config.tcp.algorithm = match args.congestion {
+        CongestionArg::Cubic => Algorithm::Cubic,
+        CongestionArg::Newreno => Algorithm::NewReno,
+    };
+    config
+}
