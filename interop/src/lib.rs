@@ -14,6 +14,7 @@
 
 pub mod counters;
 mod curl;
+mod daemon;
 mod files;
 mod netns;
 mod server;
@@ -21,6 +22,7 @@ mod tool;
 
 pub use counters::Counters;
 pub use curl::{Download, Paused, Response, Url};
+pub use daemon::Daemon;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
-pub use server::{ADDR, Ended, Server};
+pub use server::{ADDR, Ended, PEER, Server};

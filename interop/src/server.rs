@@ -15,6 +15,8 @@ use tempfile::TempDir;
 
 /// The server's IPv4 address in every test.
 pub const ADDR: &str = "10.77.0.2";
+/// The address of the kernel's end: that of clients and of backends.
+pub const PEER: &str = "10.77.0.1";
 
 const ADDR_CIDR: &str = "10.77.0.2/24";
 const PEER_CIDR: &str = "10.77.0.1/24";
@@ -32,7 +34,7 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// A running `outboard serve`.
+/// A running `outboard serve` or `outboard proxy`.
 #[derive(Debug)]
 pub struct Server {
     netns: Netns,
@@ -61,11 +63,27 @@ impl Server {
     /// As [`Self::start`].
     #[must_use]
     pub fn start_with(folder: &Path, options: &[&str], env: &[(&str, &Path)]) -> Self {
-        let scratch = TempDir::new().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
-        let control = scratch.path().join("control");
+        let (scratch, control) = scratch();
         let netns = Netns::new();
         let mut command = netns.command(program());
         command.args(serve_args(folder, &control)).args(options).envs(env.iter().copied());
+        Self::run(netns, command, scratch, control)
+    }
+
+    /// Starts `outboard proxy` with `options` in a namespace, where its backends are already, and
+    /// waits until it is ready.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn proxy(netns: Netns, options: &[&str]) -> Self {
+        let (scratch, control) = scratch();
+        let mut command = netns.command(program());
+        command.arg("proxy").args(common_args(&control)).args(options);
+        Self::run(netns, command, scratch, control)
+    }
+
+    fn run(netns: Netns, mut command: Command, scratch: TempDir, control: PathBuf) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -121,6 +139,12 @@ impl Server {
         serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
     }
 
+    /// The namespace that it runs in.
+    #[must_use]
+    pub const fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
     /// Sends the server a signal, by its name.
     ///
     /// # Panics
@@ -154,7 +178,7 @@ impl Server {
     fn wait_until_ready(mut self) -> Self {
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
-                Ok(line) if line.starts_with("serving http") => return self,
+                Ok(line) if is_ready(&line) => return self,
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.kill();
@@ -232,11 +256,28 @@ fn program() -> PathBuf {
 
 fn serve_args(folder: &Path, control: &Path) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["serve".into(), folder.into()];
+    args.extend(common_args(control));
+    args
+}
+
+fn common_args(control: &Path) -> Vec<OsString> {
     let options =
         ["--wire", WIRE, "--addr", ADDR_CIDR, "--peer", PEER_CIDR, "--seed", "1", "--control"];
-    args.extend(options.map(OsString::from));
+    let mut args = Vec::from(options.map(OsString::from));
     args.push(control.into());
     args
+}
+
+/// A folder of its own for the control socket.
+fn scratch() -> (TempDir, PathBuf) {
+    let scratch = TempDir::new().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+    let control = scratch.path().join("control");
+    (scratch, control)
+}
+
+/// The line that says so, of either verb.
+fn is_ready(line: &str) -> bool {
+    line.starts_with("serving http") || line.starts_with("proxying ")
 }
 
 fn lines_of(child: &mut Child) -> Receiver<String> {

@@ -1,0 +1,311 @@
+//! `outboard proxy` between real clients and real backends: nginx, openssl, redis; curl and wrk.
+
+use interop::{Daemon, Files, Netns, PEER, Server, sha256};
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// A site, two backends with the same files, and a proxy in front of them.
+struct Lab {
+    server: Server,
+    backends: Vec<Daemon>,
+    files: Files,
+    scratch: Files,
+}
+
+const PORTS: [u16; 2] = [8081, 8082];
+
+impl Lab {
+    fn start(options: &[&str]) -> Self {
+        let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+        files.fill("64.bin", 64);
+        files.fill("10k.bin", 10_000);
+        files.fill("5m.bin", 5 << 20);
+        let netns = Netns::new();
+        let nginx = |port| Daemon::nginx(&netns, scratch.path(), files.path(), &[port], "");
+        let backends = PORTS.map(nginx).into();
+        let backend = PORTS.map(|port| format!("{PEER}:{port}"));
+        let both = ["--listen", ":80", "--backend", &backend[0], "--backend", &backend[1]];
+        let server = Server::proxy(netns, &[&both[..], options].concat());
+        Self { server, backends, files, scratch }
+    }
+
+    /// Fetches a file a number of times; gives what was seen of the backends. Every body is right.
+    fn fetch(&self, name: &str, times: usize) -> Vec<String> {
+        let expected = sha256(&self.files.path().join(name));
+        let script = format!(
+            "for i in $(seq {times}); do curl -sf -m 60 -D >(grep -i x-backend >&3) \
+             http://{}/{name} | sha256sum; done 3>&2",
+            interop::ADDR
+        );
+        let output = run(&mut self.server.command("bash"), &["-c", &script]);
+        assert_eq!(output.0.lines().count(), times);
+        output.0.lines().for_each(|line| assert!(line.starts_with(&expected), "{line}"));
+        output.1.lines().map(|line| line.trim().to_ascii_lowercase()).collect()
+    }
+}
+
+/// Runs a command to its end, which has to be a good one; gives what it printed.
+fn run(command: &mut Command, args: &[&str]) -> (String, String) {
+    let output = command.args(args).stdin(Stdio::null()).output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {}: {out}{err}", output.status);
+    (out, err)
+}
+
+/// wrk without an error of any kind; gives the number of requests.
+fn wrk(server: &Server, path: &str, options: &str) -> u64 {
+    let script =
+        format!("ulimit -n $(ulimit -Hn) && exec wrk {options} http://{}{path}", interop::ADDR);
+    let (text, _) = run(&mut server.command("bash"), &["-c", &script]);
+    // wrk prints these lines only where there is something to say.
+    assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{text}");
+    let requests = text.lines().find_map(|line| line.trim().split_once(" requests in "));
+    requests.and_then(|(number, _)| number.parse().ok()).unwrap_or_else(|| panic!("{text}"))
+}
+
+#[test]
+fn equal_bodies_from_both_backends() {
+    for splice in ["on", "off"] {
+        let lab = Lab::start(&["--splice", splice, "--header", "via"]);
+        let before = lab.server.stat();
+        let seen = lab.fetch("10k.bin", 10);
+        for port in PORTS {
+            let of_port = seen.iter().filter(|line| **line == format!("x-backend: {port}"));
+            assert_eq!(of_port.count(), 5, "in turn: {seen:?}");
+        }
+        lab.fetch("5m.bin", 4);
+        let after = lab.server.stat();
+        assert_eq!(after.moved(&before, "proxy_routed"), 14);
+        assert_eq!(after.moved(&before, "proxy_502") + after.moved(&before, "proxy_503"), 0);
+        let by = ["proxy_spliced", "proxy_relayed"].map(|name| after.moved(&before, name));
+        assert_eq!(by[0] + by[1], 14, "{after:?}");
+        assert!(splice == "on" || by[0] == 0, "{after:?}");
+        let response = lab.server.get("/64.bin", &["--header", "X-Forwarded-For: 1.2.3.4"]);
+        assert_eq!(response.field("x-seen"), "1.2.3.4,1.1 outboard");
+    }
+}
+
+#[test]
+fn requests_that_are_refused() {
+    let lab = Lab::start(&[]);
+    for (request, status) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], 400),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", 405),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
+        (b"GET / HTTP/9.9\r\nHost: a\r\n\r\n", 505),
+    ] {
+        let response = interop::Response::parse(&lab.server.raw(request));
+        assert_eq!(response.status, status, "{}", String::from_utf8_lossy(request));
+    }
+}
+
+#[test]
+fn many_connections() {
+    let lab = Lab::start(&[]);
+    assert!(wrk(&lab.server, "/10k.bin", "-t 1 -c 1000 -d 3s --timeout 30s") >= 1000);
+    assert!(
+        wrk(&lab.server, "/64.bin", "-t 1 -c 50 -d 2s --timeout 30s -H 'Connection: close'") > 100
+    );
+    let stat = lab.server.stat();
+    assert_eq!(stat.get("proxy_502") + stat.get("proxy_503") + stat.get("proxy_504"), 0);
+}
+
+/// As many as the paper has (section 6.1.2).
+#[test]
+fn eight_thousand_connections() {
+    // However long this machine takes for as many handshakes: time-outs are not what is tested.
+    let patient = ["--idle-timeout", "600", "--connect-timeout", "60", "--header-timeout", "60"];
+    let lab = Lab::start(&patient);
+    let before = lab.server.stat();
+    let requests = wrk(&lab.server, "/64.bin", "-t 1 -c 8000 -d 10s --timeout 60s");
+    assert!(requests >= 8000, "{requests}");
+    let after = lab.server.stat();
+    // How many of them have a backend by the end is a matter of its backlog and of time.
+    assert!(after.moved(&before, "setup_syns_answered") >= 8000);
+    assert!(after.moved(&before, "splice_begun") > 0);
+    assert_eq!(after.moved(&before, "proxy_relayed"), 0, "the device relays");
+    assert_eq!(after.moved(&before, "proxy_connects_timed_out"), 0);
+}
+
+#[test]
+fn bodies_stay_equal_on_a_bad_wire() {
+    let bad = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.02", "--corrupt", "0.005"];
+    let lab = Lab::start(&bad);
+    lab.fetch("5m.bin", 3);
+    lab.fetch("10k.bin", 20);
+    // Who sends again what the device relays are its peers.
+    let stat = lab.server.stat();
+    assert!(stat.get("fault_rx_dropped") > 0 && stat.get("splice_relayed_packets") > 0);
+}
+
+/// A backend is killed under load, and comes back: answers are 5xx or right, never wrong.
+#[test]
+fn a_backend_dies_and_comes_back() {
+    let mut lab = Lab::start(&["--check", "/64.bin"]);
+    let expected = sha256(&lab.files.path().join("10k.bin"));
+    let script = format!(
+        "for i in $(seq 400); do f=$(mktemp -p {tmp}); \
+         s=$(curl -s -m 60 -o $f -w '%{{http_code}} %{{exitcode}}' http://{}/10k.bin); \
+         echo \"$s $(sha256sum < $f)\"; rm $f; done",
+        interop::ADDR,
+        tmp = lab.scratch.path().display(),
+    );
+    let load = lab.server.command("bash").args(["-c", &script]).stdout(Stdio::piped()).spawn();
+    let load = load.expect("bash");
+    lab.backends.remove(0).kill();
+    while lab.server.stat().get("proxy_backends_up") > 1 {}
+    let again =
+        Daemon::nginx(lab.server.netns(), lab.scratch.path(), lab.files.path(), &PORTS[..1], "");
+    while lab.server.stat().get("proxy_backends_up") < 2 {}
+    let output = load.wait_with_output().expect("bash");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut good = 0;
+    for line in text.lines() {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["200", "0", sum, ..] => {
+                assert_eq!(sum, expected, "a wrong body");
+                good += 1;
+            }
+            // A response that was cut, or a status of ours.
+            ["200" | "000" | "502" | "503", ..] => {}
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(good > 300, "{good} of 400: {text}");
+    let stat = lab.server.stat();
+    assert!(stat.get("proxy_retries") > 0, "{stat:?}");
+    drop(again);
+}
+
+#[test]
+fn proxy_protocol_to_nginx() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("64.bin", 64);
+    let netns = Netns::new();
+    let more = "listen 0.0.0.0:8090 proxy_protocol; \
+                add_header X-Client \"$proxy_protocol_addr $proxy_protocol_server_port\" always;";
+    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &[8081], more);
+    let backend = format!("{PEER}:8090");
+    let options =
+        ["--listen", ":80", "--backend", &backend, "--proxy-protocol", "--check", "/64.bin"];
+    let server = Server::proxy(netns, &options);
+    assert_eq!(server.get("/64.bin", &[]).field("x-client"), format!("{PEER} 80"));
+    while server.stat().get("proxy_checks_good") < 2 {}
+    assert_eq!(server.stat().get("proxy_checks_bad"), 0);
+}
+
+#[test]
+fn tls_goes_by_name_and_stays_closed() {
+    let scratch = Files::new(TMP);
+    let at = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
+    let netns = Netns::new();
+    let mut backends = Vec::new();
+    for (name, port) in [("a.example", "9001"), ("b.example", "9002")] {
+        let (key, cert, subject) = (at(&format!("{name}.key")), at(name), format!("/CN={name}"));
+        let make =
+            ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &key, "-out", &cert];
+        run(
+            &mut Command::new("openssl"),
+            &[&make[..], &["-days", "2", "-subj", &subject]].concat(),
+        );
+        let args = ["s_server", "-accept", port, "-cert", &cert, "-key", &key, "-www", "-quiet"];
+        backends.push(Daemon::start(&netns, "openssl", &args, port.parse().expect("a port")));
+    }
+    let mut config = String::from("[[listener]]\nlisten = ':443'\nmode = 'tls'\n");
+    for name in ["a", "b"] {
+        let _ = write!(config, "[[listener.route]]\nhost = '{name}.example'\nbackend = '{name}'\n");
+    }
+    for (name, port) in [("a", 9001), ("b", 9002)] {
+        let _ = write!(config, "[[backend]]\nname = '{name}'\nservers = ['{PEER}:{port}']\n");
+    }
+    scratch.write("proxy.toml", &config);
+    let server = Server::proxy(netns, &["--config", &at("proxy.toml")]);
+    let connect = format!("{}:443", interop::ADDR);
+    let client = |more: &[&str]| {
+        let mut command = server.command("timeout");
+        command.args(["60", "openssl", "s_client", "-connect", &connect]).args(more);
+        let output = command.stdin(Stdio::null()).output().expect("openssl");
+        let all = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&all).into_owned()
+    };
+    for name in ["a.example", "b.example"] {
+        for version in ["-tls1_2", "-tls1_3"] {
+            let said = client(&["-servername", name, version]);
+            let subject = said.lines().find(|line| line.trim_start().starts_with("subject="));
+            assert!(subject.is_some_and(|subject| subject.contains(name)), "{said}");
+        }
+    }
+    for other in [&["-servername", "c.example"][..], &["-noservername"]] {
+        let said = client(other);
+        assert!(said.contains("unrecognized name"), "{said}");
+    }
+    let url = "https://a.example/";
+    let resolve = format!("a.example:443:{}", interop::ADDR);
+    let args = ["-sS", "-m", "60", "--cacert", &at("a.example"), "--resolve", &resolve, url];
+    assert!(run(&mut server.command("curl"), &args).0.contains("s_server"));
+}
+
+#[test]
+fn redis_with_and_without_keep_alive() {
+    let netns = Netns::new();
+    let options = ["--port", "6400", "--save", "", "--appendonly", "no", "--protected-mode", "no"];
+    let _redis = Daemon::start(&netns, "redis-server", &options, 6400);
+    let backend = format!("{PEER}:6400");
+    let server =
+        Server::proxy(netns, &["--mode", "tcp", "--listen", ":6379", "--backend", &backend]);
+    let benchmark = |more: &[&str]| {
+        let args = ["240", "redis-benchmark", "-h", interop::ADDR, "-p", "6379", "-t", "set,get"];
+        let (out, err) = run(server.command("timeout").args(args), more);
+        assert!(!out.contains("rror") && !err.contains("rror"), "{out}{err}");
+        assert_eq!(out.matches("requests per second").count(), 2, "{out}");
+    };
+    benchmark(&["-n", "20000", "-c", "50", "-q"]);
+    benchmark(&["-n", "20000", "-c", "50", "-q", "-P", "16", "-d", "2000"]);
+    // Ten thousand connections each, which the client closes: more than there are ports, twice.
+    benchmark(&["-n", "10000", "-c", "50", "-q", "-k", "0"]);
+    let (out, _) = run(&mut server.command("redis-cli"), &["-h", interop::ADDR, "ping"]);
+    assert_eq!(out.trim(), "PONG");
+    let stat = server.stat();
+    assert_eq!(stat.get("proxy_connects_local"), 0, "{stat:?}");
+}
+
+#[test]
+fn a_file_is_read_again_without_dropping_anybody() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("64.bin", 64);
+    files.fill("64m.bin", 64 << 20);
+    let netns = Netns::new();
+    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let config = |port: u16, more: &str| {
+        format!(
+            "[[listener]]\nlisten = ':80'\nmode = 'http'\ndefault = 'a'\n{more}\n[[backend]]\n\
+             name = 'a'\nservers = ['{PEER}:{port}']\n"
+        )
+    };
+    let path = scratch.write("proxy.toml", config(PORTS[0], ""));
+    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    let backend = || server.get("/64.bin", &[]).field("x-backend").to_owned();
+    assert_eq!(backend(), "8081");
+    let mut download = server.paused_download("/64m.bin");
+    download.read(1 << 20);
+    let tables = server.stat().get("proxy_tables");
+    scratch.write("proxy.toml", config(PORTS[1], ""));
+    server.signal("HUP");
+    while server.stat().get("proxy_tables") == tables {}
+    assert_eq!(backend(), "8082");
+    // A file that is wrong changes nothing, and says where.
+    scratch.write("proxy.toml", config(PORTS[0], "headers = ['x']"));
+    server.signal("HUP");
+    assert_eq!(backend(), "8082");
+    let (received, status) = download.finish();
+    assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
+    let ended = server.stop();
+    assert!(ended.stderr.contains("proxy.toml:5: `x` is none of"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the old configuration stays"), "{}", ended.stderr);
+}
