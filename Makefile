@@ -14,7 +14,7 @@ help:
 	@echo "make test     install what the tests need and run them all"
 	@echo "make build    the program, at $(OUTBOARD)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
-	@echo "make bench    every measurement: ten minutes, and a machine with nothing else to do"
+	@echo "make bench    every measurement: a quarter of an hour, and a machine with nothing else to do"
 
 run: build
 	@scripts/run.sh
@@ -66,8 +66,9 @@ sim: build
 interop: build
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
 
-# See README.md, "Measurements". Nginx and wrk are installed if they are missing.
+# See README.md, "Measurements". Nginx, HAProxy and wrk are installed if they are missing.
 bench: build
 	$(OUTBOARD) bench io-tcp
 	$(OUTBOARD) bench memory
 	$(OUTBOARD) bench serve-live
+	$(OUTBOARD) bench proxy-live

@@ -229,7 +229,7 @@ impl<W: Wire> FaultWire<W> {
         }
         if let Some(bit) = fate.corrupt.and_then(|random| pick_bit(random, frame.packet.len())) {
             frame.packet.as_mut_slice()[bit / 8] ^= 1 << (bit % 8);
-            if frame.checksum == Checksum::Good {
+            if frame.checksum.is_good() {
                 frame.checksum = Checksum::Bad;
             }
             self.counters.fault_rx_corrupted += 1;

@@ -6,7 +6,7 @@
 //!
 //! It loses frames only by its queue's limit; other faults are [`crate::fault`]'s. It computes no
 //! checksum: a frame whose checksum was left to the wire arrives unfinished and marked
-//! [`Checksum::Good`], as between two ports of one machine.
+//! [`Checksum::Partial`], as between two ports of one machine.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -230,7 +230,7 @@ impl Wire for MemWire {
             self.counters.mem_rx_frames += 1;
             self.counters.mem_rx_bytes += frame.len() as u64;
             let checksum =
-                if frame.checksum_partial { Checksum::Good } else { Checksum::Unchecked };
+                if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
             // A run that fits one packet was never merged.
             let merged = frame.payload_len() > usize::from(frame.segment_size);
             let segment_size = if merged { frame.segment_size } else { 0 };
@@ -317,7 +317,7 @@ mod tests {
         let got = b.receive(Instant::ZERO, &mut pool()).unwrap();
         assert_eq!(
             (got.packet.len(), got.segment_size, got.checksum),
-            (5054, 1446, Checksum::Good)
+            (5054, 1446, Checksum::Partial)
         );
         // Four packets: four headers of 54 bytes.
         assert_eq!(a.counters().mem_tx_bytes, 5000 + 4 * 54);

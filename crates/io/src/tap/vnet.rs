@@ -83,9 +83,12 @@ fn network(header: &[u8], l3: usize) -> Option<(bool, u8)> {
 /// merged.
 pub(super) fn decode(vnet: [u8; VNET_BYTES]) -> (Checksum, u16) {
     let [flags, gso_type, _, _, size0, size1, ..] = vnet;
-    let checksum = match flags & (F_NEEDS_CSUM | F_DATA_VALID) {
-        0 => Checksum::Unchecked,
-        _ => Checksum::Good,
+    let checksum = if flags & F_NEEDS_CSUM != 0 {
+        Checksum::Partial
+    } else if flags & F_DATA_VALID != 0 {
+        Checksum::Good
+    } else {
+        Checksum::Unchecked
     };
     match gso_type & !GSO_ECN {
         GSO_NONE => (checksum, 0),
@@ -148,7 +151,7 @@ mod tests {
     fn decodes() {
         let [a, b] = 1448_u16.to_ne_bytes();
         assert_eq!(decode([0; 10]), (Checksum::Unchecked, 0));
-        assert_eq!(decode([1, 0, 0, 0, a, b, 0, 0, 0, 0]), (Checksum::Good, 0));
+        assert_eq!(decode([1, 0, 0, 0, a, b, 0, 0, 0, 0]), (Checksum::Partial, 0));
         assert_eq!(decode([2, 0x81, 0, 0, a, b, 0, 0, 0, 0]), (Checksum::Good, 1448));
     }
 }
