@@ -169,14 +169,14 @@ base::counters! {
         quasi_made_whole,
         /// Closed connections that the device was handed.
         handed_over,
-        /// Closed connections that did not fit yet: more than a window to send, something lost, or
-        /// a disk awaited.
+        /// Times that a closed connection did not fit yet: more than a window to send, something
+        /// lost, or a disk awaited.
         hand_over_deferred,
-        /// Closed connections that the host kept: the device has as many as it takes.
+        /// Times that a closed connection stayed with the host: the device has as many as it takes.
         hand_over_kept_full,
-        /// Closed connections that the host kept: the device is busy.
+        /// The same: the device is busy.
         hand_over_kept_overloaded,
-        /// Closed connections that the host kept: there is no such engine, or it is switched off.
+        /// The same: there is no such engine, or it is switched off.
         hand_over_kept_disabled,
         /// Frames of connections that the device took up after they had come: it was given them.
         hand_over_frames_returned,

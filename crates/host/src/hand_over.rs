@@ -78,7 +78,7 @@ impl HandOver {
     }
 
     /// What one connection may be that is handed over now, or why none may.
-    pub(crate) fn room(&self) -> Result<TeardownLimits, Refusal> {
+    fn room(&self) -> Result<TeardownLimits, Refusal> {
         let limits = self.teardown?;
         if self.overloaded {
             return Err(Refusal::Overloaded);
@@ -118,15 +118,13 @@ impl Host {
     fn tell_of_listener(&mut self, index: u32) {
         let Some(Some(state)) = self.listeners.get(index as usize).copied() else { return };
         let listener = ListenId(index);
-        if state.setup.is_err() || self.hand_over.overloaded {
-            if state.told {
-                self.out.ops.push_back(Op::Unlisten { listener });
-            }
-            self.note_told(index, false);
-            return;
-        }
         if state.told {
             self.out.ops.push_back(Op::Unlisten { listener });
+        }
+        let tells = state.setup.is_ok() && !self.hand_over.overloaded;
+        self.note_told(index, tells);
+        if !tells {
+            return;
         }
         let mtu = self.out.net.mtu;
         #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
@@ -146,7 +144,6 @@ impl Host {
             ecn: self.config.tcp.ecn,
             defer: state.defer,
         })));
-        self.note_told(index, true);
     }
 
     fn note_told(&mut self, index: u32, told: bool) {
@@ -286,19 +283,6 @@ impl Host {
             conn.snd.iss != segment.ack - 1
                 && !conn.rcv.acceptable(segment.seq, arrival.sequence_len())
         })
-    }
-
-    /// Works on a connection that is on its way out: nothing is settled afterwards.
-    fn with_only(
-        &mut self,
-        now: Instant,
-        id: SocketId,
-        work: impl FnOnce(&mut Connection, &mut Cx<'_>),
-    ) {
-        let Some(conn) = self.table.get_mut(id) else { return };
-        let mut cx =
-            Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
-        work(conn, &mut cx);
     }
 
     /// What was agreed on with the peer of a connection that begins with `arrival`.
@@ -454,14 +438,14 @@ impl Host {
                 return false;
             }
         };
-        let Some(conn) = self.table.get_mut(id) else { return false };
-        let tuple = conn.tuple;
-        let mut cx =
-            Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
-        let Some(teardown) = conn.hand_over(&mut cx, &limits) else { return false };
+        let work = |conn: &mut Connection, cx: &mut Cx<'_>| {
+            conn.hand_over(cx, &limits).map(|teardown| (conn.tuple, teardown))
+        };
+        let handed = self.with_unsettled(now, id, work).flatten();
+        let Some((tuple, teardown)) = handed else { return false };
         let handed = file_bytes(&teardown.parts);
         self.push_teardown(self.table.hash_of(&tuple), teardown);
-        self.with_only(now, id, |conn, cx| conn.release_left(cx, handed));
+        self.with_unsettled(now, id, |conn, cx| conn.release_left(cx, handed));
         self.session_ended(id);
         self.table.unroute(&tuple, Place::Connection(id.index));
         self.free(id);
@@ -478,7 +462,7 @@ impl Host {
     }
 
     /// A connection that was to be handed over is not, for now.
-    pub(crate) const fn count_kept(&mut self, why: Refusal) {
+    const fn count_kept(&mut self, why: Refusal) {
         let counters = &mut self.out.counters;
         *match why {
             Refusal::TableFull => &mut counters.hand_over_kept_full,
@@ -505,7 +489,13 @@ impl Host {
             self.hand_over.teardown = Err(why);
         }
         let ours = teardown.parts.iter().all(|part| matches!(part, Part::Host(_)));
-        let Some(begin) = self.begin_again(now, &teardown) else { return };
+        let contexts = teardown.contexts.iter();
+        self.out.ops.extend(contexts.map(|&context| Op::L5oDestroy { context }));
+        let Some(begin) = self.begin_again(now, &teardown) else {
+            // Not the headers that it was given.
+            self.out.counters.events_ignored += 1;
+            return;
+        };
         if !ours || self.table.find(&begin.tuple).is_some() {
             self.out.counters.hand_over_refused_reset += 1;
             self.out.send_tcp_reset(now, &begin.tuple, teardown.nxt);

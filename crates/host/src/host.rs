@@ -465,12 +465,23 @@ impl Host {
         id: SocketId,
         work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
     ) -> Option<R> {
+        let result = self.with_unsettled(now, id, work)?;
+        self.settle(now, id);
+        Some(result)
+    }
+
+    /// As [`Self::with_clean`], and nothing is settled afterwards: for connections on their way
+    /// out.
+    pub(crate) fn with_unsettled<R>(
+        &mut self,
+        now: Instant,
+        id: SocketId,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
         let conn = self.table.get_mut(id)?;
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
-        let result = work(conn, &mut cx);
-        self.settle(now, id);
-        Some(result)
+        Some(work(conn, &mut cx))
     }
 
     /// The connection has something to send, perhaps.

@@ -1,5 +1,6 @@
 //! Connections that the device sets up and tears down: AccelTCP sections 4.1, 4.2 and 5.2.
 
+use abi::l5o::L5oId;
 use abi::setup::ListenId;
 use abi::teardown::{Teardown, TeardownDone, TeardownRefused};
 use abi::{Event, Load, Op, Part, Refusal};
@@ -337,6 +338,23 @@ fn a_refused_connection_is_closed_by_the_host() {
     t.expect(seg!(ACK seq 6 ack 6));
     let counters = t.host.counters();
     assert_eq!((counters.hand_over_refused, counters.hand_over_refused_reset), (1, 0));
+}
+
+/// Nobody has the contexts of a connection that was given back: the device is told.
+#[test]
+fn contexts_of_a_refused_connection_are_destroyed() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.queue(b"pong");
+    t.app_close();
+    let mut teardown = t.take_teardown().unwrap();
+    teardown.contexts.push(L5oId(7));
+    let why = Refusal::DoesNotFit;
+    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    let destroyed = |op: &Op| matches!(op, Op::L5oDestroy { context } if *context == L5oId(7));
+    assert_eq!(t.file_ops.iter().filter(|op| destroyed(op)).count(), 1);
 }
 
 /// `Op::Listen` says what the device needs: every address of ours for a wildcard, and no others.

@@ -175,7 +175,7 @@ const SHOWN: [(&str, &str); 53] = [
     ("setup_accepted", "connections that devices set up"),
     ("quasi_made_whole", "of those, made whole"),
     ("handed_over", "connections that devices tore down"),
-    ("hand_over_kept_full", "of closed ones kept by the host: the device had enough"),
+    ("hand_over_kept_full", "times that a closed one stayed with the host: the device had enough"),
     ("hand_over_frames_returned", "frames that crossed a hand-over"),
     ("teardown_retransmits", "retransmissions of devices that tore down"),
     ("teardown_time_wait_reused", "tuples reused from the TIME-WAIT of devices"),
