@@ -82,6 +82,20 @@ pub struct Received {
     pub teardowns: u32,
 }
 
+impl Received {
+    /// A frame of which no more is known than what the wire and the receive pipeline say.
+    #[must_use]
+    pub const fn new(
+        packet: PacketBuf,
+        checksum: Checksum,
+        flow_hash: u32,
+        segment_size: u16,
+    ) -> Self {
+        let (opened, established, teardowns) = (None, None, 0);
+        Self { packet, checksum, flow_hash, segment_size, opened, established, teardowns }
+    }
+}
+
 /// How busy a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {

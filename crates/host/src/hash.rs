@@ -6,6 +6,7 @@ use core::net::IpAddr;
 use base::Prng;
 use siphasher::sip::SipHasher13;
 use wire::Tuple;
+use wire::emit::to_v6_octets;
 
 /// Builds SipHash-1-3 with a fixed key.
 #[derive(Clone, Debug)]
@@ -39,13 +40,9 @@ pub(crate) fn write_tuple(tuple: &Tuple, hasher: &mut impl Hasher) {
             hasher.write(&bytes);
         }
         (ours, theirs) => {
-            let octets = |addr: IpAddr| match addr {
-                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-                IpAddr::V6(v6) => v6.octets(),
-            };
             let mut bytes = [0; 36];
-            bytes[..16].copy_from_slice(&octets(ours));
-            bytes[16..32].copy_from_slice(&octets(theirs));
+            bytes[..16].copy_from_slice(&to_v6_octets(ours));
+            bytes[16..32].copy_from_slice(&to_v6_octets(theirs));
             bytes[32..].copy_from_slice(&ports.to_be_bytes());
             hasher.write(&bytes);
         }

@@ -172,16 +172,7 @@ impl World {
 
     fn receive(&mut self, frame: &[u8], checksum: Checksum) {
         let packet = self.pool.copy(frame).unwrap();
-        let (flow_hash, segment_size, opened, established) = (0, 0, None, None);
-        let received = Received {
-            packet,
-            checksum,
-            flow_hash,
-            segment_size,
-            opened,
-            established,
-            teardowns: 0,
-        };
+        let received = Received::new(packet, checksum, 0, 0);
         self.event(Event::Received(received));
     }
 

@@ -161,17 +161,7 @@ impl Device {
         for other in (0..self.events.len()).filter(|&other| other != queue) {
             let Some(packet) = self.pool.copy(received.packet.as_slice()) else { return };
             let Received { checksum, flow_hash, segment_size, .. } = *received;
-            let (opened, established) = (None, None);
-            let copy = Received {
-                packet,
-                checksum,
-                flow_hash,
-                segment_size,
-                opened,
-                established,
-                teardowns: 0,
-            };
-            self.deliver(other, copy);
+            self.deliver(other, Received::new(packet, checksum, flow_hash, segment_size));
         }
     }
 

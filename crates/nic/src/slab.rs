@@ -7,6 +7,9 @@
 //! state does not allocate. [`mix`] hashes for the tables that index a slab.
 
 use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use wire::Tuple;
 
 /// End of the list of free places.
 const NO_PLACE: u32 = u32::MAX;
@@ -157,6 +160,30 @@ pub(crate) const fn mix(seed: u64, a: u64, b: u64) -> u64 {
     }
     let first = fold(a ^ seed, 0x9e37_79b9_7f4a_7c15);
     fold(first ^ b, seed | 0x2545_f491_4f6c_dd1d)
+}
+
+/// A hash of a connection under a seed: for tables that are bounded, so that nobody outside can
+/// choose what collides.
+pub(crate) fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
+    let ports = u64::from(tuple.local.port) << 16 | u64::from(tuple.remote.port);
+    match (tuple.local.addr, tuple.remote.addr) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            mix(seed, u64::from(u32::from(local)) << 32 | u64::from(u32::from(remote)), ports)
+        }
+        (local, remote) => {
+            let halves = |addr: IpAddr| {
+                let bits = match addr {
+                    IpAddr::V4(v4) => u32::from(v4).into(),
+                    IpAddr::V6(v6) => u128::from(v6),
+                };
+                #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+                let halves = ((bits >> 64) as u64, bits as u64);
+                halves
+            };
+            let ((l1, l0), (r1, r0)) = (halves(local), halves(remote));
+            mix(mix(mix(seed, l1, l0), r1, r0), seed, ports)
+        }
+    }
 }
 
 #[cfg(test)]

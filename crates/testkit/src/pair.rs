@@ -276,15 +276,10 @@ impl Pair {
             let Some(Reverse(due)) = self.due.pop() else { break };
             let event = match due.what {
                 Happening::Event(event) => event,
-                Happening::Frame(frame) => Event::Received(Received {
-                    packet: self.pool.copy(&frame).expect("it fits"),
-                    checksum: Checksum::Unchecked,
-                    flow_hash: 0,
-                    segment_size: 0,
-                    opened: None,
-                    established: None,
-                    teardowns: 0,
-                }),
+                Happening::Frame(frame) => {
+                    let packet = self.pool.copy(&frame).expect("it fits");
+                    Event::Received(Received::new(packet, Checksum::Unchecked, 0, 0))
+                }
             };
             let now = self.now;
             self.ends[due.side as usize].host.handle_event(now, event);

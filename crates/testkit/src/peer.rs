@@ -457,15 +457,8 @@ impl Peer {
     /// A frame arrives, and the host does what it makes of it.
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
-        let received = Received {
-            packet,
-            checksum: self.checksum,
-            flow_hash: 0,
-            segment_size: 0,
-            opened: None,
-            established: None,
-            teardowns: self.teardowns_taken,
-        };
+        let received = Received::new(packet, self.checksum, 0, 0);
+        let received = Received { teardowns: self.teardowns_taken, ..received };
         self.event(Event::Received(received));
     }
 

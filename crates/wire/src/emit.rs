@@ -96,7 +96,9 @@ pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
     }
 }
 
-fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
+/// The octets of an address; an IPv4 address as it is mapped to IPv6 (RFC 4291 section 2.5.5.2).
+#[must_use]
+pub fn to_v6_octets(addr: IpAddr) -> [u8; 16] {
     match addr {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

@@ -8,6 +8,7 @@ use core::net::IpAddr;
 use base::Prng;
 
 use crate::Tuple;
+use crate::emit::to_v6_octets;
 
 /// Bytes hashed for IPv6: two addresses and two ports.
 const INPUT_BYTES_MAX: usize = 36;
@@ -59,13 +60,9 @@ impl Toeplitz {
                 self.feed(&bytes)
             }
             (remote, local) => {
-                let octets = |addr: IpAddr| match addr {
-                    IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-                    IpAddr::V6(v6) => v6.octets(),
-                };
                 let mut bytes = [0; INPUT_BYTES_MAX];
-                bytes[..16].copy_from_slice(&octets(remote));
-                bytes[16..32].copy_from_slice(&octets(local));
+                bytes[..16].copy_from_slice(&to_v6_octets(remote));
+                bytes[16..32].copy_from_slice(&to_v6_octets(local));
                 bytes[32..].copy_from_slice(&ports.to_be_bytes());
                 self.feed(&bytes)
             }

@@ -94,16 +94,7 @@ impl Receiver {
         };
         let Facts { checksum, flow_hash, tcp } = facts;
         let queue = (flow_hash % self.queues) as usize;
-        let (opened, established) = (None, None);
-        let received = Received {
-            packet,
-            checksum,
-            flow_hash,
-            segment_size,
-            opened,
-            established,
-            teardowns: 0,
-        };
+        let received = Received::new(packet, checksum, flow_hash, segment_size);
         Ok(Arrived { queue, received, tcp })
     }
 

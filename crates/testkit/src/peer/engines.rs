@@ -48,51 +48,27 @@ impl Peer {
             (self.host_iss, self.host_nxt, self.peer_nxt) = (Some(DEVICE_ISS), 1, 1);
             (self.peer_ts, self.last_tsval, self.win) = (true, DEVICE_TS, 512);
         }
-        self.mark(seg, established);
+        // Timestamps are on every segment, of whichever end began.
+        let value = PEER_TS + u32::try_from(self.ms()).unwrap_or(0);
+        self.arrive(&Seg { tsval: seg.tsval.or(Some(value)), ..seg.clone() }, Some(established));
     }
 
-    /// A segment comes that brings the cookie back, once more or first.
-    fn mark(&mut self, seg: &Seg, established: Established) {
-        let mut seg = seg.clone();
-        seg.tsval = seg.tsval.or_else(|| Some(PEER_TS + u32::try_from(self.ms()).unwrap_or(0)));
-        let frame = self.frame(&seg);
+    /// The peer sends a segment; the host makes of it what it does, and sends nothing yet.
+    pub fn deliver(&mut self, seg: &Seg) {
+        self.arrive(seg, None);
+    }
+
+    fn arrive(&mut self, seg: &Seg, established: Option<Established>) {
+        let frame = self.frame(seg);
         self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::Flags::FIN));
         let packet = self.pool.copy(&frame).expect("the frame fits a buffer");
-        let received = Received {
-            packet,
-            checksum: self.checksum,
-            flow_hash: 0,
-            segment_size: 0,
-            opened: None,
-            established: Some(established),
-            teardowns: self.teardowns_taken,
-        };
+        let received = Received::new(packet, self.checksum, 0, 0);
+        let received = Received { established, teardowns: self.teardowns_taken, ..received };
         self.host.handle_event(self.now, Event::Received(received));
         while let Some(notice) = self.host.poll_notice() {
             if let Notice::Accepted(_, socket) = notice {
                 self.socket = Some(socket);
             }
-            self.notices.push_back(notice);
-        }
-    }
-
-    /// The peer sends a segment; the host makes of it what it does, and sends nothing yet.
-    pub fn deliver(&mut self, seg: &Seg) {
-        let frame = self.frame(seg);
-        self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::Flags::FIN));
-        let packet = self.pool.copy(&frame).expect("the frame fits a buffer");
-        let (checksum, opened, established) = (self.checksum, None, None);
-        let received = Received {
-            packet,
-            checksum,
-            flow_hash: 0,
-            segment_size: 0,
-            opened,
-            established,
-            teardowns: self.teardowns_taken,
-        };
-        self.host.handle_event(self.now, Event::Received(received));
-        while let Some(notice) = self.host.poll_notice() {
             self.notices.push_back(notice);
         }
     }

@@ -46,7 +46,7 @@ use self::output::Outputs;
 use self::rx::Receive;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab, hash_tuple, mix};
 
 pub(crate) use source::Source;
 pub(crate) use tx::{Pieces, Refused};
@@ -320,20 +320,6 @@ impl L5oEngine {
 
 const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {
     mix(seed, id.0, queue as u64)
-}
-
-/// A hash of a connection under a seed.
-pub(crate) fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
-    let fold = |seed: u64, end: &wire::Endpoint| {
-        let addr = match end.addr {
-            core::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),
-            core::net::IpAddr::V6(addr) => addr.to_bits(),
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the address")]
-        let (low, high) = (addr as u64, (addr >> 64) as u64);
-        mix(mix(seed, low, high), u64::from(end.port), 0)
-    };
-    fold(fold(seed, &tuple.local), &tuple.remote)
 }
 
 impl core::fmt::Debug for L5oEngine {

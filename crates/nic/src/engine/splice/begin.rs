@@ -12,10 +12,11 @@ use wire::{Endpoint, Tuple};
 
 use super::pair::{Kept, Pair, Phase, Way};
 use super::translate::Translation;
-use super::{End, Route, SpliceEngine, hash_of};
+use super::{End, Route, SpliceEngine};
 use crate::pipeline::Outlet;
 use crate::pipeline::rx::TcpAt;
 use crate::slab::Key;
+use crate::slab::hash_tuple;
 
 /// Largest window that a shift of 14 can say (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;
@@ -69,7 +70,7 @@ impl SpliceEngine {
             ways: [way(a, b), way(b, a)],
         });
         for (side, tuple) in [a.tuple, b.tuple].into_iter().enumerate() {
-            let hash = hash_of(self.seed, &tuple);
+            let hash = hash_tuple(self.seed, &tuple);
             self.routes
                 .insert_unique(hash, Route { hash, end: End { key, side } }, |route| route.hash);
         }

@@ -104,7 +104,7 @@ impl SpliceEngine {
         self.alarms.clear(key.index());
         self.names.remove(&(pair.queue, pair.id));
         for way in &pair.ways {
-            let hash = super::hash_of(self.seed, &way.tuple);
+            let hash = crate::slab::hash_tuple(self.seed, &way.tuple);
             if let Ok(route) =
                 self.routes.find_entry(hash, |route| route.hash == hash && route.end.key == key)
             {

@@ -24,7 +24,6 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::IpAddr;
 
 use abi::port::{Payload, Payloads, RxFrame, TxFrame};
 use abi::splice::{SpliceClosed, SpliceEnd, SpliceId, SpliceLimits};
@@ -37,7 +36,7 @@ use wire::tcp::Flags;
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TcpAt;
 use crate::pipeline::{Outlet, Run};
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab, hash_tuple};
 use counters::SpliceCounters;
 use pair::{Fault, Kept, Pair, Phase};
 use segment::Segment;
@@ -168,7 +167,7 @@ impl SpliceEngine {
 
     /// The pair that a tuple is of, and which side.
     fn find(&self, tuple: &Tuple) -> Option<End> {
-        let hash = hash_of(self.seed, tuple);
+        let hash = hash_tuple(self.seed, tuple);
         let same = |route: &Route| {
             route.hash == hash
                 && self
@@ -345,28 +344,4 @@ fn is_syn(received: &Received, at: &TcpAt) -> bool {
         let flags = Flags(flags);
         flags.has(Flags::SYN) && !flags.any(Flags::RST.with(Flags::FIN))
     })
-}
-
-/// Where a tuple stands in the table: keyed, and the table is bounded, so that nobody outside can
-/// choose what collides.
-fn hash_of(seed: u64, tuple: &Tuple) -> u64 {
-    let ports = u64::from(tuple.local.port) << 16 | u64::from(tuple.remote.port);
-    match (tuple.local.addr, tuple.remote.addr) {
-        (IpAddr::V4(local), IpAddr::V4(remote)) => {
-            mix(seed, u64::from(u32::from(local)) << 32 | u64::from(u32::from(remote)), ports)
-        }
-        (local, remote) => {
-            let halves = |addr: IpAddr| {
-                let bits = match addr {
-                    IpAddr::V4(v4) => u32::from(v4).into(),
-                    IpAddr::V6(v6) => u128::from(v6),
-                };
-                #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-                let halves = ((bits >> 64) as u64, bits as u64);
-                halves
-            };
-            let ((l1, l0), (r1, r0)) = (halves(local), halves(remote));
-            mix(mix(mix(seed, l1, l0), r1, r0), seed, ports)
-        }
-    }
 }

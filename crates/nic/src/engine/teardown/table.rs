@@ -7,8 +7,7 @@
 use hashbrown::HashTable;
 use wire::Tuple;
 
-use crate::engine::l5o::hash_tuple;
-use crate::slab::{Key, Slab};
+use crate::slab::{Key, Slab, hash_tuple};
 
 /// The table.
 #[derive(Debug)]
