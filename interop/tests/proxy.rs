@@ -88,6 +88,34 @@ fn equal_bodies_from_both_backends() {
     }
 }
 
+/// Clients on one wire, backends on another: what is spliced crosses from one to the other.
+#[test]
+fn backends_on_a_wire_of_their_own() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("5m.bin", 5 << 20);
+    let netns = Netns::new();
+    // The kernel is at the other end of both; it answers for an address only where that is.
+    run(&mut netns.command("sysctl"), &["-qw", "net.ipv4.conf.all.arp_ignore=1"]);
+    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
+    let backend = format!("10.78.0.1:{}", PORTS[0]);
+    let options = ["--listen", ":80", "--backend", &backend, "--backend-wire", "tap:ob1"];
+    let lab = Lab { server: Server::proxy(netns, &options), backends: Vec::new(), files, scratch };
+    lab.fetch("5m.bin", 2);
+    let stat = lab.server.stat();
+    assert_eq!(stat.get("splice_begun"), 2, "{stat:?}");
+    assert_eq!(stat.get("bridge_tx_half"), 0);
+    let (links, _) = run(&mut lab.server.command("ip"), &["-s", "-o", "link", "show", "ob1"]);
+    let received = links
+        .split_once("RX:")
+        .and_then(|(_, rest)| rest.split_whitespace().find_map(|word| word.parse::<u64>().ok()));
+    // What the interface receives is what we sent: requests and acknowledgments.
+    assert!(received.is_some_and(|bytes| bytes > 1000), "{links}");
+    let sent = links
+        .split_once("TX:")
+        .and_then(|(_, rest)| rest.split_whitespace().find_map(|word| word.parse::<u64>().ok()));
+    assert!(sent.is_some_and(|bytes| bytes > 10 << 20), "{links}");
+}
+
 #[test]
 fn requests_that_are_refused() {
     let lab = Lab::start(&[]);

@@ -51,6 +51,33 @@ impl AsRawFd for Notifier {
     }
 }
 
+/// `libc::EPOLLIN` in the type that the kernel's structure has.
+const EPOLLIN: u32 = u32::from_ne_bytes(libc::EPOLLIN.to_ne_bytes());
+
+/// A descriptor that polls readable while any of `fds` does: epoll(7) in place of one of them.
+///
+/// # Errors
+/// Where the process has no descriptor left, or one of them cannot be waited for.
+pub fn any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are passed; the result is checked before use.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    let all = unsafe { OwnedFd::from_raw_fd(fd) };
+    for &fd in fds {
+        let mut event = libc::epoll_event { events: EPOLLIN, u64: 0 };
+        // SAFETY: `event` is live for the call, which copies it.
+        let result =
+            unsafe { libc::epoll_ctl(all.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(all)
+}
+
 /// A short list of descriptors, and which of them can be read.
 #[derive(Debug, Default)]
 pub struct Poller {
@@ -126,6 +153,21 @@ mod tests {
         assert!(!b.drain());
         assert_eq!(poller.wait(Some(Duration::from_nanos(1))).unwrap(), 0);
         assert!(!poller.is_ready(ib));
+    }
+
+    #[test]
+    fn any_of_several_bells_is_heard() {
+        let bells = [Notifier::new().unwrap(), Notifier::new().unwrap()];
+        let all = any_of(&bells.each_ref().map(AsRawFd::as_raw_fd)).unwrap();
+        let mut poller = Poller::new();
+        poller.add(all.as_raw_fd());
+        for bell in &bells {
+            assert_eq!(poller.wait(Some(Duration::ZERO)).unwrap(), 0);
+            bell.notify();
+            assert_eq!(poller.wait(None).unwrap(), 1);
+            assert!(bell.drain());
+        }
+        assert!(any_of(&[-1]).is_err());
     }
 
     #[test]

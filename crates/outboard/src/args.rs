@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
+use host::Cidr;
 
 use crate::proxy::{ListenArg, Member};
 
@@ -121,6 +122,17 @@ pub(crate) struct ProxyArgs {
     /// Seconds that a connection may be idle in both directions
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub(crate) idle_timeout: u32,
+    /// A wire of their own for the backends, as tap:ob1; without it they are on --wire
+    #[arg(long, value_name = "WIRE")]
+    pub(crate) backend_wire: Option<WireArg>,
+    /// Our address on it, with its prefix length; may be given twice
+    #[arg(long, value_name = "CIDR", requires = "backend_wire",
+        default_values = ["10.78.0.2/24", "fd78::2/64"])]
+    pub(crate) backend_addr: Vec<CidrArg>,
+    /// The kernel's end of it where it is a TAP; may be given twice
+    #[arg(long, value_name = "CIDR", requires = "backend_wire",
+        default_values = ["10.78.0.1/24", "fd78::1/64"])]
+    pub(crate) backend_peer: Vec<CidrArg>,
     #[command(flatten)]
     pub(crate) stack: StackArgs,
 }
@@ -166,7 +178,7 @@ pub(crate) enum SwitchArg {
 }
 
 /// What all verbs that carry traffic have.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct StackArgs {
     /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
@@ -219,7 +231,7 @@ impl ServeArgs {
 }
 
 /// Faults to inject between the device and the wire, both ways, each with a probability of 0 to 1.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct FaultArgs {
     /// Lose packets
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
@@ -260,6 +272,13 @@ pub(crate) struct QueryArgs {
 pub(crate) struct CidrArg {
     pub(crate) addr: IpAddr,
     pub(crate) prefix_len: u8,
+}
+
+impl CidrArg {
+    /// The same for a host.
+    pub(crate) const fn to_cidr(&self) -> Cidr {
+        Cidr { addr: self.addr, prefix_len: self.prefix_len }
+    }
 }
 
 impl FromStr for CidrArg {

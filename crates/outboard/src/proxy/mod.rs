@@ -16,6 +16,7 @@ use apps::proxy::{
 };
 use base::{Duration, Instant};
 use host::{Host, Notice};
+use io::bridge::Bridge;
 use io::clock::{self, Clock};
 use io::disk::Disk;
 use io::wire::Wire;
@@ -23,7 +24,7 @@ use nic::Device;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::{BalanceArg, HashArg, ModeArg, ProxyArgs, SwitchArg};
+use crate::args::{BalanceArg, CidrArg, HashArg, ModeArg, ProxyArgs, StackArgs, SwitchArg};
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads};
@@ -84,11 +85,14 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let table = names.table();
     let mut threads = Threads::default();
     let (tables, messages) = channel();
-    let wire = stack::open_wires(&args.stack, &clock)?.pop();
+    let wire = open_wire(args, &clock)?;
     let queue = stack::mesh(1)?.pop();
     if let (Some(wire), Some(queue)) = (wire, queue) {
         let device = new_device(args, wire.as_ref());
-        let config = stack::host_config(&args.stack, 0);
+        let mut config = stack::host_config(&args.stack, 0);
+        if args.backend_wire.is_some() {
+            config.addrs.extend(args.backend_addr.iter().map(CidrArg::to_cidr));
+        }
         let mut host = Host::new(config, &device.capabilities(), clock::entropy());
         let app = Proxy::new(clock.now(), app_config(args, &clock), table.clone(), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))?;
@@ -118,6 +122,28 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         }
     }
     threads.stop()
+}
+
+/// The clients' wire, with the backends' joined to it where they have one.
+fn open_wire(args: &ProxyArgs, clock: &Clock) -> Result<Option<Box<dyn Wire>>, Failure> {
+    let Some(backends) = &args.backend_wire else {
+        return Ok(stack::open_wires(&args.stack, clock)?.pop());
+    };
+    if *backends == args.stack.wire {
+        return Err(Failure::Usage("--backend-wire: that is --wire, leave it out".to_owned()));
+    }
+    let pcap = args.stack.pcap.clone().map(|mut path| {
+        path.as_mut_os_string().push(".backend");
+        path
+    });
+    let (wire, peer) = (backends.clone(), args.backend_peer.clone());
+    let second = StackArgs { wire, peer, pcap, ..args.stack.clone() };
+    let wires =
+        (stack::open_wires(&args.stack, clock)?.pop(), stack::open_wires(&second, clock)?.pop());
+    let (Some(first), Some(second)) = wires else { return Ok(None) };
+    let bridge = Bridge::new([first, second])
+        .map_err(|e| Failure::System(format!("cannot wait for two wires: {e}")))?;
+    Ok(Some(Box::new(bridge)))
 }
 
 fn start_names(

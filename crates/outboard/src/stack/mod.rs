@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 
 use abi::Refusal;
 use base::Instant;
-use host::{Algorithm, Cidr, Host, Notice};
+use host::{Algorithm, Host, Notice};
 use io::clock::Clock;
 use io::disk::Disk;
 use io::fault::{FaultConfig, FaultWire};
@@ -31,7 +31,7 @@ use io::tap::{IpPrefix, Tap, TapConfig, TapError};
 use io::wire::Wire;
 use nic::{Device, DeviceConfig};
 
-use crate::args::{CongestionArg, StackArgs, ThreadsArg, WireArg};
+use crate::args::{CidrArg, CongestionArg, StackArgs, ThreadsArg, WireArg};
 use crate::control::{self, Probe};
 use crate::error::Failure;
 use device_thread::DeviceThread;
@@ -287,7 +287,7 @@ const fn one_queue(queues: u8) -> Result<(), Refusal> {
 pub(crate) fn host_config(args: &StackArgs, index: usize) -> host::Config {
     let offload = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
     let mut config = host::Config {
-        addrs: args.addr.iter().map(|c| Cidr { addr: c.addr, prefix_len: c.prefix_len }).collect(),
+        addrs: args.addr.iter().map(CidrArg::to_cidr).collect(),
         gateways: args.gateway.clone(),
         answers: index == 0,
         file_offload: offload(args.offload.file),

@@ -1,0 +1,249 @@
+//! Two wires as one: what a bridge's forwarding table does for its own traffic (IEEE 802.1Q,
+//! section 8.8), without forwarding.
+//!
+//! A proxy may have its clients on one network and its backends on another. To the device and the
+//! host both are one wire: which of the two a frame leaves by is told by where its receiver was
+//! last heard; what is for a group, or for a station that was never heard, leaves by both. Nothing
+//! is carried from one wire to the other. Addresses decide who may be reached: a station that
+//! forges another's link address on its own wire draws that station's frames there, as with any
+//! bridge.
+//!
+//! Called as any [`Wire`] is, by a device's thread. The table is bounded, and who does not fit
+//! costs a frame on the other wire too, nothing else.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use abi::PacketPool;
+use abi::port::{RxFrame, TxFrame, WireCaps};
+use base::Instant;
+
+use crate::notify;
+use crate::wire::{TxStatus, Wire};
+
+/// Stations that are remembered.
+const STATIONS: usize = 4096;
+
+base::counters! {
+    /// What a bridge did beside what its wires count.
+    pub struct BridgeCounters {
+        /// Frames that left by both wires: for a group, or for who was never heard.
+        bridge_tx_both,
+        /// Of these, frames that one of the wires had no room for.
+        bridge_tx_half,
+    }
+}
+
+/// A link address, and which wire it was last heard on.
+#[derive(Clone, Copy, Debug)]
+struct Station {
+    address: [u8; 6],
+    wire: usize,
+}
+
+/// Two wires that look like one.
+pub struct Bridge {
+    wires: [Box<dyn Wire>; 2],
+    /// By the low bits of the address: the one heard last stays.
+    stations: Vec<Option<Station>>,
+    /// The wire that is asked first for the next frame.
+    next: usize,
+    /// Readable while one of the wires is.
+    readable: Option<OwnedFd>,
+    counters: BridgeCounters,
+}
+
+impl Bridge {
+    /// Joins two wires. What both can do, it can.
+    ///
+    /// # Errors
+    /// Where the process has no descriptor left.
+    pub fn new(wires: [Box<dyn Wire>; 2]) -> io::Result<Self> {
+        let outside: Vec<RawFd> = wires.iter().filter_map(Wire::pollable).collect();
+        let readable = if outside.is_empty() { None } else { Some(notify::any_of(&outside)?) };
+        let stations = vec![None; STATIONS];
+        Ok(Self { wires, stations, next: 0, readable, counters: BridgeCounters::default() })
+    }
+
+    fn learn(&mut self, frame: &[u8], wire: usize) {
+        let Some(&address) = frame.get(6..).and_then(|rest| rest.first_chunk::<6>()) else {
+            return;
+        };
+        self.stations[place(address)] = Some(Station { address, wire });
+    }
+
+    /// The wire on which the receiver of a frame was last heard.
+    fn wire_of(&self, frame: &TxFrame) -> Option<usize> {
+        let &address = frame.header.as_slice().first_chunk::<6>()?;
+        self.stations[place(address)].filter(|s| s.address == address).map(|s| s.wire)
+    }
+}
+
+/// Where a station is remembered. Group addresses are nobody's source, so none is found.
+fn place(address: [u8; 6]) -> usize {
+    let [.., a, b, c] = address;
+    (usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)) % STATIONS
+}
+
+impl Wire for Bridge {
+    fn capabilities(&self) -> WireCaps {
+        let [a, b] = [self.wires[0].capabilities(), self.wires[1].capabilities()];
+        WireCaps {
+            segmentation: a.segmentation && b.segmentation,
+            checksum: a.checksum && b.checksum,
+            mtu: a.mtu.min(b.mtu),
+        }
+    }
+
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+        if let Some(wire) = self.wire_of(frame) {
+            return self.wires[wire].transmit(now, frame);
+        }
+        self.counters.bridge_tx_both += 1;
+        let [first, second] = &mut self.wires;
+        let sent = [first.transmit(now, frame), second.transmit(now, frame)];
+        match sent {
+            [TxStatus::Sent, TxStatus::Sent] => TxStatus::Sent,
+            // Half of it is sent: to ask for the whole again would send that half twice.
+            [TxStatus::Sent, _] | [_, TxStatus::Sent] => {
+                self.counters.bridge_tx_half += 1;
+                TxStatus::Sent
+            }
+            [status, _] => status,
+        }
+    }
+
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        for wire in [self.next, 1 - self.next] {
+            if let Some(frame) = self.wires[wire].receive(now, pool) {
+                self.learn(frame.packet.as_slice(), wire);
+                self.next = 1 - wire;
+                return Some(frame);
+            }
+        }
+        None
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.wires.iter().filter_map(Wire::poll_timeout).min()
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        self.readable.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        // Both wires count by the same names.
+        let mut sums: Vec<(&'static str, u64)> = Vec::new();
+        for wire in &self.wires {
+            wire.visit(&mut |name, value| match sums.iter_mut().find(|(n, _)| *n == name) {
+                Some((_, sum)) => *sum += value,
+                None => sums.push((name, value)),
+            });
+        }
+        sums.into_iter().for_each(|(name, value)| f(name, value));
+        self.counters.visit(f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{LinkConfig, MemWire, link};
+    use abi::Header;
+    use abi::port::Payloads;
+
+    const OURS: [u8; 6] = [2, 0, 0, 0, 0, 9];
+    const NOW: Instant = Instant::ZERO;
+
+    fn frame(to: [u8; 6], from: [u8; 6]) -> TxFrame {
+        let mut bytes = [0; 60];
+        bytes[..6].copy_from_slice(&to);
+        bytes[6..12].copy_from_slice(&from);
+        TxFrame {
+            header: Header::from_bytes(&bytes, 14, 34).unwrap(),
+            payload: Payloads::new(),
+            segment_size: 0,
+            checksum_partial: false,
+        }
+    }
+
+    struct Rig {
+        bridge: Bridge,
+        far: [MemWire; 2],
+        pool: PacketPool,
+    }
+
+    fn rig(frames_max: [usize; 2]) -> Rig {
+        let ends =
+            frames_max.map(|frames_max| link(&LinkConfig { frames_max, ..LinkConfig::default() }));
+        let [(near0, far0), (near1, far1)] = ends;
+        let bridge = Bridge::new([Box::new(near0), Box::new(near1)]).unwrap();
+        Rig { bridge, far: [far0, far1], pool: PacketPool::new(64) }
+    }
+
+    impl Rig {
+        /// How many frames each far end got.
+        fn got(&mut self) -> [usize; 2] {
+            let pool = &mut self.pool;
+            self.far.each_mut().map(|far| std::iter::from_fn(|| far.receive(NOW, pool)).count())
+        }
+
+        fn counted(&self) -> [u64; 2] {
+            [self.bridge.counters.bridge_tx_both, self.bridge.counters.bridge_tx_half]
+        }
+    }
+
+    #[test]
+    fn a_station_is_reached_where_it_was_heard_and_only_there() {
+        let mut rig = rig([8, 8]);
+        let (client, backend) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
+        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), TxStatus::Sent);
+        assert_eq!((rig.got(), rig.counted()), ([1, 1], [1, 0]), "never heard: both");
+        for (wire, station) in [(0, client), (1, backend)] {
+            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, station)), TxStatus::Sent);
+            assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
+        }
+        assert_eq!(rig.got(), [0, 0], "nothing is carried across");
+        for (station, expected) in [(client, [1, 0]), (backend, [0, 1]), ([0xff; 6], [1, 1])] {
+            assert_eq!(rig.bridge.transmit(NOW, &frame(station, OURS)), TxStatus::Sent);
+            assert_eq!(rig.got(), expected, "{station:?}");
+        }
+        // It moves.
+        assert_eq!(rig.far[1].transmit(NOW, &frame(OURS, client)), TxStatus::Sent);
+        assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
+        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), TxStatus::Sent);
+        assert_eq!((rig.got(), rig.counted()), ([0, 1], [2, 0]));
+    }
+
+    #[test]
+    fn both_wires_are_heard_in_turn() {
+        let mut rig = rig([8, 8]);
+        for wire in [0, 0, 0, 1, 1] {
+            let from = [2, 0, 0, 0, 2, u8::try_from(wire).unwrap()];
+            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, from)), TxStatus::Sent);
+        }
+        let mut order = Vec::new();
+        while let Some(frame) = rig.bridge.receive(NOW, &mut rig.pool) {
+            order.push(frame.packet.as_slice()[11]);
+        }
+        assert_eq!(order, [0, 1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn a_full_wire_does_not_make_the_other_send_twice() {
+        let mut rig = rig([1, 8]);
+        let unknown = frame([2, 0, 0, 0, 3, 3], OURS);
+        assert_eq!(rig.bridge.transmit(NOW, &unknown), TxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &unknown), TxStatus::Sent);
+        assert_eq!((rig.got(), rig.counted()), ([1, 2], [2, 1]));
+    }
+
+    #[test]
+    fn frames_without_an_address_teach_nothing() {
+        let mut rig = rig([8, 8]);
+        rig.bridge.learn(&[0; 11], 1);
+        rig.bridge.learn(&[], 1);
+        assert!(rig.bridge.stations.iter().all(Option::is_none));
+    }
+}
