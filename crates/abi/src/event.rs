@@ -69,7 +69,7 @@ pub struct Received {
     pub packet: PacketBuf,
     /// What the device knows about the transport checksum.
     pub checksum: Checksum,
-    /// RSS hash over the tuple; zero for what is not TCP or UDP.
+    /// RSS hash over the tuple; zero for what is not TCP or UDP, and where there is one queue.
     pub flow_hash: u32,
     /// Payload bytes of each wire packet merged into this one; zero where it is a single packet.
     pub segment_size: u16,
@@ -93,6 +93,12 @@ impl Received {
     ) -> Self {
         let (opened, established, teardowns) = (None, None, 0);
         Self { packet, checksum, flow_hash, segment_size, opened, established, teardowns }
+    }
+
+    /// The frame's buffer; none is left.
+    #[must_use]
+    pub fn take_packet(&mut self) -> PacketBuf {
+        core::mem::replace(&mut self.packet, PacketBuf::empty())
     }
 }
 

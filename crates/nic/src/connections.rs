@@ -22,7 +22,7 @@ use crate::engine::setup::{SetupEngine, Verdict as SetupVerdict};
 use crate::engine::splice::SpliceEngine;
 use crate::engine::teardown::{Action, TeardownEngine, Verdict as TeardownVerdict};
 use crate::pipeline::Run;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::{Arrived, TcpAt};
 
 /// Thousandths of its time from which a device is busy, and to which it is.
 const LOAD_HIGH: u16 = 950;
@@ -43,47 +43,56 @@ pub(crate) struct Connections {
 }
 
 impl Device {
-    /// Offers a segment to the engines; gives it back where it is the host's.
+    /// Offers a segment to the engines. Says whether one of them has taken it, and its buffer.
     pub(crate) fn offer(
         &mut self,
         now: Instant,
         queue: usize,
-        received: Received,
+        received: &mut Received,
         tcp: &TcpAt,
-    ) -> Option<Received> {
-        let mut received = received;
+    ) -> bool {
         if let Some((splice, mut out)) = self.splicing().filter(|(splice, _)| !splice.is_idle()) {
-            let passed = splice.receive(now, received, tcp, &mut out);
+            let taken = splice.receive(now, received, tcp, &mut out);
             if splice.has_closed() {
                 self.settle_splices();
             }
-            received = passed?;
-        }
-        if let Some(teardown) = self.connections.teardown.as_mut().filter(|t| !t.is_idle()) {
-            if teardown.receive(now, received.packet.as_slice(), tcp) == TeardownVerdict::Taken {
-                self.pool().put(received.packet);
-                self.settle_teardowns(now);
-                return None;
+            if taken {
+                return true;
             }
         }
-        self.offer_to_setup(now, queue, received, tcp)
+        let taken = self.offer_to_teardown(now, received, tcp)
+            || self.offer_to_setup(now, queue, received, tcp);
+        if taken {
+            self.pool().put(received.take_packet());
+        }
+        taken
+    }
+
+    fn offer_to_teardown(&mut self, now: Instant, received: &Received, tcp: &TcpAt) -> bool {
+        let teardown = self.connections.teardown.as_mut().filter(|t| !t.is_idle());
+        let Some(teardown) = teardown else { return false };
+        if teardown.receive(now, received.packet.as_slice(), tcp) == TeardownVerdict::Pass {
+            return false;
+        }
+        self.settle_teardowns(now);
+        true
     }
 
     fn offer_to_setup(
         &mut self,
         now: Instant,
         queue: usize,
-        mut received: Received,
+        received: &mut Received,
         tcp: &TcpAt,
-    ) -> Option<Received> {
+    ) -> bool {
         let room = self.has_run_room();
         let setup = self.connections.setup.as_mut().filter(|setup| !setup.is_idle());
-        let Some(setup) = setup else { return Some(received) };
+        let Some(setup) = setup else { return false };
         match setup.receive(now, queue, received.packet.as_slice(), tcp, room) {
-            SetupVerdict::Pass => return Some(received),
+            SetupVerdict::Pass => return false,
             SetupVerdict::Established(established) => {
                 received.established = Some(established);
-                return Some(received);
+                return false;
             }
             SetupVerdict::Answer(header) => {
                 if let Some(run) = Run::of_header(header, Payloads::new()) {
@@ -92,8 +101,7 @@ impl Device {
             }
             SetupVerdict::Deferred | SetupVerdict::Drop => {}
         }
-        self.pool().put(received.packet);
-        None
+        true
     }
 
     pub(crate) fn listen(&mut self, queue: usize, listen: SetupListen) {
@@ -272,6 +280,17 @@ impl Connections {
         self.setup.as_ref().is_none_or(SetupEngine::is_idle)
             && self.teardown.as_ref().is_none_or(TeardownEngine::is_idle)
             && self.splice.as_ref().is_none_or(SpliceEngine::is_idle)
+    }
+
+    /// Touches what the engines know of the connections of frames that are about to be offered.
+    pub(crate) fn warm(&self, batch: &[Arrived]) {
+        let tuples = || batch.iter().filter_map(|arrived| arrived.tcp.as_ref()).map(|at| &at.tuple);
+        if let Some(splice) = self.splice.as_ref().filter(|splice| !splice.is_idle()) {
+            splice.warm(tuples());
+        }
+        if let Some(teardown) = self.teardown.as_ref().filter(|teardown| !teardown.is_idle()) {
+            teardown.warm(tuples());
+        }
     }
 
     /// When something is due.

@@ -136,7 +136,9 @@ impl Receiver {
             }),
             _ => None,
         };
-        let flow_hash = tuple.map_or(0, |tuple| self.rss.hash(&tuple));
+        // Where there is nothing to spread a NIC computes no hash.
+        let spreads = tuple.filter(|_| self.queues > 1);
+        let flow_hash = spreads.map_or(0, |tuple| self.rss.hash(&tuple));
         let tcp = tuple.filter(|_| ip.protocol == protocol::TCP).map(|tuple| TcpAt {
             tuple,
             l3: ip.l3,

@@ -5,6 +5,7 @@
 //! kernel's wire are absent. Virtual time stands still while somebody has work, then jumps to the
 //! next thing that is due, so that a run's packets do not depend on the machine.
 
+use abi::port::RxFrame;
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
@@ -67,6 +68,8 @@ pub(crate) struct Node {
     events: (Producer<Event>, Consumer<Event>),
     recycle: (Producer<PacketBuf>, Consumer<PacketBuf>),
     waiting: Option<Op>,
+    /// Room for a batch.
+    frames: Vec<RxFrame>,
     pub(crate) cycles: Cycles,
     /// Packets that the host received, and packets or runs that it handed over.
     pub(crate) host_packets: u64,
@@ -94,6 +97,7 @@ impl Node {
             events: ring(SLOTS),
             recycle: ring(SLOTS),
             waiting: None,
+            frames: Vec::new(),
             cycles: Cycles::default(),
             host_packets: 0,
             device_packets: 0,
@@ -209,12 +213,13 @@ impl Node {
     pub(crate) fn device_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
         let mut busy = false;
-        for _ in 0..BATCH {
+        while self.frames.len() < BATCH {
             let Some(frame) = self.wire.receive(now, self.device.pool()) else { break };
-            self.device.handle_frame(now, frame);
-            self.device_packets += 1;
-            busy = true;
+            self.frames.push(frame);
         }
+        self.device_packets += self.frames.len() as u64;
+        busy |= !self.frames.is_empty();
+        self.device.handle_frames(now, &mut self.frames);
         while let Some(packet) = self.recycle.1.pop() {
             self.device.pool().put(packet);
         }

@@ -36,7 +36,7 @@ use wire::tcp::Flags;
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TcpAt;
 use crate::pipeline::{Outlet, Run};
-use crate::slab::{Key, Slab, hash_tuple};
+use crate::slab::{Key, Slab, Warmed, hash_tuple};
 use counters::SpliceCounters;
 use pair::{Fault, Kept, Pair, Phase};
 use segment::Segment;
@@ -108,26 +108,26 @@ impl SpliceEngine {
         self.pairs.is_empty()
     }
 
-    /// Takes a frame of a spliced connection; gives any other back.
+    /// Takes a frame of a spliced connection, and says so; leaves any other.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        received: Received,
+        received: &mut Received,
         at: &TcpAt,
         out: &mut Outlet<'_>,
-    ) -> Option<Received> {
-        let Some(end) = self.find(&at.tuple) else { return Some(received) };
-        let pair = self.pairs.get(end.key)?;
+    ) -> bool {
+        let Some(end) = self.find(&at.tuple) else { return false };
+        let Some(pair) = self.pairs.get(end.key) else { return false };
         let waiting = matches!(pair.phase, Phase::Waiting(_));
-        if matches!(pair.phase, Phase::Lingering(_)) && is_syn(&received, at) {
+        if matches!(pair.phase, Phase::Lingering(_)) && is_syn(received, at) {
             // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is used again, by a peer or, where a SYN
             // is answered, by our host. All bytes of the old connection are acknowledged.
             self.counters.splice_lingers_cut_short += 1;
             self.finish(out, end.key);
-            return Some(received);
+            return false;
         }
-        let Received { packet, checksum, segment_size, .. } = received;
-        let frame = RxFrame { packet, checksum, segment_size };
+        let Received { checksum, segment_size, .. } = *received;
+        let frame = RxFrame { packet: received.take_packet(), checksum, segment_size };
         if waiting {
             self.keep(out, end.key, Kept { side: end.side, frame, at: *at });
         } else if out.has_room() {
@@ -136,7 +136,17 @@ impl SpliceEngine {
             self.counters.splice_dropped_wire_full += 1;
             out.put(frame.packet);
         }
-        None
+        true
+    }
+
+    /// Touches the pairs of frames that are about to come: see [`crate::slab::Warmed`].
+    pub(crate) fn warm<'t>(&self, tuples: impl Iterator<Item = &'t Tuple>) {
+        let mut keys = Warmed::new();
+        for tuple in tuples.take(keys.room()) {
+            let hash = hash_tuple(self.seed, tuple);
+            keys.push(self.routes.find(hash, |route| route.hash == hash).map(|r| r.end.key));
+        }
+        keys.touch(|key| self.pairs.get(key).map_or(0, Pair::touch));
     }
 
     /// Takes back a frame that the wire has sent: buffers that nobody else shares go to the pool.
