@@ -121,6 +121,9 @@ pub struct TcpConfig {
     pub sack: bool,
     /// Offer and accept timestamps.
     pub timestamps: bool,
+    /// Resets per second for segments that fit no connection, which may be forged; what is beyond
+    /// goes unanswered, and peers that mean it send again.
+    pub resets_per_s_max: u32,
     /// Accept ECN, and ask for it on connections that we open.
     pub ecn: bool,
     /// Spread a window over its round trip.
@@ -145,6 +148,8 @@ impl Default for TcpConfig {
             syn_ack_retries: 5,
             sack: true,
             timestamps: true,
+            // Some 500 cycles each, device and host together: a five-hundredth of a core.
+            resets_per_s_max: 10_000,
             ecn: true,
             pacing: true,
             echo: true,

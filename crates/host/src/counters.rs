@@ -33,6 +33,8 @@ base::counters! {
         tcp_estab_resets,
         /// Resets sent.
         tcp_out_rsts,
+        /// Resets not sent because there had been too many.
+        tcp_out_rsts_limited,
         /// Bytes retransmitted.
         tcp_retrans_bytes,
         /// Retransmits handed to the device.

@@ -6,8 +6,10 @@
 //! to the device with all that is left of it, as soon as that fits, and is forgotten.
 //!
 //! The host counts what the device has (AccelTCP: "the number of connection closures being handled
-//! by the NIC"), and hands over nothing while the device says that it is busy. Everything that is
-//! not handed over the host does itself, as if there were no such engines.
+//! by the NIC"), and hands over nothing while the device says that it is busy. Its listeners it
+//! keeps: to pass a SYN on and send the host's answer costs the device what its own answer does
+//! (`outboard bench connections`), and who floods it with SYNs must not bring them to the host.
+//! Everything that is not handed over the host does itself, as if there were no such engines.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -121,7 +123,7 @@ impl Host {
         if state.told {
             self.out.ops.push_back(Op::Unlisten { listener });
         }
-        let tells = state.setup.is_ok() && !self.hand_over.overloaded;
+        let tells = state.setup.is_ok();
         self.note_told(index, tells);
         if !tells {
             return;
@@ -152,14 +154,12 @@ impl Host {
         }
     }
 
-    /// The device has, or has not, what it was told of listeners.
-    fn tell_of_listeners(&mut self, forgotten: bool) {
+    /// The device has forgotten what it was told of listeners.
+    fn tell_of_listeners(&mut self) {
         for index in 0..self.listeners.len() {
             let Ok(index) = u32::try_from(index) else { break };
-            if forgotten {
-                self.note_told(index, false);
-            }
-            let asked = self.listeners[index as usize].is_some_and(|l| l.setup.is_ok() || l.told);
+            self.note_told(index, false);
+            let asked = self.listeners[index as usize].is_some_and(|l| l.setup.is_ok());
             if asked {
                 self.tell_of_listener(index);
             }
@@ -180,7 +180,6 @@ impl Host {
         if load.high != self.hand_over.overloaded {
             self.hand_over.overloaded = load.high;
             self.out.counters.device_overloads += u64::from(load.high);
-            self.tell_of_listeners(false);
         }
     }
 
@@ -189,7 +188,7 @@ impl Host {
     pub(crate) fn reset_hand_over(&mut self) {
         self.out.counters.handed_over_lost += u64::from(self.hand_over.closing);
         self.hand_over.closing = 0;
-        self.tell_of_listeners(true);
+        self.tell_of_listeners();
     }
 
     /// The first frame of a connection that the device set up; its tuple leads to `before`. Gives

@@ -27,7 +27,8 @@ use crate::files::{FileWork, Files};
 use crate::hand_over::HandOver;
 use crate::hash::Keyed;
 use crate::l5p::tls::TlsServer;
-use crate::net::icmp::{ErrorKind, ErrorLimit, TcpError};
+use crate::limit::PerSecond;
+use crate::net::icmp::{ErrorKind, TcpError};
 use crate::net::{Net, arp, icmp};
 use crate::outbox::Outbox;
 use crate::splice::Splices;
@@ -65,7 +66,7 @@ pub struct Host {
     /// Connections that may have something to send.
     dirty: VecDeque<u32>,
     alarms: Alarms,
-    icmp_limit: ErrorLimit,
+    icmp_limit: PerSecond,
     /// The time of the last event, for calls that are told none.
     pub(crate) latest: Instant,
     pub(crate) splices: Splices,
@@ -95,6 +96,8 @@ impl Host {
                 l5o: config.tls_offload.and(capabilities.l5o),
                 splice: config.splice_offload.and(capabilities.splice),
                 unsent: Vec::new(),
+                resets: PerSecond::default(),
+                resets_per_s_max: config.tcp.resets_per_s_max,
                 contexts: 0,
             },
             files: Files::new(config.files_max, offload, Keyed::random(&mut prng)),
@@ -109,7 +112,7 @@ impl Host {
             notices: VecDeque::new(),
             dirty: VecDeque::new(),
             alarms: Alarms::default(),
-            icmp_limit: ErrorLimit::default(),
+            icmp_limit: PerSecond::default(),
             latest: Instant::ZERO,
             splices: Splices::default(),
             config,

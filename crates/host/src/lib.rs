@@ -33,6 +33,7 @@ mod hand_over;
 mod hash;
 mod host;
 mod l5p;
+mod limit;
 mod net;
 mod outbox;
 mod passive;

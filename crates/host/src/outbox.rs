@@ -20,6 +20,7 @@ use wire::tcp::{Flags, Segment};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::counters::HostCounters;
+use crate::limit::PerSecond;
 use crate::net::Net;
 
 /// Hop limit of what we send: Linux's default.
@@ -43,6 +44,9 @@ pub(crate) struct Outbox {
     pub(crate) unsent: Vec<(FlowId, u32)>,
     /// Contexts that were named so far.
     pub(crate) contexts: u64,
+    /// Resets that strangers made us send, and how many of them a second may be.
+    pub(crate) resets: PerSecond,
+    pub(crate) resets_per_s_max: u32,
 }
 
 /// What a TCP transmit is beyond its header.
@@ -129,10 +133,15 @@ impl Outbox {
         Some((header, timestamp))
     }
 
-    /// Answers a segment that belongs to no connection: RFC 9293 section 3.10.7.1.
+    /// Answers a segment that belongs to no connection, unless too many have come: RFC 9293 section
+    /// 3.10.7.1. A reset costs more than the segment did, and goes to an address that may be
+    /// forged.
     pub(crate) fn refuse_tcp(&mut self, now: Instant, tuple: &Tuple, segment: &Segment, len: u32) {
         if segment.flags.has(Flags::ACK) {
-            self.send_tcp_reset(now, tuple, segment.ack);
+            self.refuse_ack(now, tuple, segment.ack);
+            return;
+        }
+        if !self.may_reset(now) {
             return;
         }
         let reset = Segment {
@@ -144,6 +153,19 @@ impl Outbox {
         };
         self.counters.tcp_out_rsts += 1;
         self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
+    }
+
+    /// Answers an acknowledgment of something that we never sent, as [`Self::refuse_tcp`].
+    pub(crate) fn refuse_ack(&mut self, now: Instant, tuple: &Tuple, ack: SeqNum) {
+        if self.may_reset(now) {
+            self.send_tcp_reset(now, tuple, ack);
+        }
+    }
+
+    fn may_reset(&mut self, now: Instant) -> bool {
+        let may = self.resets.allows(now, self.resets_per_s_max);
+        self.counters.tcp_out_rsts_limited += u64::from(!may);
+        may
     }
 
     /// A reset whose sequence number the peer's own acknowledgment proves right.
@@ -193,6 +215,9 @@ impl Outbox {
             None => {
                 if let Err(transmit) = self.net.neighbors.park(now, hop, transmit) {
                     self.give_up(&transmit);
+                }
+                for displaced in self.net.neighbors.take_displaced() {
+                    self.give_up(&displaced);
                 }
             }
         }

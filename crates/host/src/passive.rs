@@ -338,7 +338,7 @@ impl Host {
             }
         } else if flags.has(Flags::ACK) {
             if segment.ack != entry.iss + 1 || !segment.seq.ge(entry.irs + 1) {
-                self.out.send_tcp_reset(now, &entry.tuple, segment.ack);
+                self.out.refuse_ack(now, &entry.tuple, segment.ack);
             } else if let Some(id) = self.establish(now, &entry, Some(Place::HalfOpen(slot))) {
                 self.release_half_open(slot);
                 self.deliver(now, id.index, arrival);

@@ -5,7 +5,8 @@
 
 use alloc::boxed::Box;
 
-use abi::Refusal;
+use abi::setup::ListenId;
+use abi::{Op, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use wire::{Endpoint, Tuple};
@@ -68,6 +69,21 @@ impl Host {
         let backlog = backlog.max(1);
         self.listeners.push(Some(Listener::new(addr, port, backlog)));
         Ok(ListenerId(id))
+    }
+
+    /// Listens on a port no more. Connections that were established there stay, those of which
+    /// [`Self::poll_notice`] has not told yet among them; half-open ones are forgotten. Its name is
+    /// not given again.
+    pub fn unlisten(&mut self, listener: ListenerId) {
+        let state = self.listeners.get_mut(listener.0 as usize).and_then(Option::take);
+        let Some(state) = state else { return };
+        if state.told {
+            self.out.ops.push_back(Op::Unlisten { listener: ListenId(listener.0) });
+        }
+        self.tls_servers.remove(&listener.0);
+        for slot in self.table.syn_cache.of_listener(listener.0) {
+            self.drop_half_open(slot);
+        }
     }
 
     /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where

@@ -316,6 +316,58 @@ fn a_flood_of_syns_leaves_connections_alone() {
     t.moved(|t| t.at_ms(200_000), &[("tcp_syn_acks_resent", 320), ("tcp_syns_expired", 64)]);
 }
 
+/// RFC 9293 section 3.10.7.1 says a reset for each segment of no connection. A stranger gets so
+/// many a second and not more, whatever it sends; then they come again.
+#[test]
+fn strangers_get_so_many_resets() {
+    let mut t = Peer::server_with(|c| c.tcp.resets_per_s_max = 3);
+    let strangers = |t: &mut Peer, ports: core::ops::Range<u16>, resets| {
+        for port in ports {
+            t.new_tuple(port);
+            t.send(seg!(ACK seq 1 ack 7));
+            if port < resets {
+                t.expect(seg!(RST));
+            }
+            t.expect_nothing();
+        }
+    };
+    let moves = [("tcp_no_connection", 5), ("tcp_out_rsts", 3), ("tcp_out_rsts_limited", 2)];
+    t.moved(|t| strangers(t, 2000..2005, 2003), &moves);
+    t.at_ms(999);
+    let moves = [("tcp_no_connection", 2), ("tcp_out_rsts_limited", 2)];
+    t.moved(|t| strangers(t, 3000..3002, 3000), &moves);
+    t.at_ms(1001);
+    let moves = [("tcp_no_connection", 4), ("tcp_out_rsts", 3), ("tcp_out_rsts_limited", 1)];
+    t.moved(|t| strangers(t, 4000..4004, 4003), &moves);
+}
+
+/// A port that is closed refuses; what was established there stays, and what was half open is
+/// forgotten.
+#[test]
+fn a_port_that_is_closed_refuses() {
+    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    let listen = host::Listen { addr: None, port: 80, backlog: 16 };
+    let listener = t.host.listen(listen).unwrap();
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK");
+    t.new_tuple(41_000);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK");
+    t.send(seg!(ACK));
+    t.moved(|t| t.host.unlisten(listener), &[]);
+    // Established before, and heard of only now.
+    assert!(t.accepted().is_some());
+    t.app_write_zeros(100);
+    t.expect(seg!(ACK PSH len 100));
+    t.send(seg!(ACK ack 101));
+    t.new_tuple(42_000);
+    t.moved(|t| t.send(seg!(SYN mss 1460)), &[("tcp_no_connection", 1), ("tcp_out_rsts", 1)]);
+    t.expect(seg!(RST ACK));
+    t.moved(|t| t.at_ms(60_000), &[]);
+    // Its port can be opened again.
+    assert!(t.host.listen(listen).is_ok_and(|again| again != listener));
+}
+
 /// A whole exchange over IPv6: the MSS leaves room for the longer header (RFC 9293 section 3.7.1).
 #[test]
 fn over_ipv6() {

@@ -7,7 +7,7 @@
 use alloc::vec;
 use core::net::IpAddr;
 
-use base::{Duration, Instant, SeqNum};
+use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::checksum::{Sum, pseudo_header};
 use wire::emit::IpHeader;
@@ -16,10 +16,11 @@ use wire::std_formats::{Icmpv6Packet, Icmpv6Repr};
 use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::arp;
+use crate::limit::PerSecond;
 use crate::outbox::{HOP_LIMIT, Outbox};
 
 /// Errors per second that we send at most.
-const ERRORS_PER_SECOND: u64 = 100;
+const ERRORS_PER_SECOND: u32 = 100;
 /// Bytes of a packet that an error quotes beyond its IP header: RFC 1812 would allow more.
 const QUOTED_BYTES: usize = 8;
 
@@ -42,23 +43,6 @@ pub(crate) enum ErrorKind {
     Refused,
     /// The host or network cannot be reached, for now.
     Unreachable,
-}
-
-/// Limits the errors that we send.
-#[derive(Debug, Default)]
-pub(crate) struct ErrorLimit {
-    window: Instant,
-    sent: u64,
-}
-
-impl ErrorLimit {
-    fn allows(&mut self, now: Instant) -> bool {
-        if now.since(self.window) >= Duration::from_secs(1) {
-            (self.window, self.sent) = (now, 0);
-        }
-        self.sent += 1;
-        self.sent <= ERRORS_PER_SECOND
-    }
 }
 
 /// Takes an ICMP or ICMPv6 packet; gives an error about a TCP segment, if that is what it is.
@@ -202,12 +186,15 @@ fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
 /// Tells the sender of a UDP datagram that nobody listens: RFC 1122 section 4.1.3.1.
 pub(crate) fn send_port_unreachable(
     out: &mut Outbox,
-    limit: &mut ErrorLimit,
+    limit: &mut PerSecond,
     now: Instant,
     ip: &IpPacket,
     frame: &[u8],
 ) {
-    if ip.source.is_multicast() || ip.destination.is_multicast() || !limit.allows(now) {
+    if ip.source.is_multicast()
+        || ip.destination.is_multicast()
+        || !limit.allows(now, ERRORS_PER_SECOND)
+    {
         return;
     }
     let quote = &frame[ip.l3..ip.end.min(ip.l4 + QUOTED_BYTES)];

@@ -7,14 +7,15 @@
 //! of them.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use abi::Transmit;
 use base::{Duration, Instant};
 
-/// Entries: beyond it new neighbours displace the longest unconfirmed.
+/// Entries: beyond it new neighbours displace the unanswered that was asked for first, so that a
+/// flood from addresses that nobody has displaces its own; then the longest unconfirmed.
 const ENTRIES_MAX: usize = 1024;
 /// Transmits parked per unanswered neighbour: about what Linux keeps (unres_qlen_bytes, 208 KiB).
 const PARKED_MAX: usize = 1024;
@@ -40,6 +41,8 @@ pub(crate) struct Neighbors {
     entries: BTreeMap<IpAddr, Entry>,
     /// The neighbour used last: nearly always the next one too.
     last: Option<(IpAddr, [u8; 6], Instant)>,
+    /// Neighbours that have not answered, in the order of asking; some may have, or be gone.
+    unanswered: VecDeque<IpAddr>,
     /// Neighbours to be asked for.
     ask: Vec<IpAddr>,
     /// When the next of the unanswered is asked again, at the earliest.
@@ -53,6 +56,7 @@ impl Neighbors {
         Self {
             entries: BTreeMap::new(),
             last: None,
+            unanswered: VecDeque::new(),
             ask: Vec::new(),
             retry_at: None,
             displaced: Vec::new(),
@@ -95,9 +99,10 @@ impl Neighbors {
         transmit: Transmit,
     ) -> Result<(), Box<Transmit>> {
         self.make_room(hop);
-        let (ask, first) = (&mut self.ask, &mut self.retry_at);
+        let (ask, unanswered, first) = (&mut self.ask, &mut self.unanswered, &mut self.retry_at);
         let entry = self.entries.entry(hop).or_insert_with(|| {
             ask.push(hop);
+            unanswered.push_back(hop);
             let (confirmed, retry_at) = (Instant::ZERO, now + RETRY);
             *first = first.or(Some(retry_at));
             Entry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
@@ -137,7 +142,7 @@ impl Neighbors {
 
     /// Asks again where nobody answered; gives the transmits that are given up.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Vec<Transmit> {
-        let mut dropped = core::mem::take(&mut self.displaced);
+        let mut dropped = self.take_displaced();
         if self.retry_at.is_none_or(|at| at > now) {
             return dropped;
         }
@@ -155,6 +160,8 @@ impl Neighbors {
             ask.push(*addr);
             true
         });
+        let entries = &self.entries;
+        self.unanswered.retain(|addr| entries.get(addr).is_some_and(|e| e.mac.is_none()));
         let unanswered = self.entries.values().filter(|e| e.mac.is_none());
         self.retry_at = unanswered.map(|e| e.retry_at).min();
         dropped
@@ -170,14 +177,74 @@ impl Neighbors {
         self.ask.pop()
     }
 
+    /// What had to make room since the last call: it is given up.
+    pub(crate) fn take_displaced(&mut self) -> Vec<Transmit> {
+        core::mem::take(&mut self.displaced)
+    }
+
     fn make_room(&mut self, newcomer: IpAddr) {
         if self.entries.len() < ENTRIES_MAX || self.entries.contains_key(&newcomer) {
             return;
+        }
+        while let Some(addr) = self.unanswered.pop_front() {
+            if self.entries.get(&addr).is_some_and(|entry| entry.mac.is_none()) {
+                let entry = self.entries.remove(&addr);
+                self.displaced.extend(entry.into_iter().flat_map(|entry| entry.parked));
+                return;
+            }
         }
         let oldest = self.entries.iter().min_by_key(|(_, e)| e.confirmed).map(|(&a, _)| a);
         if let Some(mut entry) = oldest.and_then(|oldest| self.entries.remove(&oldest)) {
             self.displaced.append(&mut entry.parked);
             self.last = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use abi::{FlowId, Header, Parts};
+    use core::net::Ipv4Addr;
+
+    fn transmit() -> Transmit {
+        Transmit {
+            flow: FlowId::NONE,
+            header: Header::zeroed(54, 14, 34).unwrap(),
+            segment_size: 0,
+            parts: Parts::new(),
+            timestamp: None,
+            echo: None,
+            retransmission: false,
+        }
+    }
+
+    /// Addresses that nobody has displace each other, oldest first, and nobody who has answered;
+    /// what was parked for them is given up at once, and nothing grows.
+    #[test]
+    fn a_flood_displaces_its_own() {
+        let mut table = Neighbors::new();
+        let now = Instant::from_millis(5);
+        let known: Vec<IpAddr> = (0..8).map(|i| Ipv4Addr::new(10, 255, 0, i).into()).collect();
+        for &addr in &known {
+            table.learn(now, addr, [2; 6], true);
+        }
+        let (mut parked, mut given_up) = (0, 0);
+        for i in 0..100_000_u32 {
+            assert!(table.park(now, Ipv4Addr::from(0x0a00_0000 + i).into(), transmit()).is_ok());
+            (parked, given_up) = (parked + 1, given_up + table.take_displaced().len());
+            while table.poll_ask().is_some() {}
+            assert_eq!(parked - given_up, (parked).min(ENTRIES_MAX - known.len()));
+            assert!(table.unanswered.len() <= ENTRIES_MAX);
+        }
+        assert!(known.iter().all(|&addr| table.lookup(now, addr).is_some()));
+        // The last of them are still there, and answer.
+        let last = Ipv4Addr::from(0x0a00_0000 + 99_999).into();
+        assert_eq!(table.learn(now, last, [4; 6], false).len(), 1);
+        assert!(table.learn(now, Ipv4Addr::new(10, 0, 0, 0).into(), [4; 6], false).is_empty());
+        // Nobody else does.
+        let given_up = [1, 2, 3].map(|s| table.handle_timeout(now + RETRY * s).len());
+        assert_eq!(given_up, [0, 0, ENTRIES_MAX - known.len() - 1]);
+        assert_eq!((table.entries.len(), table.unanswered.len()), (known.len() + 1, 0));
     }
 }

@@ -237,7 +237,7 @@ impl Connection {
         let flags = segment.flags;
         if flags.has(Flags::ACK) && segment.ack != self.seq(1) {
             if !flags.has(Flags::RST) {
-                cx.out.send_tcp_reset(cx.now, &self.tuple, segment.ack);
+                cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
             }
             return Some(arrival.packet);
         }

@@ -119,6 +119,13 @@ impl SynCache {
         Some(entry)
     }
 
+    /// The entries of a listener.
+    pub(crate) fn of_listener(&self, listener: u32) -> Vec<u32> {
+        let all = (0..).zip(&self.entries);
+        let its = |entry: &Option<HalfOpen>| entry.is_some_and(|e| e.listener == listener);
+        all.filter(|(_, entry)| its(entry)).map(|(slot, _)| slot).collect()
+    }
+
     /// Half-open connections.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()

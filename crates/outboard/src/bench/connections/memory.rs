@@ -33,7 +33,8 @@ pub(super) fn torn_down() -> Result<f64, Failure> {
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
-fn hand_over(device: &mut Device, from: u32, to: u32) {
+/// Has the device tear connections down, `from` to `to` of them.
+pub(super) fn hand_over(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         device.handle_op(NOW, 0, Op::Teardown(Box::new(teardown(i))));
         while device.poll_frame(NOW).is_some() {}
@@ -88,7 +89,8 @@ pub(super) fn spliced() -> Result<f64, Failure> {
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
-fn splice(device: &mut Device, from: u32, to: u32) {
+/// Has the device splice pairs, `from` to `to` of them.
+pub(super) fn splice(device: &mut Device, from: u32, to: u32) {
     for i in from..to {
         let id = SpliceId(i.into());
         let sides = [side(tuple(80, i), i), side(tuple(8080, i), i)];

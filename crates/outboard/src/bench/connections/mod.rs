@@ -6,6 +6,7 @@
 //! itself. Each figure is a rate and the time-stamp counter's cycles, of the median batch. A frame
 //! that no engine wants is measured beside, so that the engines' own share can be told.
 
+mod flood;
 mod memory;
 
 use std::hint::black_box;
@@ -84,13 +85,30 @@ pub(crate) fn run(args: &ConnectionsArgs) -> Result<(), Failure> {
             rows.push(json!({ "ip": version, "what": what, "per_s": per_s, "cycles": cycles }));
         }
     }
+    let mut floods = Vec::new();
+    for cost in flood::costs(time)? {
+        let flood::Cost { key, what, device, host, per_s } = cost;
+        if !args.json {
+            if floods.is_empty() {
+                println!("\na frame of a flood, IPv4: cycles of the device, of the host");
+            }
+            println!("{what:<42} {device:>7.0} {host:>7.0} {:>9.3} M/s a core", per_s * 1e-6);
+        }
+        headline.insert(format!("flood_{key}_per_s"), json!(per_s));
+        floods.push(json!({
+            "kind": key, "device_cycles": device, "host_cycles": host, "per_s": per_s,
+        }));
+    }
     let growth = set_up_memory()?;
     let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
     headline.insert("setup_heap_growth_bytes".into(), json!(growth));
     headline.insert("torn_down_connection_bytes".into(), json!(torn_down));
     headline.insert("spliced_pair_bytes".into(), json!(spliced));
     if args.json {
-        println!("{:#}", json!({ "headline": Value::Object(headline), "rows": rows }));
+        println!(
+            "{:#}",
+            json!({ "headline": Value::Object(headline), "rows": rows, "floods": floods })
+        );
     } else {
         println!(
             "\nheap after {FLOOD} SYNs and as many forged acknowledgments: {growth} bytes more\n\
@@ -190,12 +208,14 @@ fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration)
         }
     }
     let pieces = BATCH / each;
-    let median = |all: &mut Vec<u64>| {
-        all.sort_unstable();
-        all.get(all.len() / 2).map_or(0.0, |&m| m as f64 / pieces as f64)
-    };
-    let figure = Figure { what: "", per_s: 1e9 / median(&mut took), cycles: median(&mut spent) };
-    ((took.len() * pieces) as u64, figure)
+    let (per_s, cycles) = (1e9 / median(&mut took, pieces), median(&mut spent, pieces));
+    ((took.len() * pieces) as u64, Figure { what: "", per_s, cycles })
+}
+
+/// What the median batch of so many pieces says of one.
+fn median(batches: &mut [u64], pieces: usize) -> f64 {
+    batches.sort_unstable();
+    batches.get(batches.len() / 2).map_or(0.0, |&m| m as f64 / pieces as f64)
 }
 
 /// What is measured: frames in, frames and events out.

@@ -1,0 +1,164 @@
+//! What the attacker sends. It stands beside the path: it may choose any source address, and knows
+//! which connections there are and what numbers each end expects, but never sends the one number
+//! that RFC 5961 asks for; a cookie it can only guess.
+
+use std::collections::BTreeMap;
+
+use base::{Prng, SeqNum};
+use core::net::{IpAddr, Ipv4Addr};
+use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Segment, Timestamps};
+use wire::{Endpoint, Tuple};
+
+/// A kind of flood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Each from another peer.
+    Syn,
+    /// The same, from addresses on the machine's own link that nobody has.
+    SynOnLink,
+    /// Three of four from peers that have no connection, as if they brought a cookie back; one with
+    /// the ends of a connection that there is.
+    Ack,
+    /// With the ends of connections that there are: half of them in the window where that stands
+    /// still, and none with the exact number.
+    Rst,
+}
+
+/// What the machine last told a peer that it expects.
+#[derive(Clone, Copy, Debug)]
+struct Aim {
+    expects: SeqNum,
+    /// The peer sends nothing, so that the window stands still.
+    still: bool,
+}
+
+/// The attacker, and what it has sent.
+pub(crate) struct Attacker {
+    kind: Kind,
+    link: Link,
+    target: Ipv4Addr,
+    aims: BTreeMap<Tuple, Aim>,
+    /// The same, to be picked from.
+    order: Vec<Tuple>,
+    random: Prng,
+    /// Frames with the ends of no connection, and of one; and those of the latter that lie in its
+    /// window.
+    pub(crate) strays: u64,
+    pub(crate) aimed: u64,
+    pub(crate) in_window: u64,
+}
+
+impl Attacker {
+    pub(crate) fn new(kind: Kind, link: Link, target: Ipv4Addr) -> Self {
+        let (aims, random) = (BTreeMap::new(), Prng::new(kind as u64));
+        let (strays, aimed, in_window) = (0, 0, 0);
+        Self { kind, link, target, aims, order: vec![], random, strays, aimed, in_window }
+    }
+
+    /// The machine has sent a frame of a connection.
+    pub(crate) fn see(&mut self, tuple: Tuple, segment: &Segment, still: bool) {
+        if segment.flags.has(Flags::RST) || !segment.flags.has(Flags::ACK) {
+            return;
+        }
+        let aim = Aim { expects: segment.ack, still };
+        if self.aims.insert(tuple, aim).is_none() {
+            self.order.push(tuple);
+            if self.order.len() > 256 {
+                // Old ones are over.
+                self.aims.remove(&self.order.remove(0));
+            }
+        }
+    }
+
+    /// The next frame.
+    pub(crate) fn frame(&mut self) -> Vec<u8> {
+        let number = self.strays + self.aimed;
+        match self.kind {
+            Kind::Syn | Kind::SynOnLink => self.syn(),
+            Kind::Ack if number % 4 == 3 => self.aimed(Flags::ACK, false),
+            Kind::Ack => self.guess(),
+            Kind::Rst => self.aimed(Flags::RST, number % 2 == 0),
+        }
+    }
+
+    /// Somebody, on our link or far away.
+    fn somebody(&mut self, on_link: bool) -> Tuple {
+        let [a, b, c, d, e, ..] = self.random.next_u64().to_be_bytes();
+        let net = if on_link { [10, 0, a | 64, b] } else { [198, 18 | a & 1, b, c] };
+        let port = u16::from_be_bytes([d | 4, e]);
+        let remote = Endpoint { addr: Ipv4Addr::from(net).into(), port };
+        Tuple { local: Endpoint { addr: self.target.into(), port: 80 }, remote }
+    }
+
+    fn syn(&mut self) -> Vec<u8> {
+        self.strays += 1;
+        let tuple = self.somebody(self.kind == Kind::SynOnLink);
+        let seq = SeqNum(self.random.next_u32());
+        let mut segment = Segment { seq, flags: Flags::SYN, window: 65_535, ..Segment::default() };
+        let options = &mut segment.options;
+        (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(7), true);
+        options.timestamps = Some(Timestamps { value: seq.0, echo: 0 });
+        self.emit(&tuple, segment)
+    }
+
+    /// The epoch is right, which everybody can see who asks for a cookie, and the rest is guessed.
+    fn guess(&mut self) -> Vec<u8> {
+        self.strays += 1;
+        let tuple = self.somebody(false);
+        let [seq, ack, value, echo] = [(); 4].map(|()| self.random.next_u32());
+        let (seq, ack) = (SeqNum(seq), SeqNum(ack & 0x07ff_ffff | 1 << 27) + 1);
+        let mut segment =
+            Segment { seq, ack, flags: Flags::ACK, window: 500, ..Segment::default() };
+        segment.options.timestamps = Some(Timestamps { value, echo });
+        self.emit(&tuple, segment)
+    }
+
+    fn aimed(&mut self, flags: Flags, in_window: bool) -> Vec<u8> {
+        self.aimed += 1;
+        let pick = self.random.below(self.order.len() as u64);
+        let tuple = self.order[usize::try_from(pick).unwrap()];
+        let Aim { expects, still } = self.aims[&tuple];
+        let in_window = in_window && still;
+        self.in_window += u64::from(in_window);
+        // Half way round, or within 16 KiB, behind the exact number.
+        let (least, most) = if in_window { (1, 16_000) } else { (1 << 30, 3 << 30) };
+        let ahead = least + self.random.below(most - least);
+        let seq = expects + u32::try_from(ahead).unwrap();
+        let ack = SeqNum(self.random.next_u32());
+        self.emit(&tuple, Segment { seq, ack, flags, window: 500, ..Segment::default() })
+    }
+
+    fn emit(&self, tuple: &Tuple, segment: Segment) -> Vec<u8> {
+        let (source, destination) = (tuple.remote.port, tuple.local.port);
+        let segment = Segment { source, destination, ..segment };
+        let ip = IpHeader {
+            source: tuple.remote.addr,
+            destination: tuple.local.addr,
+            protocol: protocol::TCP,
+            ecn: 0,
+            hop_limit: 64,
+        };
+        let l4 = 14 + ip.len();
+        let mut bytes = vec![0; l4 + segment.header_len()];
+        tcp_headers(&self.link, &ip, &segment, 0, &mut bytes);
+        let end = bytes.len();
+        finish_tcp_checksum(&mut bytes, &ip, l4, end);
+        bytes
+    }
+}
+
+/// The connection and the segment of a TCP frame that its local end sends; none for other frames.
+pub(crate) fn sent(frame: &[u8]) -> Option<(Tuple, Segment)> {
+    let addr = |at: usize| -> Option<IpAddr> {
+        Some(Ipv4Addr::from(*frame.get(at..)?.first_chunk::<4>()?).into())
+    };
+    if frame.get(12..14) != Some(&[8, 0]) || frame.get(23) != Some(&protocol::TCP) {
+        return None;
+    }
+    let (segment, _) = Segment::parse(frame.get(34..)?).ok()?;
+    let local = Endpoint { addr: addr(26)?, port: segment.source };
+    let remote = Endpoint { addr: addr(30)?, port: segment.destination };
+    Some((Tuple { local, remote }, segment))
+}
