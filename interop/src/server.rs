@@ -66,7 +66,10 @@ impl Server {
         let (scratch, control) = scratch();
         let netns = Netns::new();
         let mut command = netns.command(program());
-        command.args(serve_args(folder, &control)).args(options).envs(env.iter().copied());
+        command
+            .args(serve_args(folder, &control))
+            .args(with_end(options))
+            .envs(env.iter().copied());
         Self::run(netns, command, scratch, control)
     }
 
@@ -79,7 +82,7 @@ impl Server {
     pub fn proxy(netns: Netns, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
         let mut command = netns.command(program());
-        command.arg("proxy").args(common_args(&control)).args(options);
+        command.arg("proxy").args(common_args(&control)).args(with_end(options));
         Self::run(netns, command, scratch, control)
     }
 
@@ -163,9 +166,31 @@ impl Server {
         self.end()
     }
 
+    /// Waits until the server has ended, for whatever reason.
+    ///
+    /// # Panics
+    /// As [`Self::stop`].
+    #[must_use]
+    pub fn wait(mut self) -> Ended {
+        self.wait_for_end()
+    }
+
+    /// What `outboard VERB` prints for people.
+    ///
+    /// # Panics
+    /// Where the program fails.
+    #[must_use]
+    pub fn outboard_text(&self, verb: &str) -> String {
+        self.ask_with(verb, &[])
+    }
+
     fn ask(&self, verb: &str) -> String {
+        self.ask_with(verb, &["--json"])
+    }
+
+    fn ask_with(&self, verb: &str, options: &[&str]) -> String {
         let control = self.control.to_string_lossy();
-        let output = self.outboard(&[verb, "--control", &control, "--json"]);
+        let output = self.outboard(&[&[verb, "--control", &control], options].concat());
         assert!(
             output.status.success(),
             "outboard {verb}: {}: {}",
@@ -196,6 +221,10 @@ impl Server {
         if let Some(child) = &self.child {
             tool::signal("TERM", child.id());
         }
+        self.wait_for_end()
+    }
+
+    fn wait_for_end(&mut self) -> Ended {
         // Its stdout closes when it ends; until then it may go on printing.
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
@@ -238,6 +267,12 @@ impl Drop for Server {
         let ended = self.end();
         assert!(ended.status.success(), "ended with {}: {}", ended.status, ended.stderr);
     }
+}
+
+/// Options with a way to end: at once, where nothing else is said.
+fn with_end<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    let end: &[_] = if options.contains(&"--drain") { &[] } else { &["--drain", "0"] };
+    [options, end].concat()
 }
 
 /// The program: `$OUTBOARD_BIN`, or where `make build` puts it.

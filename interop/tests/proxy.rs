@@ -337,3 +337,105 @@ fn a_file_is_read_again_without_dropping_anybody() {
     assert!(ended.stderr.contains("proxy.toml:5: `x` is none of"), "{}", ended.stderr);
     assert!(ended.stderr.contains("the old configuration stays"), "{}", ended.stderr);
 }
+
+/// A configuration with these ports and backends' ports.
+fn ports_and_backend(ports: &[u16], backend: u16) -> String {
+    let mut text = String::new();
+    for port in ports {
+        let _ = write!(text, "[[listener]]\nlisten = ':{port}'\nmode = 'http'\ndefault = 'a'\n");
+    }
+    let _ = write!(text, "[[backend]]\nname = 'a'\nservers = ['{PEER}:{backend}']\n");
+    text
+}
+
+/// curl's exit code for a file at a port: 0, or 7 where nobody listens.
+fn curl_at(server: &Server, port: u16) -> Option<i32> {
+    let url = format!("http://{}:{port}/64.bin", interop::ADDR);
+    let output = server.command("curl").args(["-sf", "-m", "60", "-o", "/dev/null", &url]).output();
+    output.expect("curl").status.code()
+}
+
+/// Ports of a file that was read again are opened and closed; a connection that came in at one that
+/// is closed goes on.
+#[test]
+fn ports_are_opened_and_closed() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("64.bin", 64);
+    files.fill("64m.bin", 64 << 20);
+    let netns = Netns::new();
+    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let path = scratch.write("proxy.toml", ports_and_backend(&[80, 81], PORTS[0]));
+    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(0), Some(0), Some(7)]);
+    let mut download = server.paused_download("/64m.bin");
+    download.read(1 << 20);
+    let before = server.stat();
+    scratch.write("proxy.toml", ports_and_backend(&[82, 81], PORTS[1]));
+    server.signal("HUP");
+    while server.stat().moved(&before, "proxy_tables") == 0 {}
+    assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(7), Some(0), Some(0)]);
+    let after = server.stat();
+    let moved = |name| after.moved(&before, name);
+    assert_eq!((moved("proxy_ports_opened"), moved("proxy_ports_closed")), (1, 1));
+    // And back again.
+    scratch.write("proxy.toml", ports_and_backend(&[80, 81], PORTS[0]));
+    server.signal("HUP");
+    while server.stat().moved(&after, "proxy_tables") == 0 {}
+    assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(0), Some(0), Some(7)]);
+    let (received, status) = download.finish();
+    assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
+}
+
+/// SIGTERM: nobody is accepted any more, a download goes on to its end, and then the proxy ends by
+/// itself. A second signal does not wait.
+#[test]
+fn the_end_waits_for_connections() {
+    for (splice, impatient) in [("on", false), ("off", false), ("on", true)] {
+        let lab = Lab::start(&["--drain", "600", "--splice", splice]);
+        lab.files.fill("64m.bin", 64 << 20);
+        let mut download = lab.server.paused_download("/64m.bin");
+        download.read(1 << 20);
+        lab.server.signal("TERM");
+        while curl_at(&lab.server, 80) != Some(7) {}
+        if impatient {
+            lab.server.signal("TERM");
+            let ended = lab.server.wait();
+            assert!(ended.status.success(), "{}", ended.status);
+            download.vanish();
+            continue;
+        }
+        let (received, status) = download.finish();
+        assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
+        let ended = lab.server.wait();
+        assert!(ended.status.success(), "{}", ended.status);
+        assert!(ended.stderr.contains("waiting for"), "{}", ended.stderr);
+    }
+}
+
+/// `outboard ss` shows both ends of a pair that the device relays, and what has passed.
+#[test]
+fn pairs_are_shown() {
+    let lab = Lab::start(&[]);
+    lab.files.fill("64m.bin", 64 << 20);
+    let mut download = lab.server.paused_download("/64m.bin");
+    download.read(1 << 20);
+    let pair = loop {
+        let rows = lab.server.connections();
+        let pairs: Vec<_> = rows.into_iter().filter(|row| row["state"] == "SPLICED").collect();
+        assert!(pairs.len() <= 1, "{pairs:?}");
+        match pairs.into_iter().next() {
+            Some(pair) if pair["bytes_to_remote"].as_u64() > Some(1 << 19) => break pair,
+            _ => {}
+        }
+    };
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    assert_eq!(text(&pair["local"]), format!("{}:80", interop::ADDR));
+    assert!(text(&pair["remote"]).starts_with(&format!("{PEER}:")), "{pair}");
+    let with = &pair["spliced_with"];
+    assert!(text(&with["local"]).starts_with(interop::ADDR), "{pair}");
+    assert!(PORTS.iter().any(|port| text(&with["remote"]) == format!("{PEER}:{port}")), "{pair}");
+    assert!(pair["age_ms"].as_u64() >= pair["idle_ms"].as_u64(), "{pair}");
+    let table = lab.server.outboard_text("ss");
+    assert!(table.contains("SPLICED") && table.contains("Backend"), "{table}");
+    download.vanish();
+}

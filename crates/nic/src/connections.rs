@@ -19,7 +19,7 @@ use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
 use crate::device::Device;
 use crate::engine::file::PINNED;
 use crate::engine::setup::{SetupEngine, Verdict as SetupVerdict};
-use crate::engine::splice::SpliceEngine;
+use crate::engine::splice::{SpliceEngine, SpliceInfo};
 use crate::engine::teardown::{Action, TeardownEngine, Verdict as TeardownVerdict};
 use crate::pipeline::Run;
 use crate::pipeline::rx::{Arrived, TcpAt};
@@ -190,6 +190,11 @@ impl Device {
         for queue in 0..self.queues() {
             self.emit(queue, Event::Load(Load { permille, high }));
         }
+    }
+
+    /// The spliced pairs, in no order: for whoever shows them. Walks all of them.
+    pub fn splices(&self, now: Instant) -> impl Iterator<Item = SpliceInfo> + '_ {
+        self.connections.splice.iter().flat_map(move |splice| splice.infos(now))
     }
 
     /// Runs what is due in the engines.

@@ -35,6 +35,7 @@ mod slab;
 
 pub use config::{DeviceConfig, FileConfig, L5oConfig, SetupConfig, SpliceConfig, TeardownConfig};
 pub use device::Device;
+pub use engine::splice::SpliceInfo;
 pub use engine::teardown::wheel::TimerBitmapWheel;
 
 #[cfg(test)]

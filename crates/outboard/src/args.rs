@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use base::Duration;
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
 
@@ -221,6 +222,17 @@ pub(crate) struct StackArgs {
     /// Socket that `outboard stat` and `outboard ss` ask
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
+    /// Seconds that SIGTERM or SIGINT waits for connections to end, while no new ones are
+    /// accepted; a second signal ends them at once
+    #[arg(long, default_value_t = 30, value_name = "S")]
+    pub(crate) drain: u32,
+}
+
+impl StackArgs {
+    /// How long the end waits for connections.
+    pub(crate) fn drain(&self) -> Duration {
+        Duration::from_secs(self.drain.into())
+    }
 }
 
 impl ServeArgs {

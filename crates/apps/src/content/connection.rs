@@ -148,6 +148,15 @@ impl<I: Copy + Eq> Connection<I> {
         }
     }
 
+    /// No more requests are wanted: one that was answered and asks nothing is closed.
+    pub(crate) fn handle_drain<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        if self.phase != Phase::Idle || self.served == 0 {
+            return Fate::Keep;
+        }
+        self.begin_closing(cx);
+        self.close_when_done(cx)
+    }
+
     /// The deadline is over.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         match self.phase {

@@ -159,6 +159,13 @@ impl ContentServer {
         }
     }
 
+    /// Accepts nobody any more. Idle connections are closed; the others are with the response that
+    /// they are at, or with the next.
+    pub fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.listeners.iter().for_each(|&listener| host.unlisten(listener));
+        self.server.drain(now, host);
+    }
+
     /// Acts on deadlines that are over.
     pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.server.handle_timeout(now, host);

@@ -19,6 +19,7 @@ enum Cause {
     Readiness,
     Opened(Result<(), FileFault>),
     Timeout,
+    Drain,
 }
 
 /// The content server over any sockets.
@@ -129,6 +130,15 @@ impl<I: Copy + Eq> Server<I> {
         self.close_files(host);
     }
 
+    /// Every response is the last of its connection from now on.
+    pub(crate) fn drain<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+        self.config.requests_per_connection_max = 1;
+        for index in 0..self.slots.len() {
+            self.turn(now, host, index, Cause::Drain);
+        }
+        self.close_files(host);
+    }
+
     /// Time has passed.
     pub(crate) fn handle_timeout<S: Sockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         while let Some(key) = self.deadlines.pop(now) {
@@ -178,6 +188,7 @@ impl<I: Copy + Eq> Server<I> {
             Cause::Readiness => connection.handle_readiness(&mut cx),
             Cause::Opened(result) => connection.handle_opened(&mut cx, result),
             Cause::Timeout => connection.handle_timeout(&mut cx),
+            Cause::Drain => connection.handle_drain(&mut cx),
         };
         if fate == Fate::Gone {
             self.remove(index);

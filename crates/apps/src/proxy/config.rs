@@ -23,9 +23,9 @@ pub enum Mode {
 /// How a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balance {
-    /// One after the other.
+    /// One after the other, each as often as its weight says.
     RoundRobin,
-    /// The one with the fewest connections.
+    /// The one with the fewest connections for its weight.
     Least,
     /// By a hash, such that others keep theirs when a backend comes or goes.
     Maglev(HashBy),
@@ -77,6 +77,28 @@ impl Default for Check {
     }
 }
 
+/// A backend, and how much of the work it gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Backend {
+    /// Where it is.
+    pub addr: Endpoint,
+    /// Those with the least number that can be had get all connections (RFC 2782).
+    pub priority: u16,
+    /// Its share among those, at least 1.
+    pub weight: u32,
+}
+
+impl Backend {
+    /// The weight of a backend of which nothing else is said.
+    pub const WEIGHT: u32 = 64;
+}
+
+impl From<Endpoint> for Backend {
+    fn from(addr: Endpoint) -> Self {
+        Self { addr, priority: 0, weight: Self::WEIGHT }
+    }
+}
+
 /// Backends that stand for each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
@@ -86,7 +108,7 @@ pub struct Pool {
     pub balance: Balance,
     /// The backends, in any order. One that is in the table before and not in this one gets no new
     /// connection and keeps those that it has.
-    pub backends: Vec<Endpoint>,
+    pub backends: Vec<Backend>,
     /// Connections that one of them may have.
     pub connections_max: u32,
     /// Begin each connection with a header of the PROXY protocol, version 2.
@@ -189,12 +211,46 @@ impl Default for Limits {
 /// All that a proxy does.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Table {
-    /// Its ports. They stay the same in all tables that a proxy gets.
+    /// Its ports.
     pub listeners: Vec<Listener>,
     /// Its pools.
     pub pools: Vec<Pool>,
     /// Bounds and times.
     pub limits: Limits,
+}
+
+impl Table {
+    /// Gives `next` the listeners that this table has, at their places, and new ones behind them;
+    /// says which of them `next` wanted. What connections of the others still need, their pools by
+    /// name, is kept.
+    pub(crate) fn replace_listeners(&self, next: &mut Self) -> Vec<bool> {
+        let name = |pool: usize| self.pools.get(pool).map(|pool| pool.name.as_str());
+        let pools: Vec<Option<usize>> = (0..self.pools.len())
+            .map(|pool| next.pools.iter().position(|p| Some(p.name.as_str()) == name(pool)))
+            .collect();
+        let place = |pool: usize| pools.get(pool).copied().flatten();
+        let mut fresh = core::mem::take(&mut next.listeners);
+        let mut wanted = Vec::new();
+        for old in &self.listeners {
+            let same = |new: &Listener| (new.addr, new.port) == (old.addr, old.port);
+            let new = fresh.iter().position(same).map(|at| fresh.remove(at));
+            wanted.push(new.is_some());
+            next.listeners.push(new.unwrap_or_else(|| Listener {
+                routes: old.routes.iter().filter_map(|route| route.moved(place)).collect(),
+                default: old.default.and_then(place),
+                ..old.clone()
+            }));
+        }
+        wanted.resize(wanted.len() + fresh.len(), true);
+        next.listeners.append(&mut fresh);
+        wanted
+    }
+}
+
+impl Route {
+    fn moved(&self, place: impl Fn(usize) -> Option<usize>) -> Option<Self> {
+        place(self.pool).map(|pool| Self { pool, ..self.clone() })
+    }
 }
 
 /// What does not change while a proxy runs.
@@ -224,5 +280,45 @@ impl Default for Config {
             splice: true,
             access_log: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(ports: &[u16], pools: &[&str], default: usize) -> Table {
+        let listener = |&port: &u16| Listener {
+            addr: None,
+            port,
+            mode: Mode::Http,
+            routes: vec![Route { pool: default, ..Route::default() }],
+            default: Some(default),
+            insert: Insert::default(),
+            keep_alive: true,
+        };
+        let pool = |&name: &&str| Pool { name: name.to_owned(), ..Pool::default() };
+        Table {
+            listeners: ports.iter().map(listener).collect(),
+            pools: pools.iter().map(pool).collect(),
+            ..Table::default()
+        }
+    }
+
+    /// Listeners keep their places, whatever the order, and those that are closed their pools.
+    #[test]
+    fn listeners_keep_their_places() {
+        let first = table(&[80, 81, 82], &["a", "b"], 1);
+        let mut next = table(&[90, 82, 80], &["b", "c"], 1);
+        assert_eq!(first.replace_listeners(&mut next), [true, false, true, true]);
+        let ports: Vec<_> = next.listeners.iter().map(|l| (l.port, l.default)).collect();
+        assert_eq!(ports, [(80, Some(1)), (81, Some(0)), (82, Some(1)), (90, Some(1))]);
+        assert_eq!(next.listeners[1].routes[0].pool, 0, "the pool b is the first now");
+        // It comes back; of the one that is closed now, the pool is gone.
+        let mut last = table(&[81, 80, 90], &["b"], 0);
+        assert_eq!(next.replace_listeners(&mut last), [true, true, false, true]);
+        let ports: Vec<_> = last.listeners.iter().map(|l| (l.port, l.default)).collect();
+        assert_eq!(ports, [(80, Some(0)), (81, Some(0)), (82, None), (90, Some(0))]);
+        assert_eq!(last.listeners[2].routes, []);
     }
 }

@@ -114,6 +114,12 @@ base::counters! {
         proxy_discarded_bytes,
         /// Tables taken over, the first among them.
         proxy_tables,
+        /// Ports that a later table opened.
+        proxy_ports_opened,
+        /// Ports that a later table closed.
+        proxy_ports_closed,
+        /// Times that a port of a later table could not be opened.
+        proxy_ports_refused,
         /// Lines of the access log that nobody took in time.
         proxy_log_dropped,
     }

@@ -29,7 +29,7 @@ use base::Instant;
 use host::{Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption};
 
 pub use config::{
-    Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Route, Table,
+    Backend, Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Route, Table,
 };
 pub use counters::Counters;
 
@@ -37,8 +37,19 @@ use server::Server;
 
 /// The proxy.
 pub struct Proxy {
-    listeners: Vec<ListenerId>,
+    /// For each listener of the table that the server has.
+    ports: Vec<Port>,
+    /// No port is opened any more.
+    draining: bool,
     server: Server<SocketId>,
+}
+
+/// A port. Its place stays when it is closed: connections that came in there know it.
+#[derive(Clone, Copy, Debug)]
+struct Port {
+    /// Its name when it was last open; none where it could not be opened.
+    id: Option<ListenerId>,
+    open: bool,
 }
 
 impl Proxy {
@@ -53,25 +64,51 @@ impl Proxy {
         host: &mut Host,
     ) -> Result<Self, ListenError> {
         let backlog = config.backlog;
-        let listen = |l: &Listener| {
-            let id = host.listen(Listen { addr: l.addr, port: l.port, backlog })?;
-            // What is relayed blindly may be a protocol in which the server speaks first.
-            let speaks_first = l.mode != Mode::Tcp;
-            host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
-            host.set_listener_option(id, ListenerOption::TeardownOffload(true));
-            host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));
-            Ok(id)
-        };
-        let listeners = table.listeners.iter().map(listen).collect::<Result<_, _>>()?;
+        let open =
+            |l: &Listener| listen(host, l, backlog).map(|id| Port { id: Some(id), open: true });
+        let ports = table.listeners.iter().map(open).collect::<Result<_, _>>()?;
         let mut server = Server::new(config);
         server.apply(now, table);
-        Ok(Self { listeners, server })
+        Ok(Self { ports, draining: false, server })
     }
 
-    /// Takes over another table, with the same listeners in the same order. Connections go on as
-    /// they are; backends that are gone get no new ones.
-    pub fn apply(&mut self, now: Instant, table: Table) {
+    /// Takes over another table. Ports that are new in it are opened, and those that are not in it
+    /// closed; one that cannot be opened is said in the log and tried again with the next table.
+    /// Connections go on as they are; backends that are gone get no new ones.
+    pub fn apply(&mut self, now: Instant, host: &mut Host, mut table: Table) {
+        let shared = &mut self.server.shared;
+        let modes: Vec<Mode> = shared.table.listeners.iter().map(|l| l.mode).collect();
+        let wanted = shared.table.replace_listeners(&mut table);
+        self.ports.resize(wanted.len(), Port { id: None, open: false });
+        let listeners = wanted.into_iter().zip(&table.listeners).enumerate();
+        for (port, (index, (is_wanted, listener))) in self.ports.iter_mut().zip(listeners) {
+            if port.open && !is_wanted {
+                port.close(host);
+                shared.counters.proxy_ports_closed += 1;
+            } else if port.open {
+                let changed = modes.get(index) != Some(&listener.mode);
+                let id = port.id.filter(|_| changed);
+                id.into_iter().for_each(|id| set_options(host, id, listener.mode));
+            } else if is_wanted && !self.draining {
+                match listen(host, listener, shared.config.backlog) {
+                    Ok(id) => {
+                        *port = Port { id: Some(id), open: true };
+                        shared.counters.proxy_ports_opened += 1;
+                    }
+                    Err(error) => {
+                        shared.remark(now, &error);
+                        shared.counters.proxy_ports_refused += 1;
+                    }
+                }
+            }
+        }
         self.server.apply(now, table);
+    }
+
+    /// Accepts nobody any more, whatever tables come. Connections go on.
+    pub fn drain(&mut self, host: &mut Host) {
+        self.draining = true;
+        self.ports.iter_mut().for_each(|port| port.close(host));
     }
 
     /// Takes what [`Host::poll_notice`] gave. Notices about listeners and sockets of others are
@@ -79,7 +116,7 @@ impl Proxy {
     pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
-                if let Some(index) = self.listeners.iter().position(|l| *l == listener) {
+                if let Some(index) = self.ports.iter().position(|p| p.id == Some(listener)) {
                     // What is relayed was cut by its sender.
                     host.set_option(now, socket, SocketOption::NoDelay(true));
                     self.server.handle_accepted(now, host, socket, index);
@@ -125,4 +162,26 @@ impl Proxy {
         f("proxy_backends", backends);
         f("proxy_backends_up", up);
     }
+}
+
+impl Port {
+    fn close(&mut self, host: &mut Host) {
+        if core::mem::take(&mut self.open) {
+            self.id.into_iter().for_each(|id| host.unlisten(id));
+        }
+    }
+}
+
+fn listen(host: &mut Host, l: &Listener, backlog: usize) -> Result<ListenerId, ListenError> {
+    let id = host.listen(Listen { addr: l.addr, port: l.port, backlog })?;
+    host.set_listener_option(id, ListenerOption::TeardownOffload(true));
+    set_options(host, id, l.mode);
+    Ok(id)
+}
+
+fn set_options(host: &mut Host, id: ListenerId, mode: Mode) {
+    // What is relayed blindly may be a protocol in which the server speaks first.
+    let speaks_first = mode != Mode::Tcp;
+    host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
+    host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));
 }

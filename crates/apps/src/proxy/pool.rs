@@ -8,8 +8,11 @@
 use base::{Duration, Instant};
 use wire::Endpoint;
 
-use super::config::{Balance, Check, Pool as PoolConfig};
+use super::config::{Backend as BackendConfig, Balance, Check, Pool as PoolConfig};
 use super::maglev::Maglev;
+
+/// Entries of a hash table that one backend takes for each that another takes.
+const TURNS_MAX: u32 = 256;
 
 /// Slot of a backend: stays the same as long as it has connections.
 pub(crate) type BackendId = usize;
@@ -35,6 +38,10 @@ pub(crate) enum Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Backend {
     pub(crate) addr: Endpoint,
+    priority: u16,
+    weight: u32,
+    /// Of round robin: the weights that it has been owed, less what it was given.
+    owed: i64,
     /// Slot of its pool.
     pool: usize,
     up: bool,
@@ -78,7 +85,7 @@ impl Backends {
         }
         for (slot, config) in kept.iter().zip(table) {
             let members =
-                config.backends.iter().map(|addr| self.member(*slot, *addr, &mut added)).collect();
+                config.backends.iter().map(|one| self.member(*slot, *one, &mut added)).collect();
             let cursor = self.pools.get(*slot).and_then(Option::as_ref).map_or(0, |p| p.cursor);
             let pool = Pool { config: config.clone(), members, cursor, maglev: None };
             if let Some(place) = self.pools.get_mut(*slot) {
@@ -120,15 +127,23 @@ impl Backends {
         }
     }
 
-    fn member(&mut self, pool: usize, addr: Endpoint, added: &mut Vec<BackendId>) -> BackendId {
+    fn member(&mut self, pool: usize, of: BackendConfig, added: &mut Vec<BackendId>) -> BackendId {
+        let BackendConfig { addr, priority, weight } = of;
+        let weight = weight.max(1);
         let same = |slot: &Option<Backend>| {
             slot.as_ref().is_some_and(|b| b.pool == pool && b.addr == addr)
         };
         if let Some(id) = self.slots.iter().position(same) {
+            if let Some(backend) = self.get_mut(id) {
+                (backend.priority, backend.weight) = (priority, weight);
+            }
             return id;
         }
         let backend = Backend {
             addr,
+            priority,
+            weight,
+            owed: 0,
             pool,
             // Up until it is known to be down: a start does not wait for checks.
             up: true,
@@ -179,9 +194,13 @@ impl Backends {
         let (slots, config) = (&self.slots, &pool.config);
         let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
         let is_up = |id: &BackendId| get(id).is_some_and(|b| b.up) && !tried.contains(id);
-        let has_room =
-            |id: &BackendId| get(id).is_some_and(|b| b.connections < config.connections_max);
-        let usable = |id: &BackendId| is_up(id) && has_room(id);
+        let max = config.connections_max;
+        let has = |b: &Backend, id: BackendId| b.up && b.connections < max && !tried.contains(&id);
+        // RFC 2782: the least number that can be reached.
+        let members = pool.members.iter().filter_map(|id| Some((get(id)?, *id)));
+        let first = members.filter(|(b, id)| has(b, *id)).map(|(b, _)| b.priority).min();
+        let fits = |b: &Backend, id| has(b, id) && Some(b.priority) == first;
+        let usable = |id: &BackendId| get(id).is_some_and(|b| fits(b, *id));
         let (after, before) = {
             let start = pool.cursor.min(pool.members.len());
             let (before, after) = pool.members.split_at(start);
@@ -189,15 +208,23 @@ impl Backends {
         };
         let mut turn = after.iter().chain(before).copied();
         let found = match config.balance {
-            Balance::RoundRobin => turn.find(usable),
+            // nginx's smooth weighted round robin: each is owed its weight a turn, and whoever is
+            // owed most gets the turn for what all were owed in it.
+            Balance::RoundRobin => {
+                let owed = |id: &BackendId| get(id).map_or(0, |b| -(b.owed + i64::from(b.weight)));
+                turn.filter(usable).min_by_key(owed)
+            }
             Balance::Least => {
-                turn.filter(usable).min_by_key(|id| get(id).map_or(u32::MAX, |b| b.connections))
+                let load =
+                    |b: &Backend| ((u64::from(b.connections) + 1) << 32) / u64::from(b.weight);
+                turn.filter(usable).min_by_key(|id| get(id).map_or(u64::MAX, load))
             }
             Balance::Maglev(_) => {
                 let (table, members) =
                     pool.maglev.get_or_insert_with(|| build(&pool.members, slots));
                 let mut flow = table.lookup(hash).filter_map(|at| members.get(at).copied());
-                flow.find(usable)
+                // Where all of the table are full or were tried, those after them.
+                flow.find(usable).or_else(|| turn.find(usable))
             }
         };
         let Some(id) = found else {
@@ -206,6 +233,9 @@ impl Backends {
         };
         // Equals take turns in both of the orders that begin there.
         pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
+        if config.balance == Balance::RoundRobin {
+            take_turn(&mut self.slots, &pool.members, id, fits);
+        }
         if let Some(backend) = self.get_mut(id) {
             backend.connections += 1;
         }
@@ -285,12 +315,39 @@ impl Backends {
     }
 }
 
+/// `chosen` has a turn of those members that `fits` says.
+fn take_turn(
+    slots: &mut [Option<Backend>],
+    members: &[BackendId],
+    chosen: BackendId,
+    fits: impl Fn(&Backend, BackendId) -> bool,
+) {
+    let mut total = 0;
+    for id in members {
+        let Some(Some(backend)) = slots.get_mut(*id) else { continue };
+        if fits(backend, *id) {
+            backend.owed += i64::from(backend.weight);
+            total += i64::from(backend.weight);
+        }
+    }
+    if let Some(Some(backend)) = slots.get_mut(chosen) {
+        backend.owed -= total;
+    }
+}
+
 fn build(members: &[BackendId], slots: &[Option<Backend>]) -> (Maglev, Vec<BackendId>) {
     let get = |id: &BackendId| slots.get(*id).and_then(Option::as_ref);
-    let up: Vec<BackendId> =
-        members.iter().copied().filter(|id| get(id).is_some_and(|b| b.up)).collect();
-    let addrs: Vec<Endpoint> = up.iter().filter_map(get).map(|b| b.addr).collect();
-    (Maglev::new(&addrs), up)
+    let up = || members.iter().filter(|id| get(id).is_some_and(|b| b.up));
+    let first = up().filter_map(get).map(|b| b.priority).min();
+    let used = || up().filter(|id| get(id).map(|b| b.priority) == first);
+    let least = used().filter_map(get).map(|b| b.weight).min().unwrap_or(1);
+    // Who has twice the weight takes twice as many entries a turn.
+    let times = |id: &BackendId| get(id).map_or(0, |b| (b.weight / least).min(TURNS_MAX));
+    let turns: Vec<BackendId> = used()
+        .flat_map(|id| core::iter::repeat_n(*id, usize::try_from(times(id)).unwrap_or(1)))
+        .collect();
+    let addrs: Vec<Endpoint> = turns.iter().filter_map(get).map(|b| b.addr).collect();
+    (Maglev::new(&addrs), turns)
 }
 
 #[cfg(test)]
@@ -303,7 +360,7 @@ mod tests {
     }
 
     fn pool(name: &str, balance: Balance, backends: &[u8]) -> PoolConfig {
-        let backends = backends.iter().map(|n| addr(*n)).collect();
+        let backends = backends.iter().map(|n| addr(*n).into()).collect();
         PoolConfig { name: name.to_owned(), balance, backends, ..PoolConfig::default() }
     }
 
@@ -323,6 +380,66 @@ mod tests {
         let id = id_of(all, n);
         let changes = [(); 3].map(|()| all.bad(id, Instant::ZERO));
         assert_eq!(changes, [Change::None, Change::None, Change::Down]);
+    }
+
+    /// Backends by address, priority and weight.
+    fn weighted(balance: Balance, backends: &[(u8, u16, u32)]) -> Backends {
+        let one = |&(n, priority, weight): &(u8, u16, u32)| BackendConfig {
+            addr: addr(n),
+            priority,
+            weight,
+        };
+        let backends = backends.iter().map(one).collect();
+        let mut all = Backends::default();
+        all.apply(&[PoolConfig { backends, ..pool("a", balance, &[]) }]);
+        all
+    }
+
+    /// How often each of 1 to 3 is chosen for `times` connections that stay.
+    fn shares(all: &mut Backends, times: u64) -> [u64; 3] {
+        let mut counts = [0; 3];
+        for flow in 0..times {
+            counts[usize::from(chosen(all, mix(flow), &[]).unwrap() - 1)] += 1;
+        }
+        counts
+    }
+
+    fn mix(flow: u64) -> u64 {
+        base::Prng::new(flow).next_u64()
+    }
+
+    /// RFC 2782: in proportion to the weights, evenly in time.
+    #[test]
+    fn weights() {
+        let mut all = weighted(Balance::RoundRobin, &[(1, 0, 5), (2, 0, 1), (3, 0, 1)]);
+        let turns: Vec<u8> = (0..14).map(|_| chosen(&mut all, 0, &[]).unwrap()).collect();
+        assert_eq!(turns, [1, 1, 2, 1, 3, 1, 1, 1, 1, 2, 1, 3, 1, 1]);
+        let mut all = weighted(Balance::Least, &[(1, 0, 60), (2, 0, 10), (3, 0, 30)]);
+        assert_eq!(shares(&mut all, 100), [60, 10, 30]);
+        let by = Balance::Maglev(HashBy::Source);
+        let mut all = weighted(by, &[(1, 0, 60), (2, 0, 10), (3, 0, 30)]);
+        let counts = shares(&mut all, 10_000);
+        for (count, share) in counts.into_iter().zip([6_000_u64, 1_000, 3_000]) {
+            assert!(count.abs_diff(share) < 200, "{counts:?}");
+        }
+    }
+
+    /// RFC 2782: a higher number only where none of a lower one can be had.
+    #[test]
+    fn priorities() {
+        for balance in [Balance::RoundRobin, Balance::Least, Balance::Maglev(HashBy::Source)] {
+            let mut all = weighted(balance, &[(1, 10, 1), (2, 20, 9), (3, 20, 1)]);
+            assert_eq!(shares(&mut all, 50), [50, 0, 0]);
+            let first = id_of(&all, 1);
+            assert_ne!(chosen(&mut all, 7, &[first]), Ok(1), "tried already");
+            down(&mut all, 1);
+            let counts = shares(&mut all, 1_000);
+            assert!(counts[0] == 0 && counts[1].abs_diff(900) < 40, "{balance:?} {counts:?}");
+            down(&mut all, 2);
+            assert_eq!(shares(&mut all, 5), [0, 0, 5]);
+            all.try_again(first);
+            assert_eq!(shares(&mut all, 5), [5, 0, 0]);
+        }
     }
 
     #[test]

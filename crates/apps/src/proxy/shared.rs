@@ -146,8 +146,16 @@ impl<I: Copy + Eq> Shared<I> {
         let Some(addr) = self.backends.get(backend).map(|b| b.addr) else { return };
         let pool = self.backends.config_of(backend).map_or("", |pool| pool.name.as_str());
         if self.log.enabled() {
+            let remark = format!("backend {addr} of {pool} {what}");
+            self.remark(now, &remark);
+        }
+    }
+
+    /// Puts a line that is about no client into the log.
+    pub(crate) fn remark(&mut self, now: Instant, what: &dyn core::fmt::Display) {
+        if self.log.enabled() {
             self.clock.advance(now);
-            let line = format!("# [{}] backend {addr} of {pool} {what}", self.clock.log());
+            let line = format!("# [{}] {what}", self.clock.log());
             if !self.log.push(line) {
                 self.counters.proxy_log_dropped += 1;
             }

@@ -291,7 +291,7 @@ fn build(setting: Setting) -> Result<World, Failure> {
     let table = Table {
         listeners: (80..80 + PORTS).map(listener).collect(),
         pools: vec![Pool {
-            backends: (80..80 + PORTS).map(|port| at(2, port)).collect(),
+            backends: (80..80 + PORTS).map(|port| at(2, port).into()).collect(),
             check: proxy::Check { interval: Duration::ZERO, ..proxy::Check::default() },
             ..Pool::default()
         }],

@@ -56,7 +56,8 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
         "resent",
         "Offload"
     );
-    for row in answer.as_array().into_iter().flatten() {
+    let is_pair = |row: &&Value| row["spliced_with"].is_object();
+    for row in answer.as_array().into_iter().flatten().filter(|row| !is_pair(row)) {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);
         let word = |key: &str| row[key].as_str().unwrap_or("?").to_owned();
         let offload = describe_offload(&row["offload"]);
@@ -75,7 +76,36 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
             offload
         );
     }
+    let pairs: Vec<&Value> = answer.as_array().into_iter().flatten().filter(is_pair).collect();
+    describe_pairs(&pairs, &mut text);
     print(&text)
+}
+
+/// The pairs of connections that the device relays, where there are any.
+fn describe_pairs(pairs: &[&Value], text: &mut String) {
+    if pairs.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<12} {:<26} {:<26} {:>12} {:>12} {:>9} {:>9}",
+        "Spliced", "Client", "Backend", "bytes to", "bytes back", "age", "idle"
+    );
+    for row in pairs {
+        let number = |key: &str| row[key].as_u64().unwrap_or(0);
+        let word = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+        let _ = writeln!(
+            text,
+            "{:<12} {:<26} {:<26} {:>12} {:>12} {:>7}ms {:>7}ms",
+            word(&row["state"]),
+            word(&row["remote"]),
+            word(&row["spliced_with"]["remote"]),
+            number("bytes_from_remote"),
+            number("bytes_to_remote"),
+            number("age_ms"),
+            number("idle_ms"),
+        );
+    }
 }
 
 /// The engines that work for a connection, then those that do not, each with its reason.

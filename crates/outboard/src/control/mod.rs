@@ -17,6 +17,7 @@ use std::time::Duration;
 use abi::Refusal;
 use host::SocketInfo;
 use io::notify::Notifier;
+use nic::SpliceInfo;
 use serde_json::{Map, Value, json};
 
 use crate::args::WireArg;
@@ -33,6 +34,7 @@ pub(crate) struct Answer {
     with_sockets: bool,
     counters: Vec<(&'static str, u64)>,
     sockets: Vec<SocketInfo>,
+    splices: Vec<SpliceInfo>,
 }
 
 impl Answer {
@@ -49,6 +51,11 @@ impl Answer {
     /// Adds a connection.
     pub(crate) fn socket(&mut self, info: SocketInfo) {
         self.sockets.push(info);
+    }
+
+    /// Adds a pair of connections that the device relays.
+    pub(crate) fn splice(&mut self, info: SpliceInfo) {
+        self.splices.push(info);
     }
 }
 
@@ -114,14 +121,45 @@ pub(crate) fn counters(probes: &[Probe]) -> Value {
     Value::Object(all)
 }
 
-/// Every connection.
+/// The sum of these counters over the host threads; one that does not answer adds nothing.
+pub(crate) fn sum(probes: &[Probe], names: &[&str]) -> u64 {
+    let hosts = probes.iter().filter(|probe| probe.part == "host");
+    let answers: Vec<Answer> = hosts.filter_map(|probe| probe.ask(false)).collect();
+    let counters = answers.iter().flat_map(|answer| &answer.counters);
+    counters.filter(|(name, _)| names.contains(name)).map(|(_, value)| value).sum()
+}
+
+/// Every connection: those of the hosts, then the pairs that the devices relay.
 fn sockets(probes: &[Probe]) -> Value {
-    let mut all = Vec::new();
-    for probe in probes.iter().filter(|p| p.part == "host") {
+    let (mut all, mut pairs) = (Vec::new(), Vec::new());
+    for probe in probes {
         let Some(answer) = probe.ask(true) else { continue };
         all.extend(answer.sockets.iter().map(|info| describe(info, probe.index)));
+        pairs.extend(answer.splices.iter().map(|info| describe_pair(info, probe.index)));
     }
+    all.append(&mut pairs);
     Value::Array(all)
+}
+
+/// A pair: its first connection stands where that of a socket does, the other beside it.
+fn describe_pair(info: &SpliceInfo, queue: usize) -> Value {
+    let [first, second] = info.tuples;
+    json!({
+        "queue": queue,
+        "local": first.local.to_string(),
+        "remote": first.remote.to_string(),
+        "state": info.state,
+        "spliced_with": {
+            "local": second.local.to_string(),
+            "remote": second.remote.to_string(),
+        },
+        "bytes_from_remote": info.bytes[0],
+        "bytes_to_remote": info.bytes[1],
+        "packets_from_remote": info.packets[0],
+        "packets_to_remote": info.packets[1],
+        "age_ms": info.age.as_millis(),
+        "idle_ms": info.idle.as_millis(),
+    })
 }
 
 fn describe(info: &SocketInfo, queue: usize) -> Value {

@@ -34,7 +34,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     Addr(IpAddr),
-    Service { priority: u16, target: String, port: u16 },
+    Service { priority: u16, weight: u16, target: String, port: u16 },
 }
 
 /// Records, and for how many seconds they hold; none at all where the name has none.
@@ -199,6 +199,7 @@ fn collect(packet: &Packet<'_>, name: &str) -> Answer {
             RData::AAAA(a) => Record::Addr(Ipv6Addr::from(a.address).into()),
             RData::SRV(srv) => Record::Service {
                 priority: srv.priority,
+                weight: srv.weight,
                 target: srv.target.to_string().to_ascii_lowercase(),
                 port: srv.port,
             },
@@ -270,6 +271,30 @@ pub(super) mod tests {
         addr
     }
 
+    /// As [`server`], with targets for `_http._tcp.app.example`, each a priority, a weight and an
+    /// address (10.0.0.x) at port 8080.
+    pub(crate) fn services_of(targets: &'static [(u16, u16, u8)]) -> SocketAddr {
+        server(move |query| {
+            let packet = Packet::parse(query).unwrap();
+            let question = &packet.questions[0];
+            let owner = question.qname.to_string();
+            let host = |&(.., n): &(u16, u16, u8)| format!("t{n}.example");
+            let hosts: Vec<String> = targets.iter().map(host).collect();
+            let mut answers = Vec::new();
+            for (&(priority, weight, n), target) in targets.iter().zip(&hosts) {
+                let data = match question.qtype {
+                    QTYPE::TYPE(TYPE::SRV) => {
+                        RData::SRV(SRV { priority, weight, port: 8080, target: name(target) })
+                    }
+                    QTYPE::TYPE(TYPE::A) if *target == owner => a(n),
+                    _ => continue,
+                };
+                answers.push(record(&owner, 60, data));
+            }
+            Some(reply(query, answers))
+        })
+    }
+
     /// As [`server`], with these addresses for `app.example` (10.0.0.x) and no other name.
     pub(crate) fn server_of(addrs: impl Fn() -> (Vec<u8>, u32) + Send + 'static) -> SocketAddr {
         server(move |query| {
@@ -311,7 +336,7 @@ pub(super) mod tests {
         let query = super::query(7, "_x._tcp.a", Kind::Srv).unwrap();
         let srv = SRV { priority: 1, weight: 2, port: 3, target: name("T.a") };
         let bytes = reply(&query, vec![record("_x._tcp.a", 9, RData::SRV(srv))]);
-        let target = Record::Service { priority: 1, target: "t.a".to_owned(), port: 3 };
+        let target = Record::Service { priority: 1, weight: 2, target: "t.a".to_owned(), port: 3 };
         let expected = Answer { records: vec![target], ttl_s: 9 };
         assert_eq!(read(&bytes, 7, "_x._tcp.a", Kind::Srv), Reply::Answer(expected));
     }

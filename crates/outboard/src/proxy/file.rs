@@ -382,17 +382,4 @@ servers = ['10.0.0.1:80']
         }
         assert_eq!(parse("").unwrap_err(), (1, "no [[listener]]: write one".to_owned()));
     }
-
-    #[test]
-    fn ports_are_opened_at_the_start() {
-        let old = parse(SMALL).unwrap();
-        let two = format!("[[listener]]\nlisten = ':81'\nmode = 'tcp'\ndefault = 'a'\n{SMALL}");
-        let new = parse(&two).unwrap();
-        let added = new.clone().keep_listeners(&old).unwrap_err();
-        assert!(added.contains("*:81"), "{added}");
-        assert!(old.clone().keep_listeners(&new).is_err());
-        let turned =
-            Plan { listeners: new.listeners.iter().rev().cloned().collect(), ..new.clone() };
-        assert_eq!(turned.keep_listeners(&new).unwrap(), new);
-    }
 }

@@ -21,21 +21,27 @@ use io::clock::{self, Clock};
 use io::disk::Disk;
 use io::wire::Wire;
 use nic::Device;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGHUP;
 
 use crate::args::{BalanceArg, CidrArg, HashArg, ModeArg, ProxyArgs, StackArgs, SwitchArg};
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
-use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads};
+use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads, drain};
 use names::Names;
 use plan::{Plan, PoolPlan};
 
 pub(crate) use plan::{ListenArg, Member};
 
-impl App for Proxy {
+/// What a proxy is told.
+pub(crate) enum Order {
     /// What to do from now on.
-    type Message = Table;
+    Apply(Table),
+    /// To accept nobody any more.
+    Drain,
+}
+
+impl App for Proxy {
+    type Message = Order;
 
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         Self::handle_notice(self, now, host, notice);
@@ -45,8 +51,11 @@ impl App for Proxy {
         Self::handle_timeout(self, now, host);
     }
 
-    fn handle_message(&mut self, now: Instant, _: &mut Host, table: Table) {
-        self.apply(now, table);
+    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::Apply(table) => self.apply(now, host, table),
+            Order::Drain => self.drain(host),
+        }
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -68,8 +77,7 @@ impl App for Proxy {
 /// What could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     // Before anything is opened, so that no signal is lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
+    let signals = drain::signals()?;
     if args.stack.queues != 1 {
         // What a backend sends goes to the queue that RSS chooses, which need not be the one that
         // connected.
@@ -84,7 +92,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let mut names = Names::new(args.resolver, clock, plan.clone());
     let table = names.table();
     let mut threads = Threads::default();
-    let (tables, messages) = channel();
+    let (orders, messages) = channel();
     let wire = open_wire(args, &clock)?;
     let queue = stack::mesh(1)?.pop();
     if let (Some(wire), Some(queue)) = (wire, queue) {
@@ -104,12 +112,12 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     if let Some(addr) = args.stack.metrics {
         control::metrics::start(addr, threads.probes().to_vec())?;
     }
-    let plans = start_names(names, table, tables, threads.probes().to_vec())?;
+    let plans = start_names(names, table, orders.clone(), threads.probes().to_vec())?;
     let _socket_file = control.start(threads.probes().to_vec())?;
     announce(args, &plan);
-    for signal in signals.forever() {
+    for signal in &signals {
         match (signal, &args.config) {
-            (SIGHUP, Some(path)) => match file::read(path).and_then(|p| p.keep_listeners(&plan)) {
+            (SIGHUP, Some(path)) => match file::read(path) {
                 Ok(new) => {
                     eprintln!("outboard: SIGHUP: {} read again", path.display());
                     // It ends only with us.
@@ -121,6 +129,9 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
             _ => break,
         }
     }
+    // They end only with us.
+    let _ = orders.send(Order::Drain);
+    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
     threads.stop()
 }
 
@@ -149,13 +160,13 @@ fn open_wire(args: &ProxyArgs, clock: &Clock) -> Result<Option<Box<dyn Wire>>, F
 fn start_names(
     names: Names,
     table: Table,
-    tables: Sender<Table>,
+    orders: Sender<Order>,
     probes: Vec<Probe>,
 ) -> Result<Sender<Plan>, Failure> {
     let (plans, plans_end) = channel();
     let give = move |table: Table| {
         // It ends with the host thread.
-        let _ = tables.send(table);
+        let _ = orders.send(Order::Apply(table));
         probes.iter().for_each(Probe::wake);
     };
     stack::spawn("names".to_owned(), move || names.run(&plans_end, table, give))?;

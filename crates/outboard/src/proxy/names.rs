@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
-use apps::proxy::Table;
+use apps::proxy::{Backend, Table};
 use base::{Duration, Instant};
 use io::clock::Clock;
 
 use super::dns::{self, Answer, Kind, Record};
-use super::plan::{Member, Plan};
+use super::plan::{Member, Plan, backend};
 
 /// Bounds of the time that an answer holds.
 const TTL_MIN: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const ADDRS_MAX: usize = 1024;
 /// A member's addresses, and until when.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    addrs: Vec<SocketAddr>,
+    backends: Vec<Backend>,
     until: Instant,
     /// It was said that it cannot be looked up.
     complained: bool,
@@ -58,8 +58,8 @@ impl Names {
         }
         let known = &self.known;
         self.plan.table(|member| match member {
-            Member::Addr(addr) => vec![*addr],
-            name => known.get(name).map(|known| known.addrs.clone()).unwrap_or_default(),
+            Member::Addr(addr) => vec![backend(*addr)],
+            name => known.get(name).map(|known| known.backends.clone()).unwrap_or_default(),
         })
     }
 
@@ -85,15 +85,18 @@ impl Names {
     fn look_up(&mut self, now: Instant, member: Member) {
         let server = self.server.map_or_else(dns::system_server, Ok);
         let found = server.and_then(|server| match &member {
-            Member::Addr(addr) => Ok((vec![*addr], u32::MAX)),
-            Member::Name(name, port) => addresses(server, name, *port),
+            Member::Addr(addr) => Ok((vec![backend(*addr)], u32::MAX)),
+            Member::Name(name, port) => {
+                let found = addresses(server, name, *port);
+                found.map(|(addrs, ttl_s)| (addrs.into_iter().map(backend).collect(), ttl_s))
+            }
             Member::Service(name) => service(server, name),
         });
         let known = self.known.entry(member).or_default();
         match found {
-            Ok((mut addrs, ttl_s)) => {
-                addrs.sort_unstable();
-                known.addrs = addrs;
+            Ok((mut backends, ttl_s)) => {
+                backends.sort_unstable();
+                known.backends = backends;
                 let ttl = Duration::from_secs(ttl_s.into());
                 known.until = now + if ttl_s == 0 { RETRY } else { ttl.clamp(TTL_MIN, TTL_MAX) };
                 known.complained = false;
@@ -125,25 +128,32 @@ fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAdd
     Ok((addrs.collect(), ttls.min().unwrap_or(0)))
 }
 
-/// RFC 2782: the targets of the lowest priority. Their weights are not used.
-fn service(server: SocketAddr, name: &str) -> Result<(Vec<SocketAddr>, u32), String> {
+/// RFC 2782: all targets, with their priorities and weights.
+fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String> {
     let answer = dns::ask(server, name, Kind::Srv)?;
-    let targets = answer.records.iter().filter_map(|record| match record {
-        Record::Service { priority, target, port } => Some((*priority, target, *port)),
-        Record::Addr(_) => None,
-    });
-    let first = targets.clone().map(|(priority, ..)| priority).min();
-    let (mut addrs, mut ttl_s) = (Vec::new(), answer.ttl_s);
-    // A target of "." says that there is no such service.
-    let used =
-        targets.filter(|(priority, target, _)| Some(*priority) == first && !target.is_empty());
-    for (_, target, port) in used {
-        let (of_target, ttl) = addresses(server, target, port)?;
-        addrs.extend(of_target);
+    let (mut backends, mut ttl_s) = (Vec::new(), answer.ttl_s);
+    for record in &answer.records {
+        let Record::Service { priority, weight, target, port } = record else { continue };
+        // A target of "." says that there is no such service.
+        if target.is_empty() {
+            continue;
+        }
+        let (addrs, ttl) = addresses(server, target, *port)?;
+        let weight = share(*weight, addrs.len());
+        let of_target = addrs.into_iter().map(backend);
+        backends.extend(of_target.map(|one| Backend { priority: *priority, weight, ..one }));
         ttl_s = ttl_s.min(ttl);
     }
-    addrs.truncate(ADDRS_MAX);
-    Ok((addrs, ttl_s))
+    backends.sort_unstable_by_key(|backend| (backend.priority, backend.addr));
+    backends.truncate(ADDRS_MAX);
+    Ok((backends, ttl_s))
+}
+
+/// What of its weight each of a target's addresses has. A weight of zero is a very small chance
+/// beside others (RFC 2782), and all of it where there are none.
+fn share(weight: u16, addrs: usize) -> u32 {
+    let addrs = u32::try_from(addrs).unwrap_or(u32::MAX).max(1);
+    (u32::from(weight) * Backend::WEIGHT / addrs).max(1)
 }
 
 #[cfg(test)]
@@ -164,7 +174,9 @@ mod tests {
 
     fn last_bytes(table: &Table) -> Vec<u8> {
         let addrs = table.pools[0].backends.iter();
-        addrs.map(|b| b.addr.to_string().rsplit('.').next().unwrap().parse().unwrap()).collect()
+        addrs
+            .map(|b| b.addr.addr.to_string().rsplit('.').next().unwrap().parse().unwrap())
+            .collect()
     }
 
     #[test]
@@ -197,8 +209,24 @@ mod tests {
         drop(nobody);
         let mut names = Names::new(Some(addr), Clock::new(), plan("app.example:80"));
         let member = Member::Name("app.example".to_owned(), 80);
-        let addrs = vec!["10.0.0.3:80".parse().unwrap()];
-        names.known.insert(member, Known { addrs, until: Instant::ZERO, complained: true });
+        let backends = vec![backend("10.0.0.3:80".parse().unwrap())];
+        names.known.insert(member, Known { backends, until: Instant::ZERO, complained: true });
         assert_eq!(last_bytes(&names.table()), [3, 200]);
+    }
+
+    /// RFC 2782: priorities and weights reach the table; a weight is its target's, however many
+    /// addresses that has.
+    #[test]
+    fn services_have_weights_and_priorities() {
+        let server = dns::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
+        let text = "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\n\
+                    name = 'a'\nservers = ['srv:_http._tcp.app.example']\n";
+        let mut names = Names::new(Some(server), Clock::new(), file::parse(text).unwrap());
+        let table = names.table();
+        assert_eq!(last_bytes(&table), [1, 2, 3]);
+        let backends = table.pools[0].backends.iter();
+        let numbers: Vec<_> = backends.map(|b| (b.priority, b.weight, b.addr.port)).collect();
+        assert_eq!(numbers, [(10, 60 * 64, 8080), (10, 20 * 64, 8080), (20, 1, 8080)]);
+        assert_eq!([share(10, 2), share(10, 1), share(0, 3), share(1, 1000)], [320, 640, 1, 1]);
     }
 }

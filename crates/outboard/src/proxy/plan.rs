@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use apps::proxy::{Limits, Listener, Pool, Table};
+use apps::proxy::{Backend, Limits, Listener, Pool, Table};
 use wire::Endpoint;
 
 /// A backend as it was written.
@@ -16,7 +16,7 @@ pub(crate) enum Member {
     Addr(SocketAddr),
     /// All addresses of a name of DNS, at this port.
     Name(String, u16),
-    /// All targets of a service (RFC 2782) with the lowest priority.
+    /// All targets of a service, with their priorities and weights: RFC 2782.
     Service(String),
 }
 
@@ -96,14 +96,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The table, with what each member is now.
-    pub(crate) fn table(&self, addrs: impl Fn(&Member) -> Vec<SocketAddr>) -> Table {
+    pub(crate) fn table(&self, backends: impl Fn(&Member) -> Vec<Backend>) -> Table {
         let pools = self.pools.iter().map(|plan| {
-            let addrs = plan.members.iter().flat_map(&addrs);
-            let mut backends: Vec<Endpoint> =
-                addrs.map(|a| Endpoint { addr: a.ip(), port: a.port() }).collect();
-            // Two names may lead to one place.
+            let mut backends: Vec<Backend> = plan.members.iter().flat_map(&backends).collect();
+            // Two names may lead to one place: the least priority counts.
             backends.sort_unstable();
-            backends.dedup();
+            backends.dedup_by_key(|backend| backend.addr);
             Pool { backends, ..plan.pool.clone() }
         });
         Table {
@@ -118,27 +116,11 @@ impl Plan {
         let members = self.pools.iter().flat_map(|pool| &pool.members);
         members.filter(|member| !matches!(member, Member::Addr(_)))
     }
+}
 
-    /// Puts the listeners into the order that they have in `running`.
-    ///
-    /// # Errors
-    /// The first listener that is in only one of both: ports are opened at the start.
-    pub(crate) fn keep_listeners(mut self, running: &Self) -> Result<Self, String> {
-        let same = |a: &Listener, b: &Listener| (a.addr, a.port) == (b.addr, b.port);
-        let differs = |l: &Listener| {
-            let addr = l.addr.map_or_else(|| "*".to_owned(), |addr| addr.to_string());
-            format!("listener {addr}:{} is not the same: restart to open or close ports", l.port)
-        };
-        let mut ordered = Vec::new();
-        for old in &running.listeners {
-            let at = self.listeners.iter().position(|new| same(new, old));
-            ordered.push(self.listeners.remove(at.ok_or_else(|| differs(old))?));
-        }
-        match self.listeners.first() {
-            Some(new) => Err(differs(new)),
-            None => Ok(Self { listeners: ordered, ..self }),
-        }
-    }
+/// A backend at an address of which nothing else is said.
+pub(super) fn backend(addr: SocketAddr) -> Backend {
+    Endpoint { addr: addr.ip(), port: addr.port() }.into()
 }
 
 #[cfg(test)]

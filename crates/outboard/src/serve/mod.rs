@@ -5,7 +5,6 @@
 
 mod tls;
 
-use std::convert::Infallible;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,17 +17,18 @@ use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
 use nic::{Device, FileConfig, L5oConfig};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGHUP;
 
 use crate::args::{DiskArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
 use crate::error::Failure;
-use crate::stack::{self, App, BACKLOG, Parts, Threads};
+use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+
+/// Accept nobody any more.
+pub(crate) struct Drain;
 
 impl App for ContentServer {
-    /// Nobody tells it anything.
-    type Message = Infallible;
+    type Message = Drain;
 
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         Self::handle_notice(self, now, host, notice);
@@ -38,8 +38,8 @@ impl App for ContentServer {
         Self::handle_timeout(self, now, host);
     }
 
-    fn handle_message(&mut self, _: Instant, _: &mut Host, message: Infallible) {
-        match message {}
+    fn handle_message(&mut self, now: Instant, host: &mut Host, _: Drain) {
+        self.drain(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -61,8 +61,7 @@ impl App for ContentServer {
 /// What could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     // Before anything is opened, so that no signal is lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
+    let signals = drain::signals()?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     // A folder that cannot be served is said so before anything is made.
@@ -74,7 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mesh = stack::mesh(queues)?;
     // One for all devices: whichever of them receives a packet, its flow belongs to the same host.
     let rss_seed = clock::entropy();
-    let mut threads = Threads::default();
+    let (mut threads, mut orders) = (Threads::default(), Vec::new());
     for (index, (wire, queue)) in wires.into_iter().zip(mesh).enumerate() {
         let device = new_device(args, queues, rss_seed, wire.as_ref());
         let capabilities = device.capabilities();
@@ -84,7 +83,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         let disks = (open_disk(args)?, open_disk(args)?);
         let log = stack::open_log(args.stack.access_log.as_deref(), index)?;
-        let parts = Parts { device, host, app, disks, log, messages: channel().1 };
+        let (order, messages) = channel();
+        orders.push(order);
+        let parts = Parts { device, host, app, disks, log, messages };
         threads.start(&args.stack, clock, wire, queue, parts)?;
     }
     if let Some(addr) = args.stack.metrics {
@@ -92,13 +93,16 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let _socket_file = control.start(threads.probes().to_vec())?;
     announce(args, certificates.as_deref());
-    for signal in signals.forever() {
+    for signal in &signals {
         match (signal, &certificates) {
             (SIGHUP, Some(certificates)) => certificates.reload(args),
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }
     }
+    // They end only with us.
+    orders.iter().for_each(|order| drop(order.send(Drain)));
+    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
     threads.stop()
 }
 

@@ -198,6 +198,10 @@ impl DeviceThread {
             self.device.visit(&mut |name, value| answer.counter(name, value));
             self.wire.visit(&mut |name, value| answer.counter(name, value));
             self.disk.visit(&mut |name, value| answer.counter(name, value));
+            if answer.wants_sockets() {
+                let now = self.clock.now();
+                self.device.splices(now).for_each(|info| answer.splice(info));
+            }
         });
     }
 }

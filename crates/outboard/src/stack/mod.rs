@@ -7,6 +7,7 @@
 //! ([`crate::control`]). Nothing here knows what the application does.
 
 mod device_thread;
+pub(crate) mod drain;
 mod host_thread;
 mod load;
 mod no_disk;

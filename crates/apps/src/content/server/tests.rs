@@ -292,6 +292,31 @@ fn empty_lines_are_no_request() {
     assert!(world.is_shut(id));
 }
 
+/// Idle connections are closed, a response that is being sent goes out whole, and who has not asked
+/// yet is answered once.
+#[test]
+fn drain() {
+    let mut world = World::new();
+    let [idle, busy, new, half] = [(); 4].map(|()| world.accept());
+    world.receive(idle, &get("/a.txt"));
+    world.finish_opens();
+    world.acknowledge_all(idle);
+    world.receive(half, "GET /a.txt HTTP/1.1\r\n");
+    world.receive(busy, &get("/big"));
+    world.server.drain(world.now, &mut world.sockets);
+    assert_eq!([idle, busy, new, half].map(|id| world.is_shut(id)), [true, false, false, false]);
+    world.finish_opens();
+    world.receive(new, &get("/a.txt"));
+    world.receive(half, "Host: a\r\n\r\n");
+    world.finish_opens();
+    for id in [busy, new, half] {
+        let sent = world.sent(id);
+        assert!(sent.to_ascii_lowercase().contains("connection: close"), "{sent}");
+        assert_eq!((statuses(&sent).len(), world.is_shut(id)), (1, true));
+    }
+    assert_eq!(world.counter("http_timeouts_keepalive"), 0);
+}
+
 #[test]
 fn keepalive_timeout() {
     let mut world = World::new();

@@ -100,7 +100,7 @@ fn head_one_byte_at_a_time() {
 #[test]
 fn routes_by_host_and_path_with_fields_added() {
     let mut table = table(Mode::Http, 1);
-    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 1)], ..pool(0) });
+    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 1).into()], ..pool(0) });
     let route = Route { host: "b".into(), path: "/x".into(), pool: 1 };
     let insert = Insert { x_forwarded_for: true, ..Insert::default() };
     table.listeners = vec![Listener { routes: vec![route], insert, ..listener(Mode::Http) }];
@@ -426,7 +426,7 @@ fn a_head_that_does_not_fit_waits() {
 #[test]
 fn tls_by_name() {
     let mut table = table(Mode::Tls, 1);
-    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 443)], ..pool(0) });
+    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 443).into()], ..pool(0) });
     let route = Route { host: "*.b.example".into(), path: String::new(), pool: 1 };
     table.listeners = vec![Listener { routes: vec![route], ..listener(Mode::Tls) }];
     let config = Config { splice: false, ..Config::default() };
@@ -719,7 +719,7 @@ fn a_new_table_keeps_connections() {
     world.receive(connecting, GET);
     // 11 goes, 50 comes.
     let mut next = table(Mode::Http, 0);
-    next.pools[0].backends = vec![end(50, 8080)];
+    next.pools[0].backends = vec![end(50, 8080).into()];
     world.server.apply(world.now, next);
     world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
     assert_eq!(status(&world.text(old)), "200", "what was there goes on");

@@ -64,6 +64,7 @@ impl SpliceEngine {
             id: splice.id,
             queue,
             idle_timeout: splice.idle_timeout.max(IDLE_MIN),
+            begun_at: now,
             heard_at: now,
             challenged_at: None,
             phase: Phase::Waiting(Vec::new()),

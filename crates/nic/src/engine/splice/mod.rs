@@ -38,6 +38,7 @@ use crate::pipeline::rx::TcpAt;
 use crate::pipeline::{Outlet, Run};
 use crate::slab::{Key, Slab, Warmed, hash_tuple};
 use counters::SpliceCounters;
+pub use pair::SpliceInfo;
 use pair::{Fault, Kept, Pair, Phase};
 use segment::Segment;
 use translate::Unfit;
@@ -166,6 +167,11 @@ impl SpliceEngine {
         let fresh = Self::new(config.clone(), *mac, *seed);
         let counters = core::mem::take(&mut self.counters);
         *self = Self { counters, ..fresh };
+    }
+
+    /// The pairs, in no order.
+    pub(crate) fn infos(&self, now: Instant) -> impl Iterator<Item = SpliceInfo> + '_ {
+        self.pairs.iter().map(move |(_, pair)| pair.info(now))
     }
 
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

@@ -23,6 +23,8 @@ pub(super) struct Pair {
     /// The host's queue.
     pub(super) queue: usize,
     pub(super) idle_timeout: Duration,
+    /// When it was taken over.
+    pub(super) begun_at: Instant,
     /// When a packet was last relayed.
     pub(super) heard_at: Instant,
     /// When a challenge acknowledgment was last sent.
@@ -77,6 +79,24 @@ pub(super) struct Way {
     pub(super) bytes: u64,
     /// Packets relayed.
     pub(super) packets: u64,
+}
+
+/// What an operator is shown of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpliceInfo {
+    /// Both connections, in the order that the host gave.
+    pub tuples: [Tuple; 2],
+    /// `BEGINNING` while the host gives back what came before; `SPLICED`; `CLOSED` when both
+    /// directions are, for as long as what is sent again is awaited.
+    pub state: &'static str,
+    /// Payload bytes that each side's peer sent and the other's acknowledged.
+    pub bytes: [u64; 2],
+    /// Packets relayed that each side's peer sent.
+    pub packets: [u64; 2],
+    /// How long the device has had it.
+    pub age: Duration,
+    /// How long nothing has been relayed.
+    pub idle: Duration,
 }
 
 /// Why a segment does not pass.
@@ -199,6 +219,23 @@ impl Pair {
         back.acknowledge(way.translation.ack(segment.ack), offered);
         back.window = window;
         way.fin_acked && back.fin_acked
+    }
+
+    /// What an operator is shown.
+    pub(super) fn info(&self, now: Instant) -> SpliceInfo {
+        let [a, b] = &self.ways;
+        SpliceInfo {
+            tuples: [a.tuple, b.tuple],
+            state: match self.phase {
+                Phase::Waiting(_) => "BEGINNING",
+                Phase::Live => "SPLICED",
+                Phase::Lingering(_) => "CLOSED",
+            },
+            bytes: [a.bytes, b.bytes],
+            packets: [a.packets, b.packets],
+            age: now.since(self.begun_at),
+            idle: now.since(self.heard_at),
+        }
     }
 
     /// The direction from that side, and the one to it.

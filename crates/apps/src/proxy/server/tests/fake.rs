@@ -204,7 +204,7 @@ pub(crate) fn listener(mode: Mode) -> Listener {
 /// A pool of 10.77.0.11 and so on, without checks.
 pub(crate) fn pool(backends: u8) -> Pool {
     let check = crate::proxy::Check { interval: Duration::ZERO, ..Default::default() };
-    let backends = (11..11 + backends).map(|n| end(n, 8080)).collect();
+    let backends = (11..11 + backends).map(|n| end(n, 8080).into()).collect();
     Pool { name: "p".into(), backends, check, ..Pool::default() }
 }
 

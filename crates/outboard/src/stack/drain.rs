@@ -1,0 +1,66 @@
+//! How a service ends: it accepts nobody any more, waits for those who are there, and stops.
+//!
+//! Called by the main threads of [`crate::serve`] and [`crate::proxy`] when a signal has come. It
+//! waits for another signal, for a bounded time, and for the threads' gauges, which it looks at
+//! now and then; it knows nothing of what the connections do.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+
+use base::Duration;
+use io::clock::Clock;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::spawn;
+use crate::control::{self, Probe};
+use crate::error::Failure;
+
+/// Between two looks at the gauges.
+const LOOK: Duration = Duration::from_millis(50);
+/// What a host has of connections: its own, those that the device relays or is to relay, and those
+/// that the device brings to an end.
+const OPEN: [&str; 4] =
+    ["connections", "splice_live", "splice_draining", "connections_closing_on_device"];
+
+/// The signals that end or change a service, from now on.
+///
+/// # Errors
+/// Where they cannot be had.
+pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
+    let (sender, receiver) = channel();
+    spawn("signals".to_owned(), move || {
+        for signal in signals.forever() {
+            if sender.send(signal).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// Waits until no connection is left, or for `limit`, or until another signal comes.
+pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, probes: &[Probe]) {
+    if limit == Duration::ZERO {
+        return;
+    }
+    let until = clock.now() + limit;
+    let mut open = control::sum(probes, &OPEN);
+    if open > 0 {
+        eprintln!("outboard: waiting for {open} connections; another signal ends them");
+    }
+    while open > 0 {
+        let left = until.since(clock.now()).min(LOOK);
+        if left == Duration::ZERO {
+            eprintln!("outboard: {open} connections are reset");
+            return;
+        }
+        let left = std::time::Duration::from_micros(left.as_micros());
+        match signals.recv_timeout(left) {
+            Ok(SIGHUP) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+        open = control::sum(probes, &OPEN);
+    }
+}
