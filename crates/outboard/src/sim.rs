@@ -39,6 +39,9 @@ pub(crate) struct SimArgs {
     /// With all TLS offload or with none, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     tls_offload: Option<bool>,
+    /// Whether a proxy asks for splices, whatever the seed says
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    splice: Option<bool>,
     /// Threads; one for each processor where nothing is said
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -64,9 +67,9 @@ fn offload(text: &str) -> Result<bool, String> {
 }
 
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
-    let (offload, tls_offload, trace) = (args.offload, args.tls_offload, args.trace);
-    let outcome = if trace || offload.is_some() || tls_offload.is_some() {
-        sim::run_seed(seed, &sim::Options { offload, tls_offload, trace })
+    let &SimArgs { offload, tls_offload, splice, trace, .. } = args;
+    let outcome = if trace || [offload, tls_offload, splice].iter().any(Option::is_some) {
+        sim::run_seed(seed, &sim::Options { offload, tls_offload, splice, trace })
     } else {
         sim::check_seed(seed)
     };
@@ -147,7 +150,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 53] = [
+const SHOWN: [(&str, &str); 66] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -180,6 +183,19 @@ const SHOWN: [(&str, &str); 53] = [
     ("teardown_retransmits", "retransmissions of devices that tore down"),
     ("teardown_time_wait_reused", "tuples reused from the TIME-WAIT of devices"),
     ("handed_over_lost", "connections lost in a device's reset"),
+    ("worlds_with_proxy", "worlds with a proxy"),
+    ("proxy_accepted", "clients of proxies"),
+    ("proxy_spliced", "pairs spliced"),
+    ("splice_relayed_bytes", "bytes that devices relayed"),
+    ("wire_pair_bytes_compared", "of those, compared with what came in, once each time they left"),
+    ("proxy_relayed", "pairs that proxies' hosts relayed"),
+    ("proxy_relayed_bytes_down", "bytes to clients that they relayed"),
+    ("splice_refused", "pairs that came back to the host, not spliced"),
+    ("splice_refused_full", "pairs refused: the device's table was full"),
+    ("splice_kept_packets", "frames that crossed the beginning of a splice"),
+    ("splice_reset_by_peer", "spliced pairs that a side reset"),
+    ("proxy_splices_lost", "spliced pairs lost in a device's reset"),
+    ("retries_of_proxy", "answers of proxies instead of a server's"),
     ("tls_handshakes", "TLS handshakes, both ends counted"),
     ("tls_tx_bytes", "bytes sealed"),
     ("tx_tls_encrypted_bytes", "bytes on the wire that devices sealed"),

@@ -13,6 +13,7 @@ use wire::Endpoint;
 use crate::disk::SimDisk;
 use crate::faults::{Crowd, Scenario, Tls};
 use crate::http::{Ask, Reader};
+use crate::proxied::INTERNAL_ERROR;
 use crate::report::Report;
 use crate::tls;
 use crate::trace::What;
@@ -169,6 +170,8 @@ pub(crate) struct Client {
     tls: Option<Tls>,
     /// Its receive buffer holds any record whole, which reading it where it lies needs.
     holds_records: bool,
+    /// Its proxy looks at TLS, and may answer with an alert.
+    alerts: bool,
 }
 
 impl Client {
@@ -181,7 +184,8 @@ impl Client {
         start: Instant,
     ) -> Self {
         let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
-        let keep_alive = !scenario.calm_net();
+        // A proxy whose device was reset may owe both of its sides a reset.
+        let keep_alive = !scenario.calm_net() || scenario.proxied.is_some();
         let r = &mut rng;
         let count = r.range(1, crowd.sessions_max);
         let mut sessions: Vec<_> =
@@ -191,7 +195,8 @@ impl Client {
             sessions.push(lasting_session(&mut last.clone(), files, start, end));
         }
         let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;
-        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records }
+        let alerts = scenario.proxy_alerts();
+        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records, alerts }
     }
 
     /// One more session, after the faults: it has to get a file without trouble.
@@ -205,6 +210,7 @@ impl Client {
             slow: 0.0,
             dribble: 0.0,
             abort: 0.0,
+            abort_bytes_max: 0,
             vanish: 0,
             odd: 0.0,
             v6: 0.0,
@@ -434,6 +440,11 @@ impl Client {
             session.read += used as u64;
             cx.report.stats.bytes += used as u64;
             let Some(answer) = answer else { continue };
+            if answer.failure && answer.by_proxy {
+                let status = answer.status.into();
+                cx.report.refused_by_proxy(cx.now, self.node, session.opened, status);
+                continue;
+            }
             if answer.status == 408 {
                 // It answers no request: the next connection asks again.
                 continue;
@@ -487,6 +498,7 @@ impl Client {
 
     /// The connection has ended by an error.
     fn lost(&mut self, index: usize, socket: SocketId, error: SocketError, cx: &mut Context<'_>) {
+        let local = cx.host.local(socket);
         cx.host.close(cx.local, socket);
         let session = &mut self.sessions[index];
         let kind = match error {
@@ -494,6 +506,13 @@ impl Client {
             SocketError::Refused => 2,
             SocketError::TimedOut => 3,
             SocketError::Unreachable => 4,
+            // That it was an alert, and the proxy's, is looked at when all is over.
+            SocketError::TlsHandshake if self.alerts => {
+                let (node, opened) = (self.node, session.opened);
+                cx.report.alerted.extend(local.map(|local| (node, local)));
+                cx.report.refused_by_proxy(cx.now, node, opened, INTERNAL_ERROR.into());
+                7
+            }
             SocketError::Tls(_) | SocketError::TlsHandshake | SocketError::TlsPeer(_) => {
                 // Whatever happens to packets, what TCP gives is what was sent.
                 let what = format!("n{} session {index}: {error:?}", self.node);
@@ -548,7 +567,7 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
         (bytes, Duration::from_micros(r.range(100, 50_000)))
     });
     let end = if r.chance(crowd.abort) {
-        End::Abort(r.below(200_000))
+        End::Abort(r.below(crowd.abort_bytes_max))
     } else {
         [End::Close, End::Ask, End::HalfClose, End::Wait][r.below(4) as usize]
     };

@@ -1,10 +1,10 @@
 //! A disk on virtual time: latency, any order of completions, errors, short reads, and files that
 //! change while they are read.
 //!
-//! It speaks the messages of [`abi::disk`] to both halves of the server. A request is taken when it
-//! is submitted and done when its event comes; a file that changes in between gives a read that is
-//! partly old and partly new, with the version after the read, as the contract says. Content is
-//! [`crate::content`]'s.
+//! It speaks the messages of [`abi::disk`] to both halves of each server; two servers share it. A
+//! request is taken when it is submitted and done when its event comes; a file that changes in
+//! between gives a read that is partly old and partly new, with the version after the read, as the
+//! contract says. Content is [`crate::content`]'s.
 
 use std::collections::BTreeMap;
 
@@ -41,6 +41,9 @@ impl Inode {
         }
     }
 }
+
+/// Who asks: a node's half.
+pub(crate) type Asker = (usize, Side);
 
 /// A request that the disk works on.
 #[derive(Debug)]
@@ -102,9 +105,10 @@ pub(crate) struct SimDisk {
     /// What each path names now.
     names: BTreeMap<String, usize>,
     paths: Vec<String>,
-    open: BTreeMap<u32, (Side, usize)>,
+    open: BTreeMap<u32, (Asker, usize)>,
     next_handle: u32,
-    in_flight: [usize; 2],
+    /// By node, of its device and its host.
+    in_flight: BTreeMap<Asker, usize>,
     pub(crate) catalogue: Catalogue,
     pub(crate) counters: DiskCounters,
     /// Closes of handles that were not open: a fault of who asked.
@@ -123,7 +127,7 @@ impl SimDisk {
             paths: Vec::new(),
             open: BTreeMap::new(),
             next_handle: 1,
-            in_flight: [0; 2],
+            in_flight: BTreeMap::new(),
             catalogue: Catalogue::default(),
             counters: DiskCounters::default(),
             bad_handles: 0,
@@ -182,8 +186,8 @@ impl SimDisk {
     }
 
     /// Requests that the disk still takes from that half.
-    pub(crate) const fn room(&self, side: Side) -> usize {
-        self.faults.depth.saturating_sub(self.in_flight[side as usize])
+    pub(crate) fn room(&self, by: Asker) -> usize {
+        self.faults.depth.saturating_sub(self.in_flight.get(&by).copied().unwrap_or(0))
     }
 
     /// Files that somebody has open.
@@ -191,8 +195,13 @@ impl SimDisk {
         self.open.len()
     }
 
+    /// A machine has stopped: what it had open is not any more.
+    pub(crate) fn forget(&mut self, node: usize) {
+        self.open.retain(|_, (by, _)| by.0 != node);
+    }
+
     /// Takes a request; gives the work and how long it takes, or nothing for a close.
-    pub(crate) fn submit(&mut self, side: Side, request: DiskRequest) -> Option<(Duration, Work)> {
+    pub(crate) fn submit(&mut self, by: Asker, request: DiskRequest) -> Option<(Duration, Work)> {
         let work = match request {
             DiskRequest::Open { id, path } => {
                 self.counters.disk_opens += 1;
@@ -216,13 +225,13 @@ impl SimDisk {
                 Work::Read { id, inode, offset, buf, version, trouble }
             }
             DiskRequest::Close { file } => {
-                if self.open.remove(&file.0).is_none_or(|(by, _)| by != side) {
+                if self.open.remove(&file.0).is_none_or(|(opener, _)| opener != by) {
                     self.bad_handles += 1;
                 }
                 return None;
             }
         };
-        self.in_flight[side as usize] += 1;
+        *self.in_flight.entry(by).or_default() += 1;
         Some((self.draw_latency(), work))
     }
 
@@ -249,8 +258,8 @@ impl SimDisk {
     }
 
     /// The work is done.
-    pub(crate) fn complete(&mut self, side: Side, work: Work) -> DiskCompletion {
-        self.in_flight[side as usize] -= 1;
+    pub(crate) fn complete(&mut self, by: Asker, work: Work) -> DiskCompletion {
+        *self.in_flight.entry(by).or_default() -= 1;
         match work {
             Work::Open { id, path, fault } => {
                 let result = match (fault, self.names.get(&*path)) {
@@ -259,7 +268,7 @@ impl SimDisk {
                     (None, Some(&inode)) => {
                         let handle = self.next_handle;
                         self.next_handle += 1;
-                        self.open.insert(handle, (side, inode));
+                        self.open.insert(handle, (by, inode));
                         Ok((DiskFile(handle), self.inodes[inode].stat()))
                     }
                 };
@@ -332,6 +341,8 @@ impl SimDisk {
 mod tests {
     use super::*;
 
+    const HOST: Asker = (0, Side::Host);
+
     fn disk() -> SimDisk {
         let faults = DiskFaults {
             latency: (Duration::from_micros(1), Duration::from_micros(9)),
@@ -348,8 +359,8 @@ mod tests {
 
     fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
         let request = DiskRequest::Open { id: RequestId(1), path: path.into() };
-        let (_, work) = disk.submit(Side::Host, request).expect("it is answered");
-        match disk.complete(Side::Host, work) {
+        let (_, work) = disk.submit(HOST, request).expect("it is answered");
+        match disk.complete(HOST, work) {
             DiskCompletion::Opened { result, .. } => result.expect("it is there"),
             DiskCompletion::Read { .. } => panic!("it was an open"),
         }
@@ -362,9 +373,9 @@ mod tests {
             let (file, before) = open(&mut disk, "f0.bin");
             let buf = AlignedBuf::new(16);
             let request = DiskRequest::Read { id: RequestId(2), file, offset: 0, buf };
-            let (_, work) = disk.submit(Side::Host, request).expect("it is answered");
+            let (_, work) = disk.submit(HOST, request).expect("it is answered");
             let (changed, how, _) = disk.change();
-            let DiskCompletion::Read { buf, result, .. } = disk.complete(Side::Host, work) else {
+            let DiskCompletion::Read { buf, result, .. } = disk.complete(HOST, work) else {
                 panic!("it was a read");
             };
             let (read, after) = result.expect("nothing failed");
@@ -375,7 +386,7 @@ mod tests {
                 let bytes = &buf.as_slice()[..read as usize];
                 assert_eq!(content::check(before.version, 0, bytes), Ok(()));
             }
-            assert!(disk.submit(Side::Host, DiskRequest::Close { file }).is_none());
+            assert!(disk.submit(HOST, DiskRequest::Close { file }).is_none());
         }
         assert_eq!((disk.open_files(), disk.bad_handles), (0, 0));
         assert!(disk.counters.disk_torn_reads > 0);

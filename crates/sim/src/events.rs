@@ -9,10 +9,10 @@ use std::collections::BinaryHeap;
 use abi::Checksum;
 use base::Instant;
 
-use crate::disk::Work;
+use crate::disk::{Asker, Work};
 
 /// Which half of a node works, or whose disk a request is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     /// The device.
     Device,
@@ -38,13 +38,13 @@ pub(crate) enum Event {
     Frame(usize, Arrival),
     /// Half a node looks at its queues.
     Turn(usize, Side),
-    /// The disk has done something.
-    Disk(Side, Work),
+    /// The disk has done something for half a node.
+    Disk(Asker, Work),
     /// A file changes.
     Change,
     /// A node's device loses its state.
     Reset(usize),
-    /// A client is cut off, or is back.
+    /// A node is cut off, or is back.
     Partition(usize, bool),
     /// A client's machine stops.
     Vanish(usize),
@@ -52,6 +52,8 @@ pub(crate) enum Event {
     Attack,
     /// All faults end.
     Heal,
+    /// The proxy stops to look whether its servers are well, unless clients are still there.
+    StopChecks,
 }
 
 #[derive(Debug)]

@@ -7,10 +7,12 @@
 
 use abi::l5o::ResyncMode;
 use apps::content;
+use apps::proxy::Mode;
 use base::{Duration, Prng};
 use host::{Algorithm, TcpConfig};
 use nic::FileConfig;
 
+use crate::proxied::Proxied;
 use crate::tls::KEY_RECORDS;
 
 /// A queue that never loses.
@@ -127,6 +129,8 @@ pub(crate) struct Crowd {
     pub(crate) slow: f64,
     pub(crate) dribble: f64,
     pub(crate) abort: f64,
+    /// Bytes after which these give up, at most.
+    pub(crate) abort_bytes_max: u64,
     /// Clients whose machine stops.
     pub(crate) vanish: u64,
     /// Requests that are not just GET of a file.
@@ -211,11 +215,6 @@ impl Tls {
         })
     }
 
-    /// The engine of a node's device.
-    pub(crate) const fn device(&self, node: usize) -> &TlsDevice {
-        if node == 0 { &self.server } else { &self.client }
-    }
-
     /// With all offload, or with none, whatever the seed said.
     pub(crate) const fn force(&mut self, offload: bool) {
         if offload {
@@ -256,6 +255,14 @@ impl HandOver {
     }
 }
 
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Proxy,
+    Server,
+}
+
 /// One run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
@@ -264,6 +271,8 @@ pub(crate) struct Scenario {
     pub(crate) hand_over: HandOver,
     /// HTTPS, and who does its record layer's work.
     pub(crate) tls: Option<Tls>,
+    /// A proxy between clients and servers.
+    pub(crate) proxied: Option<Proxied>,
     /// Whether the device sends files.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -298,7 +307,7 @@ impl Scenario {
         let links = draw_links(r, calm_net);
         let net = if calm_net { NetFaults::default() } else { draw_net(r, links.runs) };
         let disk = draw_disk(r, calm_disk);
-        let crowd = draw_crowd(r, calm_net);
+        let mut crowd = draw_crowd(r, calm_net);
         let resets = if calm_disk || !r.chance(0.2) { 0 } else { r.range(1, 3) };
         let hostile = if calm_net { Hostile::default() } else { draw_hostile(r) };
         let rings = Rings {
@@ -307,10 +316,16 @@ impl Scenario {
             late_max: Duration::from_micros(r.range(10, 5_000)),
         };
         let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
+        let tls = Tls::draw(seed);
+        let proxied = Proxied::draw(seed, tls.is_some(), calm_net, links.runs);
+        if let Some(proxied) = &proxied {
+            crowd.abort_bytes_max = proxied.abort_bytes_max;
+        }
         Self {
             seed,
             hand_over: HandOver::draw(seed),
-            tls: Tls::draw(seed),
+            proxied,
+            tls,
             offload: r.chance(0.75),
             files: r.range(1, 6),
             fault_time: Duration::from_millis(r.range(200, 4_000)),
@@ -335,6 +350,7 @@ impl Scenario {
     /// Whether nothing can go wrong between the nodes: no packet may be sent twice then.
     pub(crate) fn calm_net(&self) -> bool {
         !self.net.any()
+            && self.proxied.as_ref().is_none_or(|proxied| !proxied.back.faults.any())
             && self.hostile.interval.is_none()
             && self.links.queue_bytes_max == UNLIMITED
     }
@@ -354,6 +370,56 @@ impl Scenario {
     /// The server's port.
     pub(crate) const fn port(&self) -> u16 {
         if self.tls.is_some() { 443 } else { 80 }
+    }
+
+    /// What a node is.
+    pub(crate) fn role(&self, node: usize) -> Role {
+        match node.checked_sub(self.crowd.clients + 1) {
+            None if node > 0 => Role::Client,
+            Some(0) => Role::Proxy,
+            None | Some(_) => Role::Server,
+        }
+    }
+
+    /// The proxy, where there is one.
+    pub(crate) fn proxy(&self) -> Option<usize> {
+        self.proxied.as_ref().map(|_| self.crowd.clients + 1)
+    }
+
+    /// The servers: the first node, and behind the proxy one more or none.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = usize> + use<> {
+        let all = self.proxied.as_ref().map_or(1, |proxied| proxied.servers);
+        let second = self.crowd.clients + 2;
+        [0, second].into_iter().take(all)
+    }
+
+    /// The node that clients connect to.
+    pub(crate) fn front(&self) -> usize {
+        self.proxy().unwrap_or(0)
+    }
+
+    /// Whether one end of a spliced pair may send what the other has no room for: the window that
+    /// the proxy's host had offered holds, and what does not fit is sent again.
+    pub(crate) fn overshoots(&self) -> bool {
+        let ends = self.client_tcp.receive_bytes_max.min(self.server_tcp.receive_bytes_max);
+        self.proxied
+            .as_ref()
+            .is_some_and(|proxied| proxied.splice && proxied.tcp.receive_bytes_max > ends)
+    }
+
+    /// Whether a proxy may answer a ClientHello with an alert.
+    pub(crate) fn proxy_alerts(&self) -> bool {
+        self.proxied.as_ref().is_some_and(|proxied| proxied.mode == Mode::Tls)
+    }
+
+    /// The TLS engine of a node's device, where TLS is spoken and the node speaks it.
+    pub(crate) fn tls_device(&self, node: usize) -> Option<&TlsDevice> {
+        let tls = self.tls.as_ref()?;
+        match self.role(node) {
+            Role::Server => Some(&tls.server),
+            Role::Client => Some(&tls.client),
+            Role::Proxy => None,
+        }
     }
 
     /// Whether the server's device sends files: one that does not seal cannot, where they are to be
@@ -387,7 +453,8 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
     }
 }
 
-fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
+/// Faults of a network, each on in some worlds only.
+pub(crate) fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
     let p = |r: &mut Prng, on: f64, max: f64| {
         if r.chance(on) { r.unit() * r.unit() * max } else { 0.0 }
     };
@@ -437,6 +504,7 @@ fn draw_crowd(r: &mut Prng, calm: bool) -> Crowd {
         slow: on(r, 0.25),
         dribble: on(r, 0.25),
         abort: if calm { 0.0 } else { on(r, 0.25) },
+        abort_bytes_max: 200_000,
         vanish: u64::from(!calm && r.chance(0.1)),
         odd: r.unit() * 0.7,
         v6: [0.0, 0.5, 1.0][r.below(3) as usize],
@@ -467,7 +535,8 @@ fn draw_device(r: &mut Prng) -> FileConfig {
     }
 }
 
-fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
+/// TCP of a host.
+pub(crate) fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     let big = r.chance(0.6);
     TcpConfig {
         algorithm: if r.chance(0.6) { Algorithm::Cubic } else { Algorithm::NewReno },

@@ -22,6 +22,9 @@ pub(crate) struct Target<'a> {
     pub(crate) v4_server: Endpoint,
     /// Another node's connection with the server, and that node's card.
     pub(crate) victim: Option<([u8; 6], Endpoint)>,
+    /// What the server and the victim expect next, where forged segments may carry data: guesses
+    /// are wrong then, for a right one would be believed.
+    pub(crate) numbers: Option<[SeqNum; 2]>,
     /// A frame that was seen.
     pub(crate) seen: &'a [u8],
 }
@@ -81,11 +84,15 @@ fn flood(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
         segment.options.timestamps = Some(Timestamps { value: rng.next_u32(), echo: 0 });
         segment.options.window_scale = Some(rng.below(20) as u8);
     }
-    tcp(target, target.server_mac, source, target.v4_server, segment)
+    tcp(target, target.server_mac, source, target.v4_server, segment, 0)
 }
 
-/// A segment of somebody else's connection with guessed numbers, to either end. It carries no data:
-/// with a window of a megabyte one guess in four thousand would hit it.
+/// Bytes on both sides of what an end expects within which a guess could hit: twice a window.
+const NEAR: u32 = 1 << 21;
+
+/// A segment of somebody else's connection with guessed numbers, to either end. It carries no data,
+/// unless it is known what would hit: with a window of a megabyte that is one guess in four
+/// thousand.
 fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
     let Some((victim_mac, victim)) = target.victim else { return flood(rng, target) };
     let flags = [
@@ -108,10 +115,16 @@ fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
         let (value, echo) = (rng.next_u32(), rng.next_u32());
         segment.options.timestamps = Some(Timestamps { value, echo });
     }
-    if rng.chance(0.5) {
-        tcp(target, target.server_mac, victim, target.server, segment)
+    let to_server = rng.chance(0.5);
+    let data = target.numbers.map_or(0, |numbers| {
+        let ahead = segment.seq.0.wrapping_sub(numbers[usize::from(!to_server)].0);
+        let near = ahead.wrapping_add(NEAR) < 2 * NEAR;
+        if near || rng.chance(0.5) { 0 } else { rng.range(1, 1_000) as usize }
+    });
+    if to_server {
+        tcp(target, target.server_mac, victim, target.server, segment, data)
     } else {
-        tcp(target, victim_mac, target.server, victim, segment)
+        tcp(target, victim_mac, target.server, victim, segment, data)
     }
 }
 
@@ -139,6 +152,7 @@ fn tcp(
     source: Endpoint,
     destination: Endpoint,
     segment: Segment,
+    data: usize,
 ) -> Vec<u8> {
     let segment = Segment { source: source.port, destination: destination.port, ..segment };
     let ip = IpHeader {
@@ -150,9 +164,9 @@ fn tcp(
     };
     let l4 = ETHERNET_BYTES + ip.len();
     let headers = l4 + segment.header_len();
-    let mut bytes = vec![0; headers];
+    let mut bytes = vec![b'x'; headers + data];
     let link = Link { source: target.source_mac, destination: to_mac };
-    emit::tcp_headers(&link, &ip, &segment, 0, &mut bytes);
-    emit::finish_tcp_checksum(&mut bytes, &ip, l4, headers);
+    emit::tcp_headers(&link, &ip, &segment, data, &mut bytes[..headers]);
+    emit::finish_tcp_checksum(&mut bytes, &ip, l4, headers + data);
     bytes
 }

@@ -6,6 +6,7 @@
 use base::Prng;
 
 use crate::content::{self, Catalogue};
+use crate::proxied;
 use crate::trace::{hash_bytes, mix};
 
 /// Bytes of a response's head: more is a fault of the server.
@@ -140,6 +141,8 @@ pub(crate) struct Answer {
     pub(crate) hash: u64,
     /// The server's own trouble kept it from giving what was asked for.
     pub(crate) failure: bool,
+    /// It is the proxy's own: what was asked for never came to a server, or no answer came back.
+    pub(crate) by_proxy: bool,
     /// Hash over the Date field.
     pub(crate) date: u64,
 }
@@ -154,6 +157,7 @@ struct Head {
     location: Option<String>,
     date: u64,
     close: bool,
+    by_proxy: bool,
 }
 
 #[derive(Debug)]
@@ -267,8 +271,8 @@ impl Reading {
             Body::Parts(_) => 0,
             _ => self.head.length.unwrap_or(0),
         };
-        let date = self.head.date;
-        Ok(Answer { status, version, body_bytes, hash, failure, date })
+        let Head { date, by_proxy, .. } = self.head;
+        Ok(Answer { status, version, body_bytes, hash, failure, by_proxy, date })
     }
 }
 
@@ -292,6 +296,7 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
             }
             "Content-Range" => head.range = parse_range(value),
             "Connection" => head.close = value == "close",
+            "Server" => head.by_proxy = value == proxied::NAME,
             "Date" => head.date = hash_bytes(0, value.as_bytes()),
             "Location" => head.location = Some(value.to_owned()),
             "Content-Type" => {
@@ -310,10 +315,15 @@ fn parse_range(value: &str) -> Option<(u64, u64, u64)> {
     Some((first.parse().ok()?, last.parse().ok()?, size.parse().ok()?))
 }
 
-/// Whether the server's own trouble may have led to that status.
-fn is_failure(status: u16) -> bool {
-    // 403 is what a disk's refusal becomes.
-    matches!(status, 403 | 408 | 500 | 503)
+/// Whether the server's own trouble, or the proxy's, may have led to that status.
+fn is_failure(head: &Head) -> bool {
+    match head.status {
+        408 | 503 => true,
+        502 | 504 => head.by_proxy,
+        // 403 is what a disk's refusal becomes.
+        403 | 500 => !head.by_proxy,
+        _ => false,
+    }
 }
 
 /// Checks a head against its request, and says what its body has to be.
@@ -336,7 +346,7 @@ fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
         0
     };
     let failure = !expected(&head, ask, size);
-    if failure && !is_failure(status) {
+    if failure && !is_failure(&head) {
         return wrong("an unexpected answer");
     }
     let version = head.version.unwrap_or(0);

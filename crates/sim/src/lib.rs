@@ -1,9 +1,10 @@
 //! Deterministic simulation of the whole product on virtual time.
 //!
-//! A seed stands for a world: a server (device, host, content server, disk), clients, a network
-//! between them, and the faults of all of these. [`run_seed`] runs it and says whether everything
-//! that must hold did. The same seed gives the same trace, on every machine: nothing here reads a
-//! clock, starts a thread or touches an operating system.
+//! A seed stands for a world: a server (device, host, content server, disk), clients, in one world
+//! of four a proxy between them and a second server perhaps, a network between them, and the faults
+//! of all of these. [`run_seed`] runs it and says whether everything that must hold did. The same
+//! seed gives the same trace, on every machine: nothing here reads a clock, starts a thread or
+//! touches an operating system.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -12,6 +13,7 @@
 //! | `node` | a machine: device, host, application, rings |
 //! | `net`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http` | the client application |
+//! | `machines`, `proxied` | servers, clients and the proxy of a world |
 //! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
@@ -32,8 +34,10 @@ mod events;
 mod faults;
 mod hostile;
 mod http;
+mod machines;
 mod net;
 mod node;
+mod proxied;
 mod report;
 mod tls;
 mod trace;
@@ -56,6 +60,8 @@ pub struct Options {
     pub offload: Option<bool>,
     /// With all TLS offload or with none, whatever the seed says.
     pub tls_offload: Option<bool>,
+    /// Whether a proxy asks for splices, whatever the seed says.
+    pub splice: Option<bool>,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -87,6 +93,8 @@ pub struct Outcome {
     pub offload: bool,
     /// What was said about TLS offload when the run was asked for.
     pub tls_offload: Option<bool>,
+    /// What was said about splicing.
+    pub splice: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
     pub scenario: String,
     /// Lines of the trace, where it failed or was asked for: the last ones, or all.
@@ -103,9 +111,10 @@ impl Outcome {
         let (seed, offload) = (self.seed, word(self.offload));
         let tls =
             self.tls_offload.map_or(String::new(), |on| format!(" --tls-offload {}", word(on)));
+        let splice = self.splice.map_or(String::new(), |on| format!(" --splice {}", word(on)));
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}",
+             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}{splice}",
             self.trace.join("\n"),
             self.scenario,
         ))
@@ -122,6 +131,9 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
     }
+    if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
+        proxied.splice = splice;
+    }
     let mut world = World::new(scenario, options);
     // The world is looked at afterwards only for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
@@ -136,6 +148,9 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     world.disk.counters.visit(&mut add);
     world.nodes.iter().for_each(|node| node.visit(&mut add));
     add("wire_repeated_packets", world.wire.repeated);
+    add("wire_pairs", world.wire.pairs);
+    add("wire_pair_bytes_compared", world.wire.compared);
+    add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
     let failed = world.report.violation.is_some() || options.trace;
     Outcome {
         seed,
@@ -150,13 +165,14 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
         tls_offload: options.tls_offload,
+        splice: options.splice,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
     }
 }
 
-/// Runs a seed twice, and once more without offload where that must give the same bytes; gives the
-/// first run, with whatever differed as its violation.
+/// Runs a seed twice, and once more without offload, or without splices, where that must give the
+/// same bytes; gives the first run, with whatever differed as its violation.
 #[must_use]
 pub fn check_seed(seed: u64) -> Outcome {
     let options = Options::default();
@@ -180,8 +196,12 @@ pub fn check_seed(seed: u64) -> Outcome {
             return failed;
         }
     }
-    if seed % 4 == 0 && checkers::same::applies(&scenario) {
-        let other = Options { offload: Some(!scenario.offload), ..options };
+    let other = match (seed % 4, &scenario.proxied) {
+        (0, _) => Some(Options { offload: Some(!scenario.offload), ..options }),
+        (2, Some(proxied)) => Some(Options { splice: Some(!proxied.splice), ..options }),
+        _ => None,
+    };
+    if let Some(other) = other.filter(|_| checkers::same::applies(&scenario)) {
         let other = run_seed(seed, &other);
         if other.violation.is_some() {
             return other;

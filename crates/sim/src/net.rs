@@ -11,7 +11,8 @@ use abi::port::{TxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
 
 use crate::events::{Arrival, Event, Queue};
-use crate::faults::{Links, NetFaults};
+use crate::faults::{Links, NetFaults, Scenario};
+use crate::proxied::Back;
 
 /// Bytes that wait in a node's own port before it takes no more.
 const PORT_QUEUE_BYTES: u64 = 64 * 1024;
@@ -69,6 +70,10 @@ struct Port {
     received_at: Instant,
     /// Cut off for a while, or for good.
     cut: bool,
+    /// The way to it is as fast as its own port: what many clients send needs no narrow link.
+    wide: bool,
+    /// It lies behind a proxy.
+    back: bool,
     /// Latest arrival at this port from each other: order is kept by never coming before it.
     last: Vec<Instant>,
 }
@@ -78,6 +83,8 @@ struct Port {
 pub(crate) struct Net {
     links: Links,
     faults: NetFaults,
+    /// The way between a proxy and its servers.
+    back: Option<Back>,
     rng: Prng,
     ports: Vec<Port>,
     /// The last frame was lost: the next may be, too.
@@ -89,18 +96,23 @@ pub(crate) struct Net {
 
 impl Net {
     /// A switch with a port for each address, and one more that nobody listens at.
-    pub(crate) fn new(links: Links, faults: NetFaults, macs: &[[u8; 6]], rng: Prng) -> Self {
-        let port = |&mac| Port {
+    pub(crate) fn new(scenario: &Scenario, macs: &[[u8; 6]], rng: Prng) -> Self {
+        let back = scenario.proxied.as_ref().map(|proxied| proxied.back.clone());
+        let is_server = |node| scenario.servers().any(|server| server == node);
+        let port = |(node, &mac)| Port {
             mac,
+            wide: is_server(node) || scenario.proxy() == Some(node),
+            back: back.is_some() && is_server(node),
             sent_at: Instant::ZERO,
             received_at: Instant::ZERO,
             cut: false,
             last: vec![Instant::ZERO; macs.len()],
         };
-        let ports = macs.iter().map(port).collect();
+        let ports = macs.iter().enumerate().map(port).collect();
         Self {
-            links,
-            faults,
+            links: scenario.links.clone(),
+            faults: scenario.net.clone(),
+            back,
             rng,
             ports,
             losing: false,
@@ -118,6 +130,9 @@ impl Net {
     /// No more faults, and whoever was cut off is back.
     pub(crate) fn heal(&mut self) {
         self.faults = NetFaults::default();
+        if let Some(back) = &mut self.back {
+            back.faults = NetFaults::default();
+        }
         self.links.queue_bytes_max = u64::MAX;
         self.links.mark_bytes = None;
     }
@@ -178,14 +193,19 @@ impl Net {
         self.fates.push((fate, from, len));
     }
 
+    /// The way behind a proxy, for a frame that crosses it.
+    fn back(&self, from: usize, to: usize) -> Option<&Back> {
+        self.back.as_ref().filter(|_| self.ports[from].back || self.ports[to].back)
+    }
+
     /// The switch's way to one port.
     fn forward(&mut self, at: Instant, to: usize, mut frame: Arrival, queue: &mut Queue) {
         let (from, len) = (frame.from, frame.bytes.len() as u64);
         if self.ports[from].cut || self.ports[to].cut {
             return self.fate(Fate::CutOff, from, len);
         }
-        let loss =
-            if self.losing { self.faults.burst.max(self.faults.loss) } else { self.faults.loss };
+        let faults = self.back(from, to).map_or(&self.faults, |back| &back.faults).clone();
+        let loss = if self.losing { faults.burst.max(faults.loss) } else { faults.loss };
         self.losing = self.rng.chance(loss);
         if self.losing {
             return self.fate(Fate::Lost, from, len);
@@ -196,23 +216,23 @@ impl Net {
         // The last port is hostile, and has damaged what it sends: two bits could pass a 16-bit
         // sum.
         let honest = from + 1 < self.ports.len();
-        let corrupt = self.rng.chance(self.faults.corrupt) && honest;
+        let corrupt = self.rng.chance(faults.corrupt) && honest;
         if corrupt && turn_bit(&mut frame.bytes, &mut self.rng) {
             self.fate(Fate::Corrupted, from, len);
         }
-        if self.rng.chance(self.faults.duplicate) {
+        if self.rng.chance(faults.duplicate) {
             self.fate(Fate::Duplicated, from, len);
             let copy = Arrival { bytes: frame.bytes.clone(), ..frame };
-            self.deliver(left_at, to, copy, queue);
+            self.deliver(left_at, to, copy, &faults, queue);
         }
-        self.deliver(left_at, to, frame, queue);
+        self.deliver(left_at, to, frame, &faults, queue);
     }
 
     /// The queue in front of the receiver's port: when the frame has left it.
     fn queue_for(&mut self, at: Instant, to: usize, frame: &mut Arrival) -> Option<Instant> {
-        // The first port is the server's: what many clients send it needs no narrow link.
-        let rate = if to == 0 { self.links.port_bytes_per_s } else { self.links.down_bytes_per_s };
         let port = &mut self.ports[to];
+        let links = &self.links;
+        let rate = if port.wide { links.port_bytes_per_s } else { links.down_bytes_per_s };
         let waits = port.received_at.since(at);
         let waiting = bytes_in(waits, rate);
         let len = frame.bytes.len() as u64;
@@ -227,12 +247,24 @@ impl Net {
         Some(left_at)
     }
 
-    fn deliver(&mut self, left_at: Instant, to: usize, frame: Arrival, queue: &mut Queue) {
-        let jitter = Duration::from_nanos(self.rng.below(self.links.jitter.as_nanos() + 1));
-        let mut at = left_at + self.links.delay + jitter;
-        if self.rng.chance(self.faults.reorder) {
+    fn deliver(
+        &mut self,
+        left_at: Instant,
+        to: usize,
+        frame: Arrival,
+        faults: &NetFaults,
+        queue: &mut Queue,
+    ) {
+        let (delay, jitter) = match self.back(frame.from, to) {
+            // As much jitter as a link with that delay may have.
+            Some(back) => (back.delay, back.delay / 2),
+            None => (self.links.delay, self.links.jitter),
+        };
+        let jitter = Duration::from_nanos(self.rng.below(jitter.as_nanos() + 1));
+        let mut at = left_at + delay + jitter;
+        if self.rng.chance(faults.reorder) {
             self.fate(Fate::HeldBack, frame.from, frame.bytes.len() as u64);
-            at += Duration::from_nanos(self.rng.below(self.faults.reorder_max.as_nanos()));
+            at += Duration::from_nanos(self.rng.below(faults.reorder_max.as_nanos()));
         } else {
             let last = &mut self.ports[to].last[frame.from];
             at = at.max(*last);

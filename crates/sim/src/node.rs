@@ -4,12 +4,14 @@
 //! has come, works, and gives out what the rings have room for. Between its turns nothing happens
 //! in it. The world decides when a turn comes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::{RxFrame, TxFrame};
+use abi::splice::{Splice, SpliceId};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
+use apps::proxy::{Proxy, Table};
 use base::{Duration, Instant};
 use host::Host;
 use nic::Device;
@@ -29,6 +31,7 @@ const RECEIVE_MAX: usize = 4_096;
 /// What runs above the host.
 pub(crate) enum App {
     Server(Box<ContentServer>),
+    Proxy(Box<Proxy>),
     Client(Box<Client>),
 }
 
@@ -52,6 +55,8 @@ pub(crate) struct Around<'a> {
     pub(crate) requests: Vec<DiskRequest>,
     /// Frames for the network.
     pub(crate) frames: Vec<TxFrame>,
+    /// Pairs that the device has begun to relay.
+    pub(crate) spliced: Vec<Splice>,
     /// Requests that the disk still takes.
     pub(crate) disk_room: usize,
     /// Frames that the port still takes.
@@ -68,6 +73,8 @@ pub(crate) struct Node {
     events: VecDeque<Event>,
     /// An operation that the ring had no room for.
     waiting: Option<Op>,
+    /// Pairs that the device was asked to take, and has not begun with.
+    splices: BTreeMap<SpliceId, Splice>,
     /// Frames that have arrived.
     received: VecDeque<Arrival>,
     pub(crate) receive_overruns: u64,
@@ -92,6 +99,7 @@ impl Node {
             recycle: VecDeque::new(),
             events: VecDeque::new(),
             waiting: None,
+            splices: BTreeMap::new(),
             received: VecDeque::new(),
             receive_overruns: 0,
             device_disk: VecDeque::new(),
@@ -156,6 +164,7 @@ impl Node {
             }
             let Some(op) = self.ops.pop_front() else { break };
             turn.taken[1] += 1;
+            self.note_splice(&op, around);
             self.device.handle_op(now, 0, op);
         }
         for _ in 0..BATCH {
@@ -175,6 +184,17 @@ impl Node {
         let again = more.then(|| around.now + Duration::from_micros(1));
         turn.next = [turn.next, due, retry, again].into_iter().flatten().min();
         turn
+    }
+
+    /// Notices what the host has the device relay.
+    fn note_splice(&mut self, op: &Op, around: &mut Around<'_>) {
+        match op {
+            Op::Splice(splice) => {
+                self.splices.insert(splice.id, (**splice).clone());
+            }
+            Op::SpliceStart { id, .. } => around.spliced.extend(self.splices.remove(id)),
+            _ => {}
+        }
     }
 
     fn give_events(&mut self, turn: &mut Turn) -> bool {
@@ -260,6 +280,7 @@ impl Node {
         }
         let app_due = match &self.app {
             App::Server(server) => server.poll_timeout(),
+            App::Proxy(proxy) => proxy.poll_timeout(),
             App::Client(client) => client.poll_timeout(),
         };
         let due = [self.host.poll_timeout(), app_due].into_iter().flatten().min();
@@ -283,6 +304,15 @@ impl Node {
                 }
                 while server.poll_log().is_some() {}
             }
+            App::Proxy(proxy) => {
+                if proxy.poll_timeout().is_some_and(|at| at <= local) {
+                    proxy.handle_timeout(local, host);
+                }
+                while let Some(notice) = host.poll_notice() {
+                    proxy.handle_notice(local, host, notice);
+                }
+                while proxy.poll_log().is_some() {}
+            }
             App::Client(client) => {
                 let (now, disk) = (around.now, &*around.disk);
                 let mut cx = Context { now, local, host, disk, report: around.report };
@@ -296,7 +326,16 @@ impl Node {
         }
     }
 
-    /// A counter or gauge of the device, the host or the server, by name; zero where there is none.
+    /// Gives the proxy another table, where this is its machine.
+    pub(crate) fn apply(&mut self, now: Instant, table: Table) {
+        let local = self.local(now);
+        if let App::Proxy(proxy) = &mut self.app {
+            proxy.apply(local, &mut self.host, table);
+        }
+    }
+
+    /// A counter or gauge of the device, the host or the application, by name; zero where there is
+    /// none.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let mut found = 0;
         let mut look = |n: &'static str, value: u64| {
@@ -312,8 +351,10 @@ impl Node {
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.device.visit(f);
         self.host.visit(f);
-        if let App::Server(server) = &self.app {
-            server.visit(f);
+        match &self.app {
+            App::Server(server) => server.visit(f),
+            App::Proxy(proxy) => proxy.visit(f),
+            App::Client(_) => {}
         }
     }
 }

@@ -39,6 +39,8 @@ base::counters! {
         aborts,
         /// Connections opened again for what was not answered.
         retries,
+        /// Of these, those that a proxy had answered itself.
+        retries_of_proxy,
         /// Times that a device opened records again after the faults, having missed some.
         offloaded_again,
     }
@@ -89,6 +91,10 @@ pub(crate) struct Report {
     pub(crate) violation: Option<Violation>,
     /// Connections that the server closed in order: the client, its end, and the bytes it read.
     pub(crate) ended: Vec<(usize, Endpoint, u64)>,
+    /// Connections whose handshake ended by an alert that may be the proxy's: the client, its end.
+    pub(crate) alerted: Vec<(usize, Endpoint)>,
+    /// How long after the faults their effects may still end a connection.
+    pub(crate) grace: Duration,
     /// When the faults ended.
     pub(crate) healed_at: Option<Instant>,
     /// Whether a connection may end by an error before that.
@@ -106,6 +112,8 @@ impl Report {
             dates: 0,
             violation: None,
             ended: Vec::new(),
+            alerted: Vec::new(),
+            grace: GRACE,
             healed_at: None,
             errors_allowed: false,
             failures_allowed: false,
@@ -121,7 +129,7 @@ impl Report {
 
     /// Whether a connection that was opened then is free of all faults.
     fn is_late(&self, opened: Instant) -> bool {
-        self.healed_at.is_some_and(|healed| opened > healed + GRACE)
+        self.healed_at.is_some_and(|healed| opened > healed + self.grace)
     }
 
     /// A client has a whole answer.
@@ -148,6 +156,21 @@ impl Report {
         let place = ((node as u64) << 32) ^ ((session as u64) << 16) ^ request as u64;
         self.dates = self.dates.wrapping_add(mix(date ^ mix(place)));
         self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
+    }
+
+    /// A client's proxy gave an answer of its own instead of a server's, as status or alert.
+    pub(crate) fn refused_by_proxy(
+        &mut self,
+        at: Instant,
+        node: usize,
+        opened: Instant,
+        what: u64,
+    ) {
+        self.stats.retries_of_proxy += 1;
+        if !self.errors_allowed || self.is_late(opened) {
+            let what = format!("n{node}: the proxy answered {what} without a cause");
+            self.fail(at, "progress", what);
+        }
     }
 
     /// A client's connection ended by an error; `all` says that it had all answers.

@@ -39,6 +39,8 @@ pub(crate) enum What {
     Error,
     /// A client closed a connection.
     Close,
+    /// A device began to relay a pair.
+    Splice,
 }
 
 impl What {
@@ -57,6 +59,7 @@ impl What {
             Self::Response => ("response", ["session", "request", "status", "bytes", "hash"]),
             Self::Error => ("error", ["session", "kind", "read", "", ""]),
             Self::Close => ("close", ["session", "read", "", "", ""]),
+            Self::Splice => ("splice", ["pair", "", "", "", ""]),
         }
     }
 }

@@ -4,27 +4,22 @@
 //! everything that was begun must end. The world is over when nothing is left to happen; then all
 //! gauges must be zero. It is single-threaded and depends on its seed alone.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
-
-use abi::{Checksum, Refusal};
-use apps::content::ContentServer;
+use abi::Checksum;
 use base::{Duration, Instant, Prng};
-use host::{Cidr, Config, Host, Listen};
-use nic::{Device, DeviceConfig, L5oConfig, TeardownConfig};
 use wire::Endpoint;
 
 use crate::Options;
 use crate::checkers::progress::Progress;
 use crate::checkers::wire::Wire;
-use crate::checkers::{conserve, counters};
-use crate::client::Client;
-use crate::disk::{SimDisk, Work};
+use crate::checkers::{conserve, counters, proxy};
+use crate::disk::{Asker, SimDisk, Work};
 use crate::events::{Arrival, Event, Queue, Side};
 use crate::faults::Scenario;
 use crate::hostile;
+use crate::machines::{address, client, mac, server};
 use crate::net::Net;
 use crate::node::{App, Around, Node, Turn};
+use crate::proxied;
 use crate::report::Report;
 use crate::tls;
 use crate::trace::What;
@@ -33,6 +28,12 @@ use crate::trace::What;
 const SERVER: usize = 0;
 /// After the faults the clients begin a last session each.
 const LAST_SESSION: Duration = Duration::from_secs(4);
+/// Behind a proxy they do so later, by this and by its time for idle connections: for so long it
+/// may wait for an answer that was lost with its server's connection, and takes that for a bad sign
+/// then; and a server that was down it does not try again at once.
+const LAST_PROXIED: Duration = Duration::from_secs(20);
+/// How often it is looked whether clients are done.
+const CHECKS_END: Duration = Duration::from_secs(10);
 
 /// One run.
 pub(crate) struct World {
@@ -50,21 +51,8 @@ pub(crate) struct World {
     /// A frame that crossed the network, for attackers to copy.
     seen: Vec<u8>,
     pub(crate) events: u64,
-}
-
-/// Address of a node.
-fn address(node: usize, v6: bool) -> IpAddr {
-    // The server and at most eight clients.
-    let last = u8::try_from(node + 1).unwrap_or(u8::MAX);
-    if v6 {
-        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into()
-    } else {
-        Ipv4Addr::new(10, 0, 0, last).into()
-    }
-}
-
-fn mac(node: usize) -> [u8; 6] {
-    [2, 0, 0, 0, 0, u8::try_from(node + 1).unwrap_or(u8::MAX)]
+    /// Pairs that the proxy had spliced when the faults ended.
+    pub(crate) spliced_before: u64,
 }
 
 impl World {
@@ -73,15 +61,25 @@ impl World {
         let mut rng = Prng::new(scenario.seed);
         tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
+        let others = scenario.proxied.as_ref().map_or(0, |proxied| proxied.servers);
         // One port more: the attacker's.
-        let macs: Vec<_> = (0..clients + 2).map(mac).collect();
-        let net = Net::new(scenario.links.clone(), scenario.net.clone(), &macs, rng.fork());
+        let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
+        let net = Net::new(&scenario, &macs, rng.fork());
         let disk = SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
-        let mut nodes = vec![server(&scenario, &net, &mut rng)];
+        let mut nodes = vec![server(SERVER, &scenario, &net, &mut rng)];
         for node in 1..=clients {
             nodes.push(client(node, &scenario, &net, &disk, &mut rng));
         }
+        if let Some(proxied) = &scenario.proxied {
+            nodes.push(proxied::machine(nodes.len(), &scenario, proxied, &net, &mut rng));
+            for node in scenario.servers().filter(|&node| node != SERVER) {
+                nodes.push(server(node, &scenario, &net, &mut rng));
+            }
+        }
         let mut report = Report::new(options.trace);
+        if let Some(proxied) = &scenario.proxied {
+            report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
+        }
         report.errors_allowed = scenario.may_fail()
             || !scenario.calm_net()
             || scenario.crowd.dribble > 0.0
@@ -96,16 +94,12 @@ impl World {
             net,
             disk,
             report,
-            wire: Wire::new(
-                scenario.links.mtu,
-                scenario.port(),
-                scenario.tls.is_some(),
-                scenario.hand_over.set_up,
-            ),
+            wire: Wire::new(&scenario, macs.len()),
             progress: Progress::default(),
             rng,
             seen: Vec::new(),
             events: 0,
+            spliced_before: 0,
             scenario,
         };
         world.plan();
@@ -117,14 +111,20 @@ impl World {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
         let tls = self.scenario.tls.is_some();
+        let (proxy, nodes) = (self.scenario.proxy(), self.nodes.len() as u64);
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
             queue.push(at(r), Event::Change);
         }
         for reset in 0..self.scenario.resets {
-            // The clients' devices hold state too where they do TLS.
-            let node = if tls { reset % (clients + 1) } else { 0 };
+            let node = match proxy {
+                // Its device holds the most, and the others' behind it hold some.
+                Some(proxy) => (proxy as u64 + reset) % nodes,
+                // The clients' devices hold state too where they do TLS.
+                None if tls => reset % (clients + 1),
+                None => 0,
+            };
             queue.push(at(r), Event::Reset(node as usize));
         }
         for _ in 0..self.scenario.net.partitions {
@@ -133,9 +133,22 @@ impl World {
             let to = from + Duration::from_nanos(r.below(end.as_nanos()));
             queue.push(to, Event::Partition(client, false));
         }
+        let back = self.scenario.proxied.as_ref().map_or(0, |p| p.back.faults.partitions);
+        for _ in 0..back {
+            let pick = r.below(self.scenario.servers().count() as u64) as usize;
+            let server = self.scenario.servers().nth(pick).unwrap_or(SERVER);
+            let from = at(r);
+            queue.push(from, Event::Partition(server, true));
+            let to = from + Duration::from_nanos(r.below(end.as_nanos()));
+            queue.push(to, Event::Partition(server, false));
+        }
         for _ in 0..self.scenario.crowd.vanish {
             let client = r.range(1, clients) as usize;
             queue.push(at(r), Event::Vanish(client));
+        }
+        if self.scenario.proxied.as_ref().is_some_and(|proxied| proxied.server_stops) {
+            let last = self.scenario.servers().last().unwrap_or(SERVER);
+            queue.push(at(r), Event::Vanish(last));
         }
         if self.scenario.hostile.interval.is_some() {
             queue.push(at(r), Event::Attack);
@@ -170,7 +183,7 @@ impl World {
                     self.turn(node, side);
                 }
             }
-            Event::Disk(side, work) => self.disk_done(side, work),
+            Event::Disk(by, work) => self.disk_done(by, work),
             Event::Change => {
                 let (file, how, size) = self.disk.change();
                 self.note(SERVER, What::Change, [file as u64, how, size, 0, 0]);
@@ -191,10 +204,12 @@ impl World {
             Event::Vanish(node) => {
                 self.note(node, What::Fault, [3, node as u64, 1, 0, 0]);
                 self.nodes[node].stopped = true;
+                self.disk.forget(node);
                 self.net.cut(node, true);
             }
             Event::Attack => self.attack(),
             Event::Heal => self.heal(),
+            Event::StopChecks => self.stop_checks(),
         }
     }
 
@@ -207,7 +222,13 @@ impl World {
         self.report.healed_at = Some(self.now);
         self.net.heal();
         self.disk.heal();
-        let at = self.now + LAST_SESSION;
+        let mut at = self.now + LAST_SESSION;
+        if let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy()) {
+            at = self.now + proxied.idle_timeout + LAST_PROXIED;
+            self.net.cut(SERVER, false);
+            self.spliced_before = self.nodes[proxy].counter("proxy_spliced");
+            self.queue.push(at, Event::StopChecks);
+        }
         for node in 1..self.nodes.len() {
             if self.nodes[node].stopped {
                 continue;
@@ -221,6 +242,25 @@ impl World {
         }
     }
 
+    /// Health checks would go on for ever: the proxy gets a table without once its clients are
+    /// done.
+    fn stop_checks(&mut self) {
+        let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy())
+        else {
+            return;
+        };
+        let busy = |node: &Node| match &node.app {
+            App::Client(client) => !node.stopped && !client.is_done(),
+            App::Proxy(_) | App::Server(_) => false,
+        };
+        if self.nodes.iter().any(busy) {
+            return self.queue.push(self.now + CHECKS_END, Event::StopChecks);
+        }
+        let table = proxied.table(&self.scenario, false);
+        self.nodes[proxy].apply(self.now, table);
+        self.wake_soon(proxy, Side::Host);
+    }
+
     fn arrive(&mut self, to: usize, frame: Arrival) {
         if to >= self.nodes.len() || self.nodes[to].stopped {
             return;
@@ -232,25 +272,29 @@ impl World {
         self.wake_soon(to, Side::Device);
     }
 
-    fn disk_done(&mut self, side: Side, work: Work) {
+    fn disk_done(&mut self, by: Asker, work: Work) {
+        let (index, side) = by;
         let (kind, offset) = match &work {
             Work::Open { .. } => (0, 0),
             Work::Read { offset, .. } => (1, *offset),
         };
-        let completion = self.disk.complete(side, work);
+        let completion = self.disk.complete(by, work);
         let (bytes, fault) = match &completion {
             abi::disk::DiskCompletion::Opened { result, .. } => (0, u64::from(result.is_err())),
             abi::disk::DiskCompletion::Read { result, .. } => {
                 (result.as_ref().map_or(0, |r| u64::from(r.0)), u64::from(result.is_err()))
             }
         };
-        self.note(SERVER, What::Disk, [side as u64, kind, offset, bytes, fault]);
-        let node = &mut self.nodes[SERVER];
+        self.note(index, What::Disk, [side as u64, kind, offset, bytes, fault]);
+        let node = &mut self.nodes[index];
+        if node.stopped {
+            return self.disk.forget(index);
+        }
         match side {
             Side::Device => node.device_disk.push_back(completion),
             Side::Host => node.host_disk.push_back(completion),
         }
-        self.wake_soon(SERVER, side);
+        self.wake_soon(index, side);
     }
 
     /// A thread that sleeps is woken: that takes a moment, and sometimes long.
@@ -276,7 +320,7 @@ impl World {
         if node.stopped {
             return;
         }
-        let disk_room = self.disk.room(side);
+        let disk_room = self.disk.room((index, side));
         let mut around = Around {
             now: self.now,
             port_ready: self.net.ready_at(self.now, index),
@@ -284,19 +328,24 @@ impl World {
             report: &mut self.report,
             requests: Vec::new(),
             frames: Vec::new(),
+            spliced: Vec::new(),
             disk_room,
         };
         let turn = match side {
             Side::Device => node.device_turn(&mut around),
             Side::Host => node.host_turn(&mut around),
         };
-        let (requests, frames) = (around.requests, around.frames);
+        let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
         self.note_turn(index, side, &turn, frames.len());
+        for splice in &spliced {
+            self.note(index, What::Splice, [splice.id.0, 0, 0, 0, 0]);
+            self.wire.spliced(splice);
+        }
         let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty();
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
-            if let Some((after, work)) = self.disk.submit(side, request) {
-                self.queue.push(self.now + after, Event::Disk(side, work));
+            if let Some((after, work)) = self.disk.submit((index, side), request) {
+                self.queue.push(self.now + after, Event::Disk((index, side), work));
             }
         }
         for frame in &frames {
@@ -349,25 +398,39 @@ impl World {
         if self.report.healed_at.is_some() {
             return;
         }
-        let victim = self.rng.range(1, self.scenario.crowd.clients as u64) as usize;
+        // Behind a proxy its connections with servers are attacked as well; these know of them.
+        let back = self.scenario.proxied.is_some() && self.rng.chance(0.5);
+        let victim = if back {
+            let pick = self.rng.below(self.scenario.servers().count() as u64) as usize;
+            self.scenario.servers().nth(pick).unwrap_or(SERVER)
+        } else {
+            self.rng.range(1, self.scenario.crowd.clients as u64) as usize
+        };
         let sockets: Vec<_> = self.nodes[victim].host.sockets().collect();
         let pick = self.rng.below(sockets.len() as u64) as usize;
         let ends = sockets.get(pick).map(|&s| {
             let host = &self.nodes[victim].host;
             (host.local(s), host.remote(s))
         });
+        let front = self.scenario.front();
+        let v4_server = Endpoint { addr: address(front, false), port: self.scenario.port() };
+        let (server_mac, client_mac) =
+            if back { (mac(victim), mac(front)) } else { (mac(front), mac(victim)) };
         let (victim_end, server) = match ends {
-            Some((Some(local), Some(remote))) => (Some((mac(victim), local)), remote),
-            _ => (None, Endpoint { addr: address(SERVER, false), port: self.scenario.port() }),
+            Some((Some(local), Some(remote))) if back => (Some((client_mac, remote)), local),
+            Some((Some(local), Some(remote))) => (Some((client_mac, local)), remote),
+            _ => (None, v4_server),
         };
         let from = self.nodes.len();
-        let v4_server = Endpoint { addr: address(SERVER, false), port: self.scenario.port() };
+        let numbers = victim_end.and_then(|(_, client)| self.wire.expected((client, server)));
         let target = hostile::Target {
             source_mac: mac(from),
-            server_mac: mac(SERVER),
+            server_mac,
             server,
             v4_server,
             victim: victim_end,
+            // What else goes wrong with data that is believed is TCP's own.
+            numbers: numbers.filter(|_| self.scenario.proxied.is_some()),
             seen: &self.seen,
         };
         let bytes = hostile::frame(&mut self.rng, self.scenario.hostile.kinds, &target);
@@ -398,6 +461,7 @@ impl World {
             }
             counters::check(now, index, node, &self.scenario, &mut self.report);
         }
+        self.check_proxy();
         if self.disk.open_files() != 0 || self.disk.bad_handles != 0 {
             let (open, bad) = (self.disk.open_files(), self.disk.bad_handles);
             let what = format!("{open} files are open on the disk; {bad} wrong handles");
@@ -405,94 +469,16 @@ impl World {
         }
         conserve::check(now, &self.wire, &mut self.report);
     }
-}
 
-fn addresses(node: usize) -> Vec<Cidr> {
-    vec![
-        Cidr { addr: address(node, false), prefix_len: 16 },
-        Cidr { addr: address(node, true), prefix_len: 64 },
-    ]
-}
-
-/// Whether a node's host has its device do TLS.
-fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
-    let used = scenario.tls.as_ref().is_none_or(|tls| tls.device(node).used);
-    if used { Ok(()) } else { Err(Refusal::Disabled) }
-}
-
-/// A node's engine for TLS. Where it is not used, every other device has it nevertheless.
-fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
-    let device = scenario.tls.as_ref()?.device(node);
-    if !device.used && scenario.seed % 2 == 0 {
-        return None;
+    fn check_proxy(&mut self) {
+        let Some(proxied) = &self.scenario.proxied else { return };
+        let asks = |node: &Node| matches!(node.app, App::Client(_)) && !node.stopped;
+        let asked = self.report.healed_at.is_some() && self.nodes.iter().any(asks);
+        let reset = self.wire.pairs_reset();
+        let known = proxy::Known { before: self.spliced_before, asked, reset };
+        let Some(node) = self.scenario.proxy().and_then(|proxy| self.nodes.get(proxy)) else {
+            return;
+        };
+        proxy::check(self.now, node, &self.scenario, proxied, &known, &mut self.report);
     }
-    Some(L5oConfig {
-        contexts_max: device.contexts_max,
-        cache_bytes: device.cache_bytes,
-        out_of_order: device.out_of_order,
-        resync: device.resync,
-        tls_tx: device.tx,
-        tls_rx: device.rx,
-        messages_ahead_max: device.messages_ahead_max,
-        ..L5oConfig::new(Arc::new(crypto::Provider))
-    })
-}
-
-fn server(scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
-    // Without offload: a device without the engine, or a host that does not use it.
-    let engine = rng.chance(0.5) || scenario.offload;
-    let config = DeviceConfig {
-        file: engine.then(|| scenario.device.clone()),
-        l5o: tls_engine(scenario, SERVER),
-        pending_transmits_max: scenario.pending_transmits_max,
-        correct_timestamps: scenario.correct_timestamps,
-        rss_seed: rng.next_u64(),
-        teardown: Some(TeardownConfig {
-            flows_max: scenario.hand_over.flows_max,
-            time_wait_max: scenario.hand_over.time_wait_max,
-            ..TeardownConfig::default()
-        }),
-        ..DeviceConfig::new(mac(SERVER))
-    };
-    let device = Device::new(config, net.wire_caps());
-    let config = Config {
-        addrs: addresses(SERVER),
-        file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
-        tls_offload: tls_offload(scenario, SERVER),
-        lazy_tcb: scenario.hand_over.lazy_tcb,
-        tcp: scenario.server_tcp.clone(),
-        ..Config::default()
-    };
-    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
-    let mut content = scenario.content.clone();
-    content.tls = scenario.tls.as_ref().map(tls::server);
-    (content.set_up, content.tear_down) = (scenario.hand_over.set_up, scenario.hand_over.tear_down);
-    content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
-    let server = match ContentServer::new(content, &mut host) {
-        Ok(server) => server,
-        Err(error) => unreachable!("nobody else listens: {error}"),
-    };
-    let ahead = Duration::from_millis(scenario.clock_ahead_ms);
-    Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
-}
-
-fn client(index: usize, scenario: &Scenario, net: &Net, disk: &SimDisk, rng: &mut Prng) -> Node {
-    let config = DeviceConfig {
-        file: None,
-        l5o: tls_engine(scenario, index),
-        rss_seed: rng.next_u64(),
-        ..DeviceConfig::new(mac(index))
-    };
-    let device = Device::new(config, net.wire_caps());
-    let tcp = scenario.client_tcp.clone();
-    let tls_offload = tls_offload(scenario, index);
-    let config = Config { addrs: addresses(index), tcp, tls_offload, ..Config::default() };
-    let host = Host::new(config, &device.capabilities(), rng.next_u64());
-    let v6 = rng.chance(scenario.crowd.v6);
-    let server = Endpoint { addr: address(SERVER, v6), port: scenario.port() };
-    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
-    let start = Instant::ZERO + ahead;
-    let files = disk.files();
-    let client = Client::new(index, server, rng.fork(), scenario, &files, start);
-    Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }

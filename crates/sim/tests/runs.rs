@@ -13,8 +13,8 @@ fn seeds() -> u64 {
 
 /// Runs every `step`th seed from `first` on; gives what is to be told of the first that failed, and
 /// sums of counters.
-fn run(first: u64, step: usize) -> (Option<String>, [u64; 18]) {
-    let mut sums = [0; 18];
+fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
+    let mut sums = [0; 30];
     for seed in (first..seeds()).step_by(step) {
         let outcome = sim::check_seed(seed);
         if let Some(text) = outcome.explain() {
@@ -28,7 +28,7 @@ fn run(first: u64, step: usize) -> (Option<String>, [u64; 18]) {
 }
 
 /// What has to happen in so many runs: a simulation without faults would prove nothing.
-const COUNTED: [&str; 18] = [
+const COUNTED: [&str; 30] = [
     "net_lost",
     "net_corrupted",
     "net_hostile",
@@ -47,6 +47,18 @@ const COUNTED: [&str; 18] = [
     "rx_tls_resync_res_ok",
     "l5o_cache_evictions",
     "l5o_out_of_order_packets",
+    "proxy_spliced",
+    "wire_pair_bytes_compared",
+    "proxy_relayed_bytes_down",
+    "splice_kept_packets",
+    "splice_refused_full",
+    "splice_dropped_blind_reset",
+    "splice_dropped_out_of_window",
+    "splice_reset_by_peer",
+    "proxy_splices_lost",
+    "proxy_splices_idle",
+    "proxy_retries",
+    "proxy_503",
 ];
 
 #[test]
@@ -54,7 +66,7 @@ fn seeds_hold_and_repeat() {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let workers: Vec<_> =
         (0..threads).map(|first| thread::spawn(move || run(first as u64, threads))).collect();
-    let mut sums = [0; 18];
+    let mut sums = [0; 30];
     for worker in workers {
         let (failure, counted) = worker.join().expect("a run that panics is a failure of its own");
         if let Some(text) = failure {

@@ -1,23 +1,30 @@
 //! Conservation: the bytes that a client's stack acknowledged are the bytes that its application
-//! read, on every connection that ended in order.
+//! read, on every connection that ended in order; and where a proxy refused a handshake, its alert
+//! is all that it said.
 
 use base::Instant;
 
 use super::wire::Wire;
+use crate::proxied::INTERNAL_ERROR;
 use crate::report::Report;
 
 /// Compares what clients read with what crossed the wire for them.
 pub(crate) fn check(now: Instant, wire: &Wire, report: &mut Report) {
     for (node, local, read) in core::mem::take(&mut report.ended) {
-        match wire.acknowledged(local) {
-            Some(acknowledged) if acknowledged == read && !wire.is_tls() => {}
-            // Records are longer than what they carry, and come after a handshake.
-            Some(acknowledged) if acknowledged > read && wire.is_tls() => {}
-            acknowledged => {
-                let what =
-                    format!("n{node} {local}: read {read} bytes, acknowledged {acknowledged:?}");
-                report.fail(now, "conserve", what);
-            }
+        // Records are longer than what they carry, and come after a handshake.
+        let fits = |bytes| if wire.is_tls() { bytes > read } else { bytes == read };
+        if !wire.acknowledged(local).any(fits) {
+            let acknowledged: Vec<_> = wire.acknowledged(local).collect();
+            let what = format!("n{node} {local}: read {read} bytes, acknowledged {acknowledged:?}");
+            report.fail(now, "conserve", what);
+        }
+    }
+    for (node, local) in core::mem::take(&mut report.alerted) {
+        // RFC 8446 sections 5.1 and 6: a record, a fatal alert.
+        let alert = [21, 3, 3, 0, 2, 2, INTERNAL_ERROR];
+        if !wire.said(local).any(|said| said == alert) {
+            let what = format!("n{node} {local}: a handshake failed without an alert");
+            report.fail(now, "tls", what);
         }
     }
 }

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `bytes` | every byte of every body, while it is read: in `http` and `client` |
 //! | [`wire`] | frames that a device sends: well-formed, in the window, repeated as they were |
+//! | [`splice`] | what a proxy's device relays is what the other peer sent |
 //! | [`plaintext`] | nothing to be read on the wire where TLS is spoken |
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
+//! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
 //! | [`conserve`] | what was acknowledged is what was read |
 //! | [`same`] | the same seed without offload: the same bytes |
 
@@ -14,5 +16,7 @@ pub(crate) mod conserve;
 pub(crate) mod counters;
 pub(crate) mod plaintext;
 pub(crate) mod progress;
+pub(crate) mod proxy;
 pub(crate) mod same;
+pub(crate) mod splice;
 pub(crate) mod wire;

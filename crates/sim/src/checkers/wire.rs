@@ -4,10 +4,15 @@
 //! peer offered; where bytes are sent again, the same bytes; and where TLS is spoken, nothing that
 //! anybody could read. It keeps each connection's stream as it was sent first, which is little in a
 //! simulation.
+//!
+//! Behind a proxy there are two connections for each of a client's. Both are watched like any other
+//! as long as the proxy's host has them. From when its device relays, what it sends on one of them
+//! is held against what the other's peer sent: [`super::splice`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use abi::port::TxFrame;
+use abi::splice::Splice;
 use base::{Instant, SeqNum};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, parse, protocol};
@@ -15,75 +20,126 @@ use wire::tcp::{Flags, Segment};
 use wire::{ETHERNET_BYTES, Endpoint};
 
 use super::plaintext;
+use super::splice::Spliced;
 use crate::content::Catalogue;
+use crate::faults::{Role, Scenario};
 use crate::report::{Report, StreamRow};
 use crate::trace::hash_bytes;
 
+/// A connection's ends: who opened it, and the server or the proxy.
+pub(super) type Ends = (Endpoint, Endpoint);
+
 /// One direction of a connection.
 #[derive(Debug, Default)]
-struct Stream {
+pub(super) struct Stream {
     iss: SeqNum,
     /// Bytes as they were sent first, from behind the SYN.
-    sent: Vec<u8>,
+    pub(super) sent: Vec<u8>,
     /// Which of them were: what a device lost in a reset never left, and leaves a hole.
     known: BTreeMap<usize, usize>,
-    fin_at: Option<usize>,
+    pub(super) fin_at: Option<usize>,
     /// Shift of the windows that this end offers.
     scale: u8,
     scaled: bool,
     /// Right edge of the window that this end has offered, as a position of the other's stream.
-    edge: u64,
+    pub(super) edge: u64,
     /// Highest position of the other's stream that this end has acknowledged.
-    acknowledged: u64,
+    pub(super) acknowledged: u64,
 }
 
-/// A connection, by the client's end.
+/// A connection.
 #[derive(Debug, Default)]
-struct Flow {
+pub(super) struct Flow {
     /// From the client, and from the server.
-    streams: [Stream; 2],
+    pub(super) streams: [Stream; 2],
+    /// What opened it; none where only resets or answers to forgeries were seen.
+    opened_by: Option<Role>,
+    /// Tells it from another one with the same ends.
+    pub(super) serial: u64,
+    /// The other connection of the pair, where the proxy's device relays.
+    pub(super) spliced: Option<Spliced>,
     /// SYN-ACKs that the server sent: old copies of a SYN lead to more than one.
     offers: Vec<Segment>,
     /// The client has answered one of them.
-    both: bool,
+    pub(super) both: bool,
+    /// One of its ends reset it that is not the proxy.
+    pub(super) reset_by_peer: bool,
     /// The client reset it, or it was closed in both directions.
-    over: bool,
+    pub(super) over: bool,
 }
 
 /// Watches the wire.
 #[derive(Debug)]
 pub(crate) struct Wire {
     mtu: usize,
-    server_port: u16,
+    pub(super) server_port: u16,
+    /// What each node is, by its number.
+    roles: Vec<Role>,
     /// TLS is spoken.
     tls: bool,
     /// Connections are set up by cookies: while one is good, an old copy of its first segment
     /// begins a connection that only the server believes in.
-    cookies: bool,
-    flows: BTreeMap<Endpoint, Flow>,
+    pub(super) cookies: bool,
+    pub(super) flows: BTreeMap<Ends, Flow>,
+    /// Connections whose ends have another one now.
+    past: Vec<(Ends, Flow)>,
+    /// Connections seen so far.
+    serials: u64,
+    /// Pairs that the proxy's device has begun to relay.
+    pub(crate) pairs: u64,
+    /// Those that are not watched.
+    pub(crate) unwatched: u64,
+    /// Those that one of the peers reset, while it was one or just before.
+    pub(super) resets: BTreeSet<u64>,
+    /// Payload bytes of theirs that were compared with what came in.
+    pub(crate) compared: u64,
     /// Packets that carried bytes that were sent before.
     pub(crate) repeated: u64,
     bytes: Vec<u8>,
 }
 
 impl Wire {
-    pub(crate) const fn new(mtu: u16, server_port: u16, tls: bool, cookies: bool) -> Self {
+    pub(crate) fn new(scenario: &Scenario, nodes: usize) -> Self {
+        let proxied = scenario.proxied.as_ref();
         Self {
-            mtu: mtu as usize,
-            server_port,
-            tls,
-            cookies,
+            mtu: scenario.links.mtu.into(),
+            server_port: scenario.port(),
+            roles: (0..nodes).map(|node| scenario.role(node)).collect(),
+            tls: scenario.tls.is_some(),
+            cookies: scenario.hand_over.set_up || proxied.is_some_and(|p| p.sets_up()),
             flows: BTreeMap::new(),
+            past: Vec::new(),
+            serials: 0,
+            pairs: 0,
+            unwatched: 0,
+            resets: BTreeSet::new(),
+            compared: 0,
             repeated: 0,
             bytes: Vec::new(),
         }
     }
 
-    /// Bytes of the server's stream that the client acknowledged, FIN left out.
-    pub(crate) fn acknowledged(&self, client: Endpoint) -> Option<u64> {
-        let flow = self.flows.get(&client)?;
-        let fin = flow.streams[1].fin_at.map_or(u64::MAX, |at| at as u64);
-        Some(flow.streams[0].acknowledged.min(fin))
+    fn is(&self, node: usize, role: Role) -> bool {
+        self.roles.get(node) == Some(&role)
+    }
+
+    /// Bytes of the server's stream that the client acknowledged, FIN left out, on each connection
+    /// with that end: a port may be used again.
+    pub(crate) fn acknowledged(&self, client: Endpoint) -> impl Iterator<Item = u64> + '_ {
+        self.of_client(client).map(|flow| {
+            let fin = flow.streams[1].fin_at.map_or(u64::MAX, |at| at as u64);
+            flow.streams[0].acknowledged.min(fin)
+        })
+    }
+
+    /// All that the server or the proxy sent on each of these.
+    pub(crate) fn said(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
+        self.of_client(client).map(|flow| &flow.streams[1].sent[..])
+    }
+
+    fn of_client(&self, client: Endpoint) -> impl Iterator<Item = &Flow> {
+        let all = self.flows.iter().chain(self.past.iter().map(|(ends, flow)| (ends, flow)));
+        all.filter(move |((opener, _), _)| *opener == client).map(|(_, flow)| flow)
     }
 
     /// Whether TLS is spoken.
@@ -91,16 +147,38 @@ impl Wire {
         self.tls
     }
 
-    /// What each end of each connection sent, where TLS is spoken.
+    /// What each end of each connection of a client sent, where TLS is spoken. Which server the
+    /// proxy chooses for it, and from which port, is a matter of timing.
     pub(crate) fn streams(&self) -> Vec<StreamRow> {
-        let flows = self.flows.iter().filter(|_| self.tls);
-        let rows = flows.flat_map(|(&client, flow)| {
+        let theirs = |flow: &Flow| flow.opened_by == Some(Role::Client);
+        let flows = self.flows.iter().filter(|(_, flow)| self.tls && theirs(flow));
+        let rows = flows.flat_map(|(&(client, _), flow)| {
             [false, true].map(|from_server| {
                 let sent = &flow.streams[usize::from(from_server)].sent;
                 StreamRow { client, from_server, bytes: sent.len(), hash: hash_bytes(0, sent) }
             })
         });
         rows.collect()
+    }
+
+    /// What the server and the client of a connection expect next of each other.
+    pub(crate) fn expected(&self, ends: Ends) -> Option<[SeqNum; 2]> {
+        let flow = self.flows.get(&ends).filter(|flow| flow.both)?;
+        let [client, server] = &flow.streams;
+        // A sequence number is a position modulo 2^32.
+        let next = |ours: &Stream, theirs: &Stream| ours.iss + 1 + theirs.acknowledged as u32;
+        Some([next(client, server), next(server, client)])
+    }
+
+    /// A proxy's device begins to relay between two connections.
+    pub(crate) fn spliced(&mut self, splice: &Splice) {
+        self.pairs += 1;
+        self.unwatched += u64::from(!super::splice::begin(self, splice));
+    }
+
+    /// Pairs that a peer may have reset, as far as anybody can know.
+    pub(crate) fn pairs_reset(&self) -> u64 {
+        self.resets.len() as u64 + self.unwatched
     }
 
     /// A device sends a frame. Gives what the trace shows of it: flags, sequence and
@@ -169,23 +247,28 @@ impl Wire {
         segment: &Segment,
         payload: &[u8],
     ) -> Result<(), String> {
-        let from_server = node == 0 && segment.source == self.server_port;
-        let (addr, port) = if from_server {
-            (ip.destination, segment.destination)
-        } else {
-            (ip.source, segment.source)
-        };
-        let key = Endpoint { addr, port };
+        let from_server = !self.is(node, Role::Client) && segment.source == self.server_port;
+        let source = Endpoint { addr: ip.source, port: segment.source };
+        let destination = Endpoint { addr: ip.destination, port: segment.destination };
+        let key = if from_server { (destination, source) } else { (source, destination) };
         if segment.flags.has(Flags::RST) {
             // A server's may answer somebody else's forgery.
-            if let Some(flow) = self.flows.get_mut(&key).filter(|_| !from_server) {
-                flow.over = true;
+            let by_proxy = self.is(node, Role::Proxy);
+            if let Some(flow) = self.flows.get_mut(&key) {
+                flow.over |= !from_server;
+                flow.reset_by_peer |= !by_proxy;
+                self.resets.extend(flow.spliced.filter(|_| !by_proxy).map(|pair| pair.number));
             }
             return Ok(());
         }
         let flow = self.flows.entry(key).or_default();
         if segment.flags.has(Flags::SYN) {
-            flow.begin(from_server, segment);
+            if let Some(before) = flow.begin(from_server, segment) {
+                self.past.extend(before.both.then_some((key, before)));
+                self.serials += 1;
+                flow.serial = self.serials;
+                flow.opened_by = self.roles.get(node).copied();
+            }
             return Ok(());
         }
         if !from_server && !flow.both {
@@ -196,34 +279,46 @@ impl Wire {
         }
         flow.over |= flow.is_closed();
         let ghost = from_server && flow.over && self.cookies;
+        let relayed = match self.is(node, Role::Proxy) {
+            true => super::splice::look(self, &key, usize::from(from_server), segment, payload)?,
+            false => None,
+        };
+        let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
         let [client, server] = &mut flow.streams;
         let (ours, theirs) = if from_server { (server, client) } else { (client, server) };
         note_window(ours, theirs, segment);
         let Some(at) = position(ours, segment.seq) else { return Ok(()) };
         let end = at + payload.len() as u64;
-        if !payload.is_empty() && end > theirs.edge + 1 && !ghost {
+        if !payload.is_empty() && end > theirs.edge + 1 && !ghost && relayed.is_none() {
             // One byte more: a probe of a closed window.
             return Err(format!("bytes up to {end} for a window that ends at {}", theirs.edge));
         }
-        let recorded = ours.record(at, payload, segment.flags.has(Flags::FIN));
+        // What was acknowledged before the splice is nobody's any more.
+        let old = relayed.map_or(0, |base| base.saturating_sub(at)).min(payload.len() as u64);
+        let fin = segment.flags.has(Flags::FIN);
+        let recorded = ours.record(at + old, &payload[old as usize..], fin);
         let repeated = if ghost { recorded.unwrap_or(false) } else { recorded? };
+        self.compared += relayed.map_or(0, |_| payload.len() as u64 - old);
         self.repeated += u64::from(repeated);
         Ok(())
     }
 }
 
 impl Flow {
-    /// A SYN or SYN-ACK is sent.
-    fn begin(&mut self, from_server: bool, segment: &Segment) {
+    /// A SYN or SYN-ACK is sent. Gives what was there before, where a connection
+    /// begins with it.
+    fn begin(&mut self, from_server: bool, segment: &Segment) -> Option<Self> {
         if from_server {
             // A connection that exists has its numbers: another SYN-ACK answers an old copy.
             if !self.both {
                 self.offers.push(*segment);
             }
         } else if self.streams[0].iss != segment.seq || self.streams[0].edge == 0 {
-            *self = Self::default();
+            let before = core::mem::take(self);
             self.streams[0] = Stream::begin(segment);
+            return Some(before);
         }
+        None
     }
 
     /// Whether both ends have acknowledged the other's FIN.
@@ -248,7 +343,7 @@ impl Flow {
 
 /// Position of a sequence number in a stream, counted from behind the SYN; none where it lies
 /// before.
-fn position(stream: &Stream, seq: SeqNum) -> Option<u64> {
+pub(super) fn position(stream: &Stream, seq: SeqNum) -> Option<u64> {
     u64::try_from(seq.distance(stream.iss + 1)).ok()
 }
 
@@ -258,9 +353,14 @@ fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
         return;
     }
     let Some(ack) = position(theirs, segment.ack) else { return };
-    let scale = if ours.scaled && theirs.scaled { ours.scale } else { 0 };
     ours.acknowledged = ours.acknowledged.max(ack);
-    ours.edge = ours.edge.max(ack + (u64::from(segment.window) << scale));
+    ours.edge = ours.edge.max(ack + window(ours, theirs, segment));
+}
+
+/// The window that an end offers with a segment, in bytes.
+pub(super) fn window(ours: &Stream, theirs: &Stream, segment: &Segment) -> u64 {
+    let scale = if ours.scaled && theirs.scaled { ours.scale } else { 0 };
+    u64::from(segment.window) << scale
 }
 
 impl Stream {

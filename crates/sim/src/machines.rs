@@ -1,0 +1,135 @@
+//! The machines of a world: servers and clients as a scenario has them, and where they are.
+//!
+//! Called by [`crate::world`] when a world begins. The proxy is [`crate::proxied`]'s.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use abi::Refusal;
+use apps::content::ContentServer;
+use base::{Duration, Instant, Prng};
+use host::{Cidr, Config, Host, Listen};
+use nic::{Device, DeviceConfig, L5oConfig, TeardownConfig};
+use wire::Endpoint;
+
+use crate::client::Client;
+use crate::disk::SimDisk;
+use crate::faults::Scenario;
+use crate::net::Net;
+use crate::node::{App, Node};
+use crate::tls;
+
+/// Address of a node.
+pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
+    // Two servers, a proxy and at most eight clients.
+    let last = u8::try_from(node + 1).unwrap_or(u8::MAX);
+    if v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()).into()
+    } else {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+}
+
+/// Link address of a node.
+pub(crate) fn mac(node: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 0, u8::try_from(node + 1).unwrap_or(u8::MAX)]
+}
+
+/// Addresses of a node, as its host has them.
+pub(crate) fn addresses(node: usize) -> Vec<Cidr> {
+    vec![
+        Cidr { addr: address(node, false), prefix_len: 16 },
+        Cidr { addr: address(node, true), prefix_len: 64 },
+    ]
+}
+
+/// Whether a node's host has its device do TLS.
+fn tls_offload(scenario: &Scenario, node: usize) -> Result<(), Refusal> {
+    let used = scenario.tls_device(node).is_none_or(|device| device.used);
+    if used { Ok(()) } else { Err(Refusal::Disabled) }
+}
+
+/// A node's engine for TLS. Where it is not used, every other device has it nevertheless.
+fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
+    let device = scenario.tls_device(node)?;
+    if !device.used && scenario.seed % 2 == 0 {
+        return None;
+    }
+    Some(L5oConfig {
+        contexts_max: device.contexts_max,
+        cache_bytes: device.cache_bytes,
+        out_of_order: device.out_of_order,
+        resync: device.resync,
+        tls_tx: device.tx,
+        tls_rx: device.rx,
+        messages_ahead_max: device.messages_ahead_max,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    })
+}
+
+/// A server.
+pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
+    // Without offload: a device without the engine, or a host that does not use it.
+    let engine = rng.chance(0.5) || scenario.offload;
+    let config = DeviceConfig {
+        file: engine.then(|| scenario.device.clone()),
+        l5o: tls_engine(scenario, node),
+        pending_transmits_max: scenario.pending_transmits_max,
+        correct_timestamps: scenario.correct_timestamps,
+        rss_seed: rng.next_u64(),
+        teardown: Some(TeardownConfig {
+            flows_max: scenario.hand_over.flows_max,
+            time_wait_max: scenario.hand_over.time_wait_max,
+            ..TeardownConfig::default()
+        }),
+        ..DeviceConfig::new(mac(node))
+    };
+    let device = Device::new(config, net.wire_caps());
+    let config = Config {
+        addrs: addresses(node),
+        file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
+        tls_offload: tls_offload(scenario, node),
+        lazy_tcb: scenario.hand_over.lazy_tcb,
+        tcp: scenario.server_tcp.clone(),
+        ..Config::default()
+    };
+    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let mut content = scenario.content.clone();
+    content.tls = scenario.tls.as_ref().map(tls::server);
+    (content.set_up, content.tear_down) = (scenario.hand_over.set_up, scenario.hand_over.tear_down);
+    content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
+    let server = match ContentServer::new(content, &mut host) {
+        Ok(server) => server,
+        Err(error) => unreachable!("nobody else listens: {error}"),
+    };
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms);
+    Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
+}
+
+/// A client.
+pub(crate) fn client(
+    index: usize,
+    scenario: &Scenario,
+    net: &Net,
+    disk: &SimDisk,
+    rng: &mut Prng,
+) -> Node {
+    let config = DeviceConfig {
+        file: None,
+        l5o: tls_engine(scenario, index),
+        rss_seed: rng.next_u64(),
+        ..DeviceConfig::new(mac(index))
+    };
+    let device = Device::new(config, net.wire_caps());
+    let tcp = scenario.client_tcp.clone();
+    let tls_offload = tls_offload(scenario, index);
+    let config = Config { addrs: addresses(index), tcp, tls_offload, ..Config::default() };
+    let host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let v6 = rng.chance(scenario.crowd.v6);
+    let server = Endpoint { addr: address(scenario.front(), v6), port: scenario.port() };
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
+    let start = Instant::ZERO + ahead;
+    let files = disk.files();
+    let client = Client::new(index, server, rng.fork(), scenario, &files, start);
+    Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
+}

@@ -1,0 +1,247 @@
+//! Worlds with a proxy: what a seed says about it, and the machine that it makes.
+//!
+//! In one world of four the clients do not talk to a server but to `apps::proxy` on a machine of
+//! its own, with one or two servers behind it that share a disk. [`crate::faults`] draws it with
+//! the rest of a scenario, [`crate::world`] puts the machine into the world. What a proxy says for
+//! itself is told by [`NAME`] from what a server says.
+
+use apps::proxy::{
+    Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
+};
+use base::{Duration, Instant, Prng};
+use host::{Host, TcpConfig};
+use nic::{Device, DeviceConfig, SetupConfig, SpliceConfig, TeardownConfig};
+use wire::Endpoint;
+
+use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
+use crate::machines::{address, addresses, mac};
+use crate::net::Net;
+use crate::node::{App, Node};
+
+/// What the proxy calls itself in answers of its own.
+pub(crate) const NAME: &str = "proxy";
+/// What its alert says where it has no server for a client (RFC 8446 section 6.2).
+pub(crate) const INTERNAL_ERROR: u8 = 80;
+/// Chosen so that no seed that is kept for what it once found has a proxy.
+const SALT: u64 = 0x0590_0043;
+/// A table that is never full.
+const ENOUGH: u32 = 65_536;
+
+/// The way between the proxy and its servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Back {
+    /// One way, from port to port.
+    pub(crate) delay: Duration,
+    /// Faults of frames from and to servers.
+    pub(crate) faults: NetFaults,
+}
+
+/// A proxy between clients and servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Proxied {
+    pub(crate) mode: Mode,
+    /// Servers behind it: one or two.
+    pub(crate) servers: usize,
+    /// Servers are reached over IPv6.
+    pub(crate) v6: bool,
+    /// It asks for splices.
+    pub(crate) splice: bool,
+    /// Its device has the engine.
+    engine: bool,
+    /// Pairs that the device has at one time, and frames that it keeps while one begins.
+    pairs_max: u32,
+    kept_max: usize,
+    /// Its device sets connections up.
+    set_up: bool,
+    /// Connections that its device tears down at one time.
+    flows_max: u32,
+    balance: Balance,
+    insert: Insert,
+    keep_alive: bool,
+    check: Check,
+    connect_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    retries: u32,
+    /// The second server's machine stops, for good.
+    pub(crate) server_stops: bool,
+    pub(crate) tcp: TcpConfig,
+    /// Bytes after which clients give up, where they do: before a pair is spliced, while it begins,
+    /// or afterwards.
+    pub(crate) abort_bytes_max: u64,
+    pub(crate) back: Back,
+}
+
+impl Proxied {
+    /// From numbers of its own: other worlds are the same as if there were none with a proxy.
+    pub(crate) fn draw(seed: u64, tls: bool, calm: bool, runs: bool) -> Option<Self> {
+        let r = &mut Prng::new(seed ^ SALT);
+        if !r.chance(0.25) {
+            return None;
+        }
+        let look = r.chance(0.6);
+        let mode = match (look, tls) {
+            (false, _) => Mode::Tcp,
+            (true, false) => Mode::Http,
+            (true, true) => Mode::Tls,
+        };
+        let small = r.chance(0.25);
+        let field = |r: &mut Prng| r.chance(0.3);
+        let servers = r.range(1, 2) as usize;
+        let server_stops = servers == 2 && !calm && r.chance(0.2);
+        Some(Self {
+            mode,
+            servers,
+            server_stops,
+            // Who stops is not found out at once.
+            retries: r.range(server_stops.into(), 3) as u32,
+            v6: r.chance(0.4),
+            splice: r.chance(0.85),
+            engine: r.chance(0.95),
+            pairs_max: if small { r.range(1, 3) as u32 } else { ENOUGH },
+            kept_max: if r.chance(0.15) { r.range(0, 4) as usize } else { 256 },
+            set_up: r.chance(0.7),
+            flows_max: if r.chance(0.2) { r.range(1, 4) as u32 } else { ENOUGH },
+            balance: [
+                Balance::RoundRobin,
+                Balance::Least,
+                Balance::Maglev(HashBy::Source),
+                Balance::Maglev(HashBy::Host),
+            ][r.below(4) as usize],
+            insert: Insert {
+                x_forwarded_for: field(r),
+                x_forwarded_proto: field(r),
+                forwarded: field(r),
+                via: field(r),
+            },
+            keep_alive: r.chance(0.85),
+            check: draw_check(r, mode),
+            connect_timeout: Duration::from_millis(r.range(300, 4_000)),
+            // Longer than anybody who is alive says nothing.
+            idle_timeout: Duration::from_secs(r.range(20, 60)),
+            tcp: draw_tcp(r, false),
+            abort_bytes_max: [1, 1_000, 200_000][r.below(3) as usize],
+            back: Back {
+                delay: Duration::from_micros([5, 50, 500, 5_000][r.below(4) as usize]),
+                faults: if calm { NetFaults::default() } else { draw_back(r, runs) },
+            },
+        })
+    }
+
+    /// Whether two connections with that client can be spliced as far as the proxy and its device
+    /// go, in whatever number.
+    pub(crate) fn can_splice(&self, scenario: &Scenario) -> bool {
+        let [client, ours, server] =
+            [&scenario.client_tcp, &self.tcp, &scenario.server_tcp].map(|tcp| tcp.timestamps);
+        let alike = (client && ours) == (ours && server);
+        self.splice && self.engine && self.pairs_max == ENOUGH && alike
+    }
+
+    /// Whether the device is asked to set connections up, and can.
+    pub(crate) fn sets_up(&self) -> bool {
+        self.set_up && self.mode != Mode::Tcp
+    }
+
+    /// What it does: all of it, or without checks, which go on for ever.
+    pub(crate) fn table(&self, scenario: &Scenario, checks: bool) -> Table {
+        let port = scenario.port();
+        let at = |node| Endpoint { addr: address(node, self.v6), port };
+        let backends = scenario.servers().map(at).map(Into::into);
+        let interval = if checks { self.check.interval } else { Duration::ZERO };
+        let pool = Pool {
+            name: String::from("servers"),
+            balance: self.balance,
+            backends: backends.collect(),
+            check: Check { interval, ..self.check.clone() },
+            ..Pool::default()
+        };
+        let listener = Listener {
+            addr: None,
+            port,
+            mode: self.mode,
+            routes: Vec::new(),
+            default: Some(0),
+            insert: if self.mode == Mode::Http { self.insert } else { Insert::default() },
+            keep_alive: self.keep_alive || self.mode != Mode::Http,
+        };
+        let limits = Limits {
+            connect_timeout: self.connect_timeout,
+            idle_timeout: self.idle_timeout,
+            retries: self.retries,
+            ..Limits::default()
+        };
+        Table { listeners: vec![listener], pools: vec![pool], limits }
+    }
+}
+
+/// As between clients and the proxy, and servers that are cut off more often.
+fn draw_back(r: &mut Prng, runs: bool) -> NetFaults {
+    let faults = draw_net(r, runs);
+    NetFaults { partitions: if r.chance(0.3) { r.range(1, 4) } else { 0 }, ..faults }
+}
+
+fn draw_check(r: &mut Prng, mode: Mode) -> Check {
+    // A directory without its slash is a redirection, which is an answer.
+    let path = if mode == Mode::Http && r.chance(0.5) { "/d" } else { "" };
+    let interval = if r.chance(0.5) { r.range(200, 2_000) } else { 0 };
+    Check {
+        path: String::from(path),
+        interval: Duration::from_millis(interval),
+        timeout: Duration::from_millis(r.range(200, 2_000)),
+        rise: r.range(1, 2) as u32,
+        fall: r.range(1, 3) as u32,
+        ..Check::default()
+    }
+}
+
+/// The machine.
+pub(crate) fn machine(
+    node: usize,
+    scenario: &Scenario,
+    proxied: &Proxied,
+    net: &Net,
+    rng: &mut Prng,
+) -> Node {
+    let splice = SpliceConfig {
+        pairs_max: proxied.pairs_max,
+        kept_max: proxied.kept_max,
+        ..SpliceConfig::default()
+    };
+    let teardown = TeardownConfig {
+        flows_max: proxied.flows_max,
+        time_wait_max: scenario.hand_over.time_wait_max,
+        ..TeardownConfig::default()
+    };
+    let config = DeviceConfig {
+        file: None,
+        l5o: None,
+        setup: proxied.set_up.then(SetupConfig::default),
+        teardown: Some(teardown),
+        splice: proxied.engine.then_some(splice),
+        pending_transmits_max: scenario.pending_transmits_max,
+        rss_seed: rng.next_u64(),
+        ..DeviceConfig::new(mac(node))
+    };
+    let device = Device::new(config, net.wire_caps());
+    let config = host::Config {
+        addrs: addresses(node),
+        lazy_tcb: scenario.hand_over.lazy_tcb,
+        tcp: proxied.tcp.clone(),
+        ..host::Config::default()
+    };
+    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let config = Config {
+        backlog: scenario.backlog,
+        server_name: String::from(NAME),
+        unix_epoch: scenario.content.unix_epoch,
+        seed: rng.next_u64(),
+        splice: proxied.splice,
+        access_log: scenario.content.access_log,
+    };
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
+    let table = proxied.table(scenario, true);
+    let proxy = match Proxy::new(Instant::ZERO + ahead, config, table, &mut host) {
+        Ok(proxy) => proxy,
+        Err(error) => unreachable!("nobody else listens: {error}"),
+    };
+    Node::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
+}
