@@ -784,6 +784,18 @@ fn challenges_carry_timestamps() {
     assert_eq!(world.out(), [(0, Seg { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
 }
 
+/// A challenge promises no window that nobody offered: a segment that was overtaken says nothing
+/// about what there is room for now.
+#[test]
+fn challenges_offer_the_latest_window() {
+    let mut world = World::plain();
+    world.passes(0, &seg(0, 0, b"data"));
+    world.passes(1, &Seg { window: 300, ..seg(0, 4, b"") });
+    world.passes(1, &seg(0, 0, b""));
+    world.send(0, &Seg { flags: Flags::SYN, ..seg(9, 0, b"") });
+    assert_eq!(world.out(), [(0, Seg { window: 300, ..seg(0, 4, b"") })]);
+}
+
 fn fin(seq: i32, ack: i32, payload: &[u8]) -> Seg {
     Seg { flags: ACK.with(Flags::FIN), ..seg(seq, ack, payload) }
 }

@@ -216,8 +216,13 @@ impl Pair {
             way.fin = Some(segment.seq + (segment.len() - 1));
         }
         let offered = u32::from(segment.window) << way.peer_scale;
-        back.acknowledge(way.translation.ack(segment.ack), offered);
-        back.window = window;
+        let ack = way.translation.ack(segment.ack);
+        if !ack.lt(back.acked) {
+            // RFC 9293 section 3.10.7.4: what was overtaken says nothing about the window any more.
+            // A challenge with it and the latest number would promise what nobody offered.
+            back.window = window;
+        }
+        back.acknowledge(ack, offered);
         way.fin_acked && back.fin_acked
     }
 
