@@ -178,8 +178,8 @@ impl<I: Copy + Eq> Pair<I> {
                 self.leave_client(cx)
             }
             Phase::Connecting => self.connect_failed(cx, SocketError::TimedOut),
-            Phase::Relay => self.check_idle(cx),
-            Phase::Splicing | Phase::Spliced => {
+            Phase::Relay | Phase::Splicing => self.check_idle(cx),
+            Phase::Spliced => {
                 self.deadline = Instant::FAR_FUTURE;
                 Fate::Keep
             }

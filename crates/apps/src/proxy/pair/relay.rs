@@ -27,7 +27,6 @@ impl<I: Copy + Eq> Pair<I> {
         match cx.host.nsplice(cx.now, self.client, backend, idle) {
             Ok(id) => {
                 self.phase = Phase::Splicing;
-                self.deadline = Instant::FAR_FUTURE;
                 cx.shared.splices.insert(id, self.index);
                 Fate::Keep
             }
@@ -209,6 +208,14 @@ impl<I: Copy + Eq> Pair<I> {
             return Fate::Keep;
         }
         cx.shared.counters.proxy_relays_idle += 1;
+        if self.phase == Phase::Splicing {
+            // The host waits for a peer that has gone before it asks the device. It gives up with
+            // the sockets; what it would say of them is for nobody.
+            let index = self.index;
+            cx.shared.splices.retain(|_, pair| *pair != index);
+            cx.host.abort(cx.now, self.client);
+            return self.end(cx, "relayed", "idle");
+        }
         if self.owes_answer(cx, BACKEND) {
             return self.backend_owes(cx, Status::GatewayTimeout);
         }

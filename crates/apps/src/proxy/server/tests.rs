@@ -572,6 +572,21 @@ fn refused_splices_are_relayed_here() {
     ]);
 }
 
+/// The device is asked once all is acknowledged; a peer that has gone acknowledges nothing.
+#[test]
+fn splices_that_never_begin() {
+    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let client = world.accept();
+    world.receive(client, GET);
+    let backend = world.establish();
+    assert_eq!(world.sockets.spliced, [(client, backend)]);
+    world.advance(seconds(299));
+    assert!(!world.is_aborted(client) && !world.is_aborted(backend));
+    world.advance(seconds(301));
+    assert!(world.is_aborted(client) && world.is_aborted(backend));
+    world.assert_empty();
+}
+
 #[test]
 fn splices_that_do_not_end_well() {
     for (end, counter) in [
