@@ -5,7 +5,9 @@
 //! kernel's wire are absent. Virtual time stands still while somebody has work, then jumps to the
 //! next thing that is due, so that a run's packets do not depend on the machine.
 
-use abi::port::RxFrame;
+use std::collections::VecDeque;
+
+use abi::port::{RxFrame, TxFrame};
 use abi::ring::{Consumer, Producer, ring};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
@@ -34,6 +36,8 @@ pub(crate) struct Cycles {
     pub(crate) host: u64,
     /// Device, its ends of the rings, its wire and its disk.
     pub(crate) device: u64,
+    /// Of these, the wire: what a NIC's DMA does.
+    pub(crate) wire: u64,
 }
 
 /// What runs above a host.
@@ -68,8 +72,9 @@ pub(crate) struct Node {
     events: (Producer<Event>, Consumer<Event>),
     recycle: (Producer<PacketBuf>, Consumer<PacketBuf>),
     waiting: Option<Op>,
-    /// Room for a batch.
+    /// Room for batches.
     frames: Vec<RxFrame>,
+    sending: VecDeque<TxFrame>,
     pub(crate) cycles: Cycles,
     /// Packets that the host received, and packets or runs that it handed over.
     pub(crate) host_packets: u64,
@@ -98,6 +103,7 @@ impl Node {
             recycle: ring(SLOTS),
             waiting: None,
             frames: Vec::new(),
+            sending: VecDeque::new(),
             cycles: Cycles::default(),
             host_packets: 0,
             device_packets: 0,
@@ -217,6 +223,7 @@ impl Node {
             let Some(frame) = self.wire.receive(now, self.device.pool()) else { break };
             self.frames.push(frame);
         }
+        let wire = cycles() - from;
         self.device_packets += self.frames.len() as u64;
         busy |= !self.frames.is_empty();
         self.device.handle_frames(now, &mut self.frames);
@@ -239,19 +246,41 @@ impl Node {
             }
         }
         busy |= self.give_events();
-        while let Some(frame) = self.device.poll_frame(now) {
-            if self.wire.transmit(now, &frame) == TxStatus::Full {
-                self.device.unpoll_frame(frame);
-                break;
-            }
-            self.device.recycle(frame);
-            busy = true;
-        }
+        let sent;
+        (busy, sent) = self.give_frames(now, busy);
         busy |= self.give_events();
         if busy {
             self.cycles.device += cycles() - from;
+            self.cycles.wire += wire + sent;
         }
         busy
+    }
+
+    /// Gives the wire what the device has for it, in batches; says whether there was anything, or
+    /// had been before, and the wire's cycles.
+    fn give_frames(&mut self, now: Instant, mut busy: bool) -> (bool, u64) {
+        let mut spent = 0;
+        loop {
+            while self.sending.len() < BATCH {
+                let Some(frame) = self.device.poll_frame(now) else { break };
+                self.sending.push_back(frame);
+            }
+            if self.sending.is_empty() {
+                return (busy, spent);
+            }
+            let from = cycles();
+            let full = |frame| self.wire.transmit(now, frame) == TxStatus::Full;
+            let taken = self.sending.iter().position(full).unwrap_or(self.sending.len());
+            spent += cycles() - from;
+            busy |= taken > 0;
+            self.sending.drain(..taken).for_each(|frame| self.device.recycle(frame));
+            if !self.sending.is_empty() {
+                while let Some(frame) = self.sending.pop_back() {
+                    self.device.unpoll_frame(frame);
+                }
+                return (busy, spent);
+            }
+        }
     }
 
     fn give_events(&mut self) -> bool {

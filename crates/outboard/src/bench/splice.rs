@@ -61,6 +61,8 @@ struct Measured {
     transactions: u64,
     host_cycles: u64,
     device_cycles: u64,
+    /// Of these, the wire's.
+    wire_cycles: u64,
     /// Packets that the host received, and packets or runs that it handed over.
     host_packets: u64,
     /// Packets that the device received.
@@ -75,6 +77,10 @@ impl Measured {
 
     fn device_per_packet(&self) -> f64 {
         self.device_cycles as f64 / self.device_packets as f64
+    }
+
+    fn wire_per_packet(&self) -> f64 {
+        self.wire_cycles as f64 / self.device_packets as f64
     }
 
     const fn persists(&self) -> bool {
@@ -93,6 +99,7 @@ impl Measured {
             "host_packets": self.per(self.host_packets),
             "device_cycles": self.per(self.device_cycles),
             "device_cycles_per_packet": self.device_per_packet(),
+            "wire_cycles_per_packet": self.wire_per_packet(),
             "counters": self.counters,
         })
     }
@@ -180,6 +187,7 @@ fn headline(table: &[Measured], most: u32) -> Value {
         "host_packets_after_splice": lasting.map(|m| m.host_packets),
         "ratio_host_cycles": cycles(false).zip(cycles(true)).map(|(relay, splice)| relay / splice),
         "device_cycles_per_packet": lasting.map(Measured::device_per_packet),
+        "wire_cycles_per_packet_of_these": lasting.map(Measured::wire_per_packet),
     })
 }
 
@@ -236,6 +244,7 @@ fn measure(setting: Setting) -> Result<Measured, Failure> {
         transactions: done(&world) - from,
         host_cycles: world.server.cycles.host - cycles.host,
         device_cycles: world.server.cycles.device - cycles.device,
+        wire_cycles: world.server.cycles.wire - cycles.wire,
         host_packets: world.server.host_packets - packets,
         device_packets: world.server.device_packets - frames,
         counters,
