@@ -59,7 +59,8 @@ pub struct Host {
     pub(crate) cookies: Cookies,
     /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
     pub(crate) cookie_sent: Option<Instant>,
-    pub(crate) prng: Prng,
+    /// Ports looked at for connections of ours, over all peers.
+    pub(crate) ports_tried: u64,
     /// Key of initial sequence numbers and timestamp offsets: RFC 6528.
     pub(crate) iss_key: Keyed,
     pub(crate) notices: VecDeque<Notice>,
@@ -108,7 +109,7 @@ impl Host {
             cookies: Cookies::new(&mut prng),
             cookie_sent: None,
             iss_key: Keyed::random(&mut prng),
-            prng,
+            ports_tried: 0,
             notices: VecDeque::new(),
             dirty: VecDeque::new(),
             alarms: Alarms::default(),

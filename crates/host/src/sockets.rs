@@ -166,9 +166,11 @@ impl Host {
         Ok(id)
     }
 
-    /// RFC 6056: a random port, then the next free one. One in TIME-WAIT is as good as free once a
-    /// second has passed, where timestamps tell both connections' segments apart (RFC 6191, and
-    /// Linux's `tcp_tw_reuse`).
+    /// RFC 6056 section 3.3.3: ports in turn, from a beginning that is a secret of each peer. So a
+    /// port comes again as late as can be: where the peer has closed, it keeps the tuple in
+    /// TIME-WAIT, and a SYN with an older timestamp than it saw there costs a second. One in our
+    /// own TIME-WAIT is as good as free once a second has passed, where timestamps tell both
+    /// connections' segments apart (RFC 6191, and Linux's `tcp_tw_reuse`).
     fn pick_port(
         &mut self,
         now: Instant,
@@ -176,9 +178,12 @@ impl Host {
         remote: Endpoint,
     ) -> Result<Tuple, ConnectError> {
         let span = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
-        let first = self.prng.below(span);
-        for step in 0..span {
-            let Ok(offset) = u16::try_from((first + step) % span) else { continue };
+        // No connection has this tuple, so its hash tells nobody a sequence number.
+        let secret = self.iss_key.tuple(&Tuple { local: Endpoint { port: 0, ..local }, remote });
+        for _ in 0..span {
+            let place = secret.wrapping_add(self.ports_tried) % span;
+            self.ports_tried += 1;
+            let Ok(offset) = u16::try_from(place) else { continue };
             let local = Endpoint { port: EPHEMERAL.start() + offset, ..local };
             let tuple = Tuple { local, remote };
             match self.table.find(&tuple) {

@@ -303,6 +303,27 @@ fn an_abort() {
     assert_eq!(t.state(), "GONE");
 }
 
+/// RFC 6056 section 3.3.3: a port that was just used comes last, since the peer may have it in
+/// TIME-WAIT; and who sees one peer's ports does not know another's.
+#[test]
+fn ports_come_in_turn() {
+    let mut t = Peer::server();
+    let (span, now) = (65_536 - 49_152, Instant::ZERO + Duration::from_secs(1000));
+    let mut port = |last: u8| {
+        let remote = Endpoint { addr: [192, 0, 2, last].into(), port: 80 };
+        let socket = t.host.connect(now, remote).unwrap();
+        let port = t.host.info(socket).unwrap().local.port;
+        t.host.abort(now, socket);
+        i32::from(port) - 49_152
+    };
+    let first = port(7);
+    for n in 1..100 {
+        assert_eq!(port(7), (first + n) % span);
+    }
+    let other = port(8);
+    assert!((100..110).all(|n| other != (first + n) % span), "{other}");
+}
+
 /// RFC 6191 from the other side, as Linux's `tcp_tw_reuse`: where every port is taken, one that has
 /// been in TIME-WAIT for a second is used again.
 #[test]
