@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::l5o::L5oLimits;
+use crate::quic::QuicLimits;
 use crate::setup::SetupLimits;
 use crate::splice::SpliceLimits;
 use crate::teardown::TeardownLimits;
@@ -27,6 +28,8 @@ pub struct Capabilities {
     pub teardown: Result<TeardownLimits, Refusal>,
     /// Limits of splicing, or why there is none.
     pub splice: Result<SpliceLimits, Refusal>,
+    /// Limits of the QUIC engine, or why there is none.
+    pub quic: Result<QuicLimits, Refusal>,
 }
 
 /// Limits of the file engine.

@@ -50,6 +50,19 @@ pub struct BadTag;
 pub trait CryptoProvider: Send + Sync {
     /// A key of a suite; none where `key` has the wrong length.
     fn aead(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn Aead>>;
+
+    /// A key of QUIC's header protection that goes with a suite; none where `key` has the wrong
+    /// length.
+    fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>>;
+}
+
+/// Bytes of a packet's ciphertext that header protection samples (RFC 9001, section 5.4.2).
+pub const SAMPLE_BYTES: usize = 16;
+
+/// A key of QUIC's header protection (RFC 9001, section 5.4). Dropping it wipes the key.
+pub trait HeaderProtection: Send + Sync {
+    /// The mask: its first byte is for a packet's first byte, the others for its packet number.
+    fn mask(&self, sample: &[u8; SAMPLE_BYTES]) -> [u8; 5];
 }
 
 /// What the authenticator has seen of one text so far: any set of ranges that do not overlap.

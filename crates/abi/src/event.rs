@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use base::Duration;
 
 use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
+use crate::quic::{self, QuicStatus};
 use crate::setup::{Established, ListenId};
 use crate::splice::{SpliceClosed, SpliceId};
 use crate::teardown::{TeardownDone, TeardownRefused};
@@ -55,6 +56,8 @@ pub enum Event {
     },
     /// A splice has ended.
     SpliceClosed(Box<SpliceClosed>),
+    /// Something that was asked for a QUIC connection was not done.
+    QuicStatus(QuicStatus),
     /// How busy the device is, said when that changes much.
     Load(Load),
     /// The device lost all its state. The host goes on in software or installs everything again.
@@ -77,6 +80,8 @@ pub struct Received {
     pub opened: Option<Opened>,
     /// What was agreed on, where this is the first frame of a connection that the device set up.
     pub established: Option<Established>,
+    /// What was done to its datagrams, where they are QUIC's and the device opened them.
+    pub quic: Option<Box<quic::Opened>>,
     /// How many [`crate::Op::Teardown`]s of this host the device had taken up when the frame came
     /// (modulo 2^32): it tells which of those that the host has handed over it cannot have known.
     pub teardowns: u32,
@@ -91,8 +96,8 @@ impl Received {
         flow_hash: u32,
         segment_size: u16,
     ) -> Self {
-        let (opened, established, teardowns) = (None, None, 0);
-        Self { packet, checksum, flow_hash, segment_size, opened, established, teardowns }
+        let (opened, established, quic, teardowns) = (None, None, None, 0);
+        Self { packet, checksum, flow_hash, segment_size, opened, established, quic, teardowns }
     }
 
     /// The frame's buffer; none is left.

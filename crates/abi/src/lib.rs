@@ -25,6 +25,7 @@ pub mod l5o;
 mod op;
 mod packet;
 pub mod port;
+pub mod quic;
 pub mod ring;
 pub mod setup;
 pub mod splice;

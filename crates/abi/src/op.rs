@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
 use crate::port::RxFrame;
+use crate::quic::{Protect, QuicAdd, QuicId, QuicRekey, QuicRoute};
 use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
 use crate::teardown::Teardown;
@@ -97,6 +98,19 @@ pub enum Op {
     Unsplice {
         /// Which.
         id: SpliceId,
+    },
+    /// Protect or open the packets of a QUIC connection. Answered by [`crate::Event::QuicStatus`]
+    /// where the device will not.
+    QuicAdd(Box<QuicAdd>),
+    /// Its next generation of keys.
+    QuicRekey(Box<QuicRekey>),
+    /// A connection ID, or a tuple, more or less.
+    QuicRoute(Box<QuicRoute>),
+    /// Forget one direction. Transmits already queued still complete; packets that wait for others
+    /// are delivered.
+    QuicRemove {
+        /// Which.
+        quic: QuicId,
     },
 }
 
@@ -190,6 +204,8 @@ pub struct Transmit {
     pub echo: Option<u32>,
     /// These bytes were sent before: their buffers are already held, so hold them no second time.
     pub retransmission: bool,
+    /// A batch of QUIC datagrams, each of `segment_size` bytes but the last, to be sealed.
+    pub protect: Option<Box<Protect>>,
 }
 
 impl Transmit {

@@ -7,11 +7,12 @@
 
 mod chacha;
 mod gcm;
+mod header;
 mod horner;
 mod poly1305;
 mod whole;
 
-use abi::crypto::{Aead, CryptoProvider, Suite};
+use abi::crypto::{Aead, CryptoProvider, HeaderProtection, Suite};
 
 /// Authenticated encryption with the instructions that this CPU has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +25,10 @@ impl CryptoProvider for Provider {
             Suite::Aes256Gcm => Box::new(gcm::Gcm::<aes::Aes256Enc>::new(suite, key)?),
             Suite::ChaCha20Poly1305 => Box::new(chacha::ChaCha::new(key)?),
         })
+    }
+
+    fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>> {
+        Some(Box::new(header::Mask::new(suite, key)?))
     }
 }
 

@@ -145,6 +145,7 @@ impl Host {
             Event::TeardownRefused(refused) => self.handle_teardown_refused(now, refused),
             Event::Spliced { id, result } => self.handle_spliced(now, id, result),
             Event::SpliceClosed(closed) => self.handle_splice_closed(&closed),
+            Event::QuicStatus(_) => {}
             Event::Load(load) => self.handle_load(load),
             Event::Reset => self.handle_device_reset(now),
         }

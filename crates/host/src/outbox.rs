@@ -88,6 +88,7 @@ impl Outbox {
             timestamp,
             echo: payload.echo,
             retransmission: payload.retransmission,
+            protect: None,
         };
         self.route(now, tuple.remote.addr, transmit);
     }
@@ -237,5 +238,6 @@ fn plain(header: Header, body: Bytes) -> Transmit {
         timestamp: None,
         echo: None,
         retransmission: false,
+        protect: None,
     }
 }

@@ -62,6 +62,7 @@ fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
         setup: Err(none),
         teardown: Err(none),
         splice,
+        quic: Err(Refusal::NotSupported),
     }
 }
 

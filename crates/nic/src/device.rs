@@ -120,6 +120,7 @@ impl Device {
             setup: self.connections.setup_limits(),
             teardown: self.connections.teardown_limits(),
             splice: self.connections.splice_limits(),
+            quic: Err(Refusal::NotSupported),
         }
     }
 
@@ -227,6 +228,7 @@ impl Device {
             Op::Splice(splice) => self.splice(now, queue, &splice),
             Op::SpliceStart { id, packets } => self.splice_start(now, queue, id, packets),
             Op::Unsplice { id } => self.unsplice(queue, id),
+            Op::QuicAdd(_) | Op::QuicRekey(_) | Op::QuicRoute(_) | Op::QuicRemove { .. } => {}
             Op::L5oResyncRxResp { context, tcpsn, number } => {
                 if let Some(l5o) = &mut self.l5o {
                     l5o.resync(queue, context, tcpsn, number);

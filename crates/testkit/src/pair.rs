@@ -175,6 +175,7 @@ impl Pair {
                 setup: Err(abi::Refusal::NotSupported),
                 teardown: Err(abi::Refusal::NotSupported),
                 splice: Err(abi::Refusal::NotSupported),
+                quic: Err(abi::Refusal::NotSupported),
             };
             End {
                 host: Host::new(config, &capabilities, prng.next_u64()),
@@ -353,7 +354,11 @@ impl Pair {
             | Op::Return(_)
             | Op::Splice(_)
             | Op::SpliceStart { .. }
-            | Op::Unsplice { .. } => {
+            | Op::Unsplice { .. }
+            | Op::QuicAdd(_)
+            | Op::QuicRekey(_)
+            | Op::QuicRoute(_)
+            | Op::QuicRemove { .. } => {
                 panic!("this device has no such engine")
             }
         }

@@ -194,6 +194,7 @@ impl Peer {
             setup: Ok(SetupLimits { listeners_max: 16 }),
             teardown: Ok(TeardownLimits { flows_max: 2, bytes_max: 65_536 }),
             splice: Ok(SpliceLimits { pairs_max: 16 }),
+            quic: Err(abi::Refusal::NotSupported),
         };
         Self {
             host: Host::new(config, &capabilities, 7),

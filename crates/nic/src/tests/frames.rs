@@ -58,6 +58,7 @@ pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
         timestamp: None,
         echo: None,
         retransmission: false,
+        protect: None,
     }
 }
 

@@ -70,6 +70,7 @@ fn op() -> impl Strategy<Value = Op> {
                     timestamp: ts.map(|(offset, past_us)| TsOption { offset, past_us }),
                     echo: Some(1),
                     retransmission,
+                    protect: None,
                 })
             });
     prop_oneof![

@@ -232,6 +232,7 @@ fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
         timestamp: None,
         echo: None,
         retransmission: false,
+        protect: None,
     })
 }
 

@@ -371,6 +371,7 @@ impl Flow {
             segment_size,
             parts,
             retransmission,
+            protect: None,
             ..transmit
         });
     }
@@ -400,6 +401,7 @@ impl Flow {
             // The host has forgotten the connection.
             echo: None,
             retransmission: false,
+            protect: None,
         };
         cx.transmits.push_back((self.queue(), with(transmit)));
     }

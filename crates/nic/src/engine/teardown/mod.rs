@@ -187,6 +187,7 @@ impl TeardownEngine {
                     timestamp: None,
                     echo: None,
                     retransmission: false,
+                    protect: None,
                 };
                 self.transmits.push_back((queue, transmit));
             }

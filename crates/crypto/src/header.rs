@@ -1,0 +1,27 @@
+//! QUIC's header protection (RFC 9001, section 5.4). Called by [`crate::Provider`] only; wraps
+//! aws-lc, and does not know where in a packet anything lies.
+
+use abi::crypto::{HeaderProtection, SAMPLE_BYTES, Suite};
+use aws_lc_rs::aead::quic;
+
+/// A header protection key.
+pub(crate) struct Mask(quic::HeaderProtectionKey);
+
+impl Mask {
+    /// None where `key` has the wrong length.
+    pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
+        let algorithm = match suite {
+            Suite::Aes128Gcm => &quic::AES_128,
+            Suite::Aes256Gcm => &quic::AES_256,
+            Suite::ChaCha20Poly1305 => &quic::CHACHA20,
+        };
+        quic::HeaderProtectionKey::new(algorithm, key).ok().map(Self)
+    }
+}
+
+impl HeaderProtection for Mask {
+    fn mask(&self, sample: &[u8; SAMPLE_BYTES]) -> [u8; 5] {
+        // A sample of the right length never fails; were it to, nothing would be readable.
+        self.0.new_mask(sample).unwrap_or_default()
+    }
+}
