@@ -1,0 +1,532 @@
+//! QUIC packets as they look on the wire: short headers, packet numbers, nonces, and where STREAM
+//! frames lie in a payload (RFC 9000, RFC 9001).
+//!
+//! Host and device both cut and name packets by it, and have to agree to the byte. There are no
+//! keys here, and nothing is sealed. Long headers are told apart and not read: handshakes belong to
+//! whoever does them.
+
+use core::fmt;
+use core::ops::Range;
+
+/// First byte: the header is a long one (RFC 9000, section 17.2).
+pub const LONG: u8 = 0x80;
+/// First byte: set in every packet (RFC 9000, section 17.3.1), unless the receiver has said that it
+/// does not care (RFC 9287).
+pub const FIXED: u8 = 0x40;
+/// First byte of a short header: zero once header protection is off.
+pub const RESERVED: u8 = 0x18;
+/// First byte of a short header: which generation of keys (RFC 9001, section 6).
+pub const KEY_PHASE: u8 = 0x04;
+/// First byte: one less than the bytes of the packet number.
+pub const NUMBER_BYTES: u8 = 0x03;
+/// Bits of a short header's first byte that header protection hides (RFC 9001, section 5.4.1).
+pub const PROTECTED: u8 = RESERVED | KEY_PHASE | NUMBER_BYTES;
+
+/// Most bytes of a packet number.
+pub const NUMBER_BYTES_MAX: usize = 4;
+/// Largest packet number, and largest variable-length integer.
+pub const NUMBER_MAX: u64 = (1 << 62) - 1;
+/// Bytes from a packet number's begin to header protection's sample, whatever the number's length
+/// (RFC 9001, section 5.4.2).
+pub const SAMPLE_AT: usize = 4;
+/// Bytes of a nonce.
+pub const NONCE_BYTES: usize = 12;
+
+/// Whether a packet with this first byte has a short header (RFC 9000, section 17.3.1). What
+/// [`FIXED`] means, the ends have agreed on: it is not looked at.
+#[must_use]
+pub const fn is_short(first: u8) -> bool {
+    first & LONG == 0
+}
+
+/// Bytes of the packet number, by a first byte without header protection: 1 to 4.
+#[must_use]
+pub const fn number_len(first: u8) -> usize {
+    (first & NUMBER_BYTES) as usize + 1
+}
+
+/// Whether the key phase bit is set, by a first byte without header protection.
+#[must_use]
+pub const fn key_phase(first: u8) -> bool {
+    first & KEY_PHASE != 0
+}
+
+/// A packet with a short header, whose connection ID's length the receiver knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Short<'a> {
+    /// First byte; but for [`PROTECTED`] it is readable without keys.
+    pub first: u8,
+    /// Destination connection ID.
+    pub id: &'a [u8],
+    /// From the packet number on.
+    pub rest: &'a [u8],
+}
+
+impl<'a> Short<'a> {
+    /// Splits `packet`; none where it has no short header, or ends inside its connection ID.
+    #[must_use]
+    pub fn parse(packet: &'a [u8], id_len: usize) -> Option<Self> {
+        let (&first, behind) = packet.split_first().filter(|(first, _)| is_short(**first))?;
+        let (id, rest) = behind.split_at_checked(id_len)?;
+        Some(Self { first, id, rest })
+    }
+}
+
+/// The whole packet number out of its last `len` bytes (RFC 9000, section A.3). `expected` is one
+/// above the largest that was received.
+#[must_use]
+pub fn expand_number(expected: u64, truncated: u32, len: usize) -> u64 {
+    let expected = expected.min(NUMBER_MAX);
+    let window = 1_u64 << (8 * len.clamp(1, NUMBER_BYTES_MAX));
+    let half = window / 2;
+    let candidate = expected & !(window - 1) | u64::from(truncated) & (window - 1);
+    if candidate + half <= expected && candidate <= NUMBER_MAX - window {
+        candidate + window
+    } else if candidate > expected + half && candidate >= window {
+        candidate - window
+    } else {
+        candidate
+    }
+}
+
+/// How many bytes of a packet number have to be sent (RFC 9000, section A.2); none where four are
+/// too few. `acked` is the largest that the peer has acknowledged.
+#[must_use]
+pub fn number_len_for(number: u64, acked: Option<u64>) -> Option<usize> {
+    let unacked = match acked {
+        Some(acked) => number.checked_sub(acked)?,
+        None => number.checked_add(1)?,
+    };
+    (1..=NUMBER_BYTES_MAX).find(|len| unacked < 1 << (8 * len - 1))
+}
+
+/// The last bytes of a packet number, big-endian: the last `len` of the array count.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "the last four bytes are what is sent")]
+pub const fn truncate_number(number: u64) -> [u8; NUMBER_BYTES_MAX] {
+    (number as u32).to_be_bytes()
+}
+
+/// The nonce of a packet (RFC 9001, section 5.3).
+#[must_use]
+pub fn nonce(iv: &[u8; NONCE_BYTES], number: u64) -> [u8; NONCE_BYTES] {
+    let mut nonce = *iv;
+    for (byte, number) in nonce[NONCE_BYTES - 8..].iter_mut().zip(number.to_be_bytes()) {
+        *byte ^= number;
+    }
+    nonce
+}
+
+/// Reads a variable-length integer (RFC 9000, section 16); gives what is behind it too.
+#[must_use]
+pub fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let len = 1_usize << (bytes.first()? >> 6);
+    let (integer, behind) = bytes.split_at_checked(len)?;
+    let value = integer.iter().fold(0, |value, &byte| value << 8 | u64::from(byte));
+    Some((value & (u64::MAX >> (66 - 8 * len)), behind))
+}
+
+/// Bytes of the shortest coding of `value`; none above [`NUMBER_MAX`].
+#[must_use]
+pub const fn varint_len(value: u64) -> Option<usize> {
+    Some(match value {
+        0..=0x3f => 1,
+        0x40..=0x3fff => 2,
+        0x4000..=0x3fff_ffff => 4,
+        0x4000_0000..=NUMBER_MAX => 8,
+        _ => return None,
+    })
+}
+
+/// Writes the shortest coding of `value` at the start of `out`, and gives its length; none where
+/// there is none, or no room.
+pub fn write_varint(value: u64, out: &mut [u8]) -> Option<usize> {
+    let len = varint_len(value)?;
+    let out = out.get_mut(..len)?;
+    out.copy_from_slice(&value.to_be_bytes()[8 - len..]);
+    // Lengths of 1, 2, 4, 8 are written as 0 to 3 in the first two bits.
+    #[expect(clippy::cast_possible_truncation, reason = "zero to three")]
+    let tag = len.trailing_zeros() as u8;
+    out[0] |= tag << 6;
+    Some(len)
+}
+
+/// A STREAM frame (RFC 9000, section 19.8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamFrame {
+    /// Which stream.
+    pub id: u64,
+    /// Where in the stream its data begins.
+    pub offset: u64,
+    /// Whether the stream ends with it.
+    pub fin: bool,
+    /// Where in the payload its data lies.
+    pub data: Range<usize>,
+}
+
+/// A frame in a payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Part of a stream.
+    Stream(StreamFrame),
+    /// Any other; a run of padding counts as one.
+    Other {
+        /// Its type.
+        kind: u64,
+        /// Where in the payload it lies, its type included.
+        range: Range<usize>,
+    },
+}
+
+/// A payload that cannot be read any further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameError {
+    /// It ends inside a frame.
+    Truncated,
+    /// A frame of a type whose length is not known.
+    UnknownType(u64),
+    /// A stream's data would end above 2^62 - 1.
+    TooFar,
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated => f.write_str("the payload ends inside a frame"),
+            Self::UnknownType(kind) => write!(f, "frames of type {kind:#x} are not known"),
+            Self::TooFar => f.write_str("a stream is longer than it may be"),
+        }
+    }
+}
+
+/// The frames of a payload in plaintext, in order; after an error there is nothing more.
+#[derive(Clone, Debug)]
+pub struct Frames<'a> {
+    payload: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Frames<'a> {
+    /// Those of `payload`.
+    #[must_use]
+    pub const fn new(payload: &'a [u8]) -> Self {
+        Self { payload, at: 0 }
+    }
+
+    fn frame(&mut self) -> Result<Frame, FrameError> {
+        let start = self.at;
+        let mut rest = Rest(&self.payload[start..]);
+        let kind = rest.integer()?;
+        if let 0x08..=0x0f = kind {
+            let frame = self.stream(kind, rest)?;
+            self.at = frame.data.end;
+            return Ok(Frame::Stream(frame));
+        }
+        rest.skip_body(kind)?;
+        self.at = self.payload.len() - rest.0.len();
+        Ok(Frame::Other { kind, range: start..self.at })
+    }
+
+    /// RFC 9000, section 19.8: the three low bits of the type say which fields there are.
+    fn stream(&self, kind: u64, mut rest: Rest<'a>) -> Result<StreamFrame, FrameError> {
+        let id = rest.integer()?;
+        let offset = if kind & 0x04 == 0 { 0 } else { rest.integer()? };
+        let len = if kind & 0x02 == 0 { rest.0.len() as u64 } else { rest.integer()? };
+        let start = self.payload.len() - rest.0.len();
+        rest.skip(len)?;
+        if offset + len > NUMBER_MAX {
+            return Err(FrameError::TooFar);
+        }
+        let end = self.payload.len() - rest.0.len();
+        Ok(StreamFrame { id, offset, fin: kind & 0x01 != 0, data: start..end })
+    }
+}
+
+impl Iterator for Frames<'_> {
+    type Item = Result<Frame, FrameError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.payload.len() {
+            return None;
+        }
+        let frame = self.frame();
+        if frame.is_err() {
+            self.at = self.payload.len();
+        }
+        Some(frame)
+    }
+}
+
+/// What is not read yet.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn integer(&mut self) -> Result<u64, FrameError> {
+        let (value, behind) = read_varint(self.0).ok_or(FrameError::Truncated)?;
+        self.0 = behind;
+        Ok(value)
+    }
+
+    fn integers(&mut self, count: usize) -> Result<(), FrameError> {
+        (0..count).try_for_each(|_| self.integer().map(drop))
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), FrameError> {
+        let bytes = usize::try_from(bytes).map_err(|_| FrameError::Truncated)?;
+        self.0 = self.0.get(bytes..).ok_or(FrameError::Truncated)?;
+        Ok(())
+    }
+
+    /// A length, and as many bytes.
+    fn counted(&mut self) -> Result<(), FrameError> {
+        let len = self.integer()?;
+        self.skip(len)
+    }
+
+    /// Reads over what is behind the type of a frame: RFC 9000, section 19, and DATAGRAM (RFC
+    /// 9221).
+    fn skip_body(&mut self, kind: u64) -> Result<(), FrameError> {
+        match kind {
+            // PADDING.
+            0x00 => {
+                let zeros = self.0.iter().take_while(|byte| **byte == 0).count();
+                self.skip(zeros as u64)
+            }
+            // PING, HANDSHAKE_DONE.
+            0x01 | 0x1e => Ok(()),
+            0x02 | 0x03 => self.skip_ack(kind == 0x03),
+            // RESET_STREAM.
+            0x04 => self.integers(3),
+            // STOP_SENDING, MAX_STREAM_DATA, STREAM_DATA_BLOCKED.
+            0x05 | 0x11 | 0x15 => self.integers(2),
+            // CRYPTO.
+            0x06 => {
+                self.integers(1)?;
+                self.counted()
+            }
+            // NEW_TOKEN, DATAGRAM with a length.
+            0x07 | 0x31 => self.counted(),
+            // MAX_DATA, MAX_STREAMS, DATA_BLOCKED, STREAMS_BLOCKED, RETIRE_CONNECTION_ID.
+            0x10 | 0x12 | 0x13 | 0x14 | 0x16 | 0x17 | 0x19 => self.integers(1),
+            // NEW_CONNECTION_ID: two numbers, an ID with its length in a byte, a token.
+            0x18 => {
+                self.integers(2)?;
+                let len = *self.0.first().ok_or(FrameError::Truncated)?;
+                self.skip(u64::from(len) + 17)
+            }
+            // PATH_CHALLENGE, PATH_RESPONSE.
+            0x1a | 0x1b => self.skip(8),
+            // CONNECTION_CLOSE, of QUIC and of the application.
+            0x1c => {
+                self.integers(2)?;
+                self.counted()
+            }
+            0x1d => {
+                self.integers(1)?;
+                self.counted()
+            }
+            // DATAGRAM up to the end.
+            0x30 => self.skip(self.0.len() as u64),
+            other => Err(FrameError::UnknownType(other)),
+        }
+    }
+
+    /// RFC 9000, section 19.3.
+    fn skip_ack(&mut self, ecn: bool) -> Result<(), FrameError> {
+        self.integers(2)?;
+        let ranges = self.integer()?;
+        self.integers(1)?;
+        // Each takes two bytes at least, so that the payload's end bounds this.
+        for _ in 0..ranges {
+            self.integers(2)?;
+        }
+        self.integers(if ecn { 3 } else { 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn headers_are_told_apart() {
+        assert!(is_short(0x40) && is_short(0x7f) && is_short(0x03));
+        assert!(!is_short(0xc0) && !is_short(0x80));
+        let packet = [0x43, 1, 2, 3, 9, 9];
+        let short = Short::parse(&packet, 3).unwrap();
+        assert_eq!((short.first, short.id, short.rest), (0x43, &[1, 2, 3][..], &[9, 9][..]));
+        assert_eq!((number_len(0x43), key_phase(0x43), key_phase(0x47)), (4, false, true));
+        assert!(Short::parse(&packet, 5).is_some() && Short::parse(&packet, 6).is_none());
+        assert!(Short::parse(&[], 0).is_none());
+    }
+
+    /// The examples of RFC 9000, sections A.1 to A.3.
+    #[test]
+    fn the_examples_of_the_rfc() {
+        assert_eq!(expand_number(0xa82f_30ea + 1, 0x9b32, 2), 0xa82f_9b32);
+        assert_eq!(number_len_for(0xac_5c02, Some(0xab_e8b3)), Some(2));
+        assert_eq!(number_len_for(0xac_e8fe, Some(0xab_e8b3)), Some(3));
+        let varints: [(&[u8], u64); 5] = [
+            (&[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c], 151_288_809_941_952_652),
+            (&[0x9d, 0x7f, 0x3e, 0x7d], 494_878_333),
+            (&[0x7b, 0xbd], 15_293),
+            (&[0x25], 37),
+            (&[0x40, 0x25], 37),
+        ];
+        for (bytes, value) in varints {
+            assert_eq!(read_varint(bytes), Some((value, &[][..])));
+        }
+        assert_eq!(read_varint(&[0x40]), None);
+        assert_eq!(write_varint(1 << 62, &mut [0; 8]), None);
+        assert_eq!(write_varint(64, &mut [0; 1]), None);
+    }
+
+    #[test]
+    fn numbers_at_both_ends() {
+        assert_eq!(expand_number(0, 0xff, 1), 0xff, "nothing below zero");
+        assert_eq!(expand_number(NUMBER_MAX + 1, 0xff, 1), NUMBER_MAX);
+        assert_eq!(expand_number(NUMBER_MAX, 0, 1), NUMBER_MAX - 0xff, "nothing above the end");
+        assert_eq!(number_len_for(1 << 31, None), None);
+        assert_eq!(number_len_for(5, Some(6)), None);
+    }
+
+    #[test]
+    fn stream_frames_are_found() {
+        let mut payload = vec![0, 0, 0, 0x01];
+        payload.extend([0x0f, 4, 0x44, 0x00, 3, b'a', b'b', b'c']);
+        payload.extend([0x02, 9, 0, 1, 3, 0, 2]);
+        payload.extend([0x08, 8, b'r', b'e', b's', b't']);
+        let frames: Vec<_> = Frames::new(&payload).collect::<Result<_, _>>().unwrap();
+        let stream = |id, offset, fin, data| Frame::Stream(StreamFrame { id, offset, fin, data });
+        assert_eq!(
+            frames,
+            [
+                Frame::Other { kind: 0, range: 0..3 },
+                Frame::Other { kind: 1, range: 3..4 },
+                stream(4, 0x400, true, 9..12),
+                Frame::Other { kind: 2, range: 12..19 },
+                stream(8, 0, false, 21..25),
+            ]
+        );
+        assert_eq!(&payload[9..12], b"abc");
+    }
+
+    /// Every type of RFC 9000, section 19, and RFC 9221, each followed by a PING; and each cut
+    /// short.
+    #[test]
+    fn every_type_has_its_length() {
+        let bodies: [&[u8]; 20] = [
+            &[0x03, 9, 0, 1, 3, 0, 2, 1, 1, 1],
+            &[0x04, 1, 2, 3],
+            &[0x05, 1, 2],
+            &[0x06, 0, 2, 7, 7],
+            &[0x07, 2, 7, 7],
+            &[0x10, 1],
+            &[0x11, 1, 2],
+            &[0x12, 1],
+            &[0x13, 1],
+            &[0x14, 1],
+            &[0x15, 1, 2],
+            &[0x16, 1],
+            &[0x17, 1],
+            &[0x18, 1, 0, 2, 7, 7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+            &[0x19, 1],
+            &[0x1a, 1, 2, 3, 4, 5, 6, 7, 8],
+            &[0x1c, 1, 2, 1, b'x'],
+            &[0x1d, 1, 1, b'x'],
+            &[0x1e],
+            &[0x31, 2, 7, 7],
+        ];
+        for body in bodies {
+            let payload = [body, &[0x01]].concat();
+            let frames: Vec<_> = Frames::new(&payload).collect();
+            let expected = [
+                Ok(Frame::Other { kind: u64::from(body[0]), range: 0..body.len() }),
+                Ok(Frame::Other { kind: 1, range: body.len()..body.len() + 1 }),
+            ];
+            assert_eq!(frames, expected, "{body:?}");
+            for len in 1..body.len() {
+                let cut: Vec<_> = Frames::new(&body[..len]).collect();
+                assert_eq!(cut, [Err(FrameError::Truncated)], "{body:?} cut to {len}");
+            }
+        }
+        let all: Vec<_> = Frames::new(&[0x30, 1, 2]).collect();
+        assert_eq!(all, [Ok(Frame::Other { kind: 0x30, range: 0..3 })]);
+        let unknown: Vec<_> = Frames::new(&[0x40, 0xaf, 1]).collect();
+        assert_eq!(unknown, [Err(FrameError::UnknownType(0xaf))]);
+        let mut far = vec![0x0c, 1];
+        far.extend([0xff; 8]);
+        assert_eq!(Frames::new(&far).next().unwrap().map(drop), Ok(()));
+        far.push(0);
+        assert_eq!(Frames::new(&far).next(), Some(Err(FrameError::TooFar)));
+    }
+
+    proptest! {
+        /// What is sent is what the receiver makes of it, while the distance is within half the
+        /// window (RFC 9000, section 17.1).
+        #[test]
+        fn numbers_survive(expected in 0..=NUMBER_MAX, distance in -(1_i64 << 31)..1 << 31) {
+            let number = expected.saturating_add_signed(distance);
+            prop_assume!(number <= NUMBER_MAX);
+            for len in 1..=NUMBER_BYTES_MAX {
+                let half = 1_i64 << (8 * len - 1);
+                let truncated = u32::from_be_bytes(truncate_number(number));
+                let kept = if len == 4 { truncated } else { truncated & ((1 << (8 * len)) - 1) };
+                let expanded = expand_number(expected, kept, len);
+                prop_assert!(expanded <= NUMBER_MAX);
+                prop_assert_eq!(u64::from(kept), expanded & ((1 << (8 * len)) - 1));
+                if distance > -half && distance <= half {
+                    prop_assert_eq!(expanded, number, "{} bytes", len);
+                }
+            }
+        }
+
+        #[test]
+        fn enough_bytes_are_sent(acked in 0..NUMBER_MAX / 2, ahead in 1_u64..1 << 31) {
+            let number = acked + ahead;
+            let len = number_len_for(number, Some(acked)).unwrap();
+            let kept = u64::from(u32::from_be_bytes(truncate_number(number)));
+            let kept = u32::try_from(kept & ((1 << (8 * len)) - 1)).unwrap();
+            // Whatever of them the peer has received.
+            for largest in [acked, acked + ahead / 2, number - 1] {
+                prop_assert_eq!(expand_number(largest + 1, kept, len), number);
+            }
+        }
+
+        #[test]
+        fn integers_survive(value in prop_oneof![0..=NUMBER_MAX, 0_u64..0x8000]) {
+            let mut out = [0; 9];
+            let len = write_varint(value, &mut out).unwrap();
+            prop_assert_eq!(Some(len), varint_len(value));
+            prop_assert_eq!(read_varint(&out[..len]), Some((value, &[][..])));
+            prop_assert_eq!(read_varint(&out[..len - 1]), None);
+        }
+
+        #[test]
+        fn total_on_any_bytes(payload in proptest::collection::vec(
+            prop_oneof![0_u8..0x32, any::<u8>()], 0..200), id_len in 0_usize..30,
+        ) {
+            let mut at = 0;
+            for frame in Frames::new(&payload).flatten() {
+                let end = match frame {
+                    Frame::Stream(stream) => {
+                        prop_assert!(stream.data.start > at);
+                        stream.data.end
+                    }
+                    Frame::Other { range, .. } => {
+                        prop_assert_eq!(range.start, at);
+                        range.end
+                    }
+                };
+                prop_assert!(end > at && end <= payload.len());
+                at = end;
+            }
+            if let Some(short) = Short::parse(&payload, id_len) {
+                prop_assert_eq!(1 + short.id.len() + short.rest.len(), payload.len());
+            }
+        }
+    }
+}
