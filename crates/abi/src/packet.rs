@@ -46,6 +46,16 @@ impl PacketBuf {
         self.len = self.len.min(len);
     }
 
+    /// Adds `bytes` to the frame's end, and says whether there was room for all of them; else it
+    /// adds none.
+    pub fn append(&mut self, bytes: &[u8]) -> bool {
+        let end = self.len + bytes.len();
+        let Some(room) = self.data.get_mut(self.len..end) else { return false };
+        room.copy_from_slice(bytes);
+        self.len = end;
+        true
+    }
+
     /// Whether the frame has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
@@ -121,6 +131,9 @@ mod tests {
         let b = pool.take(5).unwrap();
         assert_eq!(a.as_slice(), b"hello");
         assert_eq!(a.footprint(), 256);
+        let mut c = pool.copy(b"hello").unwrap();
+        assert!(c.append(b", world") && !c.append(&[0; 250]));
+        assert_eq!(c.as_slice(), b"hello, world");
         pool.put(a);
         pool.put(b); // above the limit: dropped
         assert_eq!(pool.free[0].len(), 1);

@@ -36,6 +36,8 @@ pub struct DeviceConfig {
     pub teardown: Option<TeardownConfig>,
     /// Splicing, or `None` where it is switched off.
     pub splice: Option<SpliceConfig>,
+    /// The QUIC engine, or `None` where it is switched off.
+    pub quic: Option<QuicConfig>,
     /// Most payload bytes in one transmit, at least 65,416: what
     /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
     /// host; the device cuts them for the wire.
@@ -74,6 +76,7 @@ impl DeviceConfig {
             setup: Some(SetupConfig::default()),
             teardown: Some(TeardownConfig::default()),
             splice: Some(SpliceConfig::default()),
+            quic: None,
             transmit_bytes_max: RUN_BYTES_MAX,
             run_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,
@@ -239,6 +242,34 @@ pub struct SpliceConfig {
 impl Default for SpliceConfig {
     fn default() -> Self {
         Self { pairs_max: 65_536, kept_max: 256, kept_bytes_max: 64 << 20 }
+    }
+}
+
+/// Configuration of the QUIC engine.
+#[derive(Clone)]
+pub struct QuicConfig {
+    /// Makes keys.
+    pub crypto: Arc<dyn CryptoProvider>,
+    /// Entries at one time, over all queues; a connection has one for each direction.
+    pub entries_max: u32,
+    /// Datagrams that may wait for those before them, over all connections.
+    pub waiting_max: u32,
+}
+
+impl QuicConfig {
+    /// The default sizes, with keys from `crypto`.
+    #[must_use]
+    pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
+        Self { crypto, entries_max: 65_536, waiting_max: 16_384 }
+    }
+}
+
+impl fmt::Debug for QuicConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuicConfig")
+            .field("entries_max", &self.entries_max)
+            .field("waiting_max", &self.waiting_max)
+            .finish_non_exhaustive()
     }
 }
 

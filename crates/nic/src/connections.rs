@@ -289,7 +289,8 @@ impl Connections {
 
     /// Touches what the engines know of the connections of frames that are about to be offered.
     pub(crate) fn warm(&self, batch: &[Arrived]) {
-        let tuples = || batch.iter().filter_map(|arrived| arrived.tcp.as_ref()).map(|at| &at.tuple);
+        let tcp = || batch.iter().filter_map(|arrived| arrived.transport.tcp());
+        let tuples = || tcp().map(|at| &at.tuple);
         if let Some(splice) = self.splice.as_ref().filter(|splice| !splice.is_idle()) {
             splice.warm(tuples());
         }

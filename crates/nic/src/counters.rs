@@ -58,6 +58,8 @@ base::counters! {
         tx_dropped_file,
         /// Dropped: an engine for a protocol above TCP could not complete them.
         tx_dropped_l5o,
+        /// Dropped: QUIC packets that could not be sealed. The engine's counters say why.
+        tx_dropped_quic,
         /// Dropped: queued behind a dropped transmit of the same flow.
         tx_dropped_flow_failed,
         /// Dropped: more transmits wait than the configuration allows; the driver went on past

@@ -3,6 +3,7 @@
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::l5o::{L5oCreate, L5oId, L5oRefused};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
+use abi::quic::{QuicId, QuicStatus, QuicTrouble};
 use abi::{
     Capabilities, Event, FileExtent, FileFault, FileId, FileLimits, FileOpened, FlowId, Op,
     PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
@@ -19,9 +20,10 @@ use crate::counters::TxCounters;
 use crate::engine::Resolved;
 use crate::engine::file::{FileEngine, Start};
 use crate::engine::l5o::{L5oEngine, Refused};
+use crate::engine::quic::{Datagram, QuicEngine, batch};
 use crate::engine::splice::SpliceEngine;
 use crate::flow::{FlowTable, Line, Pending, State};
-use crate::pipeline::rx::{Arrived, Receiver, TcpAt, tcp_payload};
+use crate::pipeline::rx::{Arrived, Receiver, TcpAt, Transport, tcp_payload};
 use crate::pipeline::tx::{Outgoing, check};
 use crate::pipeline::{Outlet, RUNS_MAX, Run, Stamps};
 
@@ -62,6 +64,7 @@ pub struct Device {
     flows: FlowTable,
     pub(crate) files: Option<FileEngine>,
     l5o: Option<L5oEngine>,
+    pub(crate) quic: Option<QuicEngine>,
     pub(crate) connections: Connections,
     /// Longest run that the wire takes as one frame, as far as we know.
     run_bytes_max: u32,
@@ -96,6 +99,7 @@ impl Device {
                 .clone()
                 .map(|file| FileEngine::new(file, file_bytes_max(&config), config.rss_seed)),
             l5o: config.l5o.clone().map(|l5o| L5oEngine::new(l5o, config.rss_seed)),
+            quic: config.quic.clone().map(|quic| QuicEngine::new(quic, config.rss_seed)),
             connections: Connections::new(&config),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             runs: VecDeque::new(),
@@ -120,7 +124,7 @@ impl Device {
             setup: self.connections.setup_limits(),
             teardown: self.connections.teardown_limits(),
             splice: self.connections.splice_limits(),
-            quic: Err(Refusal::NotSupported),
+            quic: self.quic.as_ref().map(QuicEngine::limits).ok_or(Refusal::Disabled),
         }
     }
 
@@ -151,11 +155,14 @@ impl Device {
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived) {
-        let Arrived { queue, mut received, tcp } = arrived;
+        let Arrived { queue, mut received, transport } = arrived;
         if received.flow_hash == 0 {
             self.copy_to_others(queue, &received);
         }
-        if let Some(tcp) = tcp.filter(|_| received.checksum.is_good()) {
+        if let Transport::Udp(at) = transport {
+            return self.receive_datagram(now, queue, received, &at);
+        }
+        if let (Transport::Tcp(tcp), true) = (transport, received.checksum.is_good()) {
             if !self.connections.are_idle() && self.offer(now, queue, &mut received, &tcp) {
                 return;
             }
@@ -188,7 +195,7 @@ impl Device {
         }
     }
 
-    fn deliver(&mut self, queue: usize, received: Received) {
+    pub(crate) fn deliver(&mut self, queue: usize, received: Received) {
         if self.has_room(queue) {
             self.receiver.count_delivery(&received);
             let teardowns = self.connections.teardowns(queue);
@@ -199,12 +206,26 @@ impl Device {
         }
     }
 
+    /// Appends a datagram to the frame that was delivered just before it, if the host has not taken
+    /// that and the two belong together.
+    pub(crate) fn append(&mut self, queue: usize, datagram: &Datagram) -> bool {
+        let appended = match self.events.get_mut(queue).and_then(VecDeque::back_mut) {
+            Some(Event::Received(tail)) => batch::append(tail, datagram, &mut self.pool),
+            _ => false,
+        };
+        if appended {
+            self.receiver.count_delivery(&datagram.received);
+        }
+        appended
+    }
+
     /// Whether the device takes operations: while it says no, they stay in their ring.
     #[must_use]
     pub fn can_take_op(&self) -> bool {
         self.flows.len() < self.config.pending_transmits_max
             && self.runs.len() < RUNS_MAX
             && self.l5o.as_ref().is_none_or(L5oEngine::has_room)
+            && self.quic.as_ref().is_none_or(QuicEngine::has_room)
             && (0..self.events.len()).all(|queue| self.has_room(queue))
     }
 
@@ -228,7 +249,10 @@ impl Device {
             Op::Splice(splice) => self.splice(now, queue, &splice),
             Op::SpliceStart { id, packets } => self.splice_start(now, queue, id, packets),
             Op::Unsplice { id } => self.unsplice(queue, id),
-            Op::QuicAdd(_) | Op::QuicRekey(_) | Op::QuicRoute(_) | Op::QuicRemove { .. } => {}
+            Op::QuicAdd(add) => self.quic_add(queue, *add),
+            Op::QuicRekey(rekey) => self.quic_rekey(queue, &rekey),
+            Op::QuicRoute(route) => self.quic_route(queue, &route),
+            Op::QuicRemove { quic } => self.quic_remove(queue, quic),
             Op::L5oResyncRxResp { context, tcpsn, number } => {
                 if let Some(l5o) = &mut self.l5o {
                     l5o.resync(queue, context, tcpsn, number);
@@ -277,6 +301,7 @@ impl Device {
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
         // What is due is done though the wire takes nothing.
         self.handle_connection_timeouts(now);
+        self.handle_quic_timeout(now);
         if let Some(frame) = self.returned.pop_front() {
             return Some(frame);
         }
@@ -286,6 +311,9 @@ impl Device {
         }
         if let Some(l5o) = &mut self.l5o {
             l5o.trim();
+        }
+        if let Some(quic) = &mut self.quic {
+            quic.trim();
         }
         let cut = self.runs.front_mut()?.next(&self.wire, self.run_bytes_max);
         if cut.last {
@@ -357,14 +385,17 @@ impl Device {
     }
 
     /// When to poll again though nothing came in: where a transmit waits for memory that frames on
-    /// their way hold, or an engine that took over connections has something to do.
+    /// their way hold, QUIC packets wait for others, or an engine that took over connections has
+    /// something to do.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let starved = self.files.as_ref().is_some_and(FileEngine::is_starved)
-            || self.l5o.as_ref().is_some_and(|l5o| !l5o.has_room());
+            || self.l5o.as_ref().is_some_and(|l5o| !l5o.has_room())
+            || self.quic.as_ref().is_some_and(|quic| !quic.has_room());
         let starved = starved && self.runs.is_empty() && self.returned.is_empty();
         let retry = starved.then(|| now + STARVED_RETRY);
-        [retry, self.connections.poll_timeout()].into_iter().flatten().min()
+        let quic = self.quic.as_ref().and_then(QuicEngine::poll_timeout);
+        [retry, quic, self.connections.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The buffers that the wire receives into; recycled ones come back to it.
@@ -372,7 +403,8 @@ impl Device {
         &mut self.pool
     }
 
-    /// Loses all state: waiting transmits, open files, file content, events not yet polled. Each
+    /// Loses all state: waiting transmits, open files, file content, events not yet polled, QUIC
+    /// packets that wait for others. Each
     /// queue gets [`Event::Reset`]. Counters go on.
     pub fn reset(&mut self) {
         self.resets += 1;
@@ -393,11 +425,14 @@ impl Device {
         if let Some(l5o) = &mut self.l5o {
             l5o.reset();
         }
+        if let Some(quic) = &mut self.quic {
+            quic.reset(&mut self.pool);
+        }
         self.connections.reset();
     }
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
-    /// `l5o_` with `rx_tls_` and `tx_tls_`, `setup_`, `teardown_`, `splice_`, `dma_`
+    /// `l5o_` with `rx_tls_` and `tx_tls_`, `setup_`, `teardown_`, `splice_`, `quic_`, `dma_`
     /// (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
@@ -411,6 +446,9 @@ impl Device {
         }
         if let Some(l5o) = &self.l5o {
             l5o.visit(f);
+        }
+        if let Some(quic) = &self.quic {
+            quic.visit(f);
         }
         self.connections.visit(f);
     }
@@ -431,15 +469,26 @@ impl Device {
         now: Instant,
         queue: usize,
         names: usize,
-        transmit: Transmit,
+        mut transmit: Transmit,
     ) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
+        let (quic, sealing) = match self.plan_sealing(queue, &mut transmit) {
+            Ok((quic, sealing)) => (quic, sealing),
+            Err(quic) => return self.drop_unsealed(queue, flow, quic, echo),
+        };
         let checked = check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max);
         let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
         let (outgoing, parts) = match planned {
-            Some((outgoing, Ok(parts))) => (outgoing, Some(parts)),
+            Some((mut outgoing, Ok(parts))) => {
+                outgoing.sealing = sealing;
+                (outgoing, Some(parts))
+            }
             Some((outgoing, Err(Refused::Unsealed))) => (outgoing, None),
             None | Some((_, Err(Refused::Malformed))) => {
+                if let Some(quic) = quic {
+                    self.quic.as_mut().map(QuicEngine::refuse_malformed);
+                    return self.drop_unsealed(queue, flow, quic, echo);
+                }
                 self.tx.tx_dropped_malformed += 1;
                 let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
                 return self.report(queue, flow, echo, Duration::ZERO, outcome);
@@ -533,9 +582,10 @@ impl Device {
 
     /// Sends from the head of a line what is ready. Where the head has failed the whole line is
     /// dropped, so that nothing follows a hole; the flow's entry goes with it, and what the host
-    /// sends later goes out.
+    /// sends later goes out. QUIC's packets do not mind holes.
     fn settle(&mut self, now: Instant, line: Line) {
         while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
+            let alone = outgoing.sealing.is_some();
             match state {
                 State::Ready(resolved) => {
                     if self.send(now, outgoing, resolved) {
@@ -544,6 +594,9 @@ impl Device {
                 }
                 State::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
                 State::Waiting(_) => continue,
+            }
+            if alone {
+                continue;
             }
             while let Some(behind) = self.flows.pop(line) {
                 self.drop_behind(now, behind);
@@ -565,6 +618,14 @@ impl Device {
                 }
             }
         }
+        if let Some(sealing) = outgoing.sealing.take() {
+            let sealed = self.quic.as_mut().map(|quic| quic.seal(&sealing, &resolved.payloads));
+            let Some(Ok(sealed)) = sealed else {
+                self.drop_unsealed(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
+                return false;
+            };
+            resolved.payloads = sealed;
+        }
         self.report_end(now, &outgoing, TransmitOutcome::Sent);
         if let Some(files) = &mut self.files {
             files.departed(&resolved.holds, resolved.file_bytes);
@@ -581,6 +642,14 @@ impl Device {
             _ => &mut self.tx.tx_dropped_file,
         } += 1;
         self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
+    }
+
+    /// Drops a transmit whose QUIC packets cannot be sealed: for the connection it is a loss.
+    fn drop_unsealed(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
+        self.tx.tx_dropped_quic += 1;
+        self.emit(queue, Event::QuicStatus(QuicStatus { quic, flow, why: QuicTrouble::NotSealed }));
+        let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit));
+        self.report(queue, flow, echo, Duration::ZERO, outcome);
     }
 
     fn drop_behind(&mut self, now: Instant, behind: Pending) {
@@ -646,7 +715,7 @@ impl Device {
         self.wire.mtu
     }
 
-    fn has_room(&self, queue: usize) -> bool {
+    pub(crate) fn has_room(&self, queue: usize) -> bool {
         self.events.get(queue).is_some_and(|events| events.len() < self.config.queue_events_max)
     }
 

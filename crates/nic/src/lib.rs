@@ -10,7 +10,7 @@
 //! - `flow` keeps the transmits of a flow in the order of the ring while some of them wait;
 //! - `engine` holds one folder per offload; `file` is IO-TCP's file to wire, `l5o`
 //!   the autonomous offload of protocols above TCP, of which `tls` is one, `teardown` AccelTCP's of
-//!   closing connections.
+//!   closing connections, `quic` NiQUIC's protection and ordering of QUIC packets.
 //!
 //! Nothing that crosses a ring, a wire or a disk is trusted: malformed input is counted and
 //! dropped, memory is bounded by [`DeviceConfig`], and nothing panics. The device holds no state of
@@ -31,9 +31,12 @@ mod device;
 mod engine;
 mod flow;
 mod pipeline;
+mod quic;
 mod slab;
 
-pub use config::{DeviceConfig, FileConfig, L5oConfig, SetupConfig, SpliceConfig, TeardownConfig};
+pub use config::{
+    DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig, TeardownConfig,
+};
 pub use device::Device;
 pub use engine::splice::SpliceInfo;
 pub use engine::teardown::wheel::TimerBitmapWheel;

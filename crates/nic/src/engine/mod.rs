@@ -10,6 +10,8 @@ use crate::slab::Key;
 
 pub(crate) mod file;
 pub(crate) mod l5o;
+mod output;
+pub(crate) mod quic;
 pub(crate) mod setup;
 pub(crate) mod splice;
 pub(crate) mod teardown;

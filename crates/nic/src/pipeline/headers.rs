@@ -12,7 +12,7 @@ use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, emit};
 /// Bytes of an IEEE 802.1Q tag.
 const VLAN_BYTES: usize = 4;
 /// Bytes of a UDP header.
-const UDP_BYTES: usize = 8;
+pub(crate) const UDP_BYTES: usize = 8;
 /// Bytes of an ICMP header as far as its checksum.
 const ICMP_BYTES: usize = 4;
 
@@ -80,8 +80,8 @@ pub(crate) fn classify(header: &Header) -> Option<Kind> {
 }
 
 /// Completes the headers of one packet whose payload is `payload`: IP length, identification and
-/// checksum, transport checksum. With `offload` the checksum of TCP and UDP is left to the wire.
-/// Says whether it was.
+/// checksum, UDP length, transport checksum. With `offload` the checksum of TCP and UDP is left to
+/// the wire. Says whether it was.
 pub(crate) fn complete(
     header: &mut Header,
     kind: Kind,
@@ -96,6 +96,10 @@ pub(crate) fn complete(
     let end = header.len() + payload.iter().map(|p| p.as_slice().len()).sum::<usize>();
     let frame = header.as_mut_slice();
     emit::set_lengths(frame, l3, end, identification);
+    if kind == Kind::Udp {
+        let len = u16::try_from(end - l4).unwrap_or(0);
+        frame[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
+    }
     let Some((field, pseudo)) = kind.checksum() else { return false };
     let field = l4 + field..l4 + field + 2;
     let mut sum = pseudo

@@ -2,7 +2,7 @@
 //!
 //! Called once per frame by [`crate::Device::handle_frame`]. Malformed frames are dropped and
 //! counted by reason. A wrong transport checksum is reported and not dropped: the host decides.
-//! Nothing is merged, reordered or changed.
+//! Nothing is merged, reordered or changed here; engines do that, behind it.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -32,7 +32,13 @@ pub(crate) struct Receiver {
 struct Facts {
     checksum: Checksum,
     flow_hash: u32,
-    tcp: Option<TcpAt>,
+    transport: Transport,
+}
+
+impl Facts {
+    /// Nothing.
+    const NONE: Self =
+        Self { checksum: Checksum::Unchecked, flow_hash: 0, transport: Transport::Other };
 }
 
 /// A received frame on its way to a queue.
@@ -41,8 +47,41 @@ pub(crate) struct Arrived {
     /// The queue that its flow belongs to.
     pub(crate) queue: usize,
     pub(crate) received: Received,
-    /// Where its TCP segment lies, if it is one.
-    pub(crate) tcp: Option<TcpAt>,
+    pub(crate) transport: Transport,
+}
+
+/// What a frame carries, as far as engines care.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Transport {
+    /// A TCP segment.
+    Tcp(TcpAt),
+    /// A UDP datagram.
+    Udp(UdpAt),
+    /// Anything else.
+    Other,
+}
+
+impl Transport {
+    /// The TCP segment, if it is one.
+    pub(crate) const fn tcp(&self) -> Option<&TcpAt> {
+        match self {
+            Self::Tcp(at) => Some(at),
+            Self::Udp(_) | Self::Other => None,
+        }
+    }
+}
+
+/// A UDP datagram in a frame: eight bytes of header are there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UdpAt {
+    /// Its ends, as we see them.
+    pub(crate) tuple: Tuple,
+    /// Where the IP header begins.
+    pub(crate) l3: usize,
+    /// Where the UDP header begins.
+    pub(crate) l4: usize,
+    /// Where the IP packet ends; what UDP's own length says has not been looked at.
+    pub(crate) end: usize,
 }
 
 /// A TCP segment in a frame: at least twenty bytes of header are there.
@@ -82,7 +121,7 @@ impl Receiver {
         }
         let facts = match parse(bytes) {
             Ok(Frame::Ip(ip)) => self.examine(bytes, &ip, checksum),
-            Ok(_) => Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0, tcp: None }),
+            Ok(_) => Ok(Facts::NONE),
             Err(error) => Err(error),
         };
         let facts = match facts {
@@ -92,10 +131,10 @@ impl Receiver {
                 return Err(packet);
             }
         };
-        let Facts { checksum, flow_hash, tcp } = facts;
+        let Facts { checksum, flow_hash, transport } = facts;
         let queue = (flow_hash % self.queues) as usize;
         let received = Received::new(packet, checksum, flow_hash, segment_size);
-        Ok(Arrived { queue, received, tcp })
+        Ok(Arrived { queue, received, transport })
     }
 
     /// Notes that the host's queue has taken a frame.
@@ -120,7 +159,7 @@ impl Receiver {
             protocol::TCP => 20,
             protocol::UDP => 8,
             protocol::ICMP | protocol::ICMPV6 => 4,
-            _ => return Ok(Facts { checksum: Checksum::Unchecked, flow_hash: 0, tcp: None }),
+            _ => return Ok(Facts::NONE),
         };
         if ip.end - ip.l4 < least {
             return Err(FrameError::Truncated);
@@ -139,13 +178,15 @@ impl Receiver {
         // Where there is nothing to spread a NIC computes no hash.
         let spreads = tuple.filter(|_| self.queues > 1);
         let flow_hash = spreads.map_or(0, |tuple| self.rss.hash(&tuple));
-        let tcp = tuple.filter(|_| ip.protocol == protocol::TCP).map(|tuple| TcpAt {
-            tuple,
-            l3: ip.l3,
-            l4: ip.l4,
-            end: ip.end,
-        });
-        Ok(Facts { checksum, flow_hash, tcp })
+        let IpPacket { l3, l4, end, .. } = *ip;
+        let transport = match tuple {
+            Some(tuple) if ip.protocol == protocol::TCP => {
+                Transport::Tcp(TcpAt { tuple, l3, l4, end })
+            }
+            Some(tuple) => Transport::Udp(UdpAt { tuple, l3, l4, end }),
+            None => Transport::Other,
+        };
+        Ok(Facts { checksum, flow_hash, transport })
     }
 
     const fn count_drop(&mut self, error: FrameError) {

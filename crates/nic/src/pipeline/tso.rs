@@ -1,10 +1,11 @@
-//! Segmentation: a run of bytes under one header template becomes packets.
+//! Segmentation: a run of bytes under one header template becomes packets, of TCP or of UDP.
 //!
 //! Where the wire segments, the whole run crosses as one frame, or as few as its length allows;
 //! else packets are cut one at a time, when they are asked for, so that a run of 64 KiB occupies
 //! one place in the queue and not forty-five. Payload is sliced, never copied. Each packet is what
 //! the host would have built: RFC 9293 section 3.8.3 leaves nothing to tell a segmented run from
-//! single sends.
+//! single sends. A run of UDP is cut into datagrams (Linux: `UDP_SEGMENT`), and always here: no
+//! wire that we have takes one.
 //!
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
@@ -130,7 +131,7 @@ impl Run {
         };
         let mut header = self.header.clone();
         let flags_at = header.l4() + FLAGS_AT;
-        if !last {
+        if !last && self.kind == Kind::Tcp {
             let flags = &mut header.as_mut_slice()[flags_at];
             *flags = Flags(*flags).without(Flags::FIN.with(Flags::PSH)).0;
         }
@@ -152,13 +153,17 @@ impl Run {
         reason = "sequence numbers and identifications wrap"
     )]
     fn advance(&mut self, by: usize, packets: usize, flags_at: usize) {
+        self.identification = self.identification.wrapping_add(packets as u16);
+        // Nothing else tells a datagram from the next.
+        if self.kind != Kind::Tcp {
+            return;
+        }
         let seq_at = self.header.l4() + SEQ_AT;
         let bytes = self.header.as_mut_slice();
         bytes[flags_at] = Flags(bytes[flags_at]).without(Flags::CWR).0;
         if let Some(field) = bytes[seq_at..].first_chunk_mut::<4>() {
             *field = u32::from_be_bytes(*field).wrapping_add(by as u32).to_be_bytes();
         }
-        self.identification = self.identification.wrapping_add(packets as u16);
     }
 
     /// The next `bytes` of the payload, which has as many.
@@ -187,7 +192,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::frames::{bytes_of, tcp_header, verify};
+    use crate::tests::frames::{bytes_of, tcp_header, udp_header, verify};
     use abi::aligned::AlignedBuf;
     use abi::port::Payload;
     use alloc::sync::Arc;
@@ -304,6 +309,36 @@ mod tests {
                 }
             }
             assert_eq!(lens, [65_160, 65_160, 10_680]);
+        }
+    }
+
+    /// A run of datagrams: each has its own lengths, checksum and identification, whatever the wire
+    /// can do for TCP.
+    #[test]
+    fn datagrams_are_cut() {
+        let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+        for (version, caps) in [(4, SOFTWARE), (6, SOFTWARE), (4, caps)] {
+            let header = udp_header(version);
+            let run = Run::new(header.clone(), Kind::Udp, payloads(&[1000, 1100, 500]), 1200);
+            assert_eq!(run.packets(), 3);
+            let mut whole = vec![];
+            for (i, frame) in frames(run, caps).iter().enumerate() {
+                assert_eq!((frame.segment_size, frame.checksum_partial), (0, caps.checksum));
+                let bytes = bytes_of(frame);
+                if !caps.checksum {
+                    verify(&bytes);
+                }
+                let l4 = header.l4();
+                assert_eq!(bytes[l4..l4 + 4], header.as_slice()[l4..l4 + 4], "ports");
+                assert_eq!(usize::from(u16_at(&bytes, l4 + 4).unwrap()), bytes.len() - l4);
+                if version == 4 {
+                    assert_eq!(usize::from(u16_at(&bytes, 18).unwrap()), 0x0102 + i);
+                }
+                assert_eq!(bytes.len() - l4 - 8, [1200, 1200, 200][i]);
+                whole.extend_from_slice(&bytes[l4 + 8..]);
+            }
+            assert!(whole.iter().enumerate().all(|(i, &b)| usize::from(b) == i % 251));
+            assert_eq!(whole.len(), 2600);
         }
     }
 

@@ -6,13 +6,15 @@
 
 use abi::port::Payloads;
 use abi::{FlowId, Header, Parts, Transmit, TsOption};
+use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
-use super::headers::{Kind, classify};
+use super::headers::{Kind, UDP_BYTES, classify};
 use super::stamps::Stamps;
 use super::tso::Run;
 use crate::engine::l5o::Pieces;
+use crate::engine::quic::Sealing;
 
 /// A checked transmit without its payload.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub(crate) struct Outgoing {
     kind: Kind,
     /// How the payload is made of the parts; nothing where it is the parts.
     pub(crate) pieces: Pieces,
+    /// How the payload is sealed, where it is a batch of QUIC's.
+    pub(crate) sealing: Option<Box<Sealing>>,
     segment_size: u16,
     timestamp: Option<TsOption>,
 }
@@ -50,8 +54,13 @@ pub(crate) fn check(
         0 => payload,
         size => payload.min(usize::from(size)),
     };
-    // Only TCP has sequence numbers to cut by.
-    if packet < payload && kind != Kind::Tcp {
+    // TCP has sequence numbers to cut by, UDP has datagrams: their template is the headers alone.
+    let cuttable = match kind {
+        Kind::Tcp => true,
+        Kind::Udp => header.len() == header.l4() + UDP_BYTES,
+        _ => false,
+    };
+    if packet < payload && !cuttable {
         return None;
     }
     let l3 = if kind == Kind::Raw { ETHERNET_BYTES } else { header.l3() };
@@ -69,9 +78,18 @@ pub(crate) fn check(
     if kind != Kind::Tcp && parts.iter().any(|part| matches!(part, abi::Part::Sealed(_))) {
         return None;
     }
-    let (arrived, pieces) = (now, Pieces::new());
-    let outgoing =
-        Outgoing { queue, flow, arrived, echo, header, kind, pieces, segment_size, timestamp };
+    let outgoing = Outgoing {
+        queue,
+        flow,
+        arrived: now,
+        echo,
+        header,
+        kind,
+        pieces: Pieces::new(),
+        sealing: None,
+        segment_size,
+        timestamp,
+    };
     Some((outgoing, parts))
 }
 
@@ -126,7 +144,7 @@ impl Outgoing {
 mod tests {
     use super::*;
     use crate::config::RUN_BYTES_MAX;
-    use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit};
+    use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit, udp_header};
     use abi::port::WireCaps;
     use abi::{FileExtent, FileId, Part};
     use bytes::Bytes;
@@ -173,12 +191,16 @@ mod tests {
     }
 
     #[test]
-    fn only_tcp_is_cut() {
-        let mut header = tcp_header(4, 1, Flags::ACK);
-        header.as_mut_slice()[23] = 17;
-        let mut t = Transmit { header, ..transmit(FlowId::NONE, 1, 100) };
-        t.parts.push(Part::Host(Bytes::from_static(&[0; 101])));
-        assert!(!accepted(t));
+    fn only_segments_and_datagrams_are_cut() {
+        let of = |header: Header, protocol: u8| {
+            let mut t = Transmit { header, ..transmit(FlowId::NONE, 1, 100) };
+            t.header.as_mut_slice()[23] = protocol;
+            t.parts.push(Part::Host(Bytes::from_static(&[0; 101])));
+            accepted(t)
+        };
+        assert!(of(tcp_header(4, 1, Flags::ACK), 6) && of(udp_header(4), 17));
+        assert!(!of(udp_header(4), 1), "ICMP");
+        assert!(!of(tcp_header(4, 1, Flags::ACK), 17), "payload in the template");
     }
 
     #[test]

@@ -48,6 +48,17 @@ pub(crate) fn tcp_header(version: u8, seq: u32, flags: Flags) -> Header {
     header
 }
 
+/// The template of UDP datagrams from port 443 to port 5000 and, for IPv4, with identification
+/// 0x0102. As the host leaves it: without length and checksum.
+pub(crate) fn udp_header(version: u8) -> Header {
+    let tcp = tcp_header(version, 1, Flags::ACK);
+    let mut bytes = Vec::from(&tcp.as_slice()[..tcp.l4()]);
+    bytes[if version == 4 { 23 } else { 20 }] = protocol::UDP;
+    bytes.extend_from_slice(&[443_u16.to_be_bytes(), 5000_u16.to_be_bytes()].concat());
+    bytes.extend_from_slice(&[0; 4]);
+    Header::from_bytes(&bytes, tcp.l3(), tcp.l4()).unwrap()
+}
+
 /// A transmit without payload.
 pub(crate) fn transmit(flow: FlowId, seq: u32, segment_size: u16) -> Transmit {
     Transmit {

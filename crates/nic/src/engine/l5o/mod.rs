@@ -11,7 +11,7 @@
 //!
 //! Invariants: nothing of a transmit leaves unsealed; a received frame is opened in one contiguous
 //! range or is exactly as it came; memory is bounded by [`L5oConfig`]. Files: `cache` (the model of
-//! a NIC's memory), `output` and `source` (buffers and content of transmits), `tx`, `rx` (the
+//! a NIC's memory), `source` (content of transmits), `tx`, `rx` (the
 //! states offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is
 //! known of the stream), `search`, `counters`.
 
@@ -19,7 +19,6 @@ mod cache;
 mod chain;
 mod counters;
 mod message;
-mod output;
 mod rx;
 mod search;
 mod source;
@@ -42,8 +41,8 @@ use wire::tls::CONTENT_BYTES_MAX;
 
 use self::cache::Cache;
 use self::counters::L5oCounters;
-use self::output::Outputs;
 use self::rx::Receive;
+use super::output::Outputs;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
 use crate::slab::{Key, Slab, hash_tuple, mix};

@@ -1,0 +1,221 @@
+//! One packet's protection, on and off (RFC 9001, section 5): with which keys, and in place.
+//!
+//! Called by `rx` and `tx`. [`Keys`] holds the header protection key, which never changes, and up
+//! to two generations of packet protection keys, told apart by their key phase bit. Generations are
+//! shared: a transmit that waits for a disk keeps those that were there when the host queued it.
+//!
+//! *Why opening copies first.* A datagram that does not verify goes to the host exactly as it came,
+//! and opening in place leaves nothing of it. Summing first and decrypting then would need no copy,
+//! but two passes by two implementations; one pass by the quickest one and a copy of the sealed
+//! text beforehand cost less where packets are good, which is nearly always (ARCHITECTURE.md has
+//! figures). Only the text is copied: header bytes are written when it has verified.
+
+use abi::crypto::{Aead, CryptoProvider, HeaderProtection, SAMPLE_BYTES, Suite, TAG_BYTES};
+use abi::quic::{CID_BYTES_MAX, Packet, QuicKeys};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use wire::quic::{
+    KEY_PHASE, NONCE_BYTES, NUMBER_BYTES_MAX, PROTECTED, RESERVED, SAMPLE_AT, expand_number,
+    is_short, key_phase, nonce, number_len, truncate_number,
+};
+
+/// Bytes of the longest short header.
+const HEADER_BYTES_MAX: usize = 1 + CID_BYTES_MAX + NUMBER_BYTES_MAX;
+/// Most bytes of a datagram.
+const DATAGRAM_BYTES_MAX: usize = 1 << 16;
+/// Least bytes from the packet number on: the sample has to lie in the packet.
+pub(super) const AFTER_NUMBER_MIN: usize = SAMPLE_AT + SAMPLE_BYTES;
+
+/// Where sealed text is kept until it has verified.
+pub(super) type Scratch = Box<[u8; DATAGRAM_BYTES_MAX]>;
+
+/// An empty one.
+pub(super) fn scratch() -> Scratch {
+    Box::new([0; DATAGRAM_BYTES_MAX])
+}
+
+/// Keys of one generation.
+struct Generation {
+    aead: Box<dyn Aead>,
+    iv: [u8; NONCE_BYTES],
+}
+
+/// Keys of one direction.
+#[derive(Clone)]
+pub(super) struct Keys {
+    suite: Suite,
+    header: Arc<dyn HeaderProtection>,
+    /// By key phase bit.
+    generations: [Option<Arc<Generation>>; 2],
+    /// The phase of the one that came last.
+    newest: bool,
+}
+
+/// Why a packet is not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unopened {
+    TooShort,
+    UnknownKeys,
+    BadTag,
+}
+
+/// Why a packet is not sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unsealed {
+    Malformed,
+    UnknownKeys,
+}
+
+/// What is known of the numbers of a direction that is received.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    /// One above the largest that was opened.
+    expected: u64,
+    /// The lowest that each generation opened, by key phase bit.
+    firsts: [Option<u64>; 2],
+}
+
+impl Keys {
+    /// None where the provider does not know the suite or a key has the wrong length.
+    pub(super) fn new(
+        provider: &dyn CryptoProvider,
+        suite: Suite,
+        header_key: &[u8; 32],
+        keys: &QuicKeys,
+    ) -> Option<Self> {
+        let header = provider.header_protection(suite, header_key.get(..suite.key_bytes())?)?;
+        let (newest, generations) = (keys.phase, [None, None]);
+        let mut new = Self { suite, header: Arc::from(header), generations, newest };
+        new.put(provider, keys).then_some(new)
+    }
+
+    /// Adds a generation. Says whether it did: its phase has to differ from the newest one's.
+    pub(super) fn rekey(&mut self, provider: &dyn CryptoProvider, keys: &QuicKeys) -> bool {
+        keys.phase != self.newest && self.put(provider, keys)
+    }
+
+    fn put(&mut self, provider: &dyn CryptoProvider, keys: &QuicKeys) -> bool {
+        let key = keys.key.get(..self.suite.key_bytes());
+        let Some(aead) = key.and_then(|key| provider.aead(self.suite, key)) else { return false };
+        self.generations[usize::from(keys.phase)] =
+            Some(Arc::new(Generation { aead, iv: keys.iv }));
+        self.newest = keys.phase;
+        true
+    }
+
+    /// The keys for a received packet (RFC 9001, section 6.3): of two generations with one key
+    /// phase bit, the packet number says which is meant, and only one is here.
+    fn generation(&self, phase: bool, number: u64, numbers: &Numbers) -> Option<&Generation> {
+        let generation = self.generations[usize::from(phase)].as_deref()?;
+        let other = numbers.firsts[usize::from(!phase)];
+        let both = self.generations.iter().all(Option::is_some);
+        let meant = match other.filter(|_| both) {
+            None => true,
+            // Not older than the generation before the newest.
+            Some(first) if phase == self.newest => number >= first,
+            // Not newer than the newest.
+            Some(first) => number < first,
+        };
+        meant.then_some(generation)
+    }
+
+    /// Opens a packet that fills `packet`, in place, and takes header protection off. Gives its
+    /// number; where it fails nothing has changed.
+    pub(super) fn open(
+        &self,
+        numbers: &mut Numbers,
+        packet: &mut [u8],
+        id_len: usize,
+        scratch: &mut Scratch,
+    ) -> Result<u64, Unopened> {
+        let number_at = 1 + id_len;
+        let sample = packet.get(number_at + SAMPLE_AT..).and_then(|rest| rest.first_chunk());
+        let mask = self.header.mask(sample.ok_or(Unopened::TooShort)?);
+        let first = packet[0] ^ mask[0] & PROTECTED;
+        let len = number_len(first);
+        let mut header = [0; HEADER_BYTES_MAX];
+        let header = header.get_mut(..number_at + len).ok_or(Unopened::TooShort)?;
+        let (front, text) = packet.split_at_mut(header.len());
+        header.copy_from_slice(front);
+        header[0] = first;
+        let mut truncated = 0;
+        for (byte, mask) in header[number_at..].iter_mut().zip(&mask[1..]) {
+            *byte ^= mask;
+            truncated = truncated << 8 | u32::from(*byte);
+        }
+        let number = expand_number(numbers.expected, truncated, len);
+        let phase = key_phase(first);
+        let keys = self.generation(phase, number, numbers).ok_or(Unopened::UnknownKeys)?;
+        let kept = scratch.get_mut(..text.len()).ok_or(Unopened::BadTag)?;
+        kept.copy_from_slice(text);
+        if keys.aead.open(&nonce(&keys.iv, number), header, text).is_err() {
+            text.copy_from_slice(kept);
+            return Err(Unopened::BadTag);
+        }
+        front.copy_from_slice(header);
+        numbers.opened(phase, number);
+        Ok(number)
+    }
+
+    /// Seals a packet in its datagram, in place, and puts header protection on. `packet` lies in
+    /// the datagram, as [`lies_in`] has it. The packet's own key phase bit says with which keys.
+    pub(super) fn seal(&self, packet: &Packet, datagram: &mut [u8]) -> Result<(), Unsealed> {
+        let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
+        let bytes = &mut datagram[usize::from(packet.begin)..];
+        let first = bytes[0];
+        let number = truncate_number(packet.number);
+        let expected = is_short(first) && first & RESERVED == 0 && number_len(first) == len;
+        if !expected || bytes[at..at + len] != number[NUMBER_BYTES_MAX - len..] {
+            return Err(Unsealed::Malformed);
+        }
+        let keys = self.generations[usize::from(first & KEY_PHASE != 0)].as_deref();
+        let keys = keys.ok_or(Unsealed::UnknownKeys)?;
+        let (header, rest) = bytes.split_at_mut(at + len);
+        let (text, tag) = rest.split_at_mut(rest.len() - TAG_BYTES);
+        tag.copy_from_slice(&keys.aead.seal(&nonce(&keys.iv, packet.number), header, text));
+        let sample = bytes.get(at + SAMPLE_AT..).and_then(|rest| rest.first_chunk());
+        let mask = self.header.mask(sample.ok_or(Unsealed::Malformed)?);
+        bytes[0] ^= mask[0] & PROTECTED;
+        for (byte, mask) in bytes[at..at + len].iter_mut().zip(&mask[1..]) {
+            *byte ^= mask;
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory behind it: of header protection, and of all generations.
+    #[cfg(test)]
+    pub(super) fn heap_bytes(&self) -> (usize, usize) {
+        let generation = |g: &Arc<Generation>| size_of::<Generation>() + size_of_val(&*g.aead);
+        let generations = self.generations.iter().flatten().map(generation).sum();
+        (size_of_val(&*self.header), generations)
+    }
+}
+
+/// Whether a packet lies in a datagram of `len` bytes, with room for its sample and its tag.
+pub(super) fn lies_in(packet: &Packet, len: usize) -> bool {
+    let at = usize::from(packet.begin) + usize::from(packet.pn_offset);
+    packet.pn_offset > 0
+        && (1..=NUMBER_BYTES_MAX).contains(&usize::from(packet.pn_len))
+        && at + AFTER_NUMBER_MIN <= len
+}
+
+impl Numbers {
+    /// Nothing was opened by the generation of `phase`, and the largest number is below `next`.
+    pub(super) fn new(next: u64, phase: bool) -> Self {
+        let mut firsts = [None, None];
+        // How far back it goes nobody knows.
+        firsts[usize::from(phase)] = Some(0);
+        Self { expected: next, firsts }
+    }
+
+    /// A generation came whose phase is this.
+    pub(super) fn rekeyed(&mut self, phase: bool) {
+        self.firsts[usize::from(phase)] = None;
+    }
+
+    fn opened(&mut self, phase: bool, number: u64) {
+        self.expected = self.expected.max(number + 1);
+        let first = &mut self.firsts[usize::from(phase)];
+        *first = Some(first.map_or(number, |first| first.min(number)));
+    }
+}

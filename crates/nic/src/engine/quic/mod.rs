@@ -1,0 +1,270 @@
+//! QUIC on the device (NiQUIC, sections 3.1 and 3.2; the vocabulary is QEO's): packets with short
+//! headers are sealed and opened, and those that come are put in order.
+//!
+//! The host does handshakes, streams, acknowledgments and congestion control, and installs what the
+//! device needs: keys, connection IDs, packet numbers. Called by [`crate::Device`] through
+//! `crate::quic`: with operations, with each UDP datagram while any entry receives, with transmits
+//! that are to be sealed, and with time.
+//!
+//! - `table` has the entries and what leads to them; `keys` takes protection off and puts it on;
+//! - `rx` opens and orders, by `window`; `batch` merges what is delivered; `tx` seals.
+//!
+//! Invariants: a datagram that is not opened is delivered exactly as it came; nothing leaves
+//! unsealed that the host wanted sealed, and no packet number is used twice; memory is bounded by
+//! [`QuicConfig`]. It knows no frames inside of packets, and acknowledges nothing.
+
+pub(crate) mod batch;
+mod counters;
+mod keys;
+mod rx;
+mod table;
+mod tx;
+mod window;
+
+use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
+use abi::{FlowId, PacketPool, Received, Refusal};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use base::{Alarms, Instant};
+
+use self::counters::QuicCounters;
+use self::keys::{Keys, Numbers, Scratch};
+use self::table::{Entry, Order, Receive, Table, Way};
+use self::window::Window;
+use super::output::Outputs;
+use crate::config::QuicConfig;
+use crate::slab::Slab;
+
+pub(crate) use tx::Sealing;
+
+/// A datagram on its way to the host.
+#[derive(Debug)]
+pub(crate) struct Datagram {
+    pub(crate) received: Received,
+    /// By which entry it was opened, and its packet number.
+    pub(crate) opened: Option<(QuicId, u64)>,
+    /// Where its IP header begins, its UDP header, and where it ends.
+    pub(crate) l3: usize,
+    pub(crate) l4: usize,
+    pub(crate) end: usize,
+}
+
+/// A datagram that waits for those before it.
+#[derive(Debug)]
+struct Waiting {
+    datagram: Datagram,
+    arrived: Instant,
+}
+
+/// The engine's state.
+pub(crate) struct QuicEngine {
+    config: QuicConfig,
+    table: Table,
+    waiting: Slab<Waiting>,
+    waiting_bytes: u64,
+    /// When a packet of an entry, by its place in the table, will have waited for too long.
+    alarms: Alarms,
+    /// What has waited, in the order of its delivery.
+    ready: VecDeque<(usize, Datagram)>,
+    scratch: Scratch,
+    outputs: Outputs,
+    counters: QuicCounters,
+}
+
+impl QuicEngine {
+    /// An engine without entries.
+    pub(crate) fn new(config: QuicConfig, seed: u64) -> Self {
+        Self {
+            table: Table::new(seed),
+            waiting: Slab::new(),
+            waiting_bytes: 0,
+            alarms: Alarms::default(),
+            ready: VecDeque::new(),
+            scratch: keys::scratch(),
+            outputs: Outputs::default(),
+            counters: QuicCounters::default(),
+            config,
+        }
+    }
+
+    /// What it offers.
+    pub(crate) const fn limits(&self) -> QuicLimits {
+        let QuicConfig { entries_max, waiting_max, .. } = self.config;
+        QuicLimits { entries_max, waiting_max }
+    }
+
+    /// Makes an entry.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn add(&mut self, queue: usize, add: QuicAdd) -> Result<(), Refusal> {
+        let result = self.try_add(queue, add);
+        self.count(result, |c| &mut c.quic_added);
+        result
+    }
+
+    fn try_add(&mut self, queue: usize, add: QuicAdd) -> Result<(), Refusal> {
+        let QuicAdd { quic, flow, direction, suite, header_key, keys, next_packet_number } = add;
+        if self.table.len() >= self.config.entries_max as usize {
+            return Err(Refusal::TableFull);
+        }
+        let phase = keys.phase;
+        let keys = Keys::new(&*self.config.crypto, suite, &header_key, &keys);
+        let keys = keys.ok_or(Refusal::UnknownProtocol)?;
+        let next = next_packet_number;
+        let (way, routes) = match direction {
+            Direction::Transmit => (Way::Transmit { next }, Default::default()),
+            Direction::Receive { routes, reorder } => {
+                let order = reorder.map(|bounds| Order {
+                    window: Window::new(bounds.packets, next),
+                    bounds,
+                    bytes: 0,
+                });
+                let receive = Receive::new(Numbers::new(next, phase), order);
+                (Way::Receive(Box::new(receive)), routes)
+            }
+        };
+        self.table.insert(Entry { name: quic, queue, flow, keys, way }, &routes)
+    }
+
+    /// Another generation of keys.
+    ///
+    /// # Errors
+    /// For whom, and why it is not taken.
+    pub(crate) fn rekey(
+        &mut self,
+        queue: usize,
+        rekey: &QuicRekey,
+    ) -> Result<(), (FlowId, Refusal)> {
+        let QuicRekey { quic, keys: new } = rekey;
+        let entry = self.table.find(queue, *quic).and_then(|key| self.table.get_mut(key));
+        let Some(Entry { flow, keys, way, .. }) = entry else {
+            self.counters.quic_ops_ignored += 1;
+            return Ok(());
+        };
+        let (flow, taken) = (*flow, keys.rekey(&*self.config.crypto, new));
+        if let (true, Way::Receive(receive)) = (taken, way) {
+            receive.numbers.rekeyed(new.phase);
+        }
+        let result = if taken { Ok(()) } else { Err(Refusal::DoesNotFit) };
+        self.count(result, |c| &mut c.quic_rekeyed);
+        result.map_err(|why| (flow, why))
+    }
+
+    /// Something leads to an entry, or does no more.
+    ///
+    /// # Errors
+    /// For whom, and why it does not.
+    pub(crate) fn route(
+        &mut self,
+        queue: usize,
+        route: &QuicRoute,
+    ) -> Result<(), (FlowId, Refusal)> {
+        let QuicRoute { quic, route, on } = route;
+        let Some(key) = self.table.find(queue, *quic) else {
+            self.counters.quic_ops_ignored += 1;
+            return Ok(());
+        };
+        if !on {
+            self.counters.quic_ops_ignored += u64::from(!self.table.remove_route(key, route));
+            return Ok(());
+        }
+        let flow = self.table.get(key).map_or(FlowId::NONE, |entry| entry.flow);
+        self.table.add_route(key, *route).map_err(|why| {
+            self.counters.quic_refused_does_not_fit += 1;
+            (flow, why)
+        })
+    }
+
+    /// Forgets an entry; what waits of it is delivered.
+    pub(crate) fn remove(&mut self, queue: usize, quic: QuicId) {
+        let Some(key) = self.table.find(queue, quic) else {
+            self.counters.quic_ops_ignored += 1;
+            return;
+        };
+        self.deliver_waiting(key);
+        self.table.remove(key);
+        self.counters.quic_removed += 1;
+    }
+
+    /// Forgets everything, what waits too: after a reset nothing is delivered that came before.
+    /// Counters go on.
+    pub(crate) fn reset(&mut self, pool: &mut PacketPool) {
+        self.waiting.drain(|waiting| pool.put(waiting.datagram.received.packet));
+        self.ready.drain(..).for_each(|(_, datagram)| pool.put(datagram.received.packet));
+        self.waiting_bytes = 0;
+        self.table.clear();
+        self.alarms = Alarms::default();
+        self.outputs.clear();
+    }
+
+    /// Counters and gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("quic_entries", self.table.len() as u64);
+        f("quic_routes", self.table.routes() as u64);
+        f("quic_waiting", self.waiting.len() as u64);
+        f("quic_waiting_bytes", self.waiting_bytes);
+        f("quic_output_bytes", self.outputs.bytes() as u64);
+    }
+
+    fn count(&mut self, result: Result<(), Refusal>, done: fn(&mut QuicCounters) -> &mut u64) {
+        let c = &mut self.counters;
+        *match result {
+            Ok(()) => done(c),
+            Err(Refusal::TableFull) => &mut c.quic_refused_full,
+            Err(Refusal::UnknownProtocol) => &mut c.quic_refused_keys,
+            Err(_) => &mut c.quic_refused_does_not_fit,
+        } += 1;
+    }
+}
+
+impl Datagram {
+    /// Bytes of the datagram's payload.
+    fn bytes(&self) -> u32 {
+        let header = self.l4 + crate::pipeline::headers::UDP_BYTES;
+        u32::try_from(self.end.saturating_sub(header)).unwrap_or(u32::MAX)
+    }
+}
+
+impl core::fmt::Debug for QuicEngine {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("QuicEngine").field("entries", &self.table.len()).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of memory of an entry that receives.
+#[cfg(test)]
+pub(crate) struct Sizes {
+    /// Its place in the table.
+    pub(crate) entry: usize,
+    /// What only a receiver has, without its window.
+    pub(crate) receive: usize,
+    /// A window.
+    pub(crate) window: usize,
+    /// What leads to it, each.
+    pub(crate) route: usize,
+    /// A datagram that waits, without its buffer.
+    pub(crate) waiting: usize,
+    /// The key of header protection and those of one generation, the provider's part too.
+    pub(crate) keys: (usize, usize),
+}
+
+/// These for a window of so many packets.
+#[cfg(test)]
+pub(crate) fn sizes(
+    crypto: &dyn abi::crypto::CryptoProvider,
+    suite: abi::crypto::Suite,
+    packets: u16,
+) -> Sizes {
+    let keys = abi::quic::QuicKeys { phase: false, key: [1; 32].into(), iv: [1; 12] };
+    let keys = Keys::new(crypto, suite, &[1; 32], &keys);
+    Sizes {
+        entry: size_of::<Entry>(),
+        receive: size_of::<Receive>(),
+        window: Window::new(packets, 0).heap_bytes(),
+        route: table::ROUTE_BYTES,
+        waiting: size_of::<Waiting>(),
+        keys: keys.map_or((0, 0), |keys| keys.heap_bytes()),
+    }
+}

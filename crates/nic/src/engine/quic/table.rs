@@ -1,0 +1,276 @@
+//! The connection table (NiQUIC, section 3.2): entries, their names, and what leads to them.
+//!
+//! Called by the engine. An entry is one direction of a connection. A datagram finds it by its
+//! destination port, which says how long connection IDs are, and then by one look-up: of port and
+//! connection ID, or of the tuple where connection IDs have no bytes. Nothing is evicted: a full
+//! table refuses, since the host knows better than the device which connections last.
+//!
+//! Invariants: all routes of a port have one length of connection IDs; a route leads to one entry;
+//! an entry's list has the hash of each of its routes, so that they go when it goes.
+
+use abi::quic::{ConnectionId, QuicId, Reorder, Route};
+use abi::{FlowId, Refusal};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+use wire::Tuple;
+use wire::quic::Short;
+
+use super::keys::{Keys, Numbers};
+use super::window::Window;
+use crate::slab::{Key, Slab, hash_tuple, mix};
+
+/// Most routes of one entry.
+pub(super) const ROUTES_MAX: usize = 16;
+
+/// One direction of a connection.
+pub(super) struct Entry {
+    pub(super) name: QuicId,
+    pub(super) queue: usize,
+    pub(super) flow: FlowId,
+    pub(super) keys: Keys,
+    pub(super) way: Way,
+}
+
+/// Which direction, and what it needs.
+pub(super) enum Way {
+    /// Out.
+    Transmit {
+        /// The lowest packet number that may be sealed.
+        next: u64,
+    },
+    /// In.
+    Receive(Box<Receive>),
+}
+
+/// What is kept of a direction that is received.
+pub(super) struct Receive {
+    pub(super) numbers: Numbers,
+    /// Where packets wait, if they may.
+    pub(super) order: Option<Order>,
+    /// Hashes of its routes.
+    routes: SmallVec<[u64; 2]>,
+}
+
+/// Packets of one connection that wait, and for how long they may.
+pub(super) struct Order {
+    pub(super) window: Window,
+    pub(super) bounds: Reorder,
+    /// Bytes of the datagrams that wait.
+    pub(super) bytes: u32,
+}
+
+/// All routes of a port.
+#[derive(Debug)]
+struct Port {
+    /// Bytes of connection IDs; zero where tuples lead to entries.
+    id_len: usize,
+    routes: usize,
+}
+
+/// Bytes of a route.
+#[cfg(test)]
+pub(super) const ROUTE_BYTES: usize = size_of::<RouteTo>();
+
+struct RouteTo {
+    hash: u64,
+    route: Route,
+    key: Key,
+}
+
+/// What a datagram's begin says about whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nobody has QUIC at its port.
+    NotOurs,
+    /// It has no short header.
+    NotShort,
+    /// Its connection ID, or tuple, leads nowhere.
+    Unknown,
+    /// An entry, and how long its connection IDs are.
+    Entry(Key, usize),
+}
+
+/// The table.
+pub(super) struct Table {
+    entries: Slab<Entry>,
+    by_name: HashTable<Key>,
+    routes: HashTable<RouteTo>,
+    ports: BTreeMap<u16, Port>,
+    seed: u64,
+}
+
+impl Receive {
+    /// Without routes.
+    pub(super) fn new(numbers: Numbers, order: Option<Order>) -> Self {
+        Self { numbers, order, routes: SmallVec::new() }
+    }
+}
+
+impl Table {
+    pub(super) fn new(seed: u64) -> Self {
+        let (by_name, routes) = (HashTable::new(), HashTable::new());
+        Self { entries: Slab::new(), by_name, routes, ports: BTreeMap::new(), seed }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn routes(&self) -> usize {
+        self.routes.len()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
+        self.entries.get_mut(key)
+    }
+
+    /// The entry at a place of the table.
+    pub(super) fn key_at(&self, index: u32) -> Option<Key> {
+        self.entries.key_at(index)
+    }
+
+    /// The entry of a host by its name.
+    pub(super) fn find(&self, queue: usize, name: QuicId) -> Option<Key> {
+        let same =
+            |&key: &Key| self.entries.get(key).is_some_and(|e| (e.queue, e.name) == (queue, name));
+        self.by_name.find(hash_name(self.seed, queue, name), same).copied()
+    }
+
+    /// Whose datagram this is.
+    pub(super) fn find_packet(&self, tuple: &Tuple, packet: &[u8]) -> Found {
+        let Some(&Port { id_len, .. }) = self.ports.get(&tuple.local.port) else {
+            return Found::NotOurs;
+        };
+        let Some(short) = Short::parse(packet, id_len) else { return Found::NotShort };
+        let route = match ConnectionId::new(short.id) {
+            Some(id) if id_len > 0 => Route::Id { port: tuple.local.port, id },
+            _ => Route::Tuple(*tuple),
+        };
+        self.lead(&route).map_or(Found::Unknown, |key| Found::Entry(key, id_len))
+    }
+
+    /// Puts an entry in; `routes` lead to it, and are not looked at where it is one that transmits.
+    pub(super) fn insert(&mut self, entry: Entry, routes: &[Route]) -> Result<(), Refusal> {
+        if self.find(entry.queue, entry.name).is_some() {
+            return Err(Refusal::DoesNotFit);
+        }
+        let (queue, name) = (entry.queue, entry.name);
+        let key = self.entries.insert(entry);
+        let (entries, seed) = (&self.entries, self.seed);
+        let hash = |&key: &Key| entries.get(key).map_or(0, |e| hash_name(seed, e.queue, e.name));
+        self.by_name.insert_unique(hash_name(seed, queue, name), key, hash);
+        let routed = routes.iter().try_for_each(|route| self.add_route(key, *route));
+        if routed.is_err() {
+            self.remove(key);
+        }
+        routed
+    }
+
+    /// Takes an entry out, with all that leads to it.
+    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+        let mut entry = self.entries.remove(key)?;
+        let hash = hash_name(self.seed, entry.queue, entry.name);
+        if let Ok(found) = self.by_name.find_entry(hash, |&k| k == key) {
+            found.remove();
+        }
+        if let Way::Receive(receive) = &mut entry.way {
+            for hash in receive.routes.drain(..) {
+                self.unroute(hash, |to| to.key == key);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Has `route` lead to an entry that receives.
+    pub(super) fn add_route(&mut self, key: Key, route: Route) -> Result<(), Refusal> {
+        let (port, id_len) = port_of(&route);
+        let fits = match (&route, self.ports.get(&port)) {
+            (Route::Id { .. }, _) if id_len == 0 => false,
+            (_, port) => port.is_none_or(|port| port.id_len == id_len),
+        };
+        let taken = self.lead(&route).is_some();
+        let Some(Entry { way: Way::Receive(receive), .. }) = self.entries.get_mut(key) else {
+            return Err(Refusal::DoesNotFit);
+        };
+        if !fits || taken || receive.routes.len() >= ROUTES_MAX {
+            return Err(Refusal::DoesNotFit);
+        }
+        let hash = hash_route(self.seed, &route);
+        receive.routes.push(hash);
+        self.routes.insert_unique(hash, RouteTo { hash, route, key }, |to| to.hash);
+        self.ports.entry(port).or_insert(Port { id_len, routes: 0 }).routes += 1;
+        Ok(())
+    }
+
+    /// Has `route` lead nowhere. Says whether it led to that entry.
+    pub(super) fn remove_route(&mut self, key: Key, route: &Route) -> bool {
+        if self.lead(route) != Some(key) {
+            return false;
+        }
+        let hash = hash_route(self.seed, route);
+        self.unroute(hash, |to| to.route == *route);
+        if let Some(Entry { way: Way::Receive(receive), .. }) = self.entries.get_mut(key) {
+            if let Some(at) = receive.routes.iter().position(|&known| known == hash) {
+                receive.routes.swap_remove(at);
+            }
+        }
+        true
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.entries.drain(drop);
+        self.by_name.clear();
+        self.routes.clear();
+        self.ports.clear();
+    }
+
+    fn unroute(&mut self, hash: u64, is_it: impl Fn(&RouteTo) -> bool) {
+        let Ok(found) = self.routes.find_entry(hash, is_it) else { return };
+        let (RouteTo { route, .. }, _) = found.remove();
+        let (number, _) = port_of(&route);
+        let Some(port) = self.ports.get_mut(&number) else { return };
+        port.routes -= 1;
+        if port.routes == 0 {
+            self.ports.remove(&number);
+        }
+    }
+
+    fn lead(&self, route: &Route) -> Option<Key> {
+        let found = self.routes.find(hash_route(self.seed, route), |to| to.route == *route)?;
+        Some(found.key)
+    }
+}
+
+/// A route's port, and the length of its connection ID.
+fn port_of(route: &Route) -> (u16, usize) {
+    match route {
+        Route::Id { port, id } => (*port, id.as_slice().len()),
+        Route::Tuple(tuple) => (tuple.local.port, 0),
+    }
+}
+
+const fn hash_name(seed: u64, queue: usize, name: QuicId) -> u64 {
+    mix(seed, name.0, queue as u64)
+}
+
+/// Which connection IDs are in the table the host decides, and which are looked up the wire does:
+/// under the seed nobody can choose what collides.
+fn hash_route(seed: u64, route: &Route) -> u64 {
+    match route {
+        Route::Tuple(tuple) => hash_tuple(seed, tuple),
+        Route::Id { port, id } => {
+            let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &b| word << 8 | u64::from(b));
+            let mut words = id.as_slice().chunks(8).map(word);
+            let mut next = || words.next().unwrap_or(0);
+            let first = mix(seed, next(), next());
+            mix(first, next(), u64::from(*port) << 8 | id.as_slice().len() as u64)
+        }
+    }
+}

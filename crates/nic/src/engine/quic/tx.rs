@@ -1,0 +1,136 @@
+//! Batches to seal: planned when the operation is taken, sealed when they leave.
+//!
+//! [`QuicEngine::plan`] checks what can be checked without the bytes, and takes the packet numbers:
+//! so they are judged in the order of the ring, and one whose transmit comes to nothing later is
+//! spent. A plan has the keys with it, so that it completes whatever happens to its entry.
+//! [`QuicEngine::seal`] is called when all bytes are at hand. Content is never sealed where it
+//! lies, since host memory and file blocks are shared.
+//!
+//! A packet that cannot be sealed drops its transmit, whole: nothing leaves as it is.
+
+use abi::port::{Payload, Payloads};
+use abi::quic::{Packet, Protect, QuicId};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use smallvec::SmallVec;
+use wire::quic::NUMBER_MAX;
+
+use super::QuicEngine;
+use super::keys::{Keys, Unsealed, lies_in};
+use super::table::{Entry, Way};
+use crate::engine::l5o::Source;
+
+/// A batch that was checked.
+pub(crate) struct Sealing {
+    /// Which entry.
+    pub(crate) quic: QuicId,
+    keys: Keys,
+    packets: SmallVec<[Option<Packet>; 1]>,
+    /// Bytes of all datagrams, and of each but the last.
+    len: usize,
+    size: usize,
+}
+
+/// It cannot be sealed; the reason is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotSealed;
+
+impl QuicEngine {
+    /// Checks a batch of `len` bytes in datagrams of `segment_size`, zero for a single one. None
+    /// where there is nothing in it to seal.
+    pub(crate) fn plan(
+        &mut self,
+        queue: usize,
+        protect: Protect,
+        len: usize,
+        segment_size: u16,
+    ) -> Result<Option<Box<Sealing>>, NotSealed> {
+        let Protect { quic, packets } = protect;
+        let size = match usize::from(segment_size) {
+            0 => len,
+            size => size.min(len),
+        };
+        if packets.len() != len.checked_div(size).map_or(1, |_| len.div_ceil(size)) {
+            return Err(self.refuse_malformed());
+        }
+        if packets.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let entry = self.table.find(queue, quic).and_then(|key| self.table.get_mut(key));
+        let Some(Entry { keys, way: Way::Transmit { next }, .. }) = entry else {
+            self.counters.quic_tx_refused_unknown += 1;
+            return Err(NotSealed);
+        };
+        let mut above = *next;
+        for (index, packet) in packets.iter().enumerate() {
+            let Some(packet) = packet else { continue };
+            if !lies_in(packet, size.min(len - index * size)) {
+                return Err(self.refuse_malformed());
+            }
+            if packet.number < above || packet.number > NUMBER_MAX {
+                self.counters.quic_tx_refused_number += 1;
+                return Err(NotSealed);
+            }
+            above = packet.number + 1;
+        }
+        *next = above;
+        Ok(Some(Box::new(Sealing { quic, keys: keys.clone(), packets, len, size })))
+    }
+
+    /// Makes the payload of a batch out of its parts.
+    pub(crate) fn seal(
+        &mut self,
+        sealing: &Sealing,
+        parts: &Payloads,
+    ) -> Result<Payloads, NotSealed> {
+        let Sealing { keys, packets, len, size, .. } = sealing;
+        if parts.iter().map(|part| part.as_slice().len()).sum::<usize>() != *len {
+            return Err(self.refuse_malformed());
+        }
+        let mut buffer = self.outputs.take(*len);
+        let room = Arc::get_mut(&mut buffer).and_then(|b| b.as_mut_slice().get_mut(..*len));
+        let Some(out) = room else { return Err(self.refuse_malformed()) };
+        Source::new(parts).copy(out);
+        let (mut count, mut bytes) = (0, 0);
+        for (datagram, packet) in out.chunks_mut((*size).max(1)).zip(packets) {
+            let Some(packet) = packet else { continue };
+            match keys.seal(packet, datagram) {
+                Ok(()) => (count, bytes) = (count + 1, bytes + datagram.len() as u64),
+                Err(Unsealed::Malformed) => return Err(self.refuse_malformed()),
+                Err(Unsealed::UnknownKeys) => {
+                    self.counters.quic_tx_refused_keys += 1;
+                    return Err(NotSealed);
+                }
+            }
+        }
+        self.counters.quic_tx_sealed += count;
+        self.counters.quic_tx_sealed_bytes += bytes;
+        self.outputs.lent(&buffer);
+        let len = u32::try_from(*len).unwrap_or(0);
+        let mut payloads = Payloads::new();
+        payloads.push(Payload::Block { block: buffer, start: 0, len });
+        Ok(payloads)
+    }
+
+    /// A batch makes no sense.
+    pub(crate) const fn refuse_malformed(&mut self) -> NotSealed {
+        self.counters.quic_tx_refused_malformed += 1;
+        NotSealed
+    }
+
+    /// Whether more may be sealed.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.outputs.has_room()
+    }
+
+    /// Frames have left: their memory may come back.
+    pub(crate) fn trim(&mut self) {
+        self.outputs.trim();
+    }
+}
+
+impl core::fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Sealing({} datagrams)", self.packets.len())
+    }
+}
