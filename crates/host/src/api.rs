@@ -3,10 +3,13 @@
 use core::net::IpAddr;
 
 use abi::crypto::Suite;
+use abi::quic::QuicStatus;
 use abi::{FileFault, Refusal};
 use base::Duration;
 use wire::Endpoint;
 use wire::tls::Version as TlsVersion;
+
+use crate::udp::UdpId;
 
 pub use abi::splice::{SpliceEnd, SpliceId};
 pub use abi::{FileId, FileKind, FileStat};
@@ -48,6 +51,15 @@ pub enum Notice {
     SpliceRefused(SpliceId, Refusal),
     /// Two spliced connections have ended; [`crate::Host::take_splice`] tells how.
     SpliceClosed(SpliceId),
+    /// Datagrams wait on a UDP socket.
+    Udp(UdpId),
+    /// A read that [`crate::Host::extent_read`] began has ended.
+    ExtentRead,
+    /// The device did not do something for a QUIC connection.
+    Quic(QuicStatus),
+    /// The device lost its state. Said to those only who use it beyond sockets: where a UDP socket
+    /// is bound.
+    DeviceReset,
 }
 
 /// What became of two spliced connections: what `nsplice`'s callback gets (AccelTCP section 5.1).

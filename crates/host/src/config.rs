@@ -59,6 +59,12 @@ pub struct Config {
     pub lazy_tcb: bool,
     /// Whether `nsplice` splices, or why not.
     pub splice_offload: Result<(), Refusal>,
+    /// Whether QUIC packets are protected and opened by the device, or why not.
+    pub quic_offload: Result<(), Refusal>,
+    /// Whether the device cuts UDP transmits into datagrams; else the host does.
+    pub udp_segmentation: bool,
+    /// Memory of the datagrams that may wait on a UDP socket, in bytes; more are dropped.
+    pub udp_receive_bytes_max: usize,
     /// TCP's choices.
     pub tcp: TcpConfig,
 }
@@ -77,6 +83,9 @@ impl Default for Config {
             teardown_offload: Ok(()),
             lazy_tcb: true,
             splice_offload: Ok(()),
+            quic_offload: Ok(()),
+            udp_segmentation: false,
+            udp_receive_bytes_max: 4 << 20,
             tcp: TcpConfig::default(),
         }
     }

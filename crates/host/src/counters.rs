@@ -19,6 +19,22 @@ base::counters! {
         tcp_in_segs,
         /// TCP segments with a malformed header.
         tcp_in_errs,
+        /// UDP datagrams delivered to sockets.
+        udp_in_datagrams,
+        /// UDP datagrams with a malformed header.
+        udp_in_errors,
+        /// UDP datagrams for a port that nobody has bound.
+        udp_no_ports,
+        /// UDP datagrams dropped because too many wait on their socket.
+        udp_receive_buffer_errors,
+        /// UDP datagrams handed to the device.
+        udp_out_datagrams,
+        /// Transmits that they were in.
+        udp_out_transmits,
+        /// Batches of UDP datagrams that the host cut, since the device does not.
+        udp_out_cut_by_host,
+        /// UDP datagrams without a route.
+        udp_out_no_routes,
         /// Transmits of TCP, runs of segments counted once.
         tcp_out_transmits,
         /// Payload bytes handed to the device for the first time.

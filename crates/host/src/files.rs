@@ -72,6 +72,7 @@ pub(crate) enum FileWork {
     },
     Failed {
         flow: FlowId,
+        position: u64,
         fault: FileFault,
     },
     /// A file that the device had open before it was reset.
@@ -355,7 +356,7 @@ impl Files {
                         let bytes = Bytes::from_owner(buf).slice(skip..skip + len);
                         FileWork::Filled { flow, position, bytes }
                     }
-                    Err(fault) => FileWork::Failed { flow, fault },
+                    Err(fault) => FileWork::Failed { flow, position, fault },
                 };
                 self.reap(out, file);
                 Some(work)

@@ -23,6 +23,7 @@ use wire::{Endpoint, Tuple};
 use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;
+use crate::extents::{EXTENTS, Extents};
 use crate::files::{FileWork, Files};
 use crate::hand_over::HandOver;
 use crate::hash::Keyed;
@@ -39,6 +40,7 @@ use crate::tcp::input::Arrival;
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
 use crate::tcp::time_wait::Remains;
+use crate::udp::Udp;
 
 /// A host stack.
 ///
@@ -67,10 +69,12 @@ pub struct Host {
     /// Connections that may have something to send.
     dirty: VecDeque<u32>,
     alarms: Alarms,
-    icmp_limit: PerSecond,
+    pub(crate) icmp_limit: PerSecond,
     /// The time of the last event, for calls that are told none.
     pub(crate) latest: Instant,
     pub(crate) splices: Splices,
+    pub(crate) udp: Udp,
+    pub(crate) extents: Extents,
 }
 
 /// Room for operations that an empty queue keeps: the ring was full for a while where it had more.
@@ -96,6 +100,7 @@ impl Host {
                 transmit_bytes_max: capabilities.transmit_bytes_max,
                 l5o: config.tls_offload.and(capabilities.l5o),
                 splice: config.splice_offload.and(capabilities.splice),
+                quic: config.quic_offload.and(capabilities.quic),
                 unsent: Vec::new(),
                 resets: PerSecond::default(),
                 resets_per_s_max: config.tcp.resets_per_s_max,
@@ -116,6 +121,8 @@ impl Host {
             icmp_limit: PerSecond::default(),
             latest: Instant::ZERO,
             splices: Splices::default(),
+            udp: Udp::default(),
+            extents: Extents::default(),
             config,
         }
     }
@@ -145,7 +152,7 @@ impl Host {
             Event::TeardownRefused(refused) => self.handle_teardown_refused(now, refused),
             Event::Spliced { id, result } => self.handle_spliced(now, id, result),
             Event::SpliceClosed(closed) => self.handle_splice_closed(&closed),
-            Event::QuicStatus(_) => {}
+            Event::QuicStatus(status) => self.notices.push_back(Notice::Quic(status)),
             Event::Load(load) => self.handle_load(load),
             Event::Reset => self.handle_device_reset(now),
         }
@@ -154,12 +161,21 @@ impl Host {
     /// Takes an answer of the host's own disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
         match self.files.handle_disk(&mut self.out, completion) {
-            Some(FileWork::Opened(file)) => self.notices.push_back(Notice::File(file)),
+            Some(FileWork::Opened(file)) => {
+                self.notices.push_back(Notice::File(file));
+                self.resume_extents(file, None);
+            }
+            Some(FileWork::Filled { flow: EXTENTS, position, bytes }) => {
+                self.finish_extent(position, Ok(bytes));
+            }
+            Some(FileWork::Failed { flow: EXTENTS, position, fault }) => {
+                self.finish_extent(position, Err(fault));
+            }
             Some(FileWork::Filled { flow, position, bytes }) => {
                 let id = SocketId::of_flow(flow);
                 self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, position, bytes));
             }
-            Some(FileWork::Failed { flow, fault }) => {
+            Some(FileWork::Failed { flow, fault, .. }) => {
                 self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
             }
             Some(FileWork::Reopened { file, fault }) => self.handle_reopened(now, file, fault),
@@ -276,6 +292,10 @@ impl Host {
                 self.handle_tcp(now, received, &ip);
                 return;
             }
+            Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP => {
+                self.handle_udp(now, received, &ip);
+                return;
+            }
             Ok(Frame::Ip(ip)) => self.handle_other_ip(now, frame, &ip),
             Err(_) => self.out.counters.received_malformed += 1,
         }
@@ -288,10 +308,6 @@ impl Host {
                 if let Some(error) = icmp::handle(&mut self.out, now, ip, frame) {
                     self.handle_icmp_error(now, error);
                 }
-            }
-            protocol::UDP if self.out.net.is_ours(ip.destination) => {
-                let limit = &mut self.icmp_limit;
-                icmp::send_port_unreachable(&mut self.out, limit, now, ip, frame);
             }
             _ => self.out.counters.received_unknown_protocol += 1,
         }
@@ -416,11 +432,15 @@ impl Host {
             self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
             self.session_device_reset(now, id);
         }
+        if self.udp.is_used() {
+            self.notices.push_back(Notice::DeviceReset);
+        }
     }
 
     /// A file that the device had open is open again on the host's own disk, or not: connections
     /// that send it go on, or end.
     fn handle_reopened(&mut self, now: Instant, file: FileId, fault: Option<FileFault>) {
+        self.resume_extents(file, fault);
         if fault.is_some() {
             // Whoever keeps the handle for the next request has to open the file again.
             self.notices.push_back(Notice::File(file));

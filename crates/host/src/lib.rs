@@ -13,8 +13,10 @@
 //! | `quasi` | connections of one transaction, without a TCB |
 //! | `splice` | connections that the device relays between: `nsplice` |
 //! | `tcp` | TCP by role |
+//! | `udp` | UDP sockets, and the operations of QUIC's offload |
 //! | `l5p` | protocols above TCP: TLS |
 //! | `files` | file handles, and the software path for what the device does not send |
+//! | `extents` | file content for protocols that are spoken above UDP sockets |
 //! | `net` | addresses, neighbours, ICMP |
 //! | `outbox` | what leaves |
 #![no_std]
@@ -28,6 +30,7 @@ extern crate alloc;
 mod api;
 mod config;
 mod counters;
+mod extents;
 mod files;
 mod hand_over;
 mod hash;
@@ -43,6 +46,7 @@ mod sockets;
 mod splice;
 mod table;
 mod tcp;
+mod udp;
 
 pub use api::{
     ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, ListenerOption,
@@ -51,5 +55,7 @@ pub use api::{
 };
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
+pub use extents::ExtentRead;
 pub use host::Host;
 pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
+pub use udp::{UdpId, UdpReceived, UdpSend};

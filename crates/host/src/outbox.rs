@@ -10,6 +10,7 @@ use core::net::IpAddr;
 
 use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
+use abi::quic::QuicLimits;
 use abi::splice::SpliceLimits;
 use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
 use base::{Instant, SeqNum};
@@ -40,6 +41,8 @@ pub(crate) struct Outbox {
     pub(crate) l5o: Result<L5oLimits, Refusal>,
     /// What the device does for splicing, or why it does nothing.
     pub(crate) splice: Result<SpliceLimits, Refusal>,
+    /// What the device does for QUIC, or why it does nothing.
+    pub(crate) quic: Result<QuicLimits, Refusal>,
     /// Transmits that never left and whose echo is waited for.
     pub(crate) unsent: Vec<(FlowId, u32)>,
     /// Contexts that were named so far.
@@ -204,7 +207,7 @@ impl Outbox {
     }
 
     /// Fills in the next hop's link address, or parks the transmit until it is known.
-    fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
+    pub(crate) fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
         let Some(hop) = self.net.next_hop(destination) else {
             return self.give_up(&transmit);
         };

@@ -86,7 +86,10 @@ fn echo_requests_are_answered() {
 #[test]
 fn udp_ports_are_unreachable() {
     let mut t = Peer::new(|_| {}, (HOST, PEER));
-    t.moved(|t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]), &[("icmp_errors_sent", 1)]);
+    t.moved(
+        |t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]),
+        &[("udp_no_ports", 1), ("icmp_errors_sent", 1)],
+    );
     let frame = t.frames.pop_front().unwrap();
     assert_eq!(frame[34..36], [3, 3]);
     for _ in 0..200 {
@@ -94,7 +97,10 @@ fn udp_ports_are_unreachable() {
     }
     assert_eq!(t.host.counters().icmp_errors_sent, 100);
     t.at_ms(2000);
-    t.moved(|t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]), &[("icmp_errors_sent", 1)]);
+    t.moved(
+        |t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]),
+        &[("udp_no_ports", 1), ("icmp_errors_sent", 1)],
+    );
 }
 
 /// RFC 1191: the MTU of the path is lowered by an error that names bytes in flight, and what was

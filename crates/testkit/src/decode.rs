@@ -43,6 +43,12 @@ pub fn packets(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> {
     let payload = payload(transmit);
     let header = transmit.header.as_slice();
     let (l3, l4) = (transmit.header.l3(), transmit.header.l4());
+    if l4 < header.len() && ip_protocol(header, l3) == protocol::UDP {
+        let size =
+            if transmit.segment_size == 0 { usize::MAX } else { transmit.segment_size.into() };
+        let cut = payload.chunks(size).map(|chunk| [header, chunk].concat());
+        return cut.map(|frame| finish_udp(frame, l3, l4)).collect();
+    }
     if l4 >= header.len() || ip_protocol(header, l3) != protocol::TCP {
         let frame = [header, &payload].concat();
         return vec![finish_other(frame, l3, l4)];
@@ -98,6 +104,18 @@ fn finish(mut frame: Vec<u8>, l3: usize, l4: usize) -> Vec<u8> {
     let mut sum: Sum = wire::emit::pseudo_header_of(&frame, l3, protocol::TCP, end - l4);
     sum.add(&frame[l4..end]);
     frame[l4 + 16..l4 + 18].copy_from_slice(&sum.finish().to_be_bytes());
+    frame
+}
+
+fn finish_udp(mut frame: Vec<u8>, l3: usize, l4: usize) -> Vec<u8> {
+    let end = frame.len();
+    set_lengths(&mut frame, l3, end, 0);
+    let len = u16::try_from(end - l4).expect("a datagram");
+    frame[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
+    frame[l4 + 6..l4 + 8].fill(0);
+    let mut sum: Sum = wire::emit::pseudo_header_of(&frame, l3, protocol::UDP, end - l4);
+    sum.add(&frame[l4..end]);
+    frame[l4 + 6..l4 + 8].copy_from_slice(&sum.finish().to_be_bytes());
     frame
 }
 

@@ -514,9 +514,10 @@ impl Peer {
                 _ => header[l3 + 6] == protocol::TCP,
             };
         if !is_tcp {
-            let frame = decode::packets(transmit, Duration::ZERO).concat();
-            if !(self.answers_neighbors && self.answer_neighbor(&frame)) {
-                self.frames.push_back(frame);
+            for frame in decode::packets(transmit, Duration::ZERO) {
+                if !(self.answers_neighbors && self.answer_neighbor(&frame)) {
+                    self.frames.push_back(frame);
+                }
             }
             return;
         }

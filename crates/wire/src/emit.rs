@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use crate::checksum::{Sum, pseudo_header};
 use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, protocol};
 use crate::tcp::Segment;
-use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES};
+use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES};
 
 /// Ethernet addresses of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +178,29 @@ pub fn tcp_template(
     let l4 = ETHERNET_BYTES + ip.len();
     ethernet_ip_template(link, ip, out);
     segment.emit(&mut out[l4..]).map(|at| at + l4)
+}
+
+/// Writes the headers of a UDP datagram into `out`: ports, and the length for `payload_len` bytes.
+/// The IP header's length and checksum, and UDP's checksum, are left to a device. `out` is exactly
+/// as long as the headers.
+///
+/// # Panics
+/// Where `out` has another length.
+pub fn udp_template(
+    link: &Link,
+    ip: &IpHeader,
+    ports: [u16; 2],
+    payload_len: usize,
+    out: &mut [u8],
+) {
+    let l4 = ETHERNET_BYTES + ip.len();
+    ethernet_ip_template(link, ip, out);
+    let len = u16::try_from(UDP_BYTES + payload_len).unwrap_or(0);
+    let udp = &mut out[l4..];
+    udp[0..2].copy_from_slice(&ports[0].to_be_bytes());
+    udp[2..4].copy_from_slice(&ports[1].to_be_bytes());
+    udp[4..6].copy_from_slice(&len.to_be_bytes());
+    udp[6..8].fill(0);
 }
 
 /// Fills in the checksum of a whole TCP packet in `frame` that ends at `end`.

@@ -31,6 +31,8 @@ pub const IPV4_BYTES: usize = 20;
 pub const IPV6_BYTES: usize = 40;
 /// Bytes of a TCP header without options.
 pub const TCP_BYTES: usize = 20;
+/// Bytes of a UDP header.
+pub const UDP_BYTES: usize = 8;
 
 /// An IP address and a port, in 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

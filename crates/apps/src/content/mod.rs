@@ -154,8 +154,14 @@ impl ContentServer {
             }
             Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
             Notice::File(file) => self.server.handle_file(now, host, file),
-            // It splices nothing.
-            Notice::Spliced(_) | Notice::SpliceRefused(..) | Notice::SpliceClosed(_) => {}
+            // It splices nothing; what is above UDP is `h3`'s.
+            Notice::Spliced(_)
+            | Notice::SpliceRefused(..)
+            | Notice::SpliceClosed(_)
+            | Notice::Udp(_)
+            | Notice::ExtentRead
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {}
         }
     }
 

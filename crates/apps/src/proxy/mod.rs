@@ -129,7 +129,11 @@ impl Proxy {
             }
             Notice::SpliceClosed(id) => self.server.handle_splice_closed(now, host, id),
             // It opens none.
-            Notice::File(_) => {}
+            Notice::File(_)
+            | Notice::Udp(_)
+            | Notice::ExtentRead
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {}
         }
     }
 

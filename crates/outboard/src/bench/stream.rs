@@ -149,7 +149,11 @@ impl Stream {
             Notice::File(_)
             | Notice::Spliced(_)
             | Notice::SpliceRefused(..)
-            | Notice::SpliceClosed(_) => {
+            | Notice::SpliceClosed(_)
+            | Notice::Udp(_)
+            | Notice::ExtentRead
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {
                 let sockets: Vec<SocketId> = self.done.keys().copied().collect();
                 sockets.into_iter().for_each(|socket| self.work(host, socket));
             }

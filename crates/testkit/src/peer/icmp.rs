@@ -60,7 +60,7 @@ impl Peer {
     /// A packet of `protocol` from the peer with this body.
     pub fn send_ip(&mut self, protocol: u8, body: &[u8]) {
         let (source, destination) = (self.addrs.1, self.addrs.0);
-        let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
+        let ip = IpHeader { source, destination, protocol, ecn: self.ecn, hop_limit: 64 };
         let link = Link { source: PEER_MAC, destination: MAC };
         let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
         emit::ethernet_ip(&link, &ip, body.len(), &mut frame);

@@ -1,0 +1,100 @@
+//! File content for protocols that are spoken above UDP sockets, outside of this crate.
+//!
+//! TCP's send streams refer to files by spans; QUIC's are kept by its own library. Whoever drives
+//! it says which extents it refers to ([`Host::extent_hold`], [`Host::extent_release`]), gives them
+//! to the device as parts of datagrams where the device reads the file, and has the host read them
+//! where it does not ([`Host::extent_read`]).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use abi::{FileExtent, FileFault, FileId, FlowId, Refusal};
+use bytes::Bytes;
+
+use crate::api::Notice;
+use crate::host::Host;
+use crate::tcp::spans::Unread;
+
+/// The flow of all reads that are made here. No connection has it: no table has so many slots.
+pub(crate) const EXTENTS: FlowId = FlowId(0xffff_fffe);
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct ExtentRead {
+    /// What [`Host::extent_read`] was told.
+    pub token: u64,
+    /// The bytes, from the extent's first on: at least one, perhaps not all.
+    pub result: Result<Bytes, FileFault>,
+}
+
+/// Reads under way.
+#[derive(Debug, Default)]
+pub(crate) struct Extents {
+    /// Reads of files that are being opened.
+    waiting: Vec<(u64, FileExtent)>,
+    done: VecDeque<ExtentRead>,
+}
+
+impl Host {
+    /// Says that an extent is referred to, so that its file stays open. Gives whether the device
+    /// reads it, or why the host has to; none where the file has no such range.
+    pub fn extent_hold(
+        &mut self,
+        file: FileId,
+        offset: u64,
+        len: u64,
+    ) -> Option<Result<(), Refusal>> {
+        self.files.source(file, offset, len)?;
+        Some(self.files.offload_of(file))
+    }
+
+    /// Whether the device reads a file, or why the host has to. It changes to the latter when the
+    /// device is reset.
+    #[must_use]
+    pub fn extent_reader(&self, file: FileId) -> Result<(), Refusal> {
+        self.files.offload_of(file)
+    }
+
+    /// An extent, or a part of it, is not referred to any more. `sent` says that the device was
+    /// asked to send it, so that it may hold buffers for it.
+    pub fn extent_release(&mut self, file: FileId, offset: u64, len: u64, sent: bool) {
+        self.files.release(&mut self.out, file, offset, len, sent);
+    }
+
+    /// Begins to read an extent that is referred to, which has bytes; [`Notice::ExtentRead`] tells
+    /// when it has ended.
+    pub fn extent_read(&mut self, token: u64, extent: FileExtent) {
+        let FileExtent { file, offset, len } = extent;
+        if let Some(Err(fault)) = self.files.stat(file).filter(Result::is_err) {
+            self.finish_extent(token, Err(fault));
+            return;
+        }
+        let unread = Unread { at: token, file, offset, bytes: u64::from(len.max(1)), least: 1 };
+        if !self.files.read(&mut self.out, EXTENTS, &unread) {
+            self.extents.waiting.push((token, extent));
+        }
+    }
+
+    /// The next read that has ended.
+    pub fn poll_extent(&mut self) -> Option<ExtentRead> {
+        self.extents.done.pop_front()
+    }
+
+    /// A read has ended.
+    pub(crate) fn finish_extent(&mut self, token: u64, result: Result<Bytes, FileFault>) {
+        self.extents.done.push_back(ExtentRead { token, result });
+        self.notices.push_back(Notice::ExtentRead);
+    }
+
+    /// A file that reads waited for is open on the host's disk, or cannot be.
+    pub(crate) fn resume_extents(&mut self, file: FileId, fault: Option<FileFault>) {
+        let waiting = core::mem::take(&mut self.extents.waiting);
+        for (token, extent) in waiting {
+            match fault {
+                _ if extent.file != file => self.extents.waiting.push((token, extent)),
+                Some(fault) => self.finish_extent(token, Err(fault)),
+                None => self.extent_read(token, extent),
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! UDP sockets: who gets a datagram, what is dropped, and what transmits are made of a batch.
+
+use abi::quic::{Opened, Packet, Protect, QuicId};
+use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Part, Received};
+use bytes::Bytes;
+use host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
+use testkit::{HOST, HOST_V6, PEER, PEER_V6, Peer};
+use wire::Endpoint;
+
+/// A datagram from the peer's port 5000 without a checksum, or with one.
+fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(8 + payload.len()).unwrap();
+    let words = [5000, port, len, 0].map(u16::to_be_bytes).concat();
+    [&words[..], payload].concat()
+}
+
+fn bound(t: &mut Peer, port: u16) -> UdpId {
+    t.host.udp_bind(None, port).expect("it is free")
+}
+
+fn text(received: &UdpReceived) -> &[u8] {
+    &received.packet.as_slice()[received.payload.clone()]
+}
+
+fn send(bytes: &'static [u8], segment_size: u16) -> UdpSend {
+    UdpSend {
+        flow: FlowId::NONE,
+        source: None,
+        remote: Endpoint { addr: PEER, port: 5000 },
+        ecn: 2,
+        segment_size,
+        parts: [Part::Host(Bytes::from_static(bytes))].into_iter().collect(),
+        retransmission: false,
+        protect: None,
+    }
+}
+
+/// RFC 768; and one notice until the socket was found empty.
+#[test]
+fn datagrams_find_their_socket() {
+    let mut t = Peer::new(|_| {}, (HOST, PEER));
+    let wildcard = bound(&mut t, 443);
+    let own = t.host.udp_bind(Some(HOST), 443).expect("another address");
+    assert_eq!(t.host.udp_bind(None, 443), Err(ListenError::InUse(443)));
+    assert_eq!(t.host.udp_bind(Some(PEER), 443), Err(ListenError::BadAddress));
+    t.ecn = 3;
+    t.moved(|t| t.send_ip(17, &datagram(443, b"one")), &[("udp_in_datagrams", 1)]);
+    t.moved(|t| t.send_ip(17, &datagram(443, b"two")), &[("udp_in_datagrams", 1)]);
+    assert_eq!(t.notices.drain(..).collect::<Vec<_>>(), [Notice::Udp(own)]);
+    let first = t.host.udp_recv(own).expect("it waits");
+    assert_eq!((text(&first), first.ecn, first.segment_size), (&b"one"[..], 3, 0));
+    assert_eq!(first.tuple.remote, Endpoint { addr: PEER, port: 5000 });
+    assert_eq!(first.tuple.local, Endpoint { addr: HOST, port: 443 });
+    assert_eq!(text(&t.host.udp_recv(own).expect("it waits")), b"two");
+    assert!(t.host.udp_recv(own).is_none() && t.host.udp_recv(wildcard).is_none());
+    t.host.udp_close(own);
+    t.send_ip(17, &datagram(443, b"three"));
+    assert_eq!(text(&t.host.udp_recv(wildcard).expect("it waits")), b"three");
+}
+
+#[test]
+fn lengths_and_checksums_are_checked() {
+    let mut t = Peer::new(|_| {}, (HOST_V6, PEER_V6));
+    let socket = bound(&mut t, 443);
+    let mut long = datagram(443, b"hello");
+    long[5] = 14;
+    t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
+    long[5] = 7;
+    t.moved(|t| t.send_ip(17, &long), &[("udp_in_errors", 1)]);
+    t.moved(|t| t.send_ip(17, &[1, 2]), &[("udp_in_errors", 1)]);
+    // RFC 8200 section 8.1: there is a checksum in IPv6.
+    t.checksum = Checksum::Unchecked;
+    let bad = [("received_bad_checksum", 1), ("checksum_software", 1)];
+    t.moved(|t| t.send_ip(17, &datagram(443, b"hello")), &bad);
+    t.checksum = Checksum::Good;
+    // Shorter than its IP packet: RFC 768 has a length of its own.
+    let padded = [datagram(443, b"hello"), vec![9; 4]].concat();
+    t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1)]);
+    assert_eq!(text(&t.host.udp_recv(socket).expect("it waits")), b"hello");
+}
+
+#[test]
+fn queues_are_bounded() {
+    let mut t = Peer::new(|c| c.udp_receive_bytes_max = 600, (HOST, PEER));
+    let socket = bound(&mut t, 443);
+    t.send_ip(17, &datagram(443, b"one"));
+    t.send_ip(17, &datagram(443, b"two"));
+    t.moved(|t| t.send_ip(17, &datagram(443, b"x")), &[("udp_receive_buffer_errors", 1)]);
+    assert!(t.host.udp_recv(socket).is_some());
+    t.moved(|t| t.send_ip(17, &datagram(443, b"y")), &[("udp_in_datagrams", 1)]);
+}
+
+/// What the device merged stays together, with what it says about it.
+#[test]
+fn batches_stay_whole() {
+    let mut t = Peer::new(|_| {}, (HOST, PEER));
+    let socket = bound(&mut t, 443);
+    t.send_ip(17, &datagram(443, b"aaabbbc"));
+    let waits = t.host.udp_recv(socket).expect("it waits");
+    let packet = PacketPool::new(0).copy(waits.packet.as_slice()).unwrap();
+    let opened = Opened { quic: QuicId(9), numbers: [4, 5, 6].into_iter().collect() };
+    let mut received = Received::new(packet, Checksum::Good, 0, 3);
+    received.quic = Some(Box::new(opened.clone()));
+    t.moved(|t| t.event(Event::Received(received)), &[("udp_in_datagrams", 3)]);
+    let batch = t.host.udp_recv(socket).expect("it waits");
+    assert_eq!((text(&batch), batch.segment_size), (&b"aaabbbc"[..], 3));
+    assert_eq!(batch.opened.as_deref(), Some(&opened));
+}
+
+#[test]
+fn a_batch_is_cut_by_who_can() {
+    for (by_device, transmits) in [(true, 1), (false, 3)] {
+        let mut t = Peer::new(|c| c.udp_segmentation = by_device, (HOST, PEER));
+        let socket = bound(&mut t, 443);
+        let batch = send(b"aaabbbc", 3);
+        let mut moved = vec![("udp_out_datagrams", 3), ("udp_out_transmits", transmits)];
+        moved.extend((!by_device).then_some(("udp_out_cut_by_host", 1)));
+        let now = t.now();
+        t.moved(
+            |t| {
+                t.host.udp_send(now, socket, batch);
+                t.pump();
+            },
+            &moved,
+        );
+        let frames: Vec<Vec<u8>> = t.frames.drain(..).collect();
+        let texts: Vec<&[u8]> = frames.iter().map(|frame| &frame[42..]).collect();
+        assert_eq!(texts, [&b"aaa"[..], b"bbb", b"c"]);
+        assert_eq!(frames[0][34..40], [1, 187, 0x13, 0x88, 0, 11], "ports and length");
+        assert_eq!(frames[0][15], 2, "ECN");
+    }
+}
+
+/// Who seals a packet is told of its own packet, wherever a batch is cut.
+#[test]
+fn what_the_device_seals_goes_along() {
+    let mut t = Peer::new(|c| c.udp_segmentation = true, (HOST, PEER));
+    let socket = bound(&mut t, 443);
+    let extent = |offset| Part::File(FileExtent { file: FileId(1), offset, len: 2 });
+    let packet = |number| Some(Packet { begin: 0, pn_offset: 9, pn_len: 1, number });
+    let mut batch = send(b"a", 3);
+    batch.parts = (0..9).flat_map(|i| [Part::Host(Bytes::from_static(b"h")), extent(i)]).collect();
+    let packets = (0..9).map(|i| if i == 8 { None } else { packet(i) }).collect();
+    batch.protect = Some(Box::new(Protect { quic: QuicId(1), packets }));
+    // The neighbour is known.
+    let now = t.now();
+    t.host.udp_send(now, socket, send(b"x", 0));
+    t.pump();
+    t.host.udp_send(now, socket, batch);
+    let mut seen = Vec::new();
+    while let Some(Op::Transmit(transmit)) = t.host.poll_op(now) {
+        let protect = transmit.protect.as_ref().map(|p| p.packets.to_vec());
+        seen.push((transmit.payload_len(), transmit.segment_size, protect));
+    }
+    // Eight extents are as many as a transmit has; the ninth datagram the host has sealed itself.
+    let first = (0..8).map(packet).collect::<Vec<_>>();
+    assert_eq!(seen, [(24, 3, Some(first)), (3, 0, None)]);
+}
