@@ -65,6 +65,11 @@ const RULES: &[Rule] = &[
         ],
         "the host sees the contract and never the device or the OS",
     ),
+    only(
+        "quic",
+        &["abi", "base", "bytes", "host", "quinn-proto", "rustls", "smallvec", "wire", "zeroize"],
+        "QUIC is spoken above the host's sockets and sees the device only through the contract",
+    ),
     all_but(
         "apps",
         &["io", "libc", "nic", "outboard", "sim", "testkit"],

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use abi::crypto::Suite;
 use abi::quic::QuicStatus;
-use abi::{FileFault, Refusal};
+use abi::{FileFault, FlowId, Refusal};
 use base::Duration;
 use wire::Endpoint;
 use wire::tls::Version as TlsVersion;
@@ -55,6 +55,8 @@ pub enum Notice {
     Udp(UdpId),
     /// A read that [`crate::Host::extent_read`] began has ended.
     ExtentRead,
+    /// A transmit of a flow over UDP never left: its content could not be read.
+    UdpFault(FlowId, FileFault),
     /// The device did not do something for a QUIC connection.
     Quic(QuicStatus),
     /// The device lost its state. Said to those only who use it beyond sockets: where a UDP socket

@@ -50,7 +50,9 @@ impl Host {
 
     /// Whether the device reads a file, or why the host has to. It changes to the latter when the
     /// device is reset.
-    #[must_use]
+    ///
+    /// # Errors
+    /// Why the host has to.
     pub fn extent_reader(&self, file: FileId) -> Result<(), Refusal> {
         self.files.offload_of(file)
     }

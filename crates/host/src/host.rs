@@ -409,6 +409,9 @@ impl Host {
     }
 
     fn handle_transmit_done(&mut self, now: Instant, done: TransmitDone) {
+        if self.handle_udp_done(&done) {
+            return;
+        }
         let id = SocketId::of_flow(done.flow);
         if self.table.get(id).is_none() {
             // It ended meanwhile: nothing waits for the echo any more.

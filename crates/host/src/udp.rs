@@ -14,7 +14,7 @@ use core::ops::Range;
 use abi::quic::{Opened, Packet, Protect, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
 use abi::{
     Checksum, FileExtent, FileLimits, FlowId, Header, Op, PacketBuf, Part, Parts, Received,
-    Refusal, Transmit,
+    Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use base::Instant;
 use wire::checksum::pseudo_header;
@@ -68,6 +68,8 @@ pub struct UdpSend {
     pub parts: Parts,
     /// Whether all extents in it were sent before.
     pub retransmission: bool,
+    /// Ask for [`Notice::UdpFault`] where its content cannot be read.
+    pub echo: bool,
     /// What the device seals.
     pub protect: Option<Box<Protect>>,
 }
@@ -222,6 +224,17 @@ impl Host {
     /// Has the device forget one direction.
     pub fn quic_remove(&mut self, quic: QuicId) {
         self.out.ops.push_back(Op::QuicRemove { quic });
+    }
+
+    /// Takes the echo of a transmit, if it was of a flow over UDP; says whether it was.
+    pub(crate) fn handle_udp_done(&mut self, done: &TransmitDone) -> bool {
+        if done.flow.0 & u64::from(u32::MAX) != FLOW_INDEX {
+            return false;
+        }
+        if let TransmitOutcome::Dropped(fault) = done.outcome {
+            self.notices.push_back(Notice::UdpFault(done.flow, fault));
+        }
+        true
     }
 
     /// Takes a frame with UDP in it.
@@ -387,7 +400,7 @@ impl Batch {
             segment_size,
             parts,
             timestamp: None,
-            echo: None,
+            echo: self.send.echo.then_some(0),
             retransmission: self.send.retransmission,
             protect,
         };

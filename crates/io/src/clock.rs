@@ -42,6 +42,14 @@ impl Default for Clock {
     }
 }
 
+/// Some instant of the standard library, for libraries whose time is of that type: it has no other
+/// beginning. Only differences to it mean something.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "there is no other way to an instant of std")]
+pub fn std_epoch() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
 /// CPU time of the calling thread, user and system.
 #[must_use]
 pub fn thread_cpu() -> Duration {

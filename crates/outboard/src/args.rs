@@ -51,6 +51,9 @@ pub(crate) struct ServeArgs {
     /// the start and its fingerprint printed
     #[arg(long)]
     pub(crate) tls: bool,
+    /// Speak HTTP/3 too, on the UDP port of the same number, and say so to clients of HTTPS
+    #[arg(long, requires = "tls")]
+    pub(crate) http3: bool,
     /// Certificate chain in PEM; may be given several times, the first is for clients that name no
     /// server. SIGHUP reads all of them again
     #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]

@@ -5,6 +5,7 @@
 //! from the same bytes, once it is: so nothing of a request is ever stored.
 
 use core::net::IpAddr;
+use std::borrow::Cow;
 
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
@@ -43,6 +44,8 @@ pub(crate) struct Circumstances {
     pub(crate) opened: Option<Result<(), FileFault>>,
     /// The connection has had its share of requests: this is the last.
     pub(crate) last: bool,
+    /// The request came by HTTP/3: its head was written by us.
+    pub(crate) http3: bool,
 }
 
 /// All that responding needs.
@@ -69,9 +72,10 @@ impl Responder {
     pub(crate) fn new(config: &Config) -> Self {
         let mut seeds = base::Prng::new(config.seed);
         let key = (seeds.next_u64(), seeds.next_u64());
+        let alt_svc = config.http3.as_ref().map(|quic| quic.port);
         Self {
             files: Files::new(config.files_max, config.file_validity, key),
-            output: Output::new(&config.server_name, config.unix_epoch, seeds.next_u64()),
+            output: Output::new(&config.server_name, alt_svc, config.unix_epoch, seeds.next_u64()),
             log: Log::new(config.access_log),
             counters: Counters::default(),
             limits: Limits {
@@ -101,7 +105,7 @@ impl Responder {
             Parsed::Refused { status, head } => {
                 let content = if head { Content::HeadOnly } else { Content::Sent };
                 let plan = self.output.text(status, Extra::None, content, Persist::Close);
-                self.record(bytes, &plan, None, about.remote);
+                self.record(bytes, &plan, None, about);
                 Decision::Respond(plan, bytes.len())
             }
             Parsed::Complete(request, head_bytes) => {
@@ -118,7 +122,7 @@ impl Responder {
                     Ok(plan) => {
                         let parting = !request.keep_alive && !request.has_content;
                         let plan = Plan { parting, ..plan };
-                        self.record(bytes, &plan, Some(&request), about.remote);
+                        self.record(bytes, &plan, Some(&request), about);
                         Decision::Respond(plan, head_bytes)
                     }
                     Err(Wait::Open) => Decision::Open,
@@ -177,7 +181,8 @@ impl Responder {
         let extra =
             if status == Status::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
         let plan = self.output.text(status, extra, Content::Sent, Persist::Close);
-        self.record(b"", &plan, None, remote);
+        let about = Circumstances { remote, ..Circumstances::default() };
+        self.record(b"", &plan, None, about);
         plan
     }
 
@@ -247,17 +252,20 @@ impl Responder {
         bytes: &[u8],
         plan: &Plan,
         request: Option<&Request<'_, '_>>,
-        remote: Option<IpAddr>,
+        about: Circumstances,
     ) {
         self.counters.count_status(plan.status.code());
         if !self.log.enabled() {
             return;
         }
         let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let version = about.http3.then(|| line.strip_suffix(b"1.1")).flatten();
+        let line = version.map_or(Cow::Borrowed(line), |line| Cow::Owned([line, b"3"].concat()));
         let field = |field| request.and_then(|r| r.values(field).next());
         let record = Record {
-            remote,
-            request: line.strip_suffix(b"\r").unwrap_or(line),
+            remote: about.remote,
+            request: &line,
             status: plan.status.code(),
             body_bytes: plan.body_bytes,
             referer: field(Field::Referer),

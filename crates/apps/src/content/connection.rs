@@ -271,6 +271,7 @@ impl<I: Copy + Eq> Connection<I> {
             remote: if log { cx.host.remote(self.socket) } else { None },
             opened,
             last: self.served + 1 >= cx.config.requests_per_connection_max,
+            http3: false,
         };
         match cx.responder.decide(cx.now, bytes, about) {
             Decision::Respond(plan, head_bytes) => {

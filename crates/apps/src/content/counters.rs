@@ -9,6 +9,12 @@ base::counters! {
         http_connections_refused,
         /// Requests answered, refused ones included.
         http_requests,
+        /// Of those, requests by HTTP/3.
+        http3_requests,
+        /// Connections of HTTP/3 ended by an error of the client.
+        http3_connection_errors,
+        /// Streams of HTTP/3 ended by an error.
+        http3_stream_errors,
         /// Responses with a status from 200 to 299.
         http_responses_2xx,
         /// Responses with a status from 300 to 399.

@@ -1,5 +1,5 @@
-//! The content server: files over HTTP/1.1 (RFC 9110, RFC 9112), heads from the host, bodies from
-//! the device.
+//! The content server: files over HTTP/1.1 (RFC 9110, RFC 9112) and HTTP/3 (RFC 9114), heads from
+//! the host, bodies from the device.
 //!
 //! [`ContentServer`] is a handler over [`host::Host`]'s sockets: the driver, real or simulated,
 //! gives it what [`Host::poll_notice`] says, calls it at [`ContentServer::poll_timeout`], and runs
@@ -8,8 +8,8 @@
 //!
 //! From the outside in: `server` (connections, deadlines), `connection` (one connection), `answer`
 //! (what HTTP says to a request; no sockets from here on), `request`, `target`, `conditional`,
-//! `range`, `response`, `files` (open files), `log`. It has no directory listings, no content
-//! coding, no TLS, and it reads no request's content.
+//! `range`, `response`, `files` (open files), `log`; `http3` beside `server` and `connection`. It
+//! has no directory listings, no content coding, no TLS, and it reads no request's content.
 
 mod answer;
 mod conditional;
@@ -17,6 +17,7 @@ mod connection;
 mod counters;
 pub(crate) mod date;
 mod files;
+mod http3;
 pub(crate) mod log;
 mod range;
 pub(crate) mod request;
@@ -35,6 +36,7 @@ use host::{
 
 pub use counters::Counters;
 
+use http3::Http3;
 use server::Server;
 
 /// How the content server works. The default is what `outboard serve` does.
@@ -44,6 +46,8 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Speak TLS there, with this.
     pub tls: Option<TlsServer>,
+    /// Speak HTTP/3 on this endpoint, and say so in responses.
+    pub http3: Option<quic::Config>,
     /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device sets connections up, and the host
     /// hears of them with their first request.
     pub set_up: bool,
@@ -91,6 +95,7 @@ impl Default for Config {
         Self {
             listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
             tls: None,
+            http3: None,
             set_up: false,
             tear_down: false,
             server_name: String::from("outboard"),
@@ -117,6 +122,34 @@ impl Default for Config {
 pub struct ContentServer {
     listeners: Vec<ListenerId>,
     server: Server<SocketId>,
+    http3: Option<Http3>,
+}
+
+/// Why there is no server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A port cannot be listened on.
+    Listen(ListenError),
+    /// There is no endpoint for HTTP/3.
+    Quic(quic::ConfigError),
+}
+
+impl core::fmt::Display for StartError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Listen(error) => error.fmt(f),
+            Self::Quic(error) => write!(f, "HTTP/3: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<ListenError> for StartError {
+    fn from(error: ListenError) -> Self {
+        Self::Listen(error)
+    }
 }
 
 impl ContentServer {
@@ -124,7 +157,7 @@ impl ContentServer {
     ///
     /// # Errors
     /// The first port that cannot be listened on, and why.
-    pub fn new(config: Config, host: &mut Host) -> Result<Self, ListenError> {
+    pub fn new(config: Config, host: &mut Host) -> Result<Self, StartError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         for &listen in &config.listen {
             let listener = match &config.tls {
@@ -137,12 +170,18 @@ impl ContentServer {
             host.set_listener_option(listener, ListenerOption::SetupOffload(config.set_up));
             listeners.push(listener);
         }
-        Ok(Self { listeners, server: Server::new(config) })
+        let http3 = config.http3.clone().map(|quic| http3(&config, quic, host)).transpose()?;
+        Ok(Self { listeners, server: Server::new(config), http3 })
     }
 
     /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
     /// are passed over, so several applications can share a host.
     pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.handle_http1(now, host, notice);
+        self.with_http3(now, host, |http3, cx| http3.handle_notice(cx, notice));
+    }
+
+    fn handle_http1(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
                 if self.listeners.contains(&listener) {
@@ -160,6 +199,7 @@ impl ContentServer {
             | Notice::SpliceClosed(_)
             | Notice::Udp(_)
             | Notice::ExtentRead
+            | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {}
         }
@@ -175,12 +215,32 @@ impl ContentServer {
     /// Acts on deadlines that are over.
     pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.server.handle_timeout(now, host);
+        self.with_http3(now, host, |http3, cx| http3.handle_timeout(cx));
+    }
+
+    /// Lets HTTP/3 work, where it is spoken, and act on what came of it.
+    fn with_http3(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        work: impl FnOnce(&mut Http3, &mut http3::Context<'_>),
+    ) {
+        let Some(http3) = &mut self.http3 else { return };
+        let responder = &mut self.server.responder;
+        let mut cx = http3::Context { now, host, responder };
+        work(http3, &mut cx);
+        for (serial, result) in self.server.elsewhere.drain(..) {
+            http3.handle_opened(&mut cx, serial, result);
+        }
+        http3.advance(&mut cx);
+        self.server.close_files(host);
     }
 
     /// When to call [`Self::handle_timeout`] at the latest; may be earlier than anything is due.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.server.poll_timeout()
+        let http3 = self.http3.as_ref().and_then(Http3::poll_timeout);
+        [self.server.poll_timeout(), http3].into_iter().flatten().min()
     }
 
     /// The next line of the access log, without its line end: Combined Log Format, and remarks that
@@ -196,5 +256,16 @@ impl ContentServer {
         self.server.responder.counters.visit(f);
         f("http_connections_open", self.server.connections() as u64);
         f("http_files_cached", self.server.responder.files.len() as u64);
+        if let Some(http3) = &self.http3 {
+            http3.visit(f);
+        }
     }
+}
+
+fn http3(config: &Config, quic: quic::Config, host: &mut Host) -> Result<Http3, StartError> {
+    let no_tls = StartError::Quic(quic::ConfigError::Tls);
+    let Some(tls) = quic.tls.clone() else { return Err(no_tls) };
+    let endpoint = quic::Endpoint::new(quic, tls.crypto_provider(), host);
+    let endpoint = endpoint.map_err(StartError::Quic)?;
+    Ok(Http3::new(endpoint, config.head_bytes_max, config.requests_per_connection_max))
 }

@@ -106,19 +106,24 @@ pub(crate) struct Output {
     pub(crate) pieces: Vec<Piece>,
     buffer: BytesMut,
     clock: Clock,
-    /// The Server field with its line end, or nothing.
+    /// The Server and Alt-Svc fields with their line ends, or nothing.
     server: String,
-    /// Server and Date with their line ends: in every response.
+    /// These and Date with their line ends: in every response.
     common: Vec<u8>,
     boundaries: Prng,
 }
 
 impl Output {
-    /// `epoch` is the Unix time at [`Instant::ZERO`]; `seed` makes the boundaries of multipart
+    /// `alt_svc` is the UDP port on which HTTP/3 is spoken (RFC 7838, RFC 9114 section 3.1.1),
+    /// `epoch` the Unix time at [`Instant::ZERO`]; `seed` makes the boundaries of multipart
     /// responses.
-    pub(crate) fn new(server_name: &str, epoch: Duration, seed: u64) -> Self {
+    pub(crate) fn new(server_name: &str, alt_svc: Option<u16>, epoch: Duration, seed: u64) -> Self {
         let name: String = server_name.chars().filter(|c| matches!(c, ' '..='~')).collect();
-        let server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
+        let mut server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
+        if let Some(port) = alt_svc {
+            // Writing to a String cannot fail. A day, as is usual.
+            let _ = write!(server, "Alt-Svc: h3=\":{port}\"; ma=86400\r\n");
+        }
         let mut output = Self {
             pieces: Vec::new(),
             buffer: BytesMut::with_capacity(BUFFER_BYTES),

@@ -11,6 +11,7 @@ use super::Config;
 use super::answer::Responder;
 use super::connection::{Connection, Context, Fate};
 use super::files::{Opened, Waiter};
+use super::http3;
 use super::sockets::Sockets;
 
 /// What happened to a connection.
@@ -31,6 +32,8 @@ pub(crate) struct Server<I> {
     connections: usize,
     deadlines: Alarms,
     next_serial: u32,
+    /// Opens that HTTP/3's requests waited for, and how they ended.
+    pub(crate) elsewhere: Vec<(u32, Result<(), FileFault>)>,
 }
 
 /// Slots that the table of connections grows by.
@@ -45,6 +48,7 @@ impl<I: Copy + Eq> Server<I> {
             connections: 0,
             deadlines: Alarms::default(),
             next_serial: 0,
+            elsewhere: Vec::new(),
         }
     }
 
@@ -172,6 +176,10 @@ impl<I: Copy + Eq> Server<I> {
         result: Result<(), FileFault>,
     ) {
         for waiter in waiters {
+            if waiter.index == http3::WAITER {
+                self.elsewhere.push((waiter.serial, result));
+                continue;
+            }
             let index = waiter.index as usize;
             let connection = self.slots.get(index).and_then(Option::as_ref);
             if connection.is_some_and(|connection| connection.serial == waiter.serial) {
@@ -206,7 +214,8 @@ impl<I: Copy + Eq> Server<I> {
         }
     }
 
-    fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {
+    /// Gives files back that are not kept any more.
+    pub(crate) fn close_files<S: Sockets<Id = I>>(&mut self, host: &mut S) {
         while let Some(file) = self.responder.files.poll_close() {
             host.offload_close(file);
         }

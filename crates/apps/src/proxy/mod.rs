@@ -132,6 +132,7 @@ impl Proxy {
             Notice::File(_)
             | Notice::Udp(_)
             | Notice::ExtentRead
+            | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {}
         }

@@ -152,6 +152,7 @@ impl Stream {
             | Notice::SpliceClosed(_)
             | Notice::Udp(_)
             | Notice::ExtentRead
+            | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {
                 let sockets: Vec<SocketId> = self.done.keys().copied().collect();

@@ -68,6 +68,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     drop(open_disk(args)?);
     let certificates = args.tls.then(|| tls::Certificates::load(args)).transpose()?;
     let tls = certificates.as_ref().map(tls::server).transpose()?;
+    let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
     let wires = stack::open_wires(&args.stack, &clock)?;
     let queues = wires.len();
     let mesh = stack::mesh(queues)?;
@@ -79,7 +80,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let capabilities = device.capabilities();
         let config = stack::host_config(&args.stack, index);
         let mut host = Host::new(config, &capabilities, clock::entropy());
-        let app = ContentServer::new(content_config(args, &clock, tls.clone()), &mut host)
+        let http3 = quic.as_ref().map(|tls| quic_config(args, &clock, tls));
+        let content = content::Config { http3, ..content_config(args, &clock, tls.clone()) };
+        let app = ContentServer::new(content, &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         let disks = (open_disk(args)?, open_disk(args)?);
         let log = stack::open_log(args.stack.access_log.as_deref(), index)?;
@@ -157,6 +160,23 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
     Device::new(config, wire.capabilities())
+}
+
+fn quic_config(args: &ServeArgs, clock: &Clock, tls: &Arc<rustls::ServerConfig>) -> quic::Config {
+    let words = [(); 4].map(|()| clock::entropy().to_le_bytes());
+    let mut seed = [0; 32];
+    for (to, from) in seed.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&from);
+    }
+    quic::Config {
+        port: args.port(),
+        tls: Some(Arc::clone(tls)),
+        unix_epoch: clock.unix_epoch(),
+        // A client that moves would reach another queue's host, which does not know it.
+        migration: args.stack.queues == 1,
+        idle_timeout: Duration::from_secs(args.keepalive_timeout.into()),
+        ..quic::Config::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)
+    }
 }
 
 fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> content::Config {

@@ -106,6 +106,23 @@ pub(super) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Fail
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
 
+/// TLS 1.3 for HTTP/3, with the same certificates.
+///
+/// # Errors
+/// Where the library refuses the configuration.
+pub(super) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
+    let wrong = |e: rustls::Error| Failure::System(format!("cannot set TLS up: {e}"));
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(wrong)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::clone(certificates) as Arc<dyn ResolvesServerCert>);
+    config.alpn_protocols = vec![b"h3".to_vec()];
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(wrong)?;
+    config.key_log = Arc::new(rustls::KeyLogFile::new());
+    Ok(Arc::new(config))
+}
+
 fn provider() -> CryptoProvider {
     aws_lc_rs::default_provider()
 }

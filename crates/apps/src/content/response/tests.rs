@@ -7,7 +7,7 @@ use super::*;
 const EPOCH: Duration = Duration::from_secs(784_111_777);
 
 fn output() -> Output {
-    Output::new("outboard", EPOCH, 1)
+    Output::new("outboard", None, EPOCH, 1)
 }
 
 fn file(size: u64) -> OpenFile {
@@ -151,10 +151,10 @@ fn date_follows_the_clock() {
 
 #[test]
 fn server_name_is_cleaned_or_left_out() {
-    let mut output = Output::new("a\r\nX: b", EPOCH, 1);
+    let mut output = Output::new("a\r\nX: b", None, EPOCH, 1);
     output.not_modified(&file(1), Persist::KeepAlive);
     assert!(shown(&output).contains("\nServer: aX: b\nDate"));
-    let mut output = Output::new("", EPOCH, 1);
+    let mut output = Output::new("", None, EPOCH, 1);
     output.not_modified(&file(1), Persist::KeepAlive);
     assert!(shown(&output).starts_with("HTTP/1.1 304 Not Modified\nDate"));
 }

@@ -1,0 +1,161 @@
+//! Frames and settings of HTTP/3 (RFC 9114, section 7), and its error codes (section 8.1).
+
+/// DATA.
+pub(crate) const DATA: u64 = 0x00;
+/// HEADERS.
+pub(crate) const HEADERS: u64 = 0x01;
+/// CANCEL_PUSH.
+pub(crate) const CANCEL_PUSH: u64 = 0x03;
+/// SETTINGS.
+pub(crate) const SETTINGS: u64 = 0x04;
+/// PUSH_PROMISE.
+pub(crate) const PUSH_PROMISE: u64 = 0x05;
+/// GOAWAY.
+pub(crate) const GOAWAY: u64 = 0x07;
+/// MAX_PUSH_ID.
+pub(crate) const MAX_PUSH_ID: u64 = 0x0d;
+
+/// Frames of HTTP/2 that mean nothing here (section 7.2.8).
+pub(crate) const fn is_of_http2(kind: u64) -> bool {
+    matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
+}
+
+/// What a connection or a stream is ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Code {
+    NoError = 0x0100,
+    InternalError = 0x0102,
+    StreamCreationError = 0x0103,
+    ClosedCriticalStream = 0x0104,
+    FrameUnexpected = 0x0105,
+    FrameError = 0x0106,
+    ExcessiveLoad = 0x0107,
+    IdError = 0x0108,
+    SettingsError = 0x0109,
+    MissingSettings = 0x010a,
+    RequestRejected = 0x010b,
+    RequestIncomplete = 0x010d,
+    MessageError = 0x010e,
+    QpackDecompressionFailed = 0x0200,
+    QpackEncoderStreamError = 0x0201,
+    QpackDecoderStreamError = 0x0202,
+}
+
+/// Takes an integer off the front (RFC 9000, section 16); none where it is not all there.
+pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let first = *rest.first()?;
+    let len = 1_usize << (first >> 6);
+    let (bytes, behind) = rest.split_at_checked(len)?;
+    let begin = u64::from(first & 0x3f);
+    let value = bytes[1..].iter().fold(begin, |value, &byte| value << 8 | u64::from(byte));
+    *rest = behind;
+    Some(value)
+}
+
+/// Appends an integer below 2^62.
+pub(crate) fn put_varint(out: &mut Vec<u8>, value: u64) {
+    let bytes = value.to_be_bytes();
+    let (len, mark) = match value {
+        0..=0x3f => (1, 0x00),
+        0x40..=0x3fff => (2, 0x40),
+        0x4000..=0x3fff_ffff => (4, 0x80),
+        _ => (8, 0xc0),
+    };
+    let at = out.len();
+    out.extend_from_slice(&bytes[8 - len..]);
+    out[at] |= mark;
+}
+
+/// Appends a frame whose payload is there.
+pub(crate) fn put_frame(out: &mut Vec<u8>, kind: u64, payload: &[u8]) {
+    put_varint(out, kind);
+    put_varint(out, payload.len() as u64);
+    out.extend_from_slice(payload);
+}
+
+/// Our settings: no dynamic table (the default), and how long fields may be.
+pub(crate) fn settings(field_section_max: u64) -> Vec<u8> {
+    let mut payload = Vec::new();
+    // SETTINGS_MAX_FIELD_SECTION_SIZE.
+    put_varint(&mut payload, 0x06);
+    put_varint(&mut payload, field_section_max);
+    payload
+}
+
+/// Checks the peer's settings (section 7.2.4.1). None of them changes what we do: we use no dynamic
+/// table, and our responses have few fields.
+pub(crate) fn check_settings(payload: &[u8]) -> Result<(), Code> {
+    let (mut rest, mut seen) = (payload, Vec::new());
+    while !rest.is_empty() {
+        let id = varint(&mut rest).ok_or(Code::FrameError)?;
+        varint(&mut rest).ok_or(Code::FrameError)?;
+        // Those of HTTP/2, and duplicates.
+        if matches!(id, 0x00 | 0x02..=0x05) || seen.contains(&id) {
+            return Err(Code::SettingsError);
+        }
+        seen.push(id);
+    }
+    Ok(())
+}
+
+/// A step through the frames at the front of a stream's bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step<'a> {
+    /// More bytes are needed.
+    More,
+    /// The frame that begins here is longer than may be kept: its kind.
+    TooLong(u64),
+    /// A frame: kind and payload.
+    Frame(u64, &'a [u8]),
+}
+
+/// The next frame of `rest`, whose payload has at most `len_max` bytes.
+pub(crate) fn next<'a>(rest: &mut &'a [u8], len_max: usize) -> Step<'a> {
+    let mut ahead = *rest;
+    let (Some(kind), Some(len)) = (varint(&mut ahead), varint(&mut ahead)) else {
+        return Step::More;
+    };
+    let Some(len) = usize::try_from(len).ok().filter(|len| *len <= len_max) else {
+        return Step::TooLong(kind);
+    };
+    let Some((payload, behind)) = ahead.split_at_checked(len) else { return Step::More };
+    *rest = behind;
+    Step::Frame(kind, payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn frames() {
+        let mut bytes = Vec::new();
+        put_frame(&mut bytes, HEADERS, b"abc");
+        let mut rest = &bytes[..];
+        assert_eq!(next(&mut rest, 3), Step::Frame(HEADERS, b"abc"));
+        assert_eq!(next(&mut rest, 3), Step::More);
+        assert_eq!(next(&mut &bytes[..4], 3), Step::More);
+        assert_eq!(next(&mut &bytes[..], 2), Step::TooLong(HEADERS));
+    }
+
+    #[test]
+    fn peers_settings() {
+        assert_eq!(check_settings(&settings(16_384)), Ok(()));
+        assert_eq!(check_settings(&[0x06, 1, 0x06, 1]), Err(Code::SettingsError), "twice");
+        assert_eq!(check_settings(&[0x02, 0]), Err(Code::SettingsError), "of HTTP/2");
+        assert_eq!(check_settings(&[0x06]), Err(Code::FrameError));
+    }
+
+    proptest! {
+        #[test]
+        fn integers(value in 0_u64..1 << 62, cut in 0_usize..8) {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            prop_assert_eq!(varint(&mut &out[..]), Some(value));
+            let short = &out[..cut.min(out.len() - 1)];
+            prop_assert_eq!(varint(&mut &short[..]), None);
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! HTTP/3 (RFC 9114) over crate `quic`: the content server's other face.
+//!
+//! [`super::ContentServer`] hands on what the host told it. A request is decided by the same
+//! [`Responder`] as one of HTTP/1.1, from a head that says the same ([`message`]); the response's
+//! pieces go to its stream, files as extents. Frames are read in place of a buffer per request
+//! stream, bounded by the size of a head.
+//!
+//! Framing and QPACK are our own: the `h3` crate is made of asynchronous traits that expect a
+//! runtime, and its bodies are buffers, where ours are extents of files. There is no dynamic table,
+//! no push and no content of requests; a request's time is bounded by QUIC's idle time-out.
+
+mod frame;
+mod message;
+mod qpack;
+
+use core::net::SocketAddr;
+use std::collections::BTreeMap;
+
+use abi::{FileFault, Refusal};
+use base::Instant;
+use bytes::Bytes;
+use host::{Host, Notice};
+use quic::{Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
+
+use super::answer::{Circumstances, Decision, Responder};
+use super::files::Waiter;
+use super::response::{Piece, Plan};
+use super::status::Status;
+use frame::{Code, Step};
+
+/// The place of all requests here in [`Waiter`]: no table of sockets has so many slots.
+pub(crate) const WAITER: u32 = u32::MAX;
+/// Bytes read from a stream at a time.
+const READ_BYTES: usize = 16 * 1024;
+/// Bytes of a control frame. Settings are some ten bytes each.
+const CONTROL_BYTES_MAX: usize = 1024;
+/// Unidirectional streams that a client may have open that mean nothing to us.
+const UNKNOWN_STREAMS_MAX: usize = 8;
+
+/// What a unidirectional stream of the client is: section 6.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Control,
+    Encoder,
+    Decoder,
+}
+
+/// A unidirectional stream of the client.
+#[derive(Debug, Default)]
+struct Incoming {
+    kind: Option<Kind>,
+    bytes: Vec<u8>,
+    /// Bytes of an unknown frame that are passed over.
+    skip: u64,
+}
+
+/// A request stream that is not answered yet.
+#[derive(Debug, Default)]
+struct Request {
+    bytes: Vec<u8>,
+    skip: u64,
+    /// The request as HTTP/1.1 has it, once it is there.
+    head: Option<Vec<u8>>,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    control: Option<StreamId>,
+    settings: bool,
+    incoming: BTreeMap<StreamId, Incoming>,
+    requests: BTreeMap<StreamId, Request>,
+    served: u32,
+    /// Requests from this stream on are refused: GOAWAY was sent.
+    last: Option<u64>,
+}
+
+/// What becomes of a request or of its connection.
+enum Fault {
+    Stream(Code),
+    Connection(Code),
+}
+
+/// HTTP/3 on one endpoint.
+pub(crate) struct Http3 {
+    endpoint: Endpoint,
+    connections: BTreeMap<Handle, Connection>,
+    /// Requests that wait for a file, by the serial number of their [`Waiter`].
+    waiting: BTreeMap<u32, (Handle, StreamId)>,
+    next_serial: u32,
+    head_bytes_max: usize,
+    requests_max: u32,
+}
+
+/// What is needed of the server.
+pub(crate) struct Context<'a> {
+    pub(crate) now: Instant,
+    pub(crate) host: &'a mut Host,
+    pub(crate) responder: &'a mut Responder,
+}
+
+impl Http3 {
+    pub(crate) const fn new(endpoint: Endpoint, head_bytes_max: usize, requests_max: u32) -> Self {
+        Self {
+            endpoint,
+            connections: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            next_serial: 0,
+            head_bytes_max,
+            requests_max,
+        }
+    }
+
+    /// Takes a notice of the host.
+    pub(crate) fn handle_notice(&mut self, cx: &mut Context<'_>, notice: Notice) {
+        self.endpoint.handle_notice(cx.now, cx.host, notice);
+    }
+
+    /// Runs what is due.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.endpoint.handle_timeout(cx.now, cx.host);
+    }
+
+    /// When to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.endpoint.poll_timeout()
+    }
+
+    /// Shows every counter by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.endpoint.visit(f);
+    }
+
+    /// Does what events ask for, and lets the endpoint send. To be called after every other call.
+    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+        while let Some(event) = self.endpoint.poll_event() {
+            match event {
+                Event::Connected(handle) => {
+                    self.connections.insert(handle, Connection::default());
+                    self.open_control(handle);
+                }
+                Event::Lost(handle, _) => {
+                    self.connections.remove(&handle);
+                }
+                Event::Stream(handle, event) => self.handle_stream(cx, handle, &event),
+            }
+        }
+        self.endpoint.flush(cx.now, cx.host);
+    }
+
+    /// A file that a request waited for is open, or not.
+    pub(crate) fn handle_opened(
+        &mut self,
+        cx: &mut Context<'_>,
+        serial: u32,
+        result: Result<(), FileFault>,
+    ) {
+        if let Some((handle, stream)) = self.waiting.remove(&serial) {
+            self.answer(cx, handle, stream, Some(result));
+        }
+    }
+
+    /// Our control stream, with our settings first: section 6.2.1.
+    fn open_control(&mut self, handle: Handle) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.control.is_some() {
+            return;
+        }
+        let Some(stream) = self.endpoint.open_stream(handle, Dir::Uni) else { return };
+        connection.control = Some(stream);
+        let mut bytes = vec![0x00];
+        let settings = frame::settings(self.head_bytes_max as u64);
+        frame::put_frame(&mut bytes, frame::SETTINGS, &settings);
+        self.endpoint.write(handle, stream, Bytes::from(bytes));
+    }
+
+    fn handle_stream(&mut self, cx: &mut Context<'_>, handle: Handle, event: &StreamEvent) {
+        match *event {
+            StreamEvent::Opened { dir } => {
+                while let Some(stream) = self.endpoint.accept_stream(handle, dir) {
+                    let Some(connection) = self.connections.get_mut(&handle) else { return };
+                    match dir {
+                        Dir::Uni => drop(connection.incoming.insert(stream, Incoming::default())),
+                        Dir::Bi => drop(connection.requests.insert(stream, Request::default())),
+                    }
+                    self.read(cx, handle, stream);
+                }
+            }
+            StreamEvent::Readable { id } => self.read(cx, handle, id),
+            StreamEvent::Available { dir: Dir::Uni } => self.open_control(handle),
+            StreamEvent::Stopped { id, .. } => {
+                let Some(connection) = self.connections.get_mut(&handle) else { return };
+                connection.requests.remove(&id);
+                if connection.control == Some(id) {
+                    self.fail(cx, handle, Code::ClosedCriticalStream);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads a stream of the client as far as it goes.
+    fn read(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
+        loop {
+            let read = self.endpoint.read(handle, stream, READ_BYTES);
+            let Some(connection) = self.connections.get_mut(&handle) else { return };
+            let wanted = connection.requests.contains_key(&stream)
+                || connection.incoming.contains_key(&stream);
+            let result = match read {
+                Ok(_) if !wanted => Ok(()),
+                Ok(bytes) if stream.dir() == Dir::Uni => connection.handle_incoming(stream, &bytes),
+                Ok(bytes) => connection.handle_request(stream, &bytes, self.head_bytes_max),
+                Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
+                Err(end) => {
+                    let result = connection.handle_end(stream, end);
+                    self.handle_result(cx, handle, stream, result);
+                    return;
+                }
+            };
+            let go_on = result.is_ok();
+            self.handle_result(cx, handle, stream, result);
+            if !go_on {
+                return;
+            }
+            let connection = self.connections.get(&handle);
+            let request = connection.and_then(|c| c.requests.get(&stream));
+            if request.is_some_and(|request| request.head.is_some()) {
+                // RFC 9114, section 4.1.2: what else the client sends is read by nobody.
+                self.endpoint.stop(handle, stream, Code::NoError as u32);
+                self.answer(cx, handle, stream, None);
+                return;
+            }
+        }
+    }
+
+    fn handle_result(
+        &mut self,
+        cx: &mut Context<'_>,
+        handle: Handle,
+        stream: StreamId,
+        result: Result<(), Fault>,
+    ) {
+        match result {
+            Ok(()) => {}
+            Err(Fault::Connection(code)) => self.fail(cx, handle, code),
+            Err(Fault::Stream(code)) => self.refuse(cx, handle, stream, code),
+        }
+    }
+
+    /// Ends a connection: section 8.
+    fn fail(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
+        cx.responder.counters.http3_connection_errors += 1;
+        self.connections.remove(&handle);
+        self.endpoint.close(cx.now, cx.host, handle, code as u32, "");
+    }
+
+    /// Ends a request: section 4.1.1.
+    fn refuse(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, code: Code) {
+        // A stream of a kind that is not known is no error: section 6.2.
+        cx.responder.counters.http3_stream_errors += u64::from(stream.dir() == Dir::Bi);
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.requests.remove(&stream);
+            connection.incoming.remove(&stream);
+        }
+        self.endpoint.stop(handle, stream, code as u32);
+        if stream.dir() == Dir::Bi {
+            self.endpoint.reset(cx.host, handle, stream, code as u32);
+        }
+    }
+
+    /// Decides about a request and does what was decided.
+    fn answer(
+        &mut self,
+        cx: &mut Context<'_>,
+        handle: Handle,
+        stream: StreamId,
+        opened: Option<Result<(), FileFault>>,
+    ) {
+        let remote = self.endpoint.remote(handle);
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.last.is_some_and(|last| u64::from(stream) >= last) {
+            return self.refuse(cx, handle, stream, Code::RequestRejected);
+        }
+        let Some(head) = connection.requests.get(&stream).and_then(|r| r.head.as_deref()) else {
+            return;
+        };
+        let remote = remote.map(|remote: SocketAddr| remote.ip());
+        let about = Circumstances { remote, opened, last: false, http3: true };
+        if head.is_empty() {
+            let status = Status::HeaderFieldsTooLarge;
+            let plan = cx.responder.give_up(cx.now, status, remote);
+            return self.respond(cx, handle, stream, &plan);
+        }
+        match cx.responder.decide(cx.now, head, about) {
+            Decision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
+            Decision::Incomplete => self.refuse(cx, handle, stream, Code::InternalError),
+            Decision::Open => {
+                let Some(file) = open(cx) else {
+                    let full = FileFault::Refused(Refusal::TableFull);
+                    return self.answer(cx, handle, stream, Some(Err(full)));
+                };
+                let waiter = self.wait(handle, stream);
+                cx.responder.begin_open(file, waiter);
+            }
+            Decision::Join => {
+                let waiter = self.wait(handle, stream);
+                cx.responder.join_open(waiter);
+            }
+        }
+    }
+
+    fn wait(&mut self, handle: Handle, stream: StreamId) -> Waiter {
+        self.next_serial = self.next_serial.wrapping_add(1);
+        self.waiting.insert(self.next_serial, (handle, stream));
+        Waiter { index: WAITER, serial: self.next_serial }
+    }
+
+    /// Sends the response that lies in the responder's output.
+    fn respond(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId, plan: &Plan) {
+        let mut pieces = core::mem::take(&mut cx.responder.output.pieces).into_iter();
+        let Some(Piece::Bytes(first)) = pieces.next() else {
+            return self.refuse(cx, handle, stream, Code::InternalError);
+        };
+        let mut section = Vec::with_capacity(256);
+        let head = message::response_section(&first, &mut section);
+        let mut bytes = Vec::with_capacity(section.len() + 16);
+        frame::put_frame(&mut bytes, frame::HEADERS, &section);
+        if plan.body_bytes > 0 {
+            // One DATA frame for all content: its length is known.
+            frame::put_varint(&mut bytes, frame::DATA);
+            frame::put_varint(&mut bytes, plan.body_bytes);
+        }
+        let counters = &mut cx.responder.counters;
+        counters.http3_requests += 1;
+        counters.http_head_bytes += (bytes.len() + first.len() - head) as u64;
+        self.endpoint.write(handle, stream, Bytes::from(bytes));
+        self.endpoint.write(handle, stream, first.slice(head..));
+        for piece in pieces {
+            match piece {
+                Piece::Bytes(bytes) => {
+                    cx.responder.counters.http_head_bytes += bytes.len() as u64;
+                    self.endpoint.write(handle, stream, bytes);
+                }
+                Piece::File { file, offset, len } => {
+                    cx.responder.counters.http_body_bytes += len;
+                    if !self.endpoint.send_file(cx.host, (handle, stream), file, offset, len) {
+                        return self.refuse(cx, handle, stream, Code::InternalError);
+                    }
+                }
+            }
+        }
+        self.endpoint.finish(handle, stream);
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        connection.requests.remove(&stream);
+        connection.served += 1;
+        if connection.served >= self.requests_max && connection.last.is_none() {
+            self.go_away(handle, u64::from(stream) + 4);
+        }
+    }
+
+    /// Tells the client that requests from a stream on are not answered: section 5.2.
+    fn go_away(&mut self, handle: Handle, from: u64) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        connection.last = Some(from);
+        let Some(control) = connection.control else { return };
+        let (mut payload, mut bytes) = (Vec::new(), Vec::new());
+        frame::put_varint(&mut payload, from);
+        frame::put_frame(&mut bytes, frame::GOAWAY, &payload);
+        self.endpoint.write(handle, control, Bytes::from(bytes));
+    }
+}
+
+/// Opens the file that the responder asks for; others make room where there is none.
+fn open(cx: &mut Context<'_>) -> Option<abi::FileId> {
+    let file = cx.host.offload_open(cx.responder.path());
+    if file.is_some() {
+        return file;
+    }
+    cx.responder.files.make_room();
+    while let Some(file) = cx.responder.files.poll_close() {
+        cx.host.offload_close(file);
+    }
+    cx.host.offload_open(cx.responder.path())
+}
+
+impl Connection {
+    /// Bytes on a stream in one direction.
+    fn handle_incoming(&mut self, stream: StreamId, bytes: &[u8]) -> Result<(), Fault> {
+        let others = self.incoming.values().filter_map(|other| other.kind).collect::<Vec<_>>();
+        let unknown = self.incoming.len() - others.len();
+        let Some(incoming) = self.incoming.get_mut(&stream) else { return Ok(()) };
+        incoming.bytes.extend_from_slice(bytes);
+        let mut rest = &incoming.bytes[..];
+        let kind = match incoming.kind {
+            Some(kind) => kind,
+            None => {
+                let Some(value) = frame::varint(&mut rest) else { return Ok(()) };
+                let kind = match value {
+                    0x00 => Kind::Control,
+                    0x02 => Kind::Encoder,
+                    0x03 => Kind::Decoder,
+                    // Clients push nothing.
+                    0x01 => return Err(Fault::Connection(Code::StreamCreationError)),
+                    _ if unknown > UNKNOWN_STREAMS_MAX => {
+                        return Err(Fault::Connection(Code::ExcessiveLoad));
+                    }
+                    _ => return Err(Fault::Stream(Code::StreamCreationError)),
+                };
+                if others.contains(&kind) {
+                    return Err(Fault::Connection(Code::StreamCreationError));
+                }
+                incoming.kind = Some(kind);
+                kind
+            }
+        };
+        match kind {
+            Kind::Control => {
+                let left = control(&mut self.settings, &mut incoming.skip, rest);
+                let left = left.map_err(Fault::Connection)?;
+                incoming.bytes.drain(..incoming.bytes.len() - left);
+            }
+            Kind::Encoder => {
+                // Set Dynamic Table Capacity 0 is all that may come: RFC 9204, section 4.3.
+                if rest.iter().any(|byte| *byte != 0x20) {
+                    return Err(Fault::Connection(Code::QpackEncoderStreamError));
+                }
+                incoming.bytes.clear();
+            }
+            Kind::Decoder => {
+                let left = decoder(rest).map_err(Fault::Connection)?;
+                incoming.bytes.drain(..incoming.bytes.len() - left);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes on a request's stream.
+    fn handle_request(
+        &mut self,
+        stream: StreamId,
+        bytes: &[u8],
+        head_bytes_max: usize,
+    ) -> Result<(), Fault> {
+        let Some(request) = self.requests.get_mut(&stream) else { return Ok(()) };
+        if request.head.is_some() {
+            return Ok(()); // Content, or trailers.
+        }
+        request.bytes.extend_from_slice(bytes);
+        let mut rest = &request.bytes[..];
+        loop {
+            let skipped = usize::try_from(request.skip).unwrap_or(usize::MAX).min(rest.len());
+            rest = &rest[skipped..];
+            request.skip -= skipped as u64;
+            match frame::next(&mut rest, head_bytes_max) {
+                Step::More => break,
+                // The head is answered with 431: it is empty, as none can be.
+                Step::TooLong(frame::HEADERS) => {
+                    request.head = Some(Vec::new());
+                    return Ok(());
+                }
+                Step::Frame(frame::HEADERS, section) => {
+                    let lines = qpack::decode(section, head_bytes_max)
+                        .map_err(|_| Fault::Connection(Code::QpackDecompressionFailed))?;
+                    let head = lines.map(|lines| message::request_head(&lines)).transpose();
+                    let head = head.map_err(|_| Fault::Stream(Code::MessageError))?;
+                    request.head = Some(head.unwrap_or_default());
+                    return Ok(());
+                }
+                Step::Frame(kind, _) | Step::TooLong(kind) if !is_passed_over(kind) => {
+                    return Err(Fault::Connection(Code::FrameUnexpected));
+                }
+                Step::Frame(..) => {}
+                Step::TooLong(_) => request.skip = pass_over(&mut rest),
+            }
+        }
+        let left = rest.len();
+        request.bytes.drain(..request.bytes.len() - left);
+        Ok(())
+    }
+
+    /// Nothing more comes on a stream.
+    fn handle_end(&mut self, stream: StreamId, end: ReadEnd) -> Result<(), Fault> {
+        if let Some(incoming) = self.incoming.remove(&stream) {
+            return match incoming.kind {
+                Some(_) => Err(Fault::Connection(Code::ClosedCriticalStream)),
+                None => Ok(()),
+            };
+        }
+        let Some(request) = self.requests.get(&stream) else { return Ok(()) };
+        match end {
+            ReadEnd::Finished if request.head.is_none() => {
+                Err(Fault::Stream(Code::RequestIncomplete))
+            }
+            ReadEnd::Reset(_) if request.head.is_none() => {
+                self.requests.remove(&stream);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Frames that are known and not allowed on a request's stream before its head, or ever, are
+/// errors; what is unknown means nothing (section 9).
+const fn is_passed_over(kind: u64) -> bool {
+    !matches!(
+        kind,
+        frame::DATA
+            | frame::CANCEL_PUSH
+            | frame::SETTINGS
+            | frame::PUSH_PROMISE
+            | frame::GOAWAY
+            | frame::MAX_PUSH_ID
+    ) && !frame::is_of_http2(kind)
+}
+
+/// Takes an unknown frame's head off the front; gives how long it is.
+fn pass_over(rest: &mut &[u8]) -> u64 {
+    frame::varint(rest).and_then(|_| frame::varint(rest)).unwrap_or(0)
+}
+
+/// The client's control stream: section 6.2.1. Gives how many bytes are left.
+fn control(settings: &mut bool, skip: &mut u64, mut rest: &[u8]) -> Result<usize, Code> {
+    loop {
+        let skipped = usize::try_from(*skip).unwrap_or(usize::MAX).min(rest.len());
+        rest = &rest[skipped..];
+        *skip -= skipped as u64;
+        let step = frame::next(&mut rest, CONTROL_BYTES_MAX);
+        let (kind, payload) = match step {
+            Step::More => return Ok(rest.len()),
+            Step::Frame(kind, payload) => (kind, Some(payload)),
+            Step::TooLong(kind) => (kind, None),
+        };
+        match (kind, payload) {
+            (frame::SETTINGS, Some(payload)) if !*settings => {
+                frame::check_settings(payload)?;
+                *settings = true;
+            }
+            _ if !*settings => return Err(Code::MissingSettings),
+            (frame::GOAWAY | frame::MAX_PUSH_ID | frame::CANCEL_PUSH, Some(mut payload)) => {
+                let id = frame::varint(&mut payload).filter(|_| payload.is_empty());
+                id.ok_or(Code::FrameError)?;
+                if kind == frame::CANCEL_PUSH {
+                    return Err(Code::IdError); // Nothing was ever promised.
+                }
+            }
+            (frame::SETTINGS | frame::DATA | frame::HEADERS | frame::PUSH_PROMISE, _) => {
+                return Err(Code::FrameUnexpected);
+            }
+            _ if frame::is_of_http2(kind) => return Err(Code::FrameUnexpected),
+            (frame::GOAWAY | frame::MAX_PUSH_ID | frame::CANCEL_PUSH, None) => {
+                return Err(Code::FrameError);
+            }
+            (_, Some(_)) => {}
+            (_, None) => *skip = pass_over(&mut rest),
+        }
+    }
+}
+
+/// The client's QPACK decoder stream: only cancellations make sense where nothing was inserted (RFC
+/// 9204, section 4.4). Gives how many bytes are left.
+fn decoder(mut rest: &[u8]) -> Result<usize, Code> {
+    while let Some(first) = rest.first() {
+        if first & 0xc0 != 0x40 {
+            return Err(Code::QpackDecoderStreamError);
+        }
+        let mut ahead = rest;
+        if qpack::integer(&mut ahead, 6).is_err() {
+            // Cut off, or longer than any stream's number.
+            return if rest.len() < 16 {
+                Ok(rest.len())
+            } else {
+                Err(Code::QpackDecoderStreamError)
+            };
+        }
+        rest = ahead;
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests;

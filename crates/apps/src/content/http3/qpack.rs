@@ -1,0 +1,287 @@
+//! QPACK (RFC 9204) without a dynamic table: we offer none and use none, so no field section waits
+//! for another stream.
+//!
+//! Names and values are bytes of the decoder's output; whether they make sense as HTTP is
+//! [`super::message`]'s question.
+
+use httlib_huffman::DecoderSpeed;
+
+/// A field section that is none: `QPACK_DECOMPRESSION_FAILED`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+/// A field of a section.
+pub(crate) type Line = (Vec<u8>, Vec<u8>);
+
+/// Decodes a section; gives none where names and values have more than `bytes_max` bytes.
+///
+/// # Errors
+/// [`Malformed`].
+pub(crate) fn decode(section: &[u8], bytes_max: usize) -> Result<Option<Vec<Line>>, Malformed> {
+    let mut rest = section;
+    // Section 4.5.1: the section refers to no dynamic entry, and where it would count from does
+    // not matter.
+    if integer(&mut rest, 8)? != 0 {
+        return Err(Malformed);
+    }
+    integer(&mut rest, 7)?;
+    let (mut lines, mut bytes) = (Vec::new(), 0);
+    while let Some(&first) = rest.first() {
+        let line = line(&mut rest, first)?;
+        bytes += line.0.len() + line.1.len();
+        if bytes > bytes_max {
+            return Ok(None);
+        }
+        lines.push(line);
+    }
+    Ok(Some(lines))
+}
+
+fn line(rest: &mut &[u8], first: u8) -> Result<Line, Malformed> {
+    // Section 4.5.2: indexed.
+    if first & 0xc0 == 0xc0 {
+        let (name, value) = entry(integer(rest, 6)?)?;
+        return Ok((name.as_bytes().to_vec(), value.as_bytes().to_vec()));
+    }
+    // Section 4.5.4: a literal with the name of an entry.
+    if first & 0xd0 == 0x50 {
+        let (name, _) = entry(integer(rest, 4)?)?;
+        return Ok((name.as_bytes().to_vec(), string(rest, 7)?));
+    }
+    // Section 4.5.6: a literal. All others refer to the dynamic table.
+    if first & 0xe0 == 0x20 {
+        return Ok((string(rest, 3)?, string(rest, 7)?));
+    }
+    Err(Malformed)
+}
+
+fn entry(index: u64) -> Result<(&'static str, &'static str), Malformed> {
+    let index = usize::try_from(index).map_err(|_| Malformed)?;
+    STATIC.get(index).copied().ok_or(Malformed)
+}
+
+/// RFC 7541, section 5.1. `bits` is at most 8.
+pub(crate) fn integer(rest: &mut &[u8], bits: u32) -> Result<u64, Malformed> {
+    let mask = u8::try_from((1_u32 << bits) - 1).unwrap_or(u8::MAX);
+    let mut value = u64::from(next(rest)? & mask);
+    if value < u64::from(mask) {
+        return Ok(value);
+    }
+    let mut shift = 0;
+    loop {
+        let byte = next(rest)?;
+        let more = u64::from(byte & 0x7f).checked_shl(shift).ok_or(Malformed)?;
+        value = value.checked_add(more).filter(|_| shift < 56).ok_or(Malformed)?;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+        shift += 7;
+    }
+}
+
+fn next(rest: &mut &[u8]) -> Result<u8, Malformed> {
+    let (&byte, behind) = rest.split_first().ok_or(Malformed)?;
+    *rest = behind;
+    Ok(byte)
+}
+
+/// RFC 7541, section 5.2, with the bit for Huffman's code above `bits` bits of length.
+fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
+    let huffman = rest.first().is_some_and(|byte| byte & (1 << bits) != 0);
+    let len = usize::try_from(integer(rest, bits)?).map_err(|_| Malformed)?;
+    let (bytes, behind) = rest.split_at_checked(len).ok_or(Malformed)?;
+    *rest = behind;
+    if !huffman {
+        return Ok(bytes.to_vec());
+    }
+    // At most eight bits in five: no bomb.
+    let mut text = Vec::with_capacity(len * 2);
+    let decoded = httlib_huffman::decode(bytes, &mut text, DecoderSpeed::FourBits);
+    decoded.map_err(|_| Malformed)?;
+    Ok(text)
+}
+
+/// Begins a section that refers to no dynamic entry.
+pub(crate) fn begin(out: &mut Vec<u8>) {
+    out.extend_from_slice(&[0, 0]);
+}
+
+/// Appends a field: an entry of the static table where there is one, else a literal, with its name
+/// from there if it can be. Huffman's code would save some twenty bytes of a response.
+pub(crate) fn encode(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    let whole = STATIC.iter().position(|(n, v)| *n == name && v.as_bytes() == value);
+    if let Some(index) = whole {
+        return put_integer(out, 0xc0, 6, index);
+    }
+    match STATIC.iter().position(|(n, _)| *n == name) {
+        Some(index) => put_integer(out, 0x50, 4, index),
+        None => {
+            put_integer(out, 0x20, 3, name.len());
+            out.extend_from_slice(name.as_bytes());
+        }
+    }
+    put_integer(out, 0, 7, value.len());
+    out.extend_from_slice(value);
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "seven bits, or fewer than `bits` hold")]
+fn put_integer(out: &mut Vec<u8>, pattern: u8, bits: u32, value: usize) {
+    let mask = (1_usize << bits) - 1;
+    if value < mask {
+        out.push(pattern | value as u8);
+        return;
+    }
+    out.push(pattern | mask as u8);
+    let mut rest = value - mask;
+    while rest >= 0x80 {
+        out.push(0x80 | (rest & 0x7f) as u8);
+        rest >>= 7;
+    }
+    out.push(rest as u8);
+}
+
+/// Appendix A.
+const STATIC: [(&str, &str); 99] = [
+    (":authority", ""),
+    (":path", "/"),
+    ("age", "0"),
+    ("content-disposition", ""),
+    ("content-length", "0"),
+    ("cookie", ""),
+    ("date", ""),
+    ("etag", ""),
+    ("if-modified-since", ""),
+    ("if-none-match", ""),
+    ("last-modified", ""),
+    ("link", ""),
+    ("location", ""),
+    ("referer", ""),
+    ("set-cookie", ""),
+    (":method", "CONNECT"),
+    (":method", "DELETE"),
+    (":method", "GET"),
+    (":method", "HEAD"),
+    (":method", "OPTIONS"),
+    (":method", "POST"),
+    (":method", "PUT"),
+    (":scheme", "http"),
+    (":scheme", "https"),
+    (":status", "103"),
+    (":status", "200"),
+    (":status", "304"),
+    (":status", "404"),
+    (":status", "503"),
+    ("accept", "*/*"),
+    ("accept", "application/dns-message"),
+    ("accept-encoding", "gzip, deflate, br"),
+    ("accept-ranges", "bytes"),
+    ("access-control-allow-headers", "cache-control"),
+    ("access-control-allow-headers", "content-type"),
+    ("access-control-allow-origin", "*"),
+    ("cache-control", "max-age=0"),
+    ("cache-control", "max-age=2592000"),
+    ("cache-control", "max-age=604800"),
+    ("cache-control", "no-cache"),
+    ("cache-control", "no-store"),
+    ("cache-control", "public, max-age=31536000"),
+    ("content-encoding", "br"),
+    ("content-encoding", "gzip"),
+    ("content-type", "application/dns-message"),
+    ("content-type", "application/javascript"),
+    ("content-type", "application/json"),
+    ("content-type", "application/x-www-form-urlencoded"),
+    ("content-type", "image/gif"),
+    ("content-type", "image/jpeg"),
+    ("content-type", "image/png"),
+    ("content-type", "text/css"),
+    ("content-type", "text/html; charset=utf-8"),
+    ("content-type", "text/plain"),
+    ("content-type", "text/plain;charset=utf-8"),
+    ("range", "bytes=0-"),
+    ("strict-transport-security", "max-age=31536000"),
+    ("strict-transport-security", "max-age=31536000; includesubdomains"),
+    ("strict-transport-security", "max-age=31536000; includesubdomains; preload"),
+    ("vary", "accept-encoding"),
+    ("vary", "origin"),
+    ("x-content-type-options", "nosniff"),
+    ("x-xss-protection", "1; mode=block"),
+    (":status", "100"),
+    (":status", "204"),
+    (":status", "206"),
+    (":status", "302"),
+    (":status", "400"),
+    (":status", "403"),
+    (":status", "421"),
+    (":status", "425"),
+    (":status", "500"),
+    ("accept-language", ""),
+    ("access-control-allow-credentials", "FALSE"),
+    ("access-control-allow-credentials", "TRUE"),
+    ("access-control-allow-headers", "*"),
+    ("access-control-allow-methods", "get"),
+    ("access-control-allow-methods", "get, post, options"),
+    ("access-control-allow-methods", "options"),
+    ("access-control-expose-headers", "content-length"),
+    ("access-control-request-headers", "content-type"),
+    ("access-control-request-method", "get"),
+    ("access-control-request-method", "post"),
+    ("alt-svc", "clear"),
+    ("authorization", ""),
+    ("content-security-policy", "script-src 'none'; object-src 'none'; base-uri 'none'"),
+    ("early-data", "1"),
+    ("expect-ct", ""),
+    ("forwarded", ""),
+    ("if-range", ""),
+    ("origin", ""),
+    ("purpose", "prefetch"),
+    ("server", ""),
+    ("timing-allow-origin", "*"),
+    ("upgrade-insecure-requests", "1"),
+    ("user-agent", ""),
+    ("x-forwarded-for", ""),
+    ("x-frame-options", "deny"),
+    ("x-frame-options", "sameorigin"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sections() {
+        // RFC 9204, appendix B.1: a literal with the name of an entry.
+        let section = [&[0, 0, 0x51, 0x0b][..], b"/index.html"].concat();
+        let path = (b":path".to_vec(), b"/index.html".to_vec());
+        assert_eq!(decode(&section, 100), Ok(Some(vec![path.clone()])));
+        assert_eq!(decode(&section, 15), Ok(None), "too long");
+        // RFC 7541, appendix C.4.1: the code of www.example.com.
+        let code = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
+        let section = [&[0, 0, 0x50, 0x8c][..], &code].concat();
+        let authority = (b":authority".to_vec(), b"www.example.com".to_vec());
+        assert_eq!(decode(&section, 100), Ok(Some(vec![authority])));
+        for refused in [&[1, 0][..], &[0, 0, 0x80], &[0, 0, 0x10], &[0, 0, 0xff, 99], &[0, 0, 0x51]]
+        {
+            assert_eq!(decode(refused, 100), Err(Malformed), "{refused:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(fields in proptest::collection::vec(
+            ("(:status|etag|server|x-[a-z]{0,40})", "[ -~]{0,300}"), 0..8)
+        ) {
+            let mut out = Vec::new();
+            begin(&mut out);
+            fields.iter().for_each(|(name, value)| encode(&mut out, name, value.as_bytes()));
+            let lines: Vec<Line> =
+                fields.into_iter().map(|(n, v)| (n.into_bytes(), v.into_bytes())).collect();
+            prop_assert_eq!(decode(&out, usize::MAX), Ok(Some(lines)));
+        }
+
+        #[test]
+        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = decode(&bytes, 1000);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What an endpoint is told before it starts.
+
+use std::sync::Arc;
+
+use abi::crypto::CryptoProvider;
+use abi::quic::Reorder;
+use base::Duration;
+
+/// Configuration of an endpoint.
+#[derive(Clone)]
+pub struct Config {
+    /// UDP port.
+    pub port: u16,
+    /// TLS of connections that are accepted; none where none are. TLS 1.3 has to be among its
+    /// versions.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// What seals and opens.
+    pub crypto: Arc<dyn CryptoProvider>,
+    /// The instant of the standard library at [`base::Instant::ZERO`]: quinn-proto's time has no
+    /// other beginning.
+    pub epoch: std::time::Instant,
+    /// Unix time at [`base::Instant::ZERO`]: tokens are valid for a time.
+    pub unix_epoch: Duration,
+    /// Random where peers are hostile: everything secret comes from it, and equal seeds repeat
+    /// runs.
+    pub seed: [u8; 32],
+    /// Connections at one time; more are refused.
+    pub connections_max: usize,
+    /// Handshakes at one time from which on clients prove their address first (RFC 9000, section
+    /// 8.1.2).
+    pub handshakes_before_retry: usize,
+    /// Bytes sent or received from which on a connection is handed to the device: what is shorter
+    /// is not worth the operations.
+    pub offload_bytes_min: u64,
+    /// Whether the device puts packets in order before the host gets them, and within which bounds.
+    pub reorder: Option<Reorder>,
+    /// Whether peers may move to other addresses (section 9). Not where a device picks the queue by
+    /// them.
+    pub migration: bool,
+    /// Streams that a peer may have open at one time in both directions.
+    pub streams_max: u32,
+    /// How long a connection may be silent.
+    pub idle_timeout: Duration,
+}
+
+impl Config {
+    /// The usual configuration.
+    #[must_use]
+    pub fn new(crypto: Arc<dyn CryptoProvider>, epoch: std::time::Instant, seed: [u8; 32]) -> Self {
+        Self {
+            port: 443,
+            tls: None,
+            crypto,
+            epoch,
+            unix_epoch: Duration::ZERO,
+            seed,
+            connections_max: 65_536,
+            handshakes_before_retry: 1024,
+            offload_bytes_min: 256 * 1024,
+            reorder: Some(Reorder {
+                packets: 32,
+                bytes: 64 * 1024,
+                time: Duration::from_millis(1),
+            }),
+            migration: true,
+            streams_max: 128,
+            idle_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl core::fmt::Debug for Config {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        // No seed.
+        f.debug_struct("Config").field("port", &self.port).finish_non_exhaustive()
+    }
+}

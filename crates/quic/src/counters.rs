@@ -1,0 +1,79 @@
+//! What an endpoint counts. Every drop and every fallback to software has its own counter.
+
+use abi::Refusal;
+
+base::counters! {
+    /// Counters of a QUIC endpoint.
+    pub struct Counters {
+        /// Connections whose handshake was completed.
+        quic_connections,
+        /// Connection attempts turned away: as many as may be are open.
+        quic_connections_refused,
+        /// Connection attempts that had to prove their address first (Retry).
+        quic_retries,
+        /// Connection attempts that failed in their first packet.
+        quic_handshakes_failed,
+        /// Connections that the peer closed, both codes of no error included.
+        quic_closed_by_peer,
+        /// Connections that we closed.
+        quic_closed_by_us,
+        /// Connections that fell silent.
+        quic_timed_out,
+        /// Connections ended by an error of the protocol, or by a stateless reset.
+        quic_failed,
+        /// Datagrams received.
+        quic_in_datagrams,
+        /// Of those, the ones that the device had opened.
+        quic_in_opened,
+        /// Datagrams that the device opened as of another connection, or another packet: dropped.
+        quic_in_disagreed,
+        /// Datagrams sent.
+        quic_out_datagrams,
+        /// Of those, the ones that the device seals.
+        quic_out_for_device,
+        /// Packets with file content that the host had to read: nobody else could any more.
+        quic_out_late,
+        /// Of those, the ones that were not needed any more when it was read, or could not be read.
+        quic_out_late_dropped,
+        /// Datagrams that could not be understood after they were built, and were not sent.
+        quic_out_malformed,
+        /// Bytes of files that are the device's to read.
+        quic_file_bytes_offloaded,
+        /// Bytes of files that the host read.
+        quic_file_bytes_software,
+        /// Streams reset because their file failed or changed.
+        quic_file_failures,
+        /// Connections handed to the device.
+        quic_offloaded,
+        /// Generations of keys given to it after the first two.
+        quic_rekeys,
+        /// Connection IDs added and taken away there.
+        quic_routes,
+        /// Transmits that the device would not seal: the connection goes on in software.
+        quic_not_sealed,
+        /// Connections taken back because the device was reset.
+        quic_device_resets,
+        /// Directions that the device refused: its table is full.
+        quic_refused_full,
+        /// The same: it does not know the cipher.
+        quic_refused_protocol,
+        /// The same: it is switched off, or there is no engine.
+        quic_refused_disabled,
+        /// The same, for another reason.
+        quic_refused_other,
+        /// What the device said of connections that are gone.
+        quic_events_ignored,
+    }
+}
+
+impl Counters {
+    /// Counts a refusal by its reason.
+    pub(crate) const fn count_refusal(&mut self, why: Refusal) {
+        *match why {
+            Refusal::TableFull => &mut self.quic_refused_full,
+            Refusal::UnknownProtocol => &mut self.quic_refused_protocol,
+            Refusal::Disabled | Refusal::NotSupported => &mut self.quic_refused_disabled,
+            _ => &mut self.quic_refused_other,
+        } += 1;
+    }
+}

@@ -1,0 +1,863 @@
+//! The endpoint: datagrams find their connection, connections get their turn.
+//!
+//! Order of calls: `handle_*` for what happened, the application on every [`Endpoint::poll_event`],
+//! then [`Endpoint::flush`], which gives quinn-proto what was written and the host what is to be
+//! sent. Nothing is sent before.
+
+use core::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use abi::quic::{ConnectionId, QuicId, QuicStatus, QuicTrouble};
+use abi::{FileFault, FileId, FlowId, Refusal};
+use base::{Alarms, Instant};
+use bytes::{Bytes, BytesMut};
+use host::{Host, ListenError, Notice, UdpId, UdpReceived};
+use quinn_proto::{
+    ConnectionError, ConnectionEvent, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint,
+    EndpointConfig, Incoming, ReadError, ReadableError, ServerConfig, StreamEvent, StreamId,
+    TimeSource, TransportConfig, VarInt,
+};
+use rustls::crypto::tls13::Hkdf;
+
+use crate::config::Config;
+use crate::connection::{Connection, Cx, ReadFor, Reads, Scratch};
+use crate::counters::Counters;
+use crate::placed::Released;
+use crate::protection::Shared;
+use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
+use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
+use crate::transmit::plain;
+
+/// Bytes that a peer may send on a stream, and on all of a connection, before we read them.
+const RECEIVE_WINDOWS: [u32; 2] = [64 * 1024, 1024 * 1024];
+/// Streams in one direction that a peer may have open: HTTP/3 has three.
+const UNI_STREAMS_MAX: u32 = 16;
+
+/// A connection. Handles are never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle {
+    pub(crate) index: u32,
+    pub(crate) serial: u64,
+}
+
+/// Something that an application may want to look at.
+#[derive(Debug)]
+pub enum Event {
+    /// A handshake is complete: streams may be opened.
+    Connected(Handle),
+    /// A stream can be accepted, read, or has ended.
+    Stream(Handle, StreamEvent),
+    /// The connection has ended; its handle means nothing from now on.
+    Lost(Handle, ConnectionError),
+}
+
+/// Why there is no endpoint.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The port cannot be bound.
+    Bind(ListenError),
+    /// TLS without TLS 1.3, or without the suite that every handshake begins with.
+    Tls,
+}
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Bind(error) => error.fmt(f),
+            Self::Tls => f.write_str("QUIC needs TLS 1.3 with TLS_AES_128_GCM_SHA256"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Why a connection cannot be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// TLS without TLS 1.3.
+    Tls,
+    /// The name or the address is none.
+    Refused,
+}
+
+/// A QUIC endpoint: one UDP port.
+pub struct Endpoint {
+    socket: UdpId,
+    config: Config,
+    inner: quinn_proto::Endpoint,
+    transport: Arc<TransportConfig>,
+    connections: Vec<Option<Box<Connection>>>,
+    open: usize,
+    handshaking: usize,
+    serial: u64,
+    alarms: Alarms,
+    dirty: VecDeque<u32>,
+    events: VecDeque<Event>,
+    counters: Counters,
+    /// Which connection the device speaks of.
+    names: BTreeMap<QuicId, Handle>,
+    flows: BTreeMap<FlowId, Handle>,
+    fresh: Fresh,
+    released: Released,
+    reads: Reads,
+    scratch: Scratch,
+    unix_ns: Arc<Clock>,
+    secrets: Secrets,
+}
+
+/// Unix time for tokens, as of the last call.
+struct Clock(AtomicU64);
+
+impl TimeSource for Clock {
+    fn now(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+fn hkdf_of(provider: &rustls::crypto::CryptoProvider) -> Option<&'static dyn Hkdf> {
+    let mut suites = provider.cipher_suites.iter().filter_map(rustls::SupportedCipherSuite::tls13);
+    suites.next().map(|suite| suite.hkdf_provider)
+}
+
+fn transport(config: &Config) -> Arc<TransportConfig> {
+    let mut transport = TransportConfig::default();
+    let idle = u32::try_from(config.idle_timeout.as_millis()).unwrap_or(u32::MAX);
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(config.streams_max))
+        .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS_MAX))
+        .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOWS[0]))
+        .receive_window(VarInt::from_u32(RECEIVE_WINDOWS[1]))
+        .max_idle_timeout(Some(VarInt::from_u32(idle).into()))
+        .datagram_receive_buffer_size(None);
+    Arc::new(transport)
+}
+
+impl Endpoint {
+    /// An endpoint on `config.port`, of all our addresses.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: the port is taken, or TLS cannot be used for QUIC. `provider` is the one
+    /// that the TLS configuration was made with.
+    pub fn new(
+        config: Config,
+        provider: &rustls::crypto::CryptoProvider,
+        host: &mut Host,
+    ) -> Result<Self, ConfigError> {
+        let initial = initial_suite(provider).ok_or(ConfigError::Tls)?;
+        let hkdf = hkdf_of(provider).ok_or(ConfigError::Tls)?;
+        let secrets = Secrets::new(hkdf, &config.seed);
+        let unix_ns = Arc::new(Clock(AtomicU64::new(0)));
+        let transport = transport(&config);
+        let server = config.tls.clone().map(|tls| {
+            let crypto = Arc::clone(&config.crypto);
+            let tokens =
+                TokenKey { secrets: secrets.derive(b"tokens"), crypto: Arc::clone(&crypto) };
+            let tls = TlsServer { config: tls, crypto, initial };
+            let mut server = ServerConfig::new(Arc::new(tls), Arc::new(tokens));
+            server
+                .transport_config(Arc::clone(&transport))
+                .migration(config.migration)
+                .time_source(Arc::clone(&unix_ns) as Arc<dyn TimeSource>);
+            Arc::new(server)
+        });
+        let fresh = Fresh::default();
+        let (cids, made) = (secrets.derive(b"cids"), Arc::clone(&fresh));
+        let mut endpoint = EndpointConfig::new(Arc::new(secrets.derive(b"resets")));
+        endpoint
+            .supported_versions(vec![VERSION_1])
+            .rng_seed(Some(secrets.derive(b"rng").bytes()))
+            .cid_generator(move || {
+                let (secrets, fresh) = (cids.clone(), Arc::clone(&made));
+                Box::new(CidGenerator { secrets, count: 0, fresh })
+            });
+        let socket = host.udp_bind(None, config.port).map_err(ConfigError::Bind)?;
+        // Datagrams go with DF set, so the path's MTU may be probed.
+        let inner = quinn_proto::Endpoint::new(Arc::new(endpoint), server, true, None);
+        Ok(Self {
+            socket,
+            config,
+            inner,
+            transport,
+            connections: Vec::new(),
+            open: 0,
+            handshaking: 0,
+            serial: 0,
+            alarms: Alarms::default(),
+            dirty: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: Counters::default(),
+            names: BTreeMap::new(),
+            flows: BTreeMap::new(),
+            fresh,
+            released: Released::default(),
+            reads: Reads::default(),
+            scratch: Scratch::default(),
+            unix_ns,
+            secrets,
+        })
+    }
+
+    /// Begins to open a connection.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        remote: SocketAddr,
+        name: &str,
+        tls: &Arc<rustls::ClientConfig>,
+    ) -> Result<Handle, ConnectError> {
+        let initial = initial_suite(tls.crypto_provider()).ok_or(ConnectError::Tls)?;
+        let crypto = Arc::clone(&self.config.crypto);
+        let tls = TlsClient { config: Arc::clone(tls), crypto, initial };
+        let mut client = quinn_proto::ClientConfig::new(Arc::new(tls));
+        let first = self.secrets.derive(&self.serial.to_be_bytes()).bytes();
+        client
+            .transport_config(Arc::clone(&self.transport))
+            .version(VERSION_1)
+            .initial_dst_cid_provider(Arc::new(move || {
+                quinn_proto::ConnectionId::new(&first[..16])
+            }));
+        let time = self.time(now);
+        let made = self.inner.connect(time, client, remote, name);
+        let (quinn, inner) = made.map_err(|_| ConnectError::Refused)?;
+        self.insert(host, quinn, inner).ok_or(ConnectError::Refused)
+    }
+
+    /// Takes what [`Host::poll_notice`] gave; notices about others are passed over.
+    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
+        self.unix_ns.0.store(unix, Ordering::Relaxed);
+        match notice {
+            Notice::Udp(socket) if socket == self.socket => {
+                while let Some(received) = host.udp_recv(socket) {
+                    self.handle_received(now, host, received);
+                }
+            }
+            Notice::ExtentRead => self.handle_reads(now, host),
+            Notice::Quic(status) => self.handle_status(now, host, status),
+            Notice::UdpFault(flow, fault) => self.handle_fault(now, host, flow, fault),
+            Notice::File(file) if matches!(host.offload_fstat(file), Some(Err(_))) => {
+                for index in 0..self.connections.len() {
+                    self.with(now, host, index, |c, cx| c.fail_streams(cx, Some(file)));
+                }
+            }
+            Notice::DeviceReset => self.handle_device_reset(now, host),
+            _ => {}
+        }
+    }
+
+    /// Runs what is due.
+    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        let time = self.time(now);
+        while let Some(index) = self.alarms.pop(now) {
+            self.with(now, host, index as usize, |connection, _| {
+                connection.inner.handle_timeout(time);
+            });
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`], once [`Self::flush`] was called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Sends what connections have to say.
+    pub fn flush(&mut self, now: Instant, host: &mut Host) {
+        while let Some(index) = self.dirty.pop_front() {
+            let index = index as usize;
+            if let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) {
+                connection.dirty = false;
+            }
+            self.work(now, host, index, |connection, cx| {
+                connection.pump(cx);
+                connection.transmit(cx);
+            });
+            self.settle(now, host, index);
+        }
+        self.release(host);
+    }
+
+    /// The next stream that the peer has opened.
+    pub fn accept_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
+        let connection = self.get_mut(handle)?;
+        connection.inner.streams().accept(dir)
+    }
+
+    /// Opens a stream; none where the peer allows no more.
+    pub fn open_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
+        let connection = self.get_mut(handle)?;
+        connection.inner.streams().open(dir)
+    }
+
+    /// Reads from a stream, in order: the next bytes, at most `max`.
+    ///
+    /// # Errors
+    /// [`ReadEnd`]: why there are none.
+    pub fn read(&mut self, handle: Handle, stream: StreamId, max: usize) -> Result<Bytes, ReadEnd> {
+        let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::Gone) };
+        let mut receive = connection.inner.recv_stream(stream);
+        let mut chunks = match receive.read(true) {
+            Ok(chunks) => chunks,
+            Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
+                return Err(ReadEnd::Gone);
+            }
+        };
+        let read = match chunks.next(max) {
+            Ok(Some(chunk)) => Ok(chunk.bytes),
+            Ok(None) => Err(ReadEnd::Finished),
+            Err(ReadError::Blocked) => Err(ReadEnd::Blocked),
+            Err(ReadError::Reset(code)) => Err(ReadEnd::Reset(code.into_inner())),
+        };
+        // More room: the peer may have to be told.
+        let _ = chunks.finalize();
+        self.touch(handle.index);
+        read
+    }
+
+    /// Asks the peer to send nothing more on a stream.
+    pub fn stop(&mut self, handle: Handle, stream: StreamId, code: u32) {
+        if let Some(connection) = self.get_mut(handle) {
+            let _ = connection.inner.recv_stream(stream).stop(VarInt::from_u32(code));
+            self.touch(handle.index);
+        }
+    }
+
+    /// Appends bytes to what a stream sends.
+    pub fn write(&mut self, handle: Handle, stream: StreamId, bytes: Bytes) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.write(stream, bytes);
+            self.touch(handle.index);
+        }
+    }
+
+    /// Appends a file's bytes to what a stream sends: metadata only, any length at once. Says no
+    /// where the file has no such range. If the file fails later the stream is reset.
+    pub fn send_file(
+        &mut self,
+        host: &mut Host,
+        (handle, stream): (Handle, StreamId),
+        file: FileId,
+        offset: u64,
+        len: u64,
+    ) -> bool {
+        let Some(connection) = self.get_mut(handle) else { return true };
+        let queued = connection.write_file(host, stream, file, offset, len);
+        self.touch(handle.index);
+        queued
+    }
+
+    /// Nothing follows on a stream.
+    pub fn finish(&mut self, handle: Handle, stream: StreamId) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.finish(stream);
+            self.touch(handle.index);
+        }
+    }
+
+    /// Gives up what a stream sends.
+    pub fn reset(&mut self, host: &mut Host, handle: Handle, stream: StreamId, code: u32) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.reset(host, stream, code);
+            self.touch(handle.index);
+        }
+    }
+
+    /// Ends a connection, with a code of the application. No event follows.
+    pub fn close(&mut self, now: Instant, host: &mut Host, handle: Handle, code: u32, why: &str) {
+        let time = self.time(now);
+        let Some(connection) = self.get_mut(handle) else { return };
+        if connection.lost {
+            return;
+        }
+        let reason = Bytes::copy_from_slice(why.as_bytes());
+        connection.inner.close(time, VarInt::from_u32(code), reason);
+        let names: Vec<QuicId> = connection.offload.names().collect();
+        connection.end(host);
+        names.iter().for_each(|name| {
+            self.names.remove(name);
+        });
+        self.counters.quic_closed_by_us += 1;
+        self.touch(handle.index);
+    }
+
+    /// Begins a key update (RFC 9001, section 6): for tests.
+    pub fn update_keys(&mut self, handle: Handle) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.inner.force_key_update();
+            self.touch(handle.index);
+        }
+    }
+
+    /// The peer's end.
+    #[must_use]
+    pub fn remote(&self, handle: Handle) -> Option<SocketAddr> {
+        self.get(handle).map(|connection| connection.inner.remote_address())
+    }
+
+    /// Whether the device protects a connection's packets (it may not have been asked yet), or why
+    /// not.
+    #[must_use]
+    pub fn offload(&self, handle: Handle) -> Option<Result<(), Refusal>> {
+        self.get(handle).map(|connection| connection.offload.state())
+    }
+
+    /// The protocol that ALPN agreed on.
+    #[must_use]
+    pub fn protocol(&self, handle: Handle) -> Option<Vec<u8>> {
+        handshake_data(&self.get(handle)?.inner)?.protocol
+    }
+
+    /// Connections that have not ended.
+    pub fn connections(&self) -> impl Iterator<Item = Handle> + '_ {
+        self.connections.iter().flatten().filter(|c| !c.lost).map(|c| c.handle)
+    }
+
+    /// The counters.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Shows every counter and gauge by name.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("quic_connections_open", self.open as u64);
+    }
+
+    fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
+        let UdpReceived { tuple, ecn, packet, payload, segment_size, opened } = received;
+        // quinn-proto takes each datagram as its own: one copy of the batch, cut without another.
+        let mut left = BytesMut::from(packet.as_slice().get(payload).unwrap_or_default());
+        host.recycle(packet);
+        let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
+        let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
+        let mut numbers = opened.iter().flat_map(|opened| opened.numbers.iter().copied());
+        let name = opened.as_ref().map(|opened| opened.quic);
+        while !left.is_empty() {
+            let datagram = left.split_to(size.min(left.len()));
+            let opened = name.zip(numbers.next());
+            self.counters.quic_in_datagrams += 1;
+            let way = (remote, tuple.local.addr, EcnCodepoint::from_bits(ecn));
+            if name.is_some() && opened.is_none() {
+                self.counters.quic_in_disagreed += 1;
+                continue;
+            }
+            self.handle_datagram(now, host, way, datagram, opened);
+        }
+    }
+
+    fn handle_datagram(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (remote, local, ecn): (SocketAddr, IpAddr, Option<EcnCodepoint>),
+        datagram: BytesMut,
+        opened: Option<(QuicId, u64)>,
+    ) {
+        let (time, len) = (self.time(now), datagram.len() as u64);
+        let mut answer = Vec::new();
+        let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
+        match event {
+            Some(DatagramEvent::ConnectionEvent(quinn, event)) => {
+                self.deliver(now, host, (quinn, event), len, opened);
+            }
+            // What the device opened belongs to a connection that is gone.
+            _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
+            Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
+            Some(DatagramEvent::Response(transmit)) => {
+                self.counters.quic_out_datagrams += 1;
+                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            }
+            None => {}
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (quinn, event): (ConnectionHandle, ConnectionEvent),
+        len: u64,
+        opened: Option<(QuicId, u64)>,
+    ) {
+        self.with(now, host, quinn.0, |connection, cx| {
+            // Only what was opened with this connection's keys is taken for that.
+            if opened.is_some_and(|(quic, _)| connection.offload.rx() != Some(quic)) {
+                cx.counters.quic_in_disagreed += 1;
+                return;
+            }
+            cx.counters.quic_in_opened += u64::from(opened.is_some());
+            connection.bytes += len;
+            if connection.offload.rx().is_some() {
+                connection.shared.set_opened(opened.map(|(_, number)| number));
+                connection.inner.handle_event(event);
+                connection.shared.set_opened(None);
+                connection.offload.follow_rx(&mut cx.device(), &connection.shared);
+                let mut state = connection.shared.lock();
+                cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
+                let retired = core::mem::take(&mut state.retired);
+                drop(state);
+                for sequence in retired {
+                    if let Some(id) = connection.cids.remove(&sequence) {
+                        connection.offload.route(&mut cx.device(), id, false);
+                    }
+                }
+            } else {
+                connection.inner.handle_event(event);
+            }
+        });
+    }
+
+    fn handle_new(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {
+        let mut answer = Vec::new();
+        if self.open >= self.config.connections_max {
+            self.counters.quic_connections_refused += 1;
+            let transmit = self.inner.refuse(incoming, &mut answer);
+            host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            return;
+        }
+        if self.handshaking >= self.config.handshakes_before_retry && incoming.may_retry() {
+            self.counters.quic_retries += 1;
+            if let Ok(transmit) = self.inner.retry(incoming, &mut answer) {
+                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            }
+            return;
+        }
+        let time = self.time(now);
+        match self.inner.accept(incoming, time, &mut answer, None) {
+            Ok((quinn, inner)) => {
+                if let Some(handle) = self.insert(host, quinn, inner) {
+                    self.settle(now, host, handle.index as usize);
+                }
+            }
+            Err(error) => {
+                self.take_fresh();
+                self.counters.quic_handshakes_failed += 1;
+                if let Some(transmit) = error.response {
+                    host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+                }
+            }
+        }
+    }
+
+    /// Keeps a new connection; none where its crypto is not ours, which does not happen.
+    fn insert(
+        &mut self,
+        host: &mut Host,
+        quinn: ConnectionHandle,
+        inner: quinn_proto::Connection,
+    ) -> Option<Handle> {
+        let index = u32::try_from(quinn.0).ok()?;
+        let shared: Arc<Shared> = handshake_data(&inner)?.shared;
+        self.serial += 1;
+        let handle = Handle { index, serial: self.serial };
+        let flow = host.new_flow();
+        let mut connection = Box::new(Connection::new(inner, quinn, handle, shared, flow));
+        for id in self.take_fresh() {
+            connection.cids.insert(connection.cids_issued, id);
+            connection.cids_issued += 1;
+        }
+        self.flows.insert(flow, handle);
+        if self.connections.len() <= quinn.0 {
+            self.connections.resize_with(quinn.0 + 1, || None);
+        }
+        self.connections[quinn.0] = Some(connection);
+        self.open += 1;
+        self.handshaking += 1;
+        self.dirty.push_back(index);
+        Some(handle)
+    }
+
+    fn take_fresh(&self) -> Vec<ConnectionId> {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.drain(..).filter_map(|id| ConnectionId::new(&id)).collect()
+    }
+
+    fn handle_reads(&mut self, now: Instant, host: &mut Host) {
+        while let Some(read) = host.poll_extent() {
+            let Some(what) = self.reads.pending.remove(&read.token) else { continue };
+            let (ReadFor::Stream { handle, .. } | ReadFor::Late { handle, .. }) = what;
+            if self.get(handle).is_none() {
+                continue;
+            }
+            self.with(now, host, handle.index as usize, |connection, cx| match what {
+                ReadFor::Stream { stream, extent, .. } => {
+                    connection.handle_read(cx, stream, &extent, read.result);
+                }
+                ReadFor::Late { late, at, extent, .. } => {
+                    connection.handle_late(cx, (late, at, extent), read.result);
+                }
+            });
+        }
+    }
+
+    fn handle_status(&mut self, now: Instant, host: &mut Host, status: QuicStatus) {
+        let handle = self.names.get(&status.quic).copied();
+        let Some(handle) = handle.filter(|handle| self.get(*handle).is_some()) else {
+            self.counters.quic_events_ignored += 1;
+            return;
+        };
+        self.names.remove(&status.quic);
+        self.with(now, host, handle.index as usize, |connection, cx| match status.why {
+            QuicTrouble::Refused(why) => connection.offload.refuse(cx.counters, status.quic, why),
+            QuicTrouble::NotSealed => connection.offload.not_sealed(&mut cx.device(), status.quic),
+        });
+    }
+
+    /// A transmit's files could not be read: what the connection sends of them ends.
+    fn handle_fault(&mut self, now: Instant, host: &mut Host, flow: FlowId, _: FileFault) {
+        let Some(handle) = self.flows.get(&flow).copied() else {
+            self.counters.quic_events_ignored += 1;
+            return;
+        };
+        self.with(now, host, handle.index as usize, |connection, cx| {
+            connection.fail_streams(cx, None);
+        });
+    }
+
+    fn handle_device_reset(&mut self, now: Instant, host: &mut Host) {
+        self.names.clear();
+        for index in 0..self.connections.len() {
+            self.with(now, host, index, |connection, cx| {
+                if connection.offload.names().next().is_some() {
+                    cx.counters.quic_device_resets += 1;
+                }
+                connection.offload.reset();
+            });
+        }
+    }
+
+    /// Files' bytes that nobody refers to any more.
+    fn release(&mut self, host: &mut Host) {
+        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        for place in released.drain(..) {
+            host.extent_release(place.file, place.offset, place.len, true);
+            // Its connection may be gone, and another in its slot.
+            let index = place.connection.index as usize;
+            let connection = self.connections.get_mut(index).and_then(Option::as_mut);
+            if let Some(connection) = connection.filter(|c| c.handle == place.connection) {
+                connection.placed.remove(&place);
+            }
+        }
+    }
+
+    fn get(&self, handle: Handle) -> Option<&Connection> {
+        let connection = self.connections.get(handle.index as usize)?.as_deref()?;
+        (connection.handle == handle).then_some(connection)
+    }
+
+    fn get_mut(&mut self, handle: Handle) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(handle.index as usize)?.as_deref_mut()?;
+        (connection.handle == handle).then_some(connection)
+    }
+
+    /// quinn-proto's time.
+    fn time(&self, now: Instant) -> std::time::Instant {
+        self.config.epoch + Duration::from_nanos(now.as_nanos())
+    }
+
+    fn touch(&mut self, index: u32) {
+        let connection = self.connections.get_mut(index as usize).and_then(Option::as_mut);
+        if let Some(connection) = connection.filter(|connection| !connection.dirty) {
+            connection.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    /// Works on a connection, settles what that changed, and lets it send at the next flush.
+    fn with(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        index: usize,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>),
+    ) {
+        self.work(now, host, index, work);
+        if let Ok(index) = u32::try_from(index) {
+            self.touch(index);
+        }
+        self.settle(now, host, index);
+    }
+
+    fn work(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        index: usize,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>),
+    ) {
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let before: (Option<QuicId>, Option<QuicId>) =
+            (connection.offload.tx(), connection.offload.rx());
+        let mut cx = Cx {
+            now,
+            host,
+            socket: self.socket,
+            config: &self.config,
+            counters: &mut self.counters,
+            released: &self.released,
+            reads: &mut self.reads,
+            scratch: &mut self.scratch,
+        };
+        work(connection, &mut cx);
+        if before != (connection.offload.tx(), connection.offload.rx()) {
+            let handle = connection.handle;
+            self.names.extend(connection.offload.names().map(|name| (name, handle)));
+        }
+    }
+
+    /// After work on a connection: its events, what it wants of the endpoint, its alarm, its end.
+    fn settle(&mut self, now: Instant, host: &mut Host, index: usize) {
+        let mut drained = false;
+        loop {
+            let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
+                return;
+            };
+            if let Some(event) = connection.inner.poll_endpoint_events() {
+                drained |= event.is_drained();
+                let quinn = connection.quinn;
+                let answer = self.inner.handle_event(quinn, event);
+                self.route_fresh(host, index, answer);
+                continue;
+            }
+            let Some(event) = connection.inner.poll() else { break };
+            self.handle_event(host, index, event);
+        }
+        if drained {
+            self.remove(index);
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let Ok(slot) = u32::try_from(index) else { return };
+        match connection.inner.poll_timeout() {
+            Some(at) => {
+                let since = at.saturating_duration_since(self.config.epoch);
+                // Not before it is due: our clock and quinn-proto's have the same grain.
+                let ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+                self.alarms.set(slot, Instant::from_nanos(ns).max(now));
+            }
+            None => self.alarms.clear(slot),
+        }
+    }
+
+    /// Connection IDs that the endpoint just made belong to the connection that asked for them.
+    fn route_fresh(&mut self, host: &mut Host, index: usize, answer: Option<ConnectionEvent>) {
+        let fresh = self.take_fresh();
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let (counters, config) = (&mut self.counters, &self.config);
+        for id in fresh {
+            connection.cids.insert(connection.cids_issued, id);
+            connection.cids_issued += 1;
+            let mut device = crate::offload::Device { host, counters, config };
+            connection.offload.route(&mut device, id, true);
+        }
+        if let Some(event) = answer {
+            connection.inner.handle_event(event);
+        }
+    }
+
+    fn handle_event(&mut self, host: &mut Host, index: usize, event: quinn_proto::Event) {
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let handle = connection.handle;
+        match event {
+            quinn_proto::Event::Connected => {
+                connection.connected = true;
+                self.handshaking -= 1;
+                self.counters.quic_connections += 1;
+                self.events.push_back(Event::Connected(handle));
+            }
+            quinn_proto::Event::ConnectionLost { reason } => {
+                let known = connection.lost;
+                connection.offload.names().for_each(|name| {
+                    self.names.remove(&name);
+                });
+                connection.end(host);
+                if !known {
+                    self.count_end(&reason);
+                    self.events.push_back(Event::Lost(handle, reason));
+                }
+            }
+            quinn_proto::Event::Stream(event) => {
+                match event {
+                    StreamEvent::Writable { id } => connection.unblock(id),
+                    StreamEvent::Stopped { id, error_code } => {
+                        // RFC 9000, section 3.5: the answer is a reset.
+                        let code = u32::try_from(error_code.into_inner()).unwrap_or(0);
+                        connection.reset(host, id, code);
+                    }
+                    _ => {}
+                }
+                self.events.push_back(Event::Stream(handle, event));
+            }
+            quinn_proto::Event::HandshakeDataReady
+            | quinn_proto::Event::DatagramReceived
+            | quinn_proto::Event::DatagramsUnblocked => {}
+        }
+        self.touch(handle.index);
+    }
+
+    const fn count_end(&mut self, reason: &ConnectionError) {
+        let counters = &mut self.counters;
+        *match reason {
+            ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_) => {
+                &mut counters.quic_closed_by_peer
+            }
+            ConnectionError::TimedOut => &mut counters.quic_timed_out,
+            ConnectionError::LocallyClosed => &mut counters.quic_closed_by_us,
+            _ => &mut counters.quic_failed,
+        } += 1;
+    }
+
+    /// quinn-proto has forgotten the connection.
+    fn remove(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::take) else {
+            return;
+        };
+        self.open -= 1;
+        self.handshaking -= usize::from(!connection.connected);
+        self.flows.remove(&connection.flow);
+        if let Ok(slot) = u32::try_from(index) {
+            self.alarms.clear(slot);
+        }
+    }
+}
+
+/// Why a stream has nothing to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadEnd {
+    /// Not yet.
+    Blocked,
+    /// Everything was read.
+    Finished,
+    /// The peer gave it up, with this code.
+    Reset(u64),
+    /// There is no such stream.
+    Gone,
+}
+
+fn handshake_data(connection: &quinn_proto::Connection) -> Option<HandshakeData> {
+    let data = connection.crypto_session().handshake_data()?;
+    data.downcast().ok().map(|data| *data)
+}

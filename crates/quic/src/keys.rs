@@ -1,0 +1,214 @@
+//! Keys of 1-RTT packets: derivation (RFC 9001, sections 5.1 and 6.1), packet protection (5.3) and
+//! header protection (5.4).
+//!
+//! Made by [`crate::session`] out of the traffic secrets that rustls logs, used by the objects that
+//! quinn-proto calls ([`crate::protection`]), by the driver where it seals itself, and given to the
+//! device. Keys of handshakes are rustls's and not here.
+
+use std::sync::Arc;
+
+use abi::crypto::{
+    Aead, CryptoProvider, HeaderProtection, NONCE_BYTES, SAMPLE_BYTES, Suite, TAG_BYTES,
+};
+use abi::quic::QuicKeys;
+use rustls::crypto::tls13::{Hkdf, HkdfExpander, OkmBlock};
+use rustls::{CipherSuite, Tls13CipherSuite};
+use zeroize::Zeroizing;
+
+/// Longest secret: SHA-384's.
+const SECRET_BYTES_MAX: usize = 48;
+
+/// Keys of one direction and one generation.
+pub(crate) struct Keys {
+    aead: Box<dyn Aead>,
+    key: Zeroizing<[u8; 32]>,
+    iv: [u8; NONCE_BYTES],
+}
+
+impl Keys {
+    /// Seals the packet in `packet`, whose header has `header_len` bytes and which has room for the
+    /// tag at its end.
+    pub(crate) fn seal(&self, number: u64, packet: &mut [u8], header_len: usize) {
+        let Some((header, rest)) = packet.split_at_mut_checked(header_len) else { return };
+        let Some((text, room)) = rest.split_last_chunk_mut::<TAG_BYTES>() else { return };
+        *room = self.aead.seal(&self.nonce(number), header, text);
+    }
+
+    /// Opens the text and tag in `sealed`; gives the text's length, none where the tag is wrong.
+    pub(crate) fn open(&self, number: u64, header: &[u8], sealed: &mut [u8]) -> Option<usize> {
+        self.aead.open(&self.nonce(number), header, sealed).ok()
+    }
+
+    /// What the device is given, for that generation.
+    pub(crate) fn for_device(&self, generation: u64) -> QuicKeys {
+        QuicKeys { phase: generation & 1 == 1, key: self.key.clone(), iv: self.iv }
+    }
+
+    fn nonce(&self, number: u64) -> [u8; NONCE_BYTES] {
+        let mut nonce = self.iv;
+        let (_, low) = nonce.split_at_mut(NONCE_BYTES - 8);
+        for (byte, number) in low.iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        nonce
+    }
+}
+
+/// Header protection of one direction.
+pub(crate) struct HeaderKeys {
+    protection: Box<dyn HeaderProtection>,
+    key: Zeroizing<[u8; 32]>,
+}
+
+impl HeaderKeys {
+    /// What the device is given.
+    pub(crate) fn for_device(&self) -> Zeroizing<[u8; 32]> {
+        self.key.clone()
+    }
+
+    /// Protects a packet's header, whose packet number begins at `pn_offset`.
+    pub(crate) fn protect(&self, pn_offset: usize, packet: &mut [u8]) {
+        let Some(mask) = self.mask(pn_offset, packet) else { return };
+        let len = packet.first().map_or(0, |first| usize::from(first & 3) + 1);
+        apply(&mask, len, pn_offset, packet);
+    }
+
+    /// Takes the protection off.
+    pub(crate) fn unprotect(&self, pn_offset: usize, packet: &mut [u8]) {
+        let Some(mask) = self.mask(pn_offset, packet) else { return };
+        let bits = if packet[0] & 0x80 == 0 { 0x1f } else { 0x0f };
+        let len = usize::from((packet[0] ^ (mask[0] & bits)) & 3) + 1;
+        apply(&mask, len, pn_offset, packet);
+    }
+
+    fn mask(&self, pn_offset: usize, packet: &[u8]) -> Option<[u8; 5]> {
+        let sample = packet.get(pn_offset + 4..)?.first_chunk::<SAMPLE_BYTES>()?;
+        Some(self.protection.mask(sample))
+    }
+}
+
+fn apply(mask: &[u8; 5], len: usize, pn_offset: usize, packet: &mut [u8]) {
+    let Some(first) = packet.first_mut() else { return };
+    *first ^= mask[0] & if *first & 0x80 == 0 { 0x1f } else { 0x0f };
+    let number = packet.get_mut(pn_offset..).unwrap_or_default();
+    for (byte, mask) in number.iter_mut().take(len).zip(&mask[1..]) {
+        *byte ^= mask;
+    }
+}
+
+/// The schedule of one direction: its secret, which moves on with each update.
+pub(crate) struct Schedule {
+    hkdf: &'static dyn Hkdf,
+    suite: Suite,
+    secret: Zeroizing<[u8; SECRET_BYTES_MAX]>,
+    len: usize,
+}
+
+impl Schedule {
+    /// A schedule that begins with a traffic secret; none where the suite is not known or the
+    /// secret too long.
+    pub(crate) fn new(cipher: &'static Tls13CipherSuite, secret: &[u8]) -> Option<Self> {
+        let mut all = Zeroizing::new([0; SECRET_BYTES_MAX]);
+        all.get_mut(..secret.len())?.copy_from_slice(secret);
+        let suite = suite_of(cipher)?;
+        Some(Self { hkdf: cipher.hkdf_provider, suite, secret: all, len: secret.len() })
+    }
+
+    /// Which AEAD.
+    pub(crate) const fn suite(&self) -> Suite {
+        self.suite
+    }
+
+    /// Header protection, which no update changes.
+    pub(crate) fn header(&self, crypto: &dyn CryptoProvider) -> Option<HeaderKeys> {
+        let key = self.key(b"quic hp")?;
+        let protection = crypto.header_protection(self.suite, &key[..self.suite.key_bytes()])?;
+        Some(HeaderKeys { protection, key })
+    }
+
+    /// Keys of this generation; the schedule moves on to the next (section 6.1).
+    pub(crate) fn next(&mut self, crypto: &dyn CryptoProvider) -> Option<Arc<Keys>> {
+        let key = self.key(b"quic key")?;
+        let mut iv = [0; NONCE_BYTES];
+        self.expand(b"quic iv", &mut iv)?;
+        let aead = crypto.aead(self.suite, &key[..self.suite.key_bytes()])?;
+        let mut next = Zeroizing::new([0; SECRET_BYTES_MAX]);
+        self.expand(b"quic ku", next.get_mut(..self.len)?)?;
+        self.secret = next;
+        Some(Arc::new(Keys { aead, key, iv }))
+    }
+
+    fn key(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
+        let mut key = Zeroizing::new([0; 32]);
+        self.expand(label, &mut key[..self.suite.key_bytes()])?;
+        Some(key)
+    }
+
+    fn expand(&self, label: &[u8], out: &mut [u8]) -> Option<()> {
+        let secret = OkmBlock::new(&self.secret[..self.len]);
+        expand_label(&*self.hkdf.expander_for_okm(&secret), label, out)
+    }
+}
+
+/// HKDF-Expand-Label without context: RFC 8446, section 7.1.
+pub(crate) fn expand_label(
+    expander: &dyn HkdfExpander,
+    label: &[u8],
+    out: &mut [u8],
+) -> Option<()> {
+    let len = u16::try_from(out.len()).ok()?.to_be_bytes();
+    let label_len = [u8::try_from(label.len() + 6).ok()?];
+    expander.expand_slice(&[&len, &label_len, b"tls13 ", label, &[0]], out).ok()
+}
+
+fn suite_of(cipher: &Tls13CipherSuite) -> Option<Suite> {
+    match cipher.common.suite {
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => Some(Suite::Aes128Gcm),
+        CipherSuite::TLS13_AES_256_GCM_SHA384 => Some(Suite::Aes256Gcm),
+        CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => Some(Suite::ChaCha20Poly1305),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+        let digit = |b: u8| char::from(b).to_digit(16).unwrap();
+        digits.chunks(2).map(|d| u8::try_from(digit(d[0]) * 16 + digit(d[1])).unwrap()).collect()
+    }
+
+    /// RFC 9001, appendix A.5: a short-header packet of ChaCha20-Poly1305, and its next secret.
+    #[test]
+    fn the_sample_of_rfc_9001() {
+        let rustls::SupportedCipherSuite::Tls13(cipher) =
+            rustls::crypto::aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256
+        else {
+            unreachable!()
+        };
+        let secret = hex("9ac312a7f877468ebe69422748ad00a15443f18203a07d6060f688f30f21632b");
+        let mut schedule = Schedule::new(cipher, &secret).unwrap();
+        let header = schedule.header(&crypto::Provider).unwrap();
+        let keys = schedule.next(&crypto::Provider).unwrap();
+        assert_eq!(
+            keys.key[..],
+            hex("c6d98ff3441c3fe1b2182094f69caa2ed4b716b65488960a7a984979fb23e1c8")
+        );
+        assert_eq!(keys.iv[..], hex("e0459b3474bdd0e44a41c144"));
+        assert_eq!(
+            schedule.secret[..32],
+            hex("1223504755036d556342ee9361d253421a826c9ecdf3c7148684b36b714881f9")
+        );
+        let mut packet = [hex("4200bff401"), vec![0; 16]].concat();
+        keys.seal(654_360_564, &mut packet, 4);
+        header.protect(1, &mut packet);
+        assert_eq!(packet, hex("4cfe4189655e5cd55c41f69080575d7999c25a5bfb"));
+        header.unprotect(1, &mut packet);
+        assert_eq!(packet[..4], hex("4200bff4"));
+        let (head, sealed) = packet.split_at_mut(4);
+        assert_eq!(keys.open(654_360_564, head, sealed), Some(1));
+        assert_eq!(sealed[0], 1);
+    }
+}

@@ -1,0 +1,33 @@
+//! QUIC (RFC 9000) over the host's UDP sockets, by quinn-proto, with packet protection and file
+//! content that a device may take over.
+//!
+//! An [`Endpoint`] is a handler beside [`host::Host`], as applications are: it takes notices, is
+//! called at its time, and gives events out. quinn-proto, unmodified, does what RFC 9000 and 9002
+//! say; what is here is the way from its packets to operations of the contract (`abi::quic`).
+//!
+//! A crate of its own, since quinn-proto and `rustls::quic` need the standard library, which `host`
+//! does without. It is sans-IO all the same: time comes in, randomness comes from a seed.
+//!
+//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
+//! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
+//! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`. It
+//! has no datagram frames and no 0-RTT for servers, and speaks version 1 alone.
+#![forbid(unsafe_code)]
+
+mod config;
+mod connection;
+mod counters;
+mod endpoint;
+mod frames;
+mod keys;
+mod offload;
+mod placed;
+mod protection;
+mod secrets;
+mod session;
+mod transmit;
+
+pub use config::Config;
+pub use counters::Counters;
+pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, ReadEnd};
+pub use quinn_proto::{Dir, Side, StreamEvent, StreamId, VarInt};

@@ -1,0 +1,229 @@
+//! Bytes of files in streams, as places that are kept for them.
+//!
+//! quinn-proto keeps what a stream sends until it is acknowledged. Of a file it gets zeros, out of
+//! one static block and in chunks ([`Chunk`]), and here is written down which bytes they stand for.
+//! Every packet is looked through when it is sent, so retransmissions may cut them anew.
+//! quinn-proto does not say what is acknowledged, but lets go of a chunk when all of it is, in
+//! order, and when the stream is reset or the connection ends: a chunk that is dropped says so.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use abi::FileId;
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::Handle;
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK_BYTES: usize = 64 * 1024;
+
+static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
+
+/// Bytes of a file in a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Which connection.
+    pub(crate) connection: Handle,
+    /// Which stream.
+    pub(crate) stream: u64,
+    /// First byte in the stream.
+    pub(crate) start: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+    /// Of which file.
+    pub(crate) file: FileId,
+    /// First byte in the file.
+    pub(crate) offset: u64,
+}
+
+/// Places that nobody refers to any more.
+pub(crate) type Released = Arc<Mutex<Vec<Place>>>;
+
+/// What is let go of when it is acknowledged.
+struct Chunk {
+    place: Place,
+    released: Released,
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        // A chunk has at most as many bytes as there are zeros.
+        usize::try_from(self.place.len).ok().and_then(|len| ZEROS.get(..len)).unwrap_or(&ZEROS)
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.released.lock().unwrap_or_else(PoisonError::into_inner).push(self.place);
+    }
+}
+
+/// Zeros that stand for a place of at most [`CHUNK_BYTES`].
+pub(crate) fn zeros(place: Place, released: &Released) -> Bytes {
+    Bytes::from_owner(Chunk { place, released: Arc::clone(released) })
+}
+
+/// Bytes of a packet that a file has to fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hole {
+    /// First byte, from wherever the packet's bytes were counted from.
+    pub(crate) at: usize,
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Of which file.
+    pub(crate) file: FileId,
+    /// First byte in the file.
+    pub(crate) offset: u64,
+}
+
+/// Holes of a datagram, in order.
+pub(crate) type Holes = SmallVec<[Hole; 2]>;
+
+/// Places of a connection that are not all acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Placed {
+    /// By stream and first byte. With it: how far the place was sent.
+    places: BTreeMap<(u64, u64), (Place, u64)>,
+}
+
+impl Placed {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    pub(crate) fn insert(&mut self, place: Place) {
+        self.places.insert((place.stream, place.start), (place, 0));
+    }
+
+    pub(crate) fn remove(&mut self, place: &Place) {
+        self.places.remove(&(place.stream, place.start));
+    }
+
+    /// Nothing of a stream is sent any more.
+    pub(crate) fn forget(&mut self, stream: u64) {
+        self.places.retain(|(of, _), _| *of != stream);
+    }
+
+    /// Streams that have places.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = u64> + '_ {
+        self.places.keys().map(|(stream, _)| *stream)
+    }
+
+    /// Whether a stream has a place of that file.
+    pub(crate) fn has(&self, stream: u64, file: FileId) -> bool {
+        let all = self.places.range((stream, 0)..=(stream, u64::MAX));
+        all.into_iter().any(|(_, (place, _))| place.file == file)
+    }
+
+    /// Adds the holes that a STREAM frame has, whose bytes lie at `data`. Says whether all that is
+    /// in them is sent for the first time.
+    pub(crate) fn holes(
+        &mut self,
+        stream: u64,
+        offset: u64,
+        data: Range<usize>,
+        holes: &mut Holes,
+    ) -> bool {
+        let end = offset + data.len() as u64;
+        let before = self.places.range(..=(stream, offset)).next_back().map(|(key, _)| *key);
+        let from = before.filter(|key| key.0 == stream).unwrap_or((stream, offset));
+        let mut first = true;
+        for (_, (place, sent)) in self.places.range_mut(from..(stream, end.max(from.1 + 1))) {
+            let (begin, stop) = (place.start.max(offset), (place.start + place.len).min(end));
+            if begin >= stop {
+                continue;
+            }
+            first &= begin - place.start >= *sent;
+            *sent = (*sent).max(stop - place.start);
+            // Both lie in one datagram.
+            let (Ok(into), Ok(len)) =
+                (usize::try_from(begin - offset), usize::try_from(stop - begin))
+            else {
+                continue;
+            };
+            let at = place.offset + (begin - place.start);
+            holes.push(Hole { at: data.start + into, len, file: place.file, offset: at });
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn place(stream: u64, start: u64, len: u64) -> Place {
+        let file = FileId(u32::try_from(stream).unwrap());
+        Place {
+            connection: Handle { index: 0, serial: 1 },
+            stream,
+            start,
+            len,
+            file,
+            offset: 1000 + start,
+        }
+    }
+
+    #[test]
+    fn holes_are_found_in_every_cut() {
+        let mut placed = Placed::default();
+        placed.insert(place(4, 10, 5));
+        placed.insert(place(4, 15, 5));
+        placed.insert(place(8, 12, 4));
+        let mut holes = Holes::new();
+        assert!(placed.holes(4, 8, 100..112, &mut holes));
+        let hole = |at, len, offset| Hole { at, len, file: FileId(4), offset };
+        assert_eq!(holes[..], [hole(102, 5, 1010), hole(107, 5, 1015)]);
+        holes.clear();
+        assert!(!placed.holes(4, 12, 0..2, &mut holes), "sent before");
+        assert_eq!(holes[..], [hole(0, 2, 1012)]);
+        holes.clear();
+        assert!(placed.holes(4, 0, 0..10, &mut holes) && holes.is_empty());
+        assert!(placed.holes(0, 10, 0..10, &mut holes) && holes.is_empty());
+        assert!(placed.holes(4, 20, 0..0, &mut holes) && holes.is_empty());
+    }
+
+    #[test]
+    fn what_is_dropped_says_so() {
+        let released = Released::default();
+        let mut bytes = zeros(place(4, 0, 100), &released);
+        let rest = bytes.split_off(40);
+        drop(bytes);
+        assert!(released.lock().unwrap().is_empty());
+        drop(rest);
+        assert_eq!(*released.lock().unwrap(), [place(4, 0, 100)]);
+    }
+
+    proptest! {
+        /// Byte by byte, the holes are the places.
+        #[test]
+        fn as_byte_by_byte(
+            places in proptest::collection::vec((0_u64..20, 1_u64..10), 0..6),
+            cut in (0_u64..120, 0_usize..60),
+        ) {
+            let mut placed = Placed::default();
+            let (mut at, mut of) = (0, vec![None; 300]);
+            for (gap, len) in places {
+                let place = place(4, at + gap, len);
+                placed.insert(place);
+                for i in place.start..place.start + len {
+                    of[usize::try_from(i).unwrap()] = Some(1000 + i);
+                }
+                at = place.start + len;
+            }
+            let mut holes = Holes::new();
+            placed.holes(4, cut.0, 7..7 + cut.1, &mut holes);
+            let mut seen = vec![None; cut.1];
+            for hole in holes {
+                for i in 0..hole.len {
+                    seen[hole.at - 7 + i] = Some(hole.offset + i as u64);
+                }
+            }
+            let begin = usize::try_from(cut.0).unwrap();
+            prop_assert_eq!(&seen[..], &of[begin..begin + cut.1]);
+        }
+    }
+}

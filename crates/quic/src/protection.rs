@@ -1,0 +1,297 @@
+//! The objects that quinn-proto protects packets with, and what they share with the driver.
+//!
+//! quinn-proto builds a packet, seals it and protects its header in one go. Where the device is to
+//! do that, or where bytes of a file are still missing, our keys leave the packet as it is and note
+//! where it lies ([`Shared::begin`], [`Shared::take_records`]). Where the device opened a packet
+//! they take its word for it ([`Shared::set_opened`]), after the driver has made sure that it
+//! speaks of this connection.
+//!
+//! `quinn_proto::crypto` wants its objects to be `Sync`, so what they share has a lock. Nobody
+//! waits for it: a connection and its driver run on one thread.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
+use bytes::BytesMut;
+use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
+use rustls::quic;
+
+use crate::frames::{self, Seen};
+use crate::keys::{HeaderKeys, Keys};
+
+/// Generations of keys that are kept: the last, the current and the next (RFC 9001, section 6.5).
+const GENERATIONS: usize = 3;
+
+/// A packet that was left in plaintext.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Its number.
+    pub(crate) number: u64,
+    /// Bytes of its header.
+    pub(crate) header_len: usize,
+    /// Bytes of the packet number, at the header's end.
+    pub(crate) pn_len: usize,
+    /// Bytes of the packet, room for the tag included.
+    pub(crate) len: usize,
+    /// Which keys it is to be sealed with.
+    pub(crate) generation: u64,
+}
+
+/// Keys of both directions.
+#[derive(Clone)]
+pub(crate) struct Generation {
+    /// Its number: 0 for the handshake's keys.
+    pub(crate) number: u64,
+    /// What we send.
+    pub(crate) tx: Arc<Keys>,
+    /// What the peer sends.
+    pub(crate) rx: Arc<Keys>,
+}
+
+/// What is known of a connection's 1-RTT packets.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Leave packets in plaintext.
+    deferred: bool,
+    records: Vec<Record>,
+    /// One above the last packet that was built.
+    pub(crate) tx_next: u64,
+    /// Generation of that packet.
+    pub(crate) tx_generation: u64,
+    /// One above the largest packet that was opened.
+    pub(crate) rx_next: u64,
+    /// The newest generation that a packet was opened of.
+    pub(crate) rx_generation: u64,
+    /// The packet that is being handled was opened by the device, and has this number.
+    opened: Option<u64>,
+    /// Look for RETIRE_CONNECTION_ID.
+    pub(crate) watch: bool,
+    /// Sequence numbers of the connection IDs that the peer retired, while `watch` was set.
+    pub(crate) retired: Vec<u64>,
+    pub(crate) suite: Option<Suite>,
+    pub(crate) tx_header: Option<Arc<HeaderKeys>>,
+    pub(crate) rx_header: Option<Arc<HeaderKeys>>,
+    generations: VecDeque<Generation>,
+    /// Packets that the device opened and quinn-proto did not take for that.
+    pub(crate) disagreed: u64,
+}
+
+impl State {
+    /// The keys of a generation, if they are still kept.
+    pub(crate) fn generation(&self, number: u64) -> Option<&Generation> {
+        self.generations.iter().find(|generation| generation.number == number)
+    }
+
+    /// Keeps another generation.
+    pub(crate) fn push(&mut self, generation: Generation) {
+        if self.generations.len() == GENERATIONS {
+            self.generations.pop_front();
+        }
+        self.generations.push_back(generation);
+    }
+}
+
+/// What a connection's crypto objects and its driver share.
+#[derive(Default)]
+pub(crate) struct Shared(Mutex<State>);
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under the lock panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Packets are about to be built: to be sealed at once, or to be left as they are.
+    pub(crate) fn begin(&self, deferred: bool) {
+        let mut state = self.lock();
+        state.deferred = deferred;
+        state.records.clear();
+    }
+
+    /// Those that were left as they are, in order. `into` is emptied first.
+    pub(crate) fn take_records(&self, into: &mut Vec<Record>) {
+        into.clear();
+        into.append(&mut self.lock().records);
+    }
+
+    /// A datagram is about to be handled, which the device opened as that packet, or did not open.
+    pub(crate) fn set_opened(&self, number: Option<u64>) {
+        self.lock().opened = number;
+    }
+}
+
+/// Packet protection of one direction and generation.
+pub(crate) struct OneRttKey {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) generation: u64,
+    pub(crate) suite: Suite,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl PacketKey for OneRttKey {
+    fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
+        let mut state = self.shared.lock();
+        state.tx_next = packet + 1;
+        state.tx_generation = self.generation;
+        if state.deferred {
+            let (number, len, generation) = (packet, buf.len(), self.generation);
+            let pn_len = buf.first().map_or(0, |first| usize::from(first & 3) + 1);
+            state.records.push(Record { number, header_len, pn_len, len, generation });
+            return;
+        }
+        drop(state);
+        self.keys.seal(packet, buf, header_len);
+    }
+
+    fn decrypt(
+        &self,
+        packet: u64,
+        header: &[u8],
+        payload: &mut BytesMut,
+    ) -> Result<(), CryptoError> {
+        let mut state = self.shared.lock();
+        let len = match state.opened {
+            Some(number) if number == packet => {
+                payload.len().checked_sub(TAG_BYTES).ok_or(CryptoError)?
+            }
+            Some(_) => {
+                state.disagreed += 1;
+                return Err(CryptoError);
+            }
+            None => self.keys.open(packet, header, payload).ok_or(CryptoError)?,
+        };
+        payload.truncate(len);
+        state.rx_next = state.rx_next.max(packet + 1);
+        state.rx_generation = state.rx_generation.max(self.generation);
+        if state.watch {
+            // What is malformed ends the connection, or is a frame that only quinn-proto knows.
+            let _ = frames::walk(payload, |seen| {
+                if let Seen::Retire(sequence) = seen {
+                    state.retired.push(sequence);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn tag_len(&self) -> usize {
+        TAG_BYTES
+    }
+
+    /// RFC 9001, section 6.6.
+    fn confidentiality_limit(&self) -> u64 {
+        match self.suite {
+            Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 23,
+            Suite::ChaCha20Poly1305 => u64::MAX,
+        }
+    }
+
+    /// RFC 9001, section 6.6.
+    fn integrity_limit(&self) -> u64 {
+        match self.suite {
+            Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 52,
+            Suite::ChaCha20Poly1305 => 1 << 36,
+        }
+    }
+}
+
+/// Header protection of one direction.
+pub(crate) struct OneRttHeaderKey {
+    pub(crate) keys: Arc<HeaderKeys>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl HeaderKey for OneRttHeaderKey {
+    fn decrypt(&self, pn_offset: usize, packet: &mut [u8]) {
+        if self.shared.lock().opened.is_none() {
+            self.keys.unprotect(pn_offset, packet);
+        }
+    }
+
+    fn encrypt(&self, pn_offset: usize, packet: &mut [u8]) {
+        if !self.shared.lock().deferred {
+            self.keys.protect(pn_offset, packet);
+        }
+    }
+
+    fn sample_size(&self) -> usize {
+        SAMPLE_BYTES
+    }
+}
+
+/// Packet protection of rustls: Initial, Handshake and 0-RTT packets.
+pub(crate) struct TlsKey(pub(crate) Box<dyn quic::PacketKey>);
+
+impl PacketKey for TlsKey {
+    fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
+        let Some((header, rest)) = buf.split_at_mut_checked(header_len) else { return };
+        let Some(text_len) = rest.len().checked_sub(self.0.tag_len()) else { return };
+        let (text, room) = rest.split_at_mut(text_len);
+        match self.0.encrypt_in_place(packet, header, text) {
+            Ok(tag) => room.copy_from_slice(tag.as_ref()),
+            // Nothing leaves unsealed.
+            Err(_) => text.fill(0),
+        }
+    }
+
+    fn decrypt(
+        &self,
+        packet: u64,
+        header: &[u8],
+        payload: &mut BytesMut,
+    ) -> Result<(), CryptoError> {
+        let text = self.0.decrypt_in_place(packet, header, payload).map_err(|_| CryptoError)?;
+        let len = text.len();
+        payload.truncate(len);
+        Ok(())
+    }
+
+    fn tag_len(&self) -> usize {
+        self.0.tag_len()
+    }
+
+    fn confidentiality_limit(&self) -> u64 {
+        self.0.confidentiality_limit()
+    }
+
+    fn integrity_limit(&self) -> u64 {
+        self.0.integrity_limit()
+    }
+}
+
+/// Header protection of rustls.
+pub(crate) struct TlsHeaderKey(pub(crate) Box<dyn quic::HeaderProtectionKey>);
+
+impl TlsHeaderKey {
+    /// The sample, the first byte, and up to four bytes from where the packet number begins.
+    fn parts<'a>(
+        &self,
+        pn_offset: usize,
+        packet: &'a mut [u8],
+    ) -> Option<(&'a [u8], &'a mut u8, &'a mut [u8])> {
+        let (header, rest) = packet.split_at_mut_checked(pn_offset + 4)?;
+        let sample = rest.get(..self.0.sample_len())?;
+        let (first, header) = header.split_first_mut()?;
+        Some((sample, first, header.get_mut(pn_offset.checked_sub(1)?..)?))
+    }
+}
+
+impl HeaderKey for TlsHeaderKey {
+    fn decrypt(&self, pn_offset: usize, packet: &mut [u8]) {
+        if let Some((sample, first, number)) = self.parts(pn_offset, packet) {
+            // It fails only for parts of another length.
+            let _ = self.0.decrypt_in_place(sample, first, number);
+        }
+    }
+
+    fn encrypt(&self, pn_offset: usize, packet: &mut [u8]) {
+        if let Some((sample, first, number)) = self.parts(pn_offset, packet) {
+            let _ = self.0.encrypt_in_place(sample, first, number);
+        }
+    }
+
+    fn sample_size(&self) -> usize {
+        self.0.sample_len()
+    }
+}

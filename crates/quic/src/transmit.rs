@@ -1,0 +1,343 @@
+//! Datagrams: what quinn-proto built goes to the host's UDP socket, sealed or to be sealed.
+//!
+//! Where the connection's packets were left in plaintext ([`crate::protection`]), each is looked
+//! through. Bytes of files become parts that the device reads; where the device seals it is told
+//! where each packet lies; else packets are sealed here. A packet with file bytes that the device
+//! can no longer read (it was reset, or gave the connection back) waits until the host has read
+//! them: the only packets that wait here.
+
+use core::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+use abi::crypto::TAG_BYTES;
+use abi::quic::{Packet, Protect};
+use abi::{FileExtent, FileFault, Part, Parts};
+use bytes::Bytes;
+use host::UdpSend;
+use quinn_proto::Transmit;
+use wire::Endpoint;
+
+use crate::connection::{Connection, Cx, ReadFor};
+use crate::frames::{self, Seen};
+use crate::placed::Holes;
+use crate::protection::Record;
+
+/// Datagrams in one transmit at most: as many as 64 KiB have of 1,452 bytes.
+const DATAGRAMS_MAX: usize = 45;
+/// Up to this length bytes are copied out of the buffer instead of taking it away.
+const COPY_BYTES_MAX: usize = 4096;
+
+/// A datagram of a batch.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Where it lies in the batch.
+    range: Range<usize>,
+    /// Its 1-RTT packet in plaintext: where it begins in the datagram, and what is known of it.
+    packet: Option<(usize, Record)>,
+    /// What files have to fill, counted from the batch's beginning.
+    holes: Holes,
+}
+
+/// A datagram that waits for bytes of files.
+#[derive(Debug)]
+pub(crate) struct Late {
+    pub(crate) id: u64,
+    datagram: Vec<u8>,
+    begin: usize,
+    record: Record,
+    missing: usize,
+    way: Way,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    remote: SocketAddr,
+    source: Option<IpAddr>,
+    ecn: u8,
+}
+
+impl Way {
+    fn of(transmit: &Transmit) -> Self {
+        let ecn = transmit.ecn.map_or(0, |ecn| ecn as u8);
+        Self { remote: transmit.destination, source: transmit.src_ip, ecn }
+    }
+}
+
+/// A transmit of what belongs to no connection, or is sealed.
+pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
+    let way = Way::of(transmit);
+    let segment_size = transmit.segment_size.filter(|size| *size < bytes.len());
+    UdpSend {
+        flow: abi::FlowId::NONE,
+        source: way.source,
+        remote: Endpoint { addr: way.remote.ip(), port: way.remote.port() },
+        ecn: way.ecn,
+        segment_size: segment_size.and_then(|size| u16::try_from(size).ok()).unwrap_or(0),
+        parts: [Part::Host(bytes)].into_iter().collect(),
+        retransmission: false,
+        echo: false,
+        protect: None,
+    }
+}
+
+impl Connection {
+    /// Sends all that the connection may send now.
+    pub(crate) fn transmit(&mut self, cx: &mut Cx<'_>) {
+        let mtu = usize::from(self.inner.current_mtu()).max(1);
+        let most = (cx.host.udp_bytes_max() as usize / mtu).clamp(1, DATAGRAMS_MAX);
+        loop {
+            // Packets that the device seals, or that may have holes, stay as they are.
+            self.shared.begin(self.offload.tx().is_some() || !self.placed.is_empty());
+            cx.scratch.buffer.clear();
+            let time = cx.time();
+            let made = self.inner.poll_transmit(time, most, &mut cx.scratch.buffer);
+            let Some(transmit) = made else { break };
+            self.bytes += transmit.size as u64;
+            self.shared.take_records(&mut cx.scratch.records);
+            self.send(cx, &transmit);
+        }
+        self.shared.begin(false);
+    }
+
+    fn send(&mut self, cx: &mut Cx<'_>, transmit: &Transmit) {
+        let size = transmit.segment_size.unwrap_or(transmit.size).max(1);
+        let count = transmit.size.div_ceil(size) as u64;
+        cx.counters.quic_out_datagrams += count;
+        if cx.scratch.records.is_empty() {
+            let bytes = take(&mut cx.scratch.buffer);
+            cx.host.udp_send(
+                cx.now,
+                cx.socket,
+                UdpSend { flow: self.flow, ..plain(transmit, bytes) },
+            );
+            return;
+        }
+        let mut plans = core::mem::take(&mut cx.scratch.plans);
+        plans.clear();
+        match self.plan(cx, transmit.size, size, &mut plans) {
+            Some(first) => self.carry_out(cx, transmit, &plans, first),
+            // It would have to leave as it is: it is lost instead.
+            None => cx.counters.quic_out_malformed += count,
+        }
+        cx.scratch.plans = plans;
+    }
+
+    /// Looks through a batch. Gives whether all bytes of files in it are sent for the first time;
+    /// none where it cannot be understood.
+    fn plan(
+        &mut self,
+        cx: &Cx<'_>,
+        len: usize,
+        size: usize,
+        plans: &mut Vec<Plan>,
+    ) -> Option<bool> {
+        let mut records = cx.scratch.records.iter();
+        let (mut begin, mut first) = (0, true);
+        while begin < len {
+            let range = begin..len.min(begin + size);
+            begin = range.end;
+            let datagram = cx.scratch.buffer.get(range.clone())?;
+            let mut holes = Holes::new();
+            let packet = match frames::short_header(datagram) {
+                None => None,
+                Some(at) => {
+                    let record = *records.next()?;
+                    let text = at + record.header_len..datagram.len().checked_sub(TAG_BYTES)?;
+                    let payload = datagram.get(text.clone())?;
+                    if record.len != datagram.len() - at {
+                        return None;
+                    }
+                    first &= self.look(payload, range.start + text.start, &mut holes)?;
+                    Some((at, record))
+                }
+            };
+            plans.push(Plan { range, packet, holes });
+        }
+        records.next().is_none().then_some(first)
+    }
+
+    /// Finds the holes in a packet's payload, which begins at `at` in its batch.
+    fn look(&mut self, payload: &[u8], at: usize, holes: &mut Holes) -> Option<bool> {
+        if self.placed.is_empty() {
+            return Some(true);
+        }
+        let (placed, mut first) = (&mut self.placed, true);
+        let walked = frames::walk(payload, |seen| {
+            if let Seen::Stream { id, offset, data } = seen {
+                first &= placed.holes(id, offset, at + data.start..at + data.end, holes);
+            }
+        });
+        walked.ok().map(|()| first)
+    }
+
+    fn carry_out(&mut self, cx: &mut Cx<'_>, transmit: &Transmit, plans: &[Plan], first: bool) {
+        let by_device = self.offload.tx();
+        let mut holes = plans.iter().flat_map(|plan| &plan.holes);
+        let has_holes = holes.clone().next().is_some();
+        let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok());
+        match by_device {
+            Some(quic) if readable => {
+                let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
+                self.offload.follow_tx(&mut cx.device(), &self.shared, newest);
+                let packets = plans.iter().map(packet).collect();
+                let protect = Some(Box::new(Protect { quic, packets }));
+                let bytes = take(&mut cx.scratch.buffer);
+                cx.counters.quic_out_for_device += plans.len() as u64;
+                let parts = parts(&bytes, plans);
+                let sealed = plain(transmit, bytes);
+                let (flow, retransmission, echo) = (self.flow, !first, has_holes);
+                let send = UdpSend { flow, parts, retransmission, echo, protect, ..sealed };
+                cx.host.udp_send(cx.now, cx.socket, send);
+            }
+            _ if !has_holes => {
+                let mut buffer = core::mem::take(&mut cx.scratch.buffer);
+                for plan in plans {
+                    if let Some((begin, record)) = &plan.packet {
+                        self.seal(&mut buffer[plan.range.clone()], *begin, record);
+                    }
+                }
+                cx.scratch.buffer = buffer;
+                let bytes = take(&mut cx.scratch.buffer);
+                let send = UdpSend { flow: self.flow, ..plain(transmit, bytes) };
+                cx.host.udp_send(cx.now, cx.socket, send);
+            }
+            _ => self.delay(cx, Way::of(transmit), plans),
+        }
+    }
+
+    /// Seals a packet of a datagram as the device would.
+    fn seal(&self, datagram: &mut [u8], begin: usize, record: &Record) {
+        let state = self.shared.lock();
+        let keys = state.generation(record.generation).map(|generation| &generation.tx);
+        let (Some(keys), Some(header)) = (keys, &state.tx_header) else {
+            datagram.fill(0); // Nothing leaves unsealed.
+            return;
+        };
+        let Some(packet) = datagram.get_mut(begin..) else { return };
+        keys.seal(record.number, packet, record.header_len);
+        header.protect(record.header_len.saturating_sub(record.pn_len), packet);
+    }
+
+    /// Sends the datagrams of a batch one by one; those with holes when these are filled.
+    fn delay(&mut self, cx: &mut Cx<'_>, way: Way, plans: &[Plan]) {
+        for plan in plans {
+            let Some(bytes) = cx.scratch.buffer.get(plan.range.clone()) else { return };
+            let mut datagram = bytes.to_vec();
+            let Some((begin, record)) = plan.packet else {
+                self.send_one(cx, way, datagram);
+                continue;
+            };
+            if plan.holes.is_empty() {
+                self.seal(&mut datagram, begin, &record);
+                self.send_one(cx, way, datagram);
+                continue;
+            }
+            cx.counters.quic_out_late += 1;
+            self.late_next += 1;
+            let (id, missing) = (self.late_next, plan.holes.len());
+            self.late.push_back(Late { id, datagram, begin, record, missing, way });
+            for hole in &plan.holes {
+                let len = u32::try_from(hole.len).unwrap_or(u32::MAX);
+                let extent = FileExtent { file: hole.file, offset: hole.offset, len };
+                let at = hole.at - plan.range.start;
+                let what = ReadFor::Late { handle: self.handle, late: id, at, extent };
+                cx.reads.begin(cx.host, extent, what);
+            }
+        }
+    }
+
+    /// The host has read what a packet waited for.
+    pub(crate) fn handle_late(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, at, extent): (u64, usize, FileExtent),
+        result: Result<Bytes, FileFault>,
+    ) {
+        let Some(index) = self.late.iter().position(|late| late.id == id) else { return };
+        let Ok(bytes) = result else {
+            cx.counters.quic_out_late_dropped += 1;
+            self.late.remove(index);
+            self.fail_streams(cx, Some(extent.file));
+            return;
+        };
+        let Some(late) = self.late.get_mut(index) else { return };
+        let read = bytes.len().min(extent.len as usize);
+        let Some(hole) = late.datagram.get_mut(at..at + read) else { return };
+        hole.copy_from_slice(&bytes[..read]);
+        cx.counters.quic_file_bytes_software += read as u64;
+        if let Some(len) = u32::try_from(read).ok().and_then(|read| extent.len.checked_sub(read)) {
+            if len > 0 {
+                let offset = extent.offset + read as u64;
+                let rest = FileExtent { offset, len, ..extent };
+                let what =
+                    ReadFor::Late { handle: self.handle, late: id, at: at + read, extent: rest };
+                cx.reads.begin(cx.host, rest, what);
+                return;
+            }
+        }
+        late.missing -= 1;
+        if late.missing > 0 {
+            return;
+        }
+        let Some(Late { mut datagram, begin, record, way, .. }) = self.late.remove(index) else {
+            return;
+        };
+        self.seal(&mut datagram, begin, &record);
+        self.send_one(cx, way, datagram);
+    }
+
+    fn send_one(&self, cx: &mut Cx<'_>, way: Way, datagram: Vec<u8>) {
+        let send = UdpSend {
+            flow: self.flow,
+            source: way.source,
+            remote: Endpoint { addr: way.remote.ip(), port: way.remote.port() },
+            ecn: way.ecn,
+            segment_size: 0,
+            parts: [Part::Host(Bytes::from(datagram))].into_iter().collect(),
+            retransmission: false,
+            echo: false,
+            protect: None,
+        };
+        cx.host.udp_send(cx.now, cx.socket, send);
+    }
+}
+
+/// What the device is told of a datagram.
+fn packet(plan: &Plan) -> Option<Packet> {
+    let (begin, record) = plan.packet?;
+    Some(Packet {
+        begin: u16::try_from(begin).ok()?,
+        pn_offset: u8::try_from(record.header_len - record.pn_len).ok()?,
+        pn_len: u8::try_from(record.pn_len).ok()?,
+        number: record.number,
+    })
+}
+
+/// A batch without its holes, and what fills them.
+fn parts(bytes: &Bytes, plans: &[Plan]) -> Parts {
+    let mut parts = Parts::new();
+    let mut at = 0;
+    for hole in plans.iter().flat_map(|plan| &plan.holes) {
+        if hole.at > at {
+            parts.push(Part::Host(bytes.slice(at..hole.at)));
+        }
+        let len = u32::try_from(hole.len).unwrap_or(u32::MAX);
+        parts.push(Part::File(FileExtent { file: hole.file, offset: hole.offset, len }));
+        at = hole.at + hole.len;
+    }
+    if at < bytes.len() {
+        parts.push(Part::Host(bytes.slice(at..)));
+    }
+    parts
+}
+
+/// The bytes of a buffer, which is empty afterwards.
+fn take(buffer: &mut Vec<u8>) -> Bytes {
+    if buffer.len() <= COPY_BYTES_MAX {
+        let bytes = Bytes::copy_from_slice(buffer);
+        buffer.clear();
+        return bytes;
+    }
+    Bytes::from(core::mem::take(buffer))
+}

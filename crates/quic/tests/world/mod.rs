@@ -1,0 +1,526 @@
+//! Two hosts with an endpoint each, and between them a device for each that does what `abi::quic`
+//! says, as slowly and plainly as can be.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use abi::crypto::{Aead, CryptoProvider as _, HeaderProtection, TAG_BYTES};
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::quic::{
+    Direction, Opened, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble, Route,
+};
+use abi::{
+    Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
+    FileStat, Op, PacketPool, Part, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
+};
+use base::{Duration, Instant};
+use crypto::Provider;
+use host::{Cidr, Host};
+use quic::{Config, Endpoint, Handle};
+use wire::frame::{Frame, protocol};
+
+/// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
+const PAYLOAD_AT: usize = 42;
+/// Virtual time at which tests begin.
+const START: Instant = Instant::from_millis(1_000);
+
+/// The byte at a place of every file.
+pub(crate) fn file_byte(offset: u64) -> u8 {
+    (offset.wrapping_mul(31) >> 3).to_le_bytes()[0] ^ offset.to_le_bytes()[0]
+}
+
+/// What the device does.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Abilities {
+    /// It has a QUIC engine.
+    pub(crate) quic: bool,
+    /// It opens what comes in, too.
+    pub(crate) opens: bool,
+    /// It refuses every entry, for this reason.
+    pub(crate) refuses: Option<Refusal>,
+    /// It reads files.
+    pub(crate) files: bool,
+}
+
+struct Keys {
+    phase: bool,
+    aead: Box<dyn Aead>,
+    iv: [u8; 12],
+}
+
+struct Entry {
+    add: Box<QuicAdd>,
+    header: Box<dyn HeaderProtection>,
+    keys: Vec<Keys>,
+    next: u64,
+}
+
+/// A device.
+pub(crate) struct Device {
+    pub(crate) able: Abilities,
+    entries: BTreeMap<QuicId, Entry>,
+    routes: BTreeMap<Vec<u8>, QuicId>,
+    files: BTreeMap<FileId, Box<str>>,
+    events: VecDeque<Event>,
+    /// Bytes of files that it read, and that it was told are acknowledged.
+    pub(crate) file_bytes: [u64; 2],
+    pub(crate) sealed: u64,
+    pub(crate) opened: u64,
+    pub(crate) rekeys: u64,
+    /// Reads fail.
+    pub(crate) broken: bool,
+}
+
+fn keys(suite: abi::crypto::Suite, keys: &QuicKeys) -> Keys {
+    let aead = Provider.aead(suite, &keys.key[..suite.key_bytes()]).expect("a key");
+    Keys { phase: keys.phase, aead, iv: keys.iv }
+}
+
+fn nonce(iv: [u8; 12], number: u64) -> [u8; 12] {
+    let mut nonce = iv;
+    nonce[4..].iter_mut().zip(number.to_be_bytes()).for_each(|(n, b)| *n ^= b);
+    nonce
+}
+
+impl Device {
+    fn new(able: Abilities) -> Self {
+        Self {
+            able,
+            entries: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            files: BTreeMap::new(),
+            events: VecDeque::new(),
+            file_bytes: [0; 2],
+            sealed: 0,
+            opened: 0,
+            rekeys: 0,
+            broken: false,
+        }
+    }
+
+    /// Entries that it has.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Connection IDs that lead to entries.
+    pub(crate) fn routes(&self) -> usize {
+        self.routes.len()
+    }
+
+    /// Forgets everything.
+    fn reset(&mut self) {
+        self.entries.clear();
+        self.routes.clear();
+        self.files.clear();
+        self.events.push_back(Event::Reset);
+    }
+
+    /// Does what it is asked; gives frames.
+    fn handle(&mut self, op: Op) -> Vec<Vec<u8>> {
+        match op {
+            Op::Transmit(transmit) => return self.transmit(&transmit),
+            Op::FileOpen { file, path } => {
+                let result = if self.able.files {
+                    self.files.insert(file, path);
+                    Ok(stat())
+                } else {
+                    Err(FileFault::Refused(Refusal::NotSupported))
+                };
+                self.events.push_back(Event::FileOpened(FileOpened { file, result }));
+            }
+            Op::FileClose { file } => drop(self.files.remove(&file)),
+            Op::FileAck(extent) => self.file_bytes[1] += u64::from(extent.len),
+            Op::QuicAdd(add) => self.add(add),
+            Op::QuicRekey(rekey) => {
+                self.rekeys += 1;
+                if let Some(entry) = self.entries.get_mut(&rekey.quic) {
+                    let made = keys(entry.add.suite, &rekey.keys);
+                    let newest = entry.keys.last().expect("one at least");
+                    assert_ne!(newest.phase, made.phase, "the other phase");
+                    entry.keys.push(made);
+                    if entry.keys.len() > 2 {
+                        entry.keys.remove(0);
+                    }
+                }
+            }
+            Op::QuicRoute(route) => {
+                let Route::Id { id, .. } = route.route else { panic!("we have connection IDs") };
+                if route.on {
+                    self.routes.insert(id.as_slice().to_vec(), route.quic);
+                } else {
+                    assert_eq!(self.routes.remove(id.as_slice()), Some(route.quic));
+                }
+            }
+            Op::QuicRemove { quic } => {
+                self.entries.remove(&quic);
+                self.routes.retain(|_, name| *name != quic);
+            }
+            other => panic!("{other:?}"),
+        }
+        Vec::new()
+    }
+
+    fn add(&mut self, add: Box<QuicAdd>) {
+        if let Some(why) = self.able.refuses {
+            let (quic, flow, why) = (add.quic, add.flow, QuicTrouble::Refused(why));
+            self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, why }));
+            return;
+        }
+        if let Direction::Receive { routes, .. } = &add.direction {
+            for route in routes {
+                let Route::Id { id, .. } = route else { panic!("we have connection IDs") };
+                self.routes.insert(id.as_slice().to_vec(), add.quic);
+            }
+        }
+        let key = &add.header_key[..add.suite.key_bytes()];
+        let header = Provider.header_protection(add.suite, key).expect("a key");
+        let first = keys(add.suite, &add.keys);
+        let next = add.next_packet_number;
+        self.entries.insert(add.quic, Entry { add, header, keys: vec![first], next });
+    }
+
+    fn transmit(&mut self, transmit: &Transmit) -> Vec<Vec<u8>> {
+        let mut payload = Vec::new();
+        let files = transmit.parts.iter().any(|part| part.extent().is_some());
+        for part in &transmit.parts {
+            match part {
+                Part::Host(bytes) => payload.extend_from_slice(bytes),
+                Part::File(FileExtent { file, offset, len }) => {
+                    assert!(self.files.contains_key(file), "an open file");
+                    payload.extend((0..u64::from(*len)).map(|i| file_byte(offset + i)));
+                    self.file_bytes[0] += u64::from(*len);
+                }
+                Part::Sealed(_) => panic!("no TCP here"),
+            }
+        }
+        if let Some(tag) = transmit.echo {
+            let fault = files && self.broken;
+            let outcome = match fault {
+                true => TransmitOutcome::Dropped(FileFault::Io),
+                false => TransmitOutcome::Sent,
+            };
+            let (flow, delay) = (transmit.flow, Duration::ZERO);
+            self.events.push_back(Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
+            if fault {
+                return Vec::new();
+            }
+        }
+        let size =
+            if transmit.segment_size == 0 { usize::MAX } else { transmit.segment_size.into() };
+        let mut datagrams: Vec<Vec<u8>> = payload.chunks(size).map(<[u8]>::to_vec).collect();
+        if datagrams.is_empty() {
+            datagrams.push(Vec::new()); // ARP is all header.
+        }
+        if let Some(protect) = &transmit.protect {
+            assert_eq!(protect.packets.len(), datagrams.len());
+            let Some(entry) = self.entries.get_mut(&protect.quic) else {
+                let (quic, flow, why) = (protect.quic, transmit.flow, QuicTrouble::NotSealed);
+                self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, why }));
+                return Vec::new();
+            };
+            for (packet, datagram) in protect.packets.iter().zip(&mut datagrams) {
+                let Some(packet) = packet else { continue };
+                entry.seal(packet, datagram);
+                self.sealed += 1;
+            }
+        }
+        let header = transmit.header.as_slice();
+        datagrams.iter().map(|datagram| finish([header, datagram].concat())).collect()
+    }
+
+    /// A frame from the wire, as the host gets it.
+    fn receive(&mut self, frame: &[u8]) -> Received {
+        let mut frame = frame.to_vec();
+        let udp = matches!(wire::frame::parse(&frame), Ok(Frame::Ip(ip)) if ip.protocol == 17);
+        let opened =
+            (udp && self.able.opens).then(|| self.open(&mut frame[PAYLOAD_AT..])).flatten();
+        let packet = PacketPool::new(0).copy(&frame).expect("it fits");
+        let mut received = Received::new(packet, Checksum::Good, 0, 0);
+        self.opened += u64::from(opened.is_some());
+        received.quic = opened.map(|(quic, number)| {
+            Box::new(Opened { quic, numbers: [number].into_iter().collect() })
+        });
+        received
+    }
+
+    fn open(&mut self, datagram: &mut [u8]) -> Option<(QuicId, u64)> {
+        if datagram[0] & 0x80 != 0 {
+            return None;
+        }
+        let quic = *self.routes.get(datagram.get(1..9)?)?;
+        let entry = self.entries.get_mut(&quic)?;
+        let mut copy = datagram.to_vec();
+        let mask = entry.header.mask(copy.get(13..29)?.try_into().ok()?);
+        copy[0] ^= mask[0] & 0x1f;
+        let pn_len = usize::from(copy[0] & 3) + 1;
+        let mut number = 0;
+        for i in 0..pn_len {
+            copy[9 + i] ^= mask[1 + i];
+            number = number << 8 | u64::from(copy[9 + i]);
+        }
+        // RFC 9000, appendix A.3.
+        let (window, expected) = (1_u64 << (8 * pn_len), entry.next);
+        let mut full = (expected & !(window - 1)) | number;
+        if full + window / 2 <= expected {
+            full += window;
+        } else if full > expected + window / 2 && full >= window {
+            full -= window;
+        }
+        let phase = copy[0] & 4 != 0;
+        let keys = entry.keys.iter().find(|keys| keys.phase == phase)?;
+        let (header, sealed) = copy.split_at_mut(9 + pn_len);
+        keys.aead.open(&nonce(keys.iv, full), header, sealed).ok()?;
+        entry.next = entry.next.max(full + 1);
+        datagram.copy_from_slice(&copy);
+        Some((quic, full))
+    }
+}
+
+impl Entry {
+    fn seal(&mut self, packet: &abi::quic::Packet, datagram: &mut [u8]) {
+        assert!(packet.number >= self.next, "a nonce is used once");
+        self.next = packet.number + 1;
+        let packet_bytes = &mut datagram[usize::from(packet.begin)..];
+        assert_eq!(packet_bytes[0] & 0x80, 0);
+        let (pn_offset, pn_len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
+        assert_eq!(usize::from(packet_bytes[0] & 3) + 1, pn_len);
+        let phase = packet_bytes[0] & 4 != 0;
+        let keys = self.keys.iter().find(|keys| keys.phase == phase).expect("its generation");
+        let (header, rest) = packet_bytes.split_at_mut(pn_offset + pn_len);
+        let (text, room) = rest.split_last_chunk_mut::<TAG_BYTES>().expect("room for the tag");
+        *room = keys.aead.seal(&nonce(keys.iv, packet.number), header, text);
+        let sample = packet_bytes[pn_offset + 4..pn_offset + 20].try_into().expect("a sample");
+        let mask = self.header.mask(sample);
+        packet_bytes[0] ^= mask[0] & 0x1f;
+        for i in 0..pn_len {
+            packet_bytes[pn_offset + i] ^= mask[1 + i];
+        }
+    }
+}
+
+fn finish(mut frame: Vec<u8>) -> Vec<u8> {
+    if frame[12..14] == [8, 0] {
+        let end = frame.len();
+        wire::emit::set_lengths(&mut frame, 14, end, 0);
+        if frame[23] == protocol::UDP {
+            let len = u16::try_from(end - 34).expect("a datagram");
+            frame[38..40].copy_from_slice(&len.to_be_bytes());
+        }
+    }
+    frame
+}
+
+/// What every file is.
+pub(crate) fn stat() -> FileStat {
+    FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
+}
+
+/// A machine.
+pub(crate) struct Node {
+    pub(crate) host: Host,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) device: Device,
+}
+
+/// Both machines, and the wire between them.
+pub(crate) struct World {
+    pub(crate) now: Instant,
+    pub(crate) client: Node,
+    pub(crate) server: Node,
+    /// Frames on their way: when they arrive, and whether at the server.
+    flying: VecDeque<(Instant, bool, Vec<u8>)>,
+    /// Each frame that is the n-th of its way is lost.
+    pub(crate) lose_every: Option<u64>,
+    frames: u64,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+fn node(last: u8, able: Abilities, change: impl FnOnce(&mut Config)) -> Node {
+    let capabilities = Capabilities {
+        transmit_bytes_max: 65_416,
+        mtu: 1500,
+        mac: [2, 0, 0, 0, 0, last],
+        file: if able.files { Ok(FileLimits { files_max: 9 }) } else { Err(Refusal::Disabled) },
+        l5o: Err(Refusal::NotSupported),
+        setup: Err(Refusal::NotSupported),
+        teardown: Err(Refusal::NotSupported),
+        splice: Err(Refusal::NotSupported),
+        quic: match able.quic {
+            true => Ok(QuicLimits { entries_max: 100, waiting_max: 100 }),
+            false => Err(Refusal::NotSupported),
+        },
+    };
+    let addr = core::net::IpAddr::from([10, 77, 0, last]);
+    let host_config = host::Config {
+        addrs: vec![Cidr { addr, prefix_len: 24 }],
+        udp_segmentation: true,
+        ..host::Config::default()
+    };
+    let mut host = Host::new(host_config, &capabilities, u64::from(last));
+    let mut config = Config::new(Arc::new(Provider), io::clock::std_epoch(), [last; 32]);
+    change(&mut config);
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let endpoint = Endpoint::new(config, &provider, &mut host).expect("the port is free");
+    Node { host, endpoint, device: Device::new(able) }
+}
+
+fn tls() -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    server.alpn_protocols = vec![b"test".to_vec()];
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let mut client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![b"test".to_vec()];
+    (Arc::new(server), Arc::new(client))
+}
+
+impl World {
+    /// A server with a device of these abilities, and a client without one.
+    pub(crate) fn new(able: Abilities) -> Self {
+        Self::with(able, Abilities::default(), |_| {})
+    }
+
+    /// Both sides' devices, and a change of the server's configuration.
+    pub(crate) fn with(
+        server: Abilities,
+        client: Abilities,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let (server_tls, tls) = tls();
+        let server = node(2, server, |config| {
+            config.tls = Some(server_tls);
+            change(config);
+        });
+        let client = node(1, client, |config| config.port = 5000);
+        let flying = VecDeque::new();
+        Self { now: START, client, server, flying, lose_every: None, frames: 0, tls }
+    }
+
+    /// The client connects.
+    pub(crate) fn connect(&mut self) -> Handle {
+        let remote = core::net::SocketAddr::from(([10, 77, 0, 2], 443));
+        let (now, tls) = (self.now, Arc::clone(&self.tls));
+        let Node { endpoint, host, .. } = &mut self.client;
+        let handle = endpoint.connect(now, host, remote, "localhost", &tls).expect("it begins");
+        endpoint.flush(now, host);
+        handle
+    }
+
+    /// The server's device loses everything.
+    pub(crate) fn reset_device(&mut self) {
+        self.server.device.reset();
+    }
+
+    /// Runs until `done` says so of both sides, or for that many seconds of virtual time.
+    pub(crate) fn run(&mut self, seconds: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let end = self.now + Duration::from_secs(seconds);
+        loop {
+            while self.turn() {}
+            if done(self) {
+                return true;
+            }
+            while self.turn() {}
+            let timeouts = [&self.client, &self.server]
+                .into_iter()
+                .flat_map(|node| [node.host.poll_timeout(), node.endpoint.poll_timeout()])
+                .flatten();
+            let next = self.flying.iter().map(|(at, ..)| *at).chain(timeouts).min();
+            let Some(next) = next.filter(|at| *at <= end) else { return false };
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Lets both sides do what they can at this time; says whether they did anything.
+    fn turn(&mut self) -> bool {
+        let mut moved = false;
+        while let Some((_, to_server, frame)) = self
+            .flying
+            .front()
+            .filter(|(at, ..)| *at <= self.now)
+            .is_some()
+            .then(|| self.flying.pop_front().expect("it was there"))
+        {
+            let node = if to_server { &mut self.server } else { &mut self.client };
+            let received = node.device.receive(&frame);
+            node.host.handle_event(self.now, Event::Received(received));
+            moved = true;
+        }
+        for from_server in [false, true] {
+            let node = if from_server { &mut self.server } else { &mut self.client };
+            let (frames, worked) = node.turn(self.now);
+            moved |= worked;
+            for frame in frames {
+                self.frames += 1;
+                if self.lose_every.is_some_and(|every| self.frames % every == 0) {
+                    continue;
+                }
+                let at = self.now + Duration::from_millis(5);
+                self.flying.push_back((at, !from_server, frame));
+            }
+        }
+        moved
+    }
+}
+
+impl Node {
+    fn turn(&mut self, now: Instant) -> (Vec<Vec<u8>>, bool) {
+        let mut worked = false;
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+        }
+        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            self.endpoint.handle_timeout(now, &mut self.host);
+        }
+        while let Some(event) = self.device.events.pop_front() {
+            self.host.handle_event(now, event);
+            worked = true;
+        }
+        while let Some(notice) = self.host.poll_notice() {
+            self.endpoint.handle_notice(now, &mut self.host, notice);
+            worked = true;
+        }
+        self.endpoint.flush(now, &mut self.host);
+        while let Some(request) = self.host.poll_disk() {
+            worked = true;
+            if let Some(completion) = serve_disk(request) {
+                self.host.handle_disk(now, completion);
+            }
+        }
+        let mut frames = Vec::new();
+        while let Some(op) = self.host.poll_op(now) {
+            worked = true;
+            frames.extend(self.device.handle(op));
+        }
+        while self.host.poll_recycle().is_some() {}
+        (frames, worked)
+    }
+}
+
+fn serve_disk(request: DiskRequest) -> Option<DiskCompletion> {
+    match request {
+        DiskRequest::Open { id, .. } => {
+            Some(DiskCompletion::Opened { id, result: Ok((DiskFile(1), stat())) })
+        }
+        DiskRequest::Read { id, offset, mut buf, .. } => {
+            for (at, byte) in (offset..).zip(buf.as_mut_slice()) {
+                *byte = file_byte(at);
+            }
+            let len = u32::try_from(buf.len()).expect("a read");
+            Some(DiskCompletion::Read { id, buf, result: Ok((len, stat())) })
+        }
+        DiskRequest::Close { .. } => None,
+    }
+}
