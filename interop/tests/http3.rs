@@ -44,6 +44,11 @@ fn files_ranges_and_errors() {
     assert_eq!((moved("http3_requests"), moved("quic_connections")), (5, 4));
     assert_eq!((moved("http3_connection_errors"), moved("http3_stream_errors")), (0, 0));
     assert_eq!(moved("quic_failed") + moved("quic_timed_out"), 0);
+    // The long one is the device's, file and packets, but for its beginning; the others end before
+    // it is worth it.
+    assert_eq!((moved("quic_offloaded"), moved("quic_not_sealed")), (1, 0));
+    assert!(moved("quic_file_bytes_offloaded") > 8_000_000, "{after:?}");
+    assert!(moved("quic_tx_sealed") > 5_000 && moved("quic_rx_opened") > 0, "{after:?}");
     // HTTPS says where HTTP/3 is.
     let curl = server.command("curl").args(["-sik", "https://10.77.0.2/b.txt"]).output();
     let curl = printed(&curl.expect("curl"));
@@ -60,6 +65,11 @@ fn with_impairments() {
         let server = Server::start(files.path(), &options);
         let (output, body) = get(&server, "/a.bin", &[]);
         printed(&output);
+        let stat = server.stat();
+        assert_eq!(stat.get("quic_out_for_device") > 0, offload == "all", "{stat:?}");
+        if offload == "all" {
+            assert!(stat.get("quic_tx_sealed") > 0 && stat.get("quic_rx_opened") > 0, "{stat:?}");
+        }
         let got = files.write("got", &body);
         assert_eq!(sha256(&got), want, "{offload}: {} bytes", body.len());
     }

@@ -5,8 +5,8 @@
 //! same code runs over a TAP, over memory, or in the simulator.
 //!
 //! Wires: [`mem`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
-//! [`fault`] and [`pcap`] wrap any of them, [`bridge`] joins two. Disks: io_uring, a pool of threads, or plain calls, all
-//! chosen by [`disk::open_disk`].
+//! [`fault`] and [`pcap`] wrap any of them, [`bridge`] joins two. Disks: io_uring, a pool of
+//! threads, or plain calls, all chosen by [`disk::open_disk`].
 //!
 //! This crate holds no protocol: it looks into a frame only where a wire's format asks for it. Its
 //! `unsafe` is in the modules that make system calls, each of which says so at its head.

@@ -197,7 +197,7 @@ pub(crate) struct StackArgs {
     #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
     pub(crate) wire: WireArg,
     /// What the device does beyond checksums and segmentation: all, none, or a list of: file,
-    /// tls-tx, tls-rx, setup, teardown, splice
+    /// tls-tx, tls-rx, setup, teardown, splice, quic
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub(crate) offload: OffloadArg,
     /// Queues, with a host and a device each
@@ -291,7 +291,7 @@ pub(crate) struct CidrArg {
 
 impl CidrArg {
     /// The same for a host.
-    pub(crate) const fn to_cidr(&self) -> Cidr {
+    pub(crate) const fn to_cidr(self) -> Cidr {
         Cidr { addr: self.addr, prefix_len: self.prefix_len }
     }
 }
@@ -350,11 +350,20 @@ pub(crate) struct OffloadArg {
     pub(crate) teardown: bool,
     /// Connections are spliced by the device.
     pub(crate) splice: bool,
+    /// QUIC packets are sealed, opened and put in order by the device.
+    pub(crate) quic: bool,
 }
 
 impl OffloadArg {
-    const ALL: Self =
-        Self { file: true, tls_tx: true, tls_rx: true, setup: true, teardown: true, splice: true };
+    const ALL: Self = Self {
+        file: true,
+        tls_tx: true,
+        tls_rx: true,
+        setup: true,
+        teardown: true,
+        splice: true,
+        quic: true,
+    };
     const NONE: Self = Self {
         file: false,
         tls_tx: false,
@@ -362,6 +371,7 @@ impl OffloadArg {
         setup: false,
         teardown: false,
         splice: false,
+        quic: false,
     };
 
     fn names(self) -> impl Iterator<Item = &'static str> {
@@ -372,6 +382,7 @@ impl OffloadArg {
             ("setup", self.setup),
             ("teardown", self.teardown),
             ("splice", self.splice),
+            ("quic", self.quic),
         ]
         .into_iter()
         .filter_map(|(name, on)| on.then_some(name))
@@ -396,6 +407,7 @@ impl FromStr for OffloadArg {
                 "setup" => offload.setup = true,
                 "teardown" => offload.teardown = true,
                 "splice" => offload.splice = true,
+                "quic" => offload.quic = true,
                 "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();

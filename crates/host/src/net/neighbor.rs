@@ -216,6 +216,7 @@ mod tests {
             timestamp: None,
             echo: None,
             retransmission: false,
+            protect: None,
         }
     }
 

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         let device = new_device(args, wire.as_ref());
         let mut config = stack::host_config(&args.stack, 0);
         if args.backend_wire.is_some() {
-            config.addrs.extend(args.backend_addr.iter().map(CidrArg::to_cidr));
+            config.addrs.extend(args.backend_addr.iter().copied().map(CidrArg::to_cidr));
         }
         let mut host = Host::new(config, &device.capabilities(), clock::entropy());
         let app = Proxy::new(clock.now(), app_config(args, &clock), table.clone(), &mut host)

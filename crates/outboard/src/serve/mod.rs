@@ -16,7 +16,7 @@ use host::{Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
-use nic::{Device, FileConfig, L5oConfig};
+use nic::{Device, FileConfig, L5oConfig, QuicConfig};
 use signal_hook::consts::SIGHUP;
 
 use crate::args::{DiskArg, OffloadArg, ServeArgs};
@@ -149,7 +149,7 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
 
 fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {
     let mut config = stack::device_config(&args.stack, queues, rss_seed, wire);
-    let OffloadArg { file, tls_tx, tls_rx, .. } = args.stack.offload;
+    let OffloadArg { file, tls_tx, tls_rx, quic, .. } = args.stack.offload;
     config.file = file.then(|| FileConfig {
         memory_bytes_max: (args.file_memory as usize) << 20,
         ..FileConfig::default()
@@ -159,6 +159,7 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
         tls_rx,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
+    config.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
     Device::new(config, wire.capabilities())
 }
 

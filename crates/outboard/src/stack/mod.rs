@@ -288,12 +288,15 @@ const fn one_queue(queues: u8) -> Result<(), Refusal> {
 pub(crate) fn host_config(args: &StackArgs, index: usize) -> host::Config {
     let offload = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
     let mut config = host::Config {
-        addrs: args.addr.iter().map(CidrArg::to_cidr).collect(),
+        addrs: args.addr.iter().copied().map(CidrArg::to_cidr).collect(),
         gateways: args.gateway.clone(),
         answers: index == 0,
         file_offload: offload(args.offload.file),
         setup_offload: offload(args.offload.setup),
         teardown_offload: one_queue(args.queues).and_then(|()| offload(args.offload.teardown)),
+        quic_offload: offload(args.offload.quic),
+        // The device cuts datagrams, whatever else it does of QUIC.
+        udp_segmentation: true,
         splice_offload: one_queue(args.queues).and_then(|()| offload(args.offload.splice)),
         ..host::Config::default()
     };

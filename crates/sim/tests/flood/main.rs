@@ -240,7 +240,8 @@ impl World {
             },
             Notice::Spliced(id) => self.splices.push(id),
             Notice::SpliceRefused(..) | Notice::SpliceClosed(_) => self.errors += 1,
-            Notice::File(_) => {}
+            // No files, and no UDP.
+            _ => {}
         }
     }
 
