@@ -20,6 +20,7 @@ use nic::Device;
 
 use super::client::Client;
 use super::disk::ModelledDisk;
+use super::quic::QuicEnd;
 use super::short::{Peers, ShortClient, ShortServer};
 use super::stream::Stream;
 
@@ -56,6 +57,8 @@ pub(crate) enum App {
     Proxy(Box<Proxy>),
     /// Both ends of what a proxy relays.
     Peers(Box<Peers>),
+    /// An end of downloads over QUIC.
+    Quic(Box<QuicEnd>),
 }
 
 /// A machine: host, device and the rings between them.
@@ -211,6 +214,7 @@ impl Node {
                     busy = true;
                 }
             }
+            App::Quic(end) => busy = end.turn(now, &mut self.host),
         }
         busy
     }
@@ -300,6 +304,7 @@ impl Node {
         let app = match &self.app {
             App::Server(server) => server.poll_timeout(),
             App::Proxy(proxy) => proxy.poll_timeout(),
+            App::Quic(end) => end.poll_timeout(),
             _ => None,
         };
         let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
@@ -398,6 +403,7 @@ impl World {
             App::Stream(stream) => stream.start(now, host),
             App::ShortClient(client) => client.start(now, host),
             App::Peers(peers) => peers.client.start(now, host),
+            App::Quic(end) => end.start(now, host),
             App::Server(_) | App::ShortServer(_) | App::Proxy(_) => {}
         }
     }
@@ -408,6 +414,14 @@ impl World {
             App::Peers(peers) => peers,
             _ => unreachable!("the client's node runs both ends"),
         }
+    }
+
+    /// Both ends of downloads over QUIC: the server's and the client's.
+    pub(crate) fn quic(&self) -> [&QuicEnd; 2] {
+        [&self.server, &self.client].map(|node| match &node.app {
+            App::Quic(end) => &**end,
+            _ => unreachable!("both nodes run QUIC"),
+        })
     }
 
     /// Both ends of small transactions: who asks, and who answers.

@@ -1,7 +1,7 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
 //! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two,
-//! [`short_connections`], [`splice`]) run client, link, device and
+//! [`short_connections`], [`splice`], [`quic`]) run client, link, device and
 //! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
 //! ([`serve_live`], [`proxy_live`]) run the program as users do, beside another program, in one
 //! run. Every claim is a ratio measured in one run, because machines differ.
@@ -14,6 +14,7 @@ mod io_tcp;
 mod live;
 mod memory;
 mod proxy_live;
+mod quic;
 mod serve_live;
 mod short;
 mod short_connections;
@@ -49,6 +50,8 @@ pub(crate) enum Bench {
     Splice(splice::SpliceArgs),
     /// What the device does per connection: set-up, and forgers
     Connections(connections::ConnectionsArgs),
+    /// Host cycles per byte of QUIC: in software, and with what the device does of it
+    Quic(quic::QuicArgs),
     /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Bytes of host memory per idle established connection
@@ -73,6 +76,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::ShortConnections(args) => short_connections::run(args),
         Bench::Splice(args) => splice::run(args),
         Bench::Connections(args) => connections::run(args),
+        Bench::Quic(args) => quic::run(args),
         Bench::TimerWheel(args) => timer_wheel::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ProxyLive(args) => proxy_live::run(args),

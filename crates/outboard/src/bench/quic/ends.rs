@@ -1,0 +1,245 @@
+//! Both ends of downloads over QUIC, for accounted benchmarks.
+//!
+//! A client opens so many connections and asks for one object after the other on each, a stream
+//! for each object; the server answers with a file. Its content is sampled as it comes, and its
+//! length compared.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use abi::FileId;
+use base::Instant;
+use bytes::Bytes;
+use host::{Host, Notice};
+use io::clock::cycles;
+use quic::{Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
+
+use super::timed::Meter;
+use crate::bench::client::Files;
+
+/// Bytes taken from a stream at a time.
+const READ_BYTES: usize = 1 << 20;
+/// One byte in so many is compared.
+const SAMPLE: usize = 509;
+
+/// An end: the endpoint, and what it does with it.
+pub(crate) struct QuicEnd {
+    pub(crate) endpoint: Endpoint,
+    role: Role,
+    /// What went wrong: a benchmark with wrong bytes is none.
+    pub(crate) errors: Vec<String>,
+    /// Cycles of what this end does, where they are asked for.
+    pub(crate) spent: Spent,
+    meter: Option<Meter>,
+}
+
+/// Cycles by what they were spent for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    /// Packets that came in: acknowledgments, order, flow control, streams, without crypto.
+    pub(crate) receiving: u64,
+    /// Packets made, without crypto.
+    pub(crate) formatting: u64,
+    /// Sealing, opening, header protection.
+    pub(crate) crypto: u64,
+}
+
+enum Role {
+    Server { files: Vec<FileId>, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
+    Client(Client),
+}
+
+struct Client {
+    server: SocketAddr,
+    tls: Arc<rustls::ClientConfig>,
+    connections: u32,
+    files: Files,
+    asked: u32,
+    downloads: BTreeMap<Handle, Download>,
+    objects: u64,
+    bytes: u64,
+}
+
+struct Download {
+    stream: StreamId,
+    file: u32,
+    received: u64,
+}
+
+impl QuicEnd {
+    /// Answers with these files, by number.
+    pub(crate) fn server(endpoint: Endpoint, files: Vec<FileId>, meter: Option<Meter>) -> Self {
+        Self::new(endpoint, Role::Server { files, requests: BTreeMap::new() }, meter)
+    }
+
+    /// Asks for files of `server` on that many connections.
+    pub(crate) fn client(
+        endpoint: Endpoint,
+        server: SocketAddr,
+        tls: Arc<rustls::ClientConfig>,
+        connections: u32,
+        files: Files,
+        meter: Option<Meter>,
+    ) -> Self {
+        let downloads = BTreeMap::new();
+        let client =
+            Client { server, tls, connections, files, asked: 0, downloads, objects: 0, bytes: 0 };
+        Self::new(endpoint, Role::Client(client), meter)
+    }
+
+    fn new(endpoint: Endpoint, role: Role, meter: Option<Meter>) -> Self {
+        Self { endpoint, role, errors: Vec::new(), spent: Spent::default(), meter }
+    }
+
+    /// Objects that have come whole, and bytes of objects.
+    pub(crate) const fn received(&self) -> (u64, u64) {
+        match &self.role {
+            Role::Client(client) => (client.objects, client.bytes),
+            Role::Server { .. } => (0, 0),
+        }
+    }
+
+    /// Opens the connections.
+    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
+        let Role::Client(client) = &self.role else { return };
+        for _ in 0..client.connections {
+            if let Err(e) = self.endpoint.connect(now, host, client.server, "server", &client.tls) {
+                self.errors.push(format!("{e:?}"));
+            }
+        }
+        self.endpoint.flush(now, host);
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.endpoint.poll_timeout()
+    }
+
+    /// Everything that is to be done: what is due, what came, what goes. Says whether there was
+    /// anything.
+    pub(crate) fn turn(&mut self, now: Instant, host: &mut Host) -> bool {
+        let (from, sealed) = (cycles(), self.sealed());
+        let mut busy = false;
+        if self.poll_timeout().is_some_and(|at| at <= now) {
+            self.endpoint.handle_timeout(now, host);
+            busy = true;
+        }
+        while let Some(notice) = host.poll_notice() {
+            self.handle_notice(now, host, notice);
+            busy = true;
+        }
+        while let Some(event) = self.endpoint.poll_event() {
+            self.handle_event(host, event);
+            busy = true;
+        }
+        let (mid, opened) = (cycles(), self.sealed());
+        self.endpoint.flush(now, host);
+        let (to, crypto) = (cycles(), self.sealed());
+        if busy {
+            self.spent.receiving += (mid - from) - (opened - sealed);
+            self.spent.formatting += (to - mid) - (crypto - opened);
+            self.spent.crypto += crypto - sealed;
+        }
+        busy
+    }
+
+    /// Cycles spent in crypto so far.
+    fn sealed(&self) -> u64 {
+        self.meter.as_ref().map_or(0, Meter::cycles)
+    }
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        if let Notice::File(file) = notice {
+            if !matches!(host.offload_fstat(file), Some(Ok(_))) {
+                self.errors.push("a file cannot be read".to_owned());
+            }
+        }
+        self.endpoint.handle_notice(now, host, notice);
+    }
+
+    fn handle_event(&mut self, host: &mut Host, event: Event) {
+        match event {
+            Event::Connected(handle) => self.ask(handle),
+            Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
+                while let Some(stream) = self.endpoint.accept_stream(handle, Dir::Bi) {
+                    self.read(host, handle, stream);
+                }
+            }
+            Event::Stream(handle, StreamEvent::Readable { id }) => self.read(host, handle, id),
+            Event::Lost(_, why) => self.errors.push(why.to_string()),
+            _ => {}
+        }
+    }
+
+    /// Asks for the next object.
+    fn ask(&mut self, handle: Handle) {
+        let Role::Client(client) = &mut self.role else { return };
+        let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else {
+            self.errors.push("no stream".to_owned());
+            return;
+        };
+        let file = client.asked % client.files.count;
+        client.asked += 1;
+        client.downloads.insert(handle, Download { stream, file, received: 0 });
+        self.endpoint.write(handle, stream, Bytes::copy_from_slice(&file.to_be_bytes()));
+        self.endpoint.finish(handle, stream);
+    }
+
+    fn read(&mut self, host: &mut Host, handle: Handle, stream: StreamId) {
+        loop {
+            match self.endpoint.read(handle, stream, READ_BYTES) {
+                Ok(bytes) => self.take(handle, stream, &bytes),
+                // It may have been read to its end since it became readable.
+                Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
+                Err(ReadEnd::Finished) => return self.whole(host, handle, stream),
+                Err(ReadEnd::Reset(_)) => {
+                    return self.errors.push("a stream was given up".to_owned());
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, handle: Handle, stream: StreamId, bytes: &Bytes) {
+        match &mut self.role {
+            Role::Server { requests, .. } => {
+                requests.entry((handle, stream)).or_default().extend_from_slice(bytes);
+            }
+            Role::Client(client) => {
+                let Some(download) = client.downloads.get_mut(&handle) else { return };
+                let byte =
+                    |at: usize| (client.files.byte)(download.file, download.received + at as u64);
+                let wrong = (0..bytes.len()).step_by(SAMPLE).find(|&at| bytes[at] != byte(at));
+                if download.stream != stream || wrong.is_some() {
+                    self.errors.push("a wrong byte".to_owned());
+                }
+                download.received += bytes.len() as u64;
+                client.bytes += bytes.len() as u64;
+            }
+        }
+    }
+
+    /// A stream has been read to its end.
+    fn whole(&mut self, host: &mut Host, handle: Handle, stream: StreamId) {
+        match &mut self.role {
+            Role::Server { files, requests } => {
+                let request = requests.remove(&(handle, stream)).unwrap_or_default();
+                let number = <[u8; 4]>::try_from(&request[..]).map(u32::from_be_bytes);
+                let file = number.ok().and_then(|number| files.get(number as usize).copied());
+                let stat = file.and_then(|file| Some((file, host.offload_fstat(file)?.ok()?)));
+                let Some((file, stat)) = stat else {
+                    return self.errors.push("a request for nothing".to_owned());
+                };
+                self.endpoint.send_file(host, (handle, stream), file, 0, stat.size);
+                self.endpoint.finish(handle, stream);
+            }
+            Role::Client(client) => {
+                let download = client.downloads.remove(&handle);
+                if download.is_none_or(|d| d.received != client.files.size) {
+                    self.errors.push("an object of another length".to_owned());
+                }
+                client.objects += 1;
+                self.ask(handle);
+            }
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! `outboard bench quic`: what QUIC costs a host, with and without the device (NiQUIC section 2.2;
+//! IO-TCP appendix A), in accounted mode.
+//!
+//! Downloads of 50 MB and of 10 KB on 1 to 64 connections. Server and client are the same program,
+//! quinn-proto over our stack, and are measured both: a server seals and sends files, a client
+//! opens, puts in order and acknowledges. Four paths, each with what the one before has: all in
+//! software; packets protected by the device; put in order by it; files read by it. Then, for the
+//! path in software, what the cycles are spent for, as NiQUIC's figure 2 has it.
+
+mod ends;
+mod timed;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::Path as FsPath;
+use std::sync::Arc;
+
+use abi::Refusal;
+use abi::quic::Reorder;
+use base::{Duration, Instant};
+use clap::Args;
+use host::Host;
+use io::clock;
+use io::disk::{DiskKind, open_disk};
+use io::mem::{LinkConfig, MemWire, link};
+use io::wire::Wire as _;
+use nic::{Device, DeviceConfig, FileConfig, QuicConfig};
+use quic::{Config, Endpoint};
+use serde_json::{Value, json};
+
+use super::accounted::{App, Node, World};
+use super::client::Files;
+use super::disk::{DiskModel, ModelledDisk};
+use super::io_tcp::{DEVICE_MEMORY_BYTES, host_config, make_files};
+use crate::error::Failure;
+use crate::stack::TRANSMIT_BYTES_MAX;
+pub(crate) use ends::{QuicEnd, Spent};
+use timed::{Meter, Timed};
+
+/// Bytes of an object: NiQUIC's transfer, and many small ones.
+const SIZES: [u64; 2] = [50_000_000, 10_000];
+/// Connections.
+const CONNECTIONS: [u32; 4] = [1, 4, 16, 64];
+/// Runs of a configuration, of which the one with the median host cycles counts.
+const REPEATS: usize = 3;
+/// Object bytes to measure over.
+const MEASURED_BYTES: u64 = 200_000_000;
+/// Bytes that all files have together, at least.
+const SET_BYTES: u64 = 1_000_000;
+
+/// `outboard bench quic`.
+#[derive(Debug, Args)]
+pub(crate) struct QuicArgs {
+    /// For machines
+    #[arg(long)]
+    json: bool,
+    /// One run each of 50 MB on 1 and 16 connections
+    #[arg(long)]
+    quick: bool,
+    /// Object sizes to run, in bytes, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    sizes: Option<Vec<u64>>,
+    /// Numbers of connections to run, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    connections: Option<Vec<u32>>,
+}
+
+/// What the device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Path {
+    Software,
+    Protect,
+    Reorder,
+    File,
+}
+
+const PATHS: [Path; 4] = [Path::Software, Path::Protect, Path::Reorder, Path::File];
+
+impl Path {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Software => "software",
+            Self::Protect => "protection",
+            Self::Reorder => "and order",
+            Self::File => "and files",
+        }
+    }
+}
+
+/// One run's configuration.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    path: Path,
+    connections: u32,
+    object_bytes: u64,
+    /// Whether cycles are told apart by what they are spent for.
+    breakdown: bool,
+}
+
+/// What one end of a run used.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    host_cycles: u64,
+    device_cycles: u64,
+    spent: Spent,
+}
+
+/// One run's result.
+#[derive(Clone, Debug)]
+struct Measured {
+    setting: Setting,
+    bytes: u64,
+    objects: u64,
+    /// Datagrams with content.
+    packets: u64,
+    server: Used,
+    client: Used,
+    /// Virtual time.
+    elapsed: Duration,
+    lost: u64,
+}
+
+impl Measured {
+    fn per_byte(&self, cycles: u64) -> f64 {
+        cycles as f64 / self.bytes as f64
+    }
+
+    fn json(&self) -> Value {
+        let end = |used: &Used| {
+            json!({
+                "host_cycles_per_byte": self.per_byte(used.host_cycles),
+                "host_cycles_per_packet": used.host_cycles as f64 / self.packets as f64,
+                "host_cycles_per_object": used.host_cycles as f64 / self.objects.max(1) as f64,
+                "device_cycles_per_byte": self.per_byte(used.device_cycles),
+            })
+        };
+        json!({
+            "path": self.setting.path.name(),
+            "connections": self.setting.connections,
+            "object_bytes": self.setting.object_bytes,
+            "objects": self.objects,
+            "packets": self.packets,
+            "lost_packets": self.lost,
+            "link_gbit_per_s": self.bytes as f64 * 8.0 / self.elapsed.as_nanos() as f64,
+            "server": end(&self.server),
+            "client": end(&self.client),
+        })
+    }
+
+    /// Shares of the host's cycles: crypto, packet I/O, formatting, acknowledgments and order.
+    fn shares(used: &Used) -> Value {
+        let Spent { receiving, formatting, crypto } = used.spent;
+        let io = used.host_cycles.saturating_sub(receiving + formatting + crypto);
+        let share = |cycles: u64| cycles as f64 / used.host_cycles as f64;
+        json!({
+            "crypto": share(crypto),
+            "packet_io": share(io),
+            "formatting": share(formatting),
+            "acknowledgment_and_order": share(receiving),
+        })
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Where bytes came out wrong, or the path that was measured is not the one that was asked for.
+pub(crate) fn run(args: &QuicArgs) -> Result<(), Failure> {
+    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
+    let result = run_in(args, &folder);
+    // Leaves nothing behind, whatever happened.
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+fn run_in(args: &QuicArgs, folder: &FsPath) -> Result<(), Failure> {
+    let quick = |all: &[u64], few: usize| all[..if args.quick { few } else { all.len() }].to_vec();
+    let sizes = args.sizes.clone().unwrap_or_else(|| quick(&SIZES, 1));
+    let counts = args.connections.clone().unwrap_or_else(|| match args.quick {
+        true => vec![1, 16],
+        false => CONNECTIONS.to_vec(),
+    });
+    if sizes.contains(&0) || counts.contains(&0) {
+        return Err(Failure::Usage("sizes and connections: at least 1".to_owned()));
+    }
+    let repeats = if args.quick { 1 } else { REPEATS };
+    if !args.json {
+        println!(
+            "{:>9} {:>6} {:<11} {:>11} {:>11} {:>11} {:>11} {:>9} {:>8}",
+            "object",
+            "conns",
+            "path",
+            "server c/B",
+            "client c/B",
+            "device c/B",
+            "server c/pk",
+            "Gbit/s",
+            "ratio"
+        );
+    }
+    let mut table = Vec::new();
+    for &object_bytes in &sizes {
+        let files = make_files(folder, object_bytes, SET_BYTES)?;
+        for &connections in &counts {
+            let mut software = None;
+            for path in PATHS {
+                let setting = Setting { path, connections, object_bytes, breakdown: false };
+                let m = median(setting, &files, folder, repeats)?;
+                let software = *software.get_or_insert_with(|| m.per_byte(m.server.host_cycles));
+                show(args, &m, software);
+                table.push(m);
+            }
+        }
+    }
+    let connections = counts.iter().copied().max().unwrap_or(1);
+    let object_bytes = sizes.iter().copied().max().unwrap_or(1);
+    let setting = Setting { path: Path::Software, connections, object_bytes, breakdown: true };
+    let files = make_files(folder, object_bytes, SET_BYTES)?;
+    let parts = measure(setting, &files, folder)?;
+    let breakdown = json!({
+        "server": Measured::shares(&parts.server),
+        "client": Measured::shares(&parts.client),
+    });
+    let headline = headline(&table, connections, object_bytes, &breakdown);
+    if args.json {
+        let rows: Vec<Value> = table.iter().map(Measured::json).collect();
+        println!("{:#}", json!({ "headline": headline, "breakdown": breakdown, "rows": rows }));
+    } else {
+        println!("\nin software, shares of the host's cycles: {breakdown:#}");
+        println!("headline: {headline:#}");
+    }
+    Ok(())
+}
+
+fn show(args: &QuicArgs, m: &Measured, software: f64) {
+    let Setting { path, connections, object_bytes, .. } = m.setting;
+    if args.json {
+        eprintln!("{object_bytes} bytes, {connections} connections, {}: done", path.name());
+        return;
+    }
+    println!(
+        "{object_bytes:>9} {connections:>6} {:<11} {:>11.3} {:>11.3} {:>11.3} {:>11.0} {:>9.1} \
+         {:>7.1}x",
+        path.name(),
+        m.per_byte(m.server.host_cycles),
+        m.per_byte(m.client.host_cycles),
+        m.per_byte(m.server.device_cycles),
+        m.server.host_cycles as f64 / m.packets as f64,
+        m.bytes as f64 * 8.0 / m.elapsed.as_nanos() as f64,
+        software / m.per_byte(m.server.host_cycles),
+    );
+    let _ = std::io::stdout().flush();
+}
+
+fn headline(table: &[Measured], connections: u32, bytes: u64, breakdown: &Value) -> Value {
+    let find = |path| {
+        table.iter().find(|m| {
+            let s = m.setting;
+            s.path == path && s.connections == connections && s.object_bytes == bytes
+        })
+    };
+    let server = |path| find(path).map(|m| m.per_byte(m.server.host_cycles));
+    let ratio = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a / b);
+    let client = |path| find(path).map(|m| m.per_byte(m.client.host_cycles));
+    json!({
+        "ratio_all": ratio(server(Path::Software), server(Path::File)),
+        "ratio_file": ratio(server(Path::Reorder), server(Path::File)),
+        "ratio_client": ratio(client(Path::Software), client(Path::Reorder)),
+        "crypto_share_software": breakdown["server"]["crypto"],
+    })
+}
+
+fn median(
+    setting: Setting,
+    files: &Files,
+    folder: &FsPath,
+    repeats: usize,
+) -> Result<Measured, Failure> {
+    let mut runs = Vec::new();
+    for _ in 0..repeats {
+        runs.push(measure(setting, files, folder)?);
+    }
+    runs.sort_by_key(|m| m.server.host_cycles * 1000 / m.bytes);
+    Ok(runs.swap_remove(repeats / 2))
+}
+
+fn measure(setting: Setting, files: &Files, folder: &FsPath) -> Result<Measured, Failure> {
+    let mut world = build(setting, files, folder)?;
+    world.start();
+    let bytes = |w: &World| w.quic()[1].received().1;
+    let failed = |w: &World| !(w.quic()[0].errors.is_empty() && w.quic()[1].errors.is_empty());
+    // Until the device has what it is to have, and windows are open.
+    let warm = (setting.object_bytes / 4).max(u64::from(setting.connections) * 2_000_000);
+    let mut alive = world.run_until(|w| bytes(w) >= warm || failed(w));
+    let (from, before) = (used(&world), counted(&world));
+    let (objects, at, now) = (world.quic()[1].received().0, bytes(&world), world.now);
+    alive = alive && world.run_until(|w| bytes(w) >= at + MEASURED_BYTES || failed(w));
+    if !alive || failed(&world) {
+        let [server, client] = world.quic();
+        let what = server.errors.iter().chain(&client.errors).next().cloned();
+        return Err(Failure::System(format!(
+            "the benchmark went wrong ({setting:?}): {} {:?}",
+            what.unwrap_or_else(|| "nothing left to happen".to_owned()),
+            counted(&world),
+        )));
+    }
+    let (to, after) = (used(&world), counted(&world));
+    let moved = |name: &str| {
+        let get = |all: &std::collections::BTreeMap<&'static str, u64>| {
+            all.get(name).copied().unwrap_or_default()
+        };
+        get(&after).saturating_sub(get(&before))
+    };
+    let measured = Measured {
+        setting,
+        bytes: bytes(&world) - at,
+        objects: world.quic()[1].received().0 - objects,
+        packets: moved("tx_packets"),
+        server: to[0].since(&from[0]),
+        client: to[1].since(&from[1]),
+        elapsed: world.now.since(now),
+        lost: moved("quic_packets_lost"),
+    };
+    check_path(&measured, moved("quic_tx_sealed"), moved("file_disk_bytes"))?;
+    Ok(measured)
+}
+
+impl Used {
+    const fn since(&self, before: &Self) -> Self {
+        Self {
+            host_cycles: self.host_cycles - before.host_cycles,
+            device_cycles: self.device_cycles - before.device_cycles,
+            spent: Spent {
+                receiving: self.spent.receiving - before.spent.receiving,
+                formatting: self.spent.formatting - before.spent.formatting,
+                crypto: self.spent.crypto - before.spent.crypto,
+            },
+        }
+    }
+}
+
+fn used(world: &World) -> [Used; 2] {
+    let [server, client] = world.quic();
+    [(&world.server, server), (&world.client, client)].map(|(node, end)| Used {
+        host_cycles: node.cycles.host,
+        device_cycles: node.cycles.device,
+        spent: end.spent,
+    })
+}
+
+fn counted(world: &World) -> std::collections::BTreeMap<&'static str, u64> {
+    let mut all = world.server_counters();
+    world.quic()[0].endpoint.visit(&mut |name, value| {
+        all.insert(name, value);
+    });
+    all
+}
+
+/// A silent fallback to software is the characteristic bug: the path that was asked for has to be
+/// the one that ran.
+fn check_path(m: &Measured, sealed: u64, _files: u64) -> Result<(), Failure> {
+    let right = match m.setting.path {
+        Path::Software => sealed == 0,
+        _ => sealed * 10 >= m.packets * 9,
+    };
+    if right { Ok(()) } else { Err(Failure::System(format!("the wrong path was measured: {m:?}"))) }
+}
+
+fn build(setting: Setting, files: &Files, folder: &FsPath) -> Result<World, Failure> {
+    // 100 Gb/s, 25 us each way, as for IO-TCP; what is too much for the rate waits.
+    let link_config = LinkConfig {
+        delay: Duration::from_micros(25),
+        bytes_per_s: Some(12_500_000_000),
+        queue_bytes_max: u64::MAX,
+        frames_max: 4096,
+        ..LinkConfig::default()
+    };
+    let (server_wire, client_wire) = link(&link_config);
+    let tls = tls()?;
+    let server = node(setting, &tls, Some((files, folder)), server_wire)?;
+    let client = node(setting, &tls, None, client_wire).map(|(node, endpoint, meter)| {
+        let at: SocketAddr = ([10, 0, 0, 1], 443).into();
+        let tls = Arc::clone(&tls.client);
+        let end = QuicEnd::client(endpoint, at, tls, setting.connections, files.clone(), meter);
+        node.with_app(App::Quic(Box::new(end)))
+    })?;
+    let (mut server, endpoint, meter) = server;
+    let open = |n: u32| server.host.offload_open(&n.to_string());
+    let opened: Option<Vec<_>> = (0..files.count).map(open).collect();
+    let opened = opened.ok_or_else(|| Failure::System("too many files".to_owned()))?;
+    let server = server.with_app(App::Quic(Box::new(QuicEnd::server(endpoint, opened, meter))));
+    let moderation = Duration::from_micros(10);
+    Ok(World { now: Instant::from_millis(1000), moderation, server, client })
+}
+
+/// TLS of both ends, with a certificate of its own.
+struct Tls {
+    provider: rustls::crypto::CryptoProvider,
+    server: Arc<rustls::ServerConfig>,
+    client: Arc<rustls::ClientConfig>,
+}
+
+fn tls() -> Result<Tls, Failure> {
+    let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set TLS up: {e}"));
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    // What every client and server prefers where there are instructions for it.
+    provider.cipher_suites.retain(|s| s.suite() == rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    let made = rcgen::generate_simple_self_signed(["server".to_owned()]).map_err(|e| wrong(&e))?;
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).map_err(|e| wrong(&e))?;
+    let server = rustls::ServerConfig::builder_with_provider(Arc::new(provider.clone()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .and_then(|b| {
+            b.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key.into())
+        })
+        .map_err(|e| wrong(&e))?;
+    let client = rustls::ClientConfig::builder_with_provider(Arc::new(provider.clone()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|e| wrong(&e))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Tls { provider, server: Arc::new(server), client: Arc::new(client) })
+}
+
+/// A machine without its application, its endpoint, and what measures its crypto. The server is
+/// the one with files.
+fn node(
+    setting: Setting,
+    tls: &Tls,
+    files: Option<(&Files, &FsPath)>,
+    wire: MemWire,
+) -> Result<(Bare, Endpoint, Option<Meter>), Failure> {
+    let is_server = files.is_some();
+    let number = if is_server { 1 } else { 2 };
+    let device_reads = is_server && setting.path == Path::File;
+    let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
+    config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
+    config.file = device_reads
+        .then(|| FileConfig { memory_bytes_max: DEVICE_MEMORY_BYTES, ..FileConfig::default() });
+    config.quic =
+        (setting.path >= Path::Protect).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+    let device = Device::new(config, wire.capabilities());
+    let refused = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
+    let mut config = host_config(if is_server { "10.0.0.1" } else { "10.0.0.2" });
+    config.file_offload = refused(device_reads);
+    config.quic_offload = refused(setting.path >= Path::Protect);
+    config.udp_segmentation = true;
+    let mut host = Host::new(config, &device.capabilities(), number.into());
+    let meter = setting.breakdown.then(Meter::default);
+    let crypto: Arc<dyn abi::crypto::CryptoProvider> = match &meter {
+        Some(meter) => Arc::new(Timed(meter.clone())),
+        None => Arc::new(crypto::Provider),
+    };
+    let reorder = Reorder { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
+    let config = Config {
+        port: if is_server { 443 } else { 40_000 },
+        tls: is_server.then(|| Arc::clone(&tls.server)),
+        reorder: (setting.path >= Path::Reorder).then_some(reorder),
+        ..Config::new(crypto, clock::std_epoch(), [number; 32])
+    };
+    let endpoint = Endpoint::new(config, &tls.provider, &mut host)
+        .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
+    let disk = |wanted: bool| -> Result<Option<ModelledDisk>, Failure> {
+        let Some((_, folder)) = files.filter(|_| wanted) else { return Ok(None) };
+        let files =
+            open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
+        let model = DiskModel { latency: Duration::from_micros(80), bytes_per_s: 12_500_000_000 };
+        Ok(Some(ModelledDisk::new(files, model)))
+    };
+    // The host reads what a connection sends before the device has it.
+    let (device_disk, host_disk) = (disk(device_reads)?, disk(is_server)?);
+    Ok((Bare { host, device, wire, device_disk, host_disk }, endpoint, meter))
+}
+
+/// The parts of a machine below its application.
+struct Bare {
+    host: Host,
+    device: Device,
+    wire: MemWire,
+    device_disk: Option<ModelledDisk>,
+    host_disk: Option<ModelledDisk>,
+}
+
+impl Bare {
+    fn with_app(self, app: App) -> Node {
+        let Self { host, device, wire, device_disk, host_disk } = self;
+        Node::new(host, device, app, Box::new(wire), device_disk, host_disk)
+    }
+}
