@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::l5o::L5oLimits;
+use crate::op::{FileExtent, FileId};
 use crate::quic::QuicLimits;
 use crate::setup::SetupLimits;
 use crate::splice::SpliceLimits;
@@ -40,9 +41,31 @@ pub struct FileLimits {
 }
 
 impl FileLimits {
-    /// Most file extents in one [`crate::Transmit`]; a transmit with more is refused. It bounds the
-    /// buffers that a single transmit can need at one time.
+    /// Most file extents in one [`crate::Transmit`], without those that go on where the one before
+    /// them ended; a transmit with more is refused. It bounds the buffers that a single transmit
+    /// can need at one time.
     pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
+    /// Most file extents in one transmit, those counted too: a batch of datagrams has one in each.
+    pub const EXTENTS_IN_ALL_MAX: usize = 64;
+}
+
+/// Counts the file extents of one [`crate::Transmit`], as [`FileLimits`] has it.
+#[derive(Clone, Debug, Default)]
+pub struct ExtentCount {
+    apart: usize,
+    all: usize,
+    end: Option<(FileId, u64)>,
+}
+
+impl ExtentCount {
+    /// One more; says whether a transmit may have it.
+    pub fn takes(&mut self, extent: &FileExtent) -> bool {
+        self.all += 1;
+        self.apart += usize::from(self.end != Some((extent.file, extent.offset)));
+        self.end = Some((extent.file, extent.offset.saturating_add(extent.len.into())));
+        self.apart <= FileLimits::EXTENTS_PER_TRANSMIT_MAX
+            && self.all <= FileLimits::EXTENTS_IN_ALL_MAX
+    }
 }
 
 /// Why something is not offloaded. It reaches the operator: `outboard ss` prints it for each
@@ -93,5 +116,32 @@ impl fmt::Display for Refusal {
             Self::Overloaded => "the device is busy",
             Self::DeviceReset => "the device was reset",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_that_go_on_count_once() {
+        let extent = |file, offset| FileExtent { file: FileId(file), offset, len: 100 };
+        let mut count = ExtentCount::default();
+        for n in 0..FileLimits::EXTENTS_IN_ALL_MAX as u64 {
+            assert!(count.takes(&extent(1, n * 100)));
+        }
+        assert!(!count.takes(&extent(1, 6400)), "one too many in all");
+        let mut count = ExtentCount::default();
+        for n in 0..FileLimits::EXTENTS_PER_TRANSMIT_MAX as u64 {
+            assert!(count.takes(&extent(1, n * 101)));
+        }
+        assert!(count.takes(&extent(1, 7 * 101 + 100)), "it goes on");
+        assert!(!count.takes(&extent(2, 7 * 101 + 200)), "in another file it does not");
+        let mut count = ExtentCount::default();
+        assert!(
+            count.takes(&extent(1, u64::MAX)),
+            "whether there are such bytes is not asked here"
+        );
+        assert!(count.takes(&extent(1, u64::MAX)));
     }
 }

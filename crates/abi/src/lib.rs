@@ -31,7 +31,7 @@ pub mod setup;
 pub mod splice;
 pub mod teardown;
 
-pub use caps::{Capabilities, FileLimits, Refusal};
+pub use caps::{Capabilities, ExtentCount, FileLimits, Refusal};
 pub use event::{
     Checksum, Event, FileFault, FileKind, FileOpened, FileStat, Load, Received, TransmitDone,
     TransmitOutcome,

@@ -13,7 +13,7 @@ use core::ops::Range;
 
 use abi::quic::{Opened, Packet, Protect, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
 use abi::{
-    Checksum, FileExtent, FileLimits, FlowId, Header, Op, PacketBuf, Part, Parts, Received,
+    Checksum, ExtentCount, FileExtent, FlowId, Header, Op, PacketBuf, Part, Parts, Received,
     Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use base::Instant;
@@ -358,9 +358,13 @@ impl Batch {
             size => usize::from(size),
         };
         let (mut count, mut bytes) = (0, 0);
+        // Nearly always it is all of them.
+        let (len, fits) = self.measure(left, usize::MAX);
+        if fits && len.div_ceil(size) <= self.datagrams_max {
+            return (left.drain(..).collect(), len.div_ceil(size));
+        }
         while count < self.datagrams_max {
-            let (len, extents) = measure(left, size.saturating_mul(count + 1));
-            let fits = len <= self.bytes_max && extents <= FileLimits::EXTENTS_PER_TRANSMIT_MAX;
+            let (len, fits) = self.measure(left, size.saturating_mul(count + 1));
             if len == bytes || (count > 0 && !fits) {
                 break;
             }
@@ -369,6 +373,20 @@ impl Batch {
         let mut parts = Parts::new();
         move_front(left, bytes, &mut parts);
         (parts, count)
+    }
+
+    /// Bytes of the first datagrams, which have at most `size`, and whether the device takes them
+    /// in one transmit.
+    fn measure(&self, parts: &VecDeque<Part>, size: usize) -> (usize, bool) {
+        let (mut len, mut fits, mut extents) = (0, true, ExtentCount::default());
+        for part in parts {
+            if len >= size {
+                break;
+            }
+            len += (part.len() as usize).min(size - len);
+            fits &= part.extent().is_none_or(|extent| extents.takes(extent));
+        }
+        (len, fits && len <= self.bytes_max)
     }
 
     fn transmit(&self, out: &mut Outbox, now: Instant, tuple: &Tuple, parts: Parts, count: usize) {
@@ -406,19 +424,6 @@ impl Batch {
         };
         out.route(now, tuple.remote.addr, transmit);
     }
-}
-
-/// Bytes of the first datagrams, which have at most `size`, and extents in them.
-fn measure(parts: &VecDeque<Part>, size: usize) -> (usize, usize) {
-    let (mut len, mut extents) = (0, 0);
-    for part in parts {
-        if len >= size {
-            break;
-        }
-        len += (part.len() as usize).min(size - len);
-        extents += usize::from(part.extent().is_some());
-    }
-    (len, extents)
 }
 
 /// Moves `len` bytes off the front of `from` to the end of `to`.

@@ -445,6 +445,7 @@ impl Endpoint {
         host.recycle(packet);
         let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
         let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
+        let mut settled = None;
         let mut numbers = opened.iter().flat_map(|opened| opened.numbers.iter().copied());
         let name = opened.as_ref().map(|opened| opened.quic);
         while !left.is_empty() {
@@ -456,10 +457,23 @@ impl Endpoint {
                 self.counters.quic_in_disagreed += 1;
                 continue;
             }
-            self.handle_datagram(now, host, way, datagram, opened);
+            let index = self.handle_datagram(now, host, way, datagram, opened);
+            if settled != index {
+                self.settle_one(now, host, settled);
+                settled = index;
+            }
+        }
+        self.settle_one(now, host, settled);
+    }
+
+    /// The datagrams of a batch that were a connection's have been handled.
+    fn settle_one(&mut self, now: Instant, host: &mut Host, index: Option<usize>) {
+        if let Some(index) = index {
+            self.settle(now, host, index);
         }
     }
 
+    /// Gives the connection that took it, which is to be settled.
     fn handle_datagram(
         &mut self,
         now: Instant,
@@ -467,13 +481,14 @@ impl Endpoint {
         (remote, local, ecn): (SocketAddr, IpAddr, Option<EcnCodepoint>),
         datagram: BytesMut,
         opened: Option<(QuicId, u64)>,
-    ) {
+    ) -> Option<usize> {
         let (time, len) = (self.time(now), datagram.len() as u64);
         let mut answer = Vec::new();
         let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
         match event {
             Some(DatagramEvent::ConnectionEvent(quinn, event)) => {
                 self.deliver(now, host, (quinn, event), len, opened);
+                return Some(quinn.0);
             }
             // What the device opened belongs to a connection that is gone.
             _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
@@ -484,8 +499,10 @@ impl Endpoint {
             }
             None => {}
         }
+        None
     }
 
+    /// A connection takes a datagram; who calls it settles the connection.
     fn deliver(
         &mut self,
         now: Instant,
@@ -494,7 +511,7 @@ impl Endpoint {
         len: u64,
         opened: Option<(QuicId, u64)>,
     ) {
-        self.with(now, host, quinn.0, |connection, cx| {
+        self.work(now, host, quinn.0, |connection, cx| {
             // Only what was opened with this connection's keys is taken for that.
             if opened.is_some_and(|(quic, _)| connection.offload.rx() != Some(quic)) {
                 cx.counters.quic_in_disagreed += 1;
@@ -520,6 +537,9 @@ impl Endpoint {
                 connection.inner.handle_event(event);
             }
         });
+        if let Ok(index) = u32::try_from(quinn.0) {
+            self.touch(index);
+        }
     }
 
     fn handle_new(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {

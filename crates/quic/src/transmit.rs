@@ -64,16 +64,21 @@ impl Way {
     }
 }
 
+/// Bytes of each datagram of a batch; zero for one.
+fn segment_size(transmit: &Transmit) -> u16 {
+    let size = transmit.segment_size.filter(|size| *size < transmit.size);
+    size.and_then(|size| u16::try_from(size).ok()).unwrap_or(0)
+}
+
 /// A transmit of what belongs to no connection, or is sealed.
 pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
     let way = Way::of(transmit);
-    let segment_size = transmit.segment_size.filter(|size| *size < bytes.len());
     UdpSend {
         flow: abi::FlowId::NONE,
         source: way.source,
         remote: Endpoint { addr: way.remote.ip(), port: way.remote.port() },
         ecn: way.ecn,
-        segment_size: segment_size.and_then(|size| u16::try_from(size).ok()).unwrap_or(0),
+        segment_size: segment_size(transmit),
         parts: [Part::Host(bytes)].into_iter().collect(),
         retransmission: false,
         echo: false,
@@ -90,6 +95,7 @@ impl Connection {
             // Packets that the device seals, or that may have holes, stay as they are.
             self.shared.begin(self.offload.tx().is_some() || !self.placed.is_empty());
             cx.scratch.buffer.clear();
+            cx.scratch.buffer.reserve(mtu * most);
             let time = cx.time();
             let made = self.inner.poll_transmit(time, most, &mut cx.scratch.buffer);
             let Some(transmit) = made else { break };
@@ -182,12 +188,16 @@ impl Connection {
                 self.offload.follow_tx(&mut cx.device(), &self.shared, newest);
                 let packets = plans.iter().map(packet).collect();
                 let protect = Some(Box::new(Protect { quic, packets }));
-                let bytes = take(&mut cx.scratch.buffer);
                 cx.counters.quic_out_for_device += plans.len() as u64;
-                let parts = parts(&bytes, plans);
-                let sealed = plain(transmit, bytes);
+                let parts = match has_holes {
+                    true => parts(&cx.scratch.buffer, plans),
+                    false => [Part::Host(take(&mut cx.scratch.buffer))].into_iter().collect(),
+                };
+                let sealed = plain(transmit, Bytes::new());
                 let (flow, retransmission, echo) = (self.flow, !first, has_holes);
-                let send = UdpSend { flow, parts, retransmission, echo, protect, ..sealed };
+                let segment_size = segment_size(transmit);
+                let send =
+                    UdpSend { flow, parts, segment_size, retransmission, echo, protect, ..sealed };
                 cx.host.udp_send(cx.now, cx.socket, send);
             }
             _ if !has_holes => {
@@ -314,20 +324,31 @@ fn packet(plan: &Plan) -> Option<Packet> {
     })
 }
 
-/// A batch without its holes, and what fills them.
-fn parts(bytes: &Bytes, plans: &[Plan]) -> Parts {
-    let mut parts = Parts::new();
-    let mut at = 0;
-    for hole in plans.iter().flat_map(|plan| &plan.holes) {
-        if hole.at > at {
-            parts.push(Part::Host(bytes.slice(at..hole.at)));
+/// A batch without its holes, and what fills them. What is left is little: it is copied, so that
+/// the next batch is built in the same memory.
+fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
+    let holes = || plans.iter().flat_map(|plan| &plan.holes);
+    let filled: usize = holes().map(|hole| hole.len).sum();
+    let mut kept = Vec::with_capacity(buffer.len().saturating_sub(filled));
+    let (mut ends, mut at) = (smallvec::SmallVec::<[usize; 64]>::new(), 0);
+    for hole in holes() {
+        kept.extend_from_slice(buffer.get(at..hole.at).unwrap_or_default());
+        ends.push(kept.len());
+        at = hole.at + hole.len;
+    }
+    kept.extend_from_slice(buffer.get(at..).unwrap_or_default());
+    let mut kept = Bytes::from(kept);
+    let (mut parts, mut from) = (Parts::new(), 0);
+    for (hole, to) in holes().zip(ends) {
+        if to > from {
+            parts.push(Part::Host(kept.split_to(to - from)));
+            from = to;
         }
         let len = u32::try_from(hole.len).unwrap_or(u32::MAX);
         parts.push(Part::File(FileExtent { file: hole.file, offset: hole.offset, len }));
-        at = hole.at + hole.len;
     }
-    if at < bytes.len() {
-        parts.push(Part::Host(bytes.slice(at..)));
+    if !kept.is_empty() {
+        parts.push(Part::Host(kept));
     }
     parts
 }

@@ -5,7 +5,7 @@
 //! in admission until it has a pin on every block, then waits for the reads that are missing.
 
 use abi::port::Payload;
-use abi::{FileExtent, FileFault, FileLimits, Part, Parts};
+use abi::{ExtentCount, FileExtent, FileFault, Part, Parts};
 use alloc::sync::Arc;
 use smallvec::SmallVec;
 
@@ -149,11 +149,10 @@ impl FileEngine {
     /// Lists the pieces of blocks that file extents consist of.
     fn plan(&self, queue: usize, parts: &Parts) -> Result<Needs, FileFault> {
         let mut needs = Needs::new();
-        let mut extents = 0;
+        let mut extents = ExtentCount::default();
         for part in parts {
             let Part::File(extent) = part else { continue };
-            extents += 1;
-            if extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
+            if !extents.takes(extent) {
                 return Err(FileFault::BadExtent);
             }
             let file = self.files.find(queue, extent.file).ok_or(FileFault::BadExtent)?;
