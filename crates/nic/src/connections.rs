@@ -22,7 +22,7 @@ use crate::engine::setup::{SetupEngine, Verdict as SetupVerdict};
 use crate::engine::splice::{SpliceEngine, SpliceInfo};
 use crate::engine::teardown::{Action, TeardownEngine, Verdict as TeardownVerdict};
 use crate::pipeline::Run;
-use crate::pipeline::rx::{Arrived, TcpAt};
+use crate::pipeline::rx::TcpAt;
 
 /// Thousandths of its time from which a device is busy, and to which it is.
 const LOAD_HIGH: u16 = 950;
@@ -285,18 +285,6 @@ impl Connections {
         self.setup.as_ref().is_none_or(SetupEngine::is_idle)
             && self.teardown.as_ref().is_none_or(TeardownEngine::is_idle)
             && self.splice.as_ref().is_none_or(SpliceEngine::is_idle)
-    }
-
-    /// Touches what the engines know of the connections of frames that are about to be offered.
-    pub(crate) fn warm(&self, batch: &[Arrived]) {
-        let tcp = || batch.iter().filter_map(|arrived| arrived.transport.tcp());
-        let tuples = || tcp().map(|at| &at.tuple);
-        if let Some(splice) = self.splice.as_ref().filter(|splice| !splice.is_idle()) {
-            splice.warm(tuples());
-        }
-        if let Some(teardown) = self.teardown.as_ref().filter(|teardown| !teardown.is_idle()) {
-            teardown.warm(tuples());
-        }
     }
 
     /// When something is due.

@@ -36,7 +36,7 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 /// A NIC, without the wire, the disk and the rings it is attached to.
 ///
 /// It does nothing by itself. Its driver hands in what comes
-/// ([`handle_frames`](Self::handle_frames), [`handle_op`](Self::handle_op),
+/// ([`handle_frame`](Self::handle_frames), [`handle_op`](Self::handle_op),
 /// [`handle_disk`](Self::handle_disk)), then takes out, until none of them has anything left:
 ///
 /// 1. [`poll_frame`](Self::poll_frame): frames for the wire, in order. It has to be polled until it
@@ -56,8 +56,6 @@ pub struct Device {
     pub(crate) wire: WireCaps,
     pool: PacketPool,
     receiver: Receiver,
-    /// Room for [`Self::handle_frames`].
-    batch: Vec<Arrived>,
     tx: TxCounters,
     /// Where timestamps are corrected.
     stamps: Option<Stamps>,
@@ -90,7 +88,6 @@ impl Device {
             wire,
             pool: PacketPool::new(config.pool_buffers_max),
             receiver: Receiver::new(config.mac, config.queues, config.rss_seed),
-            batch: Vec::new(),
             tx: TxCounters::default(),
             stamps: config.correct_timestamps.then(Stamps::new),
             flows: FlowTable::new(config.rss_seed),
@@ -134,24 +131,6 @@ impl Device {
             Ok(arrived) => self.handle_arrived(now, arrived),
             Err(packet) => self.pool.put(packet),
         }
-    }
-
-    /// Frames that came in together, in order, are taken out of `frames`: the same as
-    /// [`handle_frame`](Self::handle_frame) for each. What is known of their connections is looked
-    /// up for all before the first is dealt with, so that slow memory answers for many at a time.
-    pub fn handle_frames(&mut self, now: Instant, frames: &mut Vec<RxFrame>) {
-        let mut batch = core::mem::take(&mut self.batch);
-        for frame in frames.drain(..) {
-            match self.receiver.handle(frame) {
-                Ok(arrived) => batch.push(arrived),
-                Err(packet) => self.pool.put(packet),
-            }
-        }
-        self.connections.warm(&batch);
-        for arrived in batch.drain(..) {
-            self.handle_arrived(now, arrived);
-        }
-        self.batch = batch;
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived) {

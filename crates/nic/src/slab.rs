@@ -150,43 +150,6 @@ impl<T> Slab<T> {
     }
 }
 
-/// Keys of values that are about to be worked on, to touch them all first.
-///
-/// Loads that do not depend on each other are under way together, where those of one value after
-/// the other would each wait for memory: what a prefetch instruction does, without one.
-#[derive(Debug)]
-pub(crate) struct Warmed {
-    keys: [Key; Self::MAX],
-    len: usize,
-}
-
-impl Warmed {
-    const MAX: usize = 64;
-
-    pub(crate) const fn new() -> Self {
-        Self { keys: [Key::NONE; Self::MAX], len: 0 }
-    }
-
-    /// Keys that it holds at most.
-    pub(crate) const fn room(&self) -> usize {
-        Self::MAX
-    }
-
-    /// One more, if there is one.
-    pub(crate) const fn push(&mut self, key: Option<Key>) {
-        if let (Some(key), true) = (key, self.len < Self::MAX) {
-            self.keys[self.len] = key;
-            self.len += 1;
-        }
-    }
-
-    /// Reads of every value what `f` reads.
-    pub(crate) fn touch(&self, f: impl Fn(Key) -> u32) {
-        let read = self.keys[..self.len].iter().fold(0, |read, &key| read ^ f(key));
-        core::hint::black_box(read);
-    }
-}
-
 /// A hash of two words under a seed: a folded 64-by-64 multiplication, twice.
 pub(crate) const fn mix(seed: u64, a: u64, b: u64) -> u64 {
     const fn fold(x: u64, y: u64) -> u64 {

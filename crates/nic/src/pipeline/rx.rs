@@ -61,16 +61,6 @@ pub(crate) enum Transport {
     Other,
 }
 
-impl Transport {
-    /// The TCP segment, if it is one.
-    pub(crate) const fn tcp(&self) -> Option<&TcpAt> {
-        match self {
-            Self::Tcp(at) => Some(at),
-            Self::Udp(_) | Self::Other => None,
-        }
-    }
-}
-
 /// A UDP datagram in a frame: eight bytes of header are there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UdpAt {

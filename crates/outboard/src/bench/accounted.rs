@@ -230,7 +230,9 @@ impl Node {
         let wire = cycles() - from;
         self.device_packets += self.frames.len() as u64;
         busy |= !self.frames.is_empty();
-        self.device.handle_frames(now, &mut self.frames);
+        for frame in self.frames.drain(..) {
+            self.device.handle_frame(now, frame);
+        }
         while let Some(packet) = self.recycle.1.pop() {
             self.device.pool().put(packet);
         }

@@ -5,7 +5,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use abi::port::RxFrame;
 use base::{Duration, Instant};
 use io::clock::Clock;
 use io::disk::Disk;
@@ -30,8 +29,6 @@ pub(super) struct DeviceThread {
     disk: Box<dyn Disk>,
     pub(super) queue: DeviceQueue,
     queries: Queries,
-    /// Room for a batch.
-    frames: Vec<RxFrame>,
     /// Something could not be handed on: try again soon, whatever happens.
     blocked: bool,
 }
@@ -45,8 +42,7 @@ impl DeviceThread {
         queue: DeviceQueue,
         queries: Queries,
     ) -> Self {
-        let frames = Vec::new();
-        Self { clock, device, wire, disk, queue, queries, frames, blocked: false }
+        Self { clock, device, wire, disk, queue, queries, blocked: false }
     }
 
     /// Works until `stop` is set.
@@ -101,13 +97,11 @@ impl DeviceThread {
     }
 
     fn take_frames(&mut self, now: Instant) -> bool {
-        while self.frames.len() < BATCH {
-            let Some(frame) = self.wire.receive(now, self.device.pool()) else { break };
-            self.frames.push(frame);
+        for taken in 0..BATCH {
+            let Some(frame) = self.wire.receive(now, self.device.pool()) else { return taken > 0 };
+            self.device.handle_frame(now, frame);
         }
-        let any = !self.frames.is_empty();
-        self.device.handle_frames(now, &mut self.frames);
-        any
+        true
     }
 
     fn take_ops(&mut self, now: Instant) -> bool {

@@ -36,7 +36,7 @@ use wire::tcp::Flags;
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TcpAt;
 use crate::pipeline::{Outlet, Run};
-use crate::slab::{Key, Slab, Warmed, hash_tuple};
+use crate::slab::{Key, Slab, hash_tuple};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
 use pair::{Fault, Kept, Pair, Phase};
@@ -138,16 +138,6 @@ impl SpliceEngine {
             out.put(frame.packet);
         }
         true
-    }
-
-    /// Touches the pairs of frames that are about to come: see [`crate::slab::Warmed`].
-    pub(crate) fn warm<'t>(&self, tuples: impl Iterator<Item = &'t Tuple>) {
-        let mut keys = Warmed::new();
-        for tuple in tuples.take(keys.room()) {
-            let hash = hash_tuple(self.seed, tuple);
-            keys.push(self.routes.find(hash, |route| route.hash == hash).map(|r| r.end.key));
-        }
-        keys.touch(|key| self.pairs.get(key).map_or(0, Pair::touch));
     }
 
     /// Takes back a frame that the wire has sent: buffers that nobody else shares go to the pool.

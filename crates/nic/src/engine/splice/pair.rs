@@ -135,12 +135,6 @@ impl Way {
         }
     }
 
-    fn touch(&self) -> u32 {
-        let ends = u32::from(self.tuple.local.port) ^ u32::from(self.translation.to.remote.port);
-        let state = self.end.0 ^ self.edge.0 ^ self.recent ^ u32::from(self.fin_acked);
-        ends ^ state ^ self.translation.touch() ^ u32::from(self.packets == 0)
-    }
-
     /// Whether a segment of `len` numbers at `seq` can be meant for the receiver: in its window, or
     /// a repetition from which it learns that its acknowledgment was lost.
     fn takes(&self, seq: SeqNum, len: u32) -> bool {
@@ -253,12 +247,6 @@ impl Pair {
     pub(super) fn both_mut(&mut self, side: usize) -> (&mut Way, &mut Way) {
         let [a, b] = &mut self.ways;
         if side == 0 { (a, b) } else { (b, a) }
-    }
-
-    /// Reads a little of each cache line that the next segment needs.
-    pub(super) fn touch(&self) -> u32 {
-        let [a, b] = &self.ways;
-        a.touch() ^ b.touch() ^ u32::from(self.challenged_at.is_some())
     }
 
     /// When to look at it again, if nothing happens before.

@@ -146,12 +146,6 @@ impl Translation {
         self.clocks.as_ref().map(|clocks| value.wrapping_add(clocks.value))
     }
 
-    /// Reads a little of each cache line.
-    pub(super) fn touch(&self) -> u32 {
-        let [first, .., last] = &self.prefix;
-        self.seq ^ u32::from(*first) ^ u32::from(*last) ^ u32::from(self.room)
-    }
-
     /// Ethernet and IP header of what leaves.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix[..self.l4]

@@ -112,16 +112,6 @@ impl Flow {
         }
     }
 
-    /// Reads a little of each of its cache lines, and of those that it leads to.
-    pub(super) fn touch(&self) -> u32 {
-        self.start.0 ^ self.slot ^ u32::from(self.passive)
-    }
-
-    pub(super) fn touch_all(&self) -> u32 {
-        let t = &self.t;
-        self.touch() ^ t.una.0 ^ t.rcv_nxt.0 ^ u32::from(t.header.as_slice().is_empty())
-    }
-
     /// The host's queue.
     pub(super) const fn queue(&self) -> usize {
         self.queue as usize

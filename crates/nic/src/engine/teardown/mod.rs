@@ -32,7 +32,6 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
-use wire::Tuple;
 use wire::tcp::Segment;
 
 use self::counters::TeardownCounters;
@@ -193,12 +192,6 @@ impl TeardownEngine {
             }
         }
         Verdict::Taken
-    }
-
-    /// Touches the connections of frames that are about to come: see [`crate::slab::Warmed`].
-    pub(crate) fn warm<'t>(&self, tuples: impl Iterator<Item = &'t Tuple> + Clone) {
-        self.flows.warm(tuples.clone(), Flow::touch);
-        self.flows.warm(tuples, Flow::touch_all);
     }
 
     /// Does what is due.

@@ -7,7 +7,7 @@
 use hashbrown::HashTable;
 use wire::Tuple;
 
-use crate::slab::{Key, Slab, Warmed, hash_tuple};
+use crate::slab::{Key, Slab, hash_tuple};
 
 /// The table.
 #[derive(Debug)]
@@ -40,17 +40,6 @@ impl<T> Table<T> {
         }
         let same = |&key: &Key| self.values.get(key).is_some_and(|(other, _)| other == tuple);
         self.index.find(hash_tuple(self.seed, tuple), same).copied()
-    }
-
-    /// Touches the values of connections about which something is about to come.
-    pub(super) fn warm<'t>(&self, tuples: impl Iterator<Item = &'t Tuple>, f: impl Fn(&T) -> u32) {
-        let mut keys = Warmed::new();
-        for tuple in tuples.take(keys.room()) {
-            // Seven bits of the hash were compared: the right one, nearly always.
-            keys.push(self.index.find(hash_tuple(self.seed, tuple), |_| true).copied());
-        }
-        let read = |(tuple, value): &(Tuple, T)| u32::from(tuple.local.port) ^ f(value);
-        keys.touch(|key| self.values.get(key).map_or(0, read));
     }
 
     /// Stores the value of a connection that is not in the table.
