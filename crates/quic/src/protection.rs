@@ -16,8 +16,9 @@ use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
 use bytes::BytesMut;
 use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
+use wire::quic::{Frames, number_len};
 
-use crate::frames::{self, Seen};
+use crate::frames::retired;
 use crate::keys::{HeaderKeys, Keys};
 
 /// Generations of keys that are kept: the last, the current and the next (RFC 9001, section 6.5).
@@ -136,7 +137,7 @@ impl PacketKey for OneRttKey {
         state.tx_generation = self.generation;
         if state.deferred {
             let (number, len, generation) = (packet, buf.len(), self.generation);
-            let pn_len = buf.first().map_or(0, |first| usize::from(first & 3) + 1);
+            let pn_len = buf.first().map_or(0, |first| number_len(*first));
             state.records.push(Record { number, header_len, pn_len, len, generation });
             return;
         }
@@ -166,11 +167,8 @@ impl PacketKey for OneRttKey {
         state.rx_generation = state.rx_generation.max(self.generation);
         if state.watch {
             // What is malformed ends the connection, or is a frame that only quinn-proto knows.
-            let _ = frames::walk(payload, |seen| {
-                if let Seen::Retire(sequence) = seen {
-                    state.retired.push(sequence);
-                }
-            });
+            let retired = Frames::new(payload).flatten().filter_map(|f| retired(payload, &f));
+            state.retired.extend(retired);
         }
         Ok(())
     }

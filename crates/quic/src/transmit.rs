@@ -17,9 +17,10 @@ use bytes::Bytes;
 use host::UdpSend;
 use quinn_proto::Transmit;
 use wire::Endpoint;
+use wire::quic::{Frame, Frames, StreamFrame};
 
 use crate::connection::{Connection, Cx, ReadFor};
-use crate::frames::{self, Seen};
+use crate::frames::short_header;
 use crate::placed::Holes;
 use crate::protection::Record;
 
@@ -148,7 +149,7 @@ impl Connection {
             begin = range.end;
             let datagram = cx.scratch.buffer.get(range.clone())?;
             let mut holes = Holes::new();
-            let packet = match frames::short_header(datagram) {
+            let packet = match short_header(datagram) {
                 None => None,
                 Some(at) => {
                     let record = *records.next()?;
@@ -171,13 +172,13 @@ impl Connection {
         if self.placed.is_empty() {
             return Some(true);
         }
-        let (placed, mut first) = (&mut self.placed, true);
-        let walked = frames::walk(payload, |seen| {
-            if let Seen::Stream { id, offset, data } = seen {
-                first &= placed.holes(id, offset, at + data.start..at + data.end, holes);
+        let mut first = true;
+        for frame in Frames::new(payload) {
+            if let Frame::Stream(StreamFrame { id, offset, data, .. }) = frame.ok()? {
+                first &= self.placed.holes(id, offset, at + data.start..at + data.end, holes);
             }
-        });
-        walked.ok().map(|()| first)
+        }
+        Some(first)
     }
 
     fn carry_out(&mut self, cx: &mut Cx<'_>, transmit: &Transmit, plans: &[Plan], first: bool) {

@@ -292,8 +292,8 @@ impl Rest<'_> {
                 let zeros = self.0.iter().take_while(|byte| **byte == 0).count();
                 self.skip(zeros as u64)
             }
-            // PING, HANDSHAKE_DONE.
-            0x01 | 0x1e => Ok(()),
+            // PING, HANDSHAKE_DONE, IMMEDIATE_ACK.
+            0x01 | 0x1e | 0x1f => Ok(()),
             0x02 | 0x03 => self.skip_ack(kind == 0x03),
             // RESET_STREAM.
             0x04 => self.integers(3),
@@ -327,6 +327,8 @@ impl Rest<'_> {
             }
             // DATAGRAM up to the end.
             0x30 => self.skip(self.0.len() as u64),
+            // ACK_FREQUENCY: it and IMMEDIATE_ACK are of draft-ietf-quic-ack-frequency.
+            0xaf => self.integers(4),
             other => Err(FrameError::UnknownType(other)),
         }
     }
