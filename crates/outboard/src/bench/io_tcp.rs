@@ -142,11 +142,7 @@ impl Measured {
 /// # Errors
 /// Where files cannot be made, or bytes came out wrong.
 pub(crate) fn run(args: &IoTcpArgs) -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = run_in(args, &folder);
-    // Leaves nothing behind, whatever happened.
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    super::in_temp_folder(|folder| run_in(args, folder))
 }
 
 fn run_in(args: &IoTcpArgs, folder: &Path) -> Result<(), Failure> {

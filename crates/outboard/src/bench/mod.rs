@@ -26,6 +26,8 @@ mod tls_engine;
 mod tls_loss;
 mod tls_scale;
 
+use std::path::Path;
+
 use clap::Subcommand;
 
 use crate::error::Failure;
@@ -87,4 +89,13 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
 /// A failure of a benchmark's own set-up.
 fn failed(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
     move |e| Failure::System(format!("{what}: {e}"))
+}
+
+/// Runs a benchmark with the path of a folder that it may make. Nothing of it is left, whatever
+/// happened.
+fn in_temp_folder(run: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
+    let result = run(&folder);
+    let _ = std::fs::remove_dir_all(&folder);
+    result
 }

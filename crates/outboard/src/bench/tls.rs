@@ -146,11 +146,7 @@ impl Measured {
 /// # Errors
 /// Where bytes came out wrong, or another path was taken than the one to be measured.
 pub(crate) fn run(args: &TlsArgs) -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = run_in(args, &folder);
-    // Leaves nothing behind, whatever happened.
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    super::in_temp_folder(|folder| run_in(args, folder))
 }
 
 fn run_in(args: &TlsArgs, folder: &Path) -> Result<(), Failure> {

@@ -41,11 +41,7 @@ pub(crate) struct TlsScaleArgs {
 /// # Errors
 /// Where bytes came out wrong.
 pub(crate) fn run(args: &TlsScaleArgs) -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = make_content(&folder).and_then(|()| run_in(args, &folder));
-    // Leaves nothing behind, whatever happened.
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    super::in_temp_folder(|folder| make_content(folder).and_then(|()| run_in(args, folder)))
 }
 
 fn run_in(args: &TlsScaleArgs, folder: &Path) -> Result<(), Failure> {

@@ -30,8 +30,8 @@ use serde_json::{Value, json};
 
 use super::accounted::{App, Node, World};
 use super::client::Files;
-use super::disk::{DiskModel, ModelledDisk};
-use super::io_tcp::{DEVICE_MEMORY_BYTES, host_config, make_files};
+use super::disk::ModelledDisk;
+use super::io_tcp::{DEVICE_MEMORY_BYTES, FAST_DISK, host_config, make_files};
 use crate::error::Failure;
 use crate::stack::TRANSMIT_BYTES_MAX;
 pub(crate) use ends::{QuicEnd, Spent};
@@ -166,11 +166,7 @@ impl Measured {
 /// # Errors
 /// Where bytes came out wrong, or the path that was measured is not the one that was asked for.
 pub(crate) fn run(args: &QuicArgs) -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = run_in(args, &folder);
-    // Leaves nothing behind, whatever happened.
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    super::in_temp_folder(|folder| run_in(args, folder))
 }
 
 fn run_in(args: &QuicArgs, folder: &FsPath) -> Result<(), Failure> {
@@ -321,7 +317,9 @@ fn measure(setting: Setting, files: &Files, folder: &FsPath) -> Result<Measured,
         elapsed: world.now.since(now),
         lost: moved("quic_packets_lost"),
     };
-    check_path(&measured, moved("quic_tx_sealed"), moved("file_disk_bytes"))?;
+    let [sealed, opened, files] =
+        ["quic_tx_sealed", "quic_rx_opened", "quic_file_bytes_offloaded"].map(moved);
+    check_path(&measured, sealed, opened, files)?;
     Ok(measured)
 }
 
@@ -358,10 +356,15 @@ fn counted(world: &World) -> std::collections::BTreeMap<&'static str, u64> {
 
 /// A silent fallback to software is the characteristic bug: the path that was asked for has to be
 /// the one that ran.
-fn check_path(m: &Measured, sealed: u64, _files: u64) -> Result<(), Failure> {
-    let right = match m.setting.path {
-        Path::Software => sealed == 0,
-        _ => sealed * 10 >= m.packets * 9,
+fn check_path(m: &Measured, sealed: u64, opened: u64, files: u64) -> Result<(), Failure> {
+    let protects = m.setting.path >= Path::Protect;
+    let right = match protects {
+        false => sealed == 0 && opened == 0,
+        true => sealed * 10 >= m.packets * 9 && opened > 0,
+    } && match m.setting.path {
+        // A connection begins on the host, and its first bytes were read there.
+        Path::File => files * 10 >= m.bytes * 8,
+        _ => files == 0,
     };
     if right { Ok(()) } else { Err(Failure::System(format!("the wrong path was measured: {m:?}"))) }
 }
@@ -465,8 +468,7 @@ fn node(
         let Some((_, folder)) = files.filter(|_| wanted) else { return Ok(None) };
         let files =
             open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
-        let model = DiskModel { latency: Duration::from_micros(80), bytes_per_s: 12_500_000_000 };
-        Ok(Some(ModelledDisk::new(files, model)))
+        Ok(Some(ModelledDisk::new(files, FAST_DISK)))
     };
     // The host reads what a connection sends before the device has it.
     let (device_disk, host_disk) = (disk(device_reads)?, disk(is_server)?);
