@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::offload::{Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
-use crate::transmit::{Buffers, Late, Plan};
+use crate::transmit::{Late, Plan};
 
 /// Bytes that the host reads of a file at a time.
 const READ_BYTES: u64 = 128 * 1024;
@@ -91,7 +91,6 @@ pub(crate) struct Cx<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     pub(crate) buffer: Vec<u8>,
-    pub(crate) buffers: Buffers,
     pub(crate) records: Vec<Record>,
     pub(crate) plans: Vec<Plan>,
 }

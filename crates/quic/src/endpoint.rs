@@ -35,8 +35,6 @@ use crate::transmit::plain;
 const RECEIVE_WINDOWS: [u32; 2] = [64 * 1024, 1024 * 1024];
 /// Streams in one direction that a peer may have open: HTTP/3 has three.
 const UNI_STREAMS_MAX: u32 = 16;
-/// Memory for long batches of datagrams that come in: as many bytes as a frame can have.
-const ARENA_BYTES: usize = 64 * 1024;
 
 /// A connection. Handles are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -108,8 +106,6 @@ pub struct Endpoint {
     released: Released,
     reads: Reads,
     scratch: Scratch,
-    /// Where long batches that came in are copied to.
-    arena: BytesMut,
     unix_ns: Arc<Clock>,
     secrets: Secrets,
 }
@@ -201,7 +197,6 @@ impl Endpoint {
             released: Released::default(),
             reads: Reads::default(),
             scratch: Scratch::default(),
-            arena: BytesMut::new(),
             unix_ns,
             secrets,
         })
@@ -446,7 +441,7 @@ impl Endpoint {
     fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
         let UdpReceived { tuple, ecn, packet, payload, segment_size, opened } = received;
         // quinn-proto takes each datagram as its own: one copy of the batch, cut without another.
-        let mut left = self.copy(packet.as_slice().get(payload).unwrap_or_default());
+        let mut left = BytesMut::from(packet.as_slice().get(payload).unwrap_or_default());
         host.recycle(packet);
         let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
         let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
@@ -469,19 +464,6 @@ impl Endpoint {
             }
         }
         self.settle_one(now, host, settled);
-    }
-
-    /// A copy of what came in, a long one in memory that is used again once nobody refers to it. A
-    /// short one has its own, so that who keeps a byte of it keeps no more.
-    fn copy(&mut self, bytes: &[u8]) -> BytesMut {
-        if bytes.len() < ARENA_BYTES / 4 {
-            return BytesMut::from(bytes);
-        }
-        if self.arena.capacity() < bytes.len() {
-            self.arena.reserve(bytes.len().max(ARENA_BYTES));
-        }
-        self.arena.extend_from_slice(bytes);
-        self.arena.split()
     }
 
     /// The datagrams of a batch that were a connection's have been handled.

@@ -8,7 +8,6 @@
 
 use core::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::crypto::TAG_BYTES;
 use abi::quic::{Packet, Protect};
@@ -26,8 +25,6 @@ use crate::protection::Record;
 
 /// Datagrams in one transmit at most: as many as 64 KiB have of 1,452 bytes.
 const DATAGRAMS_MAX: usize = 45;
-/// Buffers that are kept, of the size of a batch each.
-const BUFFERS_MAX: usize = 64;
 /// Up to this length bytes are copied out of the buffer instead of taking it away.
 const COPY_BYTES_MAX: usize = 4096;
 
@@ -115,7 +112,7 @@ impl Connection {
         let count = transmit.size.div_ceil(size) as u64;
         cx.counters.quic_out_datagrams += count;
         if cx.scratch.records.is_empty() {
-            let bytes = take(&mut cx.scratch.buffer, &cx.scratch.buffers);
+            let bytes = take(&mut cx.scratch.buffer);
             cx.host.udp_send(
                 cx.now,
                 cx.socket,
@@ -195,9 +192,7 @@ impl Connection {
                 cx.counters.quic_out_for_device += plans.len() as u64;
                 let parts = match has_holes {
                     true => parts(&cx.scratch.buffer, plans),
-                    false => [Part::Host(take(&mut cx.scratch.buffer, &cx.scratch.buffers))]
-                        .into_iter()
-                        .collect(),
+                    false => [Part::Host(take(&mut cx.scratch.buffer))].into_iter().collect(),
                 };
                 let sealed = plain(transmit, Bytes::new());
                 let (flow, retransmission, echo) = (self.flow, !first, has_holes);
@@ -214,7 +209,7 @@ impl Connection {
                     }
                 }
                 cx.scratch.buffer = buffer;
-                let bytes = take(&mut cx.scratch.buffer, &cx.scratch.buffers);
+                let bytes = take(&mut cx.scratch.buffer);
                 let send = UdpSend { flow: self.flow, ..plain(transmit, bytes) };
                 cx.host.udp_send(cx.now, cx.socket, send);
             }
@@ -360,51 +355,11 @@ fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
 }
 
 /// The bytes of a buffer, which is empty afterwards.
-fn take(buffer: &mut Vec<u8>, buffers: &Buffers) -> Bytes {
+fn take(buffer: &mut Vec<u8>) -> Bytes {
     if buffer.len() <= COPY_BYTES_MAX {
         let bytes = Bytes::copy_from_slice(buffer);
         buffer.clear();
         return bytes;
     }
-    let next = buffers.get();
-    let memory = core::mem::replace(buffer, next);
-    Bytes::from_owner(Batch { memory, home: buffers.clone() })
-}
-
-/// Memory of batches that have left, for those to come: an allocation of this size would be given
-/// back to the system, and faulted in again, each time. Clones are the same store. A batch may be
-/// dropped by the device's thread, hence the lock; nobody holds it for long.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
-
-impl Buffers {
-    fn get(&self) -> Vec<u8> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
-    }
-
-    fn put(&self, mut memory: Vec<u8>) {
-        let mut store = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if store.len() < BUFFERS_MAX {
-            memory.clear();
-            store.push(memory);
-        }
-    }
-}
-
-/// A batch on its way.
-struct Batch {
-    memory: Vec<u8>,
-    home: Buffers,
-}
-
-impl AsRef<[u8]> for Batch {
-    fn as_ref(&self) -> &[u8] {
-        &self.memory
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        self.home.put(core::mem::take(&mut self.memory));
-    }
+    Bytes::from(core::mem::take(buffer))
 }
