@@ -36,11 +36,7 @@ pub(crate) struct MemoryArgs {
 /// # Errors
 /// Where the connections cannot be opened.
 pub(crate) fn run(args: &MemoryArgs) -> Result<(), Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = measure(args, &folder);
-    // Leaves nothing behind, whatever happened.
-    let _ = std::fs::remove_dir_all(&folder);
-    let idle = result?;
+    let idle = super::in_temp_folder(|folder| measure(args, folder))?;
     if args.json {
         println!(
             "{:#}",

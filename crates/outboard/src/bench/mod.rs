@@ -93,7 +93,7 @@ fn failed(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
 
 /// Runs a benchmark with the path of a folder that it may make. Nothing of it is left, whatever
 /// happened.
-fn in_temp_folder(run: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+fn in_temp_folder<T>(run: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
     let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
     let result = run(&folder);
     let _ = std::fs::remove_dir_all(&folder);
