@@ -416,11 +416,11 @@ mod tests {
         assert_eq!(&payload[9..12], b"abc");
     }
 
-    /// Every type of RFC 9000, section 19, and RFC 9221, each followed by a PING; and each cut
-    /// short.
+    /// Every type of RFC 9000, section 19, RFC 9221 and the draft on acknowledgment frequency, each
+    /// followed by a PING; and each cut short.
     #[test]
     fn every_type_has_its_length() {
-        let bodies: [&[u8]; 20] = [
+        let bodies: [&[u8]; 21] = [
             &[0x03, 9, 0, 1, 3, 0, 2, 1, 1, 1],
             &[0x04, 1, 2, 3],
             &[0x05, 1, 2],
@@ -440,6 +440,7 @@ mod tests {
             &[0x1c, 1, 2, 1, b'x'],
             &[0x1d, 1, 1, b'x'],
             &[0x1e],
+            &[0x1f],
             &[0x31, 2, 7, 7],
         ];
         for body in bodies {
@@ -457,8 +458,17 @@ mod tests {
         }
         let all: Vec<_> = Frames::new(&[0x30, 1, 2]).collect();
         assert_eq!(all, [Ok(Frame::Other { kind: 0x30, range: 0..3 })]);
-        let unknown: Vec<_> = Frames::new(&[0x40, 0xaf, 1]).collect();
-        assert_eq!(unknown, [Err(FrameError::UnknownType(0xaf))]);
+        let frequency = [0x40, 0xaf, 1, 2, 3, 4];
+        let all: Vec<_> = Frames::new(&frequency).collect();
+        assert_eq!(all, [Ok(Frame::Other { kind: 0xaf, range: 0..6 })]);
+        for len in 1..frequency.len() {
+            let cut: Vec<_> = Frames::new(&frequency[..len]).collect();
+            assert_eq!(cut, [Err(FrameError::Truncated)], "cut to {len}");
+        }
+        for kind in [0x20, 0x21, 0x32] {
+            let unknown: Vec<_> = Frames::new(&[kind, 1]).collect();
+            assert_eq!(unknown, [Err(FrameError::UnknownType(kind.into()))]);
+        }
         let mut far = vec![0x0c, 1];
         far.extend([0xff; 8]);
         assert_eq!(Frames::new(&far).next().unwrap().map(drop), Ok(()));
