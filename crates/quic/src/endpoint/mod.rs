@@ -3,33 +3,42 @@
 //! Order of calls: `handle_*` for what happened, the application on every [`Endpoint::poll_event`],
 //! then [`Endpoint::flush`], which gives quinn-proto what was written and the host what is to be
 //! sent. Nothing is sent before.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `streams` | what an application does with streams |
+//! | `receive` | datagrams that came in |
+//! | `device` | what the device and the disk say |
 
-use core::net::{IpAddr, SocketAddr};
+mod device;
+mod receive;
+mod streams;
+
+use core::net::SocketAddr;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use abi::quic::{ConnectionId, QuicId, QuicStatus, QuicTrouble};
-use abi::{FileFault, FileId, FlowId, Refusal};
+use abi::quic::QuicId;
+use abi::{FlowId, Refusal};
 use base::{Alarms, Instant};
-use bytes::{Bytes, BytesMut};
-use host::{Host, ListenError, Notice, UdpId, UdpReceived};
+use bytes::Bytes;
+use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint,
-    EndpointConfig, Incoming, ReadError, ReadableError, ServerConfig, StreamEvent, StreamId,
-    TimeSource, TransportConfig, VarInt,
+    ConnectionError, ConnectionEvent, EndpointConfig, ServerConfig, StreamEvent, TimeSource,
+    TransportConfig, VarInt,
 };
 use rustls::crypto::tls13::Hkdf;
 
+pub use streams::ReadEnd;
+
 use crate::config::Config;
-use crate::connection::{Connection, Cx, ReadFor, Reads, Scratch};
+use crate::connection::{Connection, Cx, Reads, Scratch};
 use crate::counters::Counters;
 use crate::placed::Released;
-use crate::protection::Shared;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
-use crate::transmit::plain;
 
 /// Bytes that a peer may send on a stream, and on all of a connection, before we read them.
 const RECEIVE_WINDOWS: [u32; 2] = [64 * 1024, 1024 * 1024];
@@ -291,91 +300,6 @@ impl Endpoint {
         self.release(host);
     }
 
-    /// The next stream that the peer has opened.
-    pub fn accept_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
-        let connection = self.get_mut(handle)?;
-        connection.inner.streams().accept(dir)
-    }
-
-    /// Opens a stream; none where the peer allows no more.
-    pub fn open_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
-        let connection = self.get_mut(handle)?;
-        connection.inner.streams().open(dir)
-    }
-
-    /// Reads from a stream, in order: the next bytes, at most `max`.
-    ///
-    /// # Errors
-    /// [`ReadEnd`]: why there are none.
-    pub fn read(&mut self, handle: Handle, stream: StreamId, max: usize) -> Result<Bytes, ReadEnd> {
-        let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::Gone) };
-        let mut receive = connection.inner.recv_stream(stream);
-        let mut chunks = match receive.read(true) {
-            Ok(chunks) => chunks,
-            Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
-                return Err(ReadEnd::Gone);
-            }
-        };
-        let read = match chunks.next(max) {
-            Ok(Some(chunk)) => Ok(chunk.bytes),
-            Ok(None) => Err(ReadEnd::Finished),
-            Err(ReadError::Blocked) => Err(ReadEnd::Blocked),
-            Err(ReadError::Reset(code)) => Err(ReadEnd::Reset(code.into_inner())),
-        };
-        // More room: the peer may have to be told.
-        let _ = chunks.finalize();
-        self.touch(handle.index);
-        read
-    }
-
-    /// Asks the peer to send nothing more on a stream.
-    pub fn stop(&mut self, handle: Handle, stream: StreamId, code: u32) {
-        if let Some(connection) = self.get_mut(handle) {
-            let _ = connection.inner.recv_stream(stream).stop(VarInt::from_u32(code));
-            self.touch(handle.index);
-        }
-    }
-
-    /// Appends bytes to what a stream sends.
-    pub fn write(&mut self, handle: Handle, stream: StreamId, bytes: Bytes) {
-        if let Some(connection) = self.get_mut(handle) {
-            connection.write(stream, bytes);
-            self.touch(handle.index);
-        }
-    }
-
-    /// Appends a file's bytes to what a stream sends: metadata only, any length at once. Says no
-    /// where the file has no such range. If the file fails later the stream is reset.
-    pub fn send_file(
-        &mut self,
-        host: &mut Host,
-        (handle, stream): (Handle, StreamId),
-        file: FileId,
-        offset: u64,
-        len: u64,
-    ) -> bool {
-        let Some(connection) = self.get_mut(handle) else { return true };
-        let queued = connection.write_file(host, stream, file, offset, len);
-        self.touch(handle.index);
-        queued
-    }
-
-    /// Nothing follows on a stream.
-    pub fn finish(&mut self, handle: Handle, stream: StreamId) {
-        if let Some(connection) = self.get_mut(handle) {
-            connection.finish(stream);
-            self.touch(handle.index);
-        }
-    }
-
-    /// Gives up what a stream sends.
-    pub fn reset(&mut self, host: &mut Host, handle: Handle, stream: StreamId, code: u32) {
-        if let Some(connection) = self.get_mut(handle) {
-            connection.reset(host, stream, code);
-            self.touch(handle.index);
-        }
-    }
-
     /// Ends a connection, with a code of the application. No event follows.
     pub fn close(&mut self, now: Instant, host: &mut Host, handle: Handle, code: u32, why: &str) {
         let time = self.time(now);
@@ -436,243 +360,6 @@ impl Endpoint {
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("quic_connections_open", self.open as u64);
-    }
-
-    fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
-        let UdpReceived { tuple, ecn, packet, payload, segment_size, opened } = received;
-        // quinn-proto takes each datagram as its own: one copy of the batch, cut without another.
-        let mut left = BytesMut::from(packet.as_slice().get(payload).unwrap_or_default());
-        host.recycle(packet);
-        let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
-        let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
-        let mut settled = None;
-        let mut numbers = opened.iter().flat_map(|opened| opened.numbers.iter().copied());
-        let name = opened.as_ref().map(|opened| opened.quic);
-        while !left.is_empty() {
-            let datagram = left.split_to(size.min(left.len()));
-            let opened = name.zip(numbers.next());
-            self.counters.quic_in_datagrams += 1;
-            let way = (remote, tuple.local.addr, EcnCodepoint::from_bits(ecn));
-            if name.is_some() && opened.is_none() {
-                self.counters.quic_in_disagreed += 1;
-                continue;
-            }
-            let index = self.handle_datagram(now, host, way, datagram, opened);
-            if settled != index {
-                self.settle_one(now, host, settled);
-                settled = index;
-            }
-        }
-        self.settle_one(now, host, settled);
-    }
-
-    /// The datagrams of a batch that were a connection's have been handled.
-    fn settle_one(&mut self, now: Instant, host: &mut Host, index: Option<usize>) {
-        if let Some(index) = index {
-            self.settle(now, host, index);
-        }
-    }
-
-    /// Gives the connection that took it, which is to be settled.
-    fn handle_datagram(
-        &mut self,
-        now: Instant,
-        host: &mut Host,
-        (remote, local, ecn): (SocketAddr, IpAddr, Option<EcnCodepoint>),
-        datagram: BytesMut,
-        opened: Option<(QuicId, u64)>,
-    ) -> Option<usize> {
-        let (time, len) = (self.time(now), datagram.len() as u64);
-        let mut answer = Vec::new();
-        let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
-        match event {
-            Some(DatagramEvent::ConnectionEvent(quinn, event)) => {
-                self.deliver(now, host, (quinn, event), len, opened);
-                return Some(quinn.0);
-            }
-            // What the device opened belongs to a connection that is gone.
-            _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
-            Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
-            Some(DatagramEvent::Response(transmit)) => {
-                self.counters.quic_out_datagrams += 1;
-                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
-            }
-            None => {}
-        }
-        None
-    }
-
-    /// A connection takes a datagram; who calls it settles the connection.
-    fn deliver(
-        &mut self,
-        now: Instant,
-        host: &mut Host,
-        (quinn, event): (ConnectionHandle, ConnectionEvent),
-        len: u64,
-        opened: Option<(QuicId, u64)>,
-    ) {
-        self.work(now, host, quinn.0, |connection, cx| {
-            // Only what was opened with this connection's keys is taken for that.
-            if opened.is_some_and(|(quic, _)| connection.offload.rx() != Some(quic)) {
-                cx.counters.quic_in_disagreed += 1;
-                return;
-            }
-            cx.counters.quic_in_opened += u64::from(opened.is_some());
-            connection.bytes += len;
-            if connection.offload.rx().is_some() {
-                connection.shared.set_opened(opened.map(|(_, number)| number));
-                connection.inner.handle_event(event);
-                connection.shared.set_opened(None);
-                connection.offload.follow_rx(&mut cx.device(), &connection.shared);
-                let mut state = connection.shared.lock();
-                cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
-                let retired = core::mem::take(&mut state.retired);
-                drop(state);
-                for sequence in retired {
-                    if let Some(id) = connection.cids.remove(&sequence) {
-                        connection.offload.route(&mut cx.device(), id, false);
-                    }
-                }
-            } else {
-                connection.inner.handle_event(event);
-            }
-        });
-        if let Ok(index) = u32::try_from(quinn.0) {
-            self.touch(index);
-        }
-    }
-
-    fn handle_new(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {
-        let mut answer = Vec::new();
-        if self.open >= self.config.connections_max {
-            self.counters.quic_connections_refused += 1;
-            let transmit = self.inner.refuse(incoming, &mut answer);
-            host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
-            return;
-        }
-        if self.handshaking >= self.config.handshakes_before_retry && incoming.may_retry() {
-            self.counters.quic_retries += 1;
-            if let Ok(transmit) = self.inner.retry(incoming, &mut answer) {
-                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
-            }
-            return;
-        }
-        let time = self.time(now);
-        match self.inner.accept(incoming, time, &mut answer, None) {
-            Ok((quinn, inner)) => {
-                if let Some(handle) = self.insert(host, quinn, inner) {
-                    self.settle(now, host, handle.index as usize);
-                }
-            }
-            Err(error) => {
-                self.take_fresh();
-                self.counters.quic_handshakes_failed += 1;
-                if let Some(transmit) = error.response {
-                    host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
-                }
-            }
-        }
-    }
-
-    /// Keeps a new connection; none where its crypto is not ours, which does not happen.
-    fn insert(
-        &mut self,
-        host: &mut Host,
-        quinn: ConnectionHandle,
-        inner: quinn_proto::Connection,
-    ) -> Option<Handle> {
-        let index = u32::try_from(quinn.0).ok()?;
-        let shared: Arc<Shared> = handshake_data(&inner)?.shared;
-        self.serial += 1;
-        let handle = Handle { index, serial: self.serial };
-        let flow = host.new_flow();
-        let mut connection = Box::new(Connection::new(inner, quinn, handle, shared, flow));
-        for id in self.take_fresh() {
-            connection.cids.insert(connection.cids_issued, id);
-            connection.cids_issued += 1;
-        }
-        self.flows.insert(flow, handle);
-        if self.connections.len() <= quinn.0 {
-            self.connections.resize_with(quinn.0 + 1, || None);
-        }
-        self.connections[quinn.0] = Some(connection);
-        self.open += 1;
-        self.handshaking += 1;
-        self.dirty.push_back(index);
-        Some(handle)
-    }
-
-    fn take_fresh(&self) -> Vec<ConnectionId> {
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        fresh.drain(..).filter_map(|id| ConnectionId::new(&id)).collect()
-    }
-
-    fn handle_reads(&mut self, now: Instant, host: &mut Host) {
-        while let Some(read) = host.poll_extent() {
-            let Some(what) = self.reads.pending.remove(&read.token) else { continue };
-            let (ReadFor::Stream { handle, .. } | ReadFor::Late { handle, .. }) = what;
-            if self.get(handle).is_none() {
-                continue;
-            }
-            self.with(now, host, handle.index as usize, |connection, cx| match what {
-                ReadFor::Stream { stream, extent, .. } => {
-                    connection.handle_read(cx, stream, &extent, read.result);
-                }
-                ReadFor::Late { late, at, extent, .. } => {
-                    connection.handle_late(cx, (late, at, extent), read.result);
-                }
-            });
-        }
-    }
-
-    fn handle_status(&mut self, now: Instant, host: &mut Host, status: QuicStatus) {
-        let handle = self.names.get(&status.quic).copied();
-        let Some(handle) = handle.filter(|handle| self.get(*handle).is_some()) else {
-            self.counters.quic_events_ignored += 1;
-            return;
-        };
-        self.names.remove(&status.quic);
-        self.with(now, host, handle.index as usize, |connection, cx| match status.why {
-            QuicTrouble::Refused(why) => connection.offload.refuse(cx.counters, status.quic, why),
-            QuicTrouble::NotSealed => connection.offload.not_sealed(&mut cx.device(), status.quic),
-        });
-    }
-
-    /// A transmit's files could not be read: what the connection sends of them ends.
-    fn handle_fault(&mut self, now: Instant, host: &mut Host, flow: FlowId, _: FileFault) {
-        let Some(handle) = self.flows.get(&flow).copied() else {
-            self.counters.quic_events_ignored += 1;
-            return;
-        };
-        self.with(now, host, handle.index as usize, |connection, cx| {
-            connection.fail_streams(cx, None);
-        });
-    }
-
-    fn handle_device_reset(&mut self, now: Instant, host: &mut Host) {
-        self.names.clear();
-        for index in 0..self.connections.len() {
-            self.with(now, host, index, |connection, cx| {
-                if connection.offload.names().next().is_some() {
-                    cx.counters.quic_device_resets += 1;
-                }
-                connection.offload.reset();
-            });
-        }
-    }
-
-    /// Files' bytes that nobody refers to any more.
-    fn release(&mut self, host: &mut Host) {
-        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
-        for place in released.drain(..) {
-            host.extent_release(place.file, place.offset, place.len, true);
-            // Its connection may be gone, and another in its slot.
-            let index = place.connection.index as usize;
-            let connection = self.connections.get_mut(index).and_then(Option::as_mut);
-            if let Some(connection) = connection.filter(|c| c.handle == place.connection) {
-                connection.placed.remove(&place);
-            }
-        }
     }
 
     fn get(&self, handle: Handle) -> Option<&Connection> {
@@ -862,19 +549,6 @@ impl Endpoint {
             self.alarms.clear(slot);
         }
     }
-}
-
-/// Why a stream has nothing to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadEnd {
-    /// Not yet.
-    Blocked,
-    /// Everything was read.
-    Finished,
-    /// The peer gave it up, with this code.
-    Reset(u64),
-    /// There is no such stream.
-    Gone,
 }
 
 fn handshake_data(connection: &quinn_proto::Connection) -> Option<HandshakeData> {

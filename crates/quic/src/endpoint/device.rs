@@ -1,0 +1,89 @@
+//! What the device and the disk say of connections: reads of files, troubles of an offload, its
+//! reset. Called for the host's notices; what is about connections that are gone is counted and
+//! left.
+
+use std::sync::PoisonError;
+
+use abi::quic::{QuicStatus, QuicTrouble};
+use abi::{FileFault, FlowId};
+use base::Instant;
+use host::Host;
+
+use super::Endpoint;
+use crate::connection::ReadFor;
+
+impl Endpoint {
+    pub(super) fn handle_reads(&mut self, now: Instant, host: &mut Host) {
+        while let Some(read) = host.poll_extent() {
+            let Some(what) = self.reads.pending.remove(&read.token) else { continue };
+            let (ReadFor::Stream { handle, .. } | ReadFor::Late { handle, .. }) = what;
+            if self.get(handle).is_none() {
+                continue;
+            }
+            self.with(now, host, handle.index as usize, |connection, cx| match what {
+                ReadFor::Stream { stream, extent, .. } => {
+                    connection.handle_read(cx, stream, &extent, read.result);
+                }
+                ReadFor::Late { late, at, extent, .. } => {
+                    connection.handle_late(cx, (late, at, extent), read.result);
+                }
+            });
+        }
+    }
+
+    pub(super) fn handle_status(&mut self, now: Instant, host: &mut Host, status: QuicStatus) {
+        let handle = self.names.get(&status.quic).copied();
+        let Some(handle) = handle.filter(|handle| self.get(*handle).is_some()) else {
+            self.counters.quic_events_ignored += 1;
+            return;
+        };
+        self.names.remove(&status.quic);
+        self.with(now, host, handle.index as usize, |connection, cx| match status.why {
+            QuicTrouble::Refused(why) => connection.offload.refuse(cx.counters, status.quic, why),
+            QuicTrouble::NotSealed => connection.offload.not_sealed(&mut cx.device(), status.quic),
+        });
+    }
+
+    /// A transmit's files could not be read: what the connection sends of them ends.
+    pub(super) fn handle_fault(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        flow: FlowId,
+        _: FileFault,
+    ) {
+        let Some(handle) = self.flows.get(&flow).copied() else {
+            self.counters.quic_events_ignored += 1;
+            return;
+        };
+        self.with(now, host, handle.index as usize, |connection, cx| {
+            connection.fail_streams(cx, None);
+        });
+    }
+
+    pub(super) fn handle_device_reset(&mut self, now: Instant, host: &mut Host) {
+        self.names.clear();
+        for index in 0..self.connections.len() {
+            self.with(now, host, index, |connection, cx| {
+                if connection.offload.names().next().is_some() {
+                    cx.counters.quic_device_resets += 1;
+                }
+                connection.offload.reset();
+            });
+        }
+    }
+
+    /// Files' bytes that nobody refers to any more.
+    pub(super) fn release(&mut self, host: &mut Host) {
+        let mut released = self.released.lock().unwrap_or_else(PoisonError::into_inner);
+        for place in released.drain(..) {
+            host.extent_release(place.file, place.offset, place.len, true);
+            // Its connection may be gone, and another in its slot.
+            let index = place.connection.index as usize;
+            let connection = self.connections.get_mut(index).and_then(Option::as_mut);
+            if let Some(connection) = connection.filter(|c| c.handle == place.connection) {
+                connection.placed.remove(&place);
+            }
+        }
+    }
+}

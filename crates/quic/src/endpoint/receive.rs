@@ -1,0 +1,188 @@
+//! Datagrams that came in: to their connection, to a new one, or to an answer without one. Called
+//! for the host's notices. What the device opened is believed only where the connection says that
+//! those keys are its own.
+
+use core::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, PoisonError};
+
+use abi::quic::{ConnectionId, QuicId};
+use base::Instant;
+use bytes::{Bytes, BytesMut};
+use host::{Host, UdpReceived};
+use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Incoming};
+
+use super::{Endpoint, Handle, handshake_data};
+use crate::connection::Connection;
+use crate::protection::Shared;
+use crate::transmit::plain;
+
+impl Endpoint {
+    pub(super) fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
+        let UdpReceived { tuple, ecn, packet, payload, segment_size, opened } = received;
+        // quinn-proto takes each datagram as its own: one copy of the batch, cut without another.
+        let mut left = BytesMut::from(packet.as_slice().get(payload).unwrap_or_default());
+        host.recycle(packet);
+        let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
+        let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
+        let mut settled = None;
+        let mut numbers = opened.iter().flat_map(|opened| opened.numbers.iter().copied());
+        let name = opened.as_ref().map(|opened| opened.quic);
+        while !left.is_empty() {
+            let datagram = left.split_to(size.min(left.len()));
+            let opened = name.zip(numbers.next());
+            self.counters.quic_in_datagrams += 1;
+            let way = (remote, tuple.local.addr, EcnCodepoint::from_bits(ecn));
+            if name.is_some() && opened.is_none() {
+                self.counters.quic_in_disagreed += 1;
+                continue;
+            }
+            let index = self.handle_datagram(now, host, way, datagram, opened);
+            if settled != index {
+                self.settle_one(now, host, settled);
+                settled = index;
+            }
+        }
+        self.settle_one(now, host, settled);
+    }
+
+    /// The datagrams of a batch that were a connection's have been handled.
+    fn settle_one(&mut self, now: Instant, host: &mut Host, index: Option<usize>) {
+        if let Some(index) = index {
+            self.settle(now, host, index);
+        }
+    }
+
+    /// Gives the connection that took it, which is to be settled.
+    fn handle_datagram(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (remote, local, ecn): (SocketAddr, IpAddr, Option<EcnCodepoint>),
+        datagram: BytesMut,
+        opened: Option<(QuicId, u64)>,
+    ) -> Option<usize> {
+        let (time, len) = (self.time(now), datagram.len() as u64);
+        let mut answer = Vec::new();
+        let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
+        match event {
+            Some(DatagramEvent::ConnectionEvent(quinn, event)) => {
+                self.deliver(now, host, (quinn, event), len, opened);
+                return Some(quinn.0);
+            }
+            // What the device opened belongs to a connection that is gone.
+            _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
+            Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
+            Some(DatagramEvent::Response(transmit)) => {
+                self.counters.quic_out_datagrams += 1;
+                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            }
+            None => {}
+        }
+        None
+    }
+
+    /// A connection takes a datagram; who calls it settles the connection.
+    fn deliver(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (quinn, event): (ConnectionHandle, ConnectionEvent),
+        len: u64,
+        opened: Option<(QuicId, u64)>,
+    ) {
+        self.work(now, host, quinn.0, |connection, cx| {
+            // Only what was opened with this connection's keys is taken for that.
+            if opened.is_some_and(|(quic, _)| connection.offload.rx() != Some(quic)) {
+                cx.counters.quic_in_disagreed += 1;
+                return;
+            }
+            cx.counters.quic_in_opened += u64::from(opened.is_some());
+            connection.bytes += len;
+            if connection.offload.rx().is_some() {
+                connection.shared.set_opened(opened.map(|(_, number)| number));
+                connection.inner.handle_event(event);
+                connection.shared.set_opened(None);
+                connection.offload.follow_rx(&mut cx.device(), &connection.shared);
+                let mut state = connection.shared.lock();
+                cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
+                let retired = core::mem::take(&mut state.retired);
+                drop(state);
+                for sequence in retired {
+                    if let Some(id) = connection.cids.remove(&sequence) {
+                        connection.offload.route(&mut cx.device(), id, false);
+                    }
+                }
+            } else {
+                connection.inner.handle_event(event);
+            }
+        });
+        if let Ok(index) = u32::try_from(quinn.0) {
+            self.touch(index);
+        }
+    }
+
+    fn handle_new(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {
+        let mut answer = Vec::new();
+        if self.open >= self.config.connections_max {
+            self.counters.quic_connections_refused += 1;
+            let transmit = self.inner.refuse(incoming, &mut answer);
+            host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            return;
+        }
+        if self.handshaking >= self.config.handshakes_before_retry && incoming.may_retry() {
+            self.counters.quic_retries += 1;
+            if let Ok(transmit) = self.inner.retry(incoming, &mut answer) {
+                host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+            }
+            return;
+        }
+        let time = self.time(now);
+        match self.inner.accept(incoming, time, &mut answer, None) {
+            Ok((quinn, inner)) => {
+                if let Some(handle) = self.insert(host, quinn, inner) {
+                    self.settle(now, host, handle.index as usize);
+                }
+            }
+            Err(error) => {
+                self.take_fresh();
+                self.counters.quic_handshakes_failed += 1;
+                if let Some(transmit) = error.response {
+                    host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
+                }
+            }
+        }
+    }
+
+    /// Keeps a new connection; none where its crypto is not ours, which does not happen.
+    pub(super) fn insert(
+        &mut self,
+        host: &mut Host,
+        quinn: ConnectionHandle,
+        inner: quinn_proto::Connection,
+    ) -> Option<Handle> {
+        let index = u32::try_from(quinn.0).ok()?;
+        let shared: Arc<Shared> = handshake_data(&inner)?.shared;
+        self.serial += 1;
+        let handle = Handle { index, serial: self.serial };
+        let flow = host.new_flow();
+        let mut connection = Box::new(Connection::new(inner, quinn, handle, shared, flow));
+        for id in self.take_fresh() {
+            connection.cids.insert(connection.cids_issued, id);
+            connection.cids_issued += 1;
+        }
+        self.flows.insert(flow, handle);
+        if self.connections.len() <= quinn.0 {
+            self.connections.resize_with(quinn.0 + 1, || None);
+        }
+        self.connections[quinn.0] = Some(connection);
+        self.open += 1;
+        self.handshaking += 1;
+        self.dirty.push_back(index);
+        Some(handle)
+    }
+
+    pub(super) fn take_fresh(&self) -> Vec<ConnectionId> {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.drain(..).filter_map(|id| ConnectionId::new(&id)).collect()
+    }
+}
