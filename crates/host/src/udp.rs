@@ -341,7 +341,15 @@ impl Batch {
     }
 
     fn send(mut self, out: &mut Outbox, now: Instant, tuple: &Tuple) {
-        let mut left: VecDeque<Part> = core::mem::take(&mut self.send.parts).into_iter().collect();
+        let parts = core::mem::take(&mut self.send.parts);
+        // Nearly always it is one transmit.
+        if let Some(count) = self.fit(parts.iter()) {
+            if count > 0 {
+                self.transmit(out, now, tuple, parts, count);
+            }
+            return;
+        }
+        let mut left: VecDeque<Part> = parts.into_iter().collect();
         while !left.is_empty() {
             let (parts, count) = self.take(&mut left);
             self.cut |= count == self.datagrams_max && !left.is_empty();
@@ -353,18 +361,12 @@ impl Batch {
 
     /// Whole datagrams off the front, as many as fit one transmit and one at least.
     fn take(&self, left: &mut VecDeque<Part>) -> (Parts, usize) {
-        let size = match self.send.segment_size {
-            0 => usize::MAX,
-            size => usize::from(size),
-        };
-        let (mut count, mut bytes) = (0, 0);
-        // Nearly always it is all of them.
-        let (len, fits) = self.measure(left, usize::MAX);
-        if fits && len.div_ceil(size) <= self.datagrams_max {
-            return (left.drain(..).collect(), len.div_ceil(size));
+        if let Some(count) = self.fit(left.iter()) {
+            return (left.drain(..).collect(), count);
         }
+        let (mut count, mut bytes) = (0, 0);
         while count < self.datagrams_max {
-            let (len, fits) = self.measure(left, size.saturating_mul(count + 1));
+            let (len, fits) = self.measure(left.iter(), self.size().saturating_mul(count + 1));
             if len == bytes || (count > 0 && !fits) {
                 break;
             }
@@ -375,9 +377,24 @@ impl Batch {
         (parts, count)
     }
 
+    /// Bytes of a datagram, at most.
+    fn size(&self) -> usize {
+        match self.send.segment_size {
+            0 => usize::MAX,
+            size => usize::from(size),
+        }
+    }
+
+    /// How many datagrams there are in parts that one transmit may have; none where it may not.
+    fn fit<'a>(&self, parts: impl Iterator<Item = &'a Part>) -> Option<usize> {
+        let (len, fits) = self.measure(parts, usize::MAX);
+        let count = len.div_ceil(self.size());
+        (fits && count <= self.datagrams_max).then_some(count)
+    }
+
     /// Bytes of the first datagrams, which have at most `size`, and whether the device takes them
     /// in one transmit.
-    fn measure(&self, parts: &VecDeque<Part>, size: usize) -> (usize, bool) {
+    fn measure<'a>(&self, parts: impl Iterator<Item = &'a Part>, size: usize) -> (usize, bool) {
         let (mut len, mut fits, mut extents) = (0, true, ExtentCount::default());
         for part in parts {
             if len >= size {
@@ -389,7 +406,26 @@ impl Batch {
         (len, fits && len <= self.bytes_max)
     }
 
-    fn transmit(&self, out: &mut Outbox, now: Instant, tuple: &Tuple, parts: Parts, count: usize) {
+    /// What the device seals in the next datagrams.
+    fn protect(&mut self, count: usize) -> Option<Box<Protect>> {
+        let whole = |protect: &Protect| protect.packets.len() == count;
+        if self.send.protect.as_deref().is_some_and(whole) {
+            return self.send.protect.take();
+        }
+        let protect = self.send.protect.as_deref()?;
+        let packets: &[Option<Packet>] = protect.packets.get(self.next..self.next + count)?;
+        let some = packets.iter().any(Option::is_some);
+        some.then(|| Box::new(Protect { quic: protect.quic, packets: packets.into() }))
+    }
+
+    fn transmit(
+        &mut self,
+        out: &mut Outbox,
+        now: Instant,
+        tuple: &Tuple,
+        parts: Parts,
+        count: usize,
+    ) {
         let ip = IpHeader {
             source: tuple.local.addr,
             destination: tuple.remote.addr,
@@ -405,11 +441,7 @@ impl Batch {
         let link = Link { source: out.net.mac, destination: [0; 6] };
         let ports = [tuple.local.port, tuple.remote.port];
         emit::udp_template(&link, &ip, ports, first, header.as_mut_slice());
-        let protect = self.send.protect.as_ref().and_then(|protect| {
-            let packets: &[Option<Packet>] = protect.packets.get(self.next..self.next + count)?;
-            let some = packets.iter().any(Option::is_some);
-            some.then(|| Box::new(Protect { quic: protect.quic, packets: packets.into() }))
-        });
+        let protect = self.protect(count);
         out.counters.udp_out_datagrams += count as u64;
         out.counters.udp_out_transmits += 1;
         let transmit = Transmit {

@@ -17,7 +17,7 @@ use quinn_proto::{ConnectionHandle, StreamId, VarInt, WriteError};
 use crate::Handle;
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::offload::{Device, Offload};
+use crate::offload::{Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
 use crate::transmit::{Late, Plan};
@@ -118,7 +118,7 @@ pub(crate) struct Connection {
     pub(crate) late: VecDeque<Late>,
     pub(crate) late_next: u64,
     /// Our connection IDs that lead here, by their sequence numbers.
-    pub(crate) cids: BTreeMap<u64, abi::quic::ConnectionId>,
+    pub(crate) cids: Cids,
     pub(crate) cids_issued: u64,
     /// UDP payload in both directions.
     pub(crate) bytes: u64,
@@ -148,7 +148,7 @@ impl Connection {
             placed: Placed::default(),
             late: VecDeque::new(),
             late_next: 0,
-            cids: BTreeMap::new(),
+            cids: Cids::new(),
             cids_issued: 0,
             bytes: 0,
             connected: false,
@@ -233,11 +233,9 @@ impl Connection {
 
     /// Gives quinn-proto what it has room for.
     pub(crate) fn pump(&mut self, cx: &mut Cx<'_>) {
-        if self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost {
-            let cids: Vec<_> = self.cids.values().copied().collect();
-            if self.offload.consider(&mut cx.device(), self.flow, &self.shared, &cids) {
-                self.inner.set_send_window(WINDOWS[1]);
-            }
+        let worth = self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost;
+        if worth && self.offload.consider(&mut cx.device(), self.flow, &self.shared, &self.cids) {
+            self.inner.set_send_window(WINDOWS[1]);
         }
         let mut at = None;
         loop {

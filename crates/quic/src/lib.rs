@@ -30,4 +30,4 @@ mod transmit;
 pub use config::Config;
 pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, ReadEnd};
-pub use quinn_proto::{Dir, Side, StreamEvent, StreamId, VarInt};
+pub use quinn_proto::{ConnectionError, Dir, Side, StreamEvent, StreamId, VarInt};

@@ -4,6 +4,8 @@
 //! answers only where it will not, so packets are given to it at once; those that it drops are
 //! losses to the connection. The way back is always open: the host keeps all keys.
 
+use std::collections::BTreeMap;
+
 use abi::quic::{ConnectionId, Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, Route};
 use abi::{FlowId, Refusal};
 use host::Host;
@@ -11,6 +13,9 @@ use host::Host;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::protection::{Shared, State};
+
+/// Our connection IDs that lead to a connection, by their sequence numbers.
+pub(crate) type Cids = BTreeMap<u64, ConnectionId>;
 
 /// A connection's dealings with the device.
 #[derive(Debug, Default)]
@@ -62,7 +67,7 @@ impl Offload {
         device: &mut Device<'_>,
         flow: FlowId,
         shared: &Shared,
-        cids: &[ConnectionId],
+        cids: &Cids,
     ) -> bool {
         if self.asked {
             return false;
@@ -88,7 +93,7 @@ impl Offload {
         device: &mut Device<'_>,
         flow: FlowId,
         state: &mut State,
-        cids: &[ConnectionId],
+        cids: &Cids,
     ) -> Option<()> {
         let (suite, ours, theirs) =
             (state.suite?, state.tx_header.clone()?, state.rx_header.clone()?);
@@ -96,7 +101,7 @@ impl Offload {
         let rx_keys = state.generation(state.rx_generation)?.rx.for_device(state.rx_generation);
         let (tx, rx) = (device.host.new_quic_id(), device.host.new_quic_id());
         let port = device.config.port;
-        let routes = cids.iter().map(|&id| Route::Id { port, id }).collect();
+        let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
         device.host.quic_add(Box::new(QuicAdd {
             quic: tx,
             flow,
@@ -125,13 +130,9 @@ impl Offload {
     }
 
     /// The peer may have moved to another generation of keys: the device gets the one behind it.
-    pub(crate) fn follow_rx(&mut self, device: &mut Device<'_>, shared: &Shared) {
-        if self.rx.is_none() {
-            return;
-        }
-        let state = shared.lock();
-        if state.rx_generation >= self.rx_generation {
-            self.rekey_rx(device, &state, state.rx_generation + 1);
+    pub(crate) fn follow_rx(&mut self, device: &mut Device<'_>, state: &State) {
+        if self.rx.is_some() && state.rx_generation >= self.rx_generation {
+            self.rekey_rx(device, state, state.rx_generation + 1);
             device.counters.quic_rekeys += 1;
         }
     }

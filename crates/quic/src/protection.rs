@@ -10,6 +10,7 @@
 //! waits for it: a connection and its driver run on one thread.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
@@ -53,8 +54,6 @@ pub(crate) struct Generation {
 /// What is known of a connection's 1-RTT packets.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Leave packets in plaintext.
-    deferred: bool,
     records: Vec<Record>,
     /// One above the last packet that was built.
     pub(crate) tx_next: u64,
@@ -64,8 +63,6 @@ pub(crate) struct State {
     pub(crate) rx_next: u64,
     /// The newest generation that a packet was opened of.
     pub(crate) rx_generation: u64,
-    /// The packet that is being handled was opened by the device, and has this number.
-    opened: Option<u64>,
     /// Look for RETIRE_CONNECTION_ID.
     pub(crate) watch: bool,
     /// Sequence numbers of the connection IDs that the peer retired, while `watch` was set.
@@ -93,21 +90,40 @@ impl State {
     }
 }
 
-/// What a connection's crypto objects and its driver share.
-#[derive(Default)]
-pub(crate) struct Shared(Mutex<State>);
+/// What a connection's crypto objects and its driver share. What is asked for with every packet is
+/// beside the lock.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    /// Leave packets in plaintext.
+    deferred: AtomicBool,
+    /// The number of the packet that is being handled, if the device opened it; else
+    /// [`NOT_OPENED`].
+    opened: AtomicU64,
+}
+
+/// No packet has this number (RFC 9000, section 12.3).
+const NOT_OPENED: u64 = u64::MAX;
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            deferred: AtomicBool::new(false),
+            opened: AtomicU64::new(NOT_OPENED),
+        }
+    }
+}
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under the lock panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Packets are about to be built: to be sealed at once, or to be left as they are.
     pub(crate) fn begin(&self, deferred: bool) {
-        let mut state = self.lock();
-        state.deferred = deferred;
-        state.records.clear();
+        self.deferred.store(deferred, Ordering::Relaxed);
+        self.lock().records.clear();
     }
 
     /// Those that were left as they are, in order. `into` is emptied first.
@@ -118,7 +134,15 @@ impl Shared {
 
     /// A datagram is about to be handled, which the device opened as that packet, or did not open.
     pub(crate) fn set_opened(&self, number: Option<u64>) {
-        self.lock().opened = number;
+        self.opened.store(number.unwrap_or(NOT_OPENED), Ordering::Relaxed);
+    }
+
+    fn is_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Relaxed)
+    }
+
+    fn opened(&self) -> Option<u64> {
+        Some(self.opened.load(Ordering::Relaxed)).filter(|number| *number != NOT_OPENED)
     }
 }
 
@@ -135,7 +159,7 @@ impl PacketKey for OneRttKey {
         let mut state = self.shared.lock();
         state.tx_next = packet + 1;
         state.tx_generation = self.generation;
-        if state.deferred {
+        if self.shared.is_deferred() {
             let (number, len, generation) = (packet, buf.len(), self.generation);
             let pn_len = buf.first().map_or(0, |first| number_len(*first));
             state.records.push(Record { number, header_len, pn_len, len, generation });
@@ -152,7 +176,7 @@ impl PacketKey for OneRttKey {
         payload: &mut BytesMut,
     ) -> Result<(), CryptoError> {
         let mut state = self.shared.lock();
-        let len = match state.opened {
+        let len = match self.shared.opened() {
             Some(number) if number == packet => {
                 payload.len().checked_sub(TAG_BYTES).ok_or(CryptoError)?
             }
@@ -202,13 +226,13 @@ pub(crate) struct OneRttHeaderKey {
 
 impl HeaderKey for OneRttHeaderKey {
     fn decrypt(&self, pn_offset: usize, packet: &mut [u8]) {
-        if self.shared.lock().opened.is_none() {
+        if self.shared.opened().is_none() {
             self.keys.unprotect(pn_offset, packet);
         }
     }
 
     fn encrypt(&self, pn_offset: usize, packet: &mut [u8]) {
-        if !self.shared.lock().deferred {
+        if !self.shared.is_deferred() {
             self.keys.protect(pn_offset, packet);
         }
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use abi::quic::QuicId;
 use abi::{FlowId, Refusal};
 use base::{Alarms, Instant};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
     ConnectionError, ConnectionEvent, EndpointConfig, ServerConfig, StreamEvent, TimeSource,
@@ -115,6 +115,8 @@ pub struct Endpoint {
     released: Released,
     reads: Reads,
     scratch: Scratch,
+    /// Where merged datagrams are copied to.
+    batch: BytesMut,
     unix_ns: Arc<Clock>,
     secrets: Secrets,
 }
@@ -206,6 +208,7 @@ impl Endpoint {
             released: Released::default(),
             reads: Reads::default(),
             scratch: Scratch::default(),
+            batch: BytesMut::new(),
             unix_ns,
             secrets,
         })

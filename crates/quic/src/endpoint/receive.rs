@@ -16,11 +16,13 @@ use crate::connection::Connection;
 use crate::protection::Shared;
 use crate::transmit::plain;
 
+/// Bytes from which on a batch is copied to memory that is used again.
+const BATCH_BYTES_MIN: usize = 8192;
+
 impl Endpoint {
     pub(super) fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
         let UdpReceived { tuple, ecn, packet, payload, segment_size, opened } = received;
-        // quinn-proto takes each datagram as its own: one copy of the batch, cut without another.
-        let mut left = BytesMut::from(packet.as_slice().get(payload).unwrap_or_default());
+        let mut left = self.copy(packet.as_slice().get(payload).unwrap_or_default());
         host.recycle(packet);
         let remote = SocketAddr::new(tuple.remote.addr, tuple.remote.port);
         let size = if segment_size == 0 { usize::MAX } else { usize::from(segment_size) };
@@ -43,6 +45,18 @@ impl Endpoint {
             }
         }
         self.settle_one(now, host, settled);
+    }
+
+    /// quinn-proto takes each datagram as its own: one copy of the batch, cut without another. For
+    /// merged ones it goes to memory that is used again as soon as none of them is kept, which is
+    /// nearly always; what is short does not keep more memory than it has bytes.
+    fn copy(&mut self, bytes: &[u8]) -> BytesMut {
+        if bytes.len() < BATCH_BYTES_MIN {
+            return BytesMut::from(bytes);
+        }
+        self.batch.reserve(bytes.len());
+        self.batch.extend_from_slice(bytes);
+        self.batch.split()
     }
 
     /// The datagrams of a batch that were a connection's have been handled.
@@ -102,8 +116,8 @@ impl Endpoint {
                 connection.shared.set_opened(opened.map(|(_, number)| number));
                 connection.inner.handle_event(event);
                 connection.shared.set_opened(None);
-                connection.offload.follow_rx(&mut cx.device(), &connection.shared);
                 let mut state = connection.shared.lock();
+                connection.offload.follow_rx(&mut cx.device(), &state);
                 cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
                 let retired = core::mem::take(&mut state.retired);
                 drop(state);
