@@ -1,8 +1,8 @@
 //! Both ends of downloads over QUIC, for accounted benchmarks.
 //!
 //! A client opens so many connections and asks for one object after the other on each, a stream
-//! for each object; the server answers with a file. Its content is sampled as it comes, and its
-//! length compared.
+//! for each object, or for each a connection too; the server answers with a file. Its content is
+//! sampled as it comes, and its length compared.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use base::Instant;
 use bytes::Bytes;
 use host::{Host, Notice};
 use io::clock::cycles;
-use quic::{Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
 use super::timed::Meter;
 use crate::bench::client::Files;
@@ -54,6 +54,8 @@ struct Client {
     server: SocketAddr,
     tls: Arc<rustls::ClientConfig>,
     connections: u32,
+    /// A connection ends with its first object, and another begins.
+    once: bool,
     files: Files,
     asked: u32,
     downloads: BTreeMap<Handle, Download>,
@@ -73,18 +75,26 @@ impl QuicEnd {
         Self::new(endpoint, Role::Server { files, requests: BTreeMap::new() }, meter)
     }
 
-    /// Asks for files of `server` on that many connections.
+    /// Asks for files of `server` on that many connections, which end with an object or stay.
     pub(crate) fn client(
         endpoint: Endpoint,
         server: SocketAddr,
         tls: Arc<rustls::ClientConfig>,
-        connections: u32,
+        (connections, once): (u32, bool),
         files: Files,
         meter: Option<Meter>,
     ) -> Self {
-        let downloads = BTreeMap::new();
-        let client =
-            Client { server, tls, connections, files, asked: 0, downloads, objects: 0, bytes: 0 };
+        let client = Client {
+            server,
+            tls,
+            connections,
+            once,
+            files,
+            asked: 0,
+            downloads: BTreeMap::new(),
+            objects: 0,
+            bytes: 0,
+        };
         Self::new(endpoint, Role::Client(client), meter)
     }
 
@@ -104,11 +114,16 @@ impl QuicEnd {
     pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
         let Role::Client(client) = &self.role else { return };
         for _ in 0..client.connections {
-            if let Err(e) = self.endpoint.connect(now, host, client.server, "server", &client.tls) {
-                self.errors.push(format!("{e:?}"));
-            }
+            self.connect(now, host);
         }
         self.endpoint.flush(now, host);
+    }
+
+    fn connect(&mut self, now: Instant, host: &mut Host) {
+        let Role::Client(client) = &self.role else { return };
+        if let Err(e) = self.endpoint.connect(now, host, client.server, "server", &client.tls) {
+            self.errors.push(format!("{e:?}"));
+        }
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
@@ -129,7 +144,7 @@ impl QuicEnd {
             busy = true;
         }
         while let Some(event) = self.endpoint.poll_event() {
-            self.handle_event(host, event);
+            self.handle_event(now, host, event);
             busy = true;
         }
         let (mid, opened) = (cycles(), self.sealed());
@@ -157,15 +172,19 @@ impl QuicEnd {
         self.endpoint.handle_notice(now, host, notice);
     }
 
-    fn handle_event(&mut self, host: &mut Host, event: Event) {
+    fn handle_event(&mut self, now: Instant, host: &mut Host, event: Event) {
         match event {
             Event::Connected(handle) => self.ask(handle),
             Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
                 while let Some(stream) = self.endpoint.accept_stream(handle, Dir::Bi) {
-                    self.read(host, handle, stream);
+                    self.read(now, host, (handle, stream));
                 }
             }
-            Event::Stream(handle, StreamEvent::Readable { id }) => self.read(host, handle, id),
+            Event::Stream(handle, StreamEvent::Readable { id }) => {
+                self.read(now, host, (handle, id));
+            }
+            // The client ends it where it is good for one object.
+            Event::Lost(_, ConnectionError::ApplicationClosed(_)) => {}
             Event::Lost(_, why) => self.errors.push(why.to_string()),
             _ => {}
         }
@@ -185,13 +204,13 @@ impl QuicEnd {
         self.endpoint.finish(handle, stream);
     }
 
-    fn read(&mut self, host: &mut Host, handle: Handle, stream: StreamId) {
+    fn read(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
         loop {
             match self.endpoint.read(handle, stream, READ_BYTES) {
                 Ok(bytes) => self.take(handle, stream, &bytes),
                 // It may have been read to its end since it became readable.
                 Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
-                Err(ReadEnd::Finished) => return self.whole(host, handle, stream),
+                Err(ReadEnd::Finished) => return self.whole(now, host, (handle, stream)),
                 Err(ReadEnd::Reset(_)) => {
                     return self.errors.push("a stream was given up".to_owned());
                 }
@@ -219,7 +238,7 @@ impl QuicEnd {
     }
 
     /// A stream has been read to its end.
-    fn whole(&mut self, host: &mut Host, handle: Handle, stream: StreamId) {
+    fn whole(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
         match &mut self.role {
             Role::Server { files, requests } => {
                 let request = requests.remove(&(handle, stream)).unwrap_or_default();
@@ -238,7 +257,12 @@ impl QuicEnd {
                     self.errors.push("an object of another length".to_owned());
                 }
                 client.objects += 1;
-                self.ask(handle);
+                if client.once {
+                    self.endpoint.close(now, host, handle, 0, "");
+                    self.connect(now, host);
+                } else {
+                    self.ask(handle);
+                }
             }
         }
     }
