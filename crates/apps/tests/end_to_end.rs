@@ -4,131 +4,15 @@
 //! What the simulator does with faults and time is its own business; here a request goes the whole
 //! way once, with the device reading the files and with the host reading them.
 
-use std::collections::BTreeMap;
+mod world;
 
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
-use abi::port::{RxFrame, WireCaps};
-use abi::{Checksum, FileFault, FileKind, FileStat, Refusal};
+use abi::Refusal;
 use apps::content::{Config, ContentServer};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{Cidr, Host, Notice, SocketError, SocketId};
-use nic::{Device, DeviceConfig};
+use host::{Notice, SocketError, SocketId};
 use wire::Endpoint;
-
-const CLIENT: u8 = 1;
-const SERVER: u8 = 2;
-const WIRE: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
-
-/// Files in memory, answered at once.
-#[derive(Default)]
-struct Disk {
-    files: BTreeMap<String, (FileStat, Vec<u8>)>,
-    open: Vec<String>,
-    opens: usize,
-    closes: usize,
-}
-
-impl Disk {
-    fn put(&mut self, path: &str, content: Vec<u8>, version: u64) {
-        let size = content.len() as u64;
-        let kind = FileKind::Regular;
-        let stat = FileStat { kind, size, modified_s: 784_111_777, modified_ns: 0, version };
-        self.files.insert(path.into(), (stat, content));
-    }
-
-    fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
-        match request {
-            DiskRequest::Open { id, path } => {
-                let found = self.files.get(&*path).map(|f| f.0).ok_or(FileFault::NotFound);
-                self.opens += usize::from(found.is_ok());
-                self.open.push(path.into());
-                let file = DiskFile(u32::try_from(self.open.len() - 1).expect("few files"));
-                Some(DiskCompletion::Opened { id, result: found.map(|stat| (file, stat)) })
-            }
-            DiskRequest::Read { id, file, offset, mut buf } => {
-                let (stat, content) = &self.files[&self.open[file.0 as usize]];
-                let from = usize::try_from(offset).expect("small files").min(content.len());
-                let len = buf.as_slice().len().min(content.len() - from);
-                buf.as_mut_slice()[..len].copy_from_slice(&content[from..from + len]);
-                let read = u32::try_from(len).expect("small reads");
-                Some(DiskCompletion::Read { id, buf, result: Ok((read, *stat)) })
-            }
-            DiskRequest::Close { .. } => {
-                self.closes += 1;
-                None
-            }
-        }
-    }
-}
-
-struct Node {
-    host: Host,
-    device: Device,
-}
-
-impl Node {
-    fn new(number: u8, file_offload: Result<(), Refusal>) -> Self {
-        let device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, number]), WIRE);
-        let config = host::Config {
-            addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
-            file_offload,
-            ..host::Config::default()
-        };
-        Self { host: Host::new(config, &device.capabilities(), number.into()), device }
-    }
-
-    /// Moves operations, events and disk requests until nothing moves; gives the frames for the
-    /// wire.
-    fn run(&mut self, now: Instant, disk: &mut Disk) -> Vec<Vec<u8>> {
-        let mut frames = Vec::new();
-        loop {
-            let mut moved = false;
-            while let Some(op) = self.host.poll_op(now) {
-                self.device.handle_op(now, 0, op);
-                moved = true;
-            }
-            while let Some(frame) = self.device.poll_frame(now) {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                frames.push(bytes);
-                moved = true;
-            }
-            while let Some(request) = self.device.poll_disk() {
-                if let Some(completion) = disk.answer(request) {
-                    self.device.handle_disk(now, completion);
-                }
-                moved = true;
-            }
-            while let Some(request) = self.host.poll_disk() {
-                if let Some(completion) = disk.answer(request) {
-                    self.host.handle_disk(now, completion);
-                }
-                moved = true;
-            }
-            while let Some((_, event)) = self.device.poll_event() {
-                self.host.handle_event(now, event);
-                moved = true;
-            }
-            while let Some(packet) = self.host.poll_recycle() {
-                self.device.pool().put(packet);
-            }
-            if !moved {
-                return frames;
-            }
-        }
-    }
-
-    fn receive(&mut self, now: Instant, frame: &[u8]) {
-        let packet = self.device.pool().copy(frame).expect("frames fit buffers");
-        let checksum = Checksum::Unchecked;
-        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
-    }
-
-    fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        self.host.poll_timeout().into_iter().chain(self.device.poll_timeout(now)).min()
-    }
-}
+use world::{CLIENT, Disk, Node, SERVER, content};
 
 struct World {
     now: Instant,
@@ -277,10 +161,6 @@ impl World {
         }
         panic!("no response to {request}");
     }
-}
-
-fn content(bytes: usize) -> Vec<u8> {
-    (0..=250).cycle().take(bytes).collect()
 }
 
 fn get(path: &str, fields: &str) -> String {

@@ -29,5 +29,5 @@ mod transmit;
 
 pub use config::Config;
 pub use counters::Counters;
-pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, ReadEnd};
+pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
 pub use quinn_proto::{ConnectionError, Dir, Side, StreamEvent, StreamId, VarInt};

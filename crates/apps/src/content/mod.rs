@@ -210,6 +210,7 @@ impl ContentServer {
     pub fn drain(&mut self, now: Instant, host: &mut Host) {
         self.listeners.iter().for_each(|&listener| host.unlisten(listener));
         self.server.drain(now, host);
+        self.with_http3(now, host, |http3, cx| http3.drain(cx));
     }
 
     /// Acts on deadlines that are over.
@@ -267,5 +268,5 @@ fn http3(config: &Config, quic: quic::Config, host: &mut Host) -> Result<Http3, 
     let Some(tls) = quic.tls.clone() else { return Err(no_tls) };
     let endpoint = quic::Endpoint::new(quic, tls.crypto_provider(), host);
     let endpoint = endpoint.map_err(StartError::Quic)?;
-    Ok(Http3::new(endpoint, config.head_bytes_max, config.requests_per_connection_max))
+    Ok(Http3::new(endpoint, config))
 }

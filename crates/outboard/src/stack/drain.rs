@@ -18,9 +18,14 @@ use crate::error::Failure;
 /// Between two looks at the gauges.
 const LOOK: Duration = Duration::from_millis(50);
 /// What a host has of connections: its own, those that the device relays or is to relay, and those
-/// that the device brings to an end.
-const OPEN: [&str; 4] =
-    ["connections", "splice_live", "splice_draining", "connections_closing_on_device"];
+/// that the device brings to an end; and QUIC's.
+const OPEN: [&str; 5] = [
+    "connections",
+    "splice_live",
+    "splice_draining",
+    "connections_closing_on_device",
+    "quic_connections_open",
+];
 
 /// The signals that end or change a service, from now on.
 ///

@@ -63,6 +63,15 @@ pub enum Event {
     Lost(Handle, ConnectionError),
 }
 
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// STREAM frames that were sent, in all.
+    pub stream_frames: u64,
+    /// Streams that we send on, and of which not all is acknowledged.
+    pub streams: usize,
+}
+
 /// Why there is no endpoint.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -346,6 +355,19 @@ impl Endpoint {
     #[must_use]
     pub fn protocol(&self, handle: Handle) -> Option<Vec<u8>> {
         handshake_data(&self.get(handle)?.inner)?.protocol
+    }
+
+    /// How a connection gets on; none where there is none.
+    #[must_use]
+    pub fn progress(&mut self, handle: Handle) -> Option<Progress> {
+        let connection = self.get_mut(handle)?;
+        let stream_frames = connection.inner.stats().frame_tx.stream;
+        Some(Progress { stream_frames, streams: connection.inner.streams().send_streams() })
+    }
+
+    /// Accepts no connection any more.
+    pub const fn refuse_new(&mut self) {
+        self.config.connections_max = 0;
     }
 
     /// Connections that have not ended.

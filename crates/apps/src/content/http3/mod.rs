@@ -7,8 +7,9 @@
 //!
 //! Framing and QPACK are our own: the `h3` crate is made of asynchronous traits that expect a
 //! runtime, and its bodies are buffers, where ours are extents of files. There is no dynamic table,
-//! no push and no content of requests; a request's time is bounded by QUIC's idle time-out.
+//! no push and no content of requests.
 
+mod deadlines;
 mod frame;
 mod message;
 mod qpack;
@@ -23,10 +24,12 @@ use bytes::Bytes;
 use host::{Host, Notice};
 use quic::{Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
+use super::Config;
 use super::answer::{Circumstances, Decision, Responder};
 use super::files::Waiter;
 use super::response::{Piece, Plan};
 use super::status::Status;
+use deadlines::{Deadlines, Times};
 use frame::Code;
 
 /// The place of all requests here in [`Waiter`]: no table of sockets has so many slots.
@@ -52,12 +55,20 @@ struct Incoming {
 }
 
 /// A request stream that is not answered yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Request {
+    /// When it was opened.
+    since: Instant,
     bytes: Vec<u8>,
     skip: u64,
     /// The request as HTTP/1.1 has it, once it is there.
     head: Option<Vec<u8>>,
+}
+
+impl Request {
+    const fn new(since: Instant) -> Self {
+        Self { since, bytes: Vec::new(), skip: 0, head: None }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -67,8 +78,15 @@ struct Connection {
     incoming: BTreeMap<StreamId, Incoming>,
     requests: BTreeMap<StreamId, Request>,
     served: u32,
+    /// The first request stream that the client has not opened yet.
+    next: u64,
     /// Requests from this stream on are refused: GOAWAY was sent.
     last: Option<u64>,
+    /// When it was last seen to get on, and the STREAM frames that it had been sent by then.
+    active: Instant,
+    frames_sent: u64,
+    /// When it is looked at.
+    check: Option<Instant>,
 }
 
 /// What becomes of a request or of its connection.
@@ -86,6 +104,8 @@ pub(crate) struct Http3 {
     next_serial: u32,
     head_bytes_max: usize,
     requests_max: u32,
+    times: Times,
+    deadlines: Deadlines,
 }
 
 /// What is needed of the server.
@@ -96,14 +116,16 @@ pub(crate) struct Context<'a> {
 }
 
 impl Http3 {
-    pub(crate) const fn new(endpoint: Endpoint, head_bytes_max: usize, requests_max: u32) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, config: &Config) -> Self {
         Self {
             endpoint,
             connections: BTreeMap::new(),
             waiting: BTreeMap::new(),
             next_serial: 0,
-            head_bytes_max,
-            requests_max,
+            head_bytes_max: config.head_bytes_max,
+            requests_max: config.requests_per_connection_max,
+            times: Times::of(config),
+            deadlines: Deadlines::default(),
         }
     }
 
@@ -115,11 +137,12 @@ impl Http3 {
     /// Runs what is due.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         self.endpoint.handle_timeout(cx.now, cx.host);
+        self.check_deadlines(cx);
     }
 
     /// When to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.endpoint.poll_timeout()
+        [self.endpoint.poll_timeout(), self.deadlines.next()].into_iter().flatten().min()
     }
 
     /// Shows every counter by name.
@@ -132,12 +155,12 @@ impl Http3 {
         while let Some(event) = self.endpoint.poll_event() {
             match event {
                 Event::Connected(handle) => {
-                    self.connections.insert(handle, Connection::default());
+                    let connection = Connection { active: cx.now, ..Connection::default() };
+                    self.connections.insert(handle, connection);
                     self.open_control(handle);
+                    self.expect_head(cx.now, handle);
                 }
-                Event::Lost(handle, _) => {
-                    self.connections.remove(&handle);
-                }
+                Event::Lost(handle, _) => self.forget(handle),
                 Event::Stream(handle, event) => self.handle_stream(cx, handle, &event),
             }
         }
@@ -177,13 +200,17 @@ impl Http3 {
                     let Some(connection) = self.connections.get_mut(&handle) else { return };
                     match dir {
                         Dir::Uni => drop(connection.incoming.insert(stream, Incoming::default())),
-                        Dir::Bi => drop(connection.requests.insert(stream, Request::default())),
+                        Dir::Bi => {
+                            connection.next = u64::from(stream) + 4;
+                            connection.requests.insert(stream, Request::new(cx.now));
+                        }
                     }
                     self.read(cx, handle, stream);
                 }
             }
             StreamEvent::Readable { id } => self.read(cx, handle, id),
             StreamEvent::Available { dir: Dir::Uni } => self.open_control(handle),
+            StreamEvent::Finished { .. } => self.close_if_done(cx, handle),
             StreamEvent::Stopped { id, .. } => {
                 let Some(connection) = self.connections.get_mut(&handle) else { return };
                 connection.requests.remove(&id);
@@ -206,7 +233,12 @@ impl Http3 {
                 Ok(_) if !wanted => Ok(()),
                 Ok(bytes) if stream.dir() == Dir::Uni => connection.handle_incoming(stream, &bytes),
                 Ok(bytes) => connection.handle_request(stream, &bytes, self.head_bytes_max),
-                Err(ReadEnd::Blocked | ReadEnd::Gone) => return,
+                Err(ReadEnd::Blocked | ReadEnd::Gone) => {
+                    if connection.requests.get(&stream).is_some_and(|r| r.head.is_none()) {
+                        self.expect_head(cx.now, handle);
+                    }
+                    return;
+                }
                 Err(end) => {
                     let result = connection.handle_end(stream, end);
                     self.handle_result(cx, handle, stream, result);
@@ -246,8 +278,18 @@ impl Http3 {
     /// Ends a connection: section 8.
     fn fail(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
         cx.responder.counters.http3_connection_errors += 1;
-        self.connections.remove(&handle);
+        self.close(cx, handle, code);
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>, handle: Handle, code: Code) {
+        self.forget(handle);
         self.endpoint.close(cx.now, cx.host, handle, code as u32, "");
+    }
+
+    fn forget(&mut self, handle: Handle) {
+        if let Some(mut connection) = self.connections.remove(&handle) {
+            self.deadlines.set(handle, &mut connection.check, None);
+        }
     }
 
     /// Ends a request: section 4.1.1.
@@ -348,15 +390,20 @@ impl Http3 {
         self.endpoint.finish(handle, stream);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         connection.requests.remove(&stream);
-        connection.served += 1;
-        if connection.served >= self.requests_max && connection.last.is_none() {
-            self.go_away(handle, u64::from(stream) + 4);
+        (connection.served, connection.active) = (connection.served + 1, cx.now);
+        if connection.served >= self.requests_max {
+            self.go_away(handle);
         }
     }
 
-    /// Tells the client that requests from a stream on are not answered: section 5.2.
-    fn go_away(&mut self, handle: Handle, from: u64) {
+    /// Tells the client that requests on streams that it has not opened yet are not answered:
+    /// section 5.2.
+    fn go_away(&mut self, handle: Handle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.last.is_some() {
+            return;
+        }
+        let from = connection.next;
         connection.last = Some(from);
         let Some(control) = connection.control else { return };
         let (mut payload, mut bytes) = (Vec::new(), Vec::new());

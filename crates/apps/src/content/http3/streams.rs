@@ -1,6 +1,6 @@
 //! What a client's bytes on its streams mean: request streams up to their head, the control stream,
-//! QPACK's two (RFC 9114, section 6). Called by [`super::Http3`] with what was read. Nothing is sent
-//! from here: what is wrong is a [`Fault`] of the stream or of the connection.
+//! QPACK's two (RFC 9114, section 6). Called by [`super::Http3`] with what was read. Nothing is
+//! sent from here: what is wrong is a [`Fault`] of the stream or of the connection.
 
 use quic::{ReadEnd, StreamId};
 

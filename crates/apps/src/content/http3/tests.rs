@@ -32,7 +32,7 @@ fn request(bytes: &[u8]) -> Result<Option<Vec<u8>>, Code> {
     let run = |chunk: usize| {
         let mut connection = Connection::default();
         let id = stream(Dir::Bi, 0);
-        connection.requests.insert(id, Request::default());
+        connection.requests.insert(id, Request::new(Instant::ZERO));
         for part in bytes.chunks(chunk) {
             connection.handle_request(id, part, HEAD_MAX).map_err(|fault| match fault {
                 Fault::Connection(code) | Fault::Stream(code) => code,
@@ -114,7 +114,7 @@ fn requests() {
 fn requests_that_end_too_soon() {
     let mut connection = Connection::default();
     let id = stream(Dir::Bi, 0);
-    connection.requests.insert(id, Request::default());
+    connection.requests.insert(id, Request::new(Instant::ZERO));
     let ended = connection.handle_end(id, ReadEnd::Finished);
     assert!(matches!(ended, Err(Fault::Stream(Code::RequestIncomplete))));
     assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());

@@ -1,0 +1,268 @@
+//! HTTP/3 of the content server with a client that behaves badly, or while the server ends: time is
+//! virtual, the stack and the devices are real.
+
+mod world;
+
+use core::net::SocketAddr;
+use std::sync::Arc;
+
+use abi::Refusal;
+use apps::content::{Config, ContentServer};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use crypto::Provider;
+use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId, VarInt};
+use rustls::crypto::aws_lc_rs;
+use world::{CLIENT, Disk, Node, SERVER, content};
+
+/// H3_NO_ERROR and H3_REQUEST_REJECTED: RFC 9114, section 8.1.
+const NO_ERROR: u32 = 0x0100;
+const REJECTED: u64 = 0x010b;
+
+/// A client's endpoint, and the server.
+struct World {
+    now: Instant,
+    client: Node,
+    server: Node,
+    app: ContentServer,
+    endpoint: Endpoint,
+    tls: Arc<rustls::ClientConfig>,
+    disk: Disk,
+    events: Vec<Event>,
+}
+
+fn tls() -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
+    let made = rcgen::generate_simple_self_signed(vec!["server".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let mut client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    server.alpn_protocols = vec![b"h3".to_vec()];
+    client.alpn_protocols = vec![b"h3".to_vec()];
+    (Arc::new(server), Arc::new(client))
+}
+
+/// QUIC that does not end connections for being silent before HTTP/3 does.
+fn quic_config(number: u8) -> quic::Config {
+    let usual = quic::Config::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32]);
+    quic::Config { idle_timeout: Duration::from_secs(1000), ..usual }
+}
+
+impl World {
+    fn new() -> Self {
+        let (server_tls, tls) = tls();
+        let [mut client, mut server] =
+            [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled)));
+        let http3 = quic::Config { tls: Some(server_tls), ..quic_config(SERVER) };
+        let config = Config { http3: Some(http3), ..Config::default() };
+        let app = ContentServer::new(config, &mut server.host).expect("ports are free");
+        let provider = aws_lc_rs::default_provider();
+        let config = quic::Config { port: 5000, ..quic_config(CLIENT) };
+        let endpoint = Endpoint::new(config, &provider, &mut client.host).expect("an endpoint");
+        let mut disk = Disk::default();
+        disk.put("small", content(100), 1);
+        disk.put("big", content(8_000_000), 2);
+        let (now, events) = (Instant::from_millis(1), Vec::new());
+        Self { now, client, server, app, endpoint, tls, disk, events }
+    }
+
+    fn connect(&mut self) -> Handle {
+        let to: SocketAddr = ([10, 77, 0, SERVER], 443).into();
+        let host = &mut self.client.host;
+        self.endpoint.connect(self.now, host, to, "server", &self.tls).expect("it begins")
+    }
+
+    /// Connects, and sees that through.
+    fn connected(&mut self) -> Handle {
+        let handle = self.connect();
+        let up = |world: &Self| {
+            world.events.iter().any(|event| matches!(event, Event::Connected(h) if *h == handle))
+        };
+        self.run(10, up);
+        handle
+    }
+
+    fn step(&mut self) -> bool {
+        let now = self.now;
+        while let Some(notice) = self.server.host.poll_notice() {
+            self.app.handle_notice(now, &mut self.server.host, notice);
+        }
+        while let Some(notice) = self.client.host.poll_notice() {
+            self.endpoint.handle_notice(now, &mut self.client.host, notice);
+        }
+        self.endpoint.flush(now, &mut self.client.host);
+        let before = self.events.len();
+        self.events.extend(std::iter::from_fn(|| self.endpoint.poll_event()));
+        let down = self.server.run(now, &mut self.disk);
+        let up = self.client.run(now, &mut Disk::default());
+        down.iter().for_each(|frame| self.client.receive(now, frame));
+        up.iter().for_each(|frame| self.server.receive(now, frame));
+        for node in [&mut self.client, &mut self.server] {
+            while let Some((_, event)) = node.device.poll_event() {
+                node.host.handle_event(now, event);
+            }
+        }
+        !(down.is_empty() && up.is_empty()) || self.events.len() > before
+    }
+
+    /// Runs until `done`, which it has to be within that many seconds.
+    fn run(&mut self, seconds: u64, done: impl Fn(&Self) -> bool) {
+        let end = self.now + Duration::from_secs(seconds);
+        loop {
+            while self.step() {}
+            if done(self) {
+                return;
+            }
+            let times = [
+                self.client.poll_timeout(self.now),
+                self.server.poll_timeout(self.now),
+                self.app.poll_timeout(),
+                self.endpoint.poll_timeout(),
+            ];
+            let next = times.into_iter().flatten().min().expect("something is still to happen");
+            self.now = next.max(self.now + Duration::from_micros(10));
+            assert!(self.now <= end, "nothing came of it: {:?}", self.events);
+            self.client.host.handle_timeout(self.now);
+            self.server.host.handle_timeout(self.now);
+            self.endpoint.handle_timeout(self.now, &mut self.client.host);
+            self.app.handle_timeout(self.now, &mut self.server.host);
+        }
+    }
+
+    /// Opens a request's stream and writes to it.
+    fn request(&mut self, handle: Handle, bytes: &[u8]) -> StreamId {
+        let stream = self.endpoint.open_stream(handle, Dir::Bi).expect("streams are allowed");
+        self.endpoint.write(handle, stream, Bytes::copy_from_slice(bytes));
+        stream
+    }
+
+    /// Reads what a stream has.
+    fn read(&mut self, handle: Handle, stream: StreamId) -> (Vec<u8>, ReadEnd) {
+        let mut all = Vec::new();
+        loop {
+            match self.endpoint.read(handle, stream, 1 << 20) {
+                Ok(bytes) => all.extend_from_slice(&bytes),
+                Err(end) => return (all, end),
+            }
+        }
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        let mut found = 0;
+        self.app.visit(&mut |counter, value| found += if counter == name { value } else { 0 });
+        found
+    }
+
+    /// With which code the server ended the connection.
+    fn lost(&self) -> Option<VarInt> {
+        self.events.iter().find_map(|event| match event {
+            Event::Lost(_, ConnectionError::ApplicationClosed(close)) => Some(close.error_code),
+            _ => None,
+        })
+    }
+}
+
+/// A request for a path: HEADERS with the indices of RFC 9204's static table.
+fn get(path: &str) -> Vec<u8> {
+    let path_len = u8::try_from(path.len()).expect("paths are short");
+    let mut section = vec![0, 0, 0xd1, 0xd7, 0x50, 1, b'a', 0x51, path_len];
+    section.extend_from_slice(path.as_bytes());
+    [&[1, u8::try_from(section.len()).expect("it is short")], &section[..]].concat()
+}
+
+fn is_readable(event: &Event) -> bool {
+    matches!(event, Event::Stream(_, StreamEvent::Readable { .. }))
+}
+
+#[test]
+fn a_head_that_does_not_come() {
+    let mut world = World::new();
+    let handle = world.connected();
+    let whole = world.request(handle, &get("/small"));
+    world.run(1, |world| world.counter("http3_requests") == 1);
+    let half = world.request(handle, &get("/small")[..5]);
+    let begun = world.now;
+    world.run(60, |world| world.counter("http3_requests") == 2);
+    assert!(world.now >= begun + Duration::from_secs(10), "its time is the header's");
+    assert_eq!(world.counter("http_timeouts_header"), 1);
+    world.run(1, |world| world.events.iter().filter(|e| is_readable(e)).count() >= 2);
+    assert_eq!(world.read(handle, half).1, ReadEnd::Finished, "408");
+    assert!(world.read(handle, whole).0.ends_with(&content(100)));
+    assert_eq!(world.lost(), None, "others go on");
+}
+
+#[test]
+fn a_client_with_nothing_to_say() {
+    let mut world = World::new();
+    world.connected();
+    let begun = world.now;
+    world.run(60, |world| world.lost().is_some());
+    assert!(world.now >= begun + Duration::from_secs(10));
+    assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
+    assert_eq!(world.counter("http_timeouts_header"), 1);
+
+    let mut world = World::new();
+    let handle = world.connected();
+    world.request(handle, &get("/small"));
+    let begun = world.now;
+    world.run(200, |world| world.lost().is_some());
+    assert!(world.now >= begun + Duration::from_secs(60), "its time is that between requests");
+    assert_eq!(world.counter("http_timeouts_keepalive"), 1);
+}
+
+#[test]
+fn a_client_that_takes_nothing() {
+    let mut world = World::new();
+    let handle = world.connected();
+    world.request(handle, &get("/big"));
+    let begun = world.now;
+    world.run(200, |world| world.lost().is_some());
+    assert!(world.now >= begun + Duration::from_secs(60));
+    assert_eq!(world.counter("http_timeouts_send"), 1);
+}
+
+#[test]
+fn a_server_that_ends() {
+    let mut world = World::new();
+    let handle = world.connected();
+    let big = world.request(handle, &get("/big"));
+    world.run(1, |world| world.events.iter().any(is_readable));
+    let (mut got, _) = world.read(handle, big);
+    let World { now, app, server, .. } = &mut world;
+    app.drain(*now, &mut server.host);
+
+    // Nobody comes in any more, and nothing else is asked for.
+    world.connect();
+    let late = world.request(handle, &get("/small"));
+    let refused = |event: &Event| matches!(event, Event::Lost(h, _) if *h != handle);
+    world.run(10, |world| world.events.iter().any(refused));
+    assert_eq!(world.counter("quic_connections_refused"), 1);
+    assert_eq!(world.read(handle, late).1, ReadEnd::Reset(REJECTED));
+
+    // What was asked for before comes to its end, and then the connection does.
+    let end = loop {
+        let (more, end) = world.read(handle, big);
+        got.extend_from_slice(&more);
+        if end != ReadEnd::Blocked {
+            break end;
+        }
+        world.events.clear();
+        world.run(10, |world| world.events.iter().any(is_readable));
+    };
+    assert_eq!(end, ReadEnd::Finished);
+    assert!(got.ends_with(&content(8_000_000)), "{} bytes, or wrong ones", got.len());
+    world.run(10, |world| world.lost().is_some());
+    assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
+    assert_eq!(world.counter("http_timeouts_send") + world.counter("quic_failed"), 0);
+}
