@@ -55,8 +55,9 @@ pub enum Notice {
     Udp(UdpId),
     /// A read that [`crate::Host::extent_read`] began has ended.
     ExtentRead,
-    /// A transmit of a flow over UDP never left: its content could not be read.
-    UdpFault(FlowId, FileFault),
+    /// A transmit of a flow over UDP, with the number that it was given, never left: its content
+    /// could not be read.
+    UdpFault(FlowId, u32, FileFault),
     /// The device did not do something for a QUIC connection.
     Quic(QuicStatus),
     /// The device lost its state. Said to those only who use it beyond sockets: where a UDP socket

@@ -68,8 +68,8 @@ pub struct UdpSend {
     pub parts: Parts,
     /// Whether all extents in it were sent before.
     pub retransmission: bool,
-    /// Ask for [`Notice::UdpFault`] where its content cannot be read.
-    pub echo: bool,
+    /// Ask for [`Notice::UdpFault`], with this number, where its content cannot be read.
+    pub echo: Option<u32>,
     /// What the device seals.
     pub protect: Option<Box<Protect>>,
 }
@@ -232,7 +232,7 @@ impl Host {
             return false;
         }
         if let TransmitOutcome::Dropped(fault) = done.outcome {
-            self.notices.push_back(Notice::UdpFault(done.flow, fault));
+            self.notices.push_back(Notice::UdpFault(done.flow, done.tag, fault));
         }
         true
     }
@@ -450,7 +450,7 @@ impl Batch {
             segment_size,
             parts,
             timestamp: None,
-            echo: self.send.echo.then_some(0),
+            echo: self.send.echo,
             retransmission: self.send.retransmission,
             protect,
         };

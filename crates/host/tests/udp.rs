@@ -31,7 +31,7 @@ fn send(bytes: &'static [u8], segment_size: u16) -> UdpSend {
         segment_size,
         parts: [Part::Host(Bytes::from_static(bytes))].into_iter().collect(),
         retransmission: false,
-        echo: false,
+        echo: None,
         protect: None,
     }
 }

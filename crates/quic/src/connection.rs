@@ -5,6 +5,7 @@
 //! reads the file and seals the packets, and is read by the host before it is written where not.
 //! Datagrams are made in [`crate::transmit`].
 
+use core::net::SocketAddr;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::counters::Counters;
 use crate::offload::{Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
-use crate::transmit::{Late, Plan};
+use crate::transmit::{Late, Plan, SEVERAL_FILES};
 
 /// Bytes that the host reads of a file at a time.
 const READ_BYTES: u64 = 128 * 1024;
@@ -122,11 +123,19 @@ pub(crate) struct Connection {
     pub(crate) cids_issued: u64,
     /// UDP payload in both directions.
     pub(crate) bytes: u64,
+    /// Bytes of files that were given to quinn-proto for the device to read.
+    pub(crate) file_bytes_offloaded: u64,
+    /// Where the peer was when it was last heard, and how often it had moved.
+    pub(crate) remote: SocketAddr,
+    pub(crate) migrations: u64,
     /// The handshake is complete.
     pub(crate) connected: bool,
     /// It has ended; quinn-proto keeps it for a while.
     pub(crate) lost: bool,
     pub(crate) dirty: bool,
+    /// One of several files failed in the device, and which is not known: the host reads what is
+    /// sent until it finds it.
+    pub(crate) careful: bool,
     streams: BTreeMap<StreamId, Outgoing>,
 }
 
@@ -139,6 +148,7 @@ impl Connection {
         flow: FlowId,
     ) -> Self {
         let mut connection = Self {
+            remote: inner.remote_address(),
             inner,
             quinn,
             handle,
@@ -151,9 +161,12 @@ impl Connection {
             cids: Cids::new(),
             cids_issued: 0,
             bytes: 0,
+            file_bytes_offloaded: 0,
+            migrations: 0,
             connected: false,
             lost: false,
             dirty: true,
+            careful: false,
             streams: BTreeMap::new(),
         };
         connection.inner.set_send_window(WINDOWS[0]);
@@ -234,7 +247,8 @@ impl Connection {
     /// Gives quinn-proto what it has room for.
     pub(crate) fn pump(&mut self, cx: &mut Cx<'_>) {
         let worth = self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost;
-        if worth && self.offload.consider(&mut cx.device(), self.flow, &self.shared, &self.cids) {
+        let (flow, bytes) = (self.flow, self.bytes);
+        if worth && self.offload.consider(&mut cx.device(), flow, &self.shared, &self.cids, bytes) {
             self.inner.set_send_window(WINDOWS[1]);
         }
         let mut at = None;
@@ -316,6 +330,7 @@ impl Connection {
         self.placed.insert(place);
         outgoing.queue.push_front(Piece::Bytes(zeros(place, cx.released)));
         cx.counters.quic_file_bytes_offloaded += len;
+        self.file_bytes_offloaded += len;
     }
 
     /// The host has read what a stream waited for.
@@ -345,20 +360,64 @@ impl Connection {
     }
 
     /// What a stream sends cannot be had any more.
-    pub(crate) fn fail_file(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
+    fn fail_file(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
         cx.counters.quic_file_failures += 1;
         self.reset(cx.host, stream, FILE_FAILED);
     }
 
-    /// A file was found changed, or a transmit with some file failed (none: any of them).
-    pub(crate) fn fail_streams(&mut self, cx: &mut Cx<'_>, file: Option<FileId>) {
+    /// A file was found changed, or cannot be read: the streams that send it end.
+    pub(crate) fn fail_streams(&mut self, cx: &mut Cx<'_>, file: FileId) {
         let mut streams: Vec<u64> = self.placed.streams().collect();
         streams.dedup();
-        if let Some(file) = file {
-            streams.retain(|stream| self.placed.has(*stream, file));
-        }
+        streams.retain(|stream| self.placed.has(*stream, file));
+        self.careful &= streams.is_empty();
         for stream in streams.into_iter().filter_map(|id| VarInt::from_u64(id).ok()) {
             self.fail_file(cx, StreamId::from(stream));
+        }
+    }
+
+    /// The device dropped a transmit with bytes of that file, or of [`SEVERAL_FILES`].
+    pub(crate) fn handle_fault(&mut self, cx: &mut Cx<'_>, file: u32, fault: FileFault) {
+        match fault {
+            // It has lost the file, or has no room: a loss, and no fault of the file's. Of one that
+            // has changed it tells apart.
+            FileFault::BadExtent | FileFault::FlowFailed | FileFault::Refused(_) => {
+                cx.counters.quic_out_dropped += 1;
+            }
+            FileFault::Changed if file == SEVERAL_FILES => cx.counters.quic_out_dropped += 1,
+            _ if file == SEVERAL_FILES => self.careful = true,
+            _ => self.fail_streams(cx, FileId(file)),
+        }
+    }
+
+    /// Streams that have something left to be sent.
+    pub(crate) fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Notes where the peer is by now (RFC 9000, section 9).
+    pub(crate) fn follow_peer(&mut self, counters: &mut Counters) {
+        let remote = self.inner.remote_address();
+        if self.remote != remote {
+            self.remote = remote;
+            self.migrations += 1;
+            counters.quic_migrations += 1;
+        }
+    }
+
+    /// A datagram was handled: the device follows the peer's keys, and the connection IDs that the
+    /// peer retired lead here no more.
+    pub(crate) fn follow_packets(&mut self, cx: &mut Cx<'_>) {
+        let mut state = self.shared.lock();
+        self.offload.follow_rx(&mut cx.device(), &state);
+        cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
+        if state.retired.is_empty() {
+            return;
+        }
+        let retired = core::mem::take(&mut state.retired);
+        drop(state);
+        for id in retired.iter().filter_map(|sequence| self.cids.remove(sequence)) {
+            self.offload.route(&mut cx.device(), id, false);
         }
     }
 }

@@ -21,6 +21,8 @@ base::counters! {
         quic_timed_out,
         /// Connections ended by an error of the protocol, or by a stateless reset.
         quic_failed,
+        /// Times that a peer came from another address or port.
+        quic_migrations,
         /// Datagrams received.
         quic_in_datagrams,
         /// Of those, the ones that the device had opened.
@@ -35,6 +37,8 @@ base::counters! {
         quic_out_late,
         /// Of those, the ones that were not needed any more when it was read, or could not be read.
         quic_out_late_dropped,
+        /// Transmits with bytes of files that the device dropped, by no fault of one file: losses.
+        quic_out_dropped,
         /// Datagrams that could not be understood after they were built, and were not sent.
         quic_out_malformed,
         /// Bytes of files that are the device's to read.
@@ -43,7 +47,8 @@ base::counters! {
         quic_file_bytes_software,
         /// Streams reset because their file failed or changed.
         quic_file_failures,
-        /// Connections handed to the device.
+        /// Times that a connection was handed to the device: again after a reset, or where there
+        /// was no room.
         quic_offloaded,
         /// Generations of keys given to it after the first two.
         quic_rekeys,

@@ -10,8 +10,8 @@
 //!
 //! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
 //! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
-//! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`. It
-//! has no datagram frames and no 0-RTT for servers, and speaks version 1 alone.
+//! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
+//! `info`. It has no datagram frames and no 0-RTT for servers, and speaks version 1 alone.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -19,6 +19,7 @@ mod connection;
 mod counters;
 mod endpoint;
 mod frames;
+mod info;
 mod keys;
 mod offload;
 mod placed;
@@ -30,4 +31,5 @@ mod transmit;
 pub use config::Config;
 pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
-pub use quinn_proto::{ConnectionError, Dir, Side, StreamEvent, StreamId, VarInt};
+pub use info::ConnectionInfo;
+pub use quinn_proto::{ConnectionError, ConnectionStats, Dir, Side, StreamEvent, StreamId, VarInt};

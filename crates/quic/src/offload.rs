@@ -2,7 +2,8 @@
 //!
 //! Both directions are asked for once a connection has proved that it is no mouse. The device
 //! answers only where it will not, so packets are given to it at once; those that it drops are
-//! losses to the connection. The way back is always open: the host keeps all keys.
+//! losses to the connection. Where it has no room it is asked again, after twice as many bytes each
+//! time. The way back is always open: the host keeps all keys.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +19,10 @@ use crate::protection::{Shared, State};
 pub(crate) type Cids = BTreeMap<u64, ConnectionId>;
 
 /// A connection's dealings with the device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Offload {
-    asked: bool,
+    /// Bytes of the connection from which on the device is asked; none where it is not.
+    ask_at: Option<u64>,
     tx: Option<QuicId>,
     rx: Option<QuicId>,
     /// The newest generations that the device was given.
@@ -35,6 +37,13 @@ pub(crate) struct Device<'a> {
     pub(crate) host: &'a mut Host,
     pub(crate) counters: &'a mut Counters,
     pub(crate) config: &'a Config,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        let (ask_at, tx, rx, refused) = (Some(0), None, None, None);
+        Self { ask_at, tx, rx, tx_generation: 0, rx_generation: 0, refused }
+    }
 }
 
 impl Offload {
@@ -53,6 +62,14 @@ impl Offload {
         [self.tx, self.rx].into_iter().flatten()
     }
 
+    /// The names under which the device seals and opens, or why it does not.
+    pub(crate) fn directions(&self) -> [Result<Option<QuicId>, Refusal>; 2] {
+        [self.tx, self.rx].map(|name| match (name, self.refused) {
+            (None, Some(why)) => Err(why),
+            _ => Ok(name),
+        })
+    }
+
     /// Whether the device does something, or why not.
     pub(crate) fn state(&self) -> Result<(), Refusal> {
         match self.refused {
@@ -61,25 +78,28 @@ impl Offload {
         }
     }
 
-    /// Asks the device, if it is worth it and was not asked before. Says whether it was.
+    /// Asks the device for the directions that it has not, if the time has come: the connection has
+    /// carried `bytes`. Says whether it was asked.
     pub(crate) fn consider(
         &mut self,
         device: &mut Device<'_>,
         flow: FlowId,
         shared: &Shared,
         cids: &Cids,
+        bytes: u64,
     ) -> bool {
-        if self.asked {
+        if self.ask_at.is_none_or(|at| bytes < at) {
             return false;
         }
-        self.asked = true;
+        self.ask_at = None;
         if let Err(why) = device.host.quic_offload() {
             self.refused = Some(why);
             device.counters.count_refusal(why);
             return false;
         }
-        let mut state = shared.lock();
-        let added = self.add(device, flow, &mut state, cids).is_some();
+        let state = shared.lock();
+        let added = self.add(device, flow, &state, cids).is_some();
+        drop(state);
         if !added {
             // rustls made the keys: a cipher that we do not know.
             self.refused = Some(Refusal::UnknownProtocol);
@@ -92,40 +112,45 @@ impl Offload {
         &mut self,
         device: &mut Device<'_>,
         flow: FlowId,
-        state: &mut State,
+        state: &State,
         cids: &Cids,
     ) -> Option<()> {
         let (suite, ours, theirs) =
             (state.suite?, state.tx_header.clone()?, state.rx_header.clone()?);
         let tx_keys = state.generation(state.tx_generation)?.tx.for_device(state.tx_generation);
         let rx_keys = state.generation(state.rx_generation)?.rx.for_device(state.rx_generation);
-        let (tx, rx) = (device.host.new_quic_id(), device.host.new_quic_id());
-        let port = device.config.port;
-        let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
-        device.host.quic_add(Box::new(QuicAdd {
-            quic: tx,
-            flow,
-            direction: Direction::Transmit,
-            suite,
-            header_key: ours.for_device(),
-            keys: tx_keys,
-            next_packet_number: state.tx_next,
-        }));
-        device.host.quic_add(Box::new(QuicAdd {
-            quic: rx,
-            flow,
-            direction: Direction::Receive { routes, reorder: device.config.reorder },
-            suite,
-            header_key: theirs.for_device(),
-            keys: rx_keys,
-            next_packet_number: state.rx_next,
-        }));
-        (self.tx, self.rx) = (Some(tx), Some(rx));
-        (self.tx_generation, self.rx_generation) = (state.tx_generation, state.rx_generation);
-        state.watch = true;
+        if self.tx.is_none() {
+            let quic = device.host.new_quic_id();
+            device.host.quic_add(Box::new(QuicAdd {
+                quic,
+                flow,
+                direction: Direction::Transmit,
+                suite,
+                header_key: ours.for_device(),
+                keys: tx_keys,
+                next_packet_number: state.tx_next,
+            }));
+            (self.tx, self.tx_generation) = (Some(quic), state.tx_generation);
+        }
+        if self.rx.is_none() {
+            let quic = device.host.new_quic_id();
+            let port = device.config.port;
+            let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
+            device.host.quic_add(Box::new(QuicAdd {
+                quic,
+                flow,
+                direction: Direction::Receive { routes, reorder: device.config.reorder },
+                suite,
+                header_key: theirs.for_device(),
+                keys: rx_keys,
+                next_packet_number: state.rx_next,
+            }));
+            (self.rx, self.rx_generation) = (Some(quic), state.rx_generation);
+            // The next generation, so that the peer's update finds it there (RFC 9001, section
+            // 6.3).
+            self.rekey_rx(device, state, state.rx_generation + 1);
+        }
         device.counters.quic_offloaded += 1;
-        // The next generation, so that the peer's update finds it there (RFC 9001, section 6.3).
-        self.rekey_rx(device, state, state.rx_generation + 1);
         Some(())
     }
 
@@ -163,11 +188,24 @@ impl Offload {
         device.counters.quic_routes += 1;
     }
 
-    /// The device will not do it.
-    pub(crate) fn refuse(&mut self, counters: &mut Counters, quic: QuicId, why: Refusal) {
-        counters.count_refusal(why);
+    /// The device will not do it. Where it has no room it is asked again when the connection, which
+    /// has carried `bytes`, has carried as many once more.
+    pub(crate) fn refuse(
+        &mut self,
+        device: &mut Device<'_>,
+        quic: QuicId,
+        why: Refusal,
+        bytes: u64,
+    ) {
+        device.counters.count_refusal(why);
+        // It may have the entry, and have refused keys or a route: what it opens under a name that
+        // we do not know would be lost.
+        device.host.quic_remove(quic);
         self.refused = Some(why);
         self.forget(quic);
+        if why == Refusal::TableFull {
+            self.ask_at = Some(bytes.saturating_mul(2));
+        }
     }
 
     /// The device did not seal a transmit: what comes is sealed here, and it need not try again.

@@ -63,9 +63,7 @@ pub(crate) struct State {
     pub(crate) rx_next: u64,
     /// The newest generation that a packet was opened of.
     pub(crate) rx_generation: u64,
-    /// Look for RETIRE_CONNECTION_ID.
-    pub(crate) watch: bool,
-    /// Sequence numbers of the connection IDs that the peer retired, while `watch` was set.
+    /// Sequence numbers of the connection IDs that the peer retired, since the driver looked.
     pub(crate) retired: Vec<u64>,
     pub(crate) suite: Option<Suite>,
     pub(crate) tx_header: Option<Arc<HeaderKeys>>,
@@ -189,11 +187,9 @@ impl PacketKey for OneRttKey {
         payload.truncate(len);
         state.rx_next = state.rx_next.max(packet + 1);
         state.rx_generation = state.rx_generation.max(self.generation);
-        if state.watch {
-            // What is malformed ends the connection, or is a frame that only quinn-proto knows.
-            let retired = Frames::new(payload).flatten().filter_map(|f| retired(payload, &f));
-            state.retired.extend(retired);
-        }
+        // What is malformed ends the connection, or is a frame that only quinn-proto knows.
+        let retired = Frames::new(payload).flatten().filter_map(|f| retired(payload, &f));
+        state.retired.extend(retired);
         Ok(())
     }
 

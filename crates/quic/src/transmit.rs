@@ -28,6 +28,9 @@ const DATAGRAMS_MAX: usize = 45;
 /// Up to this length bytes are copied out of the buffer instead of taking it away.
 const COPY_BYTES_MAX: usize = 4096;
 
+/// Number of a transmit that has bytes of more than one file: no file has so high a name.
+pub(crate) const SEVERAL_FILES: u32 = u32::MAX;
+
 /// A datagram of a batch.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -82,7 +85,7 @@ pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
         segment_size: segment_size(transmit),
         parts: [Part::Host(bytes)].into_iter().collect(),
         retransmission: false,
-        echo: false,
+        echo: None,
         protect: None,
     }
 }
@@ -182,7 +185,8 @@ impl Connection {
         let by_device = self.offload.tx();
         let mut holes = plans.iter().flat_map(|plan| &plan.holes);
         let has_holes = holes.clone().next().is_some();
-        let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok());
+        let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok())
+            && !(has_holes && self.careful);
         match by_device {
             Some(quic) if readable => {
                 let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
@@ -195,7 +199,7 @@ impl Connection {
                     false => [Part::Host(take(&mut cx.scratch.buffer))].into_iter().collect(),
                 };
                 let sealed = plain(transmit, Bytes::new());
-                let (flow, retransmission, echo) = (self.flow, !first, has_holes);
+                let (flow, retransmission, echo) = (self.flow, !first, file_of(plans));
                 let segment_size = segment_size(transmit);
                 let send =
                     UdpSend { flow, parts, segment_size, retransmission, echo, protect, ..sealed };
@@ -269,7 +273,7 @@ impl Connection {
         let Ok(bytes) = result else {
             cx.counters.quic_out_late_dropped += 1;
             self.late.remove(index);
-            self.fail_streams(cx, Some(extent.file));
+            self.fail_streams(cx, extent.file);
             return;
         };
         let Some(late) = self.late.get_mut(index) else { return };
@@ -307,11 +311,18 @@ impl Connection {
             segment_size: 0,
             parts: [Part::Host(Bytes::from(datagram))].into_iter().collect(),
             retransmission: false,
-            echo: false,
+            echo: None,
             protect: None,
         };
         cx.host.udp_send(cx.now, cx.socket, send);
     }
+}
+
+/// The file that fills the holes of a batch, as the number of its transmit; none without holes.
+fn file_of(plans: &[Plan]) -> Option<u32> {
+    let mut files = plans.iter().flat_map(|plan| &plan.holes).map(|hole| hole.file);
+    let first = files.next()?;
+    Some(if files.all(|file| file == first) { first.0 } else { SEVERAL_FILES })
 }
 
 /// What the device is told of a datagram.

@@ -251,6 +251,11 @@ impl ContentServer {
         self.server.responder.log.poll()
     }
 
+    /// Connections of HTTP/3.
+    pub fn quic_connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
+        self.http3.iter().flat_map(Http3::connections)
+    }
+
     /// Calls `f` with the name and value of each counter, and of two gauges: connections and open
     /// files.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

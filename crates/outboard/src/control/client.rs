@@ -40,9 +40,14 @@ pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
 /// Where no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     let answer = ask(args, "ss")?;
-    if args.json {
-        return print(&format!("{answer:#}\n"));
+    match args.json {
+        true => print(&format!("{answer:#}\n")),
+        false => print(&tables(&answer)),
     }
+}
+
+/// Connections over TCP, those over QUIC, and pairs that the device relays.
+fn tables(answer: &Value) -> String {
     let mut text = format!(
         "{:<12} {:>9} {:>7} {:<24} {:<26} {:>9} {:>9} {:>10} {:>9}  {}\n",
         "State",
@@ -57,7 +62,9 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
         "Offload"
     );
     let is_pair = |row: &&Value| row["spliced_with"].is_object();
-    for row in answer.as_array().into_iter().flatten().filter(|row| !is_pair(row)) {
+    let is_quic = |row: &&Value| row["protocol"] == "quic";
+    let rows = || answer.as_array().into_iter().flatten();
+    for row in rows().filter(|row| !is_pair(row) && !is_quic(row)) {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);
         let word = |key: &str| row[key].as_str().unwrap_or("?").to_owned();
         let offload = describe_offload(&row["offload"]);
@@ -76,9 +83,53 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
             offload
         );
     }
-    let pairs: Vec<&Value> = answer.as_array().into_iter().flatten().filter(is_pair).collect();
-    describe_pairs(&pairs, &mut text);
-    print(&text)
+    describe_quic(&rows().filter(is_quic).collect::<Vec<_>>(), &mut text);
+    describe_pairs(&rows().filter(is_pair).collect::<Vec<_>>(), &mut text);
+    text
+}
+
+/// QUIC connections, where there are any.
+fn describe_quic(rows: &[&Value], text: &mut String) {
+    if rows.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<12} {:>11} {:>11} {:<24} {:<26} {:>9} {:>9} {:>10} {:>6} {:>7} {:>7} {:>5}  Offload",
+        "QUIC",
+        "sent",
+        "received",
+        "Local",
+        "Peer",
+        "cwnd",
+        "srtt",
+        "by device",
+        "lost",
+        "streams",
+        "updates",
+        "moves"
+    );
+    for row in rows {
+        let number = |key: &str| row[key].as_u64().unwrap_or(0);
+        let word = |key: &str| row[key].as_str().unwrap_or("?").to_owned();
+        let _ = writeln!(
+            text,
+            "{:<12} {:>11} {:>11} {:<24} {:<26} {:>9} {:>7}us {:>10} {:>6} {:>7} {:>7} {:>5}  {}",
+            word("state"),
+            number("bytes_sent"),
+            number("bytes_received"),
+            word("local"),
+            word("remote"),
+            number("cwnd_bytes"),
+            number("srtt_us"),
+            number("file_bytes_offloaded"),
+            number("lost_packets"),
+            number("streams_sending"),
+            number("key_updates"),
+            number("migrations"),
+            describe_offload(&row["offload"])
+        );
+    }
 }
 
 /// The pairs of connections that the device relays, where there are any.
@@ -110,7 +161,13 @@ fn describe_pairs(pairs: &[&Value], text: &mut String) {
 
 /// The engines that work for a connection, then those that do not, each with its reason.
 fn describe_offload(offload: &Value) -> String {
-    let engines = [("file", "file"), ("tls_tx", "tls-tx"), ("tls_rx", "tls-rx")];
+    let engines = [
+        ("file", "file"),
+        ("tls_tx", "tls-tx"),
+        ("tls_rx", "tls-rx"),
+        ("quic_tx", "quic-tx"),
+        ("quic_rx", "quic-rx"),
+    ];
     let there = engines.iter().filter(|(key, _)| offload[*key].is_object());
     let (on, off): (Vec<_>, Vec<_>) =
         there.partition(|(key, _)| offload[*key]["active"] == Value::Bool(true));
@@ -147,5 +204,36 @@ fn print(text: &str) -> Result<(), Failure> {
             Err(Failure::System(format!("cannot write: {e}")))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A row of its own for what is QUIC's, and none among TCP's.
+    #[test]
+    fn quic_has_a_table() {
+        let row = json!({
+            "protocol": "quic", "queue": 0, "state": "ESTABLISHED",
+            "local": "10.77.0.2:443", "remote": "10.77.0.1:50184",
+            "bytes_sent": 1_000_000, "bytes_received": 2_000, "streams_sending": 3,
+            "cwnd_bytes": 14_720, "srtt_us": 180, "mtu": 1452, "lost_packets": 7,
+            "file_bytes_offloaded": 900_000, "key_updates": 1, "migrations": 2,
+            "offload": {
+                "quic_tx": { "active": true, "name": 1 },
+                "quic_rx": { "active": false, "reason": "the table is full" },
+            },
+        });
+        let text = tables(&json!([row]));
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!((lines[0][0], lines[2][0]), ("State", "QUIC"));
+        let want = "ESTABLISHED 1000000 2000 10.77.0.2:443 10.77.0.1:50184 14720 180us 900000 7 3 \
+                    1 2 quic-tx; no quic-rx: the table is full";
+        assert_eq!(lines[3].join(" "), want);
+        assert_eq!(tables(&json!([])).lines().count(), 1);
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod client;
 pub(crate) mod metrics;
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,9 +16,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use abi::Refusal;
+use abi::quic::QuicId;
 use host::SocketInfo;
 use io::notify::Notifier;
 use nic::SpliceInfo;
+use quic::ConnectionInfo;
 use serde_json::{Map, Value, json};
 
 use crate::args::WireArg;
@@ -35,6 +38,7 @@ pub(crate) struct Answer {
     counters: Vec<(&'static str, u64)>,
     sockets: Vec<SocketInfo>,
     splices: Vec<SpliceInfo>,
+    quic: Vec<ConnectionInfo>,
 }
 
 impl Answer {
@@ -51,6 +55,11 @@ impl Answer {
     /// Adds a connection.
     pub(crate) fn socket(&mut self, info: SocketInfo) {
         self.sockets.push(info);
+    }
+
+    /// Adds a QUIC connection.
+    pub(crate) fn quic(&mut self, info: ConnectionInfo) {
+        self.quic.push(info);
     }
 
     /// Adds a pair of connections that the device relays.
@@ -129,14 +138,17 @@ pub(crate) fn sum(probes: &[Probe], names: &[&str]) -> u64 {
     counters.filter(|(name, _)| names.contains(name)).map(|(_, value)| value).sum()
 }
 
-/// Every connection: those of the hosts, then the pairs that the devices relay.
+/// Every connection: those of the hosts, QUIC's behind TCP's, then the pairs that the devices
+/// relay.
 fn sockets(probes: &[Probe]) -> Value {
-    let (mut all, mut pairs) = (Vec::new(), Vec::new());
+    let (mut all, mut quic, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
     for probe in probes {
         let Some(answer) = probe.ask(true) else { continue };
         all.extend(answer.sockets.iter().map(|info| describe(info, probe.index)));
+        quic.extend(answer.quic.iter().map(|info| describe_quic(info, probe.index)));
         pairs.extend(answer.splices.iter().map(|info| describe_pair(info, probe.index)));
     }
+    all.append(&mut quic);
     all.append(&mut pairs);
     Value::Array(all)
 }
@@ -188,6 +200,38 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
             "file": offload(info.file_offload),
             "tls_tx": info.tls.map(|tls| offload(tls.tx_offload)),
             "tls_rx": info.tls.map(|tls| offload(tls.rx_offload)),
+        },
+    })
+}
+
+/// A QUIC connection.
+fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
+    let (addr, port) = info.local;
+    let path = info.stats.path;
+    let direction = |state: Result<Option<QuicId>, Refusal>| match state {
+        Ok(Some(name)) => json!({ "active": true, "name": name.0 }),
+        Ok(None) => json!({ "active": false, "reason": "not asked yet" }),
+        Err(why) => offload(Err(why)),
+    };
+    json!({
+        "protocol": "quic",
+        "queue": queue,
+        "local": addr.map_or_else(|| format!("*:{port}"), |a| SocketAddr::new(a, port).to_string()),
+        "remote": info.remote.to_string(),
+        "state": info.state,
+        "bytes_sent": info.stats.udp_tx.bytes,
+        "bytes_received": info.stats.udp_rx.bytes,
+        "streams_sending": info.streams,
+        "cwnd_bytes": path.cwnd,
+        "srtt_us": info.rtt.as_micros(),
+        "mtu": path.current_mtu,
+        "lost_packets": path.lost_packets,
+        "file_bytes_offloaded": info.file_bytes_offloaded,
+        "key_updates": info.key_updates,
+        "migrations": info.migrations,
+        "offload": {
+            "quic_tx": direction(info.offload[0]),
+            "quic_rx": direction(info.offload[1]),
         },
     })
 }

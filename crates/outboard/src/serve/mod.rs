@@ -53,6 +53,10 @@ impl App for ContentServer {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         Self::visit(self, f);
     }
+
+    fn quic(&self, f: &mut dyn FnMut(quic::ConnectionInfo)) {
+        self.quic_connections().for_each(f);
+    }
 }
 
 /// Runs `outboard serve`.

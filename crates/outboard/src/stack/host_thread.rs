@@ -197,6 +197,7 @@ impl<A: App> HostThread<A> {
                 for info in self.host.sockets().filter_map(|s| self.host.info(s)) {
                     answer.socket(info);
                 }
+                self.app.quic(&mut |info| answer.quic(info));
             }
         });
     }

@@ -66,6 +66,8 @@ pub(crate) trait App: Send + 'static {
     fn poll_log(&mut self) -> Option<String>;
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
+    /// Calls `f` with each QUIC connection; the others are the host's.
+    fn quic(&self, _: &mut dyn FnMut(quic::ConnectionInfo)) {}
 }
 
 /// The parts of a queue that differ between verbs.

@@ -39,25 +39,28 @@ impl Endpoint {
         };
         self.names.remove(&status.quic);
         self.with(now, host, handle.index as usize, |connection, cx| match status.why {
-            QuicTrouble::Refused(why) => connection.offload.refuse(cx.counters, status.quic, why),
+            QuicTrouble::Refused(why) => {
+                let bytes = connection.bytes;
+                connection.offload.refuse(&mut cx.device(), status.quic, why, bytes);
+            }
             QuicTrouble::NotSealed => connection.offload.not_sealed(&mut cx.device(), status.quic),
         });
     }
 
-    /// A transmit's files could not be read: what the connection sends of them ends.
+    /// A transmit's files could not be read.
     pub(super) fn handle_fault(
         &mut self,
         now: Instant,
         host: &mut Host,
         flow: FlowId,
-        _: FileFault,
+        (file, fault): (u32, FileFault),
     ) {
         let Some(handle) = self.flows.get(&flow).copied() else {
             self.counters.quic_events_ignored += 1;
             return;
         };
         self.with(now, host, handle.index as usize, |connection, cx| {
-            connection.fail_streams(cx, None);
+            connection.handle_fault(cx, file, fault);
         });
     }
 
@@ -69,6 +72,7 @@ impl Endpoint {
                     cx.counters.quic_device_resets += 1;
                 }
                 connection.offload.reset();
+                connection.careful = false;
             });
         }
     }

@@ -36,6 +36,7 @@ pub use streams::ReadEnd;
 use crate::config::Config;
 use crate::connection::{Connection, Cx, Reads, Scratch};
 use crate::counters::Counters;
+use crate::info::ConnectionInfo;
 use crate::placed::Released;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
@@ -264,10 +265,12 @@ impl Endpoint {
             }
             Notice::ExtentRead => self.handle_reads(now, host),
             Notice::Quic(status) => self.handle_status(now, host, status),
-            Notice::UdpFault(flow, fault) => self.handle_fault(now, host, flow, fault),
+            Notice::UdpFault(flow, file, fault) => {
+                self.handle_fault(now, host, flow, (file, fault));
+            }
             Notice::File(file) if matches!(host.offload_fstat(file), Some(Err(_))) => {
                 for index in 0..self.connections.len() {
-                    self.with(now, host, index, |c, cx| c.fail_streams(cx, Some(file)));
+                    self.with(now, host, index, |c, cx| c.fail_streams(cx, file));
                 }
             }
             Notice::DeviceReset => self.handle_device_reset(now, host),
@@ -336,6 +339,26 @@ impl Endpoint {
             connection.inner.force_key_update();
             self.touch(handle.index);
         }
+    }
+
+    /// Our address has changed (RFC 9000, section 9.2): the peer hears from us at once, under
+    /// another of its connection IDs, so that nobody can tell that it is the same connection.
+    pub fn address_changed(&mut self, handle: Handle) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.inner.local_address_changed();
+            self.touch(handle.index);
+        }
+    }
+
+    /// What is to be shown of a connection.
+    #[must_use]
+    pub fn info(&self, handle: Handle) -> Option<ConnectionInfo> {
+        self.get(handle).map(|connection| connection.info(self.config.port))
+    }
+
+    /// The same of all connections, those that have ended and are not forgotten yet too.
+    pub fn infos(&self) -> impl Iterator<Item = ConnectionInfo> + '_ {
+        self.connections.iter().flatten().map(|connection| connection.info(self.config.port))
     }
 
     /// The peer's end.

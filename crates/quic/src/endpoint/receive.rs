@@ -116,19 +116,11 @@ impl Endpoint {
                 connection.shared.set_opened(opened.map(|(_, number)| number));
                 connection.inner.handle_event(event);
                 connection.shared.set_opened(None);
-                let mut state = connection.shared.lock();
-                connection.offload.follow_rx(&mut cx.device(), &state);
-                cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
-                let retired = core::mem::take(&mut state.retired);
-                drop(state);
-                for sequence in retired {
-                    if let Some(id) = connection.cids.remove(&sequence) {
-                        connection.offload.route(&mut cx.device(), id, false);
-                    }
-                }
             } else {
                 connection.inner.handle_event(event);
             }
+            connection.follow_packets(cx);
+            connection.follow_peer(cx.counters);
         });
         if let Ok(index) = u32::try_from(quinn.0) {
             self.touch(index);

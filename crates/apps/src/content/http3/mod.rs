@@ -150,6 +150,11 @@ impl Http3 {
         self.endpoint.visit(f);
     }
 
+    /// Its connections.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
+        self.endpoint.infos()
+    }
+
     /// Does what events ask for, and lets the endpoint send. To be called after every other call.
     pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
         while let Some(event) = self.endpoint.poll_event() {

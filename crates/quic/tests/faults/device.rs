@@ -1,0 +1,74 @@
+//! The device refuses, or loses everything.
+
+use abi::Refusal;
+
+use crate::machines::{Lab, Setup, WAY};
+use crate::transfers::{Transfers, down, up};
+
+/// With room for one connection the second goes on in software, and is not asked for again until
+/// it has carried as much once more; when the first has gone there is room.
+#[test]
+fn a_full_table() {
+    let mut lab = Lab::with(Setup { entries_max: 2, ..Setup::default() });
+    let mut first = Transfers::begin(&mut lab, vec![down("a", 400_000)]);
+    first.run(&mut lab);
+    assert_eq!(lab.server.count("quic_entries"), 2);
+    let mut second = Transfers::begin(&mut lab, vec![down("b", 20_000_000)]);
+    lab.run(20, |lab| {
+        second.step(lab);
+        second.received() > 4_000_000
+    });
+    let server = second.server.expect("it is connected");
+    assert_eq!(lab.server.endpoint.offload(server), Some(Err(Refusal::TableFull)));
+    let refused = lab.server.count("quic_refused_full");
+    assert_eq!(lab.server.count("quic_entries"), 2);
+    // Asked at 256 KiB, 512 KiB, 1, 2 and 4 MiB, for both directions each.
+    assert!((8..=12).contains(&refused), "{refused}");
+    let (now, client) = (lab.now, &mut lab.client);
+    client.endpoint.close(now, &mut client.host, first.client, 0, "done");
+    second.run(&mut lab);
+    assert_eq!(lab.server.endpoint.offload(server), Some(Ok(())));
+    assert_eq!(lab.server.count("quic_entries"), 2);
+    assert!(lab.server.count("quic_file_bytes_offloaded") > 4_000_000);
+    second.close(&mut lab);
+}
+
+/// Packets that the devices had in hand are losses; what the devices read of files the hosts read;
+/// and the devices are asked again.
+#[test]
+fn resets_in_the_middle() {
+    let mut lab = Lab::new();
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+    let mut frames = 0_u64;
+    lab.wire = Box::new(move |_, _, frame| {
+        frames += 1;
+        if frames % 41 == 0 { Vec::new() } else { vec![(WAY, frame)] }
+    });
+    let mut resets = 0;
+    let ended = lab.run(120, |lab| {
+        if resets < 3 && t.received() > 2_000_000 * (resets + 1) {
+            resets += 1;
+            // With transmits of files in the ring, then between two rounds.
+            match resets {
+                1 => lab.server.reset_before_ops = true,
+                _ => lab.server.device.reset(),
+            }
+            if resets == 2 {
+                lab.client.device.reset();
+            }
+        }
+        t.step(lab)
+    });
+    assert!(ended && resets == 3);
+    t.check();
+    assert_eq!(lab.server.count("quic_device_resets"), 3);
+    assert_eq!(lab.client.count("quic_device_resets"), 1);
+    assert_eq!((lab.server.count("quic_offloaded"), lab.client.count("quic_offloaded")), (4, 2));
+    assert!(lab.server.count("quic_out_late") > 0);
+    for machine in [&lab.client, &lab.server] {
+        assert_eq!(machine.count("quic_entries"), 2, "the offload is back");
+        assert_eq!(machine.count("quic_in_disagreed"), 0);
+        assert_eq!((machine.count("quic_out_malformed"), machine.count("quic_rx_bad_tag")), (0, 0));
+    }
+    t.close(&mut lab);
+}

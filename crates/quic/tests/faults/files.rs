@@ -1,0 +1,85 @@
+//! Files that fail, change or are slow while they are sent.
+
+use base::Duration;
+use quic::ReadEnd;
+
+use crate::machines::Lab;
+use crate::transfers::{Transfers, down};
+
+/// What a stream is reset with: RFC 9114's `H3_INTERNAL_ERROR`.
+const FAILED: ReadEnd = ReadEnd::Reset(0x0102);
+
+/// Three files at one time, of which the second fails after `bytes`.
+fn one_of_three_fails(fail: impl Fn(&mut Lab), bytes: u64) {
+    let mut lab = Lab::new();
+    let all = vec![down("a", 3_000_000), down("b", 3_000_000), down("c", 3_000_000)];
+    let mut t = Transfers::begin(&mut lab, all);
+    lab.run(20, |lab| {
+        t.step(lab);
+        t.received() > 1_500_000
+    });
+    assert_eq!(lab.server.count("quic_offloaded"), 1);
+    fail(&mut lab);
+    let ended = lab.run(60, |lab| t.step(lab));
+    assert!(ended, "{} {:?}", t.received(), t.all.iter().map(|t| t.ended).collect::<Vec<_>>());
+    assert_eq!(t.lost, [None, None]);
+    assert_eq!(t.all[1].ended, Some(FAILED));
+    assert!((t.all[1].received.len() as u64) < bytes);
+    t.all[0].check();
+    t.all[2].check();
+    assert_eq!(lab.server.count("quic_file_failures"), 1);
+    assert_eq!((lab.server.count("quic_entries"), lab.server.count("quic_not_sealed")), (2, 0));
+    t.close(&mut lab);
+}
+
+#[test]
+fn a_read_that_fails_resets_its_stream_only() {
+    let fail = |lab: &mut Lab| {
+        lab.server.disk.broken.insert("b".to_owned(), 2_000_000);
+    };
+    one_of_three_fails(fail, 2_000_000);
+}
+
+/// Shorter, with another time: what is sent from then on would be of another file.
+#[test]
+fn a_file_that_changes_resets_its_stream_only() {
+    let fail = |lab: &mut Lab| {
+        lab.server.disk.changed.insert("b".to_owned(), 1_000_000);
+    };
+    one_of_three_fails(fail, 3_000_000);
+}
+
+/// The only file, from its first byte that the device reads.
+#[test]
+fn the_only_file_fails() {
+    let mut lab = Lab::new();
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 5_000_000)]);
+    lab.run(20, |lab| {
+        t.step(lab);
+        t.received() > 1_000_000
+    });
+    lab.server.disk.broken.insert("a".to_owned(), 0);
+    let ended = lab.run(60, |lab| t.step(lab));
+    assert!(ended && t.lost == [None, None]);
+    assert_eq!(t.all[0].ended, Some(FAILED));
+    assert_eq!(lab.server.count("quic_file_failures"), 1);
+    t.close(&mut lab);
+}
+
+/// A disk that takes five round trips: packets wait for it in the device, where quinn-proto takes
+/// them for sent.
+#[test]
+fn a_slow_disk() {
+    let mut lab = Lab::new();
+    lab.server.disk.delay = Duration::from_millis(50);
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000)]);
+    let ended = lab.run(120, |lab| t.step(lab));
+    assert!(ended);
+    t.check();
+    let stats = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    assert!(lab.server.count("quic_file_bytes_offloaded") > 7_000_000);
+    // The disk read ahead, and what it delayed was late and not lost: the window has not collapsed.
+    let path = stats.stats.path;
+    assert_eq!((path.lost_packets, path.congestion_events), (0, 0), "{path:?}");
+    assert!(path.cwnd > 100_000 && path.rtt.as_millis() < 20, "{path:?}");
+}

@@ -1,0 +1,151 @@
+//! Before a connection is: versions, Retry, and how much is sent to an address that is not proved.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::machines::{Lab, Setup, WAY, is_handshake, long_packets, mend, payload};
+use crate::transfers::{Transfers, down};
+
+/// Headers of a datagram from the client to the server.
+fn headers(lab: &mut Lab) -> Vec<u8> {
+    let seen = Rc::new(RefCell::new(None));
+    let kept = Rc::clone(&seen);
+    lab.wire = Box::new(move |_, to_server, frame| {
+        if to_server && payload(&frame).is_some() {
+            kept.borrow_mut().get_or_insert_with(|| frame[..42].to_vec());
+        }
+        vec![(WAY, frame)]
+    });
+    let mut t = Transfers::begin(lab, vec![down("a", 1000)]);
+    t.run(lab);
+    t.close(lab);
+    let headers = seen.borrow_mut().take();
+    headers.expect("it said something")
+}
+
+/// RFC 9000, sections 5.2.2 and 6: a version that is not spoken is answered with those that are,
+/// if the datagram was long enough to be a client's first, and nothing is kept of it.
+#[test]
+fn versions_are_negotiated() {
+    let mut lab = Lab::new();
+    let headers = headers(&mut lab);
+    let answers = Rc::new(RefCell::new(Vec::new()));
+    let kept = Rc::clone(&answers);
+    lab.wire = Box::new(move |_, to_server, frame| {
+        if !to_server {
+            kept.borrow_mut().extend(payload(&frame).map(<[u8]>::to_vec));
+        }
+        Vec::new()
+    });
+    let before = lab.server.count("quic_connections_open");
+    for len in [1199, 1200] {
+        let mut first = vec![0; len];
+        first[..16]
+            .copy_from_slice(&[0xc3, 0x1a, 0x2a, 0x3a, 0x4a, 4, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15]);
+        lab.inject(true, mend([&headers[..], &first].concat()));
+    }
+    lab.run(1, |_| false);
+    let answers = answers.borrow();
+    let [answer] = &answers[..] else { panic!("one answer: {answers:?}") };
+    // Section 17.2.1: any first byte of a long header, version 0, the IDs the other way round.
+    assert!(answer[0] & 0x80 != 0);
+    assert_eq!(answer[1..5], [0; 4]);
+    assert_eq!(answer[5..16], [5, 11, 12, 13, 14, 15, 4, 1, 2, 3, 4]);
+    let versions: Vec<&[u8]> = answer[16..].chunks(4).collect();
+    assert!(versions.contains(&&[0, 0, 0, 1][..]) && versions.len() == 2, "and a reserved one");
+    assert_eq!(lab.server.count("quic_connections_open"), before);
+}
+
+/// RFC 9000, section 8.1.2: the client proves its address, and goes on.
+#[test]
+fn retries() {
+    let server = |config: &mut quic::Config| config.handshakes_before_retry = 0;
+    let mut lab = Lab::with(Setup { server, ..Setup::default() });
+    let firsts = Rc::new(RefCell::new(Vec::new()));
+    let kept = Rc::clone(&firsts);
+    lab.wire = Box::new(move |_, to_server, frame| {
+        if let Some(packet) = payload(&frame) {
+            kept.borrow_mut().push((to_server, packet[0], packet.len()));
+        }
+        vec![(WAY, frame)]
+    });
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 2_000_000)]);
+    t.run(&mut lab);
+    assert_eq!((lab.server.count("quic_retries"), lab.server.count("quic_connections")), (1, 1));
+    let firsts = firsts.borrow();
+    let (to_server, first, len) = firsts[1];
+    assert!(!to_server && first & 0xb0 == 0xb0, "a Retry answers the first datagram");
+    assert!(len < 300, "and keeps nothing of it: {len}");
+    assert_eq!((firsts[2].0, firsts[2].1 & 0xb0), (true, 0x80), "an Initial, with the token");
+    assert_eq!(lab.server.count("quic_offloaded"), 1);
+    drop(firsts);
+    t.close(&mut lab);
+}
+
+/// RFC 9000, section 8.1: three times what came, until a client has proved its address. The
+/// certificate is many times that.
+#[test]
+fn amplification_is_limited() {
+    for silent in [false, true] {
+        let mut lab = Lab::with(Setup { names: 250, ..Setup::default() });
+        let bytes = Rc::new(Cell::new([0_usize; 2]));
+        let (proved, most) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+        let (count, done, high) = (Rc::clone(&bytes), Rc::clone(&proved), Rc::clone(&most));
+        lab.wire = Box::new(move |_, to_server, frame| {
+            let Some(packet) = payload(&frame) else { return vec![(WAY, frame)] };
+            let mut bytes = count.get();
+            // Whoever spoofs an address sends once, and never hears what comes back.
+            if silent && to_server && bytes[1] > 0 {
+                return Vec::new();
+            }
+            bytes[usize::from(to_server)] += packet.len();
+            count.set(bytes);
+            // A Handshake packet proves that the client got ours.
+            let proof = long_packets(packet).iter().any(|(first, _)| is_handshake(*first));
+            done.set(done.get() || to_server && proof);
+            if !done.get() {
+                assert!(bytes[0] <= 3 * bytes[1], "{bytes:?}");
+                high.set(high.get().max(bytes[0]));
+            }
+            vec![(WAY, frame)]
+        });
+        let mut t = Transfers::begin(&mut lab, vec![down("a", 500_000)]);
+        if silent {
+            lab.run(90, |_| false);
+            let [sent, got] = bytes.get();
+            assert!(got == 1200 && sent > 2 * got, "it tried: {sent} for {got}");
+            assert_eq!(lab.server.count("quic_connections_open"), 0);
+            assert_eq!(lab.server.count("quic_connections"), 0);
+        } else {
+            t.run(&mut lab);
+            assert!(proved.get() && most.get() > 3000, "{}", most.get());
+            assert!(bytes.get()[0] > 500_000 + 10_000, "a long certificate");
+            t.close(&mut lab);
+        }
+    }
+}
+
+/// As many handshakes as may be: the next are refused, and nothing is kept of them.
+#[test]
+fn connections_are_bounded() {
+    let server = |config: &mut quic::Config| config.connections_max = 1;
+    let mut lab = Lab::with(Setup { server, ..Setup::default() });
+    let mut first = Transfers::begin(&mut lab, vec![down("a", 1_000_000)]);
+    lab.run(10, |lab| {
+        first.step(lab);
+        first.received() > 100_000
+    });
+    let mut second = Transfers::begin(&mut lab, vec![down("a", 1000)]);
+    lab.run(10, |lab| {
+        second.step(lab);
+        second.lost[0].is_some()
+    });
+    assert!(
+        second.lost[0].as_ref().is_some_and(|why| why.contains("refused")),
+        "{:?}",
+        second.lost
+    );
+    assert_eq!(lab.server.count("quic_connections_refused"), 1);
+    assert_eq!(lab.server.count("quic_connections_open"), 1);
+    lab.run(2, |_| false);
+}

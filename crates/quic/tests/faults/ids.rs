@@ -1,0 +1,69 @@
+//! Connection IDs that are used up, and what the device has of them.
+
+use base::Duration;
+
+use crate::machines::Lab;
+use crate::transfers::{Transfers, down};
+
+/// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
+const IDS_MAX: u64 = 5;
+
+/// A peer that takes another ID in each step, before its connection is offloaded and after: the
+/// device knows those that are in use, and no others.
+#[test]
+fn a_peer_that_retires_as_fast_as_it_can() {
+    let mut lab = Lab::new();
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 4_000_000)]);
+    // Nothing but retirements at first: this connection is not worth an offload yet.
+    let mut steps = 0;
+    lab.run(5, |lab| {
+        lab.client.endpoint.address_changed(t.client);
+        steps += 1;
+        steps > 100
+    });
+    assert_eq!(lab.server.count("quic_offloaded"), 0);
+    let mut most = 0;
+    let ended = lab.run(120, |lab| {
+        lab.client.endpoint.address_changed(t.client);
+        most = most.max(lab.server.count("quic_routes"));
+        t.step(lab)
+    });
+    assert!(ended);
+    t.check();
+    let server = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let retired = server.stats.frame_rx.retire_connection_id;
+    assert!(retired > 150, "{retired}");
+    assert_eq!((lab.server.count("quic_offloaded"), lab.server.count("quic_entries")), (1, 2));
+    assert_eq!(lab.server.count("quic_refused_other"), 0);
+    assert!(most > 1 && most <= IDS_MAX, "{most} at one time");
+    let known = lab.server.count("quic_in_opened");
+    assert!(known > 500, "{known} were opened");
+    t.close(&mut lab);
+}
+
+/// Nothing is left at the devices of connections that came and went, however they ended.
+#[test]
+fn nothing_leaks() {
+    let mut lab = Lab::new();
+    for round in 0..6_u64 {
+        let mut t = Transfers::begin(&mut lab, vec![down("a", 600_000)]);
+        if round % 3 == 2 {
+            // The client is gone: the server finds out by itself.
+            lab.run(30, |lab| t.step(lab) || t.received() > 400_000);
+            assert_eq!(lab.server.count("quic_entries"), 2);
+            lab.wire = Box::new(|_, _, _| Vec::new());
+            lab.run(70, |_| false);
+            lab.wire = Box::new(|_, _, frame| vec![(Duration::from_millis(5), frame)]);
+            assert_eq!(lab.server.count("quic_timed_out"), round / 3 + 1);
+            assert_eq!((lab.server.count("quic_entries"), lab.server.count("quic_routes")), (0, 0));
+            while lab.client.endpoint.poll_event().is_some() {}
+            while lab.server.endpoint.poll_event().is_some() {}
+        } else {
+            t.run(&mut lab);
+            t.close(&mut lab);
+        }
+    }
+    assert_eq!(lab.server.count("quic_added"), 12);
+    assert_eq!(lab.server.count("quic_removed"), 12);
+    assert_eq!(lab.server.count("quic_ops_ignored"), 0);
+}

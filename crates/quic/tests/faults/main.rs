@@ -1,0 +1,13 @@
+//! Faults between two endpoints with real devices: each transfer arrives byte for byte or is reset
+//! with its code, and the counters say what happened.
+
+mod device;
+mod files;
+mod flood;
+mod handshake;
+mod ids;
+mod keys;
+mod machines;
+mod migration;
+mod packets;
+mod transfers;

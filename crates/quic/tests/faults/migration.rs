@@ -1,0 +1,132 @@
+//! Clients that move (RFC 9000, section 9): the server's device knows them by connection ID.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::machines::{Lab, WAY, is_short, mend, payload};
+use crate::transfers::{Transfers, down, up};
+
+/// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
+const IDS_MAX: u64 = 5;
+
+/// Where a frame has the client's address and port, in each direction: to the server, from it.
+const AT: [(usize, usize); 2] = [(26, 34), (30, 36)];
+
+/// Rewrites the client's end as a NAT does; ARP says the same.
+fn translate(frame: &mut Vec<u8>, to_server: bool, last: u8, port: u16) {
+    if frame[12..14] == [8, 6] {
+        let at = if to_server { 28 } else { 38 };
+        if frame[at..at + 3] == [10, 77, 0] && frame[at + 3] != 2 {
+            frame[at + 3] = if to_server { last } else { 1 };
+        }
+    } else if payload(frame).is_some() {
+        let (addr, ports) = AT[usize::from(!to_server)];
+        let (last, port) = if to_server { (last, port) } else { (1, 5000) };
+        frame[addr + 3] = last;
+        frame[ports..ports + 2].copy_from_slice(&port.to_be_bytes());
+        *frame = mend(core::mem::take(frame));
+    }
+}
+
+/// The end of the client that a frame from the server is for.
+fn client_end(frame: &[u8]) -> (u8, u16) {
+    (frame[33], u16::from_be_bytes([frame[36], frame[37]]))
+}
+
+/// What a move is to.
+#[derive(Clone, Copy, PartialEq)]
+enum Move {
+    Port,
+    Address,
+    AddressAndId,
+}
+
+fn moves(how: Move) {
+    let mut lab = Lab::new();
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+    let end = Rc::new(Cell::new((1_u8, 5000_u16)));
+    // Short-header packets from the server to the client's newest end, and to any before.
+    let sent = Rc::new(Cell::new((0_u64, 0_u64)));
+    let (now_at, count) = (Rc::clone(&end), Rc::clone(&sent));
+    lab.wire = Box::new(move |_, to_server, mut frame| {
+        let (last, port) = now_at.get();
+        if !to_server && is_short(&frame) {
+            let newest = client_end(&frame) == (last, port);
+            let (new, old) = count.get();
+            count.set((new + u64::from(newest), old + u64::from(!newest)));
+            if !newest {
+                return Vec::new(); // Nobody is there any more.
+            }
+        }
+        translate(&mut frame, to_server, last, port);
+        vec![(WAY, frame)]
+    });
+    for (number, bytes) in [(1_u8, 2_000_000), (2, 4_000_000)] {
+        lab.run(60, |lab| {
+            t.step(lab);
+            t.received() > bytes
+        });
+        let before = [&lab.client, &lab.server]
+            .map(|m| (m.count("quic_tx_sealed"), m.count("quic_rx_opened")));
+        match how {
+            Move::Port => end.set((1, 6000 + u16::from(number))),
+            Move::Address | Move::AddressAndId => end.set((8 + number, 5000)),
+        }
+        if how == Move::AddressAndId {
+            lab.client.endpoint.address_changed(t.client);
+        }
+        sent.set((0, 0));
+        lab.run(60, |lab| t.step(lab) || t.received() > bytes + 1_500_000);
+        let (last, port) = end.get();
+        let remote = lab.server.endpoint.remote(t.server.expect("it is connected"));
+        assert_eq!(remote, Some(([10, 77, 0, last], port).into()), "it was followed");
+        for (machine, before) in [&lab.client, &lab.server].into_iter().zip(before) {
+            let sealed = machine.count("quic_tx_sealed") - before.0;
+            let opened = machine.count("quic_rx_opened") - before.1;
+            assert!(sealed > 200 && opened > 200, "{sealed} {opened}: the offload goes on");
+            assert_eq!(machine.count("quic_rx_unknown_id"), 0);
+        }
+        let (new, old) = sent.get();
+        assert!(new > 500 && old < 300, "{new} to the new address, {old} to the old one");
+    }
+    t.run(&mut lab);
+    for machine in [&lab.client, &lab.server] {
+        assert_eq!((machine.count("quic_entries"), machine.count("quic_offloaded")), (2, 1));
+        assert_eq!((machine.count("quic_not_sealed"), machine.count("quic_in_disagreed")), (0, 0));
+    }
+    let stats = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    // One for the new path and one for the old, each time.
+    assert_eq!((stats.migrations, lab.server.count("quic_migrations")), (2, 2));
+    assert!(stats.offload.iter().all(|name| matches!(name, Ok(Some(_)))), "{:?}", stats.offload);
+    let stats = stats.stats;
+    assert!(stats.frame_tx.path_challenge >= 2 && stats.frame_rx.path_response >= 2, "{stats:?}");
+    let routes = lab.server.count("quic_routes");
+    match how {
+        // Each ID that the client left was retired, and another issued: both went to the device.
+        Move::AddressAndId => {
+            assert_eq!((routes, stats.frame_rx.retire_connection_id), (IDS_MAX, 2));
+        }
+        _ => assert_eq!(stats.frame_rx.retire_connection_id, 0),
+    }
+    let end = end.get();
+    lab.wire = Box::new(move |_, to_server, mut frame| {
+        translate(&mut frame, to_server, end.0, end.1);
+        vec![(WAY, frame)]
+    });
+    t.close(&mut lab);
+}
+
+#[test]
+fn to_another_port() {
+    moves(Move::Port);
+}
+
+#[test]
+fn to_another_address() {
+    moves(Move::Address);
+}
+
+#[test]
+fn to_another_address_with_another_id() {
+    moves(Move::AddressAndId);
+}

@@ -1,0 +1,194 @@
+//! An application on both machines: the client asks for files and sends some, each on a stream of
+//! its own, and all bytes are compared.
+
+use std::collections::BTreeMap;
+
+use abi::FileId;
+use bytes::Bytes;
+use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+
+use crate::machines::{Lab, Machine, file_byte};
+
+/// A file's bytes from its beginning on, to the client or (`up`) to the server.
+pub(crate) struct Transfer {
+    up: bool,
+    file: &'static str,
+    len: u64,
+    stream: Option<StreamId>,
+    pub(crate) received: Vec<u8>,
+    pub(crate) ended: Option<ReadEnd>,
+}
+
+/// What one connection carries.
+pub(crate) struct Transfers {
+    pub(crate) client: Handle,
+    pub(crate) server: Option<Handle>,
+    pub(crate) all: Vec<Transfer>,
+    /// How the connection ended, at the client and at the server.
+    pub(crate) lost: [Option<String>; 2],
+    /// Requests that the server has read a part of.
+    requests: BTreeMap<StreamId, Vec<u8>>,
+    files: BTreeMap<(bool, &'static str), FileId>,
+}
+
+pub(crate) fn down(file: &'static str, len: u64) -> Transfer {
+    Transfer { up: false, file, len, stream: None, received: Vec::new(), ended: None }
+}
+
+pub(crate) fn up(file: &'static str, len: u64) -> Transfer {
+    Transfer { up: true, ..down(file, len) }
+}
+
+/// Bytes of a request: which transfer.
+const REQUEST_BYTES: usize = 1;
+
+impl Transfers {
+    pub(crate) fn begin(lab: &mut Lab, all: Vec<Transfer>) -> Self {
+        let mut files = BTreeMap::new();
+        for transfer in &all {
+            let machine = if transfer.up { &mut lab.client } else { &mut lab.server };
+            let open = || machine.host.offload_open(transfer.file).expect("there is room");
+            files.entry((transfer.up, transfer.file)).or_insert_with(open);
+        }
+        let client = lab.connect();
+        let (server, lost, requests) = (None, [None, None], BTreeMap::new());
+        Self { client, server, all, lost, requests, files }
+    }
+
+    /// Takes events; true when every transfer has ended.
+    pub(crate) fn step(&mut self, lab: &mut Lab) -> bool {
+        while let Some(event) = lab.client.endpoint.poll_event() {
+            match event {
+                Event::Connected(handle) if handle == self.client => self.ask(lab),
+                Event::Lost(handle, why) if handle == self.client => {
+                    self.lost[0] = Some(why.to_string());
+                }
+                _ => {}
+            }
+        }
+        while let Some(event) = lab.server.endpoint.poll_event() {
+            match event {
+                Event::Connected(handle) => self.server = Some(handle),
+                Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
+                    while let Some(stream) = lab.server.endpoint.accept_stream(handle, Dir::Bi) {
+                        self.requests.insert(stream, Vec::new());
+                    }
+                }
+                Event::Lost(handle, why) if Some(handle) == self.server => {
+                    self.lost[1] = Some(why.to_string());
+                }
+                _ => {}
+            }
+        }
+        self.serve(lab);
+        self.receive(lab);
+        self.all.iter().all(|transfer| transfer.ended.is_some())
+    }
+
+    fn ask(&mut self, lab: &mut Lab) {
+        for (number, transfer) in (0..).zip(&mut self.all) {
+            let Machine { endpoint, host, .. } = &mut lab.client;
+            let stream = endpoint.open_stream(self.client, Dir::Bi).expect("allowed");
+            endpoint.write(self.client, stream, Bytes::copy_from_slice(&[number]));
+            if transfer.up {
+                let file = self.files[&(true, transfer.file)];
+                assert!(endpoint.send_file(host, (self.client, stream), file, 0, transfer.len));
+            }
+            endpoint.finish(self.client, stream);
+            // Of what goes up the server reads the request first.
+            transfer.stream = (!transfer.up).then_some(stream);
+        }
+    }
+
+    /// Reads requests and begins to answer.
+    fn serve(&mut self, lab: &mut Lab) {
+        let Some(server) = self.server else { return };
+        let Machine { endpoint, host, .. } = &mut lab.server;
+        let mut ready = Vec::new();
+        for (&stream, request) in &mut self.requests {
+            while let Ok(bytes) =
+                endpoint.read(server, stream, REQUEST_BYTES - request.len().min(REQUEST_BYTES))
+            {
+                request.extend_from_slice(&bytes);
+                if request.len() == REQUEST_BYTES {
+                    ready.push(stream);
+                    break;
+                }
+            }
+        }
+        for stream in ready {
+            let request = self.requests.remove(&stream).expect("it is there");
+            let transfer = &mut self.all[usize::from(request[0])];
+            transfer.stream = Some(stream);
+            if transfer.up {
+                continue;
+            }
+            let file = self.files[&(false, transfer.file)];
+            assert!(endpoint.send_file(host, (server, stream), file, 0, transfer.len));
+            endpoint.finish(server, stream);
+        }
+    }
+
+    fn receive(&mut self, lab: &mut Lab) {
+        for transfer in &mut self.all {
+            let machine = if transfer.up { &mut lab.server } else { &mut lab.client };
+            let handle = if transfer.up { self.server } else { Some(self.client) };
+            let Some((stream, handle)) = transfer.stream.zip(handle) else { continue };
+            while transfer.ended.is_none() {
+                match machine.endpoint.read(handle, stream, usize::MAX) {
+                    Ok(bytes) => transfer.received.extend_from_slice(&bytes),
+                    Err(ReadEnd::Blocked) => break,
+                    Err(end) => transfer.ended = Some(end),
+                }
+            }
+        }
+    }
+
+    /// Bytes that have arrived, of all transfers.
+    pub(crate) fn received(&self) -> u64 {
+        self.all.iter().map(|transfer| transfer.received.len() as u64).sum()
+    }
+
+    /// All of it has arrived, as it was sent.
+    pub(crate) fn check(&self) {
+        assert_eq!(self.lost, [None, None]);
+        for transfer in &self.all {
+            transfer.check();
+        }
+    }
+
+    /// Runs until all has ended, and checks it.
+    pub(crate) fn run(&mut self, lab: &mut Lab) {
+        let ended = lab.run(120, |lab| self.step(lab));
+        let server = lab.server.endpoint.counters();
+        assert!(ended, "{} bytes, {:?}, {server:?}", self.received(), self.lost);
+        self.check();
+    }
+
+    /// The client closes; nothing is left at either device.
+    pub(crate) fn close(&mut self, lab: &mut Lab) {
+        for (&(up, _), &file) in &self.files {
+            let machine = if up { &mut lab.client } else { &mut lab.server };
+            machine.host.offload_close(file);
+        }
+        let (now, Machine { endpoint, host, .. }) = (lab.now, &mut lab.client);
+        endpoint.close(now, host, self.client, 0, "done");
+        lab.run(30, |_| false);
+        for machine in [&lab.client, &lab.server] {
+            for gauge in ["quic_connections_open", "quic_entries", "quic_routes", "quic_waiting"] {
+                assert_eq!(machine.count(gauge), 0, "{gauge}");
+            }
+        }
+    }
+}
+
+impl Transfer {
+    /// It has arrived, as it was sent.
+    pub(crate) fn check(&self) {
+        assert_eq!(self.ended, Some(ReadEnd::Finished), "{}", self.file);
+        assert_eq!(self.received.len() as u64, self.len);
+        let letter = u32::from(self.file.as_bytes()[0]);
+        let wrong = (0..).zip(&self.received).find(|(at, byte)| **byte != file_byte(letter, *at));
+        assert_eq!(wrong, None, "bytes of {}", self.file);
+    }
+}
