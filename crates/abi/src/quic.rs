@@ -115,8 +115,8 @@ pub enum Direction {
     },
 }
 
-/// Bounds of reordering: whichever is reached first, everything that waits is delivered, in order,
-/// with the gaps that it has.
+/// Bounds of reordering: where one is reached, gaps are given up, oldest first, until it is not.
+/// What waits for nothing else is delivered then, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reorder {
     /// Packet numbers from the oldest that is missing to the newest that waits.

@@ -231,7 +231,7 @@ impl Device {
             Op::QuicAdd(add) => self.quic_add(queue, *add),
             Op::QuicRekey(rekey) => self.quic_rekey(queue, &rekey),
             Op::QuicRoute(route) => self.quic_route(queue, &route),
-            Op::QuicRemove { quic } => self.quic_remove(queue, quic),
+            Op::QuicRemove { quic } => self.quic_remove(now, queue, quic),
             Op::L5oResyncRxResp { context, tcpsn, number } => {
                 if let Some(l5o) = &mut self.l5o {
                     l5o.resync(queue, context, tcpsn, number);

@@ -38,6 +38,7 @@ pub use config::{
     DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig, TeardownConfig,
 };
 pub use device::Device;
+pub use engine::quic::window::{Place as ReorderPlace, WINDOW_MAX, Window as ReorderWindow};
 pub use engine::splice::SpliceInfo;
 pub use engine::teardown::wheel::TimerBitmapWheel;
 

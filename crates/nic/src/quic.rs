@@ -88,9 +88,9 @@ impl Device {
         self.answer(queue, route.quic, result);
     }
 
-    pub(crate) fn quic_remove(&mut self, queue: usize, quic: QuicId) {
+    pub(crate) fn quic_remove(&mut self, now: Instant, queue: usize, quic: QuicId) {
         if let Some(engine) = &mut self.quic {
-            engine.remove(queue, quic);
+            engine.remove(now, queue, quic);
         }
         self.settle_datagrams();
     }

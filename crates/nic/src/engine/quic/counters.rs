@@ -41,6 +41,8 @@ base::counters! {
 
         /// Datagrams that came before others with lower numbers, and waited.
         quic_waited,
+        /// Nanoseconds that they waited, together.
+        quic_waited_ns,
         /// Of these, delivered in order when those before them had come.
         quic_reordered,
         /// Delivered at once: their number was behind what had been delivered (late, or twice).

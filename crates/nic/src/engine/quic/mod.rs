@@ -19,7 +19,7 @@ mod keys;
 mod rx;
 mod table;
 mod tx;
-mod window;
+pub(crate) mod window;
 
 use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
 use abi::{FlowId, PacketPool, Received, Refusal};
@@ -177,12 +177,12 @@ impl QuicEngine {
     }
 
     /// Forgets an entry; what waits of it is delivered.
-    pub(crate) fn remove(&mut self, queue: usize, quic: QuicId) {
+    pub(crate) fn remove(&mut self, now: Instant, queue: usize, quic: QuicId) {
         let Some(key) = self.table.find(queue, quic) else {
             self.counters.quic_ops_ignored += 1;
             return;
         };
-        self.deliver_waiting(key);
+        self.deliver_waiting(now, key);
         self.table.remove(key);
         self.counters.quic_removed += 1;
     }

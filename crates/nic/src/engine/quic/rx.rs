@@ -5,8 +5,9 @@
 //!
 //! *Order.* An opened packet is delivered if it is the next, or behind what was delivered; else it
 //! waits in its connection's [`super::window`] until those before it have come, or a bound of the
-//! host's is reached. Then all of its connection that waits is delivered, in order, with the gaps
-//! that there are. Packet numbers may have gaps for ever (RFC 9000, section 12.3): time ends them.
+//! host's is reached. Then gaps are given up, oldest first, and no more of them than the bound asks
+//! for: a packet that is late behind one that is lost is waited for all the same. Packet numbers
+//! may have gaps for ever (RFC 9000, section 12.3): time ends them.
 
 use abi::Received;
 use base::Instant;
@@ -120,16 +121,13 @@ impl QuicEngine {
             Place::Next => {
                 order.window.passed(number);
                 if order.window.waiting() > 0 {
-                    self.release(key);
+                    self.release(now, key);
                 }
             }
             Place::Beyond => {
-                self.give_up(key, GiveUp::Packets);
-                if let Some(order) = order_of(self.table.get_mut(key)) {
-                    order.window.passed(number);
-                }
-                let queue = self.table.get(key)?.queue;
-                self.ready.push_back((queue, datagram));
+                let floor = order.window.floor_for(number);
+                self.give_up_below(now, key, floor, GiveUp::Packets);
+                self.arrange_within(now, key, number, datagram);
                 return None;
             }
             Place::Ahead => {
@@ -140,37 +138,64 @@ impl QuicEngine {
         Some(datagram)
     }
 
-    /// Has a datagram wait; where that is one too many, all of its connection are delivered.
+    /// The same behind others that were just delivered, for a number that the window reaches.
+    fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
+        let Some(entry) = self.table.get_mut(key) else { return };
+        let queue = entry.queue;
+        let Some(order) = order_of(Some(entry)) else { return };
+        if order.window.place(number) == Place::Ahead {
+            return self.wait(now, key, number, datagram);
+        }
+        order.window.passed(number);
+        self.ready.push_back((queue, datagram));
+        self.release(now, key);
+    }
+
+    /// Has a datagram wait; where that is one too many, gaps are given up until it is not.
     fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
         let full = self.waiting.len() >= self.config.waiting_max as usize;
         let Some(order) = order_of(self.table.get_mut(key)) else { return };
         let bytes = datagram.bytes();
-        let too_many = order.bytes.saturating_add(bytes) > order.bounds.bytes;
         let first = order.window.waiting() == 0;
+        let bounds = order.bounds;
         let place = self.waiting.insert(Waiting { datagram, arrived: now });
         order.window.put(number, place.index());
         order.bytes = order.bytes.saturating_add(bytes);
         self.waiting_bytes += u64::from(bytes);
         self.counters.quic_waited += 1;
-        if full || too_many {
-            self.give_up(key, if full { GiveUp::Full } else { GiveUp::Bytes });
-        } else if first {
-            self.alarms.set(key.index(), now + order.bounds.time);
+        if first {
+            self.alarms.set(key.index(), now + bounds.time);
+        }
+        if full {
+            self.give_up_first(now, key, GiveUp::Full);
+        }
+        let too_many = |order: &mut Order| order.bytes > bounds.bytes;
+        while order_of(self.table.get_mut(key)).is_some_and(too_many) {
+            self.give_up_first(now, key, GiveUp::Bytes);
         }
     }
 
     /// Delivers those that follow what was delivered without a gap.
-    fn release(&mut self, key: Key) {
+    fn release(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_next())
         {
             self.counters.quic_reordered += 1;
-            self.let_go(key, place);
+            self.let_go(now, key, place);
         }
         self.settle_alarm(key);
     }
 
-    /// Delivers all that wait, in order.
-    fn give_up(&mut self, key: Key, why: GiveUp) {
+    /// Gives the oldest gap up: those that wait for nothing else are delivered.
+    fn give_up_first(&mut self, now: Instant, key: Key, why: GiveUp) {
+        let order = order_of(self.table.get_mut(key));
+        let first = order.and_then(|order| order.window.values().next());
+        if let Some((number, _)) = first {
+            self.give_up_below(now, key, number, why);
+        }
+    }
+
+    /// Gives those gaps up that lie below a number: those that wait for nothing else are delivered.
+    fn give_up_below(&mut self, now: Instant, key: Key, floor: u64, why: GiveUp) {
         let c = &mut self.counters;
         *match why {
             GiveUp::Packets => &mut c.quic_gap_given_up_packets,
@@ -178,23 +203,29 @@ impl QuicEngine {
             GiveUp::Time => &mut c.quic_gap_given_up_time,
             GiveUp::Full => &mut c.quic_gap_given_up_full,
         } += 1;
-        self.deliver_waiting(key);
+        let next =
+            |order: &mut Order| order.window.pop_below(floor).or_else(|| order.window.pop_next());
+        while let Some(place) = order_of(self.table.get_mut(key)).and_then(next) {
+            self.let_go(now, key, place);
+        }
+        self.settle_alarm(key);
     }
 
-    /// The same, for a connection that goes.
-    pub(super) fn deliver_waiting(&mut self, key: Key) {
+    /// Delivers all that wait, in order, for a connection that goes.
+    pub(super) fn deliver_waiting(&mut self, now: Instant, key: Key) {
         while let Some(place) = order_of(self.table.get_mut(key)).and_then(|o| o.window.pop_first())
         {
-            self.let_go(key, place);
+            self.let_go(now, key, place);
         }
         self.settle_alarm(key);
     }
 
     /// Takes a datagram that waited, whose place in the window is free again, to the others that
     /// are ready.
-    fn let_go(&mut self, key: Key, place: u32) {
+    fn let_go(&mut self, now: Instant, key: Key, place: u32) {
         let Some(place) = self.waiting.key_at(place) else { return };
-        let Some(Waiting { datagram, .. }) = self.waiting.remove(place) else { return };
+        let Some(Waiting { datagram, arrived }) = self.waiting.remove(place) else { return };
+        self.counters.quic_waited_ns += now.since(arrived).as_nanos();
         let bytes = datagram.bytes();
         self.waiting_bytes -= u64::from(bytes);
         if let Some(order) = order_of(self.table.get_mut(key)) {
@@ -216,18 +247,29 @@ impl QuicEngine {
         self.alarms.next()
     }
 
-    /// Gives up the gaps of those connections of which a packet has waited for too long.
+    /// Gives up the gaps that a packet has waited for too long for.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
             let Some(key) = self.table.key_at(index) else { continue };
             let Some(order) = order_of(self.table.get_mut(key)) else { continue };
-            let arrived = |place| Some(self.waiting.get(self.waiting.key_at(place)?)?.arrived);
-            let Some(oldest) = order.window.values().filter_map(arrived).min() else { continue };
-            let due = oldest + order.bounds.time;
-            if due > now {
-                self.alarms.set(index, due);
-            } else {
-                self.give_up(key, GiveUp::Time);
+            let time = order.bounds.time;
+            let mut overdue = None;
+            let mut next: Option<Instant> = None;
+            for (number, place) in order.window.values() {
+                let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.get(key));
+                let Some(due) = waiting.map(|waiting| waiting.arrived + time) else { continue };
+                if due <= now {
+                    // All below it goes with it, whenever it came.
+                    (overdue, next) = (Some(number), None);
+                } else {
+                    next = Some(next.map_or(due, |next| next.min(due)));
+                }
+            }
+            if let Some(next) = next {
+                self.alarms.set(index, next);
+            }
+            if let Some(number) = overdue {
+                self.give_up_below(now, key, number, GiveUp::Time);
             }
         }
     }

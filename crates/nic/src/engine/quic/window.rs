@@ -3,7 +3,7 @@
 //!
 //! A number's place is the number modulo the table's size. All numbers in the window differ by less
 //! than that, so no two share a place, no place needs a tag, and finding one, putting one in and
-//! taking the next one out are one access each, whatever the order. Called by `order`; it knows
+//! taking the next one out are one access each, whatever the order. Called by `rx`; it knows
 //! neither time nor bytes, and its values name packets that are kept elsewhere.
 //!
 //! Invariants: the numbers that wait lie above `next` (callers take out all that are next before
@@ -14,14 +14,14 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 /// Most packet numbers that a window spans.
-pub(crate) const WINDOW_MAX: u16 = 1024;
+pub const WINDOW_MAX: u16 = 1024;
 
 /// What stands in a place where nobody waits.
 const NOBODY: u32 = u32::MAX;
 
 /// Where a packet number lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// Below the next: it came before, or was given up.
     Behind,
     /// It is the one that the others wait for.
@@ -36,7 +36,7 @@ pub(crate) enum Place {
 
 /// The window.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub struct Window {
     places: Box<[u32]>,
     /// Numbers from `next` to the newest that may wait, both counted.
     packets: u16,
@@ -49,14 +49,16 @@ pub(crate) struct Window {
 
 impl Window {
     /// An empty window of `packets` numbers, 1 to [`WINDOW_MAX`], that begins at `next`.
-    pub(crate) fn new(packets: u16, next: u64) -> Self {
+    #[must_use]
+    pub fn new(packets: u16, next: u64) -> Self {
         let packets = packets.clamp(1, WINDOW_MAX);
         let places = vec![NOBODY; usize::from(packets.next_power_of_two())];
         Self { places: places.into_boxed_slice(), packets, next, end: next, waiting: 0 }
     }
 
     /// Where `number` lies.
-    pub(crate) fn place(&self, number: u64) -> Place {
+    #[must_use]
+    pub fn place(&self, number: u64) -> Place {
         match number.checked_sub(self.next) {
             None => Place::Behind,
             Some(0) => Place::Next,
@@ -66,8 +68,9 @@ impl Window {
         }
     }
 
-    /// A packet that is [`Place::Ahead`] waits; `value`, which is not 2^32 - 1, names it.
-    pub(crate) fn put(&mut self, number: u64, value: u32) {
+    /// A packet that is [`Place::Ahead`] waits; numbers lie below 2^62 (RFC 9000, section 12.3),
+    /// and `value`, which is not 2^32 - 1, names it.
+    pub fn put(&mut self, number: u64, value: u32) {
         let index = self.index(number);
         self.places[index] = value;
         self.end = self.end.max(number + 1);
@@ -76,13 +79,13 @@ impl Window {
 
     /// The next packet came, or one from which on all are delivered: `number` is not below the
     /// next, and nobody waits with a number below or at it.
-    pub(crate) fn passed(&mut self, number: u64) {
+    pub fn passed(&mut self, number: u64) {
         self.next = number + 1;
         self.end = self.end.max(self.next);
     }
 
     /// Takes out the packet that is next, if it waits.
-    pub(crate) fn pop_next(&mut self) -> Option<u32> {
+    pub fn pop_next(&mut self) -> Option<u32> {
         if self.waiting == 0 {
             return None;
         }
@@ -97,7 +100,7 @@ impl Window {
     }
 
     /// Takes out the oldest that waits, and gives those before it up.
-    pub(crate) fn pop_first(&mut self) -> Option<u32> {
+    pub fn pop_first(&mut self) -> Option<u32> {
         while self.waiting > 0 {
             if let Some(value) = self.pop_next() {
                 return Some(value);
@@ -107,21 +110,43 @@ impl Window {
         None
     }
 
+    /// Takes out the oldest that waits if its number is below `floor`, and gives those before it
+    /// up; where none is, all below `floor`. So called until it gives none, it moves the window on
+    /// to `floor`, if it was behind.
+    pub fn pop_below(&mut self, floor: u64) -> Option<u32> {
+        while self.next < floor && self.waiting > 0 {
+            if let Some(value) = self.pop_next() {
+                return Some(value);
+            }
+            self.next += 1;
+        }
+        self.next = self.next.max(floor);
+        self.end = self.end.max(self.next);
+        None
+    }
+
+    /// The lowest number that [`Self::place`] can have room for together with `number`.
+    #[must_use]
+    pub fn floor_for(&self, number: u64) -> u64 {
+        number.saturating_sub(u64::from(self.packets) - 1)
+    }
+
     /// Packets that wait.
-    pub(crate) const fn waiting(&self) -> u32 {
+    #[must_use]
+    pub const fn waiting(&self) -> u32 {
         self.waiting
     }
 
-    /// All that wait, oldest number first.
-    pub(crate) fn values(&self) -> impl Iterator<Item = u32> {
+    /// All that wait, by number and value, lowest number first.
+    pub fn values(&self) -> impl Iterator<Item = (u64, u32)> {
         (self.next..self.end)
-            .map(|number| self.places[self.index(number)])
-            .filter(|&value| value != NOBODY)
+            .map(|number| (number, self.places[self.index(number)]))
+            .filter(|&(_, value)| value != NOBODY)
     }
 
     /// Bytes of memory behind it.
-    #[cfg(test)]
-    pub(crate) const fn heap_bytes(&self) -> usize {
+    #[must_use]
+    pub const fn heap_bytes(&self) -> usize {
         size_of_val(&*self.places)
     }
 
@@ -160,6 +185,16 @@ mod tests {
             let value = self.map.remove(&self.next)?;
             self.next += 1;
             Some(value)
+        }
+
+        fn pop_below(&mut self, floor: u64) -> Option<u32> {
+            match self.map.first_key_value() {
+                Some((&number, _)) if number < floor => self.pop_first(),
+                _ => {
+                    self.next = self.next.max(floor);
+                    None
+                }
+            }
         }
 
         fn pop_first(&mut self) -> Option<u32> {
@@ -211,19 +246,25 @@ mod tests {
                         prop_assert_eq!(window.pop_next(), None);
                     }
                     (_, Place::Beyond) => {
-                        while let Some(value) = model.pop_first() {
-                            prop_assert_eq!(window.pop_first(), Some(value));
+                        let floor = number + 1 - u64::from(packets);
+                        prop_assert_eq!(window.floor_for(number), floor);
+                        while let Some(value) = model.pop_below(floor) {
+                            prop_assert_eq!(window.pop_below(floor), Some(value));
                         }
-                        prop_assert_eq!(window.pop_first(), None);
-                        window.passed(number);
-                        model.next = number + 1;
+                        prop_assert_eq!(window.pop_below(floor), None);
+                        while let Some(value) = model.pop_next() {
+                            prop_assert_eq!(window.pop_next(), Some(value));
+                        }
+                        prop_assert_eq!(window.pop_next(), None);
+                        prop_assert_eq!(window.place(number), model.place(number));
+                        prop_assert!(matches!(window.place(number), Place::Next | Place::Ahead));
                     }
                     (_, Place::Behind | Place::Taken) => {}
                 }
                 prop_assert_eq!(window.waiting() as usize, model.map.len());
                 prop_assert_eq!(
                     window.values().collect::<Vec<_>>(),
-                    model.map.values().copied().collect::<Vec<_>>()
+                    model.map.iter().map(|(&number, &value)| (number, value)).collect::<Vec<_>>()
                 );
             }
         }
