@@ -33,10 +33,15 @@ pub struct Config {
     /// is not worth the operations.
     pub offload_bytes_min: u64,
     /// Whether the device puts packets in order before the host gets them, and within which bounds.
+    /// The time is the most that any connection gets: one whose peer is near gets a quarter of its
+    /// round-trip time.
     pub reorder: Option<Reorder>,
     /// Whether peers may move to other addresses (section 9). Not where a device picks the queue by
     /// them.
     pub migration: bool,
+    /// Bytes that a peer may send on a stream, and on all of a connection, before we read them:
+    /// what a connection can receive in a round-trip time, at most.
+    pub receive_windows: [u32; 2],
     /// Streams that a peer may have open at one time in both directions.
     pub streams_max: u32,
     /// How long a connection may be silent.
@@ -44,6 +49,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// The usual bounds of reordering. The time is a fifth of what we may delay an acknowledgment
+    /// by (RFC 9000, section 18.2).
+    pub const REORDER: Reorder =
+        Reorder { packets: 32, bytes: 64 * 1024, time: Duration::from_millis(5) };
+
     /// The usual configuration.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>, epoch: std::time::Instant, seed: [u8; 32]) -> Self {
@@ -57,12 +67,9 @@ impl Config {
             connections_max: 65_536,
             handshakes_before_retry: 1024,
             offload_bytes_min: 256 * 1024,
-            reorder: Some(Reorder {
-                packets: 32,
-                bytes: 64 * 1024,
-                time: Duration::from_millis(1),
-            }),
+            reorder: Some(Self::REORDER),
             migration: true,
+            receive_windows: [64 * 1024, 1024 * 1024],
             streams_max: 128,
             idle_timeout: Duration::from_secs(30),
         }

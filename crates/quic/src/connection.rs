@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use abi::{FileExtent, FileFault, FileId, FlowId};
-use base::Instant;
+use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Host, UdpId};
 use quinn_proto::{ConnectionHandle, StreamId, VarInt, WriteError};
@@ -18,7 +18,7 @@ use quinn_proto::{ConnectionHandle, StreamId, VarInt, WriteError};
 use crate::Handle;
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::offload::{Cids, Device, Offload};
+use crate::offload::{About, Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
 use crate::transmit::{Late, Plan, SEVERAL_FILES};
@@ -247,9 +247,13 @@ impl Connection {
     /// Gives quinn-proto what it has room for.
     pub(crate) fn pump(&mut self, cx: &mut Cx<'_>) {
         let worth = self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost;
-        let (flow, bytes) = (self.flow, self.bytes);
-        if worth && self.offload.consider(&mut cx.device(), flow, &self.shared, &self.cids, bytes) {
-            self.inner.set_send_window(WINDOWS[1]);
+        if worth && self.offload.is_due(self.bytes) {
+            let min_rtt = self.inner.stats().path.min_rtt.as_nanos();
+            let min_rtt = Duration::from_nanos(u64::try_from(min_rtt).unwrap_or(u64::MAX));
+            let about = About { flow: self.flow, cids: &self.cids, min_rtt };
+            if self.offload.ask(&mut cx.device(), &self.shared, &about) {
+                self.inner.set_send_window(WINDOWS[1]);
+            }
         }
         let mut at = None;
         loop {

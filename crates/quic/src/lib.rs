@@ -32,4 +32,6 @@ pub use config::Config;
 pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
 pub use info::ConnectionInfo;
-pub use quinn_proto::{ConnectionError, ConnectionStats, Dir, Side, StreamEvent, StreamId, VarInt};
+pub use quinn_proto::{
+    ConnectionError, ConnectionStats, Dir, PathStats, Side, StreamEvent, StreamId, VarInt,
+};

@@ -7,8 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use abi::quic::{ConnectionId, Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, Route};
+use abi::quic::{ConnectionId, Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, Reorder, Route};
 use abi::{FlowId, Refusal};
+use base::Duration;
 use host::Host;
 
 use crate::config::Config;
@@ -17,6 +18,10 @@ use crate::protection::{Shared, State};
 
 /// Our connection IDs that lead to a connection, by their sequence numbers.
 pub(crate) type Cids = BTreeMap<u64, ConnectionId>;
+
+/// Packets wait for those before them for this time at least, however near the peer is: below it
+/// is what queues and batches on the way amount to.
+const REORDER_TIME_MIN: Duration = Duration::from_micros(100);
 
 /// A connection's dealings with the device.
 #[derive(Debug)]
@@ -44,6 +49,22 @@ impl Default for Offload {
         let (ask_at, tx, rx, refused) = (Some(0), None, None, None);
         Self { ask_at, tx, rx, tx_generation: 0, rx_generation: 0, refused }
     }
+}
+
+/// Bounds for a peer so far away. A quarter of a round-trip time is how late a packet may be that
+/// TCP does not take for lost (RFC 8985, section 6.2, `RACK_reo_wnd`); to wait for longer would
+/// let the peer find out about real losses later than it has to.
+fn for_round_trip(bounds: Reorder, min_rtt: Duration) -> Reorder {
+    let quarter = Duration::from_nanos(min_rtt.as_nanos() / 4);
+    Reorder { time: quarter.max(REORDER_TIME_MIN).min(bounds.time), ..bounds }
+}
+
+/// What the device has to know of a connection, beside its keys.
+pub(crate) struct About<'a> {
+    pub(crate) flow: FlowId,
+    pub(crate) cids: &'a Cids,
+    /// The shortest round trip that was seen.
+    pub(crate) min_rtt: Duration,
 }
 
 impl Offload {
@@ -78,19 +99,18 @@ impl Offload {
         }
     }
 
-    /// Asks the device for the directions that it has not, if the time has come: the connection has
-    /// carried `bytes`. Says whether it was asked.
-    pub(crate) fn consider(
+    /// Whether the device is to be asked, now that the connection has carried so many bytes.
+    pub(crate) fn is_due(&self, bytes: u64) -> bool {
+        self.ask_at.is_some_and(|at| at <= bytes)
+    }
+
+    /// Asks the device for the directions that it has not. Says whether it was asked.
+    pub(crate) fn ask(
         &mut self,
         device: &mut Device<'_>,
-        flow: FlowId,
         shared: &Shared,
-        cids: &Cids,
-        bytes: u64,
+        about: &About<'_>,
     ) -> bool {
-        if self.ask_at.is_none_or(|at| bytes < at) {
-            return false;
-        }
         self.ask_at = None;
         if let Err(why) = device.host.quic_offload() {
             self.refused = Some(why);
@@ -98,7 +118,7 @@ impl Offload {
             return false;
         }
         let state = shared.lock();
-        let added = self.add(device, flow, &state, cids).is_some();
+        let added = self.add(device, &state, about).is_some();
         drop(state);
         if !added {
             // rustls made the keys: a cipher that we do not know.
@@ -111,9 +131,8 @@ impl Offload {
     fn add(
         &mut self,
         device: &mut Device<'_>,
-        flow: FlowId,
         state: &State,
-        cids: &Cids,
+        &About { flow, cids, min_rtt }: &About<'_>,
     ) -> Option<()> {
         let (suite, ours, theirs) =
             (state.suite?, state.tx_header.clone()?, state.rx_header.clone()?);
@@ -135,11 +154,12 @@ impl Offload {
         if self.rx.is_none() {
             let quic = device.host.new_quic_id();
             let port = device.config.port;
+            let reorder = device.config.reorder.map(|bounds| for_round_trip(bounds, min_rtt));
             let routes = cids.values().map(|&id| Route::Id { port, id }).collect();
             device.host.quic_add(Box::new(QuicAdd {
                 quic,
                 flow,
-                direction: Direction::Receive { routes, reorder: device.config.reorder },
+                direction: Direction::Receive { routes, reorder },
                 suite,
                 header_key: theirs.for_device(),
                 keys: rx_keys,
@@ -230,5 +250,21 @@ impl Offload {
     pub(crate) fn remove(&mut self, host: &mut Host) {
         self.names().for_each(|quic| host.quic_remove(quic));
         (self.tx, self.rx) = (None, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_wait_for_a_quarter_of_a_round_trip() {
+        let bounds = Config::REORDER;
+        let time = |rtt| for_round_trip(bounds, rtt).time;
+        assert_eq!(time(Duration::from_millis(10)), Duration::from_micros(2500));
+        assert_eq!(time(Duration::from_micros(50)), Duration::from_micros(100));
+        assert_eq!(time(Duration::from_secs(3)), bounds.time);
+        let short = Reorder { time: Duration::from_micros(10), ..bounds };
+        assert_eq!(for_round_trip(short, Duration::from_millis(10)), short, "what was asked for");
     }
 }

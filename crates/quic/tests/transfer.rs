@@ -4,6 +4,7 @@
 mod world;
 
 use abi::{FileId, Refusal};
+use base::Duration;
 use bytes::Bytes;
 use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 use world::{Abilities, World, file_byte};
@@ -136,6 +137,9 @@ fn sealed_and_opened_by_the_device() {
     assert_eq!(w.server.device.sealed, counters.quic_out_for_device);
     assert!(counters.quic_in_opened > 10 && counters.quic_in_disagreed == 0, "{counters:?}");
     assert_eq!((counters.quic_out_late, counters.quic_out_malformed), (0, 0));
+    // A quarter of a round trip of ten milliseconds.
+    let waits = Duration::from_micros(2500);
+    assert_eq!(w.server.device.reorder_times(), [Some(waits)]);
     close(&mut w, &e);
     assert_eq!(w.server.device.file_bytes[1], counters.quic_file_bytes_offloaded, "all let go");
 }

@@ -26,8 +26,8 @@ use base::{Alarms, Instant};
 use bytes::{Bytes, BytesMut};
 use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, EndpointConfig, ServerConfig, StreamEvent, TimeSource,
-    TransportConfig, VarInt,
+    ConnectionError, ConnectionEvent, EndpointConfig, PathStats, ServerConfig, StreamEvent,
+    TimeSource, TransportConfig, VarInt,
 };
 use rustls::crypto::tls13::Hkdf;
 
@@ -41,8 +41,6 @@ use crate::placed::Released;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
 
-/// Bytes that a peer may send on a stream, and on all of a connection, before we read them.
-const RECEIVE_WINDOWS: [u32; 2] = [64 * 1024, 1024 * 1024];
 /// Streams in one direction that a peer may have open: HTTP/3 has three.
 const UNI_STREAMS_MAX: u32 = 16;
 
@@ -151,8 +149,8 @@ fn transport(config: &Config) -> Arc<TransportConfig> {
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(config.streams_max))
         .max_concurrent_uni_streams(VarInt::from_u32(UNI_STREAMS_MAX))
-        .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOWS[0]))
-        .receive_window(VarInt::from_u32(RECEIVE_WINDOWS[1]))
+        .stream_receive_window(VarInt::from_u32(config.receive_windows[0]))
+        .receive_window(VarInt::from_u32(config.receive_windows[1]))
         .max_idle_timeout(Some(VarInt::from_u32(idle).into()))
         .datagram_receive_buffer_size(None);
     Arc::new(transport)
@@ -372,6 +370,12 @@ impl Endpoint {
     #[must_use]
     pub fn offload(&self, handle: Handle) -> Option<Result<(), Refusal>> {
         self.get(handle).map(|connection| connection.offload.state())
+    }
+
+    /// What quinn-proto knows of a connection's path: round-trip time, congestion, losses.
+    #[must_use]
+    pub fn path(&self, handle: Handle) -> Option<PathStats> {
+        self.get(handle).map(|connection| connection.inner.stats().path)
     }
 
     /// The protocol that ALPN agreed on.

@@ -103,6 +103,15 @@ impl Device {
         self.entries.len()
     }
 
+    /// How long packets may wait for those before them, by entry that receives.
+    pub(crate) fn reorder_times(&self) -> Vec<Option<Duration>> {
+        let time = |entry: &Entry| match &entry.add.direction {
+            Direction::Receive { reorder, .. } => Some(reorder.map(|bounds| bounds.time)),
+            Direction::Transmit => None,
+        };
+        self.entries.values().filter_map(time).collect()
+    }
+
     /// Connection IDs that lead to entries.
     pub(crate) fn routes(&self) -> usize {
         self.routes.len()
