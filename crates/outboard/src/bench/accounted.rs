@@ -5,7 +5,7 @@
 //! kernel's wire are absent. Virtual time stands still while somebody has work, then jumps to the
 //! next thing that is due, so that a run's packets do not depend on the machine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use abi::port::{RxFrame, TxFrame};
 use abi::ring::{Consumer, Producer, ring};
@@ -29,6 +29,9 @@ use super::stream::Stream;
 const BATCH: usize = 256;
 /// Slots of the rings.
 const SLOTS: usize = 4096;
+
+/// Counters by name.
+pub(crate) type Counted = BTreeMap<&'static str, u64>;
 
 /// Cycles of one node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -302,6 +305,18 @@ impl Node {
         busy
     }
 
+    /// Every counter of host, device and wire.
+    pub(crate) fn counters(&self) -> Counted {
+        let mut all = Counted::new();
+        let mut note = |name, value| {
+            all.insert(name, value);
+        };
+        self.host.visit(&mut note);
+        self.device.visit(&mut note);
+        self.wire.visit(&mut note);
+        all
+    }
+
     fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let app = match &self.app {
             App::Server(server) => server.poll_timeout(),
@@ -372,16 +387,9 @@ impl World {
         }
     }
 
-    /// Every counter of the server's host and device.
-    pub(crate) fn server_counters(&self) -> std::collections::BTreeMap<&'static str, u64> {
-        let mut all = std::collections::BTreeMap::new();
-        self.server.host.visit(&mut |name, value| {
-            all.insert(name, value);
-        });
-        self.server.device.visit(&mut |name, value| {
-            all.insert(name, value);
-        });
-        all
+    /// Every counter of the server's host, device and wire.
+    pub(crate) fn server_counters(&self) -> Counted {
+        self.server.counters()
     }
 
     /// Both ends of the streams.

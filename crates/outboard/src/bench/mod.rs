@@ -1,8 +1,8 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
 //! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two,
-//! [`short_connections`], [`splice`], [`quic`]) run client, link, device and
-//! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
+//! [`short_connections`], [`splice`], [`quic`], [`quic_reorder`]) run client, link, device and host
+//! in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
 //! ([`serve_live`], [`proxy_live`]) run the program as users do, beside another program, in one
 //! run. Every claim is a ratio measured in one run, because machines differ.
 
@@ -15,6 +15,7 @@ mod live;
 mod memory;
 mod proxy_live;
 mod quic;
+mod quic_reorder;
 mod serve_live;
 mod short;
 mod short_connections;
@@ -54,6 +55,9 @@ pub(crate) enum Bench {
     Connections(connections::ConnectionsArgs),
     /// Host cycles per byte of QUIC: in software, and with what the device does of it
     Quic(quic::QuicArgs),
+    /// QUIC's throughput under reordering and loss, with the device's order and without; the window
+    /// against a splay tree and a list
+    QuicReorder(quic_reorder::QuicReorderArgs),
     /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Bytes of host memory per idle established connection
@@ -79,6 +83,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Splice(args) => splice::run(args),
         Bench::Connections(args) => connections::run(args),
         Bench::Quic(args) => quic::run(args),
+        Bench::QuicReorder(args) => quic_reorder::run(args),
         Bench::TimerWheel(args) => timer_wheel::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ProxyLive(args) => proxy_live::run(args),

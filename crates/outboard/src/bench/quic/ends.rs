@@ -45,8 +45,16 @@ pub(crate) struct Spent {
     pub(crate) crypto: u64,
 }
 
+/// What a server answers with.
+pub(crate) enum Answer {
+    /// The file of the number that was asked for.
+    Files(Vec<FileId>),
+    /// So many bytes: these, again and again.
+    Memory(Bytes, u64),
+}
+
 enum Role {
-    Server { files: Vec<FileId>, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
+    Server { answer: Answer, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
     Client(Client),
 }
 
@@ -69,10 +77,39 @@ struct Download {
     received: u64,
 }
 
+impl Answer {
+    /// Answers a request for object `number`; says no where there is none.
+    fn write(
+        &self,
+        endpoint: &mut Endpoint,
+        host: &mut Host,
+        (handle, stream): (Handle, StreamId),
+        number: u32,
+    ) -> bool {
+        match self {
+            Self::Files(files) => {
+                let file = files.get(number as usize).copied();
+                let stat = file.and_then(|file| Some((file, host.offload_fstat(file)?.ok()?)));
+                let Some((file, stat)) = stat else { return false };
+                endpoint.send_file(host, (handle, stream), file, 0, stat.size)
+            }
+            Self::Memory(pattern, size) => {
+                let mut left = *size;
+                while left > 0 {
+                    let len = usize::try_from(left).unwrap_or(usize::MAX).min(pattern.len());
+                    endpoint.write(handle, stream, pattern.slice(..len));
+                    left -= len as u64;
+                }
+                true
+            }
+        }
+    }
+}
+
 impl QuicEnd {
-    /// Answers with these files, by number.
-    pub(crate) fn server(endpoint: Endpoint, files: Vec<FileId>, meter: Option<Meter>) -> Self {
-        Self::new(endpoint, Role::Server { files, requests: BTreeMap::new() }, meter)
+    /// Answers with that.
+    pub(crate) fn server(endpoint: Endpoint, answer: Answer, meter: Option<Meter>) -> Self {
+        Self::new(endpoint, Role::Server { answer, requests: BTreeMap::new() }, meter)
     }
 
     /// Asks for files of `server` on that many connections, which end with an object or stay.
@@ -240,15 +277,15 @@ impl QuicEnd {
     /// A stream has been read to its end.
     fn whole(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
         match &mut self.role {
-            Role::Server { files, requests } => {
+            Role::Server { answer, requests } => {
                 let request = requests.remove(&(handle, stream)).unwrap_or_default();
                 let number = <[u8; 4]>::try_from(&request[..]).map(u32::from_be_bytes);
-                let file = number.ok().and_then(|number| files.get(number as usize).copied());
-                let stat = file.and_then(|file| Some((file, host.offload_fstat(file)?.ok()?)));
-                let Some((file, stat)) = stat else {
+                let answered = number.is_ok_and(|number| {
+                    answer.write(&mut self.endpoint, host, (handle, stream), number)
+                });
+                if !answered {
                     return self.errors.push("a request for nothing".to_owned());
-                };
-                self.endpoint.send_file(host, (handle, stream), file, 0, stat.size);
+                }
                 self.endpoint.finish(handle, stream);
             }
             Role::Client(client) => {

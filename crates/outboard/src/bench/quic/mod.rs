@@ -9,6 +9,7 @@
 //! bytes on a connection is worth an offload ([`threshold`]).
 
 mod ends;
+mod machines;
 mod threshold;
 mod timed;
 
@@ -17,27 +18,20 @@ use std::net::SocketAddr;
 use std::path::Path as FsPath;
 use std::sync::Arc;
 
-use abi::Refusal;
 use abi::quic::Reorder;
 use base::{Duration, Instant};
 use clap::Args;
-use host::Host;
-use io::clock;
-use io::disk::{DiskKind, open_disk};
 use io::mem::{LinkConfig, MemWire, link};
-use io::wire::Wire as _;
-use nic::{Device, DeviceConfig, FileConfig, QuicConfig};
-use quic::{Config, Endpoint};
+use quic::Endpoint;
 use serde_json::{Value, json};
 
-use super::accounted::{App, Node, World};
+use super::accounted::{App, World};
 use super::client::Files;
-use super::disk::ModelledDisk;
-use super::io_tcp::{DEVICE_MEMORY_BYTES, FAST_DISK, host_config, make_files};
+use super::io_tcp::make_files;
 use crate::error::Failure;
-use crate::stack::TRANSMIT_BYTES_MAX;
-pub(crate) use ends::{QuicEnd, Spent};
-use timed::{Meter, Timed};
+pub(crate) use ends::{Answer, QuicEnd, Spent};
+pub(crate) use machines::{Bare, Spec, Tls, machine, tls};
+use timed::Meter;
 
 /// Bytes of an object: NiQUIC's transfer, and many small ones.
 const SIZES: [u64; 2] = [50_000_000, 10_000];
@@ -339,6 +333,7 @@ fn measure(setting: Setting, files: &Files, folder: &FsPath) -> Result<Measured,
     };
     let mut alive = world.run_until(|w| bytes(w) >= warm || failed(w));
     let (from, before) = (used(&world), counted(&world));
+    let lost_before = lost(&world);
     let (objects, at, now) = (world.quic()[1].received().0, bytes(&world), world.now);
     alive = alive && world.run_until(|w| bytes(w) >= at + setting.measured_bytes() || failed(w));
     if !alive || failed(&world) {
@@ -365,7 +360,7 @@ fn measure(setting: Setting, files: &Files, folder: &FsPath) -> Result<Measured,
         server: to[0].since(&from[0]),
         client: to[1].since(&from[1]),
         elapsed: world.now.since(now),
-        lost: moved("quic_packets_lost"),
+        lost: lost(&world) - lost_before,
     };
     let [sealed, opened, files] =
         ["quic_tx_sealed", "quic_rx_opened", "quic_file_bytes_offloaded"].map(moved);
@@ -394,6 +389,13 @@ fn used(world: &World) -> [Used; 2] {
         device_cycles: node.cycles.device,
         spent: end.spent,
     })
+}
+
+/// Packets that the server took for lost.
+fn lost(world: &World) -> u64 {
+    let endpoint = &world.quic()[0].endpoint;
+    let paths = endpoint.connections().filter_map(|connection| endpoint.path(connection));
+    paths.map(|path| path.lost_packets).sum()
 }
 
 fn counted(world: &World) -> std::collections::BTreeMap<&'static str, u64> {
@@ -432,7 +434,7 @@ fn build(setting: Setting, files: &Files, folder: &FsPath) -> Result<World, Fail
     };
     let (server_wire, client_wire) = link(&link_config);
     let tls = tls()?;
-    let server = node(setting, &tls, Some((files, folder)), server_wire)?;
+    let server = node(setting, &tls, Some(folder), server_wire)?;
     let client = node(setting, &tls, None, client_wire).map(|(node, endpoint, meter)| {
         let at: SocketAddr = ([10, 0, 0, 1], 443).into();
         let tls = Arc::clone(&tls.client);
@@ -450,39 +452,13 @@ fn build(setting: Setting, files: &Files, folder: &FsPath) -> Result<World, Fail
     let open = |n: u32| server.host.offload_open(&n.to_string());
     let opened: Option<Vec<_>> = (0..files.count).map(open).collect();
     let opened = opened.ok_or_else(|| Failure::System("too many files".to_owned()))?;
-    let server = server.with_app(App::Quic(Box::new(QuicEnd::server(endpoint, opened, meter))));
+    let server = server.with_app(App::Quic(Box::new(QuicEnd::server(
+        endpoint,
+        Answer::Files(opened),
+        meter,
+    ))));
     let moderation = Duration::from_micros(10);
     Ok(World { now: Instant::from_millis(1000), moderation, server, client })
-}
-
-/// TLS of both ends, with a certificate of its own.
-struct Tls {
-    provider: rustls::crypto::CryptoProvider,
-    server: Arc<rustls::ServerConfig>,
-    client: Arc<rustls::ClientConfig>,
-}
-
-fn tls() -> Result<Tls, Failure> {
-    let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set TLS up: {e}"));
-    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    // What every client and server prefers where there are instructions for it.
-    provider.cipher_suites.retain(|s| s.suite() == rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
-    let made = rcgen::generate_simple_self_signed(["server".to_owned()]).map_err(|e| wrong(&e))?;
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(made.cert.der().clone()).map_err(|e| wrong(&e))?;
-    let server = rustls::ServerConfig::builder_with_provider(Arc::new(provider.clone()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .and_then(|b| {
-            b.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key.into())
-        })
-        .map_err(|e| wrong(&e))?;
-    let client = rustls::ClientConfig::builder_with_provider(Arc::new(provider.clone()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| wrong(&e))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(Tls { provider, server: Arc::new(server), client: Arc::new(client) })
 }
 
 /// A machine without its application, its endpoint, and what measures its crypto. The server is
@@ -490,64 +466,19 @@ fn tls() -> Result<Tls, Failure> {
 fn node(
     setting: Setting,
     tls: &Tls,
-    files: Option<(&Files, &FsPath)>,
+    files: Option<&FsPath>,
     wire: MemWire,
 ) -> Result<(Bare, Endpoint, Option<Meter>), Failure> {
-    let is_server = files.is_some();
-    let number = if is_server { 1 } else { 2 };
-    let device_reads = is_server && setting.path == Path::File;
-    let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
-    config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
-    config.file = device_reads
-        .then(|| FileConfig { memory_bytes_max: DEVICE_MEMORY_BYTES, ..FileConfig::default() });
-    config.quic =
-        (setting.path >= Path::Protect).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
-    let device = Device::new(config, wire.capabilities());
-    let refused = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-    let mut config = host_config(if is_server { "10.0.0.1" } else { "10.0.0.2" });
-    config.file_offload = refused(device_reads);
-    config.quic_offload = refused(setting.path >= Path::Protect);
-    config.udp_segmentation = true;
-    let mut host = Host::new(config, &device.capabilities(), number.into());
-    let meter = setting.breakdown.then(Meter::default);
-    let crypto: Arc<dyn abi::crypto::CryptoProvider> = match &meter {
-        Some(meter) => Arc::new(Timed(meter.clone())),
-        None => Arc::new(crypto::Provider),
-    };
     let reorder = Reorder { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
-    let usual = Config::new(crypto, clock::std_epoch(), [number; 32]);
-    let config = Config {
-        port: if is_server { 443 } else { 40_000 },
-        tls: is_server.then(|| Arc::clone(&tls.server)),
+    let spec = Spec {
+        server: files.is_some(),
+        protect: setting.path >= Path::Protect,
         reorder: (setting.path >= Path::Reorder).then_some(reorder),
-        offload_bytes_min: if setting.once { 0 } else { usual.offload_bytes_min },
-        ..usual
+        files,
+        device_reads: files.is_some() && setting.path == Path::File,
+        receive_windows: None,
+        breakdown: setting.breakdown,
+        at_once: setting.once,
     };
-    let endpoint = Endpoint::new(config, &tls.provider, &mut host)
-        .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
-    let disk = |wanted: bool| -> Result<Option<ModelledDisk>, Failure> {
-        let Some((_, folder)) = files.filter(|_| wanted) else { return Ok(None) };
-        let files =
-            open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
-        Ok(Some(ModelledDisk::new(files, FAST_DISK)))
-    };
-    // The host reads what a connection sends before the device has it.
-    let (device_disk, host_disk) = (disk(device_reads)?, disk(is_server)?);
-    Ok((Bare { host, device, wire, device_disk, host_disk }, endpoint, meter))
-}
-
-/// The parts of a machine below its application.
-struct Bare {
-    host: Host,
-    device: Device,
-    wire: MemWire,
-    device_disk: Option<ModelledDisk>,
-    host_disk: Option<ModelledDisk>,
-}
-
-impl Bare {
-    fn with_app(self, app: App) -> Node {
-        let Self { host, device, wire, device_disk, host_disk } = self;
-        Node::new(host, device, app, Box::new(wire), device_disk, host_disk)
-    }
+    machine(&spec, tls, Box::new(wire))
 }
