@@ -33,6 +33,9 @@ base::counters! {
         quic_out_datagrams,
         /// Of those, the ones that the device seals.
         quic_out_for_device,
+        /// Batches that the host seals because a datagram has pieces of more files, or of more
+        /// places in them, than a transmit may have.
+        quic_out_too_many_extents,
         /// Packets with file content that the host had to read: nobody else could any more.
         quic_out_late,
         /// Of those, the ones that were not needed any more when it was read, or could not be read.

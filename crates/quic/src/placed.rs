@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use abi::FileId;
+use abi::{FileExtent, FileId};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -76,6 +76,15 @@ pub(crate) struct Hole {
     pub(crate) file: FileId,
     /// First byte in the file.
     pub(crate) offset: u64,
+}
+
+impl Hole {
+    /// What fills it.
+    pub(crate) fn extent(&self) -> FileExtent {
+        // Holes lie in datagrams.
+        let len = u32::try_from(self.len).unwrap_or(u32::MAX);
+        FileExtent { file: self.file, offset: self.offset, len }
+    }
 }
 
 /// Holes of a datagram, in order.

@@ -3,15 +3,15 @@
 //! Where the connection's packets were left in plaintext ([`crate::protection`]), each is looked
 //! through. Bytes of files become parts that the device reads; where the device seals it is told
 //! where each packet lies; else packets are sealed here. A packet with file bytes that the device
-//! can no longer read (it was reset, or gave the connection back) waits until the host has read
-//! them: the only packets that wait here.
+//! cannot read (it was reset, gave the connection back, or takes no transmit of so many pieces)
+//! waits until the host has read them: the only packets that wait here.
 
 use core::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use abi::crypto::TAG_BYTES;
 use abi::quic::{Packet, Protect};
-use abi::{FileExtent, FileFault, Part, Parts};
+use abi::{ExtentCount, FileExtent, FileFault, FileLimits, Part, Parts};
 use bytes::Bytes;
 use host::UdpSend;
 use quinn_proto::Transmit;
@@ -40,6 +40,18 @@ pub(crate) struct Plan {
     packet: Option<(usize, Record)>,
     /// What files have to fill, counted from the batch's beginning.
     holes: Holes,
+}
+
+impl Plan {
+    /// Whether a transmit may have as many extents. One with the ends of many short responses may
+    /// have more.
+    fn fits_a_transmit(&self) -> bool {
+        if self.holes.len() <= FileLimits::EXTENTS_PER_TRANSMIT_MAX {
+            return true; // Nearly always.
+        }
+        let mut extents = ExtentCount::default();
+        self.holes.iter().all(|hole| extents.takes(&hole.extent()))
+    }
 }
 
 /// A datagram that waits for bytes of files.
@@ -187,8 +199,10 @@ impl Connection {
         let has_holes = holes.clone().next().is_some();
         let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok())
             && !(has_holes && self.careful);
+        let fits = plans.iter().all(Plan::fits_a_transmit);
+        cx.counters.quic_out_too_many_extents += u64::from(by_device.is_some() && !fits);
         match by_device {
-            Some(quic) if readable => {
+            Some(quic) if readable && fits => {
                 let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
                 self.offload.follow_tx(&mut cx.device(), &self.shared, newest);
                 let packets = plans.iter().map(packet).collect();
@@ -253,8 +267,7 @@ impl Connection {
             let (id, missing) = (self.late_next, plan.holes.len());
             self.late.push_back(Late { id, datagram, begin, record, missing, way });
             for hole in &plan.holes {
-                let len = u32::try_from(hole.len).unwrap_or(u32::MAX);
-                let extent = FileExtent { file: hole.file, offset: hole.offset, len };
+                let extent = hole.extent();
                 let at = hole.at - plan.range.start;
                 let what = ReadFor::Late { handle: self.handle, late: id, at, extent };
                 cx.reads.begin(cx.host, extent, what);
@@ -356,8 +369,7 @@ fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
             parts.push(Part::Host(kept.split_to(to - from)));
             from = to;
         }
-        let len = u32::try_from(hole.len).unwrap_or(u32::MAX);
-        parts.push(Part::File(FileExtent { file: hole.file, offset: hole.offset, len }));
+        parts.push(Part::File(hole.extent()));
     }
     if !kept.is_empty() {
         parts.push(Part::Host(kept));

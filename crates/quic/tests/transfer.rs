@@ -242,6 +242,46 @@ fn a_file_that_fails_resets_its_stream() {
     close(&mut w, &e);
 }
 
+/// A datagram with more pieces of files than a transmit may have, as with the ends of many short
+/// responses: the host reads them, and the device goes on with the rest.
+#[test]
+fn many_pieces_in_a_datagram() {
+    let mut w = World::new(ALL);
+    let e = exchange(&mut w, 1_000_000);
+    let (client, server) = (e.client, e.server.unwrap());
+    let before = w.server.endpoint.counters().clone();
+    let stream = w.client.endpoint.open_stream(client, Dir::Bi).unwrap();
+    w.client.endpoint.write(client, stream, Bytes::from_static(b"please"));
+    w.client.endpoint.finish(client, stream);
+    let mut received = Vec::new();
+    let ended = w.run(60, |w| {
+        while let Some(event) = w.server.endpoint.poll_event() {
+            let Event::Stream(_, StreamEvent::Opened { dir: Dir::Bi }) = event else { continue };
+            let (endpoint, host) = (&mut w.server.endpoint, &mut w.server.host);
+            let answer = endpoint.accept_stream(server, Dir::Bi).unwrap();
+            for piece in 0..40 {
+                assert!(endpoint.send_file(host, (server, answer), e.file, piece * 1000, 10));
+            }
+            endpoint.finish(server, answer);
+        }
+        while w.client.endpoint.poll_event().is_some() {}
+        loop {
+            match w.client.endpoint.read(client, stream, usize::MAX) {
+                Ok(bytes) => received.extend_from_slice(&bytes),
+                Err(end) => return end == ReadEnd::Finished,
+            }
+        }
+    });
+    let counters = w.server.endpoint.counters().clone();
+    assert!(ended, "{counters:?}");
+    let want = (0..40).flat_map(|piece| (0..10).map(move |i| file_byte(piece * 1000 + i)));
+    assert_eq!(received, want.collect::<Vec<u8>>());
+    assert_eq!((counters.quic_out_too_many_extents, counters.quic_out_late), (1, 1));
+    assert_eq!(counters.quic_file_bytes_software - before.quic_file_bytes_software, 400);
+    assert_eq!((counters.quic_file_failures, counters.quic_offloaded), (0, 1));
+    close(&mut w, &e);
+}
+
 /// The same seed, the same run.
 #[test]
 fn runs_repeat() {

@@ -10,8 +10,9 @@ use abi::quic::{
     Direction, Opened, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble, Route,
 };
 use abi::{
-    Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
-    FileStat, Op, PacketPool, Part, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Capabilities, Checksum, Event, ExtentCount, FileExtent, FileFault, FileId, FileKind,
+    FileLimits, FileOpened, FileStat, Op, PacketPool, Part, Received, Refusal, Transmit,
+    TransmitDone, TransmitOutcome,
 };
 use base::{Duration, Instant};
 use crypto::Provider;
@@ -192,6 +193,9 @@ impl Device {
     fn transmit(&mut self, transmit: &Transmit) -> Vec<Vec<u8>> {
         let mut payload = Vec::new();
         let files = transmit.parts.iter().any(|part| part.extent().is_some());
+        let mut extents = ExtentCount::default();
+        let mut taken = transmit.parts.iter().filter_map(Part::extent);
+        assert!(taken.all(|extent| extents.takes(extent)), "no more than the contract has");
         for part in &transmit.parts {
             match part {
                 Part::Host(bytes) => payload.extend_from_slice(bytes),
