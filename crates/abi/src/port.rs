@@ -87,7 +87,7 @@ pub struct TxFrame {
     /// What follows them.
     pub payload: Payloads,
     /// Payload bytes of each packet that the wire shall cut this into; zero for a frame that goes
-    /// as it is. Only where [`WireCaps::segmentation`] is set.
+    /// as it is. Only where [`WireCaps::segmentation`] is set, or for UDP the other one.
     pub segment_size: u16,
     /// Whether the wire has to fill in the transport checksum: its field then holds the
     /// pseudo-header's sum. Only where [`WireCaps::checksum`] is set.
@@ -147,6 +147,8 @@ pub struct WireCaps {
     /// TCP runs with [`TxFrame::segment_size`] set: of up to 64 KiB, or more where the device was
     /// told so.
     pub segmentation: bool,
+    /// The same of UDP, up to 64 KiB: with [`Self::checksum`] only.
+    pub udp_segmentation: bool,
     /// Frames with [`TxFrame::checksum_partial`] set.
     pub checksum: bool,
     /// Largest packet above Ethernet, in bytes.

@@ -90,6 +90,7 @@ impl Wire for Bridge {
         let [a, b] = [self.wires[0].capabilities(), self.wires[1].capabilities()];
         WireCaps {
             segmentation: a.segmentation && b.segmentation,
+            udp_segmentation: a.udp_segmentation && b.udp_segmentation,
             checksum: a.checksum && b.checksum,
             mtu: a.mtu.min(b.mtu),
         }

@@ -287,7 +287,10 @@ fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
 impl<W: Wire> Wire for FaultWire<W> {
     fn capabilities(&self) -> WireCaps {
         let inner = self.inner.capabilities();
-        if self.active { WireCaps { segmentation: false, checksum: false, ..inner } } else { inner }
+        if !self.active {
+            return inner;
+        }
+        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: inner.mtu }
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {

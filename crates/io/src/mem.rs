@@ -125,6 +125,7 @@ impl MemWire {
     fn new(config: &LinkConfig, outbox: Producer<Flight>, inbox: Consumer<Flight>) -> Self {
         let caps = WireCaps {
             segmentation: config.segmentation,
+            udp_segmentation: false,
             checksum: config.checksum,
             mtu: config.mtu,
         };

@@ -172,7 +172,9 @@ fn into_io_error(error: PcapError) -> io::Error {
 
 impl<W: Wire> Wire for PcapWire<W> {
     fn capabilities(&self) -> WireCaps {
-        self.inner.capabilities()
+        // Whoever reads the capture could not tell the datagrams of a run apart: those of QUIC say
+        // nothing of their length.
+        WireCaps { udp_segmentation: false, ..self.inner.capabilities() }
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {

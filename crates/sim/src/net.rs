@@ -124,7 +124,12 @@ impl Net {
     /// What the nodes' wires can do.
     pub(crate) const fn wire_caps(&self) -> WireCaps {
         let runs = self.links.runs;
-        WireCaps { segmentation: runs, checksum: runs, mtu: self.links.mtu }
+        WireCaps {
+            segmentation: runs,
+            udp_segmentation: false,
+            checksum: runs,
+            mtu: self.links.mtu,
+        }
     }
 
     /// No more faults, and whoever was cut off is back.

@@ -46,7 +46,12 @@ impl End {
     fn new(number: usize, run: &Run) -> Self {
         let mut config = DeviceConfig::new(mac(number));
         config.file = None;
-        let caps = WireCaps { segmentation: run.runs, checksum: run.runs, mtu: 1500 };
+        let caps = WireCaps {
+            segmentation: run.runs,
+            udp_segmentation: false,
+            checksum: run.runs,
+            mtu: 1500,
+        };
         let device = Device::new(config, caps);
         let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
         let addrs = vec![cidr(false, 24), cidr(true, 64)];

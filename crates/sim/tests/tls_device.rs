@@ -33,7 +33,8 @@ impl End {
         let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
         config.file = None;
         config.l5o = l5o;
-        let caps = WireCaps { segmentation: false, checksum: true, mtu: 1500 };
+        let caps =
+            WireCaps { segmentation: false, udp_segmentation: false, checksum: true, mtu: 1500 };
         let device = Device::new(config, caps);
         let addr = [10, 0, 0, number].into();
         let config = Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };

@@ -11,7 +11,8 @@ use nic::{Device, DeviceConfig};
 
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
-const WIRE: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+const WIRE: WireCaps =
+    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
 /// Files in memory, answered at once.
 #[derive(Default)]

@@ -68,6 +68,15 @@ base::counters! {
     }
 }
 
+/// What the kernel takes of us besides plain frames.
+#[derive(Clone, Copy, Debug)]
+struct Offloads {
+    /// Unfinished checksums, and runs of TCP segments.
+    tcp: bool,
+    /// Runs of UDP datagrams.
+    udp: bool,
+}
+
 /// One queue of a TAP interface.
 #[derive(Debug)]
 pub struct Tap {
@@ -90,8 +99,9 @@ impl Tap {
         setup::open(config)
     }
 
-    fn new(file: File, name: &str, mtu: u16, offloads: bool) -> Self {
-        let caps = WireCaps { segmentation: offloads, checksum: offloads, mtu };
+    fn new(file: File, name: &str, mtu: u16, offloads: Offloads) -> Self {
+        let Offloads { tcp, udp } = offloads;
+        let caps = WireCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu };
         let (name, counters) = (name.to_owned(), TapCounters::default());
         Self { file, name, caps, landing: None, counters }
     }

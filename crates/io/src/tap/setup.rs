@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
 use super::vnet::VNET_BYTES;
-use super::{Tap, TapError, netlink};
+use super::{Offloads, Tap, TapError, netlink};
 
 /// An address and the length of its network's prefix, as in `10.77.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(super) fn open(config: &TapConfig) -> Result<Vec<Tap>, TapError> {
         .map(|queue| open_queue(name, queue, queues > 1, config.offloads))
         .collect::<Result<Vec<_>, _>>()?;
     let mtu = configure(config, name)?;
-    Ok(files.into_iter().map(|file| Tap::new(file, name, mtu, config.offloads)).collect())
+    Ok(files.into_iter().map(|(file, offloads)| Tap::new(file, name, mtu, offloads)).collect())
 }
 
 fn check_name(name: &str) -> Result<&str, TapError> {
@@ -98,7 +98,12 @@ fn other<'a>(name: &'a str, doing: &'static str) -> impl FnOnce(io::Error) -> Ta
     move |error| TapError::from_io(name, doing, error)
 }
 
-fn open_queue(name: &str, queue: usize, many: bool, offloads: bool) -> Result<File, TapError> {
+fn open_queue(
+    name: &str,
+    queue: usize,
+    many: bool,
+    offloads: bool,
+) -> Result<(File, Offloads), TapError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -130,8 +135,8 @@ fn open_queue(name: &str, queue: usize, many: bool, offloads: bool) -> Result<Fi
     // The default, set for the sake of persistent interfaces that were told otherwise.
     let mut size = libc::c_int::try_from(VNET_BYTES).unwrap_or(0);
     ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size).map_err(other(name, "set the header of"))?;
-    set_offloads(&file, offloads).map_err(other(name, "set the offloads of"))?;
-    Ok(file)
+    let offloads = set_offloads(&file, offloads).map_err(other(name, "set the offloads of"))?;
+    Ok((file, offloads))
 }
 
 const fn low_word(flags: libc::c_int) -> [u8; 2] {
@@ -139,9 +144,20 @@ const fn low_word(flags: libc::c_int) -> [u8; 2] {
     if cfg!(target_endian = "little") { [bytes[0], bytes[1]] } else { [bytes[2], bytes[3]] }
 }
 
-fn set_offloads(file: &File, on: bool) -> io::Result<()> {
+/// Says what we take of the kernel, and finds out what it takes of us.
+///
+/// It takes runs of datagrams if it knows the flags that say that we do (Linux 6.2), which is how
+/// it wants to be asked (`set_offload`). We do not: the device opens datagrams of QUIC one at a
+/// time.
+fn set_offloads(file: &File, on: bool) -> io::Result<Offloads> {
     let all = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-    let offloads = libc::c_ulong::from(if on { all } else { 0 });
+    let udp = on && set_flags(file, all | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
+    set_flags(file, if on { all } else { 0 })?;
+    Ok(Offloads { tcp: on, udp })
+}
+
+fn set_flags(file: &File, flags: libc::c_uint) -> io::Result<()> {
+    let offloads = libc::c_ulong::from(flags);
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, offloads) } {
         0 => Ok(()),

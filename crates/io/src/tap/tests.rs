@@ -158,8 +158,9 @@ fn is_tcp(frame: &[u8]) -> bool {
 fn datagrams_cross_both_ways() {
     in_namespace("tap::tests::datagrams_cross_both_ways", || {
         let mut peer = Peer::new(true);
-        let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
-        assert_eq!(peer.tap.capabilities(), caps);
+        let caps = peer.tap.capabilities();
+        let all = WireCaps { segmentation: true, checksum: true, mtu: 1500, ..caps };
+        assert_eq!(caps, all);
         let socket = UdpSocket::bind((KERNEL4, 5000)).unwrap();
         socket.set_read_timeout(Some(GUARD)).unwrap();
         socket.send_to(b"from the kernel", (OURS4, 6000)).unwrap();
@@ -184,6 +185,39 @@ fn datagrams_cross_both_ways() {
         assert!(buf.iter().copied().eq(0..100));
         let c = peer.tap.counters();
         assert_eq!((c.tap_tx_frames, c.tap_tx_runs, c.tap_tx_errors), (3, 0, 0));
+    });
+}
+
+/// A run of datagrams goes out in one write, and comes as datagrams to whoever has not asked for
+/// more.
+#[test]
+fn runs_of_datagrams_go_out() {
+    in_namespace("tap::tests::runs_of_datagrams_go_out", || {
+        let mut peer = Peer::new(true);
+        let socket = UdpSocket::bind((KERNEL4, 5000)).unwrap();
+        socket.set_read_timeout(Some(GUARD)).unwrap();
+        // The kernel has to ask for our address before it takes what we send.
+        socket.send_to(b"?", (OURS4, 9)).unwrap();
+        peer.wait_for(is_udp);
+        let content: Vec<u8> = (0..20_001_u32).map(|i| i.to_be_bytes()[3]).collect();
+        let udp = [6000_u16, 5000, 8 + 20_001, 0].map(u16::to_be_bytes).concat();
+        let mut run = peer.packet(17, &udp, &[&content[..3000], &content[3000..]]);
+        run.segment_size = 1400;
+        if !peer.tap.capabilities().udp_segmentation {
+            // Linux before 6.2, then. What tells of 6.3 is asked elsewhere.
+            assert!(run_bytes_max() < 65_536, "this kernel takes runs of datagrams");
+            return;
+        }
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &run), TxStatus::Sent);
+        let mut buf = [0; 2000];
+        for datagram in content.chunks(1400) {
+            let (len, from) = socket.recv_from(&mut buf).unwrap();
+            assert_eq!(from, SocketAddr::from((OURS4, 6000)));
+            assert!(&buf[..len] == datagram, "{len} bytes");
+        }
+        // The other frame answered the kernel's question.
+        let c = peer.tap.counters();
+        assert_eq!((c.tap_tx_frames, c.tap_tx_runs, c.tap_tx_errors), (2, 1, 0));
     });
 }
 

@@ -22,6 +22,8 @@ const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
 /// `gso_type`: a run of TCP segments over IPv6.
 const GSO_TCPV6: u8 = 4;
+/// `gso_type`: a run of UDP datagrams, over either (Virtual I/O Device 1.3: `GSO_UDP_L4`).
+const GSO_UDP: u8 = 5;
 /// Added to `gso_type`: the first segment carries CWR (RFC 3168 6.1.2: the later ones must not).
 const GSO_ECN: u8 = 0x80;
 
@@ -54,11 +56,14 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     }
     // A run that fits one packet is one packet: the kernel refuses to cut it.
     if frame.segment_size > 0 && frame.payload_len() > usize::from(frame.segment_size) {
-        if protocol != PROTOCOL_TCP {
-            return None;
-        }
-        let ecn = if header.get(l4 + 13)? & TCP_CWR == 0 { 0 } else { GSO_ECN };
-        out[1] = ecn | if ipv6 { GSO_TCPV6 } else { GSO_TCPV4 };
+        out[1] = match protocol {
+            PROTOCOL_TCP => {
+                let ecn = if header.get(l4 + 13)? & TCP_CWR == 0 { 0 } else { GSO_ECN };
+                ecn | if ipv6 { GSO_TCPV6 } else { GSO_TCPV4 }
+            }
+            PROTOCOL_UDP => GSO_UDP,
+            _ => return None,
+        };
         out[2..4].copy_from_slice(&u16::try_from(header.len()).ok()?.to_ne_bytes());
         out[4..6].copy_from_slice(&frame.segment_size.to_ne_bytes());
     }
@@ -144,7 +149,9 @@ mod tests {
         let short = TxFrame { segment_size: 100, ..frame(4, 6, 100) };
         assert_eq!(fields(encode(&short).unwrap()), (1, 0, [0, 0, 34, 16]));
         let udp = TxFrame { segment_size: 100, ..frame(4, 17, 250) };
-        assert_eq!(encode(&udp), None);
+        assert_eq!(fields(encode(&udp).unwrap()), (1, 5, [54, 100, 34, 6]));
+        let icmp = TxFrame { segment_size: 100, ..frame(6, 58, 250) };
+        assert_eq!(encode(&icmp), None);
     }
 
     #[test]

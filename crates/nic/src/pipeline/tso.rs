@@ -4,8 +4,7 @@
 //! else packets are cut one at a time, when they are asked for, so that a run of 64 KiB occupies
 //! one place in the queue and not forty-five. Payload is sliced, never copied. Each packet is what
 //! the host would have built: RFC 9293 section 3.8.3 leaves nothing to tell a segmented run from
-//! single sends. A run of UDP is cut into datagrams (Linux: `UDP_SEGMENT`), and always here: no
-//! wire that we have takes one.
+//! single sends. A run of UDP is cut into datagrams (Linux: `UDP_SEGMENT`).
 //!
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
@@ -107,12 +106,18 @@ impl Run {
         if size == 0 {
             return self.cut(caps, self.left, 0);
         }
-        if !(caps.segmentation && caps.checksum && self.kind == Kind::Tcp) {
+        let whole = match self.kind {
+            Kind::Tcp => caps.segmentation,
+            Kind::Udp => caps.udp_segmentation,
+            _ => false,
+        };
+        if !(whole && caps.checksum) {
             return self.cut(caps, size, 0);
         }
-        // A length of zero has a meaning of its own in IPv6: RFC 2675.
+        // A length of zero has a meaning of its own in IPv6 (RFC 2675), and UDP has one too.
         let ipv4 = self.header.as_slice()[self.header.l3()] >> 4 == 4;
-        let most = if ipv4 { run_bytes_max } else { run_bytes_max.min(RUN_BYTES_MAX) };
+        let long = ipv4 && self.kind == Kind::Tcp;
+        let most = if long { run_bytes_max } else { run_bytes_max.min(RUN_BYTES_MAX) };
         let most = (most as usize / size).max(1) * size;
         // What is left of a run may be a single packet.
         let frame_size = if self.left > size { self.segment_size } else { 0 };
@@ -203,7 +208,8 @@ mod tests {
     use wire::frame::{Frame, parse};
     use wire::tcp::Segment;
 
-    const SOFTWARE: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+    const SOFTWARE: WireCaps =
+        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     /// `lens` bytes each, alternating between host memory and blocks, numbered throughout.
     fn payloads(lens: &[usize]) -> Payloads {
@@ -242,7 +248,8 @@ mod tests {
     #[test]
     fn a_run_for_a_wire_that_segments_is_one_frame() {
         for version in [4, 6] {
-            let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+            let caps =
+                WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
             let header = tcp_header(version, 5, Flags::ACK.with(Flags::PSH));
             let mut run = Run::new(header.clone(), Kind::Tcp, payloads(&[3000, 70]), 1448);
             let cut = run.next(&caps, RUN_BYTES_MAX);
@@ -272,7 +279,8 @@ mod tests {
     /// Above 64 KiB: whole over IPv4, with the length field zero; in frames that fit over IPv6.
     #[test]
     fn long_runs_are_cut_as_far_as_they_must() {
-        let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+        let caps =
+            WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
         let flags = Flags::ACK.with(Flags::PSH).with(Flags::CWR);
         let lens = [80_000, 60_000, 1000];
         let long =
@@ -316,7 +324,8 @@ mod tests {
     /// can do for TCP.
     #[test]
     fn datagrams_are_cut() {
-        let caps = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+        let caps =
+            WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
         for (version, caps) in [(4, SOFTWARE), (6, SOFTWARE), (4, caps)] {
             let header = udp_header(version);
             let run = Run::new(header.clone(), Kind::Udp, payloads(&[1000, 1100, 500]), 1200);
@@ -340,6 +349,30 @@ mod tests {
             assert!(whole.iter().enumerate().all(|(i, &b)| usize::from(b) == i % 251));
             assert_eq!(whole.len(), 2600);
         }
+    }
+
+    /// For a wire that takes runs of datagrams they stay whole, however long transmits may be.
+    #[test]
+    fn datagrams_for_a_wire_that_segments_are_one_frame() {
+        let able =
+            WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
+        for (version, lens, whole) in
+            [(4, [2000, 600], 2600), (6, [2000, 600], 2600), (4, [60_000, 9000], 64_800)]
+        {
+            let header = udp_header(version);
+            let mut run = Run::new(header.clone(), Kind::Udp, payloads(&lens), 1200);
+            let cut = run.next(&able, 200_000);
+            let total: usize = lens.iter().sum();
+            assert_eq!((cut.frame.payload_len(), cut.last), (whole, whole == total));
+            assert_eq!((cut.frame.segment_size, cut.frame.checksum_partial), (1200, true));
+            assert_eq!(cut.packets, (whole as u64).div_ceil(1200));
+            let bytes = bytes_of(&cut.frame);
+            assert_eq!(usize::from(u16_at(&bytes, header.l4() + 4).unwrap()), whole + 8);
+        }
+        // Without checksums there is nothing to segment by.
+        let caps = WireCaps { checksum: false, ..able };
+        let mut run = Run::new(udp_header(4), Kind::Udp, payloads(&[2600]), 1200);
+        assert_eq!(run.next(&caps, 200_000).frame.segment_size, 0);
     }
 
     proptest! {

@@ -150,7 +150,8 @@ mod tests {
     use bytes::Bytes;
     use wire::tcp::Flags;
 
-    const CAPS: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+    const CAPS: WireCaps =
+        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     fn accepted(transmit: Transmit) -> bool {
         check(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()

@@ -21,7 +21,8 @@ use super::frames::{MAC, bytes_of, transmit, verify};
 use crate::{Device, DeviceConfig, FileConfig};
 
 /// A wire that can do nothing but carry.
-pub(crate) const PLAIN: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+pub(crate) const PLAIN: WireCaps =
+    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
 /// A file of the mock disk.
 #[derive(Clone, Debug)]

@@ -545,7 +545,12 @@ fn runs_stay_runs() {
         for whole in [true, false] {
             let mut b = side(6, 1);
             b.mss = other;
-            let caps = WireCaps { segmentation: whole, checksum: whole, mtu: 1514 };
+            let caps = WireCaps {
+                segmentation: whole,
+                udp_segmentation: false,
+                checksum: whole,
+                mtu: 1514,
+            };
             let mut world = World::with(SpliceConfig::default(), caps, [side(4, 0), b]);
             world.begin(ID).unwrap();
             world.start(vec![]);

@@ -340,7 +340,7 @@ fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
         run_bytes_max: 200_000,
         ..DeviceConfig::new(MAC)
     };
-    let wire = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+    let wire = WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
     let mut rig = Rig::with(config, wire);
     assert_eq!(rig.device.capabilities().transmit_bytes_max, 200_000);
     let now = Instant::ZERO;
@@ -362,7 +362,7 @@ fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
 #[test]
 fn without_the_engine_files_are_refused() {
     let config = DeviceConfig { file: None, ..DeviceConfig::new(MAC) };
-    let wire = WireCaps { segmentation: true, checksum: true, mtu: 1500 };
+    let wire = WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
     let mut rig = Rig::with(config, wire);
     let caps = rig.device.capabilities();
     assert_eq!((caps.file, caps.mac, caps.mtu), (Err(Refusal::Disabled), MAC, 1500));

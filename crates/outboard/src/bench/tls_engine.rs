@@ -159,7 +159,7 @@ fn device(mtu: u16, segmentation: bool) -> Device {
     config.transmit_bytes_max = crate::stack::TRANSMIT_BYTES_MAX;
     config.l5o =
         Some(L5oConfig { contexts_max: 1 << 17, ..L5oConfig::new(Arc::new(crypto::Provider)) });
-    Device::new(config, WireCaps { segmentation, checksum: true, mtu })
+    Device::new(config, WireCaps { segmentation, udp_segmentation: false, checksum: true, mtu })
 }
 
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -64,7 +64,8 @@ impl Machine {
     pub(crate) fn new(mut device: DeviceConfig, config: Config, seed: u64, fast: bool) -> Self {
         device.file = None;
         device.queue_events_max = RING;
-        let wire = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+        let wire =
+            WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
         let device = Device::new(device, wire);
         let host = Host::new(config, &device.capabilities(), seed);
         Self {

@@ -31,7 +31,8 @@ use crate::error::Failure;
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// A wire that does nothing for the device.
-const WIRE: WireCaps = WireCaps { segmentation: false, checksum: false, mtu: 1500 };
+const WIRE: WireCaps =
+    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 /// The device's clock: it stands still, so that cookies made beforehand count.
 const NOW: Instant = Instant::from_millis(100_000);
 /// Peers.
