@@ -112,6 +112,19 @@ install_rust_tools() {
     fi
 }
 
+# aioquic is no package of Debian 12: it comes by pip, in versions that we name, to an environment
+# of its own.
+install_aioquic() {
+    wanted=$(dirname "$0")/../interop/clients/requirements.txt
+    venv=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/aioquic
+    ! cmp -s "$wanted" "$venv/installed.txt" || return 0
+    say "installing aioquic with pip"
+    /usr/bin/python3 -m venv --clear "$venv" >&2 || fail "cannot make $venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check -r "$wanted" >&2 ||
+        fail "pip install -r $wanted failed: is the network there?"
+    cp "$wanted" "$venv/installed.txt"
+}
+
 packages=
 # Program $1 comes with package $2.
 need() { have "$1" || packages="$packages $2"; }
@@ -129,6 +142,7 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need nginx nginx-light
     need openssl openssl
+    /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
     need redis-benchmark redis-tools
     need redis-server redis-server
     need tshark tshark
@@ -138,3 +152,4 @@ fi
 [ -z "$packages" ] || apt_install $packages
 rust_is_there || install_rust
 [ "$purpose" != test ] || install_rust_tools
+[ "$purpose" != test ] || install_aioquic

@@ -17,6 +17,7 @@ mod curl;
 mod daemon;
 mod files;
 mod netns;
+pub mod quic;
 mod server;
 mod tool;
 

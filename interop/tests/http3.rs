@@ -1,10 +1,15 @@
-//! HTTP/3 as quinn, a browser and Wireshark see it.
+//! HTTP/3 as quinn, aioquic, a browser and Wireshark see it.
 
-use interop::{Files, Server, pattern, sha256};
+use interop::{Files, Server, pattern};
+use std::path::Path;
 use std::process::{Command, Output};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const CLIENT: &str = env!("CARGO_BIN_EXE_h3get");
+/// Fetches trees: quinn and h3.
+const TREE: &str = env!("CARGO_BIN_EXE_h3tree");
+/// The same by aioquic, which shares no code with ours or with quinn.
+const TREE_AIOQUIC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/h3tree.py");
 const OPTIONS: [&str; 2] = ["--tls", "--http3"];
 
 /// Fetches paths, separated by commas, by HTTP/3; gives what the client printed and the last one's
@@ -55,27 +60,98 @@ fn files_ranges_and_errors() {
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
-#[test]
-fn with_impairments() {
+/// Plants a tree of files, of none to 20 MB; gives the paths to ask for.
+fn plant(files: &Files) -> Vec<String> {
+    let small = (4..47).map(|i| (1 << (i % 19)) + 1009 * i);
+    let sizes =
+        [0, 1, 1199, 1200].into_iter().chain(small).chain([1_200_000, 5_000_001, 20_000_000]);
+    let plant = |(nth, bytes)| {
+        let path = format!("d{}/e{}/{nth}.bin", nth % 3, nth % 5);
+        files.fill(&path, bytes);
+        format!("/{path}")
+    };
+    sizes.enumerate().map(plant).collect()
+}
+
+/// The SHA-256 of every file in a folder, with its path.
+fn sums(folder: &Path) -> String {
+    let script = "cd \"$0\" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum";
+    printed(&Command::new("sh").args(["-c", script]).arg(folder).output().expect("sh"))
+}
+
+/// Fetches a tree by three connections, with what the device may do, over good and bad wires: the
+/// same files, and the device did what it may, and nothing else.
+fn tree_arrives(client: &[&str]) {
     let files = Files::new(TMP);
-    let want = sha256(&files.fill("a.bin", 3_000_000));
+    let paths = plant(&files);
+    let want = sums(files.path());
+    assert_eq!(want.lines().count(), 50);
     let faults = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01", "--corrupt", "0.005"];
-    for offload in ["all", "none"] {
-        let options = [&OPTIONS[..], &["--offload", offload], &faults].concat();
+    for (offload, faults) in
+        ["all", "quic", "none"].into_iter().flat_map(|o| [(o, &[][..]), (o, &faults)])
+    {
+        let options = [&OPTIONS[..], &["--offload", offload], faults].concat();
         let server = Server::start(files.path(), &options);
-        let (output, body) = get(&server, "/a.bin", &[]);
-        printed(&output);
+        let got = Files::new(TMP);
+        let mut command = server.command("timeout");
+        command.arg("240").args(client).arg("10.77.0.2:443").arg(got.path()).arg("3").args(&paths);
+        printed(&command.output().expect("timeout"));
+        assert!(sums(got.path()) == want, "{offload} {faults:?}: other files");
         let stat = server.stat();
-        assert_eq!(stat.get("quic_out_for_device") > 0, offload == "all", "{stat:?}");
-        if offload == "all" {
-            assert!(stat.get("quic_tx_sealed") > 0 && stat.get("quic_rx_opened") > 0, "{stat:?}");
+        let of = |name| stat.get(name);
+        assert_eq!((of("http3_requests"), of("quic_connections")), (50, 3), "{stat:?}");
+        assert_eq!((of("http3_connection_errors"), of("http3_stream_errors")), (0, 0), "{stat:?}");
+        assert_eq!((of("quic_not_sealed"), of("quic_failed") + of("quic_timed_out")), (0, 0));
+        let dropped = if faults.is_empty() { 0 } else { of("fault_tx_dropped") };
+        assert_eq!(dropped > 100, !faults.is_empty(), "{stat:?}");
+        let by_device = ["quic_offloaded", "quic_out_for_device", "quic_in_opened"].map(of);
+        if offload == "none" {
+            assert_eq!(by_device, [0, 0, 0], "{stat:?}");
+        } else {
+            assert!(by_device.iter().all(|&n| n > 0), "{stat:?}");
+            assert!(of("quic_tx_sealed") > 15_000 && of("quic_rx_opened") > 100, "{stat:?}");
         }
-        let got = files.write("got", &body);
-        assert_eq!(sha256(&got), want, "{offload}: {} bytes", body.len());
+        // All but the beginnings of connections.
+        let file_bytes = of("quic_file_bytes_offloaded");
+        assert_eq!(file_bytes > 20_000_000, offload == "all", "{stat:?}");
+        assert!(offload == "all" || file_bytes == 0, "{stat:?}");
     }
 }
 
-/// The capture opens with the keys that `SSLKEYLOGFILE` got: our own keys are the right ones.
+#[test]
+fn quinn_fetches_a_tree() {
+    tree_arrives(&[TREE]);
+}
+
+#[test]
+fn aioquic_fetches_a_tree() {
+    // `make setup` makes it, in the folder that the build uses.
+    let python = Path::new(TMP).with_file_name("aioquic").join("bin/python");
+    assert!(python.is_file(), "{} is not there: run `make setup` first", python.display());
+    tree_arrives(&[&python.to_string_lossy(), TREE_AIOQUIC]);
+}
+
+/// A variable-length integer (RFC 9000 section 16), and what follows it.
+fn varint(bytes: &[u8]) -> (usize, &[u8]) {
+    let len = 1 << (bytes[0] >> 6);
+    let value = bytes[..len].iter().fold(0, |value, &byte| value << 8 | usize::from(byte));
+    (value & ((1 << (8 * len - 2)) - 1), &bytes[len..])
+}
+
+/// What the server sent on a connection's first stream, as tshark shows it: lines of hexadecimal
+/// digits, those of the second end behind a tab.
+fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(capture).args(["-o", &format!("tls.keylog_file:{}", log.display())]);
+    let followed =
+        printed(&command.args(["-q", "-z", "follow,quic,raw,0,0"]).output().expect("tshark"));
+    let digits: String = followed.lines().filter_map(|line| line.strip_prefix('\t')).collect();
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal digits");
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+/// The capture opens with the keys that `SSLKEYLOGFILE` got, and not without: our own keys are the
+/// right ones, and what they hide is the file.
 #[test]
 fn wireshark_opens_the_capture_with_the_key_log() {
     let files = Files::new(TMP);
@@ -97,27 +173,92 @@ fn wireshark_opens_the_capture_with_the_key_log() {
         }
         command.args(["-T", "fields", "-e", "http3.frame_type"]);
         let output = command.output().expect("tshark: `make setup` installs it");
-        String::from_utf8_lossy(&output.stdout).lines().count()
+        String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    assert_eq!(read(false), 0);
-    assert!(read(true) > 2);
+    assert_eq!(read(false), "");
+    // SETTINGS in both directions, HEADERS of the request and of the response.
+    let types = read(true);
+    let of =
+        |frame: &str| types.split(|c: char| !c.is_ascii_digit()).filter(|t| *t == frame).count();
+    assert!(of("4") == 2 && of("1") >= 2, "{types}");
+
+    // HEADERS with `:status: 200` (RFC 9204, appendix A: 25) after QPACK's empty prefix; then DATA.
+    let response = first_response(&capture, &log);
+    let (mut content, mut nth, mut rest) = (Vec::new(), 0, &response[..]);
+    while !rest.is_empty() {
+        let (kind, after) = varint(rest);
+        let (len, after) = varint(after);
+        assert_eq!(kind, usize::from(nth == 0), "frame {nth}");
+        match kind {
+            1 => assert_eq!(after[..3], [0, 0, 0xc0 | 25]),
+            _ => content.extend_from_slice(&after[..len]),
+        }
+        (nth, rest) = (nth + 1, &after[len..]);
+    }
+    assert!(content == pattern(100_000), "{} bytes, or wrong ones", content.len());
 }
+
+/// A picture: PNG with eight bits of red, green and blue, not compressed.
+fn png(width: u32, height: u32) -> Vec<u8> {
+    let row = |y: u32| (0..width * 3).map(move |x| (x ^ y).to_le_bytes()[0]);
+    // Each row behind the number of its filter, none.
+    let pixels: Vec<u8> = (0..height).flat_map(|y| std::iter::once(0).chain(row(y))).collect();
+    let mut zlib = vec![0x78, 0x01];
+    let count = pixels.chunks(65_535).len();
+    for (nth, block) in pixels.chunks(65_535).enumerate() {
+        let len = u16::try_from(block.len()).expect("a block's length");
+        zlib.push(u8::from(nth + 1 == count));
+        zlib.extend([len.to_le_bytes(), (!len).to_le_bytes()].concat());
+        zlib.extend(block);
+    }
+    let (a, b) = pixels.iter().fold((1_u32, 0_u32), |(a, b), &byte| {
+        let a = (a + u32::from(byte)) % 65_521;
+        (a, (b + a) % 65_521)
+    });
+    zlib.extend((b << 16 | a).to_be_bytes());
+    let mut out = b"\x89PNG\r\n\x1a\n".to_vec();
+    let size = [width.to_be_bytes(), height.to_be_bytes()].concat();
+    for (kind, data) in
+        [(b"IHDR", [&size[..], &[8, 2, 0, 0, 0]].concat()), (b"IDAT", zlib), (b"IEND", vec![])]
+    {
+        let chunk = [&kind[..], &data].concat();
+        out.extend(u32::try_from(data.len()).expect("a chunk's length").to_be_bytes());
+        out.extend(&chunk);
+        out.extend(crc32(&chunk).to_be_bytes());
+    }
+    out
+}
+
+/// CRC-32 as PNG has it (ISO 3309).
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+        })
+    })
+}
+
+/// Says in the page itself how everything came, and how wide the pictures are.
+const SCRIPT: &str = "onload = () => {
+  const entries = ['navigation', 'resource'].flatMap(t => performance.getEntriesByType(t));
+  const said = entries.map(e => new URL(e.name).pathname + '=' + e.nextHopProtocol);
+  for (const i of document.images) said.push('width=' + i.naturalWidth + 'x' + i.naturalHeight);
+  document.body.append('[' + said.join(' ') + ']');
+}";
 
 #[test]
 fn browser_over_http3() {
     let files = Files::new(TMP);
-    files.write("index.html", "<body><script>document.body.id = 'ran-' + 6 * 7</script></body>");
+    // The last one is long enough for the device to get a part of it.
+    let sizes = [(1, 1), (16, 9), (200, 100), (321, 123), (1600, 1200)];
+    let mut page = format!("<!doctype html><body><script>{SCRIPT}</script>");
+    for (width, height) in sizes {
+        files.write(&format!("img/{width}.png"), png(width, height));
+        page += &format!("<img src=/img/{width}.png>");
+    }
+    files.write("index.html", page);
     let keys = Files::new(TMP);
-    let path = |name: &str| keys.path().join(name).to_string_lossy().into_owned();
-    let (cert, key) = (path("cert.pem"), path("key.pem"));
-    let script = format!(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -out {cert} \
-         -keyout {key} -subj /CN=a -addext subjectAltName=IP:10.77.0.2 2>/dev/null && \
-         openssl x509 -in {cert} -pubkey -noout | openssl pkey -pubin -outform der | \
-         openssl dgst -sha256 -binary | base64"
-    );
-    let pin = Command::new("sh").args(["-c", &script]).output().expect("sh");
-    let pin = printed(&pin).trim().to_owned();
+    let (cert, key, pin) = certificate(keys.path());
     let options = [&OPTIONS[..], &["--tls-cert", &cert, "--tls-key", &key]].concat();
     let server = Server::start(files.path(), &options);
     let profile = Files::new(TMP);
@@ -131,6 +272,36 @@ fn browser_over_http3() {
         .arg("https://10.77.0.2/")
         .output()
         .expect("chromium: `make setup` installs it");
-    assert!(printed(&output).contains("ran-42"), "{output:?}");
-    assert!(server.stat().get("http3_requests") > 0);
+    let dom = printed(&output);
+    let said = dom.split_once("[/=").and_then(|(_, rest)| rest.split_once(']'));
+    let said: Vec<&str> = said.unwrap_or_else(|| panic!("{output:?}")).0.split(' ').collect();
+    let mut want = vec!["h3".to_owned()];
+    want.extend(sizes.map(|(width, _)| format!("/img/{width}.png=h3")));
+    want.extend(sizes.map(|(width, height)| format!("width={width}x{height}")));
+    assert_eq!(sorted(said), sorted(want.iter().map(String::as_str).collect()));
+    let stat = server.stat();
+    assert!(
+        stat.get("http3_requests") >= 6 && stat.get("http3_connection_errors") == 0,
+        "{stat:?}"
+    );
+    assert!(stat.get("quic_file_bytes_offloaded") > 500_000, "{stat:?}");
+}
+
+fn sorted(mut words: Vec<&str>) -> Vec<&str> {
+    words.sort_unstable();
+    words
+}
+
+/// A certificate, its key, and what a browser is told so that it believes them.
+fn certificate(folder: &Path) -> (String, String, String) {
+    let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    let (cert, key) = (path("cert.pem"), path("key.pem"));
+    let script = format!(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -out {cert} \
+         -keyout {key} -subj /CN=a -addext subjectAltName=IP:10.77.0.2 2>/dev/null && \
+         openssl x509 -in {cert} -pubkey -noout | openssl pkey -pubin -outform der | \
+         openssl dgst -sha256 -binary | base64"
+    );
+    let pin = Command::new("sh").args(["-c", &script]).output().expect("sh");
+    (cert, key, printed(&pin).trim().to_owned())
 }
