@@ -72,3 +72,5 @@ bench: build
 	$(OUTBOARD) bench memory
 	$(OUTBOARD) bench serve-live
 	$(OUTBOARD) bench proxy-live
+	cargo build --release -p interop --bins
+	$(OUTBOARD) bench quic-live

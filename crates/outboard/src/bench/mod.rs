@@ -3,8 +3,8 @@
 //! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two,
 //! [`short_connections`], [`splice`], [`quic`], [`quic_reorder`]) run client, link, device and host
 //! in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
-//! ([`serve_live`], [`proxy_live`]) run the program as users do, beside another program, in one
-//! run. Every claim is a ratio measured in one run, because machines differ.
+//! ([`serve_live`], [`proxy_live`], [`quic_live`]) run the program as users do, beside another
+//! program, in one run. Every claim is a ratio measured in one run, because machines differ.
 
 mod accounted;
 mod client;
@@ -15,6 +15,7 @@ mod live;
 mod memory;
 mod proxy_live;
 mod quic;
+mod quic_live;
 mod quic_reorder;
 mod serve_live;
 mod short;
@@ -58,6 +59,8 @@ pub(crate) enum Bench {
     /// QUIC's throughput under reordering and loss, with the device's order and without; the window
     /// against a splay tree and a list
     QuicReorder(quic_reorder::QuicReorderArgs),
+    /// `outboard serve --http3` against quinn over the kernel's UDP on one core
+    QuicLive(quic_live::QuicLiveArgs),
     /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Bytes of host memory per idle established connection
@@ -84,6 +87,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Connections(args) => connections::run(args),
         Bench::Quic(args) => quic::run(args),
         Bench::QuicReorder(args) => quic_reorder::run(args),
+        Bench::QuicLive(args) => quic_live::run(args),
         Bench::TimerWheel(args) => timer_wheel::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ProxyLive(args) => proxy_live::run(args),

@@ -20,6 +20,10 @@ use crate::error::Failure;
 
 /// How long a server may take until it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The certificate's file in the folder.
+pub(in crate::bench) const CERT: &str = "cert.pem";
+/// The file of its key.
+pub(in crate::bench) const KEY: &str = "key.pem";
 /// How often we look.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// A Lua script for wrk that does nothing while it runs, and prints numbers instead of prose.
@@ -159,6 +163,18 @@ fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Writes a certificate and its key, ECDSA over P-256, for all servers alike: their paths.
+pub(in crate::bench) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
+        .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|e| cannot_write(&path, &e))?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+    Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
+}
+
 /// Starts this program in a namespace of its own, on the server's core, and waits until it says
 /// what to try. `name` is that of its control socket.
 pub(in crate::bench) fn start_outboard(
@@ -174,16 +190,25 @@ pub(in crate::bench) fn start_outboard(
     command.args(arguments).arg("--control").arg(bed.path().join(name));
     command.stdout(Stdio::piped()).stderr(log_file(&log)?);
     let mut process = spawn(&mut command)?;
-    // Its last line before it serves says what to try. What it says later nobody reads, and it does
-    // not say much.
-    let lines =
-        process.0.stdout.take().map(|out| BufReader::new(out).lines().map_while(Result::ok));
-    let ready = lines.is_some_and(|mut lines| lines.any(|line| line.starts_with("try:")));
-    if !ready {
-        return Err(not_ready("outboard", &log));
-    }
+    // Its last line before it serves says what to try.
+    wait_for_line(&mut process, "try:", "outboard", &log)?;
     let client_namespace = process.0.id();
     Ok(Server { process, addr, client_namespace })
+}
+
+/// Waits until a process has printed a line that begins so. What it says later nobody reads.
+pub(in crate::bench) fn wait_for_line(
+    process: &mut Process,
+    start: &str,
+    what: &str,
+    log: &Path,
+) -> Result<(), Failure> {
+    let lines =
+        process.0.stdout.take().map(|out| BufReader::new(out).lines().map_while(Result::ok));
+    if lines.is_some_and(|mut lines| lines.any(|line| line.starts_with(start))) {
+        return Ok(());
+    }
+    Err(not_ready(what, log))
 }
 
 /// A process that does nothing but hold a namespace, for a client.

@@ -1,8 +1,9 @@
-//! One run of wrk against one server, and what it cost.
+//! One run of a client, wrk or one that reports as it does, against one server, and what it cost.
 //!
 //! The counters of /proc tick a hundred times a second, which is fine for runs of seconds.
 
 use std::fs;
+use std::process::Command;
 
 use super::Row;
 use super::lab::{Bed, Server, inside};
@@ -63,11 +64,21 @@ pub(in crate::bench) fn run(
     }
     let scheme = if row.tls { "https" } else { "http" };
     wrk.arg(format!("{scheme}://{}/{}", server.addr, row.name));
+    measure(&mut wrk, server, bed, row)
+}
+
+/// Runs a client that prints what our script for wrk prints.
+pub(in crate::bench) fn measure(
+    client: &mut Command,
+    server: &Server,
+    bed: &Bed,
+    row: Row,
+) -> Result<Run, Failure> {
     let before = Snapshot::take(server, bed)?;
-    let said = output(&mut wrk)?;
+    let said = output(client)?;
     let after = Snapshot::take(server, bed)?;
     let mut run = parse_wrk(&said, row)
-        .ok_or_else(|| Failure::System("wrk's report has another form than expected".to_owned()))?;
+        .ok_or_else(|| Failure::System("the client's report has another form".to_owned()))?;
     run.server_s = after.server_s - before.server_s;
     run.core_s = after.core.busy_s - before.core.busy_s;
     run.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;

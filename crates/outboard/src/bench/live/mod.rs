@@ -1,7 +1,8 @@
 //! What live benchmarks share: programs as users run them, each in a network namespace, asked by
-//! wrk in turns.
+//! wrk, or by another client, in turns.
 //!
-//! [`super::serve_live`] and [`super::proxy_live`] say which programs, and what is asked for.
+//! [`super::serve_live`], [`super::proxy_live`] and [`super::quic_live`] say which programs, and what
+//! is asked for.
 
 pub(in crate::bench) mod lab;
 pub(in crate::bench) mod load;
@@ -21,12 +22,14 @@ pub(in crate::bench) struct Row {
     pub(in crate::bench) close: bool,
     /// Over TLS.
     pub(in crate::bench) tls: bool,
+    /// Requests at one time on a connection: more than one with HTTP/3 only.
+    pub(in crate::bench) streams: u32,
 }
 
 impl Row {
     /// Over plain TCP, with keep-alive.
     pub(in crate::bench) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
-        Self { name, bytes, connections, close: false, tls: false }
+        Self { name, bytes, connections, close: false, tls: false, streams: 1 }
     }
 
     /// Over TLS.

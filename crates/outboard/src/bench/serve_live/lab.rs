@@ -11,15 +11,12 @@ use std::process::Stdio;
 
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Link, Process, Server, cannot_write, in_new_namespace, inside, is_listening, join,
-    log_file, spawn, start_holder, start_outboard, wait_until,
+    Bed, CERT, KEY, Link, Process, Server, cannot_write, in_new_namespace, inside, is_listening,
+    join, log_file, spawn, start_holder, start_outboard, wait_until, write_certificate,
 };
 use crate::bench::live::tools::output;
 use crate::error::Failure;
 
-/// Files in the folder.
-const CERT: &str = "cert.pem";
-const KEY: &str = "key.pem";
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const NGINX_ADDR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const NGINX_CLIENT_ADDR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -83,18 +80,6 @@ impl Lab {
     pub(super) const fn outboard(&self, row: Row) -> &Server {
         if row.tls { &self.secure } else { &self.plain }
     }
-}
-
-/// A certificate and its key, the same for both servers: ECDSA over P-256.
-fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
-        .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
-    let write = |name: &str, text: String| {
-        let path = folder.join(name);
-        fs::write(&path, text).map_err(|e| cannot_write(&path, &e))?;
-        Ok(path.to_string_lossy().into_owned())
-    };
-    Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
 }
 
 fn start_nginx(bed: &Bed) -> Result<Nginx, Failure> {

@@ -1,0 +1,118 @@
+//! The two servers in their network namespaces, and the client.
+//!
+//! Outboard's namespace holds the TAP, its kernel's end and the client. quinn's is joined to its
+//! client's by a pair of virtual Ethernet interfaces, with whatever offloads and MTU the kernel
+//! gives them.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::bench::live::Row;
+use crate::bench::live::lab::{
+    Bed, Link, Process, Server, in_new_namespace, inside, join, log_file, spawn, start_holder,
+    start_outboard, wait_for_line, write_certificate,
+};
+use crate::bench::live::load::{self, Run};
+use crate::bench::live::tools::output;
+use crate::error::Failure;
+
+const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const QUINN: Link =
+    Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
+/// The name of our control socket.
+const NAME: &str = "http3";
+
+/// Everything that is set up.
+pub(super) struct Lab {
+    // In this order they end: the servers before their folder.
+    pub(super) outboard: Server,
+    pub(super) quinn: Server,
+    /// Holds the namespace of quinn's client.
+    _client: Process,
+    pub(super) bed: Bed,
+    client: PathBuf,
+}
+
+/// What our device did for QUIC.
+#[derive(Clone, Copy)]
+pub(super) struct ByDevice {
+    /// Datagrams that it sealed.
+    pub(super) sealed: u64,
+    /// Datagrams that it opened.
+    pub(super) opened: u64,
+    /// Bytes of files that it put into datagrams.
+    pub(super) file_bytes: u64,
+    /// Datagrams that we sent, whoever sealed them.
+    pub(super) datagrams: u64,
+}
+
+impl Lab {
+    /// Makes the files, starts both servers and waits until they listen.
+    pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
+        let (server, client) = (program("h3serve")?, program("h3load")?);
+        let bed = Bed::new(rows)?;
+        let (cert, key) = write_certificate(bed.path())?;
+        let site = bed.site().to_string_lossy().into_owned();
+        let arguments =
+            ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
+        let arguments = [&arguments.map(str::to_owned)[..], options].concat();
+        let outboard = start_outboard(&bed, NAME, &arguments, OUTBOARD_ADDR)?;
+        let log = bed.path().join("quinn.log");
+        let mut command = in_new_namespace(bed.server_core, &server);
+        command.args(["0.0.0.0:443", &site, &cert, &key]);
+        command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+        let mut process = spawn(&mut command)?;
+        wait_for_line(&mut process, "ready", "h3serve", &log)?;
+        let holder = start_holder(&bed, &log)?;
+        let client_namespace = holder.0.id();
+        join(client_namespace, process.0.id(), QUINN)?;
+        let quinn = Server { process, addr: QUINN.server, client_namespace };
+        Ok(Self { outboard, quinn, _client: holder, bed, client })
+    }
+
+    /// Runs the client for so many seconds.
+    pub(super) fn run(&self, server: &Server, row: Row, seconds: u32) -> Result<Run, Failure> {
+        let mut command = inside(server.client_namespace, "taskset");
+        command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
+        command.arg(format!("{}:443", server.addr)).arg(format!("/{}", row.name));
+        command.args([row.connections, row.streams, seconds].map(|n| n.to_string()));
+        load::measure(&mut command, server, &self.bed, row)
+    }
+
+    /// What our device has done by now.
+    pub(super) fn by_device(&self) -> Result<ByDevice, Failure> {
+        let program = our_program()?;
+        let mut stat = inside(self.outboard.pid(), &program.to_string_lossy());
+        let text =
+            output(stat.args(["stat", "--json", "--control"]).arg(self.bed.path().join(NAME)))?;
+        let all: Value = serde_json::from_str(&text)
+            .map_err(|e| Failure::System(format!("outboard stat: {e}")))?;
+        let count = |side: &str, name: &str| all[side]["q0"][name].as_u64().unwrap_or(0);
+        Ok(ByDevice {
+            sealed: count("nic", "quic_tx_sealed"),
+            opened: count("nic", "quic_rx_opened"),
+            file_bytes: count("host", "quic_file_bytes_offloaded"),
+            datagrams: count("host", "quic_out_datagrams"),
+        })
+    }
+}
+
+fn our_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe()
+        .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))
+}
+
+/// A program of `interop`, which is built beside ours.
+fn program(name: &str) -> Result<PathBuf, Failure> {
+    let path = our_program()?.with_file_name(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} is not there: `cargo build --release -p interop --bins` makes it",
+        path.display()
+    )))
+}

@@ -1,0 +1,90 @@
+//! A server of HTTP/3 over the kernel's UDP, by quinn and h3: what `outboard bench quic-live`
+//! measures ours against.
+//!
+//! `h3serve ADDR:PORT FOLDER CERT KEY` serves the files that lie in the folder when it starts, and
+//! prints a line when it is ready. It is as quick as these libraries make it: all files are kept in
+//! memory, so that none is read while it serves; one thread runs everything; quinn sends and
+//! receives runs of datagrams with one call where the kernel can (`UDP_SEGMENT`, `UDP_GRO`). All
+//! else is their default.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use interop::quic::{Failure, block_on};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Bytes of a file that are given to the library at one time.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// Contents by path.
+type Files = BTreeMap<String, Bytes>;
+type Stream = h3::server::RequestResolver<h3_quinn::Connection, Bytes>;
+
+fn read_files(folder: &str) -> Result<Files, Failure> {
+    let mut files = Files::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        files.insert(format!("/{name}"), std::fs::read(&path)?.into());
+    }
+    Ok(files)
+}
+
+fn config(cert: &str, key: &str) -> Result<quinn::ServerConfig, Failure> {
+    let chain = CertificateDer::pem_file_iter(cert)?.collect::<Result<Vec<_>, _>>()?;
+    let key = PrivateKeyDer::from_pem_file(key)?;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    tls.alpn_protocols = vec![b"h3".to_vec()];
+    let quic = quinn::crypto::rustls::QuicServerConfig::try_from(tls)?;
+    Ok(quinn::ServerConfig::with_crypto(Arc::new(quic)))
+}
+
+async fn answer(stream: Stream, files: Arc<Files>) -> Result<(), Failure> {
+    let (request, mut stream) = stream.resolve_request().await?;
+    let found = files.get(request.uri().path()).cloned();
+    let status = if found.is_some() { http::StatusCode::OK } else { http::StatusCode::NOT_FOUND };
+    let mut content = found.unwrap_or_default();
+    let response = http::Response::builder().status(status);
+    let response = response.header(http::header::CONTENT_LENGTH, content.len()).body(())?;
+    stream.send_response(response).await?;
+    while !content.is_empty() {
+        let piece = content.split_to(content.len().min(PIECE_BYTES));
+        stream.send_data(piece).await?;
+    }
+    stream.finish().await?;
+    Ok(())
+}
+
+/// Answers a connection's requests until it ends.
+async fn serve(incoming: quinn::Incoming, files: Arc<Files>) -> Result<(), Failure> {
+    let connection = h3_quinn::Connection::new(incoming.await?);
+    let mut connection = h3::server::Connection::new(connection).await?;
+    while let Some(stream) = connection.accept().await? {
+        // A request that fails is its client's business, which counts it.
+        tokio::spawn(answer(stream, Arc::clone(&files)));
+    }
+    Ok(())
+}
+
+async fn run(args: &[String]) -> Result<(), Failure> {
+    let [addr, folder, cert, key] = args else { return Err("usage".into()) };
+    let files = Arc::new(read_files(folder)?);
+    let endpoint = quinn::Endpoint::server(config(cert, key)?, addr.parse::<SocketAddr>()?)?;
+    println!("ready");
+    while let Some(incoming) = endpoint.accept().await {
+        tokio::spawn(serve(incoming, Arc::clone(&files)));
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    block_on(run(&args))
+}
