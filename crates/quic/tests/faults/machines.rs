@@ -229,7 +229,10 @@ fn device(last: u8, setup: &Setup) -> Device {
     let mut quic = QuicConfig::new(Arc::new(Provider));
     quic.entries_max = setup.entries_max;
     let config = DeviceConfig { quic: Some(quic), ..DeviceConfig::new([2, 0, 0, 0, 0, last]) };
-    Device::new(config, WireCaps { segmentation: false, checksum: false, mtu: 1500 })
+    Device::new(
+        config,
+        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 },
+    )
 }
 
 fn endpoint(

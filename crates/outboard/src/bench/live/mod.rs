@@ -1,8 +1,8 @@
 //! What live benchmarks share: programs as users run them, each in a network namespace, asked by
 //! wrk, or by another client, in turns.
 //!
-//! [`super::serve_live`], [`super::proxy_live`] and [`super::quic_live`] say which programs, and what
-//! is asked for.
+//! [`super::serve_live`], [`super::proxy_live`] and [`super::quic_live`] say which programs, and
+//! what is asked for.
 
 pub(in crate::bench) mod lab;
 pub(in crate::bench) mod load;
