@@ -67,7 +67,7 @@ impl Host {
     /// when it has ended.
     pub fn extent_read(&mut self, token: u64, extent: FileExtent) {
         let FileExtent { file, offset, len } = extent;
-        if let Some(Err(fault)) = self.files.stat(file).filter(Result::is_err) {
+        if let Some(fault) = self.files.fault(file) {
             self.finish_extent(token, Err(fault));
             return;
         }

@@ -169,6 +169,14 @@ impl Files {
         }
     }
 
+    /// Why a file cannot be read, if so. One that is closed can be while something refers to it.
+    pub(crate) fn fault(&self, file: FileId) -> Option<FileFault> {
+        match self.entries.get(file.0 as usize).and_then(Option::as_ref) {
+            Some(entry) => entry.stat.and_then(Result::err),
+            None => Some(FileFault::BadExtent),
+        }
+    }
+
     /// The application is done with the file.
     pub(crate) fn close(&mut self, out: &mut Outbox, file: FileId) {
         if let Some(entry) = self.entry(file) {
