@@ -56,19 +56,19 @@ base::counters! {
         /// Generations of keys given to it after the first two.
         quic_rekeys,
         /// Connection IDs added and taken away there.
-        quic_routes,
+        quic_route_changes,
         /// Transmits that the device would not seal: the connection goes on in software.
         quic_not_sealed,
         /// Connections taken back because the device was reset.
         quic_device_resets,
         /// Directions that the device refused: its table is full.
-        quic_refused_full,
+        quic_device_refused_full,
         /// The same: it does not know the cipher.
-        quic_refused_protocol,
+        quic_device_refused_protocol,
         /// The same: it is switched off, or there is no engine.
-        quic_refused_disabled,
+        quic_device_refused_disabled,
         /// The same, for another reason.
-        quic_refused_other,
+        quic_device_refused_other,
         /// What the device said of connections that are gone.
         quic_events_ignored,
     }
@@ -78,10 +78,10 @@ impl Counters {
     /// Counts a refusal by its reason.
     pub(crate) const fn count_refusal(&mut self, why: Refusal) {
         *match why {
-            Refusal::TableFull => &mut self.quic_refused_full,
-            Refusal::UnknownProtocol => &mut self.quic_refused_protocol,
-            Refusal::Disabled | Refusal::NotSupported => &mut self.quic_refused_disabled,
-            _ => &mut self.quic_refused_other,
+            Refusal::TableFull => &mut self.quic_device_refused_full,
+            Refusal::UnknownProtocol => &mut self.quic_device_refused_protocol,
+            Refusal::Disabled | Refusal::NotSupported => &mut self.quic_device_refused_disabled,
+            _ => &mut self.quic_device_refused_other,
         } += 1;
     }
 }

@@ -33,5 +33,6 @@ pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
 pub use info::ConnectionInfo;
 pub use quinn_proto::{
-    ConnectionError, ConnectionStats, Dir, PathStats, Side, StreamEvent, StreamId, VarInt,
+    ConnectionError, ConnectionStats, Dir, PathStats, Side, StreamEvent, StreamId,
+    TransportErrorCode, VarInt,
 };

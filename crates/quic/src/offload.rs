@@ -205,7 +205,7 @@ impl Offload {
         let Some(quic) = self.rx else { return };
         let route = Route::Id { port: device.config.port, id };
         device.host.quic_route(Box::new(QuicRoute { quic, route, on }));
-        device.counters.quic_routes += 1;
+        device.counters.quic_route_changes += 1;
     }
 
     /// The device will not do it. Where it has no room it is asked again when the connection, which

@@ -120,7 +120,7 @@ fn in_software() {
     let counters = w.server.endpoint.counters();
     assert_eq!(counters.quic_file_bytes_software, 1_000_000);
     assert_eq!((counters.quic_offloaded, counters.quic_out_for_device), (0, 0));
-    assert_eq!(counters.quic_refused_disabled, 1, "there is no engine");
+    assert_eq!(counters.quic_device_refused_disabled, 1, "there is no engine");
     assert_eq!(w.server.endpoint.offload(e.server.unwrap()), Some(Err(Refusal::NotSupported)));
     close(&mut w, &e);
 }
@@ -142,6 +142,23 @@ fn sealed_and_opened_by_the_device() {
     assert_eq!(w.server.device.reorder_times(), [Some(waits)]);
     close(&mut w, &e);
     assert_eq!(w.server.device.file_bytes[1], counters.quic_file_bytes_offloaded, "all let go");
+}
+
+/// A file that is closed is there until what was sent of it has arrived.
+#[test]
+fn a_closed_file_is_sent_whole() {
+    let mut w = World::new(Abilities::default());
+    let mut e = Exchange::begin(&mut w);
+    let mut closed = false;
+    let ended = w.run(60, |w| {
+        if e.server.is_some() && !e.received.is_empty() && !closed {
+            closed = true;
+            w.server.host.offload_close(e.file);
+        }
+        e.step(w, 1_000_000)
+    });
+    assert!(ended && closed);
+    e.check(1_000_000);
 }
 
 #[test]
@@ -189,9 +206,9 @@ fn keys_are_updated_by_either_side() {
 fn refusals_are_counted_and_cost_nothing() {
     // Where there is no room it is asked again: after 256 KiB, 512 KiB, a megabyte.
     for (why, name, refused) in [
-        (Refusal::TableFull, "quic_refused_full", 6),
-        (Refusal::UnknownProtocol, "quic_refused_protocol", 2),
-        (Refusal::Overloaded, "quic_refused_other", 2),
+        (Refusal::TableFull, "quic_device_refused_full", 6),
+        (Refusal::UnknownProtocol, "quic_device_refused_protocol", 2),
+        (Refusal::Overloaded, "quic_device_refused_other", 2),
     ] {
         let mut w = World::new(Abilities { refuses: Some(why), ..ALL });
         let e = exchange(&mut w, 1_500_000);

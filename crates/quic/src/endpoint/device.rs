@@ -71,6 +71,8 @@ impl Endpoint {
                 if connection.offload.names().next().is_some() {
                     cx.counters.quic_device_resets += 1;
                 }
+                // What was asked for just before came to the device after its reset.
+                connection.offload.remove(cx.host);
                 connection.offload.reset();
                 connection.careful = false;
             });

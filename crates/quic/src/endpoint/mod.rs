@@ -26,8 +26,8 @@ use base::{Alarms, Instant};
 use bytes::{Bytes, BytesMut};
 use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, EndpointConfig, PathStats, ServerConfig, StreamEvent,
-    TimeSource, TransportConfig, VarInt,
+    ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, PathStats, ServerConfig,
+    StreamEvent, TimeSource, TransportConfig, VarInt,
 };
 use rustls::crypto::tls13::Hkdf;
 
@@ -41,6 +41,12 @@ use crate::placed::Released;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
 
+/// Headers of IPv6 and UDP, the larger ones.
+const IP_UDP_BYTES: u16 = 48;
+/// A datagram's payload: what every path has to carry (RFC 9000, section 14), and what is looked
+/// for at most, quinn-proto's default. What our own wire does not carry is not probed for.
+const MTU_MIN: u16 = 1200;
+const MTU_MAX: u16 = 1452;
 /// Streams in one direction that a peer may have open: HTTP/3 has three.
 const UNI_STREAMS_MAX: u32 = 16;
 
@@ -143,8 +149,11 @@ fn hkdf_of(provider: &rustls::crypto::CryptoProvider) -> Option<&'static dyn Hkd
     suites.next().map(|suite| suite.hkdf_provider)
 }
 
-fn transport(config: &Config) -> Arc<TransportConfig> {
+fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
+    let mut discovery = MtuDiscoveryConfig::default();
+    discovery.upper_bound(mtu.saturating_sub(IP_UDP_BYTES).clamp(MTU_MIN, MTU_MAX));
+    transport.mtu_discovery_config(Some(discovery));
     let idle = u32::try_from(config.idle_timeout.as_millis()).unwrap_or(u32::MAX);
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(config.streams_max))
@@ -171,7 +180,7 @@ impl Endpoint {
         let hkdf = hkdf_of(provider).ok_or(ConfigError::Tls)?;
         let secrets = Secrets::new(hkdf, &config.seed);
         let unix_ns = Arc::new(Clock(AtomicU64::new(0)));
-        let transport = transport(&config);
+        let transport = transport(&config, host.mtu());
         let server = config.tls.clone().map(|tls| {
             let crypto = Arc::clone(&config.crypto);
             let tokens =

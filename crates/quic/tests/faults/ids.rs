@@ -34,7 +34,7 @@ fn a_peer_that_retires_as_fast_as_it_can() {
     let retired = server.stats.frame_rx.retire_connection_id;
     assert!(retired > 150, "{retired}");
     assert_eq!((lab.server.count("quic_offloaded"), lab.server.count("quic_entries")), (1, 2));
-    assert_eq!(lab.server.count("quic_refused_other"), 0);
+    assert_eq!(lab.server.count("quic_device_refused_other"), 0);
     assert!(most > 1 && most <= IDS_MAX, "{most} at one time");
     let known = lab.server.count("quic_in_opened");
     assert!(known > 500, "{known} were opened");

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use abi::crypto::{Aead, CryptoProvider as _, HeaderProtection, TAG_BYTES};
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
 use abi::quic::{
-    Direction, Opened, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble, Route,
+    Direction, Opened, Protect, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble,
+    Route,
 };
 use abi::{
     Capabilities, Checksum, Event, ExtentCount, FileExtent, FileFault, FileId, FileKind,
@@ -209,9 +210,12 @@ impl Device {
         }
         if let Some(tag) = transmit.echo {
             let fault = files && self.broken;
-            let outcome = match fault {
-                true => TransmitOutcome::Dropped(FileFault::Io),
-                false => TransmitOutcome::Sent,
+            let unknown = |protect: &Protect| !self.entries.contains_key(&protect.quic);
+            let unsealed = transmit.protect.as_deref().is_some_and(unknown);
+            let outcome = match (fault, unsealed) {
+                (true, _) => TransmitOutcome::Dropped(FileFault::Io),
+                (false, true) => TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit)),
+                (false, false) => TransmitOutcome::Sent,
             };
             let (flow, delay) = (transmit.flow, Duration::ZERO);
             self.events.push_back(Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
