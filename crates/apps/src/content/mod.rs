@@ -35,6 +35,7 @@ use host::{
 };
 
 pub use counters::Counters;
+pub use http3::client as http3_client;
 
 use http3::Http3;
 use server::Server;

@@ -9,6 +9,7 @@
 //! runtime, and its bodies are buffers, where ours are extents of files. There is no dynamic table,
 //! no push and no content of requests.
 
+pub mod client;
 mod deadlines;
 mod frame;
 mod message;

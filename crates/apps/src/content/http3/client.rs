@@ -1,0 +1,135 @@
+//! The other end of HTTP/3, for clients in simulations: requests as bytes, responses taken apart.
+//!
+//! Called by crate `sim` alone, which opens streams and reads them. It has no opinion on what a
+//! response says: fields and content are given out as they come, content without a copy.
+
+use super::{frame, qpack};
+
+/// Bytes of a response's head: more is refused.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// What a client's control stream begins with: its type, and settings (RFC 9114, section 6.2.1).
+#[must_use]
+pub fn control() -> Vec<u8> {
+    let mut bytes = vec![0x00];
+    frame::put_frame(&mut bytes, frame::SETTINGS, &frame::settings(HEAD_BYTES_MAX as u64));
+    bytes
+}
+
+/// A request without content: fields in their order, those that begin with a colon first.
+#[must_use]
+pub fn request(fields: &[(&str, &str)]) -> Vec<u8> {
+    let (mut section, mut bytes) = (Vec::new(), Vec::new());
+    qpack::begin(&mut section);
+    fields.iter().for_each(|(name, value)| qpack::encode(&mut section, name, value.as_bytes()));
+    frame::put_frame(&mut bytes, frame::HEADERS, &section);
+    bytes
+}
+
+/// A part of a response.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Its fields, `:status` among them.
+    Head(Vec<(Vec<u8>, Vec<u8>)>),
+    /// Some of its content.
+    Content(&'a [u8]),
+}
+
+/// Takes a response's stream apart.
+#[derive(Debug, Default)]
+pub struct Response {
+    /// A frame that is not whole.
+    kept: Vec<u8>,
+    /// Bytes of content until the next frame.
+    left: u64,
+    head: bool,
+}
+
+impl Response {
+    /// Takes bytes off the front of `rest` until a part is there; none once all are taken.
+    ///
+    /// # Errors
+    /// What no server may send.
+    pub fn next<'a>(&mut self, rest: &mut &'a [u8]) -> Result<Option<Part<'a>>, &'static str> {
+        loop {
+            if self.left > 0 && !rest.is_empty() {
+                let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(rest.len());
+                let (content, behind) = rest.split_at(len);
+                (self.left, *rest) = (self.left - len as u64, behind);
+                return Ok(Some(Part::Content(content)));
+            }
+            // Frames' heads are short: byte by byte is quick enough for a simulation.
+            let Some((&byte, behind)) = rest.split_first() else { return Ok(None) };
+            *rest = behind;
+            self.kept.push(byte);
+            if let Some(head) = self.take_frame()? {
+                return Ok(Some(Part::Head(head)));
+            }
+        }
+    }
+
+    /// Whether a response may end here.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.head && self.kept.is_empty() && self.left == 0
+    }
+
+    fn take_frame(&mut self) -> Result<Option<Vec<qpack::Line>>, &'static str> {
+        let mut rest = &self.kept[..];
+        let kind = frame::varint(&mut rest);
+        match (kind, frame::next(&mut &self.kept[..], HEAD_BYTES_MAX)) {
+            (Some(frame::DATA), _) => {
+                let Some(len) = frame::varint(&mut rest) else { return Ok(None) };
+                if !self.head {
+                    return Err("content before its head");
+                }
+                (self.left, self.kept) = (len, Vec::new());
+                Ok(None)
+            }
+            (_, frame::Step::More) => Ok(None),
+            (_, frame::Step::Frame(frame::HEADERS, section)) if !self.head => {
+                let lines =
+                    qpack::decode(section, HEAD_BYTES_MAX).map_err(|_| "no field section")?;
+                (self.head, self.kept) = (true, Vec::new());
+                lines.map(Some).ok_or("a long head")
+            }
+            _ => Err("a frame that is not expected"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_in_any_pieces() {
+        let mut bytes = request(&[(":status", "200"), ("etag", "\"1\"")]);
+        frame::put_frame(&mut bytes, frame::DATA, b"some");
+        frame::put_frame(&mut bytes, frame::DATA, b" content");
+        for size in 1..=bytes.len() {
+            let (mut response, mut heads, mut content) = (Response::default(), 0, Vec::new());
+            for mut piece in bytes.chunks(size) {
+                while let Some(part) = response.next(&mut piece).expect("well-formed") {
+                    match part {
+                        Part::Head(fields) => heads += fields.len(),
+                        Part::Content(bytes) => content.extend_from_slice(bytes),
+                    }
+                }
+            }
+            assert_eq!((heads, &content[..]), (2, &b"some content"[..]));
+            assert!(response.is_whole());
+        }
+    }
+
+    #[test]
+    fn what_no_server_may_send() {
+        let data = [0, 1, b'x'];
+        assert!(Response::default().next(&mut &data[..]).is_err(), "content first");
+        let twice = [request(&[(":status", "200")]), request(&[(":status", "200")])].concat();
+        let (mut response, mut rest) = (Response::default(), &twice[..]);
+        assert!(matches!(response.next(&mut rest), Ok(Some(Part::Head(_)))));
+        assert!(response.next(&mut rest).is_err(), "a second head");
+        assert!(!Response::default().is_whole(), "nothing came");
+    }
+}
