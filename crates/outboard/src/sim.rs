@@ -39,6 +39,9 @@ pub(crate) struct SimArgs {
     /// With all TLS offload or with none, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     tls_offload: Option<bool>,
+    /// With all QUIC offload or with none, whatever the seed says
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    quic_offload: Option<bool>,
     /// Whether a proxy asks for splices, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     splice: Option<bool>,
@@ -67,9 +70,11 @@ fn offload(text: &str) -> Result<bool, String> {
 }
 
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
-    let &SimArgs { offload, tls_offload, splice, trace, .. } = args;
-    let outcome = if trace || [offload, tls_offload, splice].iter().any(Option::is_some) {
-        sim::run_seed(seed, &sim::Options { offload, tls_offload, splice, trace })
+    let &SimArgs { offload, tls_offload, quic_offload, splice, trace, .. } = args;
+    let forced = [offload, tls_offload, quic_offload, splice];
+    let outcome = if trace || forced.iter().any(Option::is_some) {
+        let options = sim::Options { offload, tls_offload, quic_offload, splice, trace };
+        sim::run_seed(seed, &options)
     } else {
         sim::check_seed(seed)
     };
@@ -150,7 +155,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 66] = [
+const SHOWN: [(&str, &str); 86] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -210,6 +215,26 @@ const SHOWN: [(&str, &str); 66] = [
     ("tls_tx_device_lost", "connections whose contexts for sealing were gone"),
     ("tls_rx_device_refused", "contexts for opening refused"),
     ("tls_rx_rekey_ok", "TLS keys changed"),
+    ("worlds_with_quic", "worlds with QUIC"),
+    ("h3_connections", "connections over QUIC"),
+    ("h3_responses", "responses over HTTP/3, of those above"),
+    ("h3_lost", "connections over QUIC that ended early"),
+    ("net_rebindings", "fault: ports of clients changed"),
+    ("net_rebindings_followed", "of those, followed by the server before the next"),
+    ("net_hostile_quic", "fault: hostile frames made of QUIC's"),
+    ("h3_key_updates", "QUIC keys that clients updated"),
+    ("quic_retries", "addresses that clients had to prove"),
+    ("quic_offloaded", "QUIC connections handed to devices"),
+    ("quic_tx_sealed", "QUIC packets that devices sealed"),
+    ("quic_rx_opened", "QUIC packets that devices opened"),
+    ("quic_rx_bad_tag", "QUIC packets that did not verify in devices"),
+    ("quic_reordered", "QUIC packets that devices put in order"),
+    ("quic_rekeys", "generations of QUIC keys that devices got"),
+    ("quic_file_bytes_offloaded", "file bytes in QUIC that devices read"),
+    ("quic_file_bytes_software", "file bytes in QUIC that hosts read"),
+    ("quic_out_late", "QUIC packets whose files the host had to read after all"),
+    ("quic_not_sealed", "times that a device sealed no more"),
+    ("quic_device_refused_full", "QUIC connections refused: the device's table was full"),
     ("l5o_cache_evictions", "contexts that left the modelled cache"),
     ("tcp_retrans", "retransmissions"),
     ("tcp_timeouts", "retransmission time-outs"),

@@ -12,6 +12,7 @@ use wire::Endpoint;
 
 use crate::disk::SimDisk;
 use crate::faults::{Crowd, Scenario, Tls};
+use crate::h3::H3Client;
 use crate::http::{Ask, Reader};
 use crate::proxied::INTERNAL_ERROR;
 use crate::report::Report;
@@ -156,7 +157,6 @@ pub(crate) struct Context<'a> {
 }
 
 /// A client.
-#[derive(Debug)]
 pub(crate) struct Client {
     node: usize,
     server: Endpoint,
@@ -172,6 +172,8 @@ pub(crate) struct Client {
     holds_records: bool,
     /// Its proxy looks at TLS, and may answer with an alert.
     alerts: bool,
+    /// What it does over QUIC.
+    pub(crate) h3: Option<H3Client>,
 }
 
 impl Client {
@@ -196,7 +198,13 @@ impl Client {
         }
         let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;
         let alerts = scenario.proxy_alerts();
-        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records, alerts }
+        let h3 = None;
+        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records, alerts, h3 }
+    }
+
+    /// The same, with sessions over QUIC.
+    pub(crate) fn with_h3(self, h3: Option<H3Client>) -> Self {
+        Self { h3, ..self }
     }
 
     /// One more session, after the faults: it has to get a file without trouble.
@@ -219,11 +227,15 @@ impl Client {
         session.stage = Stage::Idle(at);
         session.end = End::Close;
         self.sessions.push(session);
+        if let Some(h3) = &mut self.h3 {
+            h3.add_last(files, at);
+        }
     }
 
     /// Whether it has nothing more to do.
     pub(crate) fn is_done(&self) -> bool {
-        self.sessions.iter().all(|s| s.stage == Stage::Done)
+        let h3 = self.h3.as_ref().is_none_or(H3Client::is_done);
+        h3 && self.sessions.iter().all(|s| s.stage == Stage::Done)
     }
 
     /// What its sessions wait for, for a report.
@@ -243,7 +255,8 @@ impl Client {
                 s.tries
             )
         };
-        self.sessions.iter().filter(|s| s.stage != Stage::Done).map(describe).collect()
+        let waits = self.sessions.iter().filter(|s| s.stage != Stage::Done).map(describe);
+        waits.chain(self.h3.iter().flat_map(H3Client::describe)).collect()
     }
 
     /// When to call [`Self::handle_timeout`]; on the node's clock.
@@ -253,7 +266,8 @@ impl Client {
             Stage::Open(_) => s.wake,
             Stage::Done => Instant::FAR_FUTURE,
         };
-        self.sessions.iter().map(next).min().filter(|&at| at != Instant::FAR_FUTURE)
+        let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
+        sessions.chain(self.h3.as_ref().and_then(H3Client::poll_timeout)).min()
     }
 
     /// Acts on what is due.
@@ -268,10 +282,23 @@ impl Client {
                 _ => {}
             }
         }
+        if let Some(h3) = &mut self.h3 {
+            h3.handle_timeout(cx);
+        }
+    }
+
+    /// Does what is left to do when everything else was handled.
+    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+        if let Some(h3) = &mut self.h3 {
+            h3.advance(cx);
+        }
     }
 
     /// Acts on what the host says.
     pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
+        if let Some(h3) = &mut self.h3 {
+            h3.handle_notice(notice, cx);
+        }
         let Notice::Socket(socket) = notice else { return };
         let found = self.sessions.iter().position(|s| s.stage == Stage::Open(socket));
         if let Some(index) = found {

@@ -46,6 +46,8 @@ pub(crate) enum Event {
     Reset(usize),
     /// A node is cut off, or is back.
     Partition(usize, bool),
+    /// A client's port is another, as others see it.
+    Rebind(usize),
     /// A client's machine stops.
     Vanish(usize),
     /// Somebody sends what no client would.

@@ -13,6 +13,7 @@ use host::{Algorithm, TcpConfig};
 use nic::FileConfig;
 
 use crate::proxied::Proxied;
+use crate::quic::Quic;
 use crate::tls::KEY_RECORDS;
 
 /// A queue that never loses.
@@ -273,6 +274,8 @@ pub(crate) struct Scenario {
     pub(crate) tls: Option<Tls>,
     /// A proxy between clients and servers.
     pub(crate) proxied: Option<Proxied>,
+    /// HTTP/3 besides, over UDP.
+    pub(crate) quic: Option<Quic>,
     /// Whether the device sends files.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -324,6 +327,7 @@ impl Scenario {
         Self {
             seed,
             hand_over: HandOver::draw(seed),
+            quic: Quic::draw(seed, calm_net).filter(|_| proxied.is_none()),
             proxied,
             tls,
             offload: r.chance(0.75),
@@ -360,7 +364,7 @@ impl Scenario {
     /// time-out. Nor does anything wait in the rings: a device that takes few transmits leaves them
     /// there, for as long as a disk takes, and no echo tells of that.
     pub(crate) fn is_quick(&self) -> bool {
-        let alone = self.crowd.sessions_max == 1;
+        let alone = self.crowd.sessions_max == 1 && self.quic.is_none();
         self.rings.late == 0.0
             && self.pending_transmits_max > 16
             && self.backlog >= 64

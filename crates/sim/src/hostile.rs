@@ -6,10 +6,11 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use base::{Prng, SeqNum};
+use wire::checksum::pseudo_header;
 use wire::emit::{self, IpHeader, Link};
-use wire::frame::protocol;
+use wire::frame::{Frame, parse, protocol};
 use wire::tcp::{Flags, Segment, Timestamps};
-use wire::{ETHERNET_BYTES, Endpoint};
+use wire::{ETHERNET_BYTES, Endpoint, UDP_BYTES};
 
 /// What an attacker knows.
 #[derive(Debug)]
@@ -144,6 +145,50 @@ fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
     bytes
+}
+
+/// A copy of one of QUIC's datagrams, changed as its kind says; its checksum is right. None where
+/// `seen` is no datagram.
+pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<Vec<u8>> {
+    let mut bytes = seen.to_vec();
+    let Ok(Frame::Ip(ip)) = parse(&bytes) else { return None };
+    let at = ip.l4 + UDP_BYTES;
+    let len = ip.end.checked_sub(at).filter(|&len| len > 0 && ip.protocol == protocol::UDP)?;
+    bytes.truncate(ip.end);
+    bytes[6..12].copy_from_slice(&source_mac);
+    let random = |rng: &mut Prng, out: &mut [u8]| out.fill_with(|| (rng.next_u64() & 0xff) as u8);
+    match rng.below(8) {
+        // As it was: a replay.
+        0 => {}
+        1 => bytes[at + rng.below(len as u64) as usize] ^= 1 << rng.below(8),
+        // Key phase, length of the packet number, form.
+        2 => bytes[at] ^= 1 << rng.below(8),
+        // The packet of an unknown connection, or what could be a stateless reset.
+        3 => {
+            random(rng, &mut bytes[at..]);
+            bytes[at] = bytes[at] & 0x3f | 0x40;
+        }
+        // One of this connection that is all noise behind its connection ID.
+        4 => random(rng, &mut bytes[at + len.min(9)..]),
+        // A version that nobody speaks.
+        5 => {
+            bytes[at] |= 0xc0;
+            random(rng, &mut bytes[at + len.min(1)..at + len.min(5)]);
+        }
+        6 => bytes.truncate(at + rng.below(len as u64) as usize),
+        // From elsewhere: whose is it, if it comes first (RFC 9000, section 9.3.2)?
+        _ => bytes[ip.l4 + 1] ^= 1,
+    }
+    let end = bytes.len();
+    emit::set_lengths(&mut bytes, ip.l3, end, rng.next_u32() as u16);
+    let udp_len = end - ip.l4;
+    bytes[ip.l4 + 4..ip.l4 + 6].copy_from_slice(&(udp_len as u16).to_be_bytes());
+    bytes[ip.l4 + 6..ip.l4 + 8].fill(0);
+    let mut sum = pseudo_header(ip.source, ip.destination, protocol::UDP, udp_len);
+    sum.add(&bytes[ip.l4..]);
+    let sum = if sum.finish() == 0 { u16::MAX } else { sum.finish() };
+    bytes[ip.l4 + 6..ip.l4 + 8].copy_from_slice(&sum.to_be_bytes());
+    Some(bytes)
 }
 
 fn tcp(

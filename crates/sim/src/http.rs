@@ -289,17 +289,17 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
     for line in lines.filter(|line| !line.is_empty()) {
         let (name, value) =
             line.split_once(": ").ok_or_else(|| format!("a field like {line:?}"))?;
-        match name {
-            "Content-Length" => head.length = value.parse().ok(),
-            "ETag" => {
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => head.length = value.parse().ok(),
+            "etag" => {
                 head.version = u64::from_str_radix(value.trim_matches('"'), 16).ok();
             }
-            "Content-Range" => head.range = parse_range(value),
-            "Connection" => head.close = value == "close",
-            "Server" => head.by_proxy = value == proxied::NAME,
-            "Date" => head.date = hash_bytes(0, value.as_bytes()),
-            "Location" => head.location = Some(value.to_owned()),
-            "Content-Type" => {
+            "content-range" => head.range = parse_range(value),
+            "connection" => head.close = value == "close",
+            "server" => head.by_proxy = value == proxied::NAME,
+            "date" => head.date = hash_bytes(0, value.as_bytes()),
+            "location" => head.location = Some(value.to_owned()),
+            "content-type" => {
                 head.boundary = value.split_once("boundary=").map(|(_, b)| b.to_owned());
             }
             _ => {}

@@ -11,9 +11,9 @@
 //! | `faults` | what a seed stands for |
 //! | `world`, `events` | the clock and what happens next |
 //! | `node` | a machine: device, host, application, rings |
-//! | `net`, `hostile`, `disk` | what lies between and below, with its faults |
-//! | `client`, `http` | the client application |
-//! | `machines`, `proxied` | servers, clients and the proxy of a world |
+//! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
+//! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
+//! | `machines`, `proxied`, `quic` | servers, clients, the proxy, endpoints of QUIC |
 //! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
@@ -32,12 +32,15 @@ mod content;
 mod disk;
 mod events;
 mod faults;
+mod h3;
 mod hostile;
 mod http;
 mod machines;
+mod nat;
 mod net;
 mod node;
 mod proxied;
+mod quic;
 mod report;
 mod tls;
 mod trace;
@@ -60,6 +63,8 @@ pub struct Options {
     pub offload: Option<bool>,
     /// With all TLS offload or with none, whatever the seed says.
     pub tls_offload: Option<bool>,
+    /// With all QUIC offload or with none, whatever the seed says.
+    pub quic_offload: Option<bool>,
     /// Whether a proxy asks for splices, whatever the seed says.
     pub splice: Option<bool>,
     /// Keep every line of the trace.
@@ -93,6 +98,10 @@ pub struct Outcome {
     pub offload: bool,
     /// What was said about TLS offload when the run was asked for.
     pub tls_offload: Option<bool>,
+    /// Whether nothing in it makes the answers depend on timing.
+    pub comparable: bool,
+    /// What was said about QUIC offload.
+    pub quic_offload: Option<bool>,
     /// What was said about splicing.
     pub splice: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
@@ -111,10 +120,12 @@ impl Outcome {
         let (seed, offload) = (self.seed, word(self.offload));
         let tls =
             self.tls_offload.map_or(String::new(), |on| format!(" --tls-offload {}", word(on)));
+        let quic =
+            self.quic_offload.map_or(String::new(), |on| format!(" --quic-offload {}", word(on)));
         let splice = self.splice.map_or(String::new(), |on| format!(" --splice {}", word(on)));
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}{splice}",
+             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}{quic}{splice}",
             self.trace.join("\n"),
             self.scenario,
         ))
@@ -130,6 +141,9 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
+    }
+    if let (Some(quic), Some(offload)) = (&mut scenario.quic, options.quic_offload) {
+        quic.force(offload);
     }
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
@@ -151,6 +165,8 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
     add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
+    add("sealed_after_rebinding", world.sealed_after_rebinding());
+    add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));
     let failed = world.report.violation.is_some() || options.trace;
     Outcome {
         seed,
@@ -165,6 +181,8 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
         tls_offload: options.tls_offload,
+        comparable: checkers::same::applies(&world.scenario),
+        quic_offload: options.quic_offload,
         splice: options.splice,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
@@ -196,6 +214,12 @@ pub fn check_seed(seed: u64) -> Outcome {
             return failed;
         }
     }
+    if seed % 8 == 3 {
+        let pair = check_quic(seed).into_iter().flatten();
+        if let Some(failed) = pair.into_iter().find(|outcome| outcome.violation.is_some()) {
+            return failed;
+        }
+    }
     let other = match (seed % 4, &scenario.proxied) {
         (0, _) => Some(Options { offload: Some(!scenario.offload), ..options }),
         (2, Some(proxied)) => Some(Options { splice: Some(!proxied.splice), ..options }),
@@ -210,6 +234,21 @@ pub fn check_seed(seed: u64) -> Outcome {
         }
     }
     outcome
+}
+
+/// Runs a seed with all QUIC offload and with none: where nothing in it depends on timing both must
+/// give the applications the same bytes. Gives both runs, with whatever differed as the violation
+/// of the first; none where the seed speaks no QUIC.
+#[must_use]
+pub fn check_quic(seed: u64) -> Option<[Outcome; 2]> {
+    Scenario::draw(seed).quic?;
+    let run = |on| run_seed(seed, &Options { quic_offload: Some(on), ..Options::default() });
+    let (mut on, off) = (run(true), run(false));
+    if on.comparable && on.violation.is_none() && off.violation.is_none() {
+        let result = checkers::same::compare(on.rows.clone(), off.rows.clone());
+        on.violation = result.err().map(|what| Violation { at: on.end, checker: "same", what });
+    }
+    Some([on, off])
 }
 
 /// Runs a seed with all TLS offload and with none: where nothing in it depends on timing both must

@@ -15,8 +15,10 @@ use wire::Endpoint;
 use crate::client::Client;
 use crate::disk::SimDisk;
 use crate::faults::Scenario;
+use crate::h3::H3Client;
 use crate::net::Net;
 use crate::node::{App, Node};
+use crate::quic;
 use crate::tls;
 
 /// Address of a node.
@@ -74,6 +76,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
     let config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
         l5o: tls_engine(scenario, node),
+        quic: quic::engine(scenario, node),
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),
@@ -89,6 +92,8 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
         addrs: addresses(node),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
         tls_offload: tls_offload(scenario, node),
+        quic_offload: quic::offload(scenario, node),
+        udp_segmentation: quic::segmentation(scenario),
         lazy_tcb: scenario.hand_over.lazy_tcb,
         tcp: scenario.server_tcp.clone(),
         ..Config::default()
@@ -96,6 +101,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
+    content.http3 = quic::config(scenario, node);
     (content.set_up, content.tear_down) = (scenario.hand_over.set_up, scenario.hand_over.tear_down);
     content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
@@ -117,19 +123,47 @@ pub(crate) fn client(
     let config = DeviceConfig {
         file: None,
         l5o: tls_engine(scenario, index),
+        quic: quic::engine(scenario, index),
         rss_seed: rng.next_u64(),
         ..DeviceConfig::new(mac(index))
     };
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
     let tls_offload = tls_offload(scenario, index);
-    let config = Config { addrs: addresses(index), tcp, tls_offload, ..Config::default() };
-    let host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let config = Config {
+        addrs: addresses(index),
+        tcp,
+        tls_offload,
+        quic_offload: quic::offload(scenario, index),
+        udp_segmentation: quic::segmentation(scenario),
+        ..Config::default()
+    };
+    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
     let server = Endpoint { addr: address(scenario.front(), v6), port: scenario.port() };
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let start = Instant::ZERO + ahead;
     let files = disk.files();
-    let client = Client::new(index, server, rng.fork(), scenario, &files, start);
+    let h3 = h3_client(index, scenario, server.addr, &mut host, &files, start);
+    let client = Client::new(index, server, rng.fork(), scenario, &files, start).with_h3(h3);
     Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
+}
+
+/// What speaks HTTP/3 on a client's machine.
+fn h3_client(
+    node: usize,
+    scenario: &Scenario,
+    server: IpAddr,
+    host: &mut Host,
+    files: &[(String, u64)],
+    start: Instant,
+) -> Option<H3Client> {
+    let quic = scenario.quic.as_ref()?;
+    let provider = tls::quic_endpoint(quic.suite, node);
+    let endpoint = ::quic::Endpoint::new(quic::config(scenario, node)?, &provider, host);
+    let endpoint = match endpoint {
+        Ok(endpoint) => endpoint,
+        Err(error) => unreachable!("nobody else has the port: {error}"),
+    };
+    Some(H3Client::new(node, server, endpoint, (scenario, quic), files, start))
 }

@@ -10,8 +10,12 @@ use abi::Checksum;
 use abi::port::{TxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
 
+use wire::UDP_BYTES;
+use wire::frame::{Frame, parse, protocol};
+
 use crate::events::{Arrival, Event, Queue};
 use crate::faults::{Links, NetFaults, Scenario};
+use crate::nat::{Nat, Way};
 use crate::proxied::Back;
 
 /// Bytes that wait in a node's own port before it takes no more.
@@ -58,6 +62,14 @@ base::counters! {
         net_port_full,
         /// Hostile frames.
         net_hostile,
+        /// Of these, made of QUIC's datagrams.
+        net_hostile_quic,
+        /// Times that a client's port became another.
+        net_rebindings,
+        /// Of these, followed by the server before the next.
+        net_rebindings_followed,
+        /// Frames for a port from before.
+        net_rebindings_lost,
     }
 }
 
@@ -74,6 +86,7 @@ struct Port {
     wide: bool,
     /// It lies behind a proxy.
     back: bool,
+    nat: Nat,
     /// Latest arrival at this port from each other: order is kept by never coming before it.
     last: Vec<Instant>,
 }
@@ -103,6 +116,7 @@ impl Net {
             mac,
             wide: is_server(node) || scenario.proxy() == Some(node),
             back: back.is_some() && is_server(node),
+            nat: Nat::default(),
             sent_at: Instant::ZERO,
             received_at: Instant::ZERO,
             cut: false,
@@ -163,8 +177,15 @@ impl Net {
         self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
     }
 
+    /// A client's UDP port is another from now on, as others see it.
+    pub(crate) fn rebind(&mut self, node: usize, forgets: bool) {
+        self.counters.net_rebindings += 1;
+        self.ports[node].nat.rebind(forgets);
+    }
+
     /// Carries a frame to whom it is for.
-    pub(crate) fn carry(&mut self, now: Instant, frame: Arrival, queue: &mut Queue) {
+    pub(crate) fn carry(&mut self, now: Instant, mut frame: Arrival, queue: &mut Queue) {
+        self.ports[frame.from].nat.leave(&mut frame);
         let len = frame.bytes.len() as u64;
         self.counters.net_frames += 1;
         self.counters.net_bytes += len;
@@ -222,7 +243,8 @@ impl Net {
         // sum.
         let honest = from + 1 < self.ports.len();
         let corrupt = self.rng.chance(faults.corrupt) && honest;
-        if corrupt && turn_bit(&mut frame.bytes, &mut self.rng) {
+        let unseen = corrupt && turn_datagram_bit(&mut frame, &mut self.rng);
+        if unseen || corrupt && turn_bit(&mut frame.bytes, &mut self.rng) {
             self.fate(Fate::Corrupted, from, len);
         }
         if self.rng.chance(faults.duplicate) {
@@ -256,7 +278,7 @@ impl Net {
         &mut self,
         left_at: Instant,
         to: usize,
-        frame: Arrival,
+        mut frame: Arrival,
         faults: &NetFaults,
         queue: &mut Queue,
     ) {
@@ -275,6 +297,14 @@ impl Net {
             at = at.max(*last);
             *last = at;
         }
+        match self.ports[to].nat.enter(&mut frame) {
+            Way::In => {}
+            Way::Followed => self.counters.net_rebindings_followed += 1,
+            Way::Nowhere => {
+                self.counters.net_rebindings_lost += 1;
+                return;
+            }
+        }
         self.counters.net_delivered += 1;
         queue.push(at, Event::Frame(to, frame));
     }
@@ -288,6 +318,30 @@ fn transfer_time(bytes: u64, bytes_per_s: u64) -> Duration {
 fn bytes_in(time: Duration, bytes_per_s: u64) -> u64 {
     let bytes = u128::from(time.as_nanos()) * u128::from(bytes_per_s) / 1_000_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Turns one bit of what QUIC protects over, or of its headers, and mends UDP's checksum: half of
+/// the datagrams that are damaged get as far as their tag.
+fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
+    let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
+    let at = ip.l4 + UDP_BYTES;
+    let sums = frame.bytes.get(ip.l4 + 6..ip.l4 + 8).is_some_and(|sum| sum != [0, 0]);
+    if ip.protocol != protocol::UDP || at + 2 > ip.end || !sums || rng.chance(0.5) {
+        return false;
+    }
+    // A whole word of the sum.
+    let word = ip.l4 + (at - ip.l4 + rng.below((ip.end - at - 1) as u64) as usize) / 2 * 2;
+    let bytes = &mut frame.bytes;
+    let old = u16::from_be_bytes([bytes[word], bytes[word + 1]]);
+    let new = old ^ 1 << rng.below(16);
+    bytes[word..word + 2].copy_from_slice(&new.to_be_bytes());
+    let sum = u16::from_be_bytes([bytes[ip.l4 + 6], bytes[ip.l4 + 7]]);
+    let sum = match wire::checksum::adjust(sum, old, new) {
+        0 => u16::MAX,
+        sum => sum,
+    };
+    bytes[ip.l4 + 6..ip.l4 + 8].copy_from_slice(&sum.to_be_bytes());
+    true
 }
 
 /// Turns one bit of an IP packet over; not of what no checksum covers and a real link's CRC would:
@@ -325,7 +379,6 @@ fn mark_ce(bytes: &mut [u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::frame::{Frame, parse};
 
     #[test]
     fn a_marked_packet_stays_well_formed() {

@@ -322,6 +322,7 @@ impl Node {
                 while let Some(notice) = cx.host.poll_notice() {
                     client.handle_notice(notice, &mut cx);
                 }
+                client.advance(&mut cx);
             }
         }
     }
@@ -354,7 +355,11 @@ impl Node {
         match &self.app {
             App::Server(server) => server.visit(f),
             App::Proxy(proxy) => proxy.visit(f),
-            App::Client(_) => {}
+            App::Client(client) => {
+                if let Some(h3) = &client.h3 {
+                    h3.visit(f);
+                }
+            }
         }
     }
 }

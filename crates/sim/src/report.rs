@@ -1,7 +1,6 @@
 //! What a run leaves behind: its trace, what its clients got, and what was wrong.
 
 use base::{Duration, Instant};
-use host::SocketError;
 use wire::Endpoint;
 
 use crate::http::Answer;
@@ -43,6 +42,18 @@ base::counters! {
         retries_of_proxy,
         /// Times that a device opened records again after the faults, having missed some.
         offloaded_again,
+        /// Handshakes of HTTP/3's clients.
+        h3_connections,
+        /// Responses over HTTP/3, of those above.
+        h3_responses,
+        /// Streams that the server gave up for trouble of its own.
+        h3_failed,
+        /// Connections over QUIC that ended early.
+        h3_lost,
+        /// Connections over QUIC that were long enough to be handed to the server's device.
+        h3_long,
+        /// Updates of keys that clients asked for.
+        h3_key_updates,
     }
 }
 
@@ -158,6 +169,14 @@ impl Report {
         self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
     }
 
+    /// The server gave a stream of a client's up.
+    pub(crate) fn h3_failed(&mut self, at: Instant, node: usize, opened: Instant) {
+        self.stats.h3_failed += 1;
+        if !self.failures_allowed || self.is_late(opened) {
+            self.fail(at, "progress", format!("n{node}: a stream was given up without a cause"));
+        }
+    }
+
     /// A client's proxy gave an answer of its own instead of a server's, as status or alert.
     pub(crate) fn refused_by_proxy(
         &mut self,
@@ -179,7 +198,7 @@ impl Report {
         at: Instant,
         node: usize,
         opened: Instant,
-        error: SocketError,
+        error: impl core::fmt::Display,
         all: bool,
     ) {
         self.stats.errors += 1;

@@ -7,6 +7,7 @@
 use abi::Checksum;
 use base::{Duration, Instant, Prng};
 use wire::Endpoint;
+use wire::frame::{Frame, parse, protocol};
 
 use crate::Options;
 use crate::checkers::progress::Progress;
@@ -50,6 +51,10 @@ pub(crate) struct World {
     rng: Prng,
     /// A frame that crossed the network, for attackers to copy.
     seen: Vec<u8>,
+    /// What the server's device had sealed when a client's port last became another.
+    sealed_before: Option<u64>,
+    /// A datagram of QUIC's that did.
+    seen_quic: Vec<u8>,
     pub(crate) events: u64,
     /// Pairs that the proxy had spliced when the faults ended.
     pub(crate) spliced_before: u64,
@@ -98,6 +103,8 @@ impl World {
             progress: Progress::default(),
             rng,
             seen: Vec::new(),
+            sealed_before: None,
+            seen_quic: Vec::new(),
             events: 0,
             spliced_before: 0,
             scenario,
@@ -110,7 +117,7 @@ impl World {
     fn plan(&mut self) {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
-        let tls = self.scenario.tls.is_some();
+        let tls = self.scenario.tls.is_some() || self.scenario.quic.is_some();
         let (proxy, nodes) = (self.scenario.proxy(), self.nodes.len() as u64);
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
@@ -141,6 +148,10 @@ impl World {
             queue.push(from, Event::Partition(server, true));
             let to = from + Duration::from_nanos(r.below(end.as_nanos()));
             queue.push(to, Event::Partition(server, false));
+        }
+        for _ in 0..self.scenario.quic.as_ref().map_or(0, |quic| quic.rebindings) {
+            let client = r.range(1, clients) as usize;
+            queue.push(at(r), Event::Rebind(client));
         }
         for _ in 0..self.scenario.crowd.vanish {
             let client = r.range(1, clients) as usize;
@@ -200,6 +211,11 @@ impl World {
                 if !self.nodes[node].stopped {
                     self.net.cut(node, cut);
                 }
+            }
+            Event::Rebind(node) => {
+                self.note(node, What::Fault, [5, node as u64, 1, 0, 0]);
+                self.sealed_before = Some(self.nodes[SERVER].counter("quic_tx_sealed"));
+                self.net.rebind(node, self.scenario.quic.as_ref().is_some_and(|q| q.forgets));
             }
             Event::Vanish(node) => {
                 self.note(node, What::Fault, [3, node as u64, 1, 0, 0]);
@@ -381,6 +397,11 @@ impl World {
         if self.scenario.hostile.interval.is_some() {
             self.seen.resize(frame.len(), 0);
             frame.copy_to(&mut self.seen);
+            let quic = self.scenario.quic.is_some() && frame.segment_size == 0;
+            // Any of them, not only the last.
+            if quic && is_datagram(&self.seen) && self.rng.chance(0.3) {
+                self.seen_quic.clone_from(&self.seen);
+            }
         }
         self.net.send(self.now, node, frame, &mut self.queue);
         self.note_fates();
@@ -390,6 +411,12 @@ impl World {
         for (fate, from, len) in std::mem::take(&mut self.net.fates) {
             self.note(from, What::Fate, [fate as u64, from as u64, len, 0, 0]);
         }
+    }
+
+    /// QUIC packets that the server's device sealed since a client's port last became another.
+    pub(crate) fn sealed_after_rebinding(&self) -> u64 {
+        let now = self.nodes[SERVER].counter("quic_tx_sealed");
+        self.sealed_before.map_or(0, |before| now.saturating_sub(before))
     }
 
     /// An attacker sends a frame, and plans the next.
@@ -433,7 +460,11 @@ impl World {
             numbers: numbers.filter(|_| self.scenario.proxied.is_some()),
             seen: &self.seen,
         };
-        let bytes = hostile::frame(&mut self.rng, self.scenario.hostile.kinds, &target);
+        let quic = self.scenario.quic.is_some() && self.rng.chance(0.7);
+        let quic = quic.then(|| hostile::quic(&mut self.rng, &self.seen_quic, mac(from))).flatten();
+        self.net.counters.net_hostile_quic += u64::from(quic.is_some());
+        let kinds = self.scenario.hostile.kinds;
+        let bytes = quic.unwrap_or_else(|| hostile::frame(&mut self.rng, kinds, &target));
         self.net.counters.net_hostile += 1;
         let frame = Arrival { from, bytes, checksum: Checksum::Unchecked, segment_size: 0 };
         self.net.carry(self.now, frame, &mut self.queue);
@@ -481,4 +512,9 @@ impl World {
         };
         proxy::check(self.now, node, &self.scenario, proxied, &known, &mut self.report);
     }
+}
+
+/// Whether a frame has UDP in it.
+fn is_datagram(frame: &[u8]) -> bool {
+    matches!(parse(frame), Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP)
 }

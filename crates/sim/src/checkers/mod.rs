@@ -9,6 +9,7 @@
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
 //! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
+//! | [`quic`] | who protected QUIC's packets and read their files |
 //! | [`conserve`] | what was acknowledged is what was read |
 //! | [`same`] | the same seed without offload: the same bytes |
 
@@ -17,6 +18,7 @@ pub(crate) mod counters;
 pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod proxy;
+pub(crate) mod quic;
 pub(crate) mod same;
 pub(crate) mod splice;
 pub(crate) mod wire;

@@ -38,9 +38,11 @@ const CERTIFICATE: &[u8] = include_bytes!("cert.der");
 const KEY: &[u8; 48] = b"\x30\x2e\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x04\x22\x04\x20\
                          outboard simulation: not secret!";
 /// Whom the certificate names.
-const NAME: &str = "sim";
-/// Generators: the server's, and one for each session of each client.
-const SOURCES: usize = 1 + NODES * SESSIONS;
+pub(crate) const NAME: &str = "sim";
+/// Generators: the server's, one for each session of each client, and those for QUIC.
+const SOURCES: usize = QUIC + NODES;
+/// The protocol that is spoken inside of QUIC (RFC 9114, section 3.1).
+const ALPN: &[u8] = b"h3";
 /// More than the nodes of any world.
 const NODES: usize = 16;
 /// More than the sessions of any client.
@@ -49,6 +51,8 @@ pub(crate) const SESSIONS: usize = 8;
 /// host keeps clear of a limit.
 pub(crate) const KEY_RECORDS: [u64; 3] = [2, 9, 40];
 const LIMIT_MARGIN: u64 = 1_024;
+/// Generators of clients that speak QUIC, one for each.
+const QUIC: usize = 1 + NODES * SESSIONS;
 /// The server's generator.
 const SERVER: usize = 0;
 
@@ -255,9 +259,18 @@ fn provider(tls: &Tls, source: usize) -> Arc<CryptoProvider> {
 
 /// What the server speaks.
 pub(crate) fn server(tls: &Tls) -> TlsServer {
+    let mut config = server_config(provider(tls, SERVER), &versions(tls));
+    config.enable_secret_extraction = true;
+    TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) }
+}
+
+fn server_config(
+    provider: Arc<CryptoProvider>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> ServerConfig {
     let key = PrivatePkcs8KeyDer::from(&KEY[..]).clone_key();
-    let config = ServerConfig::builder_with_details(provider(tls, SERVER), Arc::new(Clock))
-        .with_protocol_versions(&versions(tls))
+    let config = ServerConfig::builder_with_details(provider, Arc::new(Clock))
+        .with_protocol_versions(versions)
         .map(|builder| builder.with_no_client_auth())
         .and_then(|builder| {
             builder.with_single_cert(vec![CertificateDer::from(CERTIFICATE)], key.into())
@@ -266,24 +279,62 @@ pub(crate) fn server(tls: &Tls) -> TlsServer {
         Ok(config) => config,
         Err(error) => unreachable!("the certificate is here: {error}"),
     };
-    config.enable_secret_extraction = true;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) }
+    config
 }
 
 /// What a session of a client speaks.
 pub(crate) fn client(tls: &Tls, node: usize, session: usize) -> TlsClient {
     let provider = provider(tls, 1 + node * SESSIONS + session);
+    let mut config = client_config(provider, &versions(tls));
+    config.enable_secret_extraction = true;
+    let Ok(name) = ServerName::try_from(NAME) else { unreachable!("it is a name") };
+    TlsClient { config: Arc::new(config), name, crypto: Arc::new(crypto::Provider) }
+}
+
+fn client_config(
+    provider: Arc<CryptoProvider>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> ClientConfig {
     let verifier = Arc::new(Pinned(provider.clone()));
     let config = ClientConfig::builder_with_details(provider, Arc::new(Clock))
-        .with_protocol_versions(&versions(tls))
+        .with_protocol_versions(versions)
         .map(|builder| builder.dangerous().with_custom_certificate_verifier(verifier))
         .map(|builder| builder.with_no_client_auth());
-    let (Ok(mut config), Ok(name)) = (config, ServerName::try_from(NAME)) else {
-        unreachable!("one version, and suites of it")
-    };
-    config.enable_secret_extraction = true;
+    let Ok(mut config) = config else { unreachable!("one version, and suites of it") };
     config.resumption = Resumption::disabled();
-    TlsClient { config: Arc::new(config), name, crypto: Arc::new(crypto::Provider) }
+    config
+}
+
+/// TLS inside of QUIC, with one of three suites; Initial packets want the first in any case (RFC
+/// 9001, section 5.2).
+fn quic_provider(suite: usize, source: usize) -> Arc<CryptoProvider> {
+    let mut cipher_suites = vec![SUITES_13[suite], SUITES_13[0]];
+    cipher_suites.truncate(1 + usize::from(suite > 0));
+    Arc::new(CryptoProvider {
+        cipher_suites,
+        kx_groups: vec![&GROUPS[source]],
+        secure_random: &RANDOM[source],
+        ..default_provider()
+    })
+}
+
+/// What the server speaks over QUIC.
+pub(crate) fn quic_server(suite: usize) -> Arc<ServerConfig> {
+    let mut config = server_config(quic_provider(suite, SERVER), &[&version::TLS13]);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Arc::new(config)
+}
+
+/// What a client speaks over QUIC.
+pub(crate) fn quic_client(suite: usize, node: usize) -> Arc<ClientConfig> {
+    let mut config = client_config(quic_provider(suite, QUIC + node), &[&version::TLS13]);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Arc::new(config)
+}
+
+/// The provider of a client's endpoint.
+pub(crate) fn quic_endpoint(suite: usize, node: usize) -> Arc<CryptoProvider> {
+    quic_provider(suite, QUIC + node)
 }

@@ -1,0 +1,594 @@
+//! The client's HTTP/3: sessions like those over TCP ([`crate::client`]), over QUIC.
+//!
+//! Part of a client's machine in worlds with QUIC; shares its host. A session asks for its files on
+//! streams of one connection at a time; where that ends before all answers are there, it opens
+//! another and asks for the rest. Answers are checked by [`crate::http`], for which their fields
+//! become a head of HTTP/1.1. A transfer ends whole, or for a reason that is given.
+
+use core::net::SocketAddr;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use apps::content::http3_client::{Part, Response, control, request};
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use host::Notice;
+use quic::{
+    ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId,
+    TransportErrorCode,
+};
+
+use crate::client::Context;
+use crate::faults::{Crowd, Scenario};
+use crate::http::{Answer, Ask, Reader, Want};
+use crate::quic::{Quic, SERVER_PORT};
+use crate::tls;
+use crate::trace::What;
+
+/// Added to the numbers of sessions, so that they are none over TCP.
+const SESSIONS: usize = 100;
+/// Tries of one session: more means that it never gets on.
+const TRIES_MAX: u32 = 200;
+/// Requests of a session that lasts, during the faults and after them.
+const LASTING_ASKS: (usize, usize) = (2, 2);
+/// After the faults their effects go on for a while.
+const AFTER_FAULTS: Duration = Duration::from_millis(600);
+/// Bytes that an eager session reads at a time.
+const READ_BYTES: usize = 64 * 1024;
+/// Beyond what makes the server hand a connection over; it does so when it writes next.
+const LONG_BYTES: u64 = 100 * 1024;
+/// How long a stream that was given up is left alone before its connection is closed.
+const STOPPED: Duration = Duration::from_millis(200);
+
+/// HTTP/3's codes (RFC 9114, section 8.1) that a session may meet.
+const NO_ERROR: u32 = 0x0100;
+const INTERNAL_ERROR: u64 = 0x0102;
+const REQUEST_REJECTED: u64 = 0x010b;
+const REQUEST_CANCELLED: u32 = 0x010c;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It closes after the last answer.
+    Close,
+    /// It says nothing any more: both ends find out by their idle time.
+    Silent,
+    /// After so many bytes it stops its streams, or closes at once.
+    Abort { after: u64, stop: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It opens a connection at that time.
+    Idle(Instant),
+    /// It has one.
+    Open(Handle),
+    /// It closes it at that time.
+    Closing(Handle, Instant),
+    Done,
+}
+
+/// An answer on its way.
+#[derive(Debug, Default)]
+struct Stream {
+    ask: usize,
+    response: Response,
+    reader: Reader,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug)]
+struct Session {
+    asks: Vec<Ask>,
+    answered: Vec<bool>,
+    /// Requests that may be under way at one time.
+    depth: usize,
+    /// So many bytes, so often; at once where nothing is said.
+    pace: Option<(usize, Duration)>,
+    end: End,
+    stage: Stage,
+    connected: bool,
+    /// The server answers no more requests on this connection (RFC 9114, section 5.2).
+    going_away: bool,
+    streams: BTreeMap<StreamId, Stream>,
+    /// Bytes read on this connection.
+    read: u64,
+    /// When keys are to be updated next, in these.
+    update_at: u64,
+    opened: Instant,
+    wake: Instant,
+    may_read_at: Instant,
+    tries: u32,
+    /// Requests from this one on wait for that time.
+    pause: Option<(usize, Instant)>,
+}
+
+impl Session {
+    fn new(asks: Vec<Ask>, start: Instant) -> Self {
+        Self {
+            answered: vec![false; asks.len()],
+            asks,
+            depth: 1,
+            pace: None,
+            end: End::Close,
+            stage: Stage::Idle(start),
+            connected: false,
+            going_away: false,
+            streams: BTreeMap::new(),
+            read: 0,
+            update_at: u64::MAX,
+            opened: Instant::ZERO,
+            wake: Instant::FAR_FUTURE,
+            may_read_at: Instant::ZERO,
+            tries: 0,
+            pause: None,
+        }
+    }
+
+    fn has_all(&self) -> bool {
+        self.answered.iter().all(|&answered| answered)
+    }
+}
+
+/// The HTTP/3 client of a machine.
+pub(crate) struct H3Client {
+    node: usize,
+    server: SocketAddr,
+    endpoint: Endpoint,
+    tls: Arc<rustls::ClientConfig>,
+    key_bytes: Option<u64>,
+    /// Its port changes.
+    moves: bool,
+    /// Bytes of a connection that is worth handing over.
+    long_bytes: u64,
+    sessions: Vec<Session>,
+    /// For the session after the faults.
+    last: Prng,
+}
+
+impl H3Client {
+    /// A client that begins at `start`, on its machine's clock.
+    pub(crate) fn new(
+        node: usize,
+        server: core::net::IpAddr,
+        endpoint: Endpoint,
+        (scenario, quic): (&Scenario, &Quic),
+        files: &[(String, u64)],
+        start: Instant,
+    ) -> Self {
+        let mut rng = Prng::new(scenario.seed ^ ((node as u64) << 32) ^ 0x1e3c_11e7);
+        let r = &mut rng;
+        let count = r.range(1, quic.sessions_max);
+        let mut sessions: Vec<_> =
+            (0..count).map(|_| draw_session(r, &scenario.crowd, files, start)).collect();
+        let last = r.fork();
+        let end = start + scenario.fault_time + AFTER_FAULTS;
+        sessions.push(lasting_session(r, files, start, end));
+        Self {
+            node,
+            server: SocketAddr::new(server, SERVER_PORT),
+            endpoint,
+            tls: tls::quic_client(quic.suite, node),
+            key_bytes: quic.key_bytes,
+            moves: quic.rebindings > 0,
+            long_bytes: quic.offload_bytes_min + LONG_BYTES,
+            sessions,
+            last,
+        }
+    }
+
+    /// One more session, after the faults: it has to get its files without trouble.
+    pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
+        let mut rng = self.last.clone();
+        let asks = (0..2).map(|_| Ask::draw(&mut rng, files, 0.0)).collect();
+        self.sessions.push(Session::new(asks, at));
+    }
+
+    /// Whether it has nothing more to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.sessions.iter().all(|s| s.stage == Stage::Done)
+    }
+
+    /// What its sessions wait for, for a report.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let waits = self.sessions.iter().filter(|s| s.stage != Stage::Done);
+        let describe = |s: &Session| {
+            let Session { stage, read, tries, .. } = s;
+            let all = s.asks.len();
+            let got = s.answered.iter().filter(|&&answered| answered).count();
+            let node = self.node;
+            format!("h3 n{node}: {stage:?}, {got} of {all} answered, {read} bytes, {tries} tries")
+        };
+        waits.map(describe).collect()
+    }
+
+    /// When to call [`Self::handle_timeout`]; on the node's clock.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let next = |s: &Session| match s.stage {
+            Stage::Idle(at) | Stage::Closing(_, at) => at,
+            Stage::Open(_) => s.wake,
+            Stage::Done => Instant::FAR_FUTURE,
+        };
+        let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
+        sessions.chain(self.endpoint.poll_timeout()).min()
+    }
+
+    /// Shows every counter by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.endpoint.visit(f);
+    }
+
+    /// Acts on what the host says.
+    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
+        self.endpoint.handle_notice(cx.local, cx.host, notice);
+    }
+
+    /// Acts on what is due.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.endpoint.handle_timeout(cx.local, cx.host);
+        for index in 0..self.sessions.len() {
+            match self.sessions[index].stage {
+                Stage::Idle(at) if at <= cx.local => self.open(index, cx),
+                Stage::Closing(handle, at) if at <= cx.local => self.close(index, handle, cx),
+                Stage::Open(_) if self.sessions[index].wake <= cx.local => {
+                    self.sessions[index].wake = Instant::FAR_FUTURE;
+                    self.drive(index, cx);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes events, and lets the endpoint send. To be called after every other call.
+    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+        while let Some(event) = self.endpoint.poll_event() {
+            let handle = match &event {
+                Event::Connected(handle) | Event::Stream(handle, _) | Event::Lost(handle, _) => {
+                    *handle
+                }
+            };
+            let is_it = |s: &Session| match s.stage {
+                Stage::Open(open) | Stage::Closing(open, _) => open == handle,
+                Stage::Idle(_) | Stage::Done => false,
+            };
+            let Some(index) = self.sessions.iter().position(is_it) else { continue };
+            match event {
+                Event::Connected(_) => self.connected(index, handle, cx),
+                Event::Lost(_, why) => self.lost(index, &why, cx),
+                Event::Stream(_, StreamEvent::Opened { dir }) => {
+                    // The server's control stream says nothing that has to be acted on.
+                    while self.endpoint.accept_stream(handle, dir).is_some() {}
+                }
+                Event::Stream(..) => self.drive(index, cx),
+            }
+        }
+        self.endpoint.flush(cx.local, cx.host);
+    }
+
+    fn open(&mut self, index: usize, cx: &mut Context<'_>) {
+        let (now, server) = (cx.local, self.server);
+        let opened = self.endpoint.connect(now, cx.host, server, tls::NAME, &self.tls);
+        let Ok(handle) = opened else {
+            return cx.report.fail(cx.now, "client", "no QUIC connection can be opened");
+        };
+        let session = &mut self.sessions[index];
+        session.tries += 1;
+        session.stage = Stage::Open(handle);
+        session.connected = false;
+        session.going_away = false;
+        session.streams.clear();
+        session.read = 0;
+        session.update_at = self.key_bytes.unwrap_or(u64::MAX);
+        session.opened = cx.now;
+        session.wake = Instant::FAR_FUTURE;
+        session.may_read_at = Instant::ZERO;
+        let fields = [(SESSIONS + index) as u64, SERVER_PORT.into(), session.tries.into(), 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Connect, fields);
+    }
+
+    fn connected(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+        cx.report.stats.h3_connections += 1;
+        self.sessions[index].connected = true;
+        if let Some(stream) = self.endpoint.open_stream(handle, Dir::Uni) {
+            self.endpoint.write(handle, stream, Bytes::from(control()));
+        }
+        self.drive(index, cx);
+    }
+
+    /// Does what a session can do now.
+    fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
+        let Stage::Open(handle) = self.sessions[index].stage else { return };
+        if let Err(what) = self.read(index, handle, cx) {
+            let what = format!("client n{} h3 session {index}: {what}", self.node);
+            return cx.report.fail(cx.now, "bytes", what);
+        }
+        let session = &mut self.sessions[index];
+        if session.stage != Stage::Open(handle) || !session.connected {
+            return;
+        }
+        if session.read >= session.update_at {
+            session.update_at = session.read + self.key_bytes.unwrap_or(u64::MAX);
+            cx.report.stats.h3_key_updates += 1;
+            self.endpoint.update_keys(handle);
+        }
+        match session.end {
+            End::Abort { after, stop } if session.read >= after => {
+                cx.report.stats.aborts += 1;
+                for &stream in session.streams.keys() {
+                    self.endpoint.stop(handle, stream, REQUEST_CANCELLED);
+                }
+                let wait = if stop { STOPPED } else { Duration::ZERO };
+                session.stage = Stage::Closing(handle, cx.local + wait);
+            }
+            End::Silent if session.has_all() => session.stage = Stage::Done,
+            _ if session.has_all() => self.close(index, handle, cx),
+            _ if session.going_away && session.streams.is_empty() => {
+                if let Err(what) = self.again(index, cx) {
+                    cx.report.fail(cx.now, "progress", what);
+                }
+            }
+            _ if session.going_away => {}
+            _ => self.ask(index, handle, cx),
+        }
+    }
+
+    fn close(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        session.stage = Stage::Done;
+        let fields = [(SESSIONS + index) as u64, session.read, 0, 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Close, fields);
+        self.endpoint.close(cx.local, cx.host, handle, NO_ERROR, "");
+    }
+
+    /// Asks for what was not asked for on this connection, as far as the session's temper allows.
+    fn ask(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        for ask in 0..session.asks.len() {
+            if session.streams.len() >= session.depth {
+                return;
+            }
+            let under_way = session.streams.values().any(|stream| stream.ask == ask);
+            if session.answered[ask] || under_way {
+                continue;
+            }
+            match session.pause {
+                Some((from, until)) if ask >= from && until > cx.local => {
+                    session.wake = session.wake.min(until);
+                    return;
+                }
+                _ => {}
+            }
+            let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else { return };
+            self.endpoint.write(handle, stream, Bytes::from(text(&session.asks[ask])));
+            self.endpoint.finish(handle, stream);
+            session.streams.insert(stream, Stream { ask, ..Stream::default() });
+        }
+    }
+
+    /// Reads and checks what is there.
+    fn read(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) -> Result<(), String> {
+        let session = &mut self.sessions[index];
+        if session.may_read_at > cx.local {
+            session.wake = session.wake.min(session.may_read_at);
+            return Ok(());
+        }
+        let mut budget = session.pace.map_or(usize::MAX, |(bytes, _)| bytes);
+        let streams: Vec<_> = session.streams.keys().copied().collect();
+        for stream in streams {
+            while budget > 0 {
+                match self.endpoint.read(handle, stream, budget.min(READ_BYTES)) {
+                    Ok(bytes) => {
+                        budget -= bytes.len();
+                        self.take(index, stream, &bytes, cx)?;
+                    }
+                    Err(ReadEnd::Blocked) => break,
+                    Err(end) => {
+                        self.ended(index, stream, end, cx)?;
+                        break;
+                    }
+                }
+            }
+        }
+        let session = &mut self.sessions[index];
+        if let Some((_, every)) = session.pace.filter(|_| budget == 0) {
+            session.may_read_at = cx.local + every;
+            session.wake = session.wake.min(session.may_read_at);
+        }
+        Ok(())
+    }
+
+    /// Checks bytes of an answer.
+    fn take(
+        &mut self,
+        index: usize,
+        id: StreamId,
+        bytes: &[u8],
+        cx: &mut Context<'_>,
+    ) -> Result<(), String> {
+        let session = &mut self.sessions[index];
+        let before = session.read;
+        session.read += bytes.len() as u64;
+        let long = before < self.long_bytes && session.read >= self.long_bytes;
+        cx.report.stats.h3_long += u64::from(long);
+        cx.report.stats.bytes += bytes.len() as u64;
+        let Some(stream) = session.streams.get_mut(&id) else { return Ok(()) };
+        let Stream { ask, response, reader, answer } = stream;
+        let ask = &session.asks[*ask];
+        let mut rest = bytes;
+        while let Some(part) = response.next(&mut rest).map_err(str::to_owned)? {
+            let head;
+            let bytes = match part {
+                Part::Head(fields) => {
+                    head = head_text(&fields)?;
+                    head.as_bytes()
+                }
+                Part::Content(content) => content,
+            };
+            if answer.is_some() {
+                return Err(format!("{} bytes behind an answer", bytes.len()));
+            }
+            let (used, whole) = reader.take(bytes, ask, &cx.disk.catalogue)?;
+            if used != bytes.len() {
+                return Err(format!("{} bytes behind an answer", bytes.len() - used));
+            }
+            *answer = whole;
+        }
+        Ok(())
+    }
+
+    /// A stream has ended: its answer is whole, or it was given up.
+    fn ended(
+        &mut self,
+        index: usize,
+        id: StreamId,
+        end: ReadEnd,
+        cx: &mut Context<'_>,
+    ) -> Result<(), String> {
+        let session = &mut self.sessions[index];
+        let Some(stream) = session.streams.remove(&id) else { return Ok(()) };
+        match end {
+            ReadEnd::Finished => {}
+            ReadEnd::Reset(INTERNAL_ERROR) => {
+                cx.report.h3_failed(cx.now, self.node, session.opened);
+                return self.again(index, cx);
+            }
+            ReadEnd::Reset(REQUEST_REJECTED) => {
+                session.going_away = true;
+                return Ok(());
+            }
+            _ => return Err(format!("a stream ended by {end:?}")),
+        }
+        let Some(answer) = stream.answer.filter(|_| stream.response.is_whole()) else {
+            return Err(String::from("a stream ended within a response"));
+        };
+        let (number, ask) = (SESSIONS + index, stream.ask);
+        let fields =
+            [number as u64, ask as u64, answer.status.into(), answer.body_bytes, answer.hash];
+        cx.report.trace.note(cx.now, self.node, What::Response, fields);
+        cx.report.answered(self.node, number, ask, answer, session.opened);
+        cx.report.stats.h3_responses += 1;
+        session.answered[ask] = true;
+        session.tries = 0;
+        Ok(())
+    }
+
+    /// The connection has ended, and not by us.
+    fn lost(&mut self, index: usize, why: &ConnectionError, cx: &mut Context<'_>) {
+        let session = &mut self.sessions[index];
+        let kind = match why {
+            ConnectionError::TimedOut => 1,
+            ConnectionError::Reset => 2,
+            ConnectionError::VersionMismatch => 3,
+            ConnectionError::LocallyClosed => 4,
+            // RFC 9000, section 8.1.2: the address that it was for is not the client's any more.
+            ConnectionError::ConnectionClosed(close)
+                if close.error_code == TransportErrorCode::INVALID_TOKEN =>
+            {
+                6
+            }
+            // Whatever happens to packets, what verifies is what was sent.
+            _ => {
+                let what = format!("n{} h3 session {index}: {why}", self.node);
+                cx.report.fail(cx.now, "quic", what);
+                5
+            }
+        };
+        let fields = [(SESSIONS + index) as u64, kind, session.read, 0, 0];
+        cx.report.trace.note(cx.now, self.node, What::Error, fields);
+        // A handshake has to end where it began (RFC 9000, section 9).
+        let moved = self.moves && session.read == 0;
+        let done = session.has_all() || matches!(session.stage, Stage::Closing(..));
+        cx.report.stats.h3_lost += 1;
+        cx.report.lost(cx.now, self.node, session.opened, why, done || moved);
+        if done || matches!(session.end, End::Abort { .. }) {
+            session.stage = Stage::Done;
+            return;
+        }
+        session.streams.clear();
+        if let Err(what) = self.again(index, cx) {
+            cx.report.fail(cx.now, "progress", what);
+        }
+    }
+
+    /// Opens another connection for what was not answered.
+    fn again(&mut self, index: usize, cx: &mut Context<'_>) -> Result<(), String> {
+        let session = &mut self.sessions[index];
+        cx.report.stats.retries += 1;
+        if session.tries >= TRIES_MAX {
+            return Err(format!("{} tries, no answer", session.tries));
+        }
+        if let Stage::Open(handle) = session.stage {
+            self.endpoint.close(cx.local, cx.host, handle, NO_ERROR, "");
+        }
+        let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
+        session.stage = Stage::Idle(cx.local + wait);
+        Ok(())
+    }
+}
+
+/// A request as HTTP/3 has it.
+fn text(ask: &Ask) -> Vec<u8> {
+    let plain = ask.text(false);
+    let mut lines = plain.split("\r\n");
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let fields: Vec<_> = lines
+        .filter_map(|line| line.split_once(": "))
+        .filter(|(name, _)| *name != "Host")
+        .map(|(name, value)| (name.to_ascii_lowercase(), value))
+        .collect();
+    let mut all =
+        vec![(":method", method), (":scheme", "https"), (":authority", "sim"), (":path", path)];
+    all.extend(fields.iter().map(|(name, value)| (name.as_str(), *value)));
+    request(&all)
+}
+
+/// Fields as a head of HTTP/1.1.
+fn head_text(fields: &[(Vec<u8>, Vec<u8>)]) -> Result<String, String> {
+    let mut head = String::new();
+    for (name, value) in fields {
+        let field = core::str::from_utf8(name).ok().zip(core::str::from_utf8(value).ok());
+        let (name, value) = field.ok_or("a field that is no text")?;
+        head += &match name {
+            ":status" => format!("HTTP/1.1 {value} \r\n"),
+            _ if name.bytes().any(|byte| byte.is_ascii_uppercase()) => {
+                return Err(format!("a field like {name:?}"));
+            }
+            _ => format!("{name}: {value}\r\n"),
+        };
+    }
+    Ok(head + "\r\n")
+}
+
+/// A session that begins with the faults and goes on after them.
+fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
+    let ask = |_| Ask::draw(r, files, 0.0);
+    let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
+    let pause = Some((LASTING_ASKS.0, end));
+    Session { pause, ..Session::new(asks, start + Duration::from_millis(1)) }
+}
+
+fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Instant) -> Session {
+    let mut asks: Vec<_> =
+        (0..r.range(1, crowd.requests_max)).map(|_| Ask::draw(r, files, crowd.odd)).collect();
+    for ask in &mut asks {
+        // There is a way to write it in HTTP/1.1 only.
+        if ask.want == Want::Nonsense {
+            ask.want = Want::Whole;
+        }
+    }
+    let pace = r.chance(crowd.slow).then(|| {
+        let bytes = r.range(500, 20_000) as usize;
+        (bytes, Duration::from_micros(r.range(200, 20_000)))
+    });
+    let end = if r.chance(crowd.abort) {
+        End::Abort { after: r.below(crowd.abort_bytes_max), stop: r.chance(0.5) }
+    } else if r.chance(0.2) {
+        End::Silent
+    } else {
+        End::Close
+    };
+    let depth = if r.chance(0.4) { 1 } else { r.range(2, 8) as usize };
+    let start = start + Duration::from_micros(r.below(300_000));
+    Session { depth, pace, end, ..Session::new(asks, start) }
+}
