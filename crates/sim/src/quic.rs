@@ -1,6 +1,6 @@
 //! Worlds with QUIC: what a seed says about them, and the endpoints that they make.
 //!
-//! In one world of four without a proxy the server speaks HTTP/3 besides, on UDP, and each client's
+//! In three worlds of ten without a proxy the server speaks HTTP/3 besides, on UDP, and each client's
 //! machine fetches files by it ([`crate::h3`]) while its sessions over TCP go on. Addresses of
 //! clients change on the way ([`crate::nat`]), keys change in mid-transfer, and the engines of both
 //! sides' devices have little room in some worlds. [`crate::faults`] draws this with the rest of a
@@ -20,7 +20,7 @@ use crate::tls;
 pub(crate) const SERVER_PORT: u16 = 443;
 /// Every client's port.
 pub(crate) const CLIENT_PORT: u16 = 40_000;
-/// Chosen so that no seed that is kept for what it once found has QUIC.
+/// Of the numbers that are drawn here.
 const SALT: u64 = 0x0090_0000;
 /// Entries of a table that is never full.
 const ENOUGH: u32 = 65_536;
