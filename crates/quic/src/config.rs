@@ -12,7 +12,7 @@ pub struct Config {
     /// UDP port.
     pub port: u16,
     /// TLS of connections that are accepted; none where none are. TLS 1.3 has to be among its
-    /// versions.
+    /// versions. An endpoint that accepts connections takes no Retry for those that it opens.
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// What seals and opens.
     pub crypto: Arc<dyn CryptoProvider>,

@@ -29,6 +29,8 @@ base::counters! {
         quic_in_opened,
         /// Datagrams that the device opened as of another connection, or another packet: dropped.
         quic_in_disagreed,
+        /// Retry packets that a server got: whoever sent them, they are dropped.
+        quic_in_retries_dropped,
         /// Datagrams sent.
         quic_out_datagrams,
         /// Of those, the ones that the device seals.
@@ -53,7 +55,7 @@ base::counters! {
         /// Times that a connection was handed to the device: again after a reset, or where there
         /// was no room.
         quic_offloaded,
-        /// Generations of keys given to it after the first two.
+        /// Generations of keys given to it after each direction's first.
         quic_rekeys,
         /// Connection IDs added and taken away there.
         quic_route_changes,

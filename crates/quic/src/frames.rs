@@ -1,5 +1,6 @@
 //! What the driver looks at beyond [`wire::quic`]: where in a datagram the short-header packet
-//! begins, and which connection IDs a peer retires (RFC 9000, sections 17.2 and 19.16).
+//! begins, whether there is a Retry in it, and which connection IDs a peer retires (RFC 9000,
+//! sections 17.2 and 19.16).
 //!
 //! What we send is quinn-proto's, what we receive was authenticated, and neither is believed: every
 //! length is checked.
@@ -16,26 +17,47 @@ pub(crate) fn retired(payload: &[u8], frame: &Frame) -> Option<u64> {
     Some(read_varint(behind)?.0)
 }
 
+/// What a datagram ends with, as far as its headers are readable without keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// A packet with a short header, which begins there.
+    Short(usize),
+    Retry,
+}
+
 /// Where in a datagram its short-header packet begins; none where it has none, or where what it
 /// begins with is no packet of version 1 (RFC 9000, section 17.2).
 pub(crate) fn short_header(datagram: &[u8]) -> Option<usize> {
+    match last(datagram) {
+        Some(Last::Short(at)) => Some(at),
+        _ => None,
+    }
+}
+
+/// Whether a datagram has a Retry packet in it (section 17.2.5).
+pub(crate) fn has_retry(datagram: &[u8]) -> bool {
+    last(datagram) == Some(Last::Retry)
+}
+
+fn last(datagram: &[u8]) -> Option<Last> {
     let mut left = datagram;
     loop {
         let first = *left.first()?;
         if is_short(first) {
-            return Some(datagram.len() - left.len());
+            return Some(Last::Short(datagram.len() - left.len()));
+        }
+        // It ends its datagram.
+        if first & 0x30 == 0x30 {
+            return Some(Last::Retry);
         }
         left = left.get(5..)?;
         for _ in 0..2 {
             let (&len, behind) = left.split_first()?;
             left = behind.get(usize::from(len)..)?;
         }
-        match first & 0x30 {
-            // An Initial has a token.
-            0x00 => left = behind_counted(left)?,
-            // A Retry ends its datagram.
-            0x30 => return None,
-            _ => {}
+        // An Initial has a token.
+        if first & 0x30 == 0x00 {
+            left = behind_counted(left)?;
         }
         left = behind_counted(left)?;
     }
@@ -77,6 +99,8 @@ mod tests {
         assert_eq!(short_header(&handshake), None);
         assert_eq!(short_header(&handshake[..11]), None);
         assert_eq!(short_header(&[]), None);
+        assert!(has_retry(&[0xf0]) && has_retry(&[&handshake[..], &[0xff, 1]].concat()));
+        assert!(!has_retry(&[0x70]) && !has_retry(&handshake) && !has_retry(&initial));
     }
 
     proptest! {

@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use abi::quic::{ConnectionId, Direction, QuicAdd, QuicId, QuicRekey, QuicRoute, Reorder, Route};
+use abi::quic::{
+    ConnectionId, Direction, QuicAdd, QuicId, QuicKeys, QuicRekey, QuicRoute, Reorder, Route,
+};
 use abi::{FlowId, Refusal};
 use base::Duration;
 use host::Host;
@@ -65,6 +67,20 @@ pub(crate) struct About<'a> {
     pub(crate) cids: &'a Cids,
     /// The shortest round trip that was seen.
     pub(crate) min_rtt: Duration,
+}
+
+/// Which generations a device is given that has `had` and needs `to`. Packets of those between may
+/// have been the host's, and the one before `to` is kept as long as it is. The device knows
+/// generations by their key phase, which alternates: where both have the same, that one goes first.
+fn missing(had: u64, to: u64) -> core::ops::RangeInclusive<u64> {
+    if (to - had) % 2 == 0 { to - 1..=to } else { to..=to }
+}
+
+impl Device<'_> {
+    fn rekey(&mut self, quic: QuicId, keys: QuicKeys) {
+        self.host.quic_rekey(Box::new(QuicRekey { quic, keys }));
+        self.counters.quic_rekeys += 1;
+    }
 }
 
 impl Offload {
@@ -178,26 +194,27 @@ impl Offload {
     pub(crate) fn follow_rx(&mut self, device: &mut Device<'_>, state: &State) {
         if self.rx.is_some() && state.rx_generation >= self.rx_generation {
             self.rekey_rx(device, state, state.rx_generation + 1);
-            device.counters.quic_rekeys += 1;
+        }
+    }
+
+    fn rekey_rx(&mut self, device: &mut Device<'_>, state: &State, to: u64) {
+        let Some(quic) = self.rx else { return };
+        for number in missing(self.rx_generation, to) {
+            let Some(generation) = state.generation(number) else { return };
+            device.rekey(quic, generation.rx.for_device(number));
+            self.rx_generation = number;
         }
     }
 
     /// A batch is to be sealed with keys of that generation: the device has to have it before.
-    pub(crate) fn follow_tx(&mut self, device: &mut Device<'_>, shared: &Shared, generation: u64) {
-        let Some(quic) = self.tx.filter(|_| generation > self.tx_generation) else { return };
+    pub(crate) fn follow_tx(&mut self, device: &mut Device<'_>, shared: &Shared, to: u64) {
+        let Some(quic) = self.tx.filter(|_| to > self.tx_generation) else { return };
         let state = shared.lock();
-        let Some(keys) = state.generation(generation) else { return };
-        let keys = keys.tx.for_device(generation);
-        device.host.quic_rekey(Box::new(QuicRekey { quic, keys }));
-        device.counters.quic_rekeys += 1;
-        self.tx_generation = generation;
-    }
-
-    fn rekey_rx(&mut self, device: &mut Device<'_>, state: &State, generation: u64) {
-        let Some((quic, keys)) = self.rx.zip(state.generation(generation)) else { return };
-        let keys = keys.rx.for_device(generation);
-        device.host.quic_rekey(Box::new(QuicRekey { quic, keys }));
-        self.rx_generation = generation;
+        for number in missing(self.tx_generation, to) {
+            let Some(generation) = state.generation(number) else { return };
+            device.rekey(quic, generation.tx.for_device(number));
+            self.tx_generation = number;
+        }
     }
 
     /// Another connection ID leads to the connection, or one less.

@@ -475,7 +475,12 @@ impl H3Client {
     /// The connection has ended, and not by us.
     fn lost(&mut self, index: usize, why: &ConnectionError, cx: &mut Context<'_>) {
         let session = &mut self.sessions[index];
+        // After GOAWAY and the last answer, or with nothing to do, the server ends it (RFC 9114,
+        // section 5.2).
+        let in_order = matches!(why, ConnectionError::ApplicationClosed(close)
+            if close.error_code == NO_ERROR.into());
         let kind = match why {
+            _ if in_order => 7,
             ConnectionError::TimedOut => 1,
             ConnectionError::Reset => 2,
             ConnectionError::VersionMismatch => 3,
@@ -498,8 +503,10 @@ impl H3Client {
         // A handshake has to end where it began (RFC 9000, section 9).
         let moved = self.moves && session.read == 0;
         let done = session.has_all() || matches!(session.stage, Stage::Closing(..));
-        cx.report.stats.h3_lost += 1;
-        cx.report.lost(cx.now, self.node, session.opened, why, done || moved);
+        if !in_order {
+            cx.report.stats.h3_lost += 1;
+            cx.report.lost(cx.now, self.node, session.opened, why, done || moved);
+        }
         if done || matches!(session.end, End::Abort { .. }) {
             session.stage = Stage::Done;
             return;

@@ -1,8 +1,8 @@
 //! A NAT in front of a client: its UDP port, as others see it, changes while connections are open
 //! (RFC 9000, section 9; RFC 4787).
 //!
-//! Called by [`crate::net`] for every frame that leaves a client or comes to it. The client does not
-//! notice: it is the server that finds its peer elsewhere.
+//! Called by [`crate::net`] for every frame that leaves a client or comes to it. The client does
+//! not notice: it is the server that finds its peer elsewhere.
 
 use wire::checksum::adjust;
 use wire::frame::{Frame, parse, protocol};

@@ -1,10 +1,10 @@
 //! Worlds with QUIC: what a seed says about them, and the endpoints that they make.
 //!
-//! In three worlds of ten without a proxy the server speaks HTTP/3 besides, on UDP, and each client's
-//! machine fetches files by it ([`crate::h3`]) while its sessions over TCP go on. Addresses of
-//! clients change on the way ([`crate::nat`]), keys change in mid-transfer, and the engines of both
-//! sides' devices have little room in some worlds. [`crate::faults`] draws this with the rest of a
-//! scenario; handshakes are [`crate::tls`]'s.
+//! In three worlds of ten without a proxy the server speaks HTTP/3 besides, on UDP, and each
+//! client's machine fetches files by it ([`crate::h3`]) while its sessions over TCP go on.
+//! Addresses of clients change on the way ([`crate::nat`]), keys change in mid-transfer, and the
+//! engines of both sides' devices have little room in some worlds. [`crate::faults`] draws this
+//! with the rest of a scenario; handshakes are [`crate::tls`]'s.
 
 use std::sync::Arc;
 

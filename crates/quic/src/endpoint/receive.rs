@@ -13,6 +13,7 @@ use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint
 
 use super::{Endpoint, Handle, handshake_data};
 use crate::connection::Connection;
+use crate::frames::has_retry;
 use crate::protection::Shared;
 use crate::transmit::plain;
 
@@ -75,6 +76,12 @@ impl Endpoint {
         datagram: BytesMut,
         opened: Option<(QuicId, u64)>,
     ) -> Option<usize> {
+        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server: anyone
+        // could end the handshakes of others.
+        if self.config.tls.is_some() && has_retry(&datagram) {
+            self.counters.quic_in_retries_dropped += 1;
+            return None;
+        }
         let (time, len) = (self.time(now), datagram.len() as u64);
         let mut answer = Vec::new();
         let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
@@ -87,6 +94,7 @@ impl Endpoint {
             _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
             Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
             Some(DatagramEvent::Response(transmit)) => {
+                self.forget_fresh();
                 self.counters.quic_out_datagrams += 1;
                 host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
             }
@@ -132,12 +140,15 @@ impl Endpoint {
         if self.open >= self.config.connections_max {
             self.counters.quic_connections_refused += 1;
             let transmit = self.inner.refuse(incoming, &mut answer);
+            self.forget_fresh();
             host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
             return;
         }
         if self.handshaking >= self.config.handshakes_before_retry && incoming.may_retry() {
             self.counters.quic_retries += 1;
-            if let Ok(transmit) = self.inner.retry(incoming, &mut answer) {
+            let retry = self.inner.retry(incoming, &mut answer);
+            self.forget_fresh();
+            if let Ok(transmit) = retry {
                 host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
             }
             return;
@@ -150,7 +161,7 @@ impl Endpoint {
                 }
             }
             Err(error) => {
-                self.take_fresh();
+                self.forget_fresh();
                 self.counters.quic_handshakes_failed += 1;
                 if let Some(transmit) = error.response {
                     host.udp_send(now, self.socket, plain(&transmit, Bytes::from(answer)));
@@ -185,6 +196,11 @@ impl Endpoint {
         self.handshaking += 1;
         self.dirty.push_back(index);
         Some(handle)
+    }
+
+    /// Connection IDs in answers to datagrams that belong to no connection lead nowhere.
+    fn forget_fresh(&self) {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     pub(super) fn take_fresh(&self) -> Vec<ConnectionId> {

@@ -79,6 +79,10 @@ fn retries() {
     assert_eq!((firsts[2].0, firsts[2].1 & 0xb0), (true, 0x80), "an Initial, with the token");
     assert_eq!(lab.server.count("quic_offloaded"), 1);
     drop(firsts);
+    // The Retry's connection ID is not one of the connection's.
+    let server = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let issued = 1 + server.stats.frame_tx.new_connection_id;
+    assert_eq!(lab.server.count("quic_routes"), issued);
     t.close(&mut lab);
 }
 
@@ -148,4 +152,28 @@ fn connections_are_bounded() {
     assert_eq!(lab.server.count("quic_connections_refused"), 1);
     assert_eq!(lab.server.count("quic_connections_open"), 1);
     lab.run(2, |_| false);
+}
+
+/// RFC 9000, section 17.2.5: only servers send Retry. One that comes to a server, made by anyone who
+/// has seen the handshake, ends nothing.
+#[test]
+fn a_retry_to_a_server() {
+    let mut lab = Lab::new();
+    let forged = Rc::new(Cell::new(0_u64));
+    let counted = Rc::clone(&forged);
+    lab.wire = Box::new(move |_, to_server, frame| {
+        let mut fate = Vec::new();
+        if let Some(packet) = payload(&frame).filter(|p| to_server && p[0] & 0x80 != 0) {
+            let retry = [&frame[..42], &[packet[0] | 0x30], &packet[1..]].concat();
+            fate.push((WAY, mend(retry)));
+            counted.set(counted.get() + 1);
+        }
+        fate.push((WAY, frame));
+        fate
+    });
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 100_000)]);
+    t.run(&mut lab);
+    assert!(forged.get() > 0);
+    assert_eq!(lab.server.count("quic_in_retries_dropped"), forged.get());
+    t.close(&mut lab);
 }

@@ -85,15 +85,7 @@ pub(crate) fn check(
     let retries_of_proxy = report.stats.retries_of_proxy;
     let long = report.stats.h3_long;
     let mut fail = |what: String| report.fail(now, "counters", format!("n{index}: {what}"));
-    for name in EMPTY_AT_END {
-        let value = node.counter(name);
-        // Where a stream is given up while the device reads for it, what is sent of it afterwards
-        // is held until its room is needed.
-        let given_up = name == "file_held_bytes" && scenario.quic.is_some();
-        if value != 0 && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail())) {
-            fail(format!("{name} is {value} at the end"));
-        }
-    }
+    check_empty(node, scenario, &mut fail);
     if scenario.calm_net()
         && scenario.is_quick()
         && scenario.resets == 0
@@ -143,6 +135,19 @@ pub(crate) fn check(
         Role::Server => {
             check_hand_over(node, scenario, false, &mut fail);
             check_files(node, scenario, &mut fail);
+        }
+    }
+}
+
+/// Checks what may not be left.
+fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) {
+    for name in EMPTY_AT_END {
+        let value = node.counter(name);
+        // Where a stream is given up while the device reads for it, what is sent of it afterwards
+        // is held until its room is needed.
+        let given_up = name == "file_held_bytes" && scenario.quic.is_some();
+        if value != 0 && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail())) {
+            fail(format!("{name} is {value} at the end"));
         }
     }
 }
