@@ -50,6 +50,8 @@ base::counters! {
         quic_file_bytes_offloaded,
         /// Bytes of files that the host read.
         quic_file_bytes_software,
+        /// Bytes of files that were the device's to read, and that the host had to read after all.
+        quic_file_bytes_late,
         /// Streams reset because their file failed or changed.
         quic_file_failures,
         /// Times that a connection was handed to the device: again after a reset, or where there

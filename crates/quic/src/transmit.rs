@@ -293,7 +293,7 @@ impl Connection {
         let read = bytes.len().min(extent.len as usize);
         let Some(hole) = late.datagram.get_mut(at..at + read) else { return };
         hole.copy_from_slice(&bytes[..read]);
-        cx.counters.quic_file_bytes_software += read as u64;
+        cx.counters.quic_file_bytes_late += read as u64;
         if let Some(len) = u32::try_from(read).ok().and_then(|read| extent.len.checked_sub(read)) {
             if len > 0 {
                 let offset = extent.offset + read as u64;

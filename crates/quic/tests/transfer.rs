@@ -294,7 +294,7 @@ fn many_pieces_in_a_datagram() {
     let want = (0..40).flat_map(|piece| (0..10).map(move |i| file_byte(piece * 1000 + i)));
     assert_eq!(received, want.collect::<Vec<u8>>());
     assert_eq!((counters.quic_out_too_many_extents, counters.quic_out_late), (1, 1));
-    assert_eq!(counters.quic_file_bytes_software - before.quic_file_bytes_software, 400);
+    assert_eq!(counters.quic_file_bytes_late - before.quic_file_bytes_late, 400);
     assert_eq!((counters.quic_file_failures, counters.quic_offloaded), (0, 1));
     close(&mut w, &e);
 }
