@@ -117,15 +117,17 @@ impl Outcome {
     pub fn explain(&self) -> Option<String> {
         let Violation { at, checker, what } = self.violation.as_ref()?;
         let word = |on| if on { "on" } else { "off" };
-        let (seed, offload) = (self.seed, word(self.offload));
-        let tls =
-            self.tls_offload.map_or(String::new(), |on| format!(" --tls-offload {}", word(on)));
-        let quic =
-            self.quic_offload.map_or(String::new(), |on| format!(" --quic-offload {}", word(on)));
-        let splice = self.splice.map_or(String::new(), |on| format!(" --splice {}", word(on)));
+        let offload = word(self.offload);
+        let given = |name, on: Option<bool>| on.map(|on| format!(" --{name} {}", word(on)));
+        let forced = [
+            given("tls-offload", self.tls_offload),
+            given("quic-offload", self.quic_offload),
+            given("splice", self.splice),
+        ];
+        let (seed, forced) = (self.seed, forced.into_iter().flatten().collect::<String>());
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}{tls}{quic}{splice}",
+             run again with: outboard sim --seed {seed} --trace --offload {offload}{forced}",
             self.trace.join("\n"),
             self.scenario,
         ))

@@ -76,8 +76,8 @@ impl Endpoint {
         datagram: BytesMut,
         opened: Option<(QuicId, u64)>,
     ) -> Option<usize> {
-        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server: anyone
-        // could end the handshakes of others.
+        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server:
+        // anyone could end the handshakes of others.
         if self.config.tls.is_some() && has_retry(&datagram) {
             self.counters.quic_in_retries_dropped += 1;
             return None;

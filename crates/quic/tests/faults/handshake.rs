@@ -154,8 +154,8 @@ fn connections_are_bounded() {
     lab.run(2, |_| false);
 }
 
-/// RFC 9000, section 17.2.5: only servers send Retry. One that comes to a server, made by anyone who
-/// has seen the handshake, ends nothing.
+/// RFC 9000, section 17.2.5: only servers send Retry. One that comes to a server, made by anyone
+/// who has seen the handshake, ends nothing.
 #[test]
 fn a_retry_to_a_server() {
     let mut lab = Lab::new();
