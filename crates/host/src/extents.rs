@@ -57,6 +57,12 @@ impl Host {
         self.files.offload_of(file)
     }
 
+    /// Why a file's extents cannot be read, if so: closed ones can while something refers to them.
+    #[must_use]
+    pub fn extent_fault(&self, file: FileId) -> Option<FileFault> {
+        self.files.fault(file)
+    }
+
     /// An extent, or a part of it, is not referred to any more. `sent` says that the device was
     /// asked to send it, so that it may hold buffers for it.
     pub fn extent_release(&mut self, file: FileId, offset: u64, len: u64, sent: bool) {

@@ -275,7 +275,7 @@ impl Endpoint {
             Notice::UdpFault(flow, file, fault) => {
                 self.handle_fault(now, host, flow, (file, fault));
             }
-            Notice::File(file) if matches!(host.offload_fstat(file), Some(Err(_))) => {
+            Notice::File(file) if host.extent_fault(file).is_some() => {
                 for index in 0..self.connections.len() {
                     self.with(now, host, index, |c, cx| c.fail_streams(cx, file));
                 }
