@@ -363,7 +363,7 @@ fn parts(buffer: &[u8], plans: &[Plan]) -> Parts {
     }
     kept.extend_from_slice(buffer.get(at..).unwrap_or_default());
     let mut kept = Bytes::from(kept);
-    let (mut parts, mut from) = (Parts::new(), 0);
+    let (mut parts, mut from) = (Parts::with_capacity(2 * ends.len() + 1), 0);
     for (hole, to) in holes().zip(ends) {
         if to > from {
             parts.push(Part::Host(kept.split_to(to - from)));

@@ -21,7 +21,9 @@ pub fn control() -> Vec<u8> {
 pub fn request(fields: &[(&str, &str)]) -> Vec<u8> {
     let (mut section, mut bytes) = (Vec::new(), Vec::new());
     qpack::begin(&mut section);
-    fields.iter().for_each(|(name, value)| qpack::encode(&mut section, name, value.as_bytes()));
+    fields
+        .iter()
+        .for_each(|(name, value)| qpack::encode(&mut section, name.as_bytes(), value.as_bytes()));
     frame::put_frame(&mut bytes, frame::HEADERS, &section);
     bytes
 }

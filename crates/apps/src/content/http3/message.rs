@@ -14,6 +14,9 @@ pub(crate) struct Malformed;
 const CONNECTION_SPECIFIC: [&[u8]; 5] =
     [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"];
 
+/// Those that a response may have, and the one that says where HTTP/3 is.
+const NOT_IN_RESPONSES: [&[u8]; 3] = [b"connection", b"keep-alive", b"alt-svc"];
+
 /// What stands in pseudo-header fields.
 #[derive(Default)]
 struct Pseudo<'a> {
@@ -124,18 +127,28 @@ const fn is_token(b: u8) -> bool {
 /// The field section of a response, out of the head of HTTP/1.1; and how long that head is.
 pub(crate) fn response_section(bytes: &[u8], section: &mut Vec<u8>) -> usize {
     qpack::begin(section);
-    let head = bytes.windows(4).position(|end| end == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
-    let text = core::str::from_utf8(&bytes[..head]).unwrap_or_default();
-    let mut lines = text.split("\r\n");
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap_or("500");
-    qpack::encode(section, ":status", status.as_bytes());
-    for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
-        let name = name.to_ascii_lowercase();
-        if !CONNECTION_SPECIFIC.contains(&name.as_bytes()) && name != "alt-svc" {
-            qpack::encode(section, &name, value.as_bytes());
+    let mut rest = bytes;
+    let status = take_line(&mut rest).split(|&b| b == b' ').nth(1).unwrap_or(b"500");
+    qpack::encode(section, b":status", status);
+    loop {
+        let line = take_line(&mut rest);
+        if line.is_empty() {
+            return bytes.len() - rest.len();
+        }
+        let Some(colon) = line.iter().position(|&b| b == b':') else { continue };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii_start());
+        if !NOT_IN_RESPONSES.iter().any(|other| name.eq_ignore_ascii_case(other)) {
+            qpack::encode(section, name, value);
         }
     }
-    head
+}
+
+/// The next line, without its end.
+fn take_line<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
+    let end = rest.iter().position(|&b| b == b'\r').unwrap_or(rest.len());
+    let (line, behind) = rest.split_at(end);
+    *rest = behind.get(2..).unwrap_or_default();
+    line
 }
 
 #[cfg(test)]

@@ -107,21 +107,64 @@ pub(crate) fn begin(out: &mut Vec<u8>) {
 }
 
 /// Appends a field: an entry of the static table where there is one, else a literal, with its name
-/// from there if it can be. Huffman's code would save some twenty bytes of a response.
-pub(crate) fn encode(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    let whole = STATIC.iter().position(|(n, v)| *n == name && v.as_bytes() == value);
-    if let Some(index) = whole {
-        return put_integer(out, 0xc0, 6, index);
+/// from there if it can be. Upper case in `name` is made lower (RFC 9114, section 4.2). Huffman's
+/// code would save some twenty bytes of a response.
+pub(crate) fn encode(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    let mut named = None;
+    let mut next = usize::from(BY_NAME.first[bucket(name)]);
+    while let Some((n, v)) = STATIC.get(next) {
+        if n.as_bytes().eq_ignore_ascii_case(name) {
+            if v.as_bytes() == value {
+                return put_integer(out, 0xc0, 6, next);
+            }
+            named.get_or_insert(next);
+        }
+        next = usize::from(BY_NAME.next[next]);
     }
-    match STATIC.iter().position(|(n, _)| *n == name) {
+    match named {
         Some(index) => put_integer(out, 0x50, 4, index),
         None => {
             put_integer(out, 0x20, 3, name.len());
-            out.extend_from_slice(name.as_bytes());
+            out.extend(name.iter().map(u8::to_ascii_lowercase));
         }
     }
     put_integer(out, 0, 7, value.len());
     out.extend_from_slice(value);
+}
+
+/// Which list of [`BY_NAME`] a name is in, by its length and its first byte.
+const fn bucket(name: &[u8]) -> usize {
+    match name {
+        [first, ..] => (name.len() * 7 + (*first | 0x20) as usize) % BUCKETS,
+        [] => 0,
+    }
+}
+
+/// Lists in which the static table's names are looked for, so that few are compared.
+const BUCKETS: usize = 64;
+/// No entry.
+const NONE: u8 = u8::MAX;
+
+/// The static table by names: of each list the first entry, and of each entry the next one.
+struct ByName {
+    first: [u8; BUCKETS],
+    next: [u8; STATIC.len()],
+}
+
+static BY_NAME: ByName = by_name();
+
+#[expect(clippy::cast_possible_truncation, reason = "there are 99 entries")]
+const fn by_name() -> ByName {
+    let mut lists = ByName { first: [NONE; BUCKETS], next: [NONE; STATIC.len()] };
+    // From the end, so that lists are in order.
+    let mut index = STATIC.len();
+    while index > 0 {
+        index -= 1;
+        let bucket = bucket(STATIC[index].0.as_bytes());
+        lists.next[index] = lists.first[bucket];
+        lists.first[bucket] = index as u8;
+    }
+    lists
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "seven bits, or fewer than `bits` hold")]
@@ -249,6 +292,19 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    fn static_entries_are_found() {
+        for (index, (name, value)) in STATIC.iter().enumerate() {
+            let (mut out, mut expected) = (Vec::new(), Vec::new());
+            encode(&mut out, name.to_ascii_uppercase().as_bytes(), value.as_bytes());
+            put_integer(&mut expected, 0xc0, 6, index);
+            assert_eq!(out, expected, "{name}: {value}");
+        }
+        let mut out = Vec::new();
+        encode(&mut out, b"Server", b"outboard");
+        assert_eq!(out[..2], [0x5f, 92 - 15], "a name of the table");
+    }
+
+    #[test]
     fn sections() {
         // RFC 9204, appendix B.1: a literal with the name of an entry.
         let section = [&[0, 0, 0x51, 0x0b][..], b"/index.html"].concat();
@@ -273,7 +329,9 @@ mod tests {
         ) {
             let mut out = Vec::new();
             begin(&mut out);
-            fields.iter().for_each(|(name, value)| encode(&mut out, name, value.as_bytes()));
+            for (name, value) in &fields {
+                encode(&mut out, name.as_bytes(), value.as_bytes());
+            }
             let lines: Vec<Line> =
                 fields.into_iter().map(|(n, v)| (n.into_bytes(), v.into_bytes())).collect();
             prop_assert_eq!(decode(&out, usize::MAX), Ok(Some(lines)));

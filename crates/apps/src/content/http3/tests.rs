@@ -51,7 +51,7 @@ fn get() -> Vec<u8> {
     for (name, value) in
         [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/x")]
     {
-        qpack::encode(&mut section, name, value.as_bytes());
+        qpack::encode(&mut section, name.as_bytes(), value.as_bytes());
     }
     let mut bytes = Vec::new();
     frame::put_frame(&mut bytes, frame::HEADERS, &section);
