@@ -211,9 +211,10 @@ fn keys_are_updated_by_either_side() {
 
 #[test]
 fn refusals_are_counted_and_cost_nothing() {
-    // Where there is no room it is asked again: after 256 KiB, 512 KiB, a megabyte.
+    // Where there is no room it is asked again: in the first 64 KiB, and after twice as
+    // many each time up to a megabyte.
     for (why, name, refused) in [
-        (Refusal::TableFull, "quic_device_refused_full", 6),
+        (Refusal::TableFull, "quic_device_refused_full", 10),
         (Refusal::UnknownProtocol, "quic_device_refused_protocol", 2),
         (Refusal::Overloaded, "quic_device_refused_other", 2),
     ] {

@@ -2,7 +2,7 @@
 
 use base::Duration;
 
-use crate::machines::Lab;
+use crate::machines::{Lab, Setup};
 use crate::transfers::{Transfers, down};
 
 /// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
@@ -12,7 +12,8 @@ const IDS_MAX: u64 = 5;
 /// device knows those that are in use, and no others.
 #[test]
 fn a_peer_that_retires_as_fast_as_it_can() {
-    let mut lab = Lab::new();
+    let server = |config: &mut quic::Config| config.offload_bytes_min = 256 * 1024;
+    let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let mut t = Transfers::begin(&mut lab, vec![down("a", 4_000_000)]);
     // Nothing but retirements at first: this connection is not worth an offload yet.
     let mut steps = 0;
