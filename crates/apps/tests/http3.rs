@@ -31,28 +31,6 @@ struct World {
     events: Vec<Event>,
 }
 
-fn tls() -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
-    let made = rcgen::generate_simple_self_signed(vec!["server".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
-        .unwrap();
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(made.cert.der().clone()).unwrap();
-    let mut client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    server.alpn_protocols = vec![b"h3".to_vec()];
-    client.alpn_protocols = vec![b"h3".to_vec()];
-    (Arc::new(server), Arc::new(client))
-}
-
 /// QUIC that does not end connections for being silent before HTTP/3 does.
 fn quic_config(number: u8) -> quic::Config {
     let usual = quic::Config::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32]);
@@ -61,7 +39,7 @@ fn quic_config(number: u8) -> quic::Config {
 
 impl World {
     fn new() -> Self {
-        let (server_tls, tls) = tls();
+        let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
             [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled)));
         let http3 = quic::Config { tls: Some(server_tls), ..quic_config(SERVER) };

@@ -1,5 +1,5 @@
-//! What tests of the stack share: a DSL for TCP exchanges, counter assertions, and two hosts joined
-//! by a small wire.
+//! What tests of the stack share: a DSL for TCP exchanges, counter assertions, two hosts joined by
+//! a small wire, and TLS of both ends ([`tls13`]).
 //!
 //! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in
 //! packetdrill. [`Pair`] is two hosts that talk to each other over a path that delays, loses,
@@ -11,9 +11,11 @@ mod decode;
 mod pair;
 mod peer;
 mod seg;
+mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};
 pub use seg::Seg;
+pub use tls::tls13;
 pub use wire::tcp::Flags;

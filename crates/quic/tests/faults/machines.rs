@@ -269,25 +269,7 @@ fn machine(last: u8, setup: &Setup, tls: Option<Arc<rustls::ServerConfig>>) -> M
 fn tls(names: usize) -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
     let mut all = vec!["localhost".to_owned()];
     all.extend((1..names).map(|i| format!("name-{i}.a-long-domain-of-nobody.example")));
-    let made = rcgen::generate_simple_self_signed(all).unwrap();
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
-        .unwrap();
-    server.alpn_protocols = vec![b"test".to_vec()];
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(made.cert.der().clone()).unwrap();
-    let mut client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![b"test".to_vec()];
-    (Arc::new(server), Arc::new(client))
+    testkit::tls13(all, b"test")
 }
 
 impl Lab {

@@ -382,28 +382,6 @@ fn node(last: u8, able: Abilities, change: impl FnOnce(&mut Config)) -> Node {
     Node { host, endpoint, device: Device::new(able) }
 }
 
-fn tls() -> (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>) {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
-        .unwrap();
-    server.alpn_protocols = vec![b"test".to_vec()];
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(made.cert.der().clone()).unwrap();
-    let mut client = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![b"test".to_vec()];
-    (Arc::new(server), Arc::new(client))
-}
-
 impl World {
     /// A server with a device of these abilities, and a client without one.
     pub(crate) fn new(able: Abilities) -> Self {
@@ -416,7 +394,7 @@ impl World {
         client: Abilities,
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let (server_tls, tls) = tls();
+        let (server_tls, tls) = testkit::tls13(vec!["localhost".to_owned()], b"test");
         let server = node(2, server, |config| {
             config.tls = Some(server_tls);
             change(config);
