@@ -8,6 +8,32 @@ use super::lab::Bed;
 use super::load::Run;
 use super::median;
 use super::tools::program;
+use crate::error::Failure;
+
+/// What went wrong in any of the servers' runs.
+pub(in crate::bench) fn errors<'a>(
+    servers: impl IntoIterator<Item = (&'a str, &'a Vec<Run>)>,
+) -> Option<String> {
+    let runs = servers.into_iter().flat_map(|(name, runs)| runs.iter().map(move |r| (name, r)));
+    let all: Vec<String> = runs
+        .filter(|(_, run)| !run.errors.is_empty())
+        .map(|(name, run)| format!("{name}: {}", run.errors))
+        .collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Looks at rows, each with what went wrong in it.
+///
+/// # Errors
+/// Where a row had errors: its numbers prove nothing.
+pub(in crate::bench) fn check_rows<'a>(
+    rows: impl IntoIterator<Item = (&'a str, Option<String>)>,
+) -> Result<(), Failure> {
+    match rows.into_iter().find_map(|(row, errors)| Some((row, errors?))) {
+        None => Ok(()),
+        Some((row, errors)) => Err(Failure::System(format!("row {row} is void: {errors}"))),
+    }
+}
 
 /// Medians of one server's runs in a row.
 pub(in crate::bench) struct Summary {

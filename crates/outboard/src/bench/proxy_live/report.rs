@@ -8,7 +8,9 @@ use super::lab::Lab;
 use super::{Measured, NAMES};
 use crate::bench::live::load::Run;
 use crate::bench::live::median;
-use crate::bench::live::report::{Summary, machine, show, write_header, write_legend};
+use crate::bench::live::report::{
+    Summary, check_rows, errors, machine, show, write_header, write_legend,
+};
 use crate::error::Failure;
 
 /// Everything that was measured.
@@ -29,13 +31,7 @@ impl Measured {
 
     /// What went wrong in any run.
     fn errors(&self) -> Option<String> {
-        let runs = NAMES.iter().zip(&self.runs);
-        let all: Vec<String> = runs
-            .flat_map(|(name, runs)| runs.iter().map(move |run| (name, run)))
-            .filter(|(_, run)| !run.errors.is_empty())
-            .map(|(name, run)| format!("{name}: {}", run.errors))
-            .collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        errors(NAMES.into_iter().zip(&self.runs))
     }
 
     fn cpu(run: &Run) -> f64 {
@@ -100,10 +96,7 @@ impl<'a> Report<'a> {
     /// # Errors
     /// Where a row had errors: its numbers prove nothing.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        match self.measured.iter().find_map(|m| Some((m.row.name, m.errors()?))) {
-            None => Ok(()),
-            Some((row, errors)) => Err(Failure::System(format!("row {row} is void: {errors}"))),
-        }
+        check_rows(self.measured.iter().map(|m| (m.row.name, m.errors())))
     }
 }
 

@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::bench::live::load::Run;
 use crate::bench::live::median;
-use crate::bench::live::report::{Summary, machine, show, write_header, write_legend};
+use crate::bench::live::report::{
+    Summary, check_rows, errors, machine, show, write_header, write_legend,
+};
 
 use super::Measured;
 use super::lab::{ByDevice, Lab};
@@ -31,13 +33,7 @@ impl Measured {
 
     /// What went wrong in any run.
     fn errors(&self) -> Option<String> {
-        let runs = self.outboard.iter().map(|run| ("outboard", run));
-        let all: Vec<String> = runs
-            .chain(self.quinn.iter().map(|run| ("quinn", run)))
-            .filter(|(_, run)| !run.errors.is_empty())
-            .map(|(name, run)| format!("{name}: {}", run.errors))
-            .collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        errors([("outboard", &self.outboard), ("quinn", &self.quinn)])
     }
 
     fn server_s_per_byte(run: &Run) -> f64 {
@@ -97,10 +93,7 @@ impl<'a> Report<'a> {
     /// # Errors
     /// Where a row had errors: its numbers prove nothing.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        match self.measured.iter().find_map(|m| Some((m.row.name, m.errors()?))) {
-            None => Ok(()),
-            Some((row, errors)) => Err(Failure::System(format!("row {row} is void: {errors}"))),
-        }
+        check_rows(self.measured.iter().map(|m| (m.row.name, m.errors())))
     }
 }
 
