@@ -26,7 +26,7 @@ use base::{Alarms, Instant};
 use bytes::{Bytes, BytesMut};
 use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, PathStats, ServerConfig,
+    ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, ServerConfig,
     StreamEvent, TimeSource, TransportConfig, VarInt,
 };
 use rustls::crypto::tls13::Hkdf;
@@ -379,12 +379,6 @@ impl Endpoint {
     #[must_use]
     pub fn offload(&self, handle: Handle) -> Option<Result<(), Refusal>> {
         self.get(handle).map(|connection| connection.offload.state())
-    }
-
-    /// What quinn-proto knows of a connection's path: round-trip time, congestion, losses.
-    #[must_use]
-    pub fn path(&self, handle: Handle) -> Option<PathStats> {
-        self.get(handle).map(|connection| connection.inner.stats().path)
     }
 
     /// The protocol that ALPN agreed on.

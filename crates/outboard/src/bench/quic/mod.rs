@@ -360,7 +360,8 @@ fn measure(setting: Setting, files: &Files, folder: &FsPath) -> Result<Measured,
         server: to[0].since(&from[0]),
         client: to[1].since(&from[1]),
         elapsed: world.now.since(now),
-        lost: lost(&world) - lost_before,
+        // Of connections that are gone it is not known any more.
+        lost: lost(&world).saturating_sub(lost_before),
     };
     let [sealed, opened, files] =
         ["quic_tx_sealed", "quic_rx_opened", "quic_file_bytes_offloaded"].map(moved);
@@ -394,7 +395,7 @@ fn used(world: &World) -> [Used; 2] {
 /// Packets that the server took for lost.
 fn lost(world: &World) -> u64 {
     let endpoint = &world.quic()[0].endpoint;
-    let paths = endpoint.connections().filter_map(|connection| endpoint.path(connection));
+    let paths = endpoint.infos().map(|info| info.stats.path);
     paths.map(|path| path.lost_packets).sum()
 }
 

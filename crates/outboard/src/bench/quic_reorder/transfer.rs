@@ -139,7 +139,7 @@ struct Moment {
 impl Moment {
     fn of(world: &World) -> Option<Self> {
         let [server, client] = world.quic();
-        let path = server.endpoint.connections().next().and_then(|c| server.endpoint.path(c))?;
+        let path = server.endpoint.infos().next()?.stats.path;
         let mut counters = world.client.counters();
         client.endpoint.visit(&mut |name, value| {
             counters.insert(name, value);
