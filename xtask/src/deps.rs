@@ -40,7 +40,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "crypto",
-        &["abi", "aes", "aws-lc-rs", "chacha20", "ctr", "polyval", "zeroize"],
+        &["abi", "aes", "aws-lc-rs", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
         "the only crate that knows a crypto library",
     ),
     only(

@@ -54,6 +54,14 @@ pub trait CryptoProvider: Send + Sync {
     /// A key of QUIC's header protection that goes with a suite; none where `key` has the wrong
     /// length.
     fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>>;
+
+    /// The CRC32C (RFC 3385; NVMe/TCP's digests) of a text that begins with one whose CRC32C is
+    /// `crc`, zero for none, and goes on with `bytes`.
+    fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32;
+
+    /// The CRC32C of two texts, one after the other, out of theirs; the second has `len` bytes. The
+    /// sum is linear: this is what lets ranges be summed in any order.
+    fn crc32c_combine(&self, first: u32, second: u32, len: u64) -> u32;
 }
 
 /// Bytes of a packet's ciphertext that header protection samples (RFC 9001, section 5.4.2).

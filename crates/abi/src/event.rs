@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use base::Duration;
 
 use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
+use crate::nvme_tcp::{DdpTeardownDone, Placed};
 use crate::quic::{self, QuicStatus};
 use crate::setup::{Established, ListenId};
 use crate::splice::{SpliceClosed, SpliceId};
@@ -35,6 +36,8 @@ pub enum Event {
     },
     /// The answer to an [`crate::Op::L5oCreate`] that failed; one that did not is not answered.
     L5oRefused(L5oRefused),
+    /// A buffer for received data is the host's again.
+    DdpTeardownDone(Box<DdpTeardownDone>),
     /// The answer to an [`crate::Op::Listen`] that failed; one that did not is not answered.
     ListenRefused {
         /// Which.
@@ -78,6 +81,8 @@ pub struct Received {
     pub segment_size: u16,
     /// What an engine opened in its payload; none where the frame is as it came.
     pub opened: Option<Opened>,
+    /// What was done with the NVMe/TCP PDUs in its payload.
+    pub placed: Option<Box<Placed>>,
     /// What was agreed on, where this is the first frame of a connection that the device set up.
     pub established: Option<Established>,
     /// What was done to its datagrams, where they are QUIC's and the device opened them.
@@ -96,8 +101,17 @@ impl Received {
         flow_hash: u32,
         segment_size: u16,
     ) -> Self {
-        let (opened, established, quic, teardowns) = (None, None, None, 0);
-        Self { packet, checksum, flow_hash, segment_size, opened, established, quic, teardowns }
+        Self {
+            packet,
+            checksum,
+            flow_hash,
+            segment_size,
+            opened: None,
+            placed: None,
+            established: None,
+            quic: None,
+            teardowns: 0,
+        }
     }
 
     /// The frame's buffer; none is left.

@@ -5,6 +5,7 @@
 //! host names it, once in its life, so that whatever is said of an old one cannot be mistaken for a
 //! new one's.
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::ops::Range;
 
@@ -15,6 +16,7 @@ use wire::tls::{Framing, NONCE_BYTES, Run, Version};
 use zeroize::Zeroizing;
 
 use crate::crypto::Suite;
+use crate::nvme_tcp::{NvmeTcpLimits, NvmeTcpState, PduRange};
 use crate::{FileExtent, FlowId, Refusal};
 
 /// The host's name for a context. A host never uses one twice.
@@ -51,6 +53,8 @@ pub struct L5oCreate {
 pub enum L5oState {
     /// TLS 1.2 or 1.3.
     Tls(TlsState),
+    /// NVMe over TCP, or over TLS.
+    NvmeTcp(NvmeTcpState),
 }
 
 /// Keys of one direction of a TLS connection (the kernel's `tls12_crypto_info`).
@@ -128,6 +132,8 @@ pub enum Content {
     Host(Bytes),
     /// A file that the device reads.
     File(FileExtent),
+    /// A range of a PDU of NVMe/TCP, whose data digest the device fills in first.
+    Pdu(Box<PduRange>),
 }
 
 impl Content {
@@ -137,6 +143,7 @@ impl Content {
         match self {
             Self::Host(bytes) => bytes.len(),
             Self::File(extent) => extent.len as usize,
+            Self::Pdu(pdu) => pdu.len as usize,
         }
     }
 
@@ -222,6 +229,8 @@ pub struct L5oLimits {
     pub tls_tx: bool,
     /// Opens.
     pub tls_rx: bool,
+    /// What it does for NVMe over TCP.
+    pub nvme_tcp: NvmeTcpLimits,
 }
 
 /// A context is not there: it was refused when it was to be made.

@@ -22,6 +22,7 @@ pub mod crypto;
 pub mod disk;
 mod event;
 pub mod l5o;
+pub mod nvme_tcp;
 mod op;
 mod packet;
 pub mod port;
@@ -37,6 +38,7 @@ pub use event::{
     TransmitOutcome,
 };
 pub use op::{
-    FileExtent, FileId, FlowId, Header, HeaderTooLong, Op, Part, Parts, Transmit, TsOption,
+    FileAccess, FileExtent, FileId, FlowId, Header, HeaderTooLong, Op, Part, Parts, Transmit,
+    TsOption,
 };
 pub use packet::{PacketBuf, PacketPool};

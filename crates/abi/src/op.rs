@@ -7,6 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
+use crate::nvme_tcp::{DdpSetup, PduRange};
 use crate::port::RxFrame;
 use crate::quic::{Protect, QuicAdd, QuicId, QuicRekey, QuicRoute};
 use crate::setup::{ListenId, SetupListen};
@@ -45,6 +46,19 @@ pub enum Op {
         file: FileId,
         /// Path below the root, `/`-separated, without a leading slash.
         path: Box<str>,
+        /// What it is opened for.
+        access: FileAccess,
+    },
+    /// The host has written to this range of a file that was opened as [`FileAccess::Namespace`]:
+    /// what the device has of it is old. Sent before the first transmit of the new bytes, and not
+    /// while a byte of the range is still unacknowledged.
+    FileInvalidate {
+        /// Which file.
+        file: FileId,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
     },
     /// Forget a file (IO-TCP's `CLOS`). Transmits already queued still complete.
     FileClose {
@@ -69,6 +83,16 @@ pub enum Op {
         tcpsn: SeqNum,
         /// Its number; none where no message begins there.
         number: Option<u64>,
+    },
+    /// `ulp_ddp_ops::setup`: a buffer for data that will be asked for. The request for it follows
+    /// in the ring.
+    DdpSetup(Box<DdpSetup>),
+    /// `ulp_ddp_ops::teardown`: give a buffer back. Not answered where that was done before.
+    DdpTeardown {
+        /// The receive context.
+        context: L5oId,
+        /// The tag.
+        tag: u16,
     },
     /// Answer the SYNs of a port. Answered by [`crate::Event::ListenRefused`] where the device will
     /// not.
@@ -114,6 +138,17 @@ pub enum Op {
     },
 }
 
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum FileAccess {
+    /// To be sent as it is now: a change of it fails what is being sent.
+    #[default]
+    Content,
+    /// As the memory of a namespace, which the host writes to meanwhile: its version means nothing.
+    /// A block device may be one.
+    Namespace,
+}
+
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileExtent {
@@ -135,6 +170,8 @@ pub enum Part {
     File(FileExtent),
     /// Messages that the device makes out of content, and seals.
     Sealed(Box<Sealed>),
+    /// A range of a PDU of NVMe/TCP, whose data digest the device fills in.
+    Pdu(Box<PduRange>),
 }
 
 impl Part {
@@ -147,6 +184,7 @@ impl Part {
             Self::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
             Self::File(extent) => extent.len,
             Self::Sealed(sealed) => sealed.len,
+            Self::Pdu(pdu) => pdu.len,
         }
     }
 
@@ -163,20 +201,48 @@ impl Part {
             Self::File(extent) => Some(extent),
             Self::Sealed(sealed) => match &sealed.content {
                 Content::File(extent) => Some(extent),
+                Content::Pdu(pdu) => pdu.data.extent(),
                 Content::Host(_) => None,
             },
+            Self::Pdu(pdu) => pdu.data.extent(),
             Self::Host(_) => None,
         }
     }
 
-    /// The same, to change it.
+    /// How many bytes of [`Self::extent`], from its first, are not of the part itself: they precede
+    /// it in its message, were sent before, and are held already.
+    #[must_use]
+    pub fn extent_prefix(&self) -> u32 {
+        match self {
+            Self::Host(_) | Self::File(_) => 0,
+            Self::Sealed(sealed) => match &sealed.content {
+                Content::Pdu(pdu) => pdu.data_before(sealed.prefix),
+                Content::Host(_) | Content::File(_) => sealed.prefix,
+            },
+            Self::Pdu(pdu) => pdu.prefix,
+        }
+    }
+
+    /// Whether something comes with the part that precedes it in its message.
+    #[must_use]
+    pub fn has_prefix(&self) -> bool {
+        match self {
+            Self::Host(_) | Self::File(_) => false,
+            Self::Sealed(sealed) => sealed.prefix > 0 || self.extent_prefix() > 0,
+            Self::Pdu(pdu) => pdu.prefix > 0,
+        }
+    }
+
+    /// The same as [`Self::extent`], to change it.
     pub fn extent_mut(&mut self) -> Option<&mut FileExtent> {
         match self {
             Self::File(extent) => Some(extent),
             Self::Sealed(sealed) => match &mut sealed.content {
                 Content::File(extent) => Some(extent),
+                Content::Pdu(pdu) => pdu.data.extent_mut(),
                 Content::Host(_) => None,
             },
+            Self::Pdu(pdu) => pdu.data.extent_mut(),
             Self::Host(_) => None,
         }
     }

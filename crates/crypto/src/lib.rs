@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod chacha;
+mod crc;
 mod gcm;
 mod header;
 mod horner;
@@ -30,6 +31,14 @@ impl CryptoProvider for Provider {
     fn header_protection(&self, suite: Suite, key: &[u8]) -> Option<Box<dyn HeaderProtection>> {
         Some(Box::new(header::Mask::new(suite, key)?))
     }
+
+    fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32 {
+        crc::extend(crc, bytes)
+    }
+
+    fn crc32c_combine(&self, first: u32, second: u32, len: u64) -> u32 {
+        crc::combine(first, second, len)
+    }
 }
 
 /// How many bytes of a range at `offset` are inside the longest text that there may be.
@@ -50,6 +59,11 @@ fn words(number: u128) -> [u64; 2] {
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
 fn low(number: u128) -> u64 {
     number as u64
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "no more than 32 bits are set")]
+fn low32(number: u64) -> u32 {
+    number as u32
 }
 
 /// How far `offset` lies in its block of `len` bytes.

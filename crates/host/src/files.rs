@@ -12,7 +12,9 @@ use alloc::vec::Vec;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::{FileExtent, FileFault, FileId, FileKind, FileOpened, FileStat, FlowId, Op, Refusal};
+use abi::{
+    FileAccess, FileExtent, FileFault, FileId, FileKind, FileOpened, FileStat, FlowId, Op, Refusal,
+};
 use bytes::Bytes;
 use hashbrown::HashMap;
 
@@ -134,7 +136,11 @@ impl Files {
             opening: on_device,
         });
         if on_device {
-            out.ops.push_back(Op::FileOpen { file, path: path.into() });
+            out.ops.push_back(Op::FileOpen {
+                file,
+                path: path.into(),
+                access: FileAccess::Content,
+            });
         } else {
             self.open_on_host(out, file);
         }

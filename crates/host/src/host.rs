@@ -147,6 +147,7 @@ impl Host {
                 self.session_resync(now, flow, context, request);
             }
             Event::L5oRefused(refused) => self.session_refused(now, &refused),
+            Event::DdpTeardownDone(_) => self.out.counters.events_ignored += 1,
             Event::ListenRefused { listener, why } => self.handle_listen_refused(listener, why),
             Event::TeardownDone(done) => self.handle_teardown_done(done),
             Event::TeardownRefused(refused) => self.handle_teardown_refused(now, refused),

@@ -487,7 +487,7 @@ fn split(part: Part, at: usize) -> (Part, Part) {
             let back = FileExtent { file, offset: offset + u64::from(first), len: len - first };
             (Part::File(FileExtent { file, offset, len: first }), Part::File(back))
         }
-        // Sealed messages are TCP's.
-        other @ Part::Sealed(_) => (other, Part::Host(bytes::Bytes::new())),
+        // Messages that the device completes are TCP's.
+        other @ (Part::Sealed(_) | Part::Pdu(_)) => (other, Part::Host(bytes::Bytes::new())),
     }
 }

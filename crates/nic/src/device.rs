@@ -5,8 +5,8 @@ use abi::l5o::{L5oCreate, L5oId, L5oRefused};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::quic::{QuicId, QuicStatus, QuicTrouble};
 use abi::{
-    Capabilities, Event, FileExtent, FileFault, FileId, FileLimits, FileOpened, FlowId, Op,
-    PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Capabilities, Event, FileAccess, FileExtent, FileFault, FileId, FileLimits, FileOpened, FlowId,
+    Op, PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -212,7 +212,12 @@ impl Device {
     pub fn handle_op(&mut self, now: Instant, queue: usize, op: Op) {
         match op {
             Op::Transmit(transmit) => self.transmit(now, queue, queue, transmit),
-            Op::FileOpen { file, path } => self.open(queue, file, path),
+            Op::FileOpen { file, path, access } => self.open(queue, file, path, access),
+            Op::FileInvalidate { .. } | Op::DdpTeardown { .. } => {}
+            Op::DdpSetup(setup) => {
+                let done = setup.refuse(Refusal::NotSupported);
+                self.emit(queue, Event::DdpTeardownDone(Box::new(done)));
+            }
             Op::FileClose { file } => {
                 if let Some(files) = &mut self.files {
                     files.close(queue, file);
@@ -489,7 +494,7 @@ impl Device {
 
     /// Leaves of a transmit's sealed parts what they are made from.
     fn plan(&mut self, mut outgoing: Outgoing, parts: Parts) -> (Outgoing, Result<Parts, Refused>) {
-        if !parts.iter().any(|part| matches!(part, Part::Sealed(_))) {
+        if !parts.iter().any(|part| matches!(part, Part::Sealed(_) | Part::Pdu(_))) {
             return (outgoing, Ok(parts));
         }
         let planned = match &mut self.l5o {
@@ -667,11 +672,12 @@ impl Device {
         self.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
     }
 
-    fn open(&mut self, queue: usize, file: FileId, path: Box<str>) {
-        let refused = || FileOpened { file, result: Err(FileFault::Refused(Refusal::Disabled)) };
-        let answer = match &mut self.files {
-            Some(files) => files.open(queue, file, path),
-            None => Some(refused()),
+    fn open(&mut self, queue: usize, file: FileId, path: Box<str>, access: FileAccess) {
+        let refused = |why| Some(FileOpened { file, result: Err(FileFault::Refused(why)) });
+        let answer = match (&mut self.files, access) {
+            (Some(files), FileAccess::Content) => files.open(queue, file, path),
+            (Some(_), FileAccess::Namespace) => refused(Refusal::NotSupported),
+            (None, _) => refused(Refusal::Disabled),
         };
         if let Some(opened) = answer {
             self.emit(queue, Event::FileOpened(opened));

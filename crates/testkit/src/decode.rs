@@ -31,7 +31,7 @@ pub(crate) fn payload(transmit: &Transmit) -> Vec<u8> {
         match part {
             Part::Host(host) => bytes.extend_from_slice(host),
             Part::File(extent) => bytes.extend(file_bytes(extent.offset, extent.len)),
-            Part::Sealed(_) => panic!("this device has no such engine"),
+            Part::Sealed(_) | Part::Pdu(_) => panic!("this device has no such engine"),
         }
     }
     bytes

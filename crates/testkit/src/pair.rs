@@ -344,10 +344,12 @@ impl Pair {
                 let opened = FileOpened { file, result: Ok(stat) };
                 self.push(self.now, side, Happening::Event(Event::FileOpened(opened)));
             }
-            Op::FileClose { .. } | Op::FileAck(_) => {}
+            Op::FileClose { .. } | Op::FileAck(_) | Op::FileInvalidate { .. } => {}
             Op::L5oCreate(_)
             | Op::L5oDestroy { .. }
             | Op::L5oResyncRxResp { .. }
+            | Op::DdpSetup(_)
+            | Op::DdpTeardown { .. }
             | Op::Listen(_)
             | Op::Unlisten { .. }
             | Op::Teardown(_)

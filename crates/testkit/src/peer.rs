@@ -555,7 +555,7 @@ impl Peer {
         let ts_base = self.ts_base.unwrap_or(0);
         let file = transmit.parts.iter().find_map(|part| match part {
             Part::File(FileExtent { offset, len, .. }) => Some((*offset, *len)),
-            Part::Host(_) | Part::Sealed(_) => None,
+            Part::Host(_) | Part::Sealed(_) | Part::Pdu(_) => None,
         });
         let sacks = segment.options.sack().iter();
         Seg {

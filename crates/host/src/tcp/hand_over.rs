@@ -123,6 +123,8 @@ impl Connection {
         let proven = |part: &Part| match part {
             Part::Sealed(sealed) => sealer.is_some_and(|s| s.is_proven(sealed.context, una)),
             Part::Host(_) | Part::File(_) => true,
+            // A request's answer is no end of a connection of NVMe's.
+            Part::Pdu(_) => false,
         };
         if !parts.iter().all(proven) {
             return None;
@@ -170,7 +172,7 @@ pub(crate) fn file_bytes(parts: &Parts) -> u64 {
 
 /// Bytes of a file that a part has for itself: not what precedes it in its record.
 fn own_file_bytes(part: &Part) -> u64 {
-    let prefix = if let Part::Sealed(sealed) = part { sealed.prefix } else { 0 };
+    let prefix = part.extent_prefix();
     part.extent().map_or(0, |extent| u64::from(extent.len.saturating_sub(prefix)))
 }
 

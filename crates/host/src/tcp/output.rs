@@ -386,7 +386,7 @@ impl Connection {
         let from_file = parts.iter().any(|p| p.extent().is_some());
         // Of content that precedes the transmit in its record, the device holds the buffers
         // already.
-        let recovers = parts.iter().any(|p| matches!(p, Part::Sealed(s) if s.prefix > 0));
+        let recovers = parts.iter().any(Part::has_prefix);
         cx.out.counters.tls_tx_recoveries += u64::from(recovers);
         // While something of this connection waits for a disk, what follows waits behind it.
         let echo = from_file || self.snd.flight.any_pending();
@@ -464,7 +464,7 @@ impl Connection {
         }
         // What precedes the transmit in its record was asked for before.
         let new = |part: &Part| {
-            let prefix = if let Part::Sealed(sealed) = part { sealed.prefix } else { 0 };
+            let prefix = part.extent_prefix();
             part.extent().map(|extent| u64::from(extent.len.saturating_sub(prefix)))
         };
         let bytes: u64 = parts.iter().filter_map(new).sum();

@@ -449,7 +449,7 @@ mod tests {
         let seen = parts.iter().map(|p| match p {
             Part::Host(b) => (u64::from(b[0]), p.len()),
             Part::File(e) => (e.offset, e.len),
-            Part::Sealed(_) => panic!("no records"),
+            Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
         });
         (sent, seen.collect())
     }
@@ -542,7 +542,7 @@ mod tests {
                         let value = match part {
                             Part::Host(b) => u64::from(b[i as usize]),
                             Part::File(e) => e.offset + u64::from(i),
-                            Part::Sealed(_) => panic!("no records"),
+                            Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
                         };
                         prop_assert_eq!(value, expect[0]);
                         expect = &expect[1..];

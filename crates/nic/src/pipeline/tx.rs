@@ -5,7 +5,7 @@
 //! [`Outgoing::into_run`], which also corrects the timestamp.
 
 use abi::port::Payloads;
-use abi::{FlowId, Header, Parts, Transmit, TsOption};
+use abi::{FlowId, Header, Part, Parts, Transmit, TsOption};
 use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
@@ -74,8 +74,9 @@ pub(crate) fn check(
             return None;
         }
     }
-    // Sealing goes by sequence numbers too.
-    if kind != Kind::Tcp && parts.iter().any(|part| matches!(part, abi::Part::Sealed(_))) {
+    // Completing messages goes by sequence numbers too.
+    let completed = |part: &Part| matches!(part, Part::Sealed(_) | Part::Pdu(_));
+    if kind != Kind::Tcp && parts.iter().any(completed) {
         return None;
     }
     let outgoing = Outgoing {

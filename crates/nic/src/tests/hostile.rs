@@ -4,8 +4,8 @@
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{
-    Event, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Header, Op, PacketPool, Part,
-    Transmit, TransmitOutcome, TsOption,
+    Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Header, Op,
+    PacketPool, Part, Transmit, TransmitOutcome, TsOption,
 };
 use alloc::vec::Vec;
 use base::Instant;
@@ -16,6 +16,10 @@ use wire::tcp::Flags;
 use super::frames::{MAC, packet, rx_frame, tcp_header};
 use super::rig::{PLAIN, Rig, echoed, plain};
 use crate::{Device, DeviceConfig, FileConfig};
+
+fn open(file: u32) -> Op {
+    Op::FileOpen { file: FileId(file), path: "a".into(), access: FileAccess::Content }
+}
 
 fn header() -> impl Strategy<Value = Header> {
     let any_bytes = (proptest::collection::vec(any::<u8>(), 0..=120), 0..=120_usize, 0..=120_usize)
@@ -75,7 +79,7 @@ fn op() -> impl Strategy<Value = Op> {
             });
     prop_oneof![
         6 => transmit,
-        1 => (0..3_u32).prop_map(|f| Op::FileOpen { file: FileId(f), path: "a".into() }),
+        1 => (0..3_u32).prop_map(open),
         1 => (0..3_u32).prop_map(|f| Op::FileClose { file: FileId(f) }),
         1 => extent().prop_map(Op::FileAck),
     ]
@@ -119,7 +123,7 @@ proptest! {
         };
         let bogus = |id, buf| DiskCompletion::Read { id, buf, result: Ok((len, stat(1, 1))) };
         device.handle_disk(now, bogus(RequestId(id), AlignedBuf::new(pages)));
-        device.handle_op(now, 0, Op::FileOpen { file: FileId(1), path: "a".into() });
+        device.handle_op(now, 0, open(1));
         let Some(DiskRequest::Open { id: open, .. }) = device.poll_disk() else { panic!() };
         for file in 0..2 {
             let result = Ok((DiskFile(file), stat(sizes.0, 1)));

@@ -4,8 +4,8 @@
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
 use abi::port::{TxFrame, WireCaps};
 use abi::{
-    Event, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Op, Part, Transmit,
-    TransmitDone, TransmitOutcome,
+    Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Op, Part,
+    Transmit, TransmitDone, TransmitOutcome,
 };
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -135,7 +135,10 @@ impl Rig {
         id: u32,
         path: &str,
     ) -> Result<FileStat, FileFault> {
-        self.op(queue, Op::FileOpen { file: FileId(id), path: path.into() });
+        self.op(
+            queue,
+            Op::FileOpen { file: FileId(id), path: path.into(), access: FileAccess::Content },
+        );
         self.complete_all();
         self.events
             .iter()

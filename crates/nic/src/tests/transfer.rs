@@ -1,7 +1,7 @@
 //! Files: opening and closing, sharing, acknowledging, changes under a transfer, reset.
 
 use abi::port::WireCaps;
-use abi::{Event, FileFault, FileId, FileKind, Op, Refusal, TransmitOutcome};
+use abi::{Event, FileAccess, FileFault, FileId, FileKind, Op, Refusal, TransmitOutcome};
 use alloc::string::String;
 use alloc::vec::Vec;
 use base::Instant;
@@ -154,7 +154,7 @@ fn a_closed_file_is_sent_to_the_end() {
 #[test]
 fn a_file_closed_while_it_opens_is_not_leaked() {
     let mut rig = rig(0);
-    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into() });
+    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into(), access: FileAccess::Content });
     rig.close(0, 2);
     rig.complete_all();
     assert!(rig.events.is_empty(), "nobody waits for the answer");
@@ -265,7 +265,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.complete_all();
     rig.send(0, extent(7, 20, 1, 70_000, 100));
     rig.send(0, plain(7, 30, b"behind"));
-    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into() });
+    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into(), access: FileAccess::Content });
     rig.events.clear();
     rig.seqs();
     rig.device.reset();

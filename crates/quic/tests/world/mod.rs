@@ -131,7 +131,7 @@ impl Device {
     fn handle(&mut self, op: Op) -> Vec<Vec<u8>> {
         match op {
             Op::Transmit(transmit) => return self.transmit(&transmit),
-            Op::FileOpen { file, path } => {
+            Op::FileOpen { file, path, .. } => {
                 let result = if self.able.files {
                     self.files.insert(file, path);
                     Ok(stat())
@@ -205,7 +205,7 @@ impl Device {
                     payload.extend((0..u64::from(*len)).map(|i| file_byte(offset + i)));
                     self.file_bytes[0] += u64::from(*len);
                 }
-                Part::Sealed(_) => panic!("no TCP here"),
+                Part::Sealed(_) | Part::Pdu(_) => panic!("no TCP here"),
             }
         }
         if let Some(tag) = transmit.echo {

@@ -283,7 +283,9 @@ impl FileEngine {
             match part {
                 Part::Host(bytes) if bytes.is_empty() => {}
                 Part::Host(bytes) => resolved.payloads.push(Payload::Host(bytes)),
-                Part::Sealed(_) => debug_assert!(false, "a plan has made content of it"),
+                Part::Sealed(_) | Part::Pdu(_) => {
+                    debug_assert!(false, "a plan has made content of it")
+                }
                 Part::File(extent) => {
                     resolved.file_bytes += extent.len;
                     let mut left = extent.len;

@@ -30,6 +30,7 @@ use abi::Refusal;
 use abi::l5o::{
     Direction, L5oCreate, L5oId, L5oLimits, L5oRefused, L5oState, Opened, ResyncRequest,
 };
+use abi::nvme_tcp::NvmeTcpLimits;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -117,7 +118,14 @@ impl L5oEngine {
     /// What it offers.
     pub(crate) const fn limits(&self) -> L5oLimits {
         let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
-        L5oLimits { contexts_max, resync, tls_tx, tls_rx }
+        let nvme_tcp = NvmeTcpLimits {
+            tx: false,
+            rx: false,
+            buffers_max: 0,
+            buffer_bytes_max: 0,
+            io_threshold: 0,
+        };
+        L5oLimits { contexts_max, resync, tls_tx, tls_rx, nvme_tcp }
     }
 
     /// Makes a context; says if it did not.

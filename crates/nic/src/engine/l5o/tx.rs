@@ -63,6 +63,7 @@ impl L5oEngine {
         for part in parts {
             let mut sealed = match part {
                 Part::Sealed(sealed) => sealed,
+                Part::Pdu(_) => return Err(Refused::Unsealed),
                 plain => {
                     pieces.push(Piece::Plain(plain.len()));
                     contents.push(plain);
@@ -85,6 +86,7 @@ impl L5oEngine {
                 }
                 Content::File(extent) if extent.len > 0 => contents.push(Part::File(extent)),
                 Content::File(_) => {}
+                Content::Pdu(_) => return Err(Refused::Unsealed),
             }
             pieces.push(Piece::Sealed { context: key, keys: Arc::clone(keys), sealed });
         }

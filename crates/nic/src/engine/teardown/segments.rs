@@ -163,14 +163,14 @@ fn put(header: &mut Header, range: Range<usize>, bytes: &[u8]) {
 /// what precedes it in its message, which was another part's.
 pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
     let extent = *part.extent()?;
-    let prefix = if let Part::Sealed(sealed) = part { sealed.prefix.min(extent.len) } else { 0 };
+    let prefix = part.extent_prefix().min(extent.len);
     let offset = extent.offset.saturating_add(u64::from(prefix));
     Some(FileExtent { offset, len: extent.len - prefix, ..extent })
 }
 
 /// Whether the content that precedes a part in its message comes with it: that is held already.
 pub(super) fn recovers(parts: &Parts) -> bool {
-    parts.iter().any(|part| matches!(part, Part::Sealed(sealed) if sealed.prefix > 0))
+    parts.iter().any(Part::has_prefix)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]

@@ -45,6 +45,14 @@ impl CryptoProvider for Timed {
         let key = crypto::Provider.header_protection(suite, key)?;
         Some(Box::new(Key(key, self.0.clone())))
     }
+
+    fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32 {
+        crypto::Provider.crc32c(crc, bytes)
+    }
+
+    fn crc32c_combine(&self, first: u32, second: u32, len: u64) -> u32 {
+        crypto::Provider.crc32c_combine(first, second, len)
+    }
 }
 
 impl HeaderProtection for Key<dyn HeaderProtection> {

@@ -33,6 +33,7 @@ impl Model {
         let mut content = match &part.content {
             Content::Host(bytes) => bytes.to_vec(),
             Content::File(extent) => file_bytes(extent.offset, extent.len as usize),
+            Content::Pdu(_) => panic!("no PDUs"),
         };
         let front = u32::try_from(keys.framing.front()).unwrap();
         if part.skip <= front {
@@ -138,7 +139,7 @@ proptest! {
                 let bytes = match part {
                     Part::Sealed(sealed) => device.complete(&keys, position, sealed),
                     Part::Host(bytes) => bytes.to_vec(),
-                    Part::File(_) => panic!("plaintext"),
+                    Part::File(_) | Part::Pdu(_) => panic!("plaintext"),
                 };
                 let at = usize::try_from(position).unwrap();
                 prop_assert_eq!(&bytes[..], &wire[at..at + bytes.len()]);

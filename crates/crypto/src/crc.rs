@@ -1,0 +1,52 @@
+//! CRC32C (Castagnoli; RFC 3385, NVMe/TCP's digests) by crc-fast, with the instructions that this
+//! CPU has.
+
+use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
+
+/// What a register is inverted with, before and after.
+const INVERT: u64 = 0xffff_ffff;
+
+/// Goes on from `crc` over `bytes`.
+pub(crate) fn extend(crc: u32, bytes: &[u8]) -> u32 {
+    let state = u64::from(crc) ^ INVERT;
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, state);
+    digest.update(bytes);
+    crate::low32(digest.finalize())
+}
+
+/// Of two texts, one behind the other.
+pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
+    let both = checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), len);
+    crate::low32(both)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn is_the_digest_of_rfc_3720() {
+        // RFC 3720, appendix B.4.
+        assert_eq!(extend(0, &[0; 32]), 0x8a91_36aa);
+        assert_eq!(extend(0, &[0xff; 32]), 0x62a8_ab43);
+        let rising: Vec<u8> = (0..32).collect();
+        assert_eq!(extend(0, &rising), 0x46dd_794e);
+        assert_eq!(extend(0, b"123456789"), 0xe306_9283);
+        assert_eq!(extend(0, &[]), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn goes_on_and_combines(
+            text in proptest::collection::vec(any::<u8>(), 0..3000),
+            cut: usize,
+        ) {
+            let (first, second) = text.split_at(cut % (text.len() + 1));
+            let whole = extend(0, &text);
+            prop_assert_eq!(extend(extend(0, first), second), whole);
+            let (a, b) = (extend(0, first), extend(0, second));
+            prop_assert_eq!(combine(a, b, second.len() as u64), whole);
+        }
+    }
+}
