@@ -2,8 +2,9 @@
 //!
 //! What both sides of the contract need to agree on about a frame is here: where its headers lie
 //! ([`frame`]), what a TCP segment says ([`tcp`]), how it is written ([`emit`]), its checksums and
-//! its RSS hash, TLS records ([`tls`]), and QUIC packets ([`quic`]). Standard formats off the hot
-//! path (ARP, ICMP, neighbour discovery) are `smoltcp`'s, re-exported as [`std_formats`].
+//! its RSS hash, TLS records ([`tls`]), QUIC packets ([`quic`]), and NVMe over TCP ([`nvme`]).
+//! Standard formats off the hot path (ARP, ICMP, neighbour discovery) are `smoltcp`'s, re-exported
+//! as [`std_formats`].
 //!
 //! Nothing here panics on input: parsing is total and answers with an error that says what was
 //! wrong.
@@ -16,6 +17,7 @@ extern crate alloc;
 pub mod checksum;
 pub mod emit;
 pub mod frame;
+pub mod nvme;
 pub mod quic;
 pub mod rss;
 pub mod tcp;

@@ -1,0 +1,153 @@
+//! Commands that name blocks: read, write, compare, write zeroes, dataset management (nvm, section
+//! 3.2).
+
+use super::{Command, byte, half, split, wide};
+use crate::nvme::{put, u32_at, u64_at};
+
+/// Read, write, compare, write zeroes: the blocks (nvm, section 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// First block.
+    pub slba: u64,
+    /// Blocks: 1 to 65536, one more than NLB.
+    pub count: u32,
+    /// The data is on the medium before the command ends.
+    pub fua: bool,
+    /// Limited retry.
+    pub limited_retry: bool,
+    /// Write zeroes: the blocks may be deallocated.
+    pub deallocate: bool,
+    /// Protection information: action and checks, bits 29:26 and storage tag check, bit 24.
+    pub protection: u8,
+}
+
+const FUA: u32 = 1 << 30;
+const LIMITED_RETRY: u32 = 1 << 31;
+const DEAC: u32 = 1 << 25;
+const PRINFO: u32 = 0x3d;
+
+impl Blocks {
+    /// `count` blocks from `slba` on.
+    #[must_use]
+    pub const fn new(slba: u64, count: u32) -> Self {
+        let (fua, limited_retry, deallocate) = (false, false, false);
+        Self { slba, count, fua, limited_retry, deallocate, protection: 0 }
+    }
+
+    /// As a command says them.
+    #[must_use]
+    pub const fn of(command: &Command) -> Self {
+        let cdw12 = command.cdw12();
+        Self {
+            slba: wide(command.cdw10(), command.cdw11()),
+            count: half(cdw12, 0) as u32 + 1,
+            fua: cdw12 & FUA != 0,
+            limited_retry: cdw12 & LIMITED_RETRY != 0,
+            deallocate: cdw12 & DEAC != 0,
+            protection: (cdw12 >> 24 & PRINFO) as u8,
+        }
+    }
+
+    /// Says them in a command. Counts outside 1 to 65536 are cut to the nearest.
+    #[must_use]
+    pub const fn put(&self, mut command: Command) -> Command {
+        let nlb = match self.count {
+            0 => 0,
+            1..=0x1_0000 => self.count - 1,
+            _ => 0xffff,
+        };
+        let [low, high] = split(self.slba);
+        let bits = (self.protection as u32 & PRINFO) << 24
+            | if self.fua { FUA } else { 0 }
+            | if self.limited_retry { LIMITED_RETRY } else { 0 }
+            | if self.deallocate { DEAC } else { 0 };
+        let [_, _, _, cdw13, cdw14, cdw15] = command.cdw10;
+        command.cdw10 = [low, high, nlb | bits, cdw13, cdw14, cdw15];
+        command
+    }
+
+    /// The block behind the last; none above 2^64.
+    #[must_use]
+    pub const fn end(&self) -> Option<u64> {
+        self.slba.checked_add(self.count as u64)
+    }
+}
+
+/// Dataset management (nvm, section 3.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatasetManagement {
+    /// Ranges: 1 to 256, one more than NR.
+    pub ranges: u16,
+    /// AD: deallocate them.
+    pub deallocate: bool,
+    /// IDW and IDR: read or written as a whole. Hints.
+    pub integral: (bool, bool),
+}
+
+impl DatasetManagement {
+    /// As a command says it.
+    #[must_use]
+    pub const fn of(command: &Command) -> Self {
+        let hints = command.cdw11();
+        Self {
+            ranges: byte(command.cdw10(), 0) as u16 + 1,
+            deallocate: hints & 4 != 0,
+            integral: (hints & 2 != 0, hints & 1 != 0),
+        }
+    }
+
+    /// Says it in a command. Counts of ranges outside 1 to 256 are cut to the nearest.
+    #[must_use]
+    pub const fn put(&self, mut command: Command) -> Command {
+        let ranges = match self.ranges {
+            0 => 0,
+            1..=256 => self.ranges - 1,
+            _ => 255,
+        };
+        let (write, read) = self.integral;
+        command.cdw10[0] = ranges as u32;
+        command.cdw10[1] = (self.deallocate as u32) << 2 | (write as u32) << 1 | read as u32;
+        command
+    }
+
+    /// Bytes of the ranges, which are the command's data.
+    #[must_use]
+    pub fn data_len(&self) -> usize {
+        usize::from(self.ranges) * Range::BYTES
+    }
+}
+
+/// A range of dataset management.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Context attributes: hints.
+    pub attributes: u32,
+    /// Blocks; none is no error.
+    pub count: u32,
+    /// First block.
+    pub slba: u64,
+}
+
+impl Range {
+    /// Bytes of it.
+    pub const BYTES: usize = 16;
+
+    /// Those of a command's data.
+    pub fn parse_all(data: &[u8]) -> impl Iterator<Item = Self> + '_ {
+        data.chunks_exact(Self::BYTES).map(|bytes| Self {
+            attributes: u32_at(bytes, 0),
+            count: u32_at(bytes, 4),
+            slba: u64_at(bytes, 8),
+        })
+    }
+
+    /// As data.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        put(&mut bytes, 0, &self.attributes.to_le_bytes());
+        put(&mut bytes, 4, &self.count.to_le_bytes());
+        put(&mut bytes, 8, &self.slba.to_le_bytes());
+        bytes
+    }
+}

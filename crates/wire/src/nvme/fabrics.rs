@@ -1,0 +1,597 @@
+//! Fabrics commands and properties: how a host comes to a controller and sets it up (NVMe over
+//! Fabrics 1.1, section 3; base, sections 3.1.3 and 6).
+
+use super::command::{Command, FABRICS, Sgl};
+use super::nqn::{NQN_FIELD_BYTES, Nqn};
+use super::status::Status;
+use super::{get, put, u16_at, u32_at, u64_at};
+
+/// Types of Fabrics commands: FCTYPE.
+pub mod fctype {
+    /// Property set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication send.
+    pub const AUTH_SEND: u8 = 0x05;
+    /// Authentication receive.
+    pub const AUTH_RECEIVE: u8 = 0x06;
+    /// Disconnect.
+    pub const DISCONNECT: u8 = 0x08;
+}
+
+/// Bytes of a connect command's data.
+pub const CONNECT_DATA_BYTES: usize = 1024;
+/// Controller ID that asks the subsystem to choose one: the dynamic controller model.
+pub const CNTLID_DYNAMIC: u16 = 0xffff;
+/// The same in the static model; fabrics controllers here are dynamic.
+pub const CNTLID_STATIC: u16 = 0xfffe;
+/// Largest identifier of a controller.
+pub const CNTLID_MAX: u16 = 0xffef;
+/// Most bytes of in-capsule data in a Fabrics command, and in commands on the admin queue, whatever
+/// IOCCSZ says (tcp, section 3.3.2).
+pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+
+/// A Fabrics command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabrics {
+    /// Property set.
+    PropertySet(PropertySet),
+    /// Connect; [`ConnectData`] are its data.
+    Connect(Connect),
+    /// Property get.
+    PropertyGet(PropertyGet),
+    /// Disconnect, with its record format.
+    Disconnect(u16),
+    /// Another, by its type.
+    Other(u8),
+}
+
+impl Fabrics {
+    /// What a command with opcode [`FABRICS`] says; none for another.
+    #[must_use]
+    pub fn of(command: &Command) -> Option<Self> {
+        if command.opcode != FABRICS {
+            return None;
+        }
+        let [kind, ..] = command.nsid.to_le_bytes();
+        let bytes = command.to_bytes();
+        let attribute = bytes[40] & 7;
+        let offset = u32_at(&bytes, 44);
+        Some(match kind {
+            fctype::PROPERTY_SET => {
+                let value = u64_at(&bytes, 48);
+                Self::PropertySet(PropertySet { attribute, offset, value })
+            }
+            fctype::PROPERTY_GET => Self::PropertyGet(PropertyGet { attribute, offset }),
+            fctype::CONNECT => Self::Connect(Connect {
+                recfmt: u16_at(&bytes, 40),
+                qid: u16_at(&bytes, 42),
+                sqsize: u16_at(&bytes, 44),
+                cattr: bytes[46],
+                kato: u32_at(&bytes, 48),
+            }),
+            fctype::DISCONNECT => Self::Disconnect(u16_at(&bytes, 40)),
+            other => Self::Other(other),
+        })
+    }
+
+    /// As a command with this data.
+    #[must_use]
+    pub fn to_command(&self, cid: u16, sgl: Sgl) -> Command {
+        let mut bytes = [0; 64];
+        let kind = match *self {
+            Self::PropertySet(set) => {
+                put(&mut bytes, 40, &[set.attribute]);
+                put(&mut bytes, 44, &set.offset.to_le_bytes());
+                put(&mut bytes, 48, &set.value.to_le_bytes());
+                fctype::PROPERTY_SET
+            }
+            Self::PropertyGet(get) => {
+                put(&mut bytes, 40, &[get.attribute]);
+                put(&mut bytes, 44, &get.offset.to_le_bytes());
+                fctype::PROPERTY_GET
+            }
+            Self::Connect(connect) => {
+                put(&mut bytes, 40, &connect.recfmt.to_le_bytes());
+                put(&mut bytes, 42, &connect.qid.to_le_bytes());
+                put(&mut bytes, 44, &connect.sqsize.to_le_bytes());
+                put(&mut bytes, 46, &[connect.cattr]);
+                put(&mut bytes, 48, &connect.kato.to_le_bytes());
+                fctype::CONNECT
+            }
+            Self::Disconnect(recfmt) => {
+                put(&mut bytes, 40, &recfmt.to_le_bytes());
+                fctype::DISCONNECT
+            }
+            Self::Other(kind) => kind,
+        };
+        let body = Command::parse(&bytes);
+        let command = Command::new(FABRICS, cid, u32::from(kind));
+        Command { cdw10: body.cdw10, ..command }.with_data(sgl)
+    }
+}
+
+/// Property Get (fabrics, section 3.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PropertyGet {
+    /// ATTRIB: 0 for four bytes, 1 for eight; others are reserved.
+    pub attribute: u8,
+    /// Which property: see [`property`].
+    pub offset: u32,
+}
+
+/// Property Set (fabrics, section 3.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PropertySet {
+    /// ATTRIB: 0 for four bytes, 1 for eight; others are reserved.
+    pub attribute: u8,
+    /// Which property: see [`property`].
+    pub offset: u32,
+    /// What to set it to.
+    pub value: u64,
+}
+
+impl PropertyGet {
+    /// Asks for this property.
+    #[must_use]
+    pub const fn new(offset: u32) -> Self {
+        Self { attribute: (offset == property::CAP) as u8, offset }
+    }
+}
+
+impl PropertySet {
+    /// Sets this property of four bytes.
+    #[must_use]
+    pub const fn new(offset: u32, value: u32) -> Self {
+        Self { attribute: 0, offset, value: value as u64 }
+    }
+}
+
+/// Connect (fabrics, section 3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Connect {
+    /// Record format: zero.
+    pub recfmt: u16,
+    /// Queue: zero is the admin queue.
+    pub qid: u16,
+    /// One less than the entries of the queue; not zero.
+    pub sqsize: u16,
+    /// Attributes: see [`cattr`].
+    pub cattr: u8,
+    /// Keep alive time-out of the admin queue in milliseconds; zero for none.
+    pub kato: u32,
+}
+
+/// Bits of [`Connect::cattr`].
+pub mod cattr {
+    /// Priority class.
+    pub const PRIORITY: u8 = 0x03;
+    /// No flow control of the submission queue: completions have no SQHD.
+    pub const DISABLE_SQ_FLOW_CONTROL: u8 = 0x04;
+    /// I/O queues may be deleted one by one.
+    pub const DELETE_QUEUES: u8 = 0x08;
+}
+
+/// Offsets in a connect command and in its data: what an invalid parameter is named by.
+pub mod ipo {
+    /// RECFMT of the command.
+    pub const RECFMT: u16 = 40;
+    /// QID of the command.
+    pub const QID: u16 = 42;
+    /// SQSIZE of the command.
+    pub const SQSIZE: u16 = 44;
+    /// KATO of the command.
+    pub const KATO: u16 = 48;
+    /// HOSTID of the data.
+    pub const HOSTID: u16 = 0;
+    /// CNTLID of the data.
+    pub const CNTLID: u16 = 16;
+    /// SUBNQN of the data.
+    pub const SUBNQN: u16 = 256;
+    /// HOSTNQN of the data.
+    pub const HOSTNQN: u16 = 512;
+}
+
+/// How a connect went (fabrics, figures 20 and 21).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectResult {
+    /// This is the controller.
+    Accepted {
+        /// Its ID.
+        cntlid: u16,
+        /// AUTHREQ: what authentication it wants first; zero for none.
+        authentication: u16,
+    },
+    /// A parameter of the command is wrong: its offset.
+    InvalidCommand(u16),
+    /// A parameter of the data is wrong: its offset.
+    InvalidData(u16),
+    /// Refused for another reason.
+    Refused(Status),
+}
+
+impl ConnectResult {
+    /// By a completion's dword 0 and status.
+    #[must_use]
+    pub const fn from_completion(dword0: u32, status: Status) -> Self {
+        let (low, high) = ((dword0 & 0xffff) as u16, (dword0 >> 16) as u16);
+        if status.is_success() {
+            return Self::Accepted { cntlid: low, authentication: high };
+        }
+        let invalid = status.sct() == Status::CONNECT_INVALID.sct()
+            && status.sc() == Status::CONNECT_INVALID.sc();
+        match (invalid, high & 1) {
+            (false, _) => Self::Refused(status),
+            (true, 0) => Self::InvalidCommand(low),
+            (true, _) => Self::InvalidData(low),
+        }
+    }
+
+    /// As dword 0 and status of a completion. Invalid parameters stay so: not to be retried.
+    #[must_use]
+    pub fn to_completion(self) -> (u32, Status) {
+        let invalid = Status::CONNECT_INVALID.do_not_retry();
+        match self {
+            Self::Accepted { cntlid, authentication } => {
+                (u32::from(cntlid) | u32::from(authentication) << 16, Status::SUCCESS)
+            }
+            Self::InvalidCommand(offset) => (u32::from(offset), invalid),
+            Self::InvalidData(offset) => (u32::from(offset) | 1 << 16, invalid),
+            Self::Refused(status) => (0, status),
+        }
+    }
+}
+
+/// The data of a connect command (fabrics, figure 19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectData {
+    /// The host: a UUID that it chose.
+    pub hostid: [u8; 16],
+    /// The controller, or [`CNTLID_DYNAMIC`].
+    pub cntlid: u16,
+    /// The subsystem; none where the name is not valid.
+    pub subnqn: Option<Nqn>,
+    /// The host; none where the name is not valid.
+    pub hostnqn: Option<Nqn>,
+}
+
+impl ConnectData {
+    /// Reads the data.
+    #[must_use]
+    pub fn parse(data: &[u8; CONNECT_DATA_BYTES]) -> Self {
+        let name = |at| Nqn::from_field(&get::<NQN_FIELD_BYTES>(data, at));
+        Self {
+            hostid: get(data, 0),
+            cntlid: u16_at(data, 16),
+            subnqn: name(256),
+            hostnqn: name(512),
+        }
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; CONNECT_DATA_BYTES] {
+        let mut data = [0; CONNECT_DATA_BYTES];
+        put(&mut data, 0, &self.hostid);
+        put(&mut data, 16, &self.cntlid.to_le_bytes());
+        for (at, name) in [(256, &self.subnqn), (512, &self.hostnqn)] {
+            put(&mut data, at, name.as_ref().map_or("", Nqn::as_str).as_bytes());
+        }
+        data
+    }
+}
+
+/// Offsets of properties (base, section 3.1.3): those that a fabrics controller has.
+pub mod property {
+    /// Controller capabilities, eight bytes.
+    pub const CAP: u32 = 0x00;
+    /// Version.
+    pub const VS: u32 = 0x08;
+    /// Controller configuration.
+    pub const CC: u32 = 0x14;
+    /// Controller status.
+    pub const CSTS: u32 = 0x1c;
+    /// Subsystem reset: optional.
+    pub const NSSR: u32 = 0x20;
+    /// Ready time-outs.
+    pub const CRTO: u32 = 0x68;
+}
+
+/// Values of [`property::VS`], and of an Identify Controller's version.
+pub mod version {
+    /// 1.4.
+    pub const V1_4: u32 = 0x0001_0400;
+    /// 2.0.
+    pub const V2_0: u32 = 0x0002_0000;
+}
+
+/// Controller capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// MQES: one less than the most entries of an I/O queue.
+    pub mqes: u16,
+    /// CQR: queues are contiguous, as fabrics want it.
+    pub contiguous: bool,
+    /// TO: most time until ready, in units of 500 ms.
+    pub timeout: u8,
+    /// CSS: I/O command sets. Bit 0 is the NVM command set, bit 6 that there may be several, bit 7
+    /// that there are none.
+    pub css: u8,
+    /// MPSMIN: smallest page, 2 to the power of 12 and this.
+    pub mpsmin: u8,
+    /// MPSMAX: largest page, the same way.
+    pub mpsmax: u8,
+    /// CRMS: ready modes.
+    pub ready_modes: u8,
+}
+
+impl Capabilities {
+    /// By the property's value.
+    #[must_use]
+    pub const fn from_value(value: u64) -> Self {
+        Self {
+            mqes: (value & 0xffff) as u16,
+            contiguous: value & 1 << 16 != 0,
+            timeout: (value >> 24 & 0xff) as u8,
+            css: (value >> 37 & 0xff) as u8,
+            mpsmin: (value >> 48 & 0xf) as u8,
+            mpsmax: (value >> 52 & 0xf) as u8,
+            ready_modes: (value >> 59 & 3) as u8,
+        }
+    }
+
+    /// The property's value.
+    #[must_use]
+    pub const fn to_value(self) -> u64 {
+        self.mqes as u64
+            | (self.contiguous as u64) << 16
+            | (self.timeout as u64) << 24
+            | (self.css as u64) << 37
+            | (self.mpsmin as u64 & 0xf) << 48
+            | (self.mpsmax as u64 & 0xf) << 52
+            | (self.ready_modes as u64 & 3) << 59
+    }
+}
+
+/// Controller configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Configuration {
+    /// EN.
+    pub enable: bool,
+    /// CSS: 0 for the NVM command set, 6 for all that are supported, 7 for none.
+    pub css: u8,
+    /// MPS: page size, 2 to the power of 12 and this.
+    pub mps: u8,
+    /// AMS: arbitration; 0 is round robin.
+    pub ams: u8,
+    /// SHN: how to shut down.
+    pub shutdown: Shutdown,
+    /// IOSQES: 2 to the power of this are the bytes of an I/O submission queue entry: 6.
+    pub iosqes: u8,
+    /// IOCQES: the same of a completion queue entry: 4.
+    pub iocqes: u8,
+}
+
+/// SHN of [`Configuration`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+pub enum Shutdown {
+    /// No.
+    #[default]
+    None,
+    /// Normally.
+    Normal,
+    /// At once.
+    Abrupt,
+    /// Reserved.
+    Reserved,
+}
+
+impl Configuration {
+    /// What hosts enable a controller with: the NVM command set, and entries of 64 and 16 bytes.
+    pub const ENABLED: Self = Self {
+        enable: true,
+        css: 0,
+        mps: 0,
+        ams: 0,
+        shutdown: Shutdown::None,
+        iosqes: 6,
+        iocqes: 4,
+    };
+
+    /// By the property's value.
+    #[must_use]
+    pub const fn from_value(value: u32) -> Self {
+        Self {
+            enable: value & 1 != 0,
+            css: (value >> 4 & 7) as u8,
+            mps: (value >> 7 & 0xf) as u8,
+            ams: (value >> 11 & 7) as u8,
+            shutdown: match value >> 14 & 3 {
+                0 => Shutdown::None,
+                1 => Shutdown::Normal,
+                2 => Shutdown::Abrupt,
+                _ => Shutdown::Reserved,
+            },
+            iosqes: (value >> 16 & 0xf) as u8,
+            iocqes: (value >> 20 & 0xf) as u8,
+        }
+    }
+
+    /// The property's value.
+    #[must_use]
+    pub const fn to_value(self) -> u32 {
+        let shutdown = match self.shutdown {
+            Shutdown::None => 0,
+            Shutdown::Normal => 1,
+            Shutdown::Abrupt => 2,
+            Shutdown::Reserved => 3,
+        };
+        self.enable as u32
+            | (self.css as u32 & 7) << 4
+            | (self.mps as u32 & 0xf) << 7
+            | (self.ams as u32 & 7) << 11
+            | shutdown << 14
+            | (self.iosqes as u32 & 0xf) << 16
+            | (self.iocqes as u32 & 0xf) << 20
+    }
+}
+
+/// Controller status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ControllerStatus {
+    /// RDY.
+    pub ready: bool,
+    /// CFS: fatal, and the controller has to be reset.
+    pub fatal: bool,
+    /// SHST.
+    pub shutdown: ShutdownStatus,
+}
+
+/// SHST of [`ControllerStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+pub enum ShutdownStatus {
+    /// Normal operation.
+    #[default]
+    Normal,
+    /// Shutting down.
+    Occurring,
+    /// Shut down.
+    Complete,
+}
+
+impl ControllerStatus {
+    /// By the property's value.
+    #[must_use]
+    pub const fn from_value(value: u32) -> Self {
+        Self {
+            ready: value & 1 != 0,
+            fatal: value & 2 != 0,
+            shutdown: match value >> 2 & 3 {
+                1 => ShutdownStatus::Occurring,
+                2 => ShutdownStatus::Complete,
+                _ => ShutdownStatus::Normal,
+            },
+        }
+    }
+
+    /// The property's value.
+    #[must_use]
+    pub const fn to_value(self) -> u32 {
+        let shutdown = match self.shutdown {
+            ShutdownStatus::Normal => 0,
+            ShutdownStatus::Occurring => 1,
+            ShutdownStatus::Complete => 2,
+        };
+        self.ready as u32 | (self.fatal as u32) << 1 | shutdown << 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn connect_as_linux_writes_it() {
+        // nvmf_connect_admin_queue: 32 entries, flow control off, 5 s of keep alive, data inline.
+        let mut entry = [0; 64];
+        entry[..5].copy_from_slice(&[0x7f, 0x40, 0x03, 0x00, 0x01]);
+        entry[32..40].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 0x01]);
+        entry[40..52].copy_from_slice(&[0, 0, 0, 0, 0x1f, 0, 4, 0, 0x88, 0x13, 0, 0]);
+        let connect = Connect {
+            recfmt: 0,
+            qid: 0,
+            sqsize: 31,
+            cattr: cattr::DISABLE_SQ_FLOW_CONTROL,
+            kato: 5000,
+        };
+        let command = Command::parse(&entry);
+        assert_eq!(Fabrics::of(&command), Some(Fabrics::Connect(connect)));
+        assert_eq!(command.sgl, Sgl::InCapsule { offset: 0, len: 1024 });
+        assert_eq!(Fabrics::Connect(connect).to_command(3, command.sgl), command);
+        assert_eq!(Fabrics::of(&Command::new(0x02, 0, 0)), None);
+
+        // nvmf_reg_read64 of CAP, nvmf_reg_write32 of CC.
+        let get = PropertyGet::new(property::CAP);
+        assert_eq!(get, PropertyGet { attribute: 1, offset: 0 });
+        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+        assert_eq!((set.attribute, set.offset, set.value), (0, 0x14, 0x0046_0001));
+    }
+
+    #[test]
+    fn results_of_connect() {
+        let invalid = Status::CONNECT_INVALID.do_not_retry();
+        for (result, dword0, status) in [
+            (ConnectResult::Accepted { cntlid: 7, authentication: 0 }, 7, Status::SUCCESS),
+            (ConnectResult::InvalidCommand(ipo::SQSIZE), 44, invalid),
+            (ConnectResult::InvalidData(ipo::SUBNQN), 0x1_0100, invalid),
+            (ConnectResult::Refused(Status::INVALID_HOST), 0, Status::INVALID_HOST),
+        ] {
+            assert_eq!(result.to_completion(), (dword0, status));
+            assert_eq!(ConnectResult::from_completion(dword0, status), result);
+        }
+    }
+
+    #[test]
+    fn data_of_connect() {
+        let data = ConnectData {
+            hostid: [9; 16],
+            cntlid: CNTLID_DYNAMIC,
+            subnqn: Nqn::new("nqn.2026-11.example:disks"),
+            hostnqn: None,
+        };
+        let bytes = data.to_bytes();
+        assert_eq!(bytes[16..18], [0xff, 0xff]);
+        assert_eq!(&bytes[256..281], b"nqn.2026-11.example:disks");
+        assert_eq!(ConnectData::parse(&bytes), data);
+    }
+
+    #[test]
+    fn properties() {
+        // nvmet_init_cap with 128 entries, 7.5 s.
+        let capabilities = Capabilities {
+            mqes: 127,
+            contiguous: true,
+            timeout: 15,
+            css: 1,
+            mpsmin: 0,
+            mpsmax: 0,
+            ready_modes: 0,
+        };
+        assert_eq!(capabilities.to_value(), 0x20_0f01_007f);
+        let off = Configuration::from_value(0x0046_4000);
+        assert_eq!(
+            off,
+            Configuration { enable: false, shutdown: Shutdown::Normal, ..Configuration::ENABLED }
+        );
+        let down =
+            ControllerStatus { ready: true, fatal: false, shutdown: ShutdownStatus::Complete };
+        assert_eq!(down.to_value(), 9);
+    }
+
+    proptest! {
+        #[test]
+        fn values_are_read_as_written(
+            bytes in proptest::collection::vec(any::<u8>(), 64),
+            kind in 0..10_u8,
+            value in any::<u64>(),
+        ) {
+            let mut entry: [u8; 64] = get(&bytes, 0);
+            entry[0] = FABRICS;
+            entry[4] = kind;
+            let command = Command::parse(&entry);
+            let fabrics = Fabrics::of(&command).unwrap();
+            prop_assert_eq!(Fabrics::of(&fabrics.to_command(1, Sgl::NONE)), Some(fabrics));
+            let capabilities = Capabilities::from_value(value);
+            prop_assert_eq!(Capabilities::from_value(capabilities.to_value()), capabilities);
+            let configuration = Configuration::from_value(command.cdw10[0]);
+            let again = Configuration::from_value(configuration.to_value());
+            prop_assert_eq!(again, configuration);
+            let status = ControllerStatus::from_value(command.cdw10[0]);
+            prop_assert_eq!(ControllerStatus::from_value(status.to_value()), status);
+        }
+    }
+}

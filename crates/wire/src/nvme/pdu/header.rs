@@ -1,0 +1,318 @@
+//! What is behind the common header, of each PDU (tcp, section 3.6.2).
+
+use super::{
+    COMMON_BYTES, Common, DIGEST_BYTES, Fault, Fes, Flags, HEADER_BYTES, Kind, MAXH2CDATA_MIN,
+    PDA_MAX, PFV, Rules, at, data_offset,
+};
+use crate::nvme::{get, put, u8_at, u16_at, u32_at};
+
+/// H2CData or C2HData, behind the common header (tcp, sections 3.6.2.7 and 3.6.2.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataHeader {
+    /// The command's identifier.
+    pub cccid: u16,
+    /// The R2T's tag in H2CData; reserved in C2HData.
+    pub ttag: u16,
+    /// Where in the command's data it begins, in bytes.
+    pub offset: u32,
+    /// Bytes of data, at least one.
+    pub len: u32,
+    /// LAST_PDU.
+    pub last: bool,
+    /// SUCCESS: only in C2HData.
+    pub success: bool,
+}
+
+impl DataHeader {
+    /// Reads what is behind the common header that `bytes` begin with.
+    ///
+    /// # Errors
+    /// What a terminate request has to say.
+    pub fn parse(common: &Common, bytes: &[u8; HEADER_BYTES]) -> Result<Self, Fault> {
+        let (offset, len) = (u32_at(bytes, 12), u32_at(bytes, 16));
+        if offset % 4 != 0 {
+            return Err(Fault::field(at::DATAO));
+        }
+        if len != common.data_len {
+            return Err(Fault::field(at::DATAL));
+        }
+        offset.checked_add(len).ok_or(Fault::OUT_OF_RANGE)?;
+        let to_host = common.kind == Kind::C2HData;
+        Ok(Self {
+            cccid: u16_at(bytes, 8),
+            ttag: if to_host { 0 } else { u16_at(bytes, 10) },
+            offset,
+            len,
+            last: common.flags.has(Flags::LAST),
+            success: to_host && common.flags.has(Flags::SUCCESS),
+        })
+    }
+
+    /// What is behind the data's last byte.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.offset.saturating_add(self.len)
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        put(out, 8, &self.cccid.to_le_bytes());
+        put(out, 10, &self.ttag.to_le_bytes());
+        put(out, 12, &self.offset.to_le_bytes());
+        put(out, 16, &self.len.to_le_bytes());
+    }
+}
+
+/// ICReq (tcp, section 3.6.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcReq {
+    /// PDU format version.
+    pub pfv: u16,
+    /// Alignment of data to the host: one less than the dwords.
+    pub hpda: u8,
+    /// The host wants header digests.
+    pub header_digest: bool,
+    /// The host wants data digests.
+    pub data_digest: bool,
+    /// One less than the most R2Ts of a command at one time.
+    pub maxr2t: u32,
+}
+
+/// ICResp (tcp, section 3.6.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcResp {
+    /// PDU format version.
+    pub pfv: u16,
+    /// Alignment of data to the controller: one less than the dwords.
+    pub cpda: u8,
+    /// Headers have digests.
+    pub header_digest: bool,
+    /// Data has digests.
+    pub data_digest: bool,
+    /// Most bytes of data in an H2CData: a multiple of four, [`MAXH2CDATA_MIN`] or more.
+    pub maxh2cdata: u32,
+}
+
+/// DGST of ICReq and ICResp.
+const HDGST_ENABLE: u8 = 0x01;
+const DDGST_ENABLE: u8 = 0x02;
+
+const fn dgst(header: bool, data: bool) -> u8 {
+    let header = if header { HDGST_ENABLE } else { 0 };
+    header | if data { DDGST_ENABLE } else { 0 }
+}
+
+impl IcReq {
+    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let dgst = u8_at(bytes, 11);
+        let request = Self {
+            pfv: u16_at(bytes, 8),
+            hpda: u8_at(bytes, 10),
+            header_digest: dgst & HDGST_ENABLE != 0,
+            data_digest: dgst & DDGST_ENABLE != 0,
+            maxr2t: u32_at(bytes, 12),
+        };
+        check_setup(request.pfv, request.hpda)?;
+        Ok(request)
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        put(out, 8, &self.pfv.to_le_bytes());
+        put(out, 10, &[self.hpda, dgst(self.header_digest, self.data_digest)]);
+        put(out, 12, &self.maxr2t.to_le_bytes());
+    }
+}
+
+impl IcResp {
+    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let dgst = u8_at(bytes, 11);
+        let response = Self {
+            pfv: u16_at(bytes, 8),
+            cpda: u8_at(bytes, 10),
+            header_digest: dgst & HDGST_ENABLE != 0,
+            data_digest: dgst & DDGST_ENABLE != 0,
+            maxh2cdata: u32_at(bytes, 12),
+        };
+        check_setup(response.pfv, response.cpda)?;
+        if response.maxh2cdata < MAXH2CDATA_MIN || response.maxh2cdata % 4 != 0 {
+            return Err(Fault::field(at::MAXH2CDATA));
+        }
+        Ok(response)
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        put(out, 8, &self.pfv.to_le_bytes());
+        put(out, 10, &[self.cpda, dgst(self.header_digest, self.data_digest)]);
+        put(out, 12, &self.maxh2cdata.to_le_bytes());
+    }
+}
+
+/// A version that is not known is not supported; an alignment above the largest is wrong.
+const fn check_setup(pfv: u16, pda: u8) -> Result<(), Fault> {
+    if pfv != PFV {
+        Err(Fault::unsupported(at::PFV))
+    } else if pda > PDA_MAX {
+        Err(Fault::field(at::PDA))
+    } else {
+        Ok(())
+    }
+}
+
+/// R2T (tcp, section 3.6.2.9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct R2t {
+    /// The command's identifier.
+    pub cccid: u16,
+    /// What H2CData has to name.
+    pub ttag: u16,
+    /// Where in the command's data the request begins, in bytes.
+    pub offset: u32,
+    /// Bytes that are requested, at least one.
+    pub len: u32,
+}
+
+impl R2t {
+    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+        let [cccid, ttag] = [8, 10].map(|at| u16_at(bytes, at));
+        let [offset, len] = [12, 16].map(|at| u32_at(bytes, at));
+        if offset % 4 != 0 {
+            return Err(Fault::field(at::DATAO));
+        }
+        if len == 0 {
+            return Err(Fault::field(at::DATAL));
+        }
+        offset.checked_add(len).ok_or(Fault::OUT_OF_RANGE)?;
+        Ok(Self { cccid, ttag, offset, len })
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        put(out, 8, &self.cccid.to_le_bytes());
+        put(out, 10, &self.ttag.to_le_bytes());
+        put(out, 12, &self.offset.to_le_bytes());
+        put(out, 16, &self.len.to_le_bytes());
+    }
+}
+
+/// A header, without its digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// Initialize connection request.
+    ICReq(IcReq),
+    /// Initialize connection response.
+    ICResp(IcResp),
+    /// The host ends the connection; behind it are bytes of the header in error.
+    H2CTermReq(Fault),
+    /// The controller does.
+    C2HTermReq(Fault),
+    /// A command's submission queue entry.
+    CapsuleCmd([u8; 64]),
+    /// A completion queue entry.
+    CapsuleResp([u8; 16]),
+    /// Data of a write.
+    H2CData(DataHeader),
+    /// Data of a read.
+    C2HData(DataHeader),
+    /// The controller is ready to transfer.
+    R2T(R2t),
+}
+
+impl Header {
+    /// Which PDU it is of.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::ICReq(_) => Kind::ICReq,
+            Self::ICResp(_) => Kind::ICResp,
+            Self::H2CTermReq(_) => Kind::H2CTermReq,
+            Self::C2HTermReq(_) => Kind::C2HTermReq,
+            Self::CapsuleCmd(_) => Kind::CapsuleCmd,
+            Self::CapsuleResp(_) => Kind::CapsuleResp,
+            Self::H2CData(_) => Kind::H2CData,
+            Self::C2HData(_) => Kind::C2HData,
+            Self::R2T(_) => Kind::R2T,
+        }
+    }
+
+    /// Reads a header, of which `bytes` are all. Its digest is the caller's to check before.
+    ///
+    /// # Errors
+    /// What a terminate request has to say. A header that is cut off has a wrong HLEN.
+    pub fn parse(common: &Common, bytes: &[u8]) -> Result<Self, Fault> {
+        let len = usize::from(common.kind.header_len());
+        let bytes = bytes.get(..len).ok_or(Fault::field(at::HLEN))?;
+        let data = || DataHeader::parse(common, &get(bytes, 0));
+        let term = || Fault { fes: Fes(u16_at(bytes, 8)), fei: u32_at(bytes, 10) };
+        Ok(match common.kind {
+            Kind::ICReq => Self::ICReq(IcReq::parse(bytes)?),
+            Kind::ICResp => Self::ICResp(IcResp::parse(bytes)?),
+            Kind::H2CTermReq => Self::H2CTermReq(term()),
+            Kind::C2HTermReq => Self::C2HTermReq(term()),
+            Kind::CapsuleCmd => Self::CapsuleCmd(get(bytes, COMMON_BYTES)),
+            Kind::CapsuleResp => Self::CapsuleResp(get(bytes, COMMON_BYTES)),
+            Kind::H2CData => Self::H2CData(data()?),
+            Kind::C2HData => Self::C2HData(data()?),
+            Kind::R2T => Self::R2T(R2t::parse(bytes)?),
+        })
+    }
+
+    /// The common header that it has with `data_len` bytes of data behind it, by the receiver's
+    /// rules; none where a PDU of its kind has no data, or none so long.
+    #[must_use]
+    pub fn common(&self, data_len: u32, rules: &Rules) -> Option<Common> {
+        let kind = self.kind();
+        let header_bytes = rules.header_bytes(kind);
+        let term = matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq);
+        if data_len > 0 && !kind.has_data() && !term {
+            return None;
+        }
+        let mut common =
+            Common { kind, flags: self.flags(), pdo: 0, plen: 0, header_bytes, data_len };
+        common.flags = common.flags.with(Flags::HDGST.only_if(header_bytes > kind_len(kind)));
+        let mut plen = header_bytes;
+        if common.carries_data() {
+            let digest = rules.header_digest;
+            plen = data_offset(kind.header_len(), digest, rules.pda.min(PDA_MAX));
+            common.pdo = u8::try_from(plen).ok()?;
+            common.flags = common.flags.with(Flags::DDGST.only_if(rules.data_digest));
+        }
+        let trailer = if common.flags.has(Flags::DDGST) { DIGEST_BYTES } else { 0 };
+        common.plen = plen.checked_add(data_len)?.checked_add(trailer)?;
+        Some(common)
+    }
+
+    const fn flags(&self) -> Flags {
+        match self {
+            Self::H2CData(data) => Flags::LAST.only_if(data.last),
+            Self::C2HData(data) => {
+                Flags::LAST.only_if(data.last).with(Flags::SUCCESS.only_if(data.success))
+            }
+            _ => Flags::NONE,
+        }
+    }
+
+    /// Writes the header at the start of `out`, and gives what it begins with; none where
+    /// [`Self::common`] gives none, or there is no room. Digests and padding are not written.
+    pub fn write(&self, data_len: u32, rules: &Rules, out: &mut [u8]) -> Option<Common> {
+        let common = self.common(data_len, rules)?;
+        let out = out.get_mut(..usize::from(common.kind.header_len()))?;
+        out.fill(0);
+        put(out, 0, &common.to_bytes());
+        match self {
+            Self::ICReq(request) => request.write(out),
+            Self::ICResp(response) => response.write(out),
+            Self::H2CTermReq(fault) | Self::C2HTermReq(fault) => {
+                put(out, 8, &fault.fes.0.to_le_bytes());
+                put(out, 10, &fault.fei.to_le_bytes());
+            }
+            Self::CapsuleCmd(entry) => put(out, COMMON_BYTES, entry),
+            Self::CapsuleResp(entry) => put(out, COMMON_BYTES, entry),
+            Self::H2CData(data) => data.write(out),
+            Self::C2HData(data) => DataHeader { ttag: 0, ..*data }.write(out),
+            Self::R2T(request) => request.write(out),
+        }
+        Some(common)
+    }
+}
+
+const fn kind_len(kind: Kind) -> u32 {
+    kind.header_len() as u32
+}
