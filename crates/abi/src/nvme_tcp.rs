@@ -199,6 +199,10 @@ impl Data {
 /// Bytes of a data digest.
 pub const DIGEST_BYTES: u32 = 4;
 
+/// Most bytes of [`PduRange::prefix`], over all ranges of one transmit; one with more is refused.
+/// So the digest of a PDU with more data is the host's to compute.
+pub const PREFIX_BYTES_MAX: u32 = 1 << 20;
+
 /// What the engine offers (`struct ulp_ddp_limits`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeTcpLimits {

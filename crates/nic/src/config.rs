@@ -160,6 +160,8 @@ pub struct L5oConfig {
     pub tls_tx: bool,
     /// Whether TLS is opened.
     pub tls_rx: bool,
+    /// Whether data digests of NVMe over TCP are filled in.
+    pub nvme_tcp_tx: bool,
     /// Messages of one flow of which something is kept while some of it is missing.
     pub messages_ahead_max: usize,
     /// The same over all flows.
@@ -179,6 +181,7 @@ impl L5oConfig {
             resync: ResyncMode::default(),
             tls_tx: true,
             tls_rx: true,
+            nvme_tcp_tx: true,
             messages_ahead_max: 64,
             messages_ahead_total: 65_536,
         }

@@ -2,6 +2,7 @@
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::l5o::{L5oCreate, L5oId, L5oRefused};
+use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::quic::{QuicId, QuicStatus, QuicTrouble};
 use abi::{
@@ -14,7 +15,7 @@ use alloc::vec::Vec;
 use base::{Duration, Instant};
 use wire::tls::CONTENT_BYTES_MAX;
 
-use crate::config::{DeviceConfig, RUN_BYTES_MAX};
+use crate::config::{DeviceConfig, L5oConfig, RUN_BYTES_MAX};
 use crate::connections::Connections;
 use crate::counters::TxCounters;
 use crate::engine::Resolved;
@@ -716,7 +717,8 @@ impl Device {
 fn file_bytes_max(config: &DeviceConfig) -> u32 {
     let extents = u32::try_from(FileLimits::EXTENTS_PER_TRANSMIT_MAX).unwrap_or(0);
     let message = u32::try_from(CONTENT_BYTES_MAX).unwrap_or(0);
-    let prefixes = config.l5o.as_ref().map_or(0, |_| extents * message);
+    let pdus = |l5o: &L5oConfig| if l5o.nvme_tcp_tx { PREFIX_BYTES_MAX } else { 0 };
+    let prefixes = config.l5o.as_ref().map_or(0, |l5o| extents * message + pdus(l5o));
     config.transmit_bytes_max.saturating_add(prefixes)
 }
 

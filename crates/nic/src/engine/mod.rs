@@ -10,6 +10,7 @@ use crate::slab::Key;
 
 pub(crate) mod file;
 pub(crate) mod l5o;
+pub(crate) mod nvme_tcp;
 mod output;
 pub(crate) mod quic;
 pub(crate) mod setup;

@@ -30,7 +30,7 @@ use abi::Refusal;
 use abi::l5o::{
     Direction, L5oCreate, L5oId, L5oLimits, L5oRefused, L5oState, Opened, ResyncRequest,
 };
-use abi::nvme_tcp::NvmeTcpLimits;
+use abi::nvme_tcp::{NvmeTcpLimits, NvmeTcpState};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -43,6 +43,7 @@ use wire::tls::CONTENT_BYTES_MAX;
 use self::cache::Cache;
 use self::counters::L5oCounters;
 use self::rx::Receive;
+use super::nvme_tcp::tx::{NvmeTxCounters, TxState as NvmeTxState};
 use super::output::Outputs;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
@@ -70,15 +71,27 @@ struct Context {
     id: L5oId,
     queue: usize,
     flow: FlowId,
-    keys: Arc<Keys>,
     way: Way,
     /// The host has destroyed it; transmits that wait still need it.
     doomed: bool,
 }
 
+/// What a context does, for which protocol: its static state, which transmits that wait share, and
+/// its dynamic one.
 enum Way {
-    Transmit(TxState),
-    Receive(Tuple, Box<Receive>),
+    Transmit(Arc<Keys>, TxState),
+    Receive(Tuple, Arc<Keys>, Box<Receive>),
+    NvmeTransmit(Arc<NvmeTcpState>, NvmeTxState),
+}
+
+impl Way {
+    /// Whether a transmit that waits needs it.
+    fn is_needed(&self) -> bool {
+        match self {
+            Self::Transmit(keys, _) | Self::Receive(_, keys, _) => Arc::strong_count(keys) > 1,
+            Self::NvmeTransmit(state, _) => Arc::strong_count(state) > 1,
+        }
+    }
 }
 
 /// The engine's state.
@@ -95,6 +108,7 @@ pub(crate) struct L5oEngine {
     tools: rx::Tools,
     seed: u64,
     counters: L5oCounters,
+    nvme_tx: NvmeTxCounters,
 }
 
 impl L5oEngine {
@@ -111,6 +125,7 @@ impl L5oEngine {
             tools: rx::Tools::new(&config),
             seed,
             counters: L5oCounters::default(),
+            nvme_tx: NvmeTxCounters::default(),
             config,
         }
     }
@@ -119,7 +134,7 @@ impl L5oEngine {
     pub(crate) const fn limits(&self) -> L5oLimits {
         let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
         let nvme_tcp = NvmeTcpLimits {
-            tx: false,
+            tx: self.config.nvme_tcp_tx,
             rx: false,
             buffers_max: 0,
             buffer_bytes_max: 0,
@@ -138,9 +153,13 @@ impl L5oEngine {
 
     fn try_create(&mut self, queue: usize, create: L5oCreate) -> Result<(), Refusal> {
         let L5oCreate { context: id, flow, direction, tcpsn, state } = create;
-        let on = match direction {
-            Direction::Transmit => self.config.tls_tx,
-            Direction::Receive(_) => self.config.tls_rx,
+        let on = match (direction, &state) {
+            (Direction::Transmit, L5oState::Tls(_)) => self.config.tls_tx,
+            (Direction::Receive(_), L5oState::Tls(_)) => self.config.tls_rx,
+            (Direction::Transmit, L5oState::NvmeTcp(nvme)) => {
+                self.config.nvme_tcp_tx && nvme.data_digest
+            }
+            _ => false,
         };
         if !on {
             return Err(Refusal::NotSupported);
@@ -150,13 +169,36 @@ impl L5oEngine {
         if full || self.find(queue, id).is_some() {
             return Err(Refusal::TableFull);
         }
-        let L5oState::Tls(state) = state else { return Err(Refusal::UnknownProtocol) };
-        let keys = Keys::new(&*self.config.crypto, &state).ok_or(Refusal::UnknownProtocol)?;
-        let way = match direction {
+        let way = match state {
+            L5oState::Tls(state) => {
+                let keys = Keys::new(&*self.config.crypto, &state);
+                let keys = Arc::new(keys.ok_or(Refusal::UnknownProtocol)?);
+                self.tls_way(direction, keys, tcpsn, state.number)
+            }
+            L5oState::NvmeTcp(state) => {
+                self.nvme_tx.tx_nvmeotcp_ctx += 1;
+                Way::NvmeTransmit(Arc::new(state), NvmeTxState::default())
+            }
+            _ => return Err(Refusal::UnknownProtocol),
+        };
+        let key = self.contexts.insert(Context { id, queue, flow, way, doomed: false });
+        self.index(key);
+        self.cache.insert(key.index(), &mut self.counters);
+        Ok(())
+    }
+
+    fn tls_way(
+        &mut self,
+        direction: Direction,
+        keys: Arc<Keys>,
+        tcpsn: SeqNum,
+        number: u64,
+    ) -> Way {
+        match direction {
             Direction::Transmit => {
                 self.counters.tx_tls_ctx += 1;
                 let sum = Some(abi::crypto::Sum::default());
-                Way::Transmit(TxState { tcpsn, number: state.number, offset: 0, sum })
+                Way::Transmit(keys, TxState { tcpsn, number, offset: 0, sum })
             }
             Direction::Receive(tuple) => {
                 self.counters.rx_tls_ctx += 1;
@@ -164,14 +206,9 @@ impl L5oEngine {
                 if let Some(old) = self.find_tuple(&tuple) {
                     self.remove(old);
                 }
-                Way::Receive(tuple, Box::new(Receive::new(&self.config, tcpsn, state.number)))
+                Way::Receive(tuple, keys, Box::new(Receive::new(&self.config, tcpsn, number)))
             }
-        };
-        let keys = Arc::new(keys);
-        let key = self.contexts.insert(Context { id, queue, flow, keys, way, doomed: false });
-        self.index(key);
-        self.cache.insert(key.index(), &mut self.counters);
-        Ok(())
+        }
     }
 
     /// Forgets a context, once no transmit that waits needs it.
@@ -179,7 +216,7 @@ impl L5oEngine {
         let Some(key) = self.find(queue, id) else { return };
         self.unindex(key);
         let Some(context) = self.contexts.get_mut(key) else { return };
-        if Arc::strong_count(&context.keys) > 1 {
+        if context.way.is_needed() {
             context.doomed = true;
             self.doomed.push(key);
         } else {
@@ -191,7 +228,7 @@ impl L5oEngine {
     pub(crate) fn sweep(&mut self) {
         let mut at = 0;
         while let Some(&key) = self.doomed.get(at) {
-            let waits = |context: &Context| Arc::strong_count(&context.keys) > 1;
+            let waits = |context: &Context| context.way.is_needed();
             if self.contexts.get(key).is_some_and(waits) {
                 at += 1;
             } else {
@@ -205,7 +242,7 @@ impl L5oEngine {
     pub(crate) fn resync(&mut self, queue: usize, id: L5oId, tcpsn: SeqNum, number: Option<u64>) {
         let key = self.find(queue, id).unwrap_or(Key::NONE);
         match self.contexts.get_mut(key) {
-            Some(Context { way: Way::Receive(_, receive), .. }) => {
+            Some(Context { way: Way::Receive(_, _, receive), .. }) => {
                 receive.answer(tcpsn, number, &mut self.tools, &mut self.counters);
             }
             _ => self.counters.rx_tls_resync_res_skip += 1,
@@ -227,16 +264,10 @@ impl L5oEngine {
         let key = self.find_tuple(tuple)?;
         self.cache.touch(key.index(), &mut self.counters);
         let context = self.contexts.get_mut(key)?;
-        let Way::Receive(_, receive) = &mut context.way else { return None };
+        let Way::Receive(_, keys, receive) = &mut context.way else { return None };
         let asker = (context.queue, context.id, context.flow);
-        let (opened, requests) = receive.packet(
-            context.id,
-            &context.keys,
-            seq,
-            payload,
-            &mut self.tools,
-            &mut self.counters,
-        );
+        let (opened, requests) =
+            receive.packet(context.id, keys, seq, payload, &mut self.tools, &mut self.counters);
         Some(Outcome { opened, asker, requests })
     }
 
@@ -264,6 +295,7 @@ impl L5oEngine {
     /// Counters and gauges by name.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
+        self.nvme_tx.visit(f);
         f("l5o_contexts", self.contexts.len() as u64);
         f("l5o_messages_open", self.tools.open as u64);
         f("l5o_output_bytes", self.outputs.bytes() as u64);
@@ -274,7 +306,7 @@ impl L5oEngine {
         self.unindex(key);
         self.cache.remove(key.index());
         let Some(context) = self.contexts.remove(key) else { return };
-        if let Way::Receive(_, receive) = context.way {
+        if let Way::Receive(_, _, receive) = context.way {
             self.counters.rx_tls_del += 1;
             self.tools.open -= receive.open().min(self.tools.open);
         }
@@ -294,8 +326,8 @@ impl L5oEngine {
 
     fn tuple(&self, key: Key) -> Option<&Tuple> {
         match &self.contexts.get(key)?.way {
-            Way::Receive(tuple, _) => Some(tuple),
-            Way::Transmit(_) => None,
+            Way::Receive(tuple, ..) => Some(tuple),
+            Way::Transmit(..) | Way::NvmeTransmit(..) => None,
         }
     }
 
@@ -304,7 +336,7 @@ impl L5oEngine {
         let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
         self.by_id.insert_unique(by_id(&key), key, by_id);
         let by_tuple = |&key: &Key| match contexts.get(key).map(|c| &c.way) {
-            Some(Way::Receive(tuple, _)) => hash_tuple(seed, tuple),
+            Some(Way::Receive(tuple, ..)) => hash_tuple(seed, tuple),
             _ => 0,
         };
         if self.tuple(key).is_some() {

@@ -30,9 +30,15 @@ impl<'a> Source<'a> {
 
     /// Leaves the next bytes out.
     pub(crate) fn skip(&mut self, bytes: u32) {
+        self.visit(bytes, |_| ());
+    }
+
+    /// Shows the next bytes, piece by piece.
+    pub(crate) fn visit(&mut self, bytes: u32, mut f: impl FnMut(&[u8])) {
         let mut left = bytes as usize;
         while left > 0 {
             let Some(here) = self.here(left) else { return };
+            f(here);
             left -= here.len();
         }
     }

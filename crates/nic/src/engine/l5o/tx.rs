@@ -1,22 +1,28 @@
-//! Transmits with sealed parts: planned when the operation is taken, sealed when they leave.
+//! Transmits with parts that a context completes: planned when the operation is taken, completed
+//! when they leave.
 //!
 //! [`L5oEngine::plan`] checks each part and puts its content in its place, so that the file engine
 //! sees host memory and extents only. [`L5oEngine::seal`] is called in the order of the flow, when
-//! all content is at hand. Between the two a plan holds a reference to the keys, which keeps a
-//! destroyed context alive for it.
+//! all content is at hand: digests first, then seals (autonomous-nic-offloads.md section 5.3).
+//! Between the two a plan holds a reference to the static state of its contexts, which keeps
+//! destroyed ones alive for it.
 //!
-//! A part that the context cannot complete drops its transmit: nothing leaves unsealed, for the
-//! peer could not tell (tls-offload.rst: "drop", never leak).
+//! A part that its context cannot complete drops its transmit: nothing leaves unsealed or with a
+//! wrong digest, for the peer could not tell (tls-offload.rst: "drop", never leak).
 
 use abi::l5o::{Content, Sealed};
+use abi::nvme_tcp::{Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange};
 use abi::port::{Payload, Payloads};
-use abi::{Part, Parts};
+use abi::{FileExtent, Part, Parts};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use base::SeqNum;
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{Context, L5oEngine, Source, Way};
+use crate::engine::nvme_tcp::tx;
+use crate::engine::output::Outputs;
 use crate::engine::tls::{Keys, Seal};
 use crate::slab::Key;
 
@@ -35,7 +41,19 @@ pub(crate) enum Piece {
         keys: Arc<Keys>,
         /// What is to be sealed; its content is in the transmit's parts.
         sealed: Box<Sealed>,
+        /// The range of a PDU that its content is, where it is one.
+        pdu: Option<Pdu>,
     },
+    /// A range of a PDU.
+    Pdu(Pdu),
+}
+
+/// A range of a PDU whose data is in the transmit's parts.
+pub(crate) struct Pdu {
+    context: Key,
+    /// Whoever has it keeps the context.
+    _state: Arc<NvmeTcpState>,
+    range: Box<PduRange>,
 }
 
 impl core::fmt::Debug for Piece {
@@ -43,6 +61,7 @@ impl core::fmt::Debug for Piece {
         match self {
             Self::Plain(len) => write!(f, "Plain({len})"),
             Self::Sealed { sealed, .. } => write!(f, "Sealed({})", sealed.len),
+            Self::Pdu(pdu) => write!(f, "Pdu({})", pdu.range.len),
         }
     }
 }
@@ -57,40 +76,92 @@ pub(crate) enum Refused {
 }
 
 impl L5oEngine {
-    /// Takes the sealed parts out of a transmit and leaves their content.
+    /// Takes the parts that contexts complete out of a transmit and leaves their content.
     pub(crate) fn plan(&mut self, queue: usize, parts: Parts) -> Result<(Pieces, Parts), Refused> {
         let (mut pieces, mut contents) = (Pieces::new(), Parts::new());
+        let mut prefixes = 0_u32;
         for part in parts {
-            let mut sealed = match part {
-                Part::Sealed(sealed) => sealed,
-                Part::Pdu(_) => return Err(Refused::Unsealed),
+            let piece = match part {
+                Part::Sealed(sealed) => {
+                    self.plan_sealed(queue, sealed, &mut prefixes, &mut contents)?
+                }
+                Part::Pdu(range) => {
+                    let pdu = self.plan_pdu(queue, range, false, &mut prefixes, &mut contents)?;
+                    Piece::Pdu(pdu)
+                }
                 plain => {
-                    pieces.push(Piece::Plain(plain.len()));
+                    let len = plain.len();
                     contents.push(plain);
-                    continue;
+                    Piece::Plain(len)
                 }
             };
-            let key = self.find(queue, sealed.context).unwrap_or(Key::NONE);
-            let Some(Context { way: Way::Transmit(_), keys, .. }) = self.contexts.get(key) else {
-                self.counters.tx_tls_drop_bypass_req += 1;
-                return Err(Refused::Unsealed);
-            };
-            if !Seal::check(keys, &sealed) {
-                return Err(Refused::Malformed);
-            }
-            let empty = Content::Host(bytes::Bytes::new());
-            match core::mem::replace(&mut sealed.content, empty) {
-                Content::Host(bytes) => {
-                    self.counters.dma_recover_bytes += u64::from(sealed.prefix);
-                    contents.push(Part::Host(bytes));
-                }
-                Content::File(extent) if extent.len > 0 => contents.push(Part::File(extent)),
-                Content::File(_) => {}
-                Content::Pdu(_) => return Err(Refused::Unsealed),
-            }
-            pieces.push(Piece::Sealed { context: key, keys: Arc::clone(keys), sealed });
+            pieces.push(piece);
         }
         Ok((pieces, contents))
+    }
+
+    fn plan_sealed(
+        &mut self,
+        queue: usize,
+        mut sealed: Box<Sealed>,
+        prefixes: &mut u32,
+        contents: &mut Parts,
+    ) -> Result<Piece, Refused> {
+        let context = self.find(queue, sealed.context).unwrap_or(Key::NONE);
+        let Some(Context { way: Way::Transmit(keys, _), .. }) = self.contexts.get(context) else {
+            self.counters.tx_tls_drop_bypass_req += 1;
+            return Err(Refused::Unsealed);
+        };
+        if !Seal::check(keys, &sealed) {
+            return Err(Refused::Malformed);
+        }
+        let keys = Arc::clone(keys);
+        let mut pdu = None;
+        match core::mem::replace(&mut sealed.content, Content::Host(Bytes::new())) {
+            Content::Host(bytes) => {
+                self.counters.dma_recover_bytes += u64::from(sealed.prefix);
+                contents.push(Part::Host(bytes));
+            }
+            Content::File(extent) => push_extent(extent, contents),
+            Content::Pdu(range) => {
+                let crosses = matches!(range.data, Data::Host(_));
+                let before = range.data_before(sealed.prefix) - range.prefix;
+                pdu = Some(self.plan_pdu(queue, range, true, prefixes, contents)?);
+                self.counters.dma_recover_bytes += if crosses { before.into() } else { 0 };
+            }
+        }
+        Ok(Piece::Sealed { context, keys, sealed, pdu })
+    }
+
+    /// `prefixes` counts what precedes the ranges of a transmit, all of which is at hand at one
+    /// time.
+    fn plan_pdu(
+        &mut self,
+        queue: usize,
+        mut range: Box<PduRange>,
+        sealed: bool,
+        prefixes: &mut u32,
+        contents: &mut Parts,
+    ) -> Result<Pdu, Refused> {
+        let context = self.find(queue, range.context).unwrap_or(Key::NONE);
+        let Some(Context { way: Way::NvmeTransmit(state, _), .. }) = self.contexts.get(context)
+        else {
+            self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
+            return Err(Refused::Unsealed);
+        };
+        *prefixes = prefixes.saturating_add(range.prefix);
+        if !tx::check(state, &range, sealed) || *prefixes > PREFIX_BYTES_MAX {
+            return Err(Refused::Malformed);
+        }
+        let state = Arc::clone(state);
+        match core::mem::replace(&mut range.data, Data::Host(Bytes::new())) {
+            Data::Host(bytes) => {
+                self.counters.dma_recover_bytes += u64::from(range.prefix);
+                contents.push(Part::Host(bytes));
+            }
+            Data::File(extent) => push_extent(extent, contents),
+        }
+        Ok(Pdu { context, _state: state, range })
     }
 
     /// Makes the payload of a transmit whose first byte is `tcpsn` out of its parts.
@@ -102,25 +173,69 @@ impl L5oEngine {
         parts: &Payloads,
     ) -> Result<Payloads, Refused> {
         let (mut source, mut out, mut at) = (Source::new(parts), Payloads::new(), tcpsn);
+        let packets = |len: u32| match segment_size {
+            0 => 1,
+            size => u64::from(len.div_ceil(u32::from(size))),
+        };
         for piece in pieces {
             match piece {
                 Piece::Plain(len) => {
                     source.share(len, &mut out);
                     at += len;
                 }
-                Piece::Sealed { context, keys, sealed } => {
-                    out.push(self.seal_part(context, &keys, &sealed, at, &mut source)?);
-                    at += sealed.len;
-                    let packets = match segment_size {
-                        0 => 1,
-                        size => sealed.len.div_ceil(u32::from(size)),
+                Piece::Sealed { context, keys, sealed, pdu } => {
+                    let made = match pdu {
+                        Some(pdu) => {
+                            let mut content = Payloads::new();
+                            self.complete_pdu(&pdu, &mut source, &mut content)?;
+                            self.nvme_tx.tx_nvmeotcp_packets += packets(sealed.len);
+                            let mut content = Source::new(&content);
+                            self.seal_part(context, &keys, &sealed, at, &mut content)?
+                        }
+                        None => self.seal_part(context, &keys, &sealed, at, &mut source)?,
                     };
-                    self.counters.tx_tls_encrypted_packets += u64::from(packets);
+                    out.push(made);
+                    at += sealed.len;
+                    self.counters.tx_tls_encrypted_packets += packets(sealed.len);
                     self.counters.tx_tls_encrypted_bytes += u64::from(sealed.len);
+                }
+                Piece::Pdu(pdu) => {
+                    self.complete_pdu(&pdu, &mut source, &mut out)?;
+                    at += pdu.range.len;
+                    self.nvme_tx.tx_nvmeotcp_packets += packets(pdu.range.len);
                 }
             }
         }
         Ok(out)
+    }
+
+    /// Puts the bytes of a range of a PDU into `out`.
+    fn complete_pdu(
+        &mut self,
+        pdu: &Pdu,
+        source: &mut Source<'_>,
+        out: &mut Payloads,
+    ) -> Result<(), Refused> {
+        self.cache.touch(pdu.context.index(), &mut self.counters);
+        let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.way);
+        let Some(Way::NvmeTransmit(_, state)) = way else {
+            self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
+            return Err(Refused::Unsealed);
+        };
+        let (range, outputs) = (&pdu.range, &mut self.outputs);
+        let keep = |digest: [u8; 4]| keep(outputs, digest);
+        let done = tx::complete(&*self.config.crypto, range, state, source, out, keep);
+        let c = &mut self.nvme_tx;
+        let Ok(effort) = done else {
+            c.tx_nvmeotcp_ooo += 1;
+            c.tx_nvmeotcp_drop_no_sync_data += 1;
+            return Err(Refused::Unsealed);
+        };
+        c.tx_nvmeotcp_bytes += u64::from(range.len);
+        c.tx_nvmeotcp_digests += u64::from(effort.digest);
+        c.tx_nvmeotcp_ooo += u64::from(effort.out_of_order);
+        c.tx_nvmeotcp_resync_bytes += if effort.rebuilt { u64::from(range.prefix) } else { 0 };
+        Ok(())
     }
 
     fn seal_part(
@@ -132,7 +247,8 @@ impl L5oEngine {
         source: &mut Source<'_>,
     ) -> Result<Payload, Refused> {
         self.cache.touch(context.index(), &mut self.counters);
-        let Some(Context { way: Way::Transmit(state), .. }) = self.contexts.get_mut(context) else {
+        let Some(Context { way: Way::Transmit(_, state), .. }) = self.contexts.get_mut(context)
+        else {
             self.counters.tx_tls_drop_bypass_req += 1;
             return Err(Refused::Unsealed);
         };
@@ -155,4 +271,20 @@ impl L5oEngine {
         self.outputs.lent(&buffer);
         Ok(Payload::Block { block: buffer, start: 0, len: sealed.len })
     }
+}
+
+/// Puts what a file gives in the place of a part, if that is anything.
+fn push_extent(extent: FileExtent, contents: &mut Parts) {
+    if extent.len > 0 {
+        contents.push(Part::File(extent));
+    }
+}
+
+/// A digest, where frames can share it.
+fn keep(outputs: &mut Outputs, digest: [u8; 4]) -> Option<Payload> {
+    let mut buffer = outputs.take(digest.len());
+    let room = Arc::get_mut(&mut buffer)?.as_mut_slice().first_chunk_mut()?;
+    *room = digest;
+    outputs.lent(&buffer);
+    Some(Payload::Block { block: buffer, start: 0, len: abi::nvme_tcp::DIGEST_BYTES })
 }
