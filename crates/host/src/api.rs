@@ -150,6 +150,9 @@ pub enum SendError {
     /// `offload_write`: no such open file, or a range outside it.
     #[error("no such file handle or range")]
     BadExtent,
+    /// `send_pdu`: nothing was said of digests on this connection.
+    #[error("no digests were agreed on")]
+    NoDigests,
 }
 
 /// Why a port cannot be listened on.

@@ -50,6 +50,8 @@ pub struct Config {
     pub file_offload: Result<(), Refusal>,
     /// Whether TLS records are sealed and opened by the device, as far as it can, or why not.
     pub tls_offload: Result<(), Refusal>,
+    /// Whether the device does what it can for NVMe over TCP, or why not.
+    pub nvme_tcp_offload: Result<(), Refusal>,
     /// Whether listeners that ask for it have the device set connections up, or why not.
     pub setup_offload: Result<(), Refusal>,
     /// Whether connections that ask for it are torn down by the device, or why not.
@@ -79,6 +81,7 @@ impl Default for Config {
             files_max: 4_096,
             file_offload: Ok(()),
             tls_offload: Ok(()),
+            nvme_tcp_offload: Ok(()),
             setup_offload: Ok(()),
             teardown_offload: Ok(()),
             lazy_tcb: true,

@@ -178,6 +178,20 @@ base::counters! {
         tls_alerts_sent,
         /// Fatal alerts received after the handshake.
         tls_alerts_received,
+        /// PDUs of NVMe/TCP written.
+        nvme_tx_pdus,
+        /// Those whose data digest was left to the device.
+        nvme_tx_digests_device,
+        /// Data digests that the host computed: at once, or since the device has lost what was left
+        /// to it.
+        nvme_tx_digests_host,
+        /// Contexts that the device was asked for, to fill digests in.
+        nvme_tx_device,
+        /// Of those, the ones that it refused.
+        nvme_tx_device_refused,
+        /// Of those, the ones that were not there when they were to be used, or were given up with
+        /// the context that seals: the host computes from then on.
+        nvme_tx_device_lost,
         /// Listeners that the device would not have.
         setup_listeners_refused,
         /// Connections that the device set up.

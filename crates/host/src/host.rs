@@ -99,6 +99,10 @@ impl Host {
                 net: Net::new(&config, capabilities.mac, capabilities.mtu),
                 transmit_bytes_max: capabilities.transmit_bytes_max,
                 l5o: config.tls_offload.and(capabilities.l5o),
+                nvme_tcp: config
+                    .nvme_tcp_offload
+                    .and(capabilities.l5o)
+                    .map(|limits| limits.nvme_tcp),
                 splice: config.splice_offload.and(capabilities.splice),
                 quic: config.quic_offload.and(capabilities.quic),
                 unsent: Vec::new(),
@@ -435,6 +439,7 @@ impl Host {
             let id = self.table.id_of(index);
             self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
             self.session_device_reset(now, id);
+            self.renew_digests(now, id);
         }
         if self.udp.is_used() {
             self.notices.push_back(Notice::DeviceReset);

@@ -14,7 +14,7 @@
 //! | `splice` | connections that the device relays between: `nsplice` |
 //! | `tcp` | TCP by role |
 //! | `udp` | UDP sockets, and the operations of QUIC's offload |
-//! | `l5p` | protocols above TCP: TLS |
+//! | `l5p` | protocols above TCP: TLS, digests of NVMe/TCP |
 //! | `files` | file handles, and the software path for what the device does not send |
 //! | `extents` | file content for protocols that are spoken above UDP sockets |
 //! | `net` | addresses, neighbours, ICMP |
@@ -57,5 +57,6 @@ pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::ExtentRead;
 pub use host::Host;
+pub use l5p::nvme_tx::PduData;
 pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
 pub use udp::{UdpId, UdpReceived, UdpSend};

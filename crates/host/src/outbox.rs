@@ -10,6 +10,7 @@ use core::net::IpAddr;
 
 use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
+use abi::nvme_tcp::NvmeTcpLimits;
 use abi::quic::QuicLimits;
 use abi::splice::SpliceLimits;
 use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
@@ -39,6 +40,8 @@ pub(crate) struct Outbox {
     pub(crate) transmit_bytes_max: u32,
     /// What the device does for protocols above TCP, or why it does nothing.
     pub(crate) l5o: Result<L5oLimits, Refusal>,
+    /// What the device does for NVMe over TCP, or why it does nothing.
+    pub(crate) nvme_tcp: Result<NvmeTcpLimits, Refusal>,
     /// What the device does for splicing, or why it does nothing.
     pub(crate) splice: Result<SpliceLimits, Refusal>,
     /// What the device does for QUIC, or why it does nothing.

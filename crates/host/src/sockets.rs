@@ -327,7 +327,7 @@ impl Host {
         }
     }
 
-    fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
+    pub(crate) fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
         let conn = self.table.get(socket).ok_or(SendError::NotConnected(SocketError::Closed))?;
         if conn.state.may_write() && !conn.snd.fin && !self.session_is_shut(socket) {
             Ok(())

@@ -4,6 +4,7 @@
 //! [`crate::Host`] gives a session its turn whenever something happened to its connection; the
 //! socket calls go to the session instead of to the connection. TCP below knows nothing of it.
 
+pub(crate) mod nvme_tx;
 pub(crate) mod tls;
 
 use alloc::boxed::Box;
@@ -149,7 +150,10 @@ impl Host {
         let known = self.with_session(now, id, |session, conn, cx| {
             session.handle_refused(conn, cx, refused.context, refused.why);
         });
-        if known.is_none() {
+        let digests = |conn: &mut Connection, cx: &mut Cx<'_>| {
+            conn.lose_context(cx, Some(refused.context)).digests
+        };
+        if known.is_none() && self.with(now, id, digests) != Some(true) {
             self.out.counters.events_ignored += 1;
         }
         self.touch(id);

@@ -25,6 +25,7 @@ use super::timers::Timers;
 use crate::api::{Readiness, SocketError, SocketInfo, SocketOption, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
+use crate::l5p::nvme_tx::pdus::Pdus;
 use crate::l5p::tls::sealer::Sealer;
 use crate::outbox::Outbox;
 
@@ -92,6 +93,8 @@ pub(crate) struct Send {
     pub(crate) spans: SpanMap,
     /// Keys of the records in it, on connections that a session seals.
     pub(crate) sealer: Option<Box<Sealer>>,
+    /// What is known of the PDUs in it, on connections that send such.
+    pub(crate) pdus: Option<Box<Pdus>>,
     /// The application has closed this direction: a FIN follows the last byte.
     pub(crate) fin: bool,
     pub(crate) flight: Flight,
@@ -151,6 +154,36 @@ impl Send {
             0
         }
     }
+
+    /// A transmit did not leave, or will not: no context is where it was thought to be.
+    pub(crate) fn distrust(&mut self) {
+        if let Some(sealer) = &mut self.sealer {
+            sealer.distrust();
+        }
+        if let Some(pdus) = &mut self.pdus {
+            pdus.distrust();
+        }
+    }
+
+    /// Gives up every context of the device.
+    pub(crate) fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> + '_ {
+        let digests = self.pdus.as_mut().and_then(|pdus| pdus.take_context());
+        self.sealer.iter_mut().flat_map(|sealer| sealer.take_contexts()).chain(digests)
+    }
+
+    /// What the device does not do any more the host does.
+    fn read_on_host(&mut self) {
+        self.spans.read_on_host(self.sealer.as_deref(), self.pdus.as_deref_mut());
+    }
+}
+
+/// Which contexts were lost that a connection had.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lost {
+    /// One that seals.
+    pub(crate) seals: bool,
+    /// The one that fills digests in.
+    pub(crate) digests: bool,
 }
 
 /// A connection.
@@ -224,6 +257,7 @@ impl Connection {
                 mss,
                 spans: SpanMap::new(),
                 sealer: None,
+                pdus: None,
                 fin: false,
                 flight: Flight::new(),
                 rtt: Rtt::new(),
@@ -367,21 +401,23 @@ impl Connection {
             cx.files.release(cx.out, file, offset, len, false);
         });
         self.release_waiting(cx);
-        for context in self.snd.sealer.iter_mut().flat_map(|sealer| sealer.take_contexts()) {
-            cx.out.ops.push_back(Op::L5oDestroy { context });
-        }
+        cx.out.ops.extend(self.snd.take_contexts().map(|context| Op::L5oDestroy { context }));
     }
 
-    /// The device has no such context, or none at all: what it was to seal the host seals. Says
-    /// whether it was one of ours.
-    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) -> bool {
-        let Some(sealer) = &mut self.snd.sealer else { return false };
-        if context.is_none() {
-            cx.out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
+    /// The device has no such context, or none at all: what it was to seal the host seals, with the
+    /// digests in it, and what it was to fill in the host computes. Says which were ours.
+    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) -> Lost {
+        let mut lost = Lost::default();
+        if let Some(sealer) = &mut self.snd.sealer {
+            if context.is_none() {
+                cx.out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
+            }
+            lost.seals = sealer.lose(context);
         }
-        let lost = sealer.lose(context);
-        if lost {
-            self.snd.spans.read_on_host(Some(sealer));
+        lost.digests = self.lose_digests(cx, context.filter(|_| !lost.seals));
+        if lost.seals || lost.digests {
+            self.snd.read_on_host();
+            self.count_digests(cx);
             // What it has of the file it will not send: what was handed over comes again.
             self.snd.void_before = self.snd.next_tag;
             self.snd.flight.depart_all(cx.now);
@@ -441,15 +477,13 @@ impl Connection {
             TransmitOutcome::Dropped(FileFault::FlowFailed) => {
                 self.snd.flight.echo(tag, delay);
                 self.snd.flight.mark_lost(|sent| sent.tag == tag);
-                if let Some(sealer) = &mut self.snd.sealer {
-                    sealer.distrust();
-                }
+                self.snd.distrust();
                 self.rearm_retransmit(cx);
             }
             // The device has not the context that was thought to be there.
             TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
                 let lost = self.lose_context(cx, None);
-                cx.out.counters.tls_tx_device_lost += u64::from(lost);
+                cx.out.counters.tls_tx_device_lost += u64::from(lost.seals);
             }
             TransmitOutcome::Dropped(fault) => {
                 self.snd.flight.echo(tag, delay);
@@ -475,9 +509,10 @@ impl Connection {
     pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
         self.snd.reading = false;
         if let Some(unread) = self.snd.spans.first_unread(position) {
-            let sealer = self.snd.sealer.as_deref();
+            let (sealer, pdus) = (self.snd.sealer.as_deref(), self.snd.pdus.as_deref_mut());
             if unread.at == position {
-                let len = self.snd.spans.fill(position, bytes, sealer);
+                let len = self.snd.spans.fill(position, bytes, sealer, pdus);
+                self.count_digests(cx);
                 // The span holds memory now, and refers to the file no more.
                 cx.files.release(cx.out, unread.file, unread.offset, len, false);
             }
@@ -498,7 +533,11 @@ impl Connection {
         if let Some(sealer) = &mut self.snd.sealer {
             sealer.lose(None);
         }
-        self.snd.spans.read_on_host(self.snd.sealer.as_deref());
+        if let Some(pdus) = &mut self.snd.pdus {
+            pdus.take_context();
+        }
+        self.snd.read_on_host();
+        self.count_digests(cx);
         self.snd.flight.depart_all(cx.now);
         self.snd.reading = false;
         self.rearm_retransmit(cx);

@@ -5,6 +5,7 @@
 
 use alloc::boxed::Box;
 
+use abi::l5o::Content;
 use abi::teardown::{Teardown, TeardownLimits};
 use abi::{FileExtent, FileId, Header, Op, Part, Parts};
 use base::Instant;
@@ -76,7 +77,7 @@ impl Connection {
             fin_received: self.state == State::LastAck,
             rto: self.snd.rtt.rto(cx.config),
             time_wait: cx.config.time_wait,
-            contexts: self.snd.sealer.iter_mut().flat_map(|s| s.take_contexts()).collect(),
+            contexts: self.snd.take_contexts().collect(),
         }))
     }
 
@@ -110,21 +111,20 @@ impl Connection {
             else {
                 continue;
             };
-            if let Some(sealer) = &mut self.snd.sealer {
-                sealer.distrust();
-            }
-            let sealer = self.snd.sealer.as_deref_mut();
-            if self.snd.spans.collect(from, len, sealer, &mut parts) < len {
+            self.snd.distrust();
+            let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
+            if self.snd.spans.collect(from, len, sealer, pdus, &mut parts) < len {
                 return None;
             }
         }
         // A context that was refused would be heard of when the connection is not ours any more.
         let sealer = self.snd.sealer.as_deref();
         let proven = |part: &Part| match part {
+            // A request's answer is no end of a connection of NVMe's.
+            Part::Sealed(sealed) if matches!(sealed.content, Content::Pdu(_)) => false,
+            Part::Pdu(_) => false,
             Part::Sealed(sealed) => sealer.is_some_and(|s| s.is_proven(sealed.context, una)),
             Part::Host(_) | Part::File(_) => true,
-            // A request's answer is no end of a connection of NVMe's.
-            Part::Pdu(_) => false,
         };
         if !parts.iter().all(proven) {
             return None;

@@ -374,9 +374,11 @@ impl Connection {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
-        let sealer = self.snd.sealer.as_deref_mut();
-        let len =
-            if want > 0 { self.snd.spans.collect(start, want, sealer, &mut parts) } else { 0 };
+        let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
+        let len = match want {
+            0 => 0,
+            _ => self.snd.spans.collect(start, want, sealer, pdus, &mut parts),
+        };
         let fin = end > data_end && len == want;
         let sent = u64::from(len) + u64::from(fin);
         if sent == 0 {

@@ -6,9 +6,11 @@
 //!
 //! A span may be a run of records made from its source ([`Records`]): then positions count bytes on
 //! the wire, and a record is kept whole until its last byte is acknowledged, since what completes
-//! one of its bytes may need all of it. This map is what answers `l5o_get_tx_msgstate`
-//! (autonomous-nic-offloads.md section 4.2).
+//! one of its bytes may need all of it. A PDU whose digest the device fills in is kept whole
+//! likewise ([`Pdu`]). This map is what answers `l5o_get_tx_msgstate` (autonomous-nic-offloads.md
+//! section 4.2).
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::l5o::Content;
@@ -16,6 +18,7 @@ use abi::{FileExtent, FileId, FileLimits, Part, Parts};
 use bytes::Bytes;
 use wire::tls::Run;
 
+use crate::l5p::nvme_tx::pdus::{Pdu, Pdus};
 use crate::l5p::tls::sealer::{Records, Sealer};
 
 /// Where the bytes of a span come from.
@@ -27,6 +30,9 @@ pub(crate) enum Source {
     Device { file: FileId, offset: u64 },
     /// A file, from this offset on, that the host reads itself; not readable until then.
     Unread { file: FileId, offset: u64 },
+    /// A PDU of NVMe/TCP, whose digest is still to be made. It is a span of its own, or content of
+    /// records that are.
+    Pdu(Box<Pdu>),
 }
 
 #[derive(Clone, Debug)]
@@ -43,10 +49,49 @@ impl Span {
     fn records_start(&self, records: &Records) -> u64 {
         self.end - records.run.wire_len()
     }
+
+    /// Position of the first byte of what is kept whole, and how many bytes that is: a PDU, and the
+    /// records that carry it.
+    fn whole(&self) -> Option<(u64, u64)> {
+        let Source::Pdu(pdu) = &self.source else { return None };
+        let len = self.records.as_ref().map_or(pdu.len(), |records| records.run.wire_len());
+        Some((self.end - len, len))
+    }
+
+    /// The part of a transmit that is the `take` bytes from `at`, where the span has bytes from
+    /// `start` on. None where it cannot be sent now.
+    fn part(
+        &self,
+        start: u64,
+        (at, take): (u64, u32),
+        sealer: Option<&mut Sealer>,
+        pdus: Option<&mut Pdus>,
+    ) -> Option<Part> {
+        if let Some(records) = &self.records {
+            let start = self.records_start(records);
+            let content = |from, to| match &self.source {
+                Source::Pdu(pdu) => pdus?.content(pdu, from, to),
+                source => source.content(from, to),
+            };
+            return sealer?.part(records, start, (at - start, take), content);
+        }
+        match &self.source {
+            Source::Pdu(pdu) => {
+                let from = at - (self.end - pdu.len());
+                let range = pdus?.range(pdu, from, from + u64::from(take))?;
+                Some(Part::Pdu(Box::new(range)))
+            }
+            source => match source.content(at - start, at - start + u64::from(take))? {
+                Content::Host(bytes) => Some(Part::Host(bytes)),
+                Content::File(extent) => Some(Part::File(extent)),
+                Content::Pdu(_) => None,
+            },
+        }
+    }
 }
 
 impl Source {
-    /// Gives up the first `bytes`; gives how many of them were host memory.
+    /// Gives up the first `bytes`, of a PDU all; gives how many of them were host memory.
     fn forget(&mut self, bytes: u64, release: &mut impl FnMut(FileId, u64, u64)) -> usize {
         match self {
             Self::Memory(memory) => {
@@ -59,18 +104,60 @@ impl Source {
                 *offset += bytes;
                 0
             }
+            Self::Pdu(pdu) => pdu.header.len() + pdu.data.forget(pdu.data_len.into(), release),
+        }
+    }
+
+    /// Its bytes, where it is memory and nothing else.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Memory(bytes) => Some(bytes),
+            Self::Device { .. } | Self::Unread { .. } | Self::Pdu(_) => None,
+        }
+    }
+
+    /// Bytes of host memory.
+    pub(crate) fn memory(&self) -> usize {
+        match self {
+            Self::Memory(bytes) => bytes.len(),
+            Self::Device { .. } | Self::Unread { .. } => 0,
+            Self::Pdu(pdu) => pdu.header.len() + pdu.data.memory(),
         }
     }
 
     /// The file that it is of, and where in it.
-    pub(crate) const fn file(&self) -> Option<(FileId, u64)> {
+    pub(crate) fn file(&self) -> Option<(FileId, u64)> {
         match self {
             Self::Memory(_) => None,
             Self::Device { file, offset } | Self::Unread { file, offset } => Some((*file, *offset)),
+            Self::Pdu(pdu) => pdu.data.file(),
         }
     }
 
-    /// The first `bytes`; the rest stays.
+    /// The same where the host has to read it first.
+    fn unread(&self) -> Option<(FileId, u64)> {
+        match self {
+            Self::Memory(_) | Self::Device { .. } => None,
+            Self::Unread { file, offset } => Some((*file, *offset)),
+            Self::Pdu(pdu) => pdu.data.unread(),
+        }
+    }
+
+    /// Whether the device reads a file for it.
+    fn is_on_device(&self) -> bool {
+        self.file().is_some() && self.unread().is_none()
+    }
+
+    /// What the device would have read the host reads.
+    pub(crate) fn read_on_host(&mut self) {
+        match self {
+            &mut Self::Device { file, offset } => *self = Self::Unread { file, offset },
+            Self::Pdu(pdu) => pdu.data.read_on_host(),
+            Self::Memory(_) | Self::Unread { .. } => {}
+        }
+    }
+
+    /// The first `bytes`; the rest stays. Not for a PDU.
     pub(crate) fn split_to(&mut self, bytes: u64) -> Self {
         match self {
             Self::Memory(memory) => {
@@ -86,11 +173,13 @@ impl Source {
                 }
                 first
             }
+            Self::Pdu(_) => self.clone(),
         }
     }
 
-    /// The bytes `from..to`; none where the host has to read them first.
-    fn content(&self, from: u64, to: u64) -> Option<Content> {
+    /// The bytes `from..to`; none where the host has to read them first, or of a PDU, which its
+    /// context completes.
+    pub(crate) fn content(&self, from: u64, to: u64) -> Option<Content> {
         match self {
             Self::Memory(bytes) => {
                 let range = usize::try_from(from).ok()?..usize::try_from(to).ok()?;
@@ -100,7 +189,7 @@ impl Source {
                 let len = u32::try_from(to - from).ok()?;
                 Some(Content::File(FileExtent { file: *file, offset: offset + from, len }))
             }
-            Self::Unread { .. } => None,
+            Self::Unread { .. } | Self::Pdu(_) => None,
         }
     }
 
@@ -165,11 +254,15 @@ impl SpanMap {
 
     /// Appends records that are made from `source`.
     pub(crate) fn push_records(&mut self, source: Source, records: Records) {
-        if let Source::Memory(bytes) = &source {
-            self.memory += bytes.len();
-        }
+        self.memory += source.memory();
         let end = self.end() + records.run.wire_len();
         self.spans.push_back(Span { end, source, records: Some(records) });
+    }
+
+    /// Appends `len` bytes of a source: all of a PDU.
+    pub(crate) fn push(&mut self, source: Source, len: u64) {
+        self.memory += source.memory();
+        self.push_file(source, len);
     }
 
     /// Appends `len` bytes of a file.
@@ -188,6 +281,7 @@ impl SpanMap {
             let whole = span.end <= position;
             let wire = span.end.min(position) - self.start;
             let taken = match &mut span.records {
+                _ if matches!(span.source, Source::Pdu(_)) => u64::from(whole),
                 None => wire,
                 Some(records) if whole => records.run.content,
                 // Whole records only.
@@ -206,10 +300,13 @@ impl SpanMap {
         }
     }
 
-    /// The end of the record that has bytes before and behind `position`; `position` where there is
-    /// none.
+    /// The end of the record, or of the PDU, that has bytes before and behind `position`;
+    /// `position` where there is none.
     pub(crate) fn record_end(&self, position: u64) -> u64 {
         let Some(span) = self.spans.get(self.index_of(position)) else { return position };
+        if let Some((start, _)) = span.whole() {
+            return if position > start { span.end } else { position };
+        }
         let Some(run) = span.records.as_ref().map(|records| records.run) else { return position };
         let start = span.end - run.wire_len();
         let place = run.place(position.saturating_sub(start));
@@ -218,12 +315,13 @@ impl SpanMap {
 
     /// Collects the sources of `len` bytes from `position`; gives how many of them can be sent now
     /// (fewer where the host has not read them yet). `sealer` has the keys of the records among
-    /// them.
+    /// them, `pdus` the context of the PDUs.
     pub(crate) fn collect(
         &self,
         position: u64,
         len: u32,
         mut sealer: Option<&mut Sealer>,
+        mut pdus: Option<&mut Pdus>,
         parts: &mut Parts,
     ) -> u32 {
         let mut at = position;
@@ -232,49 +330,34 @@ impl SpanMap {
         let mut extents = 0;
         while at < stop {
             let Some(span) = self.spans.get(index) else { break };
-            extents += usize::from(matches!(span.source, Source::Device { .. }));
+            extents += usize::from(span.source.is_on_device());
             if extents > FileLimits::EXTENTS_PER_TRANSMIT_MAX {
                 break;
             }
-            let start = self.start_of(index);
-            let skip = at - start;
             let take = span.end.min(stop) - at;
             // At most `len`, 32 bits wide.
             let Ok(take32) = u32::try_from(take) else { break };
-            if let Some(records) = &span.records {
-                let start = span.records_start(records);
-                let wire = (at - start, take32);
-                let content = |from, to| span.source.content(from, to);
-                let Some(sealer) = sealer.as_deref_mut() else { break };
-                let Some(part) = sealer.part(records, start, wire, content) else { break };
-                parts.push(part);
-                (at, index) = (at + take, index + 1);
-                continue;
-            }
-            match &span.source {
-                Source::Memory(bytes) => {
-                    let Ok(from) = usize::try_from(skip) else { break };
-                    parts.push(Part::Host(bytes.slice(from..from + take32 as usize)));
-                }
-                Source::Device { file, offset } => {
-                    let extent = FileExtent { file: *file, offset: offset + skip, len: take32 };
-                    parts.push(Part::File(extent));
-                }
-                Source::Unread { .. } => break,
-            }
-            at += take;
-            index += 1;
+            let (sealer, pdus) = (sealer.as_deref_mut(), pdus.as_deref_mut());
+            let part = span.part(self.start_of(index), (at, take32), sealer, pdus);
+            let Some(part) = part else { break };
+            parts.push(part);
+            (at, index) = (at + take, index + 1);
         }
         u32::try_from(at - position).unwrap_or(0)
     }
 
     /// Position of the first byte at or after `position` that the host has to read before it can be
-    /// sent, or of the record that it lies in; the file and offset of it, how many bytes of content
-    /// follow, and the least that a read must bring.
+    /// sent, or of the record or the PDU that it lies in; the file and offset of it, how many bytes of
+    /// content follow, and the least that a read must bring.
     pub(crate) fn first_unread(&self, position: u64) -> Option<Unread> {
         (self.index_of(position)..self.spans.len()).find_map(|index| {
             let span = &self.spans[index];
-            let Source::Unread { file, offset } = span.source else { return None };
+            let (file, offset) = span.source.unread()?;
+            if let (Some((at, _)), Source::Pdu(pdu)) = (span.whole(), &span.source) {
+                // What the digest is computed from has to be there.
+                let bytes = u64::from(pdu.data_len);
+                return Some(Unread { at, file, offset, bytes, least: bytes });
+            }
             let Some(records) = &span.records else {
                 let start = self.start_of(index);
                 let at = start.max(position);
@@ -292,19 +375,74 @@ impl SpanMap {
     }
 
     /// The host has read the bytes at `position`, which lie in one unread span; records are sealed,
-    /// whole ones. Gives how many of the bytes were still wanted: the stream may have been
-    /// acknowledged or reset meanwhile.
-    pub(crate) fn fill(&mut self, position: u64, bytes: Bytes, sealer: Option<&Sealer>) -> u64 {
+    /// whole ones, and a PDU's digest is computed. Gives how many of the bytes were still wanted:
+    /// the stream may have been acknowledged or reset meanwhile.
+    pub(crate) fn fill(
+        &mut self,
+        position: u64,
+        bytes: Bytes,
+        sealer: Option<&Sealer>,
+        pdus: Option<&mut Pdus>,
+    ) -> u64 {
         let index = self.index_of(position);
         let Some(span) = self.spans.get(index) else { return 0 };
-        if bytes.is_empty() || !matches!(span.source, Source::Unread { .. }) {
+        if bytes.is_empty() || span.source.unread().is_none() {
             return 0;
+        }
+        if let (Some((start, _)), Source::Pdu(pdu)) = (span.whole(), &span.source) {
+            let len = u64::from(pdu.data_len);
+            let Some(pdus) = pdus.filter(|_| (position, bytes.len() as u64) == (start, len)) else {
+                return 0;
+            };
+            self.complete(index, bytes, sealer, pdus);
+            return len;
         }
         match span.records {
             Some(records) => {
                 sealer.map_or(0, |s| self.fill_records(index, position, records, &bytes, s))
             }
             None => self.fill_bytes(index, position, bytes),
+        }
+    }
+
+    /// Makes memory of a PDU whose data is at hand. Its records stay the device's to seal, if they
+    /// are.
+    fn complete(&mut self, index: usize, data: Bytes, sealer: Option<&Sealer>, pdus: &mut Pdus) {
+        let start = self.start_of(index);
+        let Some(span) = self.spans.get_mut(index) else { return };
+        let (Source::Pdu(pdu), Some((whole, _))) = (&span.source, span.whole()) else { return };
+        let pieces = pdus.complete(&pdu.header, data);
+        self.memory -= span.source.memory();
+        let Some(records) = span.records else {
+            return self.replace_pdu(index, (whole, start), pieces);
+        };
+        let text = Bytes::from(pieces.concat());
+        span.source = Source::Memory(text.clone());
+        if let Some(sealer) = sealer.filter(|sealer| !sealer.is_offloaded(&records)) {
+            let sealed = Bytes::from(sealer.seal(&records, &text));
+            let from = usize::try_from(start - whole).unwrap_or(usize::MAX).min(sealed.len());
+            span.source = Source::Memory(sealed.slice(from..));
+            span.records = None;
+        }
+        self.memory += span.source.memory();
+    }
+
+    /// Puts the pieces of a PDU that began at `whole` in its place, as far as they are not
+    /// acknowledged: `start` is the first byte that is still here.
+    fn replace_pdu(&mut self, index: usize, (whole, start): (u64, u64), pieces: [Bytes; 3]) {
+        self.spans.remove(index);
+        let (mut end, mut at) = (whole, index);
+        for bytes in pieces {
+            let from = start.saturating_sub(end);
+            end += bytes.len() as u64;
+            let Ok(from) = usize::try_from(from) else { continue };
+            if from >= bytes.len() {
+                continue;
+            }
+            let bytes = bytes.slice(from..);
+            self.memory += bytes.len();
+            self.spans.insert(at, Span { end, source: Source::Memory(bytes), records: None });
+            at += 1;
         }
     }
 
@@ -381,38 +519,58 @@ impl SpanMap {
         }
     }
 
-    /// The device is gone: what it would have read the host reads, and seals. Records of memory are
-    /// sealed at once.
-    pub(crate) fn read_on_host(&mut self, sealer: Option<&Sealer>) {
-        for index in 0..self.spans.len() {
-            let start = self.start_of(index);
-            let span = &mut self.spans[index];
-            if span.records.as_ref().is_some_and(|r| sealer.is_none_or(|s| s.is_offloaded(r))) {
-                continue;
+    /// The device is gone, or some of its contexts are: what it would have read the host reads, and
+    /// seals, and computes digests of. What is in memory is made at once.
+    pub(crate) fn read_on_host(&mut self, sealer: Option<&Sealer>, mut pdus: Option<&mut Pdus>) {
+        let mut index = 0;
+        while index < self.spans.len() {
+            let before = self.spans.len();
+            self.read_span_on_host(index, sealer, pdus.as_deref_mut());
+            index += 1 + (self.spans.len() - before);
+        }
+    }
+
+    fn read_span_on_host(
+        &mut self,
+        index: usize,
+        sealer: Option<&Sealer>,
+        pdus: Option<&mut Pdus>,
+    ) {
+        let start = self.start_of(index);
+        let span = &mut self.spans[index];
+        let offloaded = |s: &Sealer| span.records.as_ref().is_some_and(|r| s.is_offloaded(r));
+        let sealed_by_device = sealer.is_some_and(offloaded);
+        if let Source::Pdu(pdu) = &mut span.source {
+            let Some(pdus) = pdus else { return };
+            if pdus.context().is_some() && (span.records.is_none() || sealed_by_device) {
+                return;
             }
-            match (&span.source, &span.records, sealer) {
-                (&Source::Device { file, offset }, _, _) => {
-                    span.source = Source::Unread { file, offset };
-                }
-                (Source::Memory(content), Some(records), Some(sealer)) => {
-                    let from = start - span.records_start(records);
-                    let sealed = Bytes::from(sealer.seal(records, content));
-                    let from = usize::try_from(from).unwrap_or(usize::MAX).min(sealed.len());
-                    self.memory = self.memory + sealed.len() - from - content.len();
-                    span.source = Source::Memory(sealed.slice(from..));
-                    span.records = None;
-                }
-                _ => {}
+            pdu.data.read_on_host();
+            if let Source::Memory(data) = &pdu.data {
+                let data = data.clone();
+                self.complete(index, data, sealer, pdus);
             }
+            return;
+        }
+        if span.records.is_some() && (sealer.is_none() || sealed_by_device) {
+            return;
+        }
+        match (&span.source, &span.records, sealer) {
+            (Source::Memory(content), Some(records), Some(sealer)) => {
+                let from = start - span.records_start(records);
+                let sealed = Bytes::from(sealer.seal(records, content));
+                let from = usize::try_from(from).unwrap_or(usize::MAX).min(sealed.len());
+                self.memory = self.memory + sealed.len() - from - content.len();
+                span.source = Source::Memory(sealed.slice(from..));
+                span.records = None;
+            }
+            _ => span.source.read_on_host(),
         }
     }
 
     /// Every file that a span refers to, once per span.
     pub(crate) fn files(&self) -> impl Iterator<Item = FileId> + '_ {
-        self.spans.iter().filter_map(|span| match span.source {
-            Source::Memory(_) => None,
-            Source::Device { file, .. } | Source::Unread { file, .. } => Some(file),
-        })
+        self.spans.iter().filter_map(|span| span.source.file()).map(|(file, _)| file)
     }
 
     /// Gives memory back that an idle stream does not need.
@@ -436,119 +594,4 @@ impl SpanMap {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::vec::Vec;
-    use proptest::prelude::*;
-
-    const FILE: FileId = FileId(3);
-
-    fn parts(map: &SpanMap, position: u64, len: u32) -> (u32, Vec<(u64, u32)>) {
-        let mut parts = Parts::new();
-        let sent = map.collect(position, len, None, &mut parts);
-        let seen = parts.iter().map(|p| match p {
-            Part::Host(b) => (u64::from(b[0]), p.len()),
-            Part::File(e) => (e.offset, e.len),
-            Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
-        });
-        (sent, seen.collect())
-    }
-
-    fn unread(map: &SpanMap, position: u64) -> (u64, u64, u64) {
-        let unread = map.first_unread(position).unwrap();
-        (unread.at, unread.offset, unread.bytes)
-    }
-
-    #[test]
-    fn head_and_body_share_a_transmit() {
-        let mut map = SpanMap::new();
-        map.push_memory(Bytes::from_static(&[7; 100]));
-        map.push_file(Source::Device { file: FILE, offset: 4096 }, 1000);
-        assert_eq!(parts(&map, 1, 500), (500, [(7, 100), (4096, 400)].into()));
-        assert_eq!(parts(&map, 501, 5000), (600, [(4496, 600)].into()));
-        let mut released = Vec::new();
-        map.advance(301, |f, o, n| released.push((f, o, n)));
-        assert_eq!(released, [(FILE, 4096, 200)]);
-        assert_eq!(map.memory(), 0);
-        assert_eq!(parts(&map, 301, 50), (50, [(4296, 50)].into()));
-    }
-
-    #[test]
-    fn a_transmit_has_as_many_extents_as_the_device_takes() {
-        let mut map = SpanMap::new();
-        for offset in 0..20 {
-            map.push_file(Source::Device { file: FILE, offset: offset * 100 }, 10);
-        }
-        let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
-        let (sent, seen) = parts(&map, 1, 200);
-        assert_eq!((sent as usize, seen.len()), (10 * most, most));
-    }
-
-    #[test]
-    fn unread_bytes_wait_for_the_host() {
-        let mut map = SpanMap::new();
-        map.push_memory(Bytes::from_static(&[1; 10]));
-        map.push_file(Source::Unread { file: FILE, offset: 50 }, 100);
-        assert_eq!(parts(&map, 1, 1000).0, 10);
-        assert_eq!(unread(&map, 1), (11, 50, 100));
-        assert_eq!(map.fill(11, Bytes::from_static(&[2; 60]), None), 60);
-        assert_eq!(parts(&map, 1, 1000), (70, [(1, 10), (2, 60)].into()));
-        assert_eq!(unread(&map, 1), (71, 110, 40));
-        assert_eq!(map.fill(70, Bytes::from_static(&[9; 40]), None), 0, "not where the hole is");
-        assert_eq!(map.fill(91, Bytes::from_static(&[4; 10]), None), 10, "in the middle");
-        assert_eq!(unread(&map, 1), (71, 110, 20));
-        assert_eq!(map.fill(71, Bytes::from_static(&[3; 20]), None), 20);
-        assert_eq!(unread(&map, 1), (101, 140, 10));
-        assert_eq!(map.fill(101, Bytes::from_static(&[3; 10]), None), 10);
-        assert_eq!(parts(&map, 1, 1000).0, 110);
-        assert_eq!(map.memory(), 110);
-    }
-
-    proptest! {
-        /// Whatever is pushed, acknowledged and asked for, the bytes at a position are always the
-        /// same.
-        #[test]
-        fn a_position_has_one_source(
-            steps in proptest::collection::vec((any::<bool>(), 1..500_u64), 1..20),
-            acks in any::<[u16; 4]>(),
-            at in any::<[u16; 4]>(),
-        ) {
-            let mut map = SpanMap::new();
-            let mut model: Vec<u64> = alloc::vec![0];
-            for (i, &(memory, len)) in steps.iter().enumerate() {
-                if memory {
-                    let byte = u8::try_from(i).unwrap();
-                    map.push_memory(Bytes::from(alloc::vec![byte; usize::try_from(len).unwrap()]));
-                    model.extend((0..len).map(|_| u64::from(byte)));
-                } else {
-                    let offset = 1000 * (i as u64 + 1);
-                    map.push_file(Source::Device { file: FILE, offset }, len);
-                    model.extend(offset..offset + len);
-                }
-            }
-            prop_assert_eq!(map.end(), model.len() as u64);
-            let mut acks: Vec<u64> = acks.iter().map(|&a| u64::from(a) % map.end()).collect();
-            acks.sort_unstable();
-            let end = map.end();
-            for (ack, at) in acks.into_iter().zip(at) {
-                map.advance(ack, |_, _, _| {});
-                let from = ack.max(1) + u64::from(at) % (end - ack.max(1) + 1);
-                let mut got = Parts::new();
-                let n = map.collect(from, 700, None, &mut got);
-                prop_assert_eq!(u64::from(n), (end - from).min(700));
-                let mut expect = &model[usize::try_from(from).unwrap()..];
-                for part in &got {
-                    for i in 0..part.len() {
-                        let value = match part {
-                            Part::Host(b) => u64::from(b[i as usize]),
-                            Part::File(e) => e.offset + u64::from(i),
-                            Part::Sealed(_) | Part::Pdu(_) => panic!("no records"),
-                        };
-                        prop_assert_eq!(value, expect[0]);
-                        expect = &expect[1..];
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -7,9 +7,10 @@
 use alloc::boxed::Box;
 
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::nvme_tcp::OverTls;
 use abi::{Op, Refusal};
 
-use super::{Session, Stage};
+use super::{Piece, Session, Stage};
 use crate::tcp::conn::{Connection, Cx};
 
 impl Session {
@@ -44,6 +45,13 @@ impl Session {
         } else {
             sealer.push(open.tx.keys.clone(), context, end);
         }
+    }
+
+    /// Where content that is written next begins, if the device seals it.
+    pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
+        let Stage::Open(open) = &self.stage else { return None };
+        let context = conn.snd.sealer.as_ref()?.context()?;
+        Some(OverTls { context, number: open.tx.number })
     }
 
     /// Asks the device for a context that opens from the first record on whose header has not come.
@@ -103,7 +111,7 @@ impl Session {
             return;
         }
         // Of older keys too: what was written under them is the host's to seal as well.
-        if conn.lose_context(cx, Some(context)) {
+        if conn.lose_context(cx, Some(context)).seals {
             self.tx_refused = Some(why);
             cx.out.counters.tls_tx_sw += 1;
             cx.out.counters.tls_tx_device_refused += 1;
@@ -113,6 +121,13 @@ impl Session {
     /// The device lost everything: what was under way is the host's, what follows the device's
     /// again.
     pub(crate) fn handle_device_reset(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        for piece in &mut self.queue {
+            match piece {
+                Piece::File { source, .. } => source.read_on_host(),
+                Piece::Pdu(pdu) => pdu.data.read_on_host(),
+                Piece::Memory(_) | Piece::End => {}
+            }
+        }
         if !matches!(self.stage, Stage::Open(_)) || !conn.state.is_synchronized() {
             return;
         }

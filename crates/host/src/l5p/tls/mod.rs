@@ -19,7 +19,7 @@ mod handshake;
 mod offload;
 mod open;
 mod receive;
-mod record;
+pub(crate) mod record;
 pub(crate) mod sealer;
 mod transmit;
 
@@ -36,6 +36,7 @@ use bytes::{Buf as _, Bytes};
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
+use crate::l5p::nvme_tx::pdus::Written;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;
@@ -62,6 +63,8 @@ enum Piece {
         source: Source,
         left: u64,
     },
+    /// A PDU of NVMe/TCP, which is not cut.
+    Pdu(Box<Written>),
     /// close_notify, and the end of the connection's direction.
     End,
 }
@@ -461,10 +464,13 @@ impl Session {
     /// Gives up what was written.
     pub(crate) fn release(&mut self, out: &mut Outbox, files: &mut Files) {
         for piece in self.queue.drain(..) {
-            if let Piece::File { source, left } = piece {
-                if let Some((file, offset)) = source.file() {
-                    files.release(out, file, offset, left, false);
-                }
+            let (source, left) = match piece {
+                Piece::File { source, left } => (source, left),
+                Piece::Pdu(pdu) => (pdu.data, pdu.data_len.into()),
+                Piece::Memory(_) | Piece::End => continue,
+            };
+            if let Some((file, offset)) = source.file() {
+                files.release(out, file, offset, left, false);
             }
         }
         (self.queued, self.queued_memory) = (0, 0);

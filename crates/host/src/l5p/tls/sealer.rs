@@ -228,4 +228,4 @@ impl Sealer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

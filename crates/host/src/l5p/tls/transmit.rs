@@ -5,6 +5,8 @@
 //! files when the host has read them. Keys change before they have sealed too much. Nothing is sent
 //! here: that is the connection's business.
 
+use alloc::boxed::Box;
+
 use bytes::Bytes;
 use wire::tls::Run;
 
@@ -13,8 +15,24 @@ use super::sealer::Records;
 use super::{Piece, Session, Stage};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
+use crate::l5p::nvme_tx::pdus::{Written, joined};
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::spans::Source;
+
+/// Runs of records that a PDU may need: two where its data is a file without a digest.
+const PDU_RUNS: u64 = 2;
+
+impl Piece {
+    /// Records that have to be left of a key before it is written: as many as it has where it is
+    /// not cut.
+    fn records(&self) -> u64 {
+        match self {
+            Self::Memory(_) | Self::File { .. } => 1,
+            Self::Pdu(pdu) => pdu.len().div_ceil(CONTENT_BYTES_MAX as u64) + PDU_RUNS,
+            Self::End => 0,
+        }
+    }
+}
 
 impl Session {
     /// Takes bytes to send, as many as there is room for; gives how many.
@@ -61,6 +79,17 @@ impl Session {
         }
     }
 
+    /// Takes a PDU to send, whole and whatever the room.
+    pub(crate) fn send_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, pdu: Written) {
+        if self.is_to_write(conn, pdu.len() + PDU_RUNS * CONTENT_BYTES_MAX as u64) {
+            self.write_pdu(conn, &mut cx.out.counters, pdu);
+        } else {
+            self.queued += pdu.len();
+            self.queued_memory += pdu.memory();
+            self.queue.push_back(Piece::Pdu(Box::new(pdu)));
+        }
+    }
+
     /// Whether so many bytes can be written at once: nothing waits before them, and the key may
     /// seal them all.
     fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
@@ -83,7 +112,7 @@ impl Session {
             if !conn.state.may_write() || conn.snd.fin {
                 return;
             }
-            if open.tx_left() == 0 && !matches!(piece, Piece::End) {
+            if open.tx_left() < piece.records() {
                 // RFC 8446 section 5.5.
                 if !self.rekey(conn, cx) {
                     self.fail(conn, cx, Alert::InternalError);
@@ -117,12 +146,33 @@ impl Session {
                     }
                     self.write(conn, &mut cx.out.counters, source, here);
                 }
+                Piece::Pdu(_) => {
+                    let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else { return };
+                    self.queued_memory -= pdu.memory();
+                    self.queued -= pdu.len();
+                    self.write_pdu(conn, &mut cx.out.counters, *pdu);
+                }
                 Piece::End => {
                     self.queue.pop_front();
                     open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
                     conn.shutdown();
                 }
             }
+        }
+    }
+
+    /// Appends a PDU to the send stream: digests first, then seals (autonomous-nic-offloads.md
+    /// section 5.3). What is memory goes into one run of records.
+    fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
+        let seals = conn.snd.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
+        let Some(pdus) = &mut conn.snd.pdus else { return };
+        let mark = pdu.mark;
+        let pieces = pdus.make(pdu, seals, counters);
+        for (source, len) in joined(pieces) {
+            self.write(conn, counters, source, len);
+        }
+        if let Some(pdus) = &mut conn.snd.pdus {
+            pdus.note(mark, conn.snd.spans.end(), conn.snd.una);
         }
     }
 

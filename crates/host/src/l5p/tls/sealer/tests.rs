@@ -12,16 +12,16 @@ use super::*;
 use crate::tcp::spans::{Source, SpanMap};
 
 /// Content of a record, small so that runs have many.
-const RECORD: u32 = 100;
+pub(crate) const RECORD: u32 = 100;
 const FILE: FileId = FileId(1);
 
-fn file_bytes(offset: u64, len: usize) -> Vec<u8> {
+pub(crate) fn file_bytes(offset: u64, len: usize) -> Vec<u8> {
     (offset..).take(len).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect()
 }
 
 /// What a device knows: the content that it has seen of the record it is in.
 #[derive(Default)]
-struct Model {
+pub(crate) struct Model {
     position: u64,
     seen: Vec<u8>,
 }
@@ -29,7 +29,7 @@ struct Model {
 impl Model {
     /// The bytes of a part at `position` of the stream. Panics where a tag depends on content that
     /// the device was not given.
-    fn complete(&mut self, keys: &Keys, position: u64, part: &Sealed) -> Vec<u8> {
+    pub(crate) fn complete(&mut self, keys: &Keys, position: u64, part: &Sealed) -> Vec<u8> {
         let mut content = match &part.content {
             Content::Host(bytes) => bytes.to_vec(),
             Content::File(extent) => file_bytes(extent.offset, extent.len as usize),
@@ -76,13 +76,13 @@ impl Model {
     }
 }
 
-fn keys(version: Version, suite: Suite) -> Arc<Keys> {
+pub(crate) fn keys(version: Version, suite: Suite) -> Arc<Keys> {
     let key = [7; 32];
     let key = &key[..suite.key_bytes()];
     Arc::new(Keys::new(&crypto::Provider, version, suite, key, [9; 12]).unwrap())
 }
 
-fn suites() -> impl Strategy<Value = (Version, Suite)> {
+pub(crate) fn suites() -> impl Strategy<Value = (Version, Suite)> {
     const SUITES: &[Suite] = &[Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
     const VERSIONS: &[Version] = &[Version::Tls12, Version::Tls13];
     (proptest::sample::select(VERSIONS), proptest::sample::select(SUITES))
@@ -133,7 +133,7 @@ proptest! {
         for (again, at, len) in sends {
             let from = if again { acked + u64::from(at) % (next - acked + 1) } else { next };
             let mut parts = Parts::new();
-            let sent = map.collect(from, len, Some(&mut sealer), &mut parts);
+            let sent = map.collect(from, len, Some(&mut sealer), None, &mut parts);
             let mut position = from;
             for part in &parts {
                 let bytes = match part {
@@ -167,15 +167,15 @@ proptest! {
         let acked = 1 + u64::from(ack) % map.end();
         map.advance(acked, |_, _, _| {});
         prop_assert!(sealer.lose(None));
-        map.read_on_host(Some(&sealer));
+        map.read_on_host(Some(&sealer), None);
         while let Some(unread) = map.first_unread(acked) {
             let len = usize::try_from(unread.bytes).unwrap().min(limit.max(RECORD as usize));
             let bytes = Bytes::from(file_bytes(unread.offset, len));
-            prop_assert!(map.fill(unread.at, bytes, Some(&sealer)) > 0, "it goes on");
+            prop_assert!(map.fill(unread.at, bytes, Some(&sealer), None) > 0, "it goes on");
         }
         let mut parts = Parts::new();
         let len = u32::try_from(map.end() - acked).unwrap();
-        prop_assert_eq!(map.collect(acked, len, Some(&mut sealer), &mut parts), len);
+        prop_assert_eq!(map.collect(acked, len, Some(&mut sealer), None, &mut parts), len);
         let mut got = Vec::new();
         for part in &parts {
             let Part::Host(bytes) = part else { panic!("the device is gone") };

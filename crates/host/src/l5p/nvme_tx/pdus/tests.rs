@@ -1,0 +1,335 @@
+//! A send stream with PDUs, plain and in records, against a model of the device that completes
+//! them.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use abi::crypto::Suite;
+use abi::l5o::Sealed;
+use abi::{FileId, Part, Parts};
+use proptest::prelude::*;
+use wire::tls::{Run, Version};
+
+use super::*;
+use crate::l5p::tls::record::Keys;
+use crate::l5p::tls::sealer::tests::{Model, RECORD, file_bytes, keys, suites};
+use crate::l5p::tls::sealer::{Records, Sealer};
+use crate::tcp::spans::SpanMap;
+
+const FILE: FileId = FileId(1);
+const CONTEXT: L5oId = L5oId(9);
+
+/// What a device knows: the data that it has seen of the PDU it is in.
+#[derive(Default)]
+struct Device {
+    last: Option<(u64, u32)>,
+    seen: Option<Vec<u8>>,
+    records: Model,
+}
+
+impl Device {
+    /// The bytes of a range. Panics where a digest depends on data that the device was not given.
+    fn complete(&mut self, range: &PduRange) -> Vec<u8> {
+        assert_eq!(range.context, CONTEXT);
+        let mut data = match &range.data {
+            Data::Host(bytes) => bytes.to_vec(),
+            Data::File(extent) => file_bytes(extent.offset, extent.len as usize),
+        };
+        let header = u32::try_from(range.header.len()).unwrap();
+        let prefix: Vec<u8> = data.drain(..range.prefix as usize).collect();
+        let here = self.last == Some((range.number, range.skip));
+        if range.skip <= header {
+            self.seen = Some(Vec::new());
+        } else if !prefix.is_empty() {
+            assert_eq!(prefix.len(), (range.skip - header).min(range.data_len) as usize);
+            self.seen = Some(prefix);
+        } else if !here {
+            self.seen = None;
+        }
+        if let Some(seen) = &mut self.seen {
+            seen.extend_from_slice(&data);
+        }
+        let (skip, end) = (range.skip as usize, (range.skip + range.len) as usize);
+        let mut out = range.header[skip.min(header as usize)..end.min(header as usize)].to_vec();
+        out.extend(data);
+        let digest_at = (header + range.data_len) as usize;
+        if end > digest_at {
+            let seen = self.seen.as_ref().expect("all data that the digest depends on");
+            assert_eq!(seen.len(), range.data_len as usize);
+            let digest = crypto::Provider.crc32c(0, seen).to_le_bytes();
+            out.extend_from_slice(&digest[skip.max(digest_at) - digest_at..end - digest_at]);
+        }
+        assert_eq!(out.len(), range.len as usize, "data that is not sent");
+        self.last = Some((range.number, range.skip + range.len));
+        out
+    }
+
+    /// The bytes of a part at `position`.
+    fn part(&mut self, keys: Option<&Arc<Keys>>, position: u64, part: &Part) -> Vec<u8> {
+        match (part, keys) {
+            (Part::Host(bytes), _) => bytes.to_vec(),
+            (Part::Pdu(range), None) => self.complete(range),
+            (Part::Sealed(sealed), Some(keys)) => {
+                let mut sealed = Sealed::clone(sealed);
+                if let Content::Pdu(range) = &sealed.content {
+                    sealed.content = Content::Host(self.complete(range).into());
+                }
+                self.records.complete(keys, position, &sealed)
+            }
+            _ => panic!("plaintext, or a file without its digest"),
+        }
+    }
+}
+
+/// A PDU: where its data comes from, bytes of header and data, whether the device may complete it.
+type Step = (bool, usize, usize, bool);
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = (any::<bool>(), 1..40_usize, 0..450_usize, any::<bool>());
+    proptest::collection::vec(step, 1..8)
+}
+
+/// What carries them: none is TCP alone.
+fn carriers() -> impl Strategy<Value = Option<(Version, Suite)>> {
+    proptest::option::of(suites())
+}
+
+struct Stream {
+    map: SpanMap,
+    pdus: Pdus,
+    sealer: Option<Sealer>,
+    keys: Option<Arc<Keys>>,
+    wire: Vec<u8>,
+    /// Bytes of files in it.
+    file: u64,
+    counters: HostCounters,
+    records: u64,
+}
+
+impl Stream {
+    fn new(carrier: Option<(Version, Suite)>, steps: &[Step]) -> Self {
+        let mut pdus = Pdus::default();
+        let over = None;
+        let (header_digest, data_digest, pdu_bytes_max) = (true, true, 1 << 20);
+        let state = NvmeTcpState { header_digest, data_digest, pdu_bytes_max, over };
+        pdus.begin(state, Arc::new(crypto::Provider));
+        pdus.renew(CONTEXT);
+        let keys = carrier.map(|(version, suite)| keys(version, suite));
+        let sealer = keys.as_ref().map(|keys| {
+            let mut sealer = Sealer::new();
+            sealer.push(keys.clone(), Some(L5oId(3)), 1);
+            sealer
+        });
+        let (map, counters, wire) = (SpanMap::new(), HostCounters::default(), vec![0]);
+        let mut stream = Self { map, pdus, sealer, keys, wire, file: 0, counters, records: 0 };
+        for &step in steps {
+            stream.write(step);
+        }
+        stream
+    }
+
+    fn write(&mut self, (file, header, data_len, device): Step) {
+        let offset = self.wire.len() as u64;
+        let header = Bytes::from(vec![u8::try_from(header).unwrap(); header]);
+        let data = file_bytes(offset, data_len);
+        let mut text = [&header[..], &data].concat();
+        if data_len > 0 {
+            text.extend(crypto::Provider.crc32c(0, &data).to_le_bytes());
+        }
+        // A file that only the host reads is not the device's at any time.
+        let file = file && data_len > 0;
+        let source = match file {
+            true => Source::Device { file: FILE, offset },
+            false => Source::Memory(data.into()),
+        };
+        self.file += if file { data_len as u64 } else { 0 };
+        let data_len = u32::try_from(data_len).unwrap();
+        let mut pdu = Written { header, data: source, data_len, digest: true, mark: 0 };
+        assert_eq!(pdu.len(), text.len() as u64);
+        pdu.mark = self.pdus.mark(pdu.len());
+        let mark = pdu.mark;
+        let pieces = self.pdus.make(pdu, device || file, &mut self.counters);
+        for (source, len) in joined(pieces) {
+            let content: Vec<u8> = text.drain(..usize::try_from(len).unwrap()).collect();
+            self.push(source, len, &content);
+        }
+        assert_eq!(text, []);
+        self.pdus.note(mark, self.map.end(), 1);
+    }
+
+    fn push(&mut self, source: Source, len: u64, content: &[u8]) {
+        let Some(keys) = &self.keys else {
+            self.map.push(source, len);
+            return self.wire.extend(content);
+        };
+        let overhead = u32::try_from(keys.framing.overhead()).unwrap();
+        let run = Run { content: len, record_content: RECORD, overhead };
+        let front = u32::try_from(keys.framing.front()).unwrap();
+        let records = Records { epoch: 0, number: self.records, kind: 23, run, front };
+        self.records += run.records();
+        self.wire.extend(self.sealer.as_ref().unwrap().seal(&records, content));
+        self.map.push_records(source, records);
+    }
+
+    fn collect(&mut self, from: u64, len: u32) -> (u32, Parts) {
+        let mut parts = Parts::new();
+        let sealer = self.sealer.as_mut();
+        let sent = self.map.collect(from, len, sealer, Some(&mut self.pdus), &mut parts);
+        (sent, parts)
+    }
+
+    /// What the device makes of `len` bytes from `from`.
+    fn sent(&mut self, device: &mut Device, from: u64, len: u32) -> Vec<u8> {
+        let (sent, parts) = self.collect(from, len);
+        let mut out = Vec::new();
+        for part in &parts {
+            let bytes = device.part(self.keys.as_ref(), from + out.len() as u64, part);
+            assert_eq!(bytes.len(), part.len() as usize);
+            out.extend(bytes);
+        }
+        assert_eq!(out.len(), sent as usize);
+        out
+    }
+
+    fn wire(&self, from: u64, len: usize) -> &[u8] {
+        &self.wire[usize::try_from(from).unwrap()..][..len]
+    }
+
+    /// Everything is acknowledged up to `position`; gives the bytes of files that are released.
+    fn advance(&mut self, position: u64) -> u64 {
+        let mut released = 0;
+        self.map.advance(position, |_, _, len| released += len);
+        released
+    }
+
+    /// Has the host read what it has to; gives the bytes of files that it read.
+    fn fill(&mut self, from: u64) -> u64 {
+        let mut filled = 0;
+        while let Some(unread) = self.map.first_unread(from) {
+            assert_eq!(unread.bytes, unread.least, "all of a PDU's data");
+            let bytes = file_bytes(unread.offset, usize::try_from(unread.bytes).unwrap());
+            let pdus = Some(&mut self.pdus);
+            let len = self.map.fill(unread.at, bytes.into(), self.sealer.as_ref(), pdus);
+            assert_eq!(len, unread.bytes);
+            filled += len;
+        }
+        filled
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Whatever is sent, sent again and acknowledged: a position has one byte, and no digest and no
+    /// tag is asked for without what it depends on.
+    #[test]
+    fn a_device_makes_the_bytes_that_the_host_would(
+        carrier in carriers(),
+        steps in steps(),
+        sends in proptest::collection::vec((any::<bool>(), any::<u16>(), 1..400_u32), 1..40),
+    ) {
+        let mut stream = Stream::new(carrier, &steps);
+        prop_assert_eq!(stream.map.end(), stream.wire.len() as u64);
+        let (mut device, mut next, mut acked) = (Device::default(), 1, 1);
+        let mut released = 0;
+        for (again, at, len) in sends {
+            let from = if again { acked + u64::from(at) % (next - acked + 1) } else { next };
+            let bytes = stream.sent(&mut device, from, len);
+            prop_assert_eq!(bytes.len() as u64, u64::from(len).min(stream.map.end() - from));
+            prop_assert_eq!(&bytes[..], stream.wire(from, bytes.len()));
+            next = next.max(from + bytes.len() as u64);
+            if again && at % 3 == 0 {
+                acked = acked.max(from);
+                released += stream.advance(acked);
+            }
+        }
+        released += stream.advance(stream.map.end());
+        prop_assert_eq!((released, stream.map.memory()), (stream.file, 0));
+    }
+
+    /// The device is lost at any moment, or only its context for digests: what the host then makes
+    /// of the stream is the same bytes.
+    #[test]
+    fn the_host_goes_on_with_the_same_bytes(
+        carrier in carriers(),
+        steps in steps(),
+        ack: u16,
+        all: bool,
+    ) {
+        let mut stream = Stream::new(carrier, &steps);
+        let acked = 1 + u64::from(ack) % stream.map.end();
+        let mut released = stream.advance(acked);
+        stream.pdus.take_context();
+        if let Some(sealer) = stream.sealer.as_mut().filter(|_| all) {
+            prop_assert!(sealer.lose(None));
+        }
+        stream.map.read_on_host(stream.sealer.as_ref(), Some(&mut stream.pdus));
+        released += stream.fill(acked);
+        prop_assert_eq!(released, stream.file);
+        let end = stream.map.end();
+        let bytes = stream.sent(&mut Device::default(), acked, u32::try_from(end - acked).unwrap());
+        prop_assert_eq!(&bytes[..], stream.wire(acked, usize::try_from(end - acked).unwrap()));
+        if all || carrier.is_none() {
+            prop_assert_eq!(stream.map.memory(), bytes.len());
+        }
+        prop_assert_eq!(stream.advance(end), 0);
+        prop_assert_eq!(stream.map.memory(), 0);
+    }
+
+    /// Marks are reached when the last byte of their PDU is acknowledged, in any order of asking.
+    #[test]
+    fn marks_follow_acknowledgments(carrier in carriers(), steps in steps(), acks: [u16; 4]) {
+        let stream = Stream::new(carrier, &steps);
+        for ack in acks {
+            let una = u64::from(ack) % (stream.map.end() + 1);
+            let want = stream.pdus.marks.iter().rfind(|(_, end)| *end <= una).map_or(0, |m| m.0);
+            prop_assert_eq!(stream.pdus.acknowledged(una), want);
+        }
+        let sum = |&(_, header, data, _): &Step| header + data + if data > 0 { 4 } else { 0 };
+        let all: usize = steps.iter().map(sum).sum();
+        prop_assert_eq!(stream.pdus.acknowledged(stream.map.end()), all as u64);
+    }
+}
+
+#[test]
+fn a_pdu_is_kept_until_its_last_byte_is_acknowledged() {
+    let mut stream = Stream::new(None, &[(false, 24, 100, true), (true, 24, 100, true)]);
+    assert_eq!(stream.map.memory(), 24 + 100 + 24);
+    assert_eq!(stream.advance(128), 0);
+    assert_eq!(stream.map.memory(), 24 + 100 + 24);
+    assert_eq!((stream.map.record_end(1), stream.map.record_end(100)), (1, 129));
+    assert_eq!((stream.map.record_end(129), stream.map.record_end(130)), (129, 257));
+    assert_eq!(stream.advance(256), 0);
+    assert_eq!((stream.advance(257), stream.map.memory()), (100, 0));
+    let c = &stream.counters;
+    assert_eq!((c.nvme_tx_pdus, c.nvme_tx_digests_device, c.nvme_tx_digests_host), (2, 2, 0));
+}
+
+#[test]
+fn what_the_device_cannot_hold_is_the_hosts() {
+    let most = PREFIX_BYTES_MAX as usize;
+    for (len, device) in [(most, 1), (most + 1, 0)] {
+        let stream = Stream::new(None, &[(false, 24, len, true)]);
+        let c = &stream.counters;
+        assert_eq!((c.nvme_tx_digests_device, c.nvme_tx_digests_host), (device, 1 - device));
+    }
+}
+
+/// A read that comes for what was acknowledged meanwhile, or is not whole, changes nothing.
+#[test]
+fn late_and_short_reads_are_not_taken() {
+    let mut stream = Stream::new(None, &[(true, 24, 100, true), (true, 24, 50, true)]);
+    stream.pdus.take_context();
+    stream.map.read_on_host(None, Some(&mut stream.pdus));
+    let unread = stream.map.first_unread(30).unwrap();
+    assert_eq!((unread.at, unread.bytes, unread.least), (1, 100, 100));
+    let mut fill = |map: &mut SpanMap, at: u64, len: usize| {
+        map.fill(at, file_bytes(1, len).into(), None, Some(&mut stream.pdus))
+    };
+    assert_eq!(fill(&mut stream.map, 1, 99), 0);
+    assert_eq!(fill(&mut stream.map, 2, 100), 0);
+    stream.map.advance(129, |_, _, _| {});
+    assert_eq!(fill(&mut stream.map, 1, 100), 0);
+    assert_eq!(fill(&mut stream.map, 129, 50), 50);
+    assert_eq!(stream.pdus.take_computed(), 1);
+}
