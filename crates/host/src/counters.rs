@@ -192,6 +192,32 @@ base::counters! {
         /// Of those, the ones that were not there when they were to be used, or were given up with
         /// the context that seals: the host computes from then on.
         nvme_tx_device_lost,
+        /// Connections of NVMe over TCP whose PDUs the device follows.
+        nvme_rx_device,
+        /// Those whose PDUs it does not.
+        nvme_rx_sw,
+        /// PDUs received.
+        nvme_rx_pdus,
+        /// Bytes of their data that the device put into buffers.
+        nvme_rx_placed_bytes,
+        /// Bytes of it that the host copied.
+        nvme_rx_copied_bytes,
+        /// Data digests that the device found right.
+        nvme_rx_digests_device,
+        /// Data digests that the host computed.
+        nvme_rx_digests_host,
+        /// Of those, the ones that were wrong.
+        nvme_data_digest_errors,
+        /// Wrong header digests.
+        nvme_header_digest_errors,
+        /// Answers to a device that had lost its place.
+        nvme_rx_resync,
+        /// Buffers lent to the device.
+        nvme_ddp_setup,
+        /// Of those, the ones that it would not have.
+        nvme_ddp_refused,
+        /// Connections that were ended since the peer broke the rules.
+        nvme_terminations,
         /// Listeners that the device would not have.
         setup_listeners_refused,
         /// Connections that the device set up.

@@ -148,10 +148,16 @@ impl Host {
                 }
             }
             Event::L5oResyncRxReq { context, flow, request } => {
-                self.session_resync(now, flow, context, request);
+                if !self.nvme_resync(flow, context, request) {
+                    self.session_resync(now, flow, context, request);
+                }
             }
-            Event::L5oRefused(refused) => self.session_refused(now, &refused),
-            Event::DdpTeardownDone(_) => self.out.counters.events_ignored += 1,
+            Event::L5oRefused(refused) => {
+                if !self.nvme_refused(&refused) {
+                    self.session_refused(now, &refused);
+                }
+            }
+            Event::DdpTeardownDone(done) => self.nvme_buffer_back(*done),
             Event::ListenRefused { listener, why } => self.handle_listen_refused(listener, why),
             Event::TeardownDone(done) => self.handle_teardown_done(done),
             Event::TeardownRefused(refused) => self.handle_teardown_refused(now, refused),
@@ -339,6 +345,7 @@ impl Host {
             packet: received.packet,
             payload,
             opened: received.opened,
+            placed: received.placed,
             ce: ip.ecn == 3,
         };
         if let Some(established) = received.established {
@@ -440,6 +447,7 @@ impl Host {
             self.with(now, id, |conn, cx| conn.handle_device_reset(cx));
             self.session_device_reset(now, id);
             self.renew_digests(now, id);
+            self.nvme_device_reset(id);
         }
         if self.udp.is_used() {
             self.notices.push_back(Notice::DeviceReset);

@@ -57,6 +57,12 @@ pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::ExtentRead;
 pub use host::Host;
-pub use l5p::nvme_tx::PduData;
+/// NVMe over TCP.
+pub mod nvme {
+    pub use crate::l5p::nvme_tcp::{
+        Ended, Incoming, Initiate, Negotiated, Serve, Source, Transport,
+    };
+    pub use crate::l5p::nvme_tx::PduData;
+}
 pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
 pub use udp::{UdpId, UdpReceived, UdpSend};

@@ -192,7 +192,13 @@ impl Quasi {
         // RFC 7323 section 5.3: what is older than what came may be an old duplicate.
         let recent = SeqNum(self.tcb.ts_recent);
         let fresh = segment.options.timestamps.is_some_and(|ts| SeqNum(ts.value).ge(recent));
-        plain && expected && fresh && !self.asked && !arrival.ce && arrival.opened.is_none()
+        plain
+            && expected
+            && fresh
+            && !self.asked
+            && !arrival.ce
+            && arrival.opened.is_none()
+            && arrival.placed.is_none()
     }
 
     /// Takes a segment that [`Self::takes`] says yes to. Says whether there is something to read.
@@ -338,7 +344,8 @@ impl Quasi {
         conn.modes.teardown = self.tears_down();
         conn.modes.no_delay = self.no_delay;
         if self.asked {
-            let chunk = self.unread.map(|(packet, r)| Chunk::new(packet, r.start, r.end, None));
+            let chunk =
+                self.unread.map(|(packet, r)| Chunk::new(packet, r.start, r.end, None, None));
             conn.rcv.resume(chunk);
         }
         for part in self.reply {

@@ -14,6 +14,7 @@ use wire::Tuple;
 
 use crate::api::SocketId;
 use crate::hash::Keyed;
+use crate::l5p::nvme_tcp::Port;
 use crate::l5p::tls::Session;
 use crate::quasi::Quasi;
 use crate::tcp::conn::Connection;
@@ -44,6 +45,8 @@ pub(crate) struct Slot {
     pub(crate) conn: Option<Box<Connection>>,
     /// What lies between it and its socket.
     pub(crate) session: Option<Box<Session>>,
+    /// What the device does for NVMe over TCP on it.
+    pub(crate) nvme: Option<Box<Port>>,
     generation: u32,
     /// It is in the list of connections with something to send.
     pub(crate) dirty: bool,
@@ -156,6 +159,7 @@ impl Table {
             self.slots.push(Slot {
                 conn: None,
                 session: None,
+                nvme: None,
                 generation: 0,
                 dirty: false,
                 noticed: false,
@@ -263,7 +267,7 @@ impl Table {
     pub(crate) fn remove(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.conn = None;
-        slot.session = None;
+        (slot.session, slot.nvme) = (None, None);
         slot.generation = slot.generation.wrapping_add(1);
         slot.noticed = false;
         slot.accepted_by = None;

@@ -4,6 +4,7 @@
 //! [`crate::Host`] gives a session its turn whenever something happened to its connection; the
 //! socket calls go to the session instead of to the connection. TCP below knows nothing of it.
 
+pub(crate) mod nvme_tcp;
 pub(crate) mod nvme_tx;
 pub(crate) mod tls;
 
@@ -196,6 +197,7 @@ impl Host {
 
     /// The connection is over: its session needs no files any more.
     pub(crate) fn session_ended(&mut self, id: SocketId) {
+        self.nvme_ended(id);
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         if let Some(session) = slot.session.as_deref_mut() {
             session.release(&mut self.out, &mut self.files);

@@ -4,10 +4,12 @@
 //! counts at all, then passes its acknowledgment to [`super::ack`] and its payload to
 //! [`super::rcv`].
 
+use alloc::boxed::Box;
 use core::ops::Range;
 
 use abi::PacketBuf;
 use abi::l5o::Opened;
+use abi::nvme_tcp::Placed;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Segment};
 
@@ -30,6 +32,8 @@ pub(crate) struct Arrival {
     pub(crate) payload: Range<usize>,
     /// What the device opened of it.
     pub(crate) opened: Option<Opened>,
+    /// What it did with the NVMe/TCP in it.
+    pub(crate) placed: Option<Box<Placed>>,
     /// Packets that were merged into it.
     pub(crate) packets: u8,
     /// It carried the CE mark: RFC 3168.
@@ -208,7 +212,7 @@ impl Connection {
 
     /// Seventh and eighth: payload and FIN.
     fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let Arrival { segment, packet, payload, packets, opened, .. } = arrival;
+        let Arrival { segment, packet, payload, packets, opened, placed, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
         if payload.is_empty() && !fin {
             return Some(packet);
@@ -219,7 +223,7 @@ impl Connection {
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
-        let chunk = Chunk::new(packet, payload.start, payload.end, opened);
+        let chunk = Chunk::new(packet, payload.start, payload.end, opened, placed);
         let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
         self.modes.notify |= taken.readable || taken.fin_reached;
         if taken.fin_reached {

@@ -3,11 +3,13 @@
 //! Payload stays in the packet buffers that it came in; what the application reads are slices of
 //! them. Positions are 64 bits wide like the sender's: 0 is the peer's SYN, 1 its first byte.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
 use abi::l5o::Opened;
+use abi::nvme_tcp::Placed;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::tcp::{Options, SackBlock};
@@ -35,6 +37,8 @@ pub(crate) struct Chunk {
     origin: usize,
     /// What the device opened of it.
     opened: Option<Opened>,
+    /// What the device did with the NVMe/TCP in it.
+    placed: Option<Box<Placed>>,
 }
 
 impl AsRef<[u8]> for Chunk {
@@ -55,8 +59,15 @@ impl Chunk {
         start: usize,
         end: usize,
         opened: Option<Opened>,
+        placed: Option<Box<Placed>>,
     ) -> Self {
-        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened }
+        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened, placed }
+    }
+
+    /// Whether its packet has to be kept as it came: what the device did to it is known of it
+    /// alone.
+    const fn is_marked(&self) -> bool {
+        self.opened.is_some() || self.placed.is_some()
     }
 
     fn bytes(&self) -> &[u8] {
@@ -265,7 +276,7 @@ impl Receive {
             }
             return Taken { fin_reached: self.reach_fin(), ..spare(chunk) };
         };
-        if chunk.opened.is_some() && self.ready.len() >= OPENED_CHUNKS_MAX {
+        if chunk.is_marked() && self.ready.len() >= OPENED_CHUNKS_MAX {
             // It comes again.
             return spare(chunk);
         }
@@ -301,7 +312,7 @@ impl Receive {
     fn queue(&mut self, chunk: Chunk) {
         self.ready_bytes += chunk.len();
         self.ready.push_back(chunk);
-        if self.ready.len() > SPARSE_CHUNKS_MAX && self.ready.iter().all(|c| c.opened.is_none()) {
+        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(Chunk::is_marked) {
             self.join_sparse();
         }
     }
@@ -316,7 +327,14 @@ impl Receive {
             let end = bytes.len();
             self.ready.clear();
             let buf = Buffer::Joined(bytes);
-            self.ready.push_back(Chunk { buf, start: 0, end, origin: 0, opened: None });
+            self.ready.push_back(Chunk {
+                buf,
+                start: 0,
+                end,
+                origin: 0,
+                opened: None,
+                placed: None,
+            });
         }
     }
 
@@ -527,6 +545,14 @@ impl Receive {
         self.ready.front().map_or(&[], Chunk::bytes)
     }
 
+    /// What the device did with the NVMe/TCP in the segment that [`Self::peek`] shows, and where in
+    /// its payload the bytes shown begin.
+    pub(crate) fn placed(&mut self) -> Option<(&mut Placed, usize)> {
+        let front = self.ready.front_mut()?;
+        let at = front.start - front.origin;
+        Some((front.placed.as_deref_mut()?, at))
+    }
+
     /// Takes bytes off the front; gives a buffer back when it is used up.
     pub(crate) fn consume(&mut self, bytes: usize) -> Option<PacketBuf> {
         let front = self.ready.front_mut()?;
@@ -706,7 +732,7 @@ mod tests {
 
     fn chunk(bytes: &[u8]) -> Chunk {
         let packet = PacketPool::new(0).copy(bytes).unwrap();
-        Chunk::new(packet, 0, bytes.len(), None)
+        Chunk::new(packet, 0, bytes.len(), None, None)
     }
 
     fn take(rcv: &mut Receive, at: u32, bytes: &[u8], fin: bool) -> Taken {

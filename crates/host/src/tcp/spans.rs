@@ -347,8 +347,8 @@ impl SpanMap {
     }
 
     /// Position of the first byte at or after `position` that the host has to read before it can be
-    /// sent, or of the record or the PDU that it lies in; the file and offset of it, how many bytes of
-    /// content follow, and the least that a read must bring.
+    /// sent, or of the record or the PDU that it lies in; the file and offset of it, how many bytes
+    /// of content follow, and the least that a read must bring.
     pub(crate) fn first_unread(&self, position: u64) -> Option<Unread> {
         (self.index_of(position)..self.spans.len()).find_map(|index| {
             let span = &self.spans[index];

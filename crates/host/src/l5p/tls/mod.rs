@@ -31,6 +31,7 @@ use core::fmt;
 
 use abi::Refusal;
 use abi::crypto::CryptoProvider;
+use abi::nvme_tcp::OverTls;
 use bytes::{Buf as _, Bytes};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
@@ -215,6 +216,23 @@ impl Session {
             let step = self.step(&mut conn.rcv, out, room, true);
             self.peer_ended |= matches!(step, Step::Control { .. });
         }
+    }
+
+    /// Whether what [`Self::peek`] shows lies in the packets that it came in.
+    pub(crate) fn shows_packets(&self) -> bool {
+        self.plain.is_empty() && self.clear.is_some()
+    }
+
+    /// The device's context and the number of the next record, whose first byte is the next that is
+    /// read of the connection.
+    ///
+    /// # Errors
+    /// Why there is none to go by.
+    pub(crate) fn receive_context(&self) -> Result<OverTls, Refusal> {
+        let Stage::Open(open) = &self.stage else { return Err(Refusal::DoesNotFit) };
+        let read = self.plain.is_empty() && self.clear.is_none() && self.incoming.is_empty();
+        let offload = self.offload.as_deref().filter(|_| read).ok_or(Refusal::DoesNotFit)?;
+        Ok(OverTls { context: offload.context()?, number: open.rx.number })
     }
 
     /// Whether nothing more can be written.

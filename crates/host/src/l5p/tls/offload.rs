@@ -110,6 +110,11 @@ impl RxOffload {
         }
     }
 
+    /// The context that works now, or why there is none.
+    pub(super) const fn context(&self) -> Result<L5oId, Refusal> {
+        self.context
+    }
+
     /// Asks the device for a context that opens from `next` on.
     pub(super) fn install(&mut self, conn: &Connection, cx: &mut Cx<'_>, next: Boundary) {
         let limits = match cx.out.l5o {

@@ -1,0 +1,184 @@
+//! The buffers that received data goes to, by tag.
+//!
+//! Called by [`super::Transport`]. A buffer is here, or lent to the device. What comes meanwhile
+//! that the device did not place is kept aside (`stash`) until the buffer is back: the memory is
+//! the device's, and one writer is enough. A digest that the device did not check waits with it.
+//!
+//! Invariant: bytes count as received in the order of their offsets, each once, so that a buffer
+//! whose `received` reaches its `len` has all of them.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use abi::aligned::AlignedBuf;
+use wire::nvme::pdu::DataHeader;
+
+/// A PDU all of whose data has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unchecked {
+    pub(super) data: DataHeader,
+    /// The digest that came with it.
+    pub(super) digest: u32,
+    /// Whether that is right, if it is known: what the device did not check is summed when the
+    /// buffer is here.
+    pub(super) verdict: Option<bool>,
+}
+
+/// Where a buffer is.
+#[derive(Debug)]
+enum Place {
+    Here(AlignedBuf),
+    Lent,
+    /// It is lent, and was asked for.
+    Coming,
+}
+
+/// What is awaited under a tag.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// Where in the command's data the buffer begins.
+    offset: u32,
+    len: u32,
+    /// Bytes received, from the first on.
+    pub(super) received: u32,
+    /// Those of them that the device placed.
+    placed: u32,
+    place: Place,
+    stash: Vec<(u32, Box<[u8]>)>,
+    pub(super) unchecked: Vec<Unchecked>,
+    /// The user wants it back, whatever has come.
+    pub(super) unwanted: bool,
+}
+
+impl Awaited {
+    /// Where a range of data lies in the buffer; none where it is not the next that is awaited.
+    fn range(&self, offset: u32, len: usize) -> Option<core::ops::Range<usize>> {
+        let from = offset.checked_sub(self.offset)? as usize;
+        (from + len <= self.len as usize).then_some(from..from + len)
+    }
+
+    /// Whether data is what has to come next.
+    pub(super) fn takes(&self, offset: u32, len: u32) -> bool {
+        offset.checked_sub(self.offset) == Some(self.received)
+            && self.received.checked_add(len).is_some_and(|end| end <= self.len)
+            && !self.unwanted
+    }
+
+    /// The device has placed so many bytes more.
+    pub(super) const fn note_placed(&mut self, bytes: u32) {
+        self.placed += bytes;
+    }
+
+    /// Whether the device has placed all of it, so that the buffer comes back unasked.
+    pub(super) const fn was_placed(&self) -> bool {
+        self.placed == self.len
+    }
+
+    /// Whether all of it came, and nothing is open.
+    pub(super) fn is_whole(&self) -> bool {
+        self.received == self.len && self.unchecked.is_empty()
+    }
+
+    /// Puts bytes in their place, or aside.
+    pub(super) fn write(&mut self, offset: u32, bytes: &[u8]) {
+        let Some(range) = self.range(offset, bytes.len()) else { return };
+        match &mut self.place {
+            Place::Here(buffer) => {
+                if let Some(room) = buffer.as_mut_slice().get_mut(range) {
+                    room.copy_from_slice(bytes);
+                }
+            }
+            Place::Lent | Place::Coming => self.stash.push((offset, bytes.into())),
+        }
+    }
+
+    /// The bytes of a range, where the buffer is here.
+    pub(super) fn bytes(&self, offset: u32, len: u32) -> Option<&[u8]> {
+        let range = self.range(offset, len as usize)?;
+        match &self.place {
+            Place::Here(buffer) => buffer.as_slice().get(range),
+            Place::Lent | Place::Coming => None,
+        }
+    }
+
+    /// Whether the device has it, and was not asked for it. From now on it was.
+    pub(super) fn ask(&mut self) -> bool {
+        let lent = matches!(self.place, Place::Lent);
+        if lent {
+            self.place = Place::Coming;
+        }
+        lent
+    }
+
+    /// Whether the buffer is here.
+    pub(super) const fn is_here(&self) -> bool {
+        matches!(self.place, Place::Here(_))
+    }
+
+    /// The buffer came back: what was kept aside goes to its place.
+    pub(super) fn give_back(&mut self, buffer: AlignedBuf) {
+        self.place = Place::Here(buffer);
+        for (offset, bytes) in core::mem::take(&mut self.stash) {
+            self.write(offset, &bytes);
+        }
+    }
+}
+
+/// All that is awaited on a connection.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// By tag: tags are ours, small and dense.
+    by_tag: Vec<Option<Box<Awaited>>>,
+    count: usize,
+}
+
+impl Buffers {
+    /// Awaits data under a tag. `buffer` is none where the device has it.
+    pub(super) fn insert(
+        &mut self,
+        tag: u16,
+        (offset, len): (u32, u32),
+        buffer: Option<AlignedBuf>,
+    ) {
+        if self.by_tag.len() <= usize::from(tag) {
+            self.by_tag.resize_with(usize::from(tag) + 1, || None);
+        }
+        let awaited = Awaited {
+            offset,
+            len,
+            received: 0,
+            placed: 0,
+            place: buffer.map_or(Place::Lent, Place::Here),
+            stash: Vec::new(),
+            unchecked: Vec::new(),
+            unwanted: false,
+        };
+        if let Some(place) = self.by_tag.get_mut(usize::from(tag)) {
+            self.count += usize::from(place.is_none());
+            *place = Some(Box::new(awaited));
+        }
+    }
+
+    /// What is awaited under a tag.
+    pub(super) fn get_mut(&mut self, tag: u16) -> Option<&mut Awaited> {
+        self.by_tag.get_mut(usize::from(tag))?.as_deref_mut()
+    }
+
+    /// As [`Self::get_mut`], to look.
+    pub(super) fn get(&self, tag: u16) -> Option<&Awaited> {
+        self.by_tag.get(usize::from(tag))?.as_deref()
+    }
+
+    /// Nothing more is awaited under a tag whose buffer is here.
+    pub(super) fn take(&mut self, tag: u16) -> Option<AlignedBuf> {
+        let place = self.by_tag.get_mut(usize::from(tag))?;
+        if !place.as_deref()?.is_here() {
+            return None;
+        }
+        self.count -= 1;
+        match place.take()?.place {
+            Place::Here(buffer) => Some(buffer),
+            Place::Lent | Place::Coming => None,
+        }
+    }
+}

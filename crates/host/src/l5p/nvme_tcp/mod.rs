@@ -1,0 +1,414 @@
+//! NVMe over TCP: PDUs over a connection, plain or with TLS on it (NVMe/TCP Transport specification
+//! 1.0; autonomous-nic-offloads.md section 5.1).
+//!
+//! A [`Transport`] is one end of one connection. Whoever speaks NVMe (an initiator, a target) owns
+//! it, gives it its turn after each notice about the socket ([`Transport::poll`]) and hands it what
+//! is to be sent. It makes PDUs and takes them apart, computes and checks digests, and puts data
+//! into the buffers that were given for it ([`Transport::expect`]). The device does of that what it
+//! can: `port` is what the host keeps of it. Software does the rest, to the same bytes.
+//!
+//! What the device says is checked against the headers, which are always read here: a byte counts
+//! as placed only where the device placed it under the tag and at the offset that the PDU's own
+//! header has. What is wrong in a PDU ends the connection by a terminate request. No command is
+//! looked at here, and nothing waits for a time but the exchange of ICReq and ICResp.
+//!
+//! Files: `receive` (what comes), `buffers` (where data goes), `send` (what goes), `port`.
+
+mod buffers;
+mod port;
+mod receive;
+mod send;
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use abi::crypto::CryptoProvider;
+use base::{Duration, Instant};
+use bytes::Bytes;
+use wire::nvme::pdu::{Fault, Rules};
+
+use crate::api::{SocketError, SocketId};
+use crate::host::Host;
+
+use self::buffers::Buffers;
+pub(crate) use self::port::Port;
+use self::receive::Receiver;
+pub use self::send::Source;
+
+/// How long the peer may take to say ICReq or ICResp.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What an initiator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Initiate {
+    /// Headers shall have digests.
+    pub header_digest: bool,
+    /// Data shall have digests.
+    pub data_digest: bool,
+    /// Alignment of data to us: one less than the dwords, 0 to 31.
+    pub hpda: u8,
+    /// One less than the most R2Ts of a command at one time.
+    pub maxr2t: u32,
+}
+
+/// What a target grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Serve {
+    /// Headers may have digests.
+    pub header_digest: bool,
+    /// Data may have digests.
+    pub data_digest: bool,
+    /// Alignment of data to us: one less than the dwords, 0 to 31.
+    pub cpda: u8,
+    /// Most bytes of data in an H2CData: a multiple of four, 4,096 or more.
+    pub maxh2cdata: u32,
+    /// Most bytes of data in a capsule.
+    pub in_capsule_max: u32,
+}
+
+/// What ICReq and ICResp have agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Headers have digests.
+    pub header_digest: bool,
+    /// Data has digests.
+    pub data_digest: bool,
+    /// Alignment of data to the peer: one less than the dwords.
+    pub pda: u8,
+    /// Most bytes of data in an H2CData.
+    pub maxh2cdata: u32,
+    /// One less than the most R2Ts of a command at one time.
+    pub maxr2t: u32,
+}
+
+/// What came.
+#[derive(Debug)]
+pub enum Incoming {
+    /// PDUs can be sent: [`Transport::negotiated`] says how.
+    Ready,
+    /// A command.
+    Command {
+        /// Its submission queue entry.
+        sqe: [u8; 64],
+        /// Data in the capsule.
+        data: Bytes,
+        /// Whether that has the digest that came with it.
+        digest_ok: bool,
+    },
+    /// A completion queue entry.
+    Response([u8; 16]),
+    /// A C2HData: its data has come to the buffer of the command.
+    ReadData {
+        /// The command.
+        cccid: u16,
+        /// Where in its data.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+        /// It was the last.
+        last: bool,
+        /// The command has ended well, and no response follows.
+        success: bool,
+        /// Whether the data has the digest that came with it.
+        digest_ok: bool,
+    },
+    /// An H2CData: its data has come to the buffer of the tag.
+    WriteData {
+        /// The command.
+        cccid: u16,
+        /// The R2T's tag.
+        ttag: u16,
+        /// Where in the command's data.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+        /// It was the last of the R2T.
+        last: bool,
+        /// Whether the data has the digest that came with it.
+        digest_ok: bool,
+    },
+    /// The controller is ready for data.
+    R2t {
+        /// The command.
+        cccid: u16,
+        /// What H2CData has to name.
+        ttag: u16,
+        /// Where in the command's data.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// A buffer of [`Transport::expect`]: all that was awaited has come, or it was asked for.
+    Buffer {
+        /// Its tag.
+        tag: u16,
+        /// The memory.
+        buffer: AlignedBuf,
+    },
+    /// Nothing more comes, and nothing can be sent. The socket is the caller's to close.
+    Ended(Ended),
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Ended {
+    /// The peer closed it.
+    #[error("closed by the peer")]
+    Closed,
+    /// TCP, or TLS, ended it.
+    #[error("{0}")]
+    Lost(SocketError),
+    /// The peer said neither ICReq nor ICResp.
+    #[error("the peer does not speak NVMe/TCP: no answer in time")]
+    Silent,
+    /// The peer sent a terminate request.
+    #[error("terminated by the peer: {0}")]
+    TerminatedByPeer(Fault),
+    /// We did.
+    #[error("terminated: {0}")]
+    Terminated(Fault),
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// An initiator whose connection is not open yet.
+    Connecting,
+    /// The peer has to speak.
+    Setup {
+        until: Instant,
+    },
+    /// Commands and their answers.
+    Open,
+    Ended,
+}
+
+/// Which end it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Initiator(Initiate),
+    Target(Serve),
+}
+
+/// One end of an NVMe/TCP connection.
+pub struct Transport {
+    socket: SocketId,
+    crypto: Arc<dyn CryptoProvider>,
+    role: Role,
+    phase: Phase,
+    negotiated: Option<Negotiated>,
+    /// Rules of the PDUs that go out.
+    send: Rules,
+    receiver: Receiver,
+    buffers: Buffers,
+    /// What was not yet taken.
+    came: VecDeque<Incoming>,
+    /// The mark of what was written last.
+    written: u64,
+}
+
+impl core::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Transport").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl Transport {
+    /// The initiator's end of a socket that is being connected: ICReq is sent once it is.
+    #[must_use]
+    pub fn initiate(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Initiate) -> Self {
+        Self::new(socket, crypto, Role::Initiator(params))
+    }
+
+    /// The target's end of a socket that was accepted.
+    #[must_use]
+    pub fn serve(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Serve) -> Self {
+        Self::new(socket, crypto, Role::Target(params))
+    }
+
+    fn new(socket: SocketId, crypto: Arc<dyn CryptoProvider>, role: Role) -> Self {
+        Self {
+            socket,
+            crypto,
+            role,
+            phase: Phase::Connecting,
+            negotiated: None,
+            send: Rules::NONE,
+            receiver: Receiver::new(),
+            buffers: Buffers::default(),
+            came: VecDeque::new(),
+            written: 0,
+        }
+    }
+
+    /// The socket.
+    #[must_use]
+    pub const fn socket(&self) -> SocketId {
+        self.socket
+    }
+
+    /// What was agreed on, once it was.
+    #[must_use]
+    pub const fn negotiated(&self) -> Option<&Negotiated> {
+        self.negotiated.as_ref()
+    }
+
+    /// What came next. To be called until there is nothing more, after each notice about the
+    /// socket, and at [`Self::poll_timeout`].
+    pub fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
+        if self.came.is_empty() {
+            self.begin(host, now);
+            self.take_back(host);
+            while self.came.is_empty() && self.phase != Phase::Ended && self.step(host) {}
+            self.answer_device(host);
+            if self.phase == Phase::Ended {
+                self.discard(host);
+            }
+        }
+        self.came.pop_front()
+    }
+
+    /// When [`Self::poll`] has to be called again, whatever happens.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Setup { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Data that comes under `tag` and begins at `offset` of the command's data goes to a buffer,
+    /// `len` bytes of it, until all of them have come. To be called before the command, or the R2T,
+    /// is sent. A tag that is in use, or a length that the buffer has not, gives the buffer back.
+    pub fn expect(
+        &mut self,
+        host: &mut Host,
+        tag: u16,
+        offset: u32,
+        len: u32,
+        buffer: AlignedBuf,
+    ) -> Option<AlignedBuf> {
+        if self.buffers.get(tag).is_some() || len as usize > buffer.len() || len == 0 {
+            return Some(buffer);
+        }
+        let here = host.nvme_lend(self.socket, (tag, offset, len), buffer);
+        self.buffers.insert(tag, (offset, len), here);
+        None
+    }
+
+    /// Gives a buffer up, whatever has come of it: [`Incoming::Buffer`] follows. Data that still
+    /// comes under the tag is an error then.
+    pub fn reclaim(&mut self, host: &mut Host, tag: u16) {
+        let Some(awaited) = self.buffers.get_mut(tag) else { return };
+        awaited.unwanted = true;
+        if awaited.ask() {
+            host.nvme_reclaim(self.socket, tag);
+        }
+        self.settle(host, tag);
+    }
+
+    /// How far the peer's TCP has acknowledged: everything whose mark, as the `send` functions give
+    /// it, is not above.
+    #[must_use]
+    pub fn acknowledged(&self, host: &Host) -> u64 {
+        host.pdus_acknowledged(self.socket)
+    }
+
+    /// Speaks first, where it is ours to, and looks whether the connection still stands.
+    fn begin(&mut self, host: &mut Host, now: Instant) {
+        if self.phase == Phase::Ended {
+            return;
+        }
+        let ready = host.readiness(self.socket);
+        match self.phase {
+            Phase::Connecting if ready.writable || ready.readable => {
+                self.phase = Phase::Setup { until: now + SETUP_TIMEOUT };
+                if let Role::Initiator(params) = self.role {
+                    self.send_setup_request(host, params);
+                }
+            }
+            Phase::Setup { until } if now >= until => return self.end(Ended::Silent),
+            _ => {}
+        }
+        // What came before the end is read first.
+        if !ready.readable && host.peek(self.socket).is_empty() {
+            if let Some(error) = ready.error {
+                self.end(Ended::Lost(error));
+            } else if ready.peer_closed {
+                self.end(Ended::Closed);
+            }
+        }
+    }
+
+    /// What still comes is nobody's. It is taken nevertheless: a socket that is closed with bytes
+    /// unread resets the connection, and what we said last would not arrive (RFC 2525 section
+    /// 2.17).
+    fn discard(&self, host: &mut Host) {
+        loop {
+            let len = host.peek(self.socket).len();
+            if len == 0 {
+                return;
+            }
+            host.consume(self.socket, len);
+        }
+    }
+
+    fn end(&mut self, how: Ended) {
+        if self.phase != Phase::Ended {
+            self.phase = Phase::Ended;
+            self.came.push_back(Incoming::Ended(how));
+        }
+    }
+
+    /// Both ends know how to go on: the device may follow what comes from here.
+    fn open(&mut self, host: &mut Host, negotiated: Negotiated, ours: u8) {
+        let Negotiated { header_digest, data_digest, pda, .. } = negotiated;
+        self.negotiated = Some(negotiated);
+        self.send = Rules { header_digest, data_digest, pda, plen_max: u32::MAX };
+        let plen_max = receive::PLEN_MAX;
+        self.receiver.rules = Rules { header_digest, data_digest, pda: ours, plen_max };
+        self.phase = Phase::Open;
+        self.receiver.attach(host, self.socket);
+        if data_digest {
+            let (now, crypto) = (host.latest, Arc::clone(&self.crypto));
+            // What the device does not do the host does: the counters say which.
+            let _ = host.nvme_tx_context(now, self.socket, self.receiver.state(), crypto);
+        }
+        self.came.push_back(Incoming::Ready);
+    }
+
+    /// Takes the buffers that the device has given back.
+    fn take_back(&mut self, host: &mut Host) {
+        while let Some(done) = host.nvme_port(self.socket).and_then(|port| port.back.pop_front()) {
+            let tag = done.tag;
+            if let Some(awaited) = self.buffers.get_mut(tag).filter(|a| !a.is_here()) {
+                awaited.give_back(done.buffer);
+                self.settle(host, tag);
+            }
+        }
+    }
+
+    /// A buffer's state has changed: what waited for it is done.
+    fn settle(&mut self, host: &mut Host, tag: u16) {
+        self.check_digests(host, tag);
+        let Some(awaited) = self.buffers.get_mut(tag) else { return };
+        if !awaited.is_whole() && !awaited.unwanted {
+            return;
+        }
+        if !awaited.is_here() && !awaited.was_placed() && awaited.ask() {
+            host.nvme_reclaim(self.socket, tag);
+        }
+        if let Some(buffer) = self.buffers.take(tag) {
+            self.came.push_back(Incoming::Buffer { tag, buffer });
+        }
+    }
+
+    /// Answers the device's question, once it is known.
+    fn answer_device(&mut self, host: &mut Host) {
+        let Some(asked) = host.nvme_port(self.socket).and_then(|port| port.asked) else { return };
+        if let Some(begins) = self.receiver.begins(asked) {
+            host.nvme_answer(self.socket, asked, begins);
+        }
+    }
+}

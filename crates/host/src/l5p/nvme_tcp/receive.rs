@@ -1,0 +1,503 @@
+//! PDUs that come in: followed byte by byte, in order, whatever the packets.
+//!
+//! Called by [`Transport::poll`]. A header is gathered and checked before a byte of its data is
+//! looked at; so each byte of data has a place before it is read. Bytes that the device has placed
+//! just there are stepped over; all others are copied. Data digests that the device checked are not
+//! summed again.
+
+use abi::nvme_tcp::{NvmeTcpState, Placed};
+use alloc::vec::Vec;
+use base::SeqNum;
+use bytes::Bytes;
+use smallvec::SmallVec;
+use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, Kind, Rules, at};
+
+use super::buffers::Unchecked;
+use super::{Ended, Incoming, Negotiated, Phase, Role, Transport};
+use crate::api::SocketId;
+use crate::host::Host;
+
+/// Longest PDU that is taken: a command's data of 16 MiB and what is around it.
+pub(super) const PLEN_MAX: u32 = (16 << 20) + 1024;
+/// Most bytes before a PDU's data: PDO is one byte.
+const FRONT_BYTES_MAX: usize = 256;
+/// PDUs whose beginnings are remembered, for a device that asks about one.
+const BOUNDARIES: usize = 128;
+/// Digests that the device has checked of PDUs that are not read yet.
+const VERIFIED_MAX: usize = 256;
+
+/// A PDU whose header was read.
+#[derive(Debug)]
+struct Pdu {
+    header: Header,
+    common: Common,
+    /// Its first byte's position in the stream.
+    begin: SeqNum,
+    /// Bytes of its data that were read.
+    done: u32,
+    /// The sum over them; none where the device may know better.
+    sum: Option<u32>,
+    /// Data of a capsule.
+    capsule: Vec<u8>,
+}
+
+/// How far what comes was read.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    /// Rules of the PDUs that come.
+    pub(super) rules: Rules,
+    /// A header, or a digest, as far as it has come.
+    front: [u8; FRONT_BYTES_MAX],
+    have: usize,
+    pdu: Option<Pdu>,
+    /// Position of the next byte in the stream that the device knows.
+    position: SeqNum,
+    /// The device was asked to follow.
+    attached: bool,
+    /// Where the last PDUs began; `count` so far.
+    boundaries: [SeqNum; BOUNDARIES],
+    count: usize,
+    /// Positions of PDUs whose digest the device found right.
+    verified: SmallVec<[SeqNum; 4]>,
+}
+
+impl Receiver {
+    pub(super) fn new() -> Self {
+        Self {
+            rules: Rules::NONE,
+            front: [0; FRONT_BYTES_MAX],
+            have: 0,
+            pdu: None,
+            position: SeqNum(0),
+            attached: false,
+            boundaries: [SeqNum(0); BOUNDARIES],
+            count: 0,
+            verified: SmallVec::new(),
+        }
+    }
+
+    /// What a device has to know of the connection.
+    pub(super) const fn state(&self) -> NvmeTcpState {
+        let Rules { header_digest, data_digest, plen_max, .. } = self.rules;
+        NvmeTcpState { header_digest, data_digest, pdu_bytes_max: plen_max, over: None }
+    }
+
+    /// Has the device follow, from the next byte on, which begins a PDU.
+    pub(super) fn attach(&mut self, host: &mut Host, socket: SocketId) {
+        if let Some(position) = host.nvme_attach(socket, self.state()) {
+            (self.position, self.attached, self.count) = (position, true, 0);
+            self.verified.clear();
+        }
+    }
+
+    /// Whether a PDU begins at a position; none where that is not known yet.
+    pub(super) fn begins(&self, position: SeqNum) -> Option<bool> {
+        let at_boundary = self.pdu.is_none() && self.have == 0;
+        if position.ge(self.position) && !(at_boundary && position == self.position) {
+            return None;
+        }
+        let known = self.count.min(BOUNDARIES);
+        let begins = self.boundaries[..known].contains(&position);
+        Some(begins || at_boundary && position == self.position)
+    }
+
+    fn note_boundary(&mut self) {
+        self.boundaries[self.count % BOUNDARIES] = self.position;
+        self.count += 1;
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.position += u32::try_from(bytes).unwrap_or(0);
+    }
+}
+
+/// How far the bytes at hand are alike: so many of them, and where the device has put them.
+struct Run {
+    len: usize,
+    /// Tag, and offset in the command's data.
+    placed: Option<(u16, u32)>,
+}
+
+/// What the device says of the byte `at` of a payload and those behind it.
+fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
+    let at = u32::try_from(at).unwrap_or(u32::MAX);
+    let next = placed.placements.iter().find(|placement| placement.range.end > at);
+    let Some(placement) = next else { return Run { len, placed: None } };
+    let inside = at.checked_sub(placement.range.start);
+    let end = if inside.is_some() { placement.range.end } else { placement.range.start };
+    let here = inside.map(|inside| (placement.tag, placement.offset.saturating_add(inside)));
+    Run { len: len.min((end - at) as usize), placed: here }
+}
+
+impl Transport {
+    /// Reads some of what has come; says whether there may be more to do.
+    pub(super) fn step(&mut self, host: &mut Host) -> bool {
+        let len = host.peek(self.socket).len();
+        if len == 0 {
+            self.attach_again(host);
+            return false;
+        }
+        let mut run = Run { len, placed: None };
+        if self.receiver.attached {
+            if let Some((placed, at)) = host.nvme_placed(self.socket) {
+                run = run_at(placed, at, len);
+                let verified = core::mem::take(&mut placed.verified);
+                let room = VERIFIED_MAX.saturating_sub(self.receiver.verified.len());
+                self.receiver.verified.extend(verified.into_iter().take(room));
+            }
+        }
+        let taken = match &self.receiver.pdu {
+            None => self.read_header(host, len),
+            Some(pdu) if pdu.done < pdu.common.data_len => self.read_data(host, &run),
+            Some(_) => self.read_digest(host, len),
+        };
+        host.consume(self.socket, taken);
+        self.receiver.advance(taken);
+        self.finish(host);
+        if self.phase == Phase::Ended {
+            self.discard(host);
+        }
+        true
+    }
+
+    /// After a reset of the device: has it follow again, where a PDU begins.
+    fn attach_again(&mut self, host: &mut Host) {
+        let idle = self.receiver.pdu.is_none() && self.receiver.have == 0;
+        if self.phase == Phase::Open && idle && host.nvme_was_reset(self.socket) {
+            self.receiver.attach(host, self.socket);
+        }
+    }
+
+    /// Gathers a header; gives how many bytes were taken.
+    fn read_header(&mut self, host: &mut Host, len: usize) -> usize {
+        let receiver = &mut self.receiver;
+        if receiver.have == 0 {
+            receiver.note_boundary();
+        }
+        let wanted = match receiver.front.first_chunk() {
+            Some(first) if receiver.have >= COMMON_BYTES => {
+                match Common::parse(first, &receiver.rules) {
+                    Ok(common) => front_bytes(&common),
+                    // It was found wrong when it was complete.
+                    Err(_) => COMMON_BYTES,
+                }
+            }
+            _ => COMMON_BYTES,
+        };
+        let take = len.min(wanted.saturating_sub(receiver.have));
+        let end = receiver.have + take;
+        if let Some(room) = receiver.front.get_mut(receiver.have..end) {
+            room.copy_from_slice(&host.peek(self.socket)[..take]);
+        }
+        receiver.have = end;
+        take
+    }
+
+    /// Reads data; gives how many bytes were taken.
+    fn read_data(&mut self, host: &mut Host, run: &Run) -> usize {
+        let Some(pdu) = &mut self.receiver.pdu else { return 0 };
+        let left = (pdu.common.data_len - pdu.done) as usize;
+        let take = run.len.min(left);
+        let bytes = &host.peek(self.socket)[..take];
+        let here = u32::try_from(take).unwrap_or(0);
+        let place = match &pdu.header {
+            Header::C2HData(data) => Some((data.cccid, data.offset + pdu.done)),
+            Header::H2CData(data) => Some((data.ttag, data.offset + pdu.done)),
+            _ => None,
+        };
+        let awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
+        let mut copied = true;
+        match (place, awaited) {
+            (Some(place), Some(awaited)) if run.placed == Some(place) => {
+                awaited.note_placed(here);
+                (pdu.sum, copied) = (None, false);
+            }
+            (Some((_, offset)), Some(awaited)) => awaited.write(offset, bytes),
+            (None, _) => pdu.capsule.extend_from_slice(bytes),
+            (Some(_), None) => {}
+        }
+        pdu.sum = pdu.sum.map(|sum| self.crypto.crc32c(sum, bytes));
+        pdu.done += here;
+        let counters = &mut host.out.counters;
+        let bytes = if copied {
+            &mut counters.nvme_rx_copied_bytes
+        } else {
+            &mut counters.nvme_rx_placed_bytes
+        };
+        *bytes += u64::from(here);
+        take
+    }
+
+    /// Gathers a data digest; gives how many bytes were taken.
+    fn read_digest(&mut self, host: &Host, len: usize) -> usize {
+        let receiver = &mut self.receiver;
+        let take = len.min((DIGEST_BYTES as usize).saturating_sub(receiver.have));
+        let end = receiver.have + take;
+        if let Some(room) = receiver.front.get_mut(receiver.have..end) {
+            room.copy_from_slice(&host.peek(self.socket)[..take]);
+        }
+        receiver.have = end;
+        take
+    }
+
+    /// Goes on where a header, or a PDU, is complete.
+    fn finish(&mut self, host: &mut Host) {
+        let receiver = &mut self.receiver;
+        let Some(pdu) = &receiver.pdu else {
+            let Some(first) =
+                receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
+            else {
+                return;
+            };
+            let parsed = Common::parse(first, &receiver.rules);
+            let whole = parsed.map(|common| (common, receiver.have >= front_bytes(&common)));
+            match whole {
+                Ok((common, true)) => {
+                    if let Err(fault) = self.handle_header(host, common) {
+                        self.reject(host, fault, common.kind);
+                    }
+                }
+                Ok((_, false)) => {}
+                Err(fault) => {
+                    let kind = Kind::from_byte(receiver.front[0]);
+                    self.reject(host, fault, kind.unwrap_or(Kind::CapsuleCmd));
+                }
+            }
+            return;
+        };
+        let digest = if pdu.common.data_digest().is_some() { DIGEST_BYTES as usize } else { 0 };
+        if pdu.done == pdu.common.data_len && receiver.have >= digest {
+            receiver.have = 0;
+            if let Some(pdu) = receiver.pdu.take() {
+                self.handle_pdu(host, pdu);
+            }
+        }
+    }
+
+    /// What is wrong is said, but for what is wrong in a terminate request.
+    fn reject(&mut self, host: &mut Host, fault: Fault, kind: Kind) {
+        let header = self.receiver.front;
+        let have = self.receiver.have;
+        if matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq) {
+            host.shutdown(self.socket);
+            return self.end(Ended::TerminatedByPeer(fault));
+        }
+        self.terminate_for(host, fault, &header[..have.min(header.len())]);
+    }
+
+    /// A header is complete: it is checked before anything that follows.
+    fn handle_header(&mut self, host: &mut Host, common: Common) -> Result<(), Fault> {
+        let receiver = &mut self.receiver;
+        let bare = usize::from(common.kind.header_len());
+        if common.header_bytes as usize > bare {
+            let (header, rest) = receiver.front.split_at(bare);
+            let came = rest.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest));
+            if self.crypto.crc32c(0, header) != came {
+                host.out.counters.nvme_header_digest_errors += 1;
+                return Err(Fault::header_digest(came));
+            }
+        }
+        self.check_kind(common.kind)?;
+        let header = Header::parse(&common, &self.receiver.front[..bare])?;
+        self.check_data(&header, &common)?;
+        let receiver = &mut self.receiver;
+        let front = u32::try_from(receiver.have).unwrap_or(0);
+        // With a context of the device's a digest is summed only where that has not checked it.
+        let device = receiver.attached && host.nvme_context(self.socket).is_some();
+        let sum = (receiver.rules.data_digest && !device).then_some(0);
+        let begin = receiver.position - front;
+        let capsule = match header {
+            Header::CapsuleCmd(_) => Vec::with_capacity(common.data_len as usize),
+            _ => Vec::new(),
+        };
+        receiver.have = 0;
+        receiver.pdu = Some(Pdu { header, common, begin, done: 0, sum, capsule });
+        host.out.counters.nvme_rx_pdus += 1;
+        // Those without data are complete.
+        if common.data_len == 0 {
+            self.finish(host);
+        }
+        Ok(())
+    }
+
+    /// Whether a PDU may come now, at this end (tcp, section 3.3.1).
+    fn check_kind(&self, kind: Kind) -> Result<(), Fault> {
+        let target = matches!(self.role, Role::Target(_));
+        if kind.from_host() != target {
+            return Err(Fault::field(at::TYPE));
+        }
+        let setup = matches!(kind, Kind::ICReq | Kind::ICResp);
+        let ends = matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq);
+        let open = self.phase == Phase::Open;
+        if ends || setup != open { Ok(()) } else { Err(Fault::SEQUENCE) }
+    }
+
+    /// Whether there is a place for what follows.
+    fn check_data(&self, header: &Header, common: &Common) -> Result<(), Fault> {
+        let (tag, data, wrong) = match header {
+            Header::C2HData(data) => (data.cccid, data, at::CCCID),
+            Header::H2CData(data) => (data.ttag, data, at::TTAG),
+            Header::CapsuleCmd(_) => {
+                let most = match self.role {
+                    Role::Target(serve) => serve.in_capsule_max,
+                    Role::Initiator(_) => 0,
+                };
+                return if common.data_len <= most { Ok(()) } else { Err(Fault::LIMIT_EXCEEDED) };
+            }
+            _ => return Ok(()),
+        };
+        if let Role::Target(serve) = self.role {
+            if data.len > serve.maxh2cdata {
+                return Err(Fault::LIMIT_EXCEEDED);
+            }
+        }
+        let awaited = self.buffers.get(tag).ok_or_else(|| Fault::field(wrong))?;
+        // In order and without holes, as Linux and SPDK have it.
+        if !awaited.takes(data.offset, data.len) {
+            return Err(Fault::OUT_OF_RANGE);
+        }
+        Ok(())
+    }
+
+    /// A PDU is complete.
+    fn handle_pdu(&mut self, host: &mut Host, pdu: Pdu) {
+        match pdu.header {
+            Header::ICReq(request) => {
+                let Role::Target(serve) = self.role else { return };
+                let digests = (
+                    request.header_digest && serve.header_digest,
+                    request.data_digest && serve.data_digest,
+                );
+                self.send_setup_response(host, serve, digests);
+                let negotiated = Negotiated {
+                    header_digest: digests.0,
+                    data_digest: digests.1,
+                    pda: request.hpda,
+                    maxh2cdata: serve.maxh2cdata,
+                    maxr2t: request.maxr2t,
+                };
+                self.open(host, negotiated, serve.cpda);
+            }
+            Header::ICResp(response) => {
+                let Role::Initiator(params) = self.role else { return };
+                let more = response.header_digest && !params.header_digest
+                    || response.data_digest && !params.data_digest;
+                if more {
+                    return self.terminate_for(host, Fault::field(at::DGST), &[]);
+                }
+                let negotiated = Negotiated {
+                    header_digest: response.header_digest,
+                    data_digest: response.data_digest,
+                    pda: response.cpda,
+                    maxh2cdata: response.maxh2cdata,
+                    maxr2t: params.maxr2t,
+                };
+                self.open(host, negotiated, params.hpda);
+            }
+            Header::H2CTermReq(fault) | Header::C2HTermReq(fault) => {
+                host.shutdown(self.socket);
+                self.end(Ended::TerminatedByPeer(fault));
+            }
+            Header::CapsuleCmd(sqe) => {
+                let digest_ok = self.capsule_is_right(host, &pdu);
+                let data = Bytes::from(pdu.capsule);
+                self.came.push_back(Incoming::Command { sqe, data, digest_ok });
+            }
+            Header::CapsuleResp(cqe) => self.came.push_back(Incoming::Response(cqe)),
+            Header::R2T(r2t) => {
+                let wire::nvme::pdu::R2t { cccid, ttag, offset, len } = r2t;
+                self.came.push_back(Incoming::R2t { cccid, ttag, offset, len });
+            }
+            Header::H2CData(_) | Header::C2HData(_) => self.handle_data(host, &pdu),
+        }
+    }
+
+    /// Whether the device has checked the digest of a PDU; or `sum` is what came.
+    fn judge(&mut self, host: &mut Host, pdu: &Pdu, sum: Option<u32>) -> Option<bool> {
+        if pdu.common.data_digest().is_none() {
+            return Some(true);
+        }
+        let verified = &mut self.receiver.verified;
+        if let Some(index) = verified.iter().position(|&begin| begin == pdu.begin) {
+            verified.swap_remove(index);
+            host.out.counters.nvme_rx_digests_device += 1;
+            return Some(true);
+        }
+        let sum = sum.or(pdu.sum)?;
+        let right = sum == self.digest();
+        count_digest(host, right);
+        Some(right)
+    }
+
+    /// The digest that was read last.
+    fn digest(&self) -> u32 {
+        self.receiver.front.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest))
+    }
+
+    fn capsule_is_right(&mut self, host: &mut Host, pdu: &Pdu) -> bool {
+        self.judge(host, pdu, None).unwrap_or_else(|| {
+            let right = self.crypto.crc32c(0, &pdu.capsule) == self.digest();
+            count_digest(host, right);
+            right
+        })
+    }
+
+    /// All data of a PDU has come.
+    fn handle_data(&mut self, host: &mut Host, pdu: &Pdu) {
+        let (tag, data) = match &pdu.header {
+            Header::C2HData(data) => (data.cccid, *data),
+            Header::H2CData(data) => (data.ttag, *data),
+            _ => return,
+        };
+        let verdict = self.judge(host, pdu, None);
+        let digest = self.digest();
+        let Some(awaited) = self.buffers.get_mut(tag) else { return };
+        awaited.received += data.len;
+        awaited.unchecked.push(Unchecked { data, digest, verdict });
+        if verdict.is_none() && awaited.ask() {
+            host.nvme_reclaim(self.socket, tag);
+        }
+        self.settle(host, tag);
+    }
+
+    /// Says what came under a tag, in its order, as far as it is known to be right or wrong.
+    pub(super) fn check_digests(&mut self, host: &mut Host, tag: u16) {
+        let target = matches!(self.role, Role::Target(_));
+        while let Some(awaited) = self.buffers.get_mut(tag) {
+            let Some(&Unchecked { data, digest, verdict }) = awaited.unchecked.first() else {
+                return;
+            };
+            let sum = |bytes: &[u8]| self.crypto.crc32c(0, bytes) == digest;
+            let Some(digest_ok) = verdict.or_else(|| awaited.bytes(data.offset, data.len).map(sum))
+            else {
+                return;
+            };
+            awaited.unchecked.remove(0);
+            if verdict.is_none() {
+                count_digest(host, digest_ok);
+            }
+            let wire::nvme::pdu::DataHeader { cccid, ttag, offset, len, last, success } = data;
+            self.came.push_back(if target {
+                Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok }
+            } else {
+                Incoming::ReadData { cccid, offset, len, last, success, digest_ok }
+            });
+        }
+    }
+}
+
+fn count_digest(host: &mut Host, right: bool) {
+    let counters = &mut host.out.counters;
+    counters.nvme_rx_digests_host += 1;
+    counters.nvme_data_digest_errors += u64::from(!right);
+}
+
+/// Bytes before the data of a PDU, or all of it; of a terminate request the header alone.
+fn front_bytes(common: &Common) -> usize {
+    let end = match common.kind {
+        Kind::H2CTermReq | Kind::C2HTermReq => common.header_bytes,
+        _ if common.data_len == 0 => common.plen,
+        _ => common.data().start,
+    };
+    end as usize
+}

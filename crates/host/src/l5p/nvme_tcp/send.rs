@@ -1,0 +1,213 @@
+//! PDUs that go out.
+//!
+//! Called by [`super::Transport`]'s user. A PDU is a header, made here with its digest and padding,
+//! and data that is only referred to; the data's digest is the device's where it can, and else made
+//! when the data is at hand ([`Host::send_pdu`]). Whatever is handed in is taken: callers bound
+//! themselves by the commands that they have open.
+
+use alloc::vec;
+
+use bytes::Bytes;
+use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
+
+use super::{Ended, Initiate, Role, Serve, Transport};
+use crate::api::FileId;
+use crate::host::Host;
+use crate::l5p::nvme_tx::PduData;
+
+/// Most data in a C2HData: what has to be summed again where a part of it is lost.
+const C2H_DATA_MAX: u32 = 128 << 10;
+
+/// Where data comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Memory.
+    Memory(Bytes),
+    /// An open file.
+    File {
+        /// Which.
+        file: FileId,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+    },
+}
+
+impl Source {
+    /// Bytes of it.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        match self {
+            Self::Memory(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Self::File { len, .. } => *len,
+        }
+    }
+
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A part of it.
+    fn part(&self, from: u32, bytes: u32) -> PduData {
+        match self {
+            Self::Memory(memory) => {
+                let end = memory.len().min(from as usize + bytes as usize);
+                PduData::Memory(memory.slice(memory.len().min(from as usize)..end))
+            }
+            Self::File { file, offset, .. } => {
+                let offset = offset.saturating_add(u64::from(from));
+                PduData::File { file: *file, offset, len: bytes }
+            }
+        }
+    }
+}
+
+impl Transport {
+    /// Sends a command, with data in its capsule or without. Gives a mark.
+    pub fn send_command(&mut self, host: &mut Host, sqe: &[u8; 64], data: Bytes) -> u64 {
+        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let data = if data.is_empty() { PduData::None } else { PduData::Memory(data) };
+        self.put(host, &Header::CapsuleCmd(*sqe), data, len)
+    }
+
+    /// Sends a completion. Gives a mark.
+    pub fn send_response(&mut self, host: &mut Host, cqe: &[u8; 16]) -> u64 {
+        self.put(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
+    }
+
+    /// Sends data of a read, which begins at `offset` of the command's data, in one PDU or several.
+    /// `last`: no more follows; `success`: nor does a response. Gives a mark.
+    pub fn send_read_data(
+        &mut self,
+        host: &mut Host,
+        cccid: u16,
+        offset: u32,
+        data: &Source,
+        last: bool,
+        success: bool,
+    ) -> u64 {
+        self.send_data(data, C2H_DATA_MAX, |transport, from, len, end| {
+            let last = last && end;
+            let success = last && success;
+            let offset = offset.saturating_add(from);
+            let header = DataHeader { cccid, ttag: 0, offset, len, last, success };
+            transport.put(host, &Header::C2HData(header), data.part(from, len), len)
+        })
+    }
+
+    /// Sends data of a write that an R2T asked for, in as many PDUs as the controller wants it.
+    /// `last`: it is the last of that R2T. Gives a mark.
+    pub fn send_write_data(
+        &mut self,
+        host: &mut Host,
+        (cccid, ttag): (u16, u16),
+        offset: u32,
+        data: Bytes,
+        last: bool,
+    ) -> u64 {
+        let most = self.negotiated.map_or(u32::MAX, |n| n.maxh2cdata).min(C2H_DATA_MAX);
+        let data = Source::Memory(data);
+        self.send_data(&data, most, |transport, from, len, end| {
+            let offset = offset.saturating_add(from);
+            let last = last && end;
+            let header = DataHeader { cccid, ttag, offset, len, last, success: false };
+            transport.put(host, &Header::H2CData(header), data.part(from, len), len)
+        })
+    }
+
+    fn send_data(
+        &mut self,
+        data: &Source,
+        most: u32,
+        mut send: impl FnMut(&mut Self, u32, u32, bool) -> u64,
+    ) -> u64 {
+        let (mut from, mut left) = (0, data.len());
+        while left > 0 {
+            let len = left.min(most);
+            send(self, from, len, len == left);
+            (from, left) = (from + len, left - len);
+        }
+        self.written
+    }
+
+    /// Asks for data of a write. Gives a mark.
+    pub fn send_r2t(
+        &mut self,
+        host: &mut Host,
+        (cccid, ttag): (u16, u16),
+        offset: u32,
+        len: u32,
+    ) -> u64 {
+        self.put(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
+    }
+
+    /// Ends the connection since the peer did something that the specification does not allow.
+    pub fn terminate(&mut self, host: &mut Host, why: Fault) {
+        self.terminate_for(host, why, &[]);
+    }
+
+    /// The same, with the header that was wrong.
+    pub(super) fn terminate_for(&mut self, host: &mut Host, why: Fault, header: &[u8]) {
+        let request = match self.role {
+            Role::Initiator(_) => Header::H2CTermReq(why),
+            Role::Target(_) => Header::C2HTermReq(why),
+        };
+        let header = &header[..header.len().min(HEADER_BYTES_MAX)];
+        let len = u32::try_from(header.len()).unwrap_or(0);
+        let data = match len {
+            0 => PduData::None,
+            _ => PduData::Memory(Bytes::copy_from_slice(header)),
+        };
+        self.put(host, &request, data, len);
+        host.out.counters.nvme_terminations += 1;
+        host.shutdown(self.socket);
+        self.end(Ended::Terminated(why));
+    }
+
+    /// An initiator's first PDU.
+    pub(super) fn send_setup_request(&mut self, host: &mut Host, params: Initiate) {
+        let Initiate { header_digest, data_digest, hpda, maxr2t } = params;
+        let request = IcReq { pfv: PFV, hpda, header_digest, data_digest, maxr2t };
+        self.put(host, &Header::ICReq(request), PduData::None, 0);
+    }
+
+    /// A target's first PDU.
+    pub(super) fn send_setup_response(
+        &mut self,
+        host: &mut Host,
+        params: Serve,
+        (header_digest, data_digest): (bool, bool),
+    ) {
+        let Serve { cpda, maxh2cdata, .. } = params;
+        let response = IcResp { pfv: PFV, cpda, header_digest, data_digest, maxh2cdata };
+        self.put(host, &Header::ICResp(response), PduData::None, 0);
+    }
+
+    /// Writes a PDU.
+    fn put(&mut self, host: &mut Host, header: &Header, data: PduData, data_len: u32) -> u64 {
+        let mut room = [0; HEADER_BYTES_MAX];
+        let Some(common) = header.write(data_len, &self.send, &mut room) else {
+            return self.written;
+        };
+        let front = if data_len > 0 { common.data().start } else { common.plen } as usize;
+        let bare = usize::from(common.kind.header_len());
+        let mut bytes = vec![0; front];
+        let copied = bare.min(front);
+        bytes[..copied].copy_from_slice(&room[..copied]);
+        if common.header_bytes as usize > bare {
+            let digest = self.crypto.crc32c(0, &room[..bare]).to_le_bytes();
+            if let Some(place) = bytes.get_mut(bare..bare + digest.len()) {
+                place.copy_from_slice(&digest);
+            }
+        }
+        let (now, digest) = (host.latest, common.data_digest().is_some());
+        // Where the connection is gone nothing more is acknowledged, and its end is said by itself.
+        if let Ok(mark) = host.send_pdu(now, self.socket, Bytes::from(bytes), data, digest) {
+            self.written = mark;
+        }
+        self.written
+    }
+}

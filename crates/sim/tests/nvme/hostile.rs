@@ -1,0 +1,340 @@
+//! PDUs that are wrong: each is answered by a terminate request with the code that it has, and the
+//! connection ends; nothing of it reaches who speaks NVMe.
+
+use std::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use abi::crypto::CryptoProvider;
+use base::{Duration, Instant};
+use bytes::Bytes;
+use crypto::Provider;
+use host::nvme::{Ended, Incoming, Initiate, Serve, Transport};
+use host::{Host, Listen, Notice, SocketId};
+use wire::Endpoint;
+use wire::nvme::pdu::{
+    Common, DataHeader, Fault, Fes, Header, IcReq, IcResp, R2t, Rules, TERM_BYTES_MAX, at,
+};
+
+use crate::lab::{App, Lab};
+
+const PORT: u16 = 4420;
+/// The tag, or command, that data is awaited under, and how much.
+const TAG: u16 = 7;
+const AWAITED: u32 = 8192;
+
+/// A peer that sends bytes, one lot after each answer, and keeps what comes.
+struct Raw {
+    socket: Option<SocketId>,
+    lots: Vec<Vec<u8>>,
+    got: Vec<u8>,
+    opens: bool,
+}
+
+impl Raw {
+    fn new(opens: bool, lots: Vec<Vec<u8>>) -> Self {
+        Self { socket: None, lots, got: Vec::new(), opens }
+    }
+
+    fn send(&mut self, host: &mut Host) {
+        if let (Some(socket), false) = (self.socket, self.lots.is_empty()) {
+            let lot = self.lots.remove(0);
+            host.send(socket, Bytes::from(lot)).unwrap();
+        }
+    }
+}
+
+impl App for Raw {
+    fn handle_notice(&mut self, _now: Instant, host: &mut Host, notice: Notice) {
+        let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
+        self.socket = Some(socket);
+        let first = self.opens && self.got.is_empty();
+        let mut answered = first && host.readiness(socket).writable;
+        loop {
+            let bytes = host.peek(socket);
+            if bytes.is_empty() {
+                break;
+            }
+            self.got.extend_from_slice(bytes);
+            let len = bytes.len();
+            host.consume(socket, len);
+            answered = true;
+        }
+        if answered {
+            self.send(host);
+        }
+    }
+}
+
+/// A transport, and what it said.
+struct End {
+    transport: Option<Transport>,
+    role: Result<Serve, Initiate>,
+    ended: Option<Ended>,
+    came: Vec<String>,
+}
+
+impl End {
+    fn new(role: Result<Serve, Initiate>) -> Self {
+        Self { transport: None, role, ended: None, came: Vec::new() }
+    }
+
+    fn poll(&mut self, now: Instant, host: &mut Host) {
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+            match incoming {
+                Incoming::Ready => {
+                    let transport = self.transport.as_mut().unwrap();
+                    let back = transport.expect(host, TAG, 0, AWAITED, AlignedBuf::new(2));
+                    assert!(back.is_none());
+                    if self.role.is_err() {
+                        transport.send_command(host, &[0; 64], Bytes::new());
+                    }
+                }
+                Incoming::Ended(how) => {
+                    self.ended = Some(how);
+                    let socket = self.transport.as_ref().unwrap().socket();
+                    host.close(now, socket);
+                }
+                other => self.came.push(format!("{other:?}")),
+            }
+        }
+    }
+}
+
+impl App for End {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        if let (Notice::Accepted(_, socket), Ok(serve)) = (notice, self.role) {
+            self.transport = Some(Transport::serve(socket, Arc::new(Provider), serve));
+        }
+        self.poll(now, host);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.poll(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.transport.as_ref().and_then(Transport::poll_timeout)
+    }
+}
+
+const SERVE: Serve = Serve {
+    header_digest: true,
+    data_digest: true,
+    cpda: 0,
+    maxh2cdata: 4096,
+    in_capsule_max: 1024,
+};
+const INITIATE: Initiate = Initiate { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
+
+const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
+
+/// A PDU with data of zeros and right digests.
+fn pdu(header: &Header, data: u32, rules: &Rules) -> Vec<u8> {
+    let mut out = vec![0; 128];
+    let common = header.write(data, rules, &mut out).unwrap();
+    let bare = usize::from(common.kind.header_len());
+    out.truncate(bare);
+    if common.header_bytes as usize > bare {
+        let digest = Provider.crc32c(0, &out).to_le_bytes();
+        out.extend_from_slice(&digest);
+    }
+    out.resize(common.data().end as usize, 0);
+    if common.data_digest().is_some() {
+        out.extend_from_slice(&Provider.crc32c(0, &vec![0; data as usize]).to_le_bytes());
+    }
+    assert_eq!(out.len(), common.plen as usize);
+    out
+}
+
+fn ic_req(change: impl Fn(&mut IcReq)) -> Vec<u8> {
+    let mut request = IcReq { pfv: 0, hpda: 0, header_digest: true, data_digest: true, maxr2t: 0 };
+    change(&mut request);
+    pdu(&Header::ICReq(request), 0, &Rules::NONE)
+}
+
+fn ic_resp(change: impl Fn(&mut IcResp)) -> Vec<u8> {
+    let mut response =
+        IcResp { pfv: 0, cpda: 0, header_digest: true, data_digest: true, maxh2cdata: 4096 };
+    change(&mut response);
+    pdu(&Header::ICResp(response), 0, &Rules::NONE)
+}
+
+fn data(change: impl Fn(&mut DataHeader)) -> DataHeader {
+    let mut data =
+        DataHeader { cccid: 1, ttag: TAG, offset: 0, len: 4096, last: false, success: false };
+    change(&mut data);
+    data
+}
+
+/// The byte at `at` of a PDU set to something else, its header's digest made again.
+fn patched(mut pdu: Vec<u8>, at: usize, to: u8, header: usize) -> Vec<u8> {
+    pdu[at] = to;
+    let digest = Provider.crc32c(0, &pdu[..header]).to_le_bytes();
+    pdu[header..header + 4].copy_from_slice(&digest);
+    pdu
+}
+
+/// The fault in the last PDU of what came, which has to be a terminate request.
+fn fault_of(got: &[u8], kind: u8) -> Fault {
+    let mut rest = got;
+    loop {
+        let plen = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+        if plen == rest.len() {
+            break;
+        }
+        rest = &rest[plen..];
+    }
+    assert_eq!(rest[0], kind, "a terminate request");
+    assert!(rest.len() <= TERM_BYTES_MAX as usize);
+    let common = Common::parse(rest.first_chunk().unwrap(), &Rules::NONE).unwrap();
+    match Header::parse(&common, rest).unwrap() {
+        Header::C2HTermReq(fault) | Header::H2CTermReq(fault) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What a target answers to these lots.
+fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    let (mut raw, mut end) = (Raw::new(true, lots), End::new(Ok(SERVE)));
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    let now = lab.now;
+    raw.socket = Some(lab.machines[0].host.connect(now, remote).unwrap());
+    lab.run((&mut raw, &mut end), Duration::from_secs(30), |_, _, end| end.ended.is_some());
+    lab.run((&mut raw, &mut end), Duration::from_secs(1), |_, _, _| false);
+    (end.ended, raw.got, end.came)
+}
+
+/// The same of an initiator.
+fn initiator(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    let (mut end, mut raw) = (End::new(Err(INITIATE)), Raw::new(false, lots));
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    let now = lab.now;
+    let socket = lab.machines[0].host.connect(now, remote).unwrap();
+    end.transport = Some(Transport::initiate(socket, Arc::new(Provider), INITIATE));
+    lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
+    lab.run((&mut end, &mut raw), Duration::from_secs(1), |_, _, _| false);
+    (end.ended, raw.got, end.came)
+}
+
+#[test]
+fn what_a_target_does_not_take() {
+    let h2c = |change: &dyn Fn(&mut DataHeader)| {
+        let header = data(change);
+        pdu(&Header::H2CData(header), header.len, &RULES)
+    };
+    let command = |bytes| pdu(&Header::CapsuleCmd([0; 64]), bytes, &RULES);
+    let field = Fault::field;
+    let open = || ic_req(|_| {});
+    let wrong_digest = {
+        let mut pdu = command(0);
+        pdu[72] ^= 1;
+        pdu
+    };
+    let came = u32::from_le_bytes(wrong_digest[72..76].try_into().unwrap());
+    let cases: Vec<(&str, Vec<Vec<u8>>, Fault)> = vec![
+        ("no ICReq", vec![pdu(&Header::CapsuleCmd([0; 64]), 0, &Rules::NONE)], Fault::SEQUENCE),
+        ("version", vec![ic_req(|r| r.pfv = 1)], Fault::unsupported(at::PFV)),
+        ("alignment", vec![ic_req(|r| r.hpda = 32)], field(at::PDA)),
+        ("a second", vec![open(), open()], Fault::SEQUENCE),
+        ("type", vec![open(), patched(command(0), 0, 0x0a, 72)], field(at::TYPE)),
+        ("direction", vec![open(), pdu(&Header::CapsuleResp([0; 16]), 0, &RULES)], field(at::TYPE)),
+        ("HLEN", vec![open(), patched(command(0), 2, 24, 72)], field(at::HLEN)),
+        ("PLEN", vec![open(), patched(command(0), 4, 75, 72)], field(at::PLEN)),
+        ("flags", vec![open(), patched(command(0), 1, 0, 72)], field(at::FLAGS)),
+        ("PDO", vec![open(), patched(command(512), 3, 77, 72)], field(at::PDO)),
+        ("capsule", vec![open(), command(1028)], Fault::LIMIT_EXCEEDED),
+        ("header digest", vec![open(), wrong_digest], Fault::header_digest(came)),
+        ("tag", vec![open(), h2c(&|d| d.ttag = 8)], field(at::TTAG)),
+        ("behind", vec![open(), h2c(&|d| d.offset = AWAITED)], Fault::OUT_OF_RANGE),
+        ("a hole", vec![open(), h2c(&|d| d.offset = 512)], Fault::OUT_OF_RANGE),
+        ("long", vec![open(), h2c(&|d| d.len = 4100)], Fault::LIMIT_EXCEEDED),
+        ("odd", vec![open(), h2c(&|d| d.offset = 2)], field(at::DATAO)),
+    ];
+    for (name, lots, fault) in cases {
+        let (ended, got, came) = target(lots);
+        assert_eq!(ended, Some(Ended::Terminated(fault)), "{name}");
+        assert_eq!(fault_of(&got, 0x03), fault, "{name}");
+        assert_eq!(came, Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn what_an_initiator_does_not_take() {
+    let c2h = |change: &dyn Fn(&mut DataHeader)| {
+        let header = data(change);
+        pdu(&Header::C2HData(DataHeader { ttag: 0, ..header }), header.len, &RULES)
+    };
+    let r2t = R2t { cccid: TAG, ttag: 1, offset: 0, len: 0 };
+    let field = Fault::field;
+    let open = || ic_resp(|_| {});
+    let cases: Vec<(&str, Vec<Vec<u8>>, Fault)> = vec![
+        ("version", vec![ic_resp(|r| r.pfv = 9)], Fault::unsupported(at::PFV)),
+        ("alignment", vec![ic_resp(|r| r.cpda = 32)], field(at::PDA)),
+        ("MAXH2CDATA", vec![ic_resp(|r| r.maxh2cdata = 4092)], field(at::MAXH2CDATA)),
+        ("early", vec![pdu(&Header::CapsuleResp([0; 16]), 0, &Rules::NONE)], Fault::SEQUENCE),
+        ("direction", vec![open(), pdu(&Header::CapsuleCmd([0; 64]), 0, &RULES)], field(at::TYPE)),
+        ("command", vec![open(), c2h(&|d| d.cccid = 8)], field(at::CCCID)),
+        ("past it", vec![open(), c2h(&|d| (d.cccid, d.len) = (TAG, 8196))], Fault::OUT_OF_RANGE),
+        ("nothing", vec![open(), pdu(&Header::R2T(r2t), 0, &RULES)], field(at::DATAL)),
+    ];
+    for (name, lots, fault) in cases {
+        let (ended, got, came) = initiator(lots);
+        assert_eq!(ended, Some(Ended::Terminated(fault)), "{name}");
+        assert_eq!(fault_of(&got, 0x02), fault, "{name}");
+        assert_eq!(came, Vec::<String>::new(), "{name}");
+    }
+    // SUCCESS without LAST.
+    let success = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
+    let (ended, ..) = initiator(vec![open(), patched(success, 1, 0x0b, 24)]);
+    assert_eq!(ended, Some(Ended::Terminated(field(at::FLAGS))));
+}
+
+#[test]
+fn digests_that_were_not_asked_for() {
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    let plain = Initiate { header_digest: false, data_digest: false, ..INITIATE };
+    let mut end = End::new(Err(plain));
+    let mut raw = Raw::new(false, vec![ic_resp(|_| {})]);
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    let now = lab.now;
+    let socket = lab.machines[0].host.connect(now, remote).unwrap();
+    end.transport = Some(Transport::initiate(socket, Arc::new(Provider), plain));
+    lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
+    assert_eq!(end.ended, Some(Ended::Terminated(Fault::field(at::DGST))));
+}
+
+#[test]
+fn a_wrong_data_digest_is_said_and_the_connection_goes_on() {
+    let mut wrong = pdu(&Header::H2CData(data(|_| {})), 4096, &RULES);
+    let last = wrong.len() - 1;
+    wrong[last] ^= 0x80;
+    let right = pdu(&Header::H2CData(data(|d| d.offset = 4096)), 4096, &RULES);
+    let lots = vec![ic_req(|_| {}), [wrong, right].concat()];
+    let (ended, _, came) = target(lots);
+    assert_eq!(ended, None);
+    assert_eq!(came.len(), 3, "{came:?}");
+    assert!(came[0].contains("WriteData") && came[0].contains("digest_ok: false"), "{came:?}");
+    assert!(came[1].contains("digest_ok: true"), "{came:?}");
+    assert!(came[2].starts_with("Buffer"), "{came:?}");
+}
+
+#[test]
+fn the_peer_ends_it() {
+    let fault = Fault { fes: Fes::OUT_OF_RANGE, fei: 3 };
+    let (ended, got, _) = target(vec![ic_req(|_| {}), pdu(&Header::H2CTermReq(fault), 24, &RULES)]);
+    assert_eq!(ended, Some(Ended::TerminatedByPeer(fault)));
+    assert_eq!(got.len(), 128, "ICResp and nothing more");
+}
+
+#[test]
+fn a_peer_that_says_nothing() {
+    let (ended, got, _) = target(vec![]);
+    assert_eq!((ended, got), (Some(Ended::Silent), vec![]));
+    let (ended, ..) = initiator(vec![]);
+    assert_eq!(ended, Some(Ended::Silent));
+}

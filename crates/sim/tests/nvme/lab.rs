@@ -1,0 +1,209 @@
+//! Two machines with a host and the real device each, and a wire that does with every frame what a
+//! test says. What runs above the hosts is the test's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use abi::Checksum;
+use abi::port::{RxFrame, WireCaps};
+use base::{Duration, Instant, Prng};
+use crypto::Provider;
+use host::{Cidr, Config, Host, Notice};
+use nic::{Device, DeviceConfig, L5oConfig};
+
+/// One way over the wire, where a test says nothing else.
+pub(crate) const WAY: Duration = Duration::from_micros(500);
+
+/// What runs above a host.
+pub(crate) trait App {
+    /// Takes a notice.
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
+    /// Does what is due.
+    fn handle_timeout(&mut self, _now: Instant, _host: &mut Host) {}
+    /// When something is due.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// A machine.
+pub(crate) struct Machine {
+    pub(crate) host: Host,
+    pub(crate) device: Device,
+}
+
+impl Machine {
+    fn new(last: u8, change: &dyn Fn(u8, &mut Config, &mut DeviceConfig)) -> Self {
+        let mut config = Config {
+            addrs: vec![Cidr { addr: core::net::IpAddr::from([10, 77, 0, last]), prefix_len: 24 }],
+            ..Config::default()
+        };
+        let mut device = DeviceConfig {
+            l5o: Some(L5oConfig::new(Arc::new(Provider))),
+            ..DeviceConfig::new([2, 0, 0, 0, 0, last])
+        };
+        change(last, &mut config, &mut device);
+        let caps =
+            WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+        let device = Device::new(device, caps);
+        let host = Host::new(config, &device.capabilities(), u64::from(last));
+        Self { host, device }
+    }
+
+    /// A counter or gauge of the host or the device, by its name.
+    pub(crate) fn count(&self, wanted: &str) -> u64 {
+        let mut found = None;
+        let mut look = |name: &'static str, value| {
+            if name == wanted && found.is_none() {
+                found = Some(value);
+            }
+        };
+        self.host.visit(&mut look);
+        self.device.visit(&mut look);
+        found.unwrap_or_else(|| panic!("{wanted}: no such counter"))
+    }
+
+    fn turn(&mut self, now: Instant, app: &mut dyn App) -> (Vec<Vec<u8>>, bool) {
+        let mut worked = false;
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+        }
+        if app.poll_timeout().is_some_and(|at| at <= now) {
+            app.handle_timeout(now, &mut self.host);
+        }
+        while let Some(event) = self.device.poll_queue_event(0) {
+            self.host.handle_event(now, event);
+            worked = true;
+        }
+        while let Some(notice) = self.host.poll_notice() {
+            app.handle_notice(now, &mut self.host, notice);
+            worked = true;
+        }
+        while self.device.can_take_op() {
+            let Some(op) = self.host.poll_op(now) else { break };
+            worked = true;
+            self.device.handle_op(now, 0, op);
+        }
+        while let Some(packet) = self.host.poll_recycle() {
+            self.device.pool().put(packet);
+        }
+        let mut frames = Vec::new();
+        while let Some(frame) = self.device.poll_frame(now) {
+            let mut bytes = vec![0; frame.len()];
+            frame.copy_to(&mut bytes);
+            self.device.recycle(frame);
+            frames.push(bytes);
+        }
+        (frames, worked)
+    }
+
+    fn receive(&mut self, now: Instant, frame: &[u8]) {
+        let Some(packet) = self.device.pool().copy(frame) else { return };
+        let checksum = Checksum::Unchecked;
+        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
+    }
+}
+
+/// What a wire does to frames, each way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) loss: f64,
+    pub(crate) reorder: f64,
+    pub(crate) duplicate: f64,
+}
+
+/// Both machines, and the wire between them.
+pub(crate) struct Lab {
+    pub(crate) now: Instant,
+    pub(crate) machines: [Machine; 2],
+    pub(crate) faults: Faults,
+    pub(crate) dropped: u64,
+    rng: Prng,
+    /// Frames on their way, in the order of their arrival: to whom.
+    flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
+    frames: u64,
+}
+
+impl Lab {
+    /// Machines 0 and 1 have the addresses 10.77.0.1 and .2.
+    pub(crate) fn new(seed: u64, change: &dyn Fn(u8, &mut Config, &mut DeviceConfig)) -> Self {
+        Self {
+            now: Instant::from_millis(1_000),
+            machines: [Machine::new(1, change), Machine::new(2, change)],
+            faults: Faults::default(),
+            dropped: 0,
+            rng: Prng::new(seed),
+            flying: BTreeMap::new(),
+            frames: 0,
+        }
+    }
+
+    fn send(&mut self, to: usize, frame: Vec<u8>) {
+        let Faults { loss, reorder, duplicate } = self.faults;
+        if self.rng.chance(loss) {
+            self.dropped += 1;
+            return;
+        }
+        if self.rng.chance(duplicate) {
+            self.fly(to, WAY, frame.clone());
+        }
+        let late = if self.rng.chance(reorder) { WAY } else { Duration::ZERO };
+        self.fly(to, WAY + late, frame);
+    }
+
+    fn fly(&mut self, to: usize, after: Duration, frame: Vec<u8>) {
+        self.frames += 1;
+        self.flying.insert((self.now + after, self.frames), (to, frame));
+    }
+
+    /// Runs until `done` says so, or for that much virtual time; says whether it did.
+    pub(crate) fn run<A: App, B: App>(
+        &mut self,
+        (a, b): (&mut A, &mut B),
+        limit: Duration,
+        mut done: impl FnMut(&mut Self, &mut A, &mut B) -> bool,
+    ) -> bool {
+        let end = self.now + limit;
+        loop {
+            while self.turn(a, b) {}
+            if done(self, a, b) {
+                return true;
+            }
+            while self.turn(a, b) {}
+            let machines = self.machines.iter();
+            let timeouts =
+                machines.flat_map(|m| [m.host.poll_timeout(), m.device.poll_timeout(self.now)]);
+            let apps = [a.poll_timeout(), b.poll_timeout()];
+            let due = timeouts.chain(apps).flatten();
+            let next = self.flying.keys().map(|(at, _)| *at).chain(due).min();
+            let Some(next) = next.filter(|at| *at <= end) else { return false };
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Lets both machines do what they can at this time; says whether they did anything.
+    fn turn<'a>(&mut self, a: &'a mut dyn App, b: &'a mut dyn App) -> bool {
+        let mut worked = false;
+        while let Some(entry) = self.flying.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let (to, frame) = entry.remove();
+            self.machines[to].receive(self.now, &frame);
+            worked = true;
+        }
+        for (index, app) in [a, b].into_iter().enumerate() {
+            let (frames, did) = self.machines[index].turn(self.now, app);
+            worked |= did || !frames.is_empty();
+            for frame in frames {
+                self.send(1 - index, frame);
+            }
+        }
+        worked
+    }
+
+    /// The device of a machine forgets everything.
+    pub(crate) fn reset_device(&mut self, machine: usize) {
+        self.machines[machine].device.reset();
+    }
+}

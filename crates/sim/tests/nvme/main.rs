@@ -1,0 +1,6 @@
+//! NVMe over TCP between two hosts with real devices: PDUs over a good wire and a bad one, with
+//! digests and without, by the device and in software.
+
+mod hostile;
+mod lab;
+mod transport;

@@ -1,0 +1,376 @@
+//! Two transports: reads and writes of all sizes, and what is wrong with PDUs.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use crypto::Provider;
+use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
+use host::{Host, Listen, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use wire::Endpoint;
+
+use crate::lab::{App, Faults, Lab};
+
+/// The port of NVMe/TCP.
+const PORT: u16 = 4420;
+/// Data of a write that goes in the capsule, at most.
+const CAPSULE: u32 = 8192;
+
+/// The byte at a place of a version of the namespace.
+fn byte(at: u64, version: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version) >> 29).to_le_bytes()[0]
+}
+
+fn text(at: u64, len: u32, version: u64) -> Vec<u8> {
+    (at..at + u64::from(len)).map(|at| byte(at, version)).collect()
+}
+
+fn buffer(len: u32) -> AlignedBuf {
+    AlignedBuf::new((len as usize).div_ceil(PAGE_BYTES).max(1))
+}
+
+/// A command of these tests: what it does, where, and how much.
+#[derive(Clone, Copy, Debug)]
+struct Command {
+    write: bool,
+    at: u64,
+    len: u32,
+}
+
+impl Command {
+    fn sqe(self, cid: u16) -> [u8; 64] {
+        let mut sqe = [0; 64];
+        sqe[0] = u8::from(self.write);
+        sqe[2..4].copy_from_slice(&cid.to_le_bytes());
+        sqe[8..16].copy_from_slice(&self.at.to_le_bytes());
+        sqe[16..20].copy_from_slice(&self.len.to_le_bytes());
+        sqe
+    }
+
+    fn of(sqe: &[u8; 64]) -> (u16, Self) {
+        let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
+        let at = u64::from_le_bytes(sqe[8..16].try_into().unwrap());
+        let len = u32::from_le_bytes(sqe[16..20].try_into().unwrap());
+        (cid, Self { write: sqe[0] == 1, at, len })
+    }
+}
+
+fn cqe(cid: u16) -> [u8; 16] {
+    let mut cqe = [0; 16];
+    cqe[12..14].copy_from_slice(&cid.to_le_bytes());
+    cqe
+}
+
+/// The initiator: so many commands at one time, each checked.
+struct Asker {
+    transport: Option<Transport>,
+    params: Initiate,
+    tls: Option<TlsKeys>,
+    todo: VecDeque<Command>,
+    depth: usize,
+    running: BTreeMap<u16, (Command, u32, bool)>,
+    done: usize,
+    bad_digests: usize,
+    ended: Option<Ended>,
+}
+
+impl Asker {
+    fn connect(&mut self, now: Instant, host: &mut Host) {
+        let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+        let socket = host.connect(now, remote).unwrap();
+        self.transport = Some(Transport::initiate(socket, Arc::new(Provider), self.params));
+    }
+
+    fn submit(&mut self, host: &mut Host) {
+        let Some(transport) = &mut self.transport else { return };
+        while self.running.len() < self.depth {
+            let Some(command) = self.todo.pop_front() else { return };
+            let cid = (0..).find(|cid| !self.running.contains_key(cid)).unwrap();
+            let mut data = Bytes::new();
+            if command.write && command.len <= CAPSULE {
+                data = text(command.at, command.len, 1).into();
+            } else if !command.write {
+                let back = transport.expect(host, cid, 0, command.len, buffer(command.len));
+                assert!(back.is_none(), "the tag is free");
+            }
+            transport.send_command(host, &command.sqe(cid), data);
+            self.running.insert(cid, (command, 0, false));
+        }
+    }
+
+    fn take(&mut self, host: &mut Host, incoming: Incoming) {
+        let transport = self.transport.as_mut().unwrap();
+        match incoming {
+            Incoming::Ready => {}
+            Incoming::ReadData { cccid, len, digest_ok, success, .. } => {
+                let entry = self.running.get_mut(&cccid).expect("it was asked for");
+                entry.1 += len;
+                entry.2 |= success;
+                self.bad_digests += usize::from(!digest_ok);
+            }
+            Incoming::Buffer { tag, buffer } => {
+                let (command, got, success) = self.running[&tag];
+                assert_eq!(got, command.len);
+                let right = text(command.at, command.len, 0);
+                assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
+                if success {
+                    self.running.remove(&tag);
+                    self.done += 1;
+                } else {
+                    self.running.get_mut(&tag).unwrap().2 = true;
+                }
+            }
+            Incoming::R2t { cccid, ttag, offset, len } => {
+                let (command, ..) = self.running[&cccid];
+                let data = text(command.at + u64::from(offset), len, 1).into();
+                transport.send_write_data(host, (cccid, ttag), offset, data, true);
+            }
+            Incoming::Response(cqe) => {
+                let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
+                self.running.remove(&cid).expect("it was asked for");
+                self.done += 1;
+            }
+            Incoming::Ended(how) => self.ended = Some(how),
+            Incoming::Command { .. } | Incoming::WriteData { .. } => panic!("{incoming:?}"),
+        }
+    }
+}
+
+impl App for Asker {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        if let Some(keys) = self.tls.take() {
+            host.attach_tls(now, socket, &keys).unwrap();
+        }
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+            self.take(host, incoming);
+        }
+        if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
+            self.submit(host);
+        }
+    }
+}
+
+/// The target: it reads what the bytes' places say, and checks what is written.
+struct Server {
+    transport: Option<Transport>,
+    params: Serve,
+    tls: Option<TlsKeys>,
+    writes: BTreeMap<u16, (u16, Command)>,
+    written: u64,
+    bad_digests: usize,
+    ended: Option<Ended>,
+    rng: Prng,
+}
+
+impl Server {
+    fn command(&mut self, host: &mut Host, cid: u16, command: Command, data: &Bytes) {
+        let transport = self.transport.as_mut().unwrap();
+        if !command.write {
+            let data = Source::Memory(text(command.at, command.len, 0).into());
+            let success = self.rng.chance(0.5);
+            transport.send_read_data(host, cid, 0, &data, true, success);
+            if !success {
+                transport.send_response(host, &cqe(cid));
+            }
+        } else if data.is_empty() {
+            let ttag = (0..).find(|ttag| !self.writes.contains_key(ttag)).unwrap();
+            self.writes.insert(ttag, (cid, command));
+            assert!(transport.expect(host, ttag, 0, command.len, buffer(command.len)).is_none());
+            transport.send_r2t(host, (cid, ttag), 0, command.len);
+        } else {
+            assert!(data[..] == text(command.at, command.len, 1)[..]);
+            self.written += u64::from(command.len);
+            transport.send_response(host, &cqe(cid));
+        }
+    }
+}
+
+impl App for Server {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        if let Notice::Accepted(_, socket) = notice {
+            self.accept(now, host, socket);
+        }
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+            match incoming {
+                Incoming::Ready => {}
+                Incoming::Command { sqe, data, digest_ok } => {
+                    self.bad_digests += usize::from(!digest_ok);
+                    let (cid, command) = Command::of(&sqe);
+                    self.command(host, cid, command, &data);
+                }
+                Incoming::WriteData { digest_ok, .. } => {
+                    self.bad_digests += usize::from(!digest_ok);
+                }
+                Incoming::Buffer { tag, buffer } => {
+                    let (cid, command) = self.writes.remove(&tag).unwrap();
+                    let right = text(command.at, command.len, 1);
+                    assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
+                    self.written += u64::from(command.len);
+                    self.transport.as_mut().unwrap().send_response(host, &cqe(cid));
+                }
+                Incoming::Ended(how) => self.ended = Some(how),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+impl Server {
+    fn accept(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        if let Some(keys) = self.tls.take() {
+            host.attach_tls(now, socket, &keys).unwrap();
+        }
+        self.transport = Some(Transport::serve(socket, Arc::new(Provider), self.params));
+    }
+}
+
+/// What a run is made of.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    seed: u64,
+    digests: (bool, bool),
+    alignment: u8,
+    tls: bool,
+    faults: Faults,
+    offload: bool,
+    resets: u32,
+    commands: usize,
+    depth: usize,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            digests: (true, true),
+            alignment: 0,
+            tls: false,
+            faults: Faults::default(),
+            offload: true,
+            resets: 0,
+            commands: 60,
+            depth: 8,
+        }
+    }
+}
+
+fn keys(client: bool) -> TlsKeys {
+    let direction = |key: u8| TlsDirection::new(&[key; 32], [key; 12], 0);
+    let (a, b) = (direction(1), direction(2));
+    let (tx, rx) = if client { (a, b) } else { (b, a) };
+    let suite = abi::crypto::Suite::Aes128Gcm;
+    TlsKeys { version: TlsVersion::Tls13, suite, tx, rx, crypto: Arc::new(Provider) }
+}
+
+/// Runs commands of all sizes to their end; gives the lab, for its counters.
+fn run(run: Run) -> Lab {
+    let mut lab = Lab::new(run.seed, &|_, host, _| {
+        if !run.offload {
+            host.nvme_tcp_offload = Err(abi::Refusal::Disabled);
+            host.tls_offload = Err(abi::Refusal::Disabled);
+        }
+    });
+    lab.faults = run.faults;
+    let mut rng = Prng::new(run.seed);
+    let sizes = [512, 4096, 4096, 8192, 16384, 65536, 131_072 + 512, 262_144, 1 << 20];
+    let command = |rng: &mut Prng| Command {
+        write: rng.chance(0.4),
+        at: (rng.next_u64() % 1000) * 512,
+        len: sizes[usize::try_from(rng.next_u64() % 9).unwrap()],
+    };
+    let (header_digest, data_digest) = run.digests;
+    let mut asker = Asker {
+        transport: None,
+        params: Initiate { header_digest, data_digest, hpda: run.alignment, maxr2t: 0 },
+        tls: run.tls.then(|| keys(true)),
+        todo: (0..run.commands).map(|_| command(&mut rng)).collect(),
+        depth: run.depth,
+        running: BTreeMap::new(),
+        done: 0,
+        bad_digests: 0,
+        ended: None,
+    };
+    let params = Serve {
+        header_digest: true,
+        data_digest: true,
+        cpda: run.alignment,
+        maxh2cdata: 131_072,
+        in_capsule_max: CAPSULE,
+    };
+    let mut server = Server {
+        transport: None,
+        params,
+        tls: run.tls.then(|| keys(false)),
+        writes: BTreeMap::new(),
+        written: 0,
+        bad_digests: 0,
+        ended: None,
+        rng: rng.fork(),
+    };
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    asker.connect(lab.now, &mut lab.machines[0].host);
+    let all = run.commands;
+    for reset in 1..=run.resets {
+        let upto = all * reset as usize / (run.resets as usize + 1);
+        let limit = Duration::from_secs(100);
+        assert!(lab.run((&mut asker, &mut server), limit, |_, a, _| a.done >= upto), "{run:?}");
+        lab.reset_device(0);
+        lab.reset_device(1);
+    }
+    let limit = Duration::from_secs(300);
+    let ended = lab.run((&mut asker, &mut server), limit, |_, a, _| a.done == all);
+    assert!(ended, "{} of {all} of {run:?}; {:?} {:?}", asker.done, asker.ended, server.ended);
+    assert_eq!((asker.bad_digests, server.bad_digests), (0, 0));
+    lab
+}
+
+#[test]
+fn commands_of_all_sizes() {
+    for digests in [(false, false), (true, false), (false, true), (true, true)] {
+        for alignment in [0, 31] {
+            let lab = run(Run { digests, alignment, ..Run::default() });
+            for machine in &lab.machines {
+                let by_device = machine.count("nvme_tx_digests_device");
+                assert_eq!(by_device > 0, digests.1, "the device fills them in");
+                assert_eq!(machine.count("nvme_tx_digests_host"), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_over_tls() {
+    for digests in [(false, false), (true, true)] {
+        run(Run { digests, tls: true, ..Run::default() });
+    }
+}
+
+#[test]
+fn commands_in_software() {
+    for tls in [false, true] {
+        let lab = run(Run { offload: false, tls, ..Run::default() });
+        for machine in &lab.machines {
+            assert_eq!(machine.count("nvme_tx_digests_device"), 0);
+            assert!(machine.count("nvme_tx_digests_host") > 0);
+        }
+    }
+}
+
+#[test]
+fn commands_over_a_bad_wire() {
+    let faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
+    for seed in 1..=4 {
+        let lab = run(Run { seed, faults, tls: seed % 2 == 0, ..Run::default() });
+        assert!(lab.dropped > 0);
+    }
+}
+
+#[test]
+fn devices_are_reset_in_between() {
+    for tls in [false, true] {
+        run(Run { resets: 5, tls, commands: 120, ..Run::default() });
+    }
+}
