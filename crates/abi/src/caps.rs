@@ -98,6 +98,8 @@ pub enum Refusal {
     Overloaded,
     /// The device was reset and the state is not yet installed again.
     DeviceReset,
+    /// The device was asked and has not answered yet.
+    Unanswered,
 }
 
 impl fmt::Display for Refusal {
@@ -115,6 +117,7 @@ impl fmt::Display for Refusal {
             Self::Ended => "the connection ended before",
             Self::Overloaded => "the device is busy",
             Self::DeviceReset => "the device was reset",
+            Self::Unanswered => "the device has not answered yet",
         })
     }
 }

@@ -205,11 +205,13 @@ pub struct FileStat {
 /// Kinds of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// A regular file: the only kind that is ever read.
+    /// A regular file: the only kind that is ever read as [`crate::FileAccess::Content`].
     Regular,
+    /// A block device: may be a namespace.
+    Block,
     /// A directory.
     Directory,
-    /// Anything else: a device, a FIFO, a socket.
+    /// Anything else: a character device, a FIFO, a socket.
     Other,
 }
 
@@ -229,6 +231,8 @@ pub enum FileFault {
     Changed,
     /// The host named a file that is not open, or bytes that it does not have.
     BadExtent,
+    /// The disk has no room for what was written.
+    NoSpace,
     /// An earlier transmit of the same flow was dropped.
     FlowFailed,
     /// The device would not take it.
@@ -241,9 +245,10 @@ impl core::fmt::Display for FileFault {
             Self::NotFound => "no such file",
             Self::Denied => "permission denied",
             Self::BadPath => "bad path",
-            Self::Io => "read error",
+            Self::Io => "disk error",
             Self::Changed => "the file changed while it was being sent",
             Self::BadExtent => "no such file handle or range",
+            Self::NoSpace => "no space left on the disk",
             Self::FlowFailed => "an earlier transmit of the connection failed",
             Self::Refused(why) => return write!(f, "refused: {why}"),
         })

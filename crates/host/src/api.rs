@@ -53,7 +53,7 @@ pub enum Notice {
     SpliceClosed(SpliceId),
     /// Datagrams wait on a UDP socket.
     Udp(UdpId),
-    /// A read that [`crate::Host::extent_read`] began has ended.
+    /// A read that [`crate::Host::extent_read`] began has ended, or a change of a namespace.
     ExtentRead,
     /// A transmit of a flow over UDP, with the number that it was given, never left: its content
     /// could not be read.

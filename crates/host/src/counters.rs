@@ -127,6 +127,10 @@ base::counters! {
         file_fallback_opens,
         /// Bytes of files that the host read itself.
         file_fallback_bytes,
+        /// Ranges of namespaces that the device was told have changed.
+        file_invalidations,
+        /// Writes, flushes and zeroings of namespaces that failed.
+        file_write_errors,
         /// Connections reset because a file failed or changed.
         file_aborts,
         /// TLS handshakes completed.

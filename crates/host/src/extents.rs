@@ -1,4 +1,5 @@
-//! File content for protocols that are spoken above UDP sockets, outside of this crate.
+//! File content for protocols that are spoken above UDP sockets, outside of this crate, and the
+//! changes of namespaces.
 //!
 //! TCP's send streams refer to files by spans; QUIC's are kept by its own library. Whoever drives
 //! it says which extents it refers to ([`Host::extent_hold`], [`Host::extent_release`]), gives them
@@ -8,11 +9,13 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FlowId, Refusal};
 use bytes::Bytes;
 
 use crate::api::Notice;
 use crate::host::Host;
+use crate::namespaces::Change;
 use crate::tcp::spans::Unread;
 
 /// The flow of all reads that are made here. No connection has it: no table has so many slots.
@@ -27,12 +30,24 @@ pub struct ExtentRead {
     pub result: Result<Bytes, FileFault>,
 }
 
-/// Reads under way.
+/// A change of a namespace that has ended.
+#[derive(Debug)]
+pub struct ExtentDone {
+    /// What [`Host::extent_write`], [`Host::extent_flush`] or [`Host::extent_zero`] was told.
+    pub token: u64,
+    /// The buffer of a write.
+    pub buffer: Option<AlignedBuf>,
+    /// What went wrong: any part of the range may have changed then.
+    pub result: Result<(), FileFault>,
+}
+
+/// Reads and changes under way.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
     /// Reads of files that are being opened.
     waiting: Vec<(u64, FileExtent)>,
     done: VecDeque<ExtentRead>,
+    changed: VecDeque<ExtentDone>,
 }
 
 impl Host {
@@ -86,6 +101,65 @@ impl Host {
     /// The next read that has ended.
     pub fn poll_extent(&mut self) -> Option<ExtentRead> {
         self.extents.done.pop_front()
+    }
+
+    /// Begins to write the first `len` bytes of `buffer` to a namespace; with `fua` it has not ended
+    /// before they outlast a loss of power. [`Notice::ExtentRead`] tells when it has, and
+    /// [`Self::poll_extent_done`] gives the buffer back. A range that the namespace does not have is
+    /// answered with [`FileFault::BadExtent`].
+    ///
+    /// Nobody sends of the range meanwhile: the caller sees to that.
+    pub fn extent_write(
+        &mut self,
+        token: u64,
+        file: FileId,
+        offset: u64,
+        buffer: AlignedBuf,
+        len: u32,
+        fua: bool,
+    ) {
+        self.change(token, file, Change::Write { offset, buffer, len, fua });
+    }
+
+    /// Begins to make outlast a loss of power what was written and zeroed before, as far as that
+    /// has ended; as [`Self::extent_write`].
+    pub fn extent_flush(&mut self, token: u64, file: FileId) {
+        self.change(token, file, Change::Flush);
+    }
+
+    /// Begins to zero a range of a namespace, which needs no room any more with `deallocate`; as
+    /// [`Self::extent_write`].
+    pub fn extent_zero(
+        &mut self,
+        token: u64,
+        file: FileId,
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+    ) {
+        self.change(token, file, Change::Zero { offset, len, deallocate });
+    }
+
+    /// The next change of a namespace that has ended.
+    pub fn poll_extent_done(&mut self) -> Option<ExtentDone> {
+        self.extents.changed.pop_front()
+    }
+
+    fn change(&mut self, token: u64, file: FileId, change: Change) {
+        if let Err((change, fault)) = self.files.change(&mut self.out, token, file, change) {
+            self.finish_change(token, change.into_buffer(), Err(fault));
+        }
+    }
+
+    /// A change has ended.
+    pub(crate) fn finish_change(
+        &mut self,
+        token: u64,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), FileFault>,
+    ) {
+        self.extents.changed.push_back(ExtentDone { token, buffer, result });
+        self.notices.push_back(Notice::ExtentRead);
     }
 
     /// A read has ended.

@@ -5,16 +5,14 @@
 //! is cached here, so `offload_fstat` costs nothing). Where file offload is switched off, or the
 //! device refuses, the host opens and reads the file through its own disk, and the send stream
 //! holds the bytes as memory. A handle lives until the application has closed it and no span of any
-//! send stream refers to it.
+//! send stream refers to it. Files that the host writes to are in `namespaces`.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::{
-    FileAccess, FileExtent, FileFault, FileId, FileKind, FileOpened, FileStat, FlowId, Op, Refusal,
-};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, FlowId, Op, Refusal};
 use bytes::Bytes;
 use hashbrown::HashMap;
 
@@ -27,7 +25,7 @@ const READ_BYTES: u64 = 128 * 1024;
 
 /// Who reads what is sent of a file from now on.
 #[derive(Debug)]
-enum Reader {
+pub(crate) enum Reader {
     Device,
     /// The host, and why.
     Host(Refusal),
@@ -35,31 +33,58 @@ enum Reader {
 
 /// The file on the host's own disk.
 #[derive(Debug)]
-enum OnDisk {
+pub(crate) enum OnDisk {
     No,
     Opening,
     Open(DiskFile),
 }
 
+/// An open file.
 #[derive(Debug)]
-struct Entry {
-    path: Box<str>,
-    reader: Reader,
-    /// Needed where the host reads, and where a connection has to seal what it sends itself.
-    disk: OnDisk,
-    stat: Option<Result<FileStat, FileFault>>,
+pub(crate) struct Entry {
+    pub(crate) path: Box<str>,
+    pub(crate) access: FileAccess,
+    pub(crate) reader: Reader,
+    /// Needed where the host reads or writes, and where a connection has to seal what it sends
+    /// itself.
+    pub(crate) disk: OnDisk,
+    pub(crate) stat: Option<Result<FileStat, FileFault>>,
+    /// What the device said of a namespace, where the host's own disk has yet to answer.
+    pub(crate) at_device: Option<FileStat>,
     /// Bytes that spans refer to.
     queued: u64,
-    closed: bool,
+    pub(crate) closed: bool,
     /// The device may still answer for it.
-    opening: bool,
+    pub(crate) opening: bool,
+}
+
+impl Entry {
+    /// What the host's own disk opens it for.
+    fn disk_access(&self) -> DiskAccess {
+        match self.access {
+            FileAccess::Content => DiskAccess::Content,
+            FileAccess::Namespace => DiskAccess::NamespaceWrite,
+        }
+    }
 }
 
 /// What the host asked its own disk.
 #[derive(Debug)]
-enum Pending {
+pub(crate) enum Pending {
     Open(FileId),
-    Read { file: FileId, flow: FlowId, position: u64, skip: usize, len: usize },
+    /// A namespace is changed, within `range` (offset and bytes) if it is not a flush.
+    Change {
+        file: FileId,
+        token: u64,
+        range: Option<(u64, u64)>,
+    },
+    Read {
+        file: FileId,
+        flow: FlowId,
+        position: u64,
+        skip: usize,
+        len: usize,
+    },
 }
 
 /// What a completion of the disk means to the rest of the host.
@@ -82,6 +107,12 @@ pub(crate) enum FileWork {
         file: FileId,
         fault: Option<FileFault>,
     },
+    /// A namespace was changed, or was not.
+    Changed {
+        token: u64,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), FileFault>,
+    },
 }
 
 /// The table of open files.
@@ -92,7 +123,8 @@ pub(crate) struct Files {
     files_max: usize,
     pending: HashMap<RequestId, Pending, Keyed>,
     next_request: u64,
-    reads_in_flight: HashMap<FileId, u32, Keyed>,
+    /// What the disk works on, by file, opens left out.
+    in_flight: HashMap<FileId, u32, Keyed>,
     /// Whether new files go to the device.
     pub(crate) offload: Result<(), Refusal>,
 }
@@ -105,13 +137,36 @@ impl Files {
             files_max,
             pending: HashMap::with_hasher(hash.clone()),
             next_request: 0,
-            reads_in_flight: HashMap::with_hasher(hash),
+            in_flight: HashMap::with_hasher(hash),
             offload,
         }
     }
 
     /// Opens a file; none where the table is full.
     pub(crate) fn open(&mut self, out: &mut Outbox, path: &str) -> Option<FileId> {
+        let access = FileAccess::Content;
+        match self.offload {
+            Ok(()) => {
+                let file = self.insert(path, access, Reader::Device)?;
+                self.entry(file)?.opening = true;
+                out.ops.push_back(Op::FileOpen { file, path: path.into(), access });
+                Some(file)
+            }
+            Err(why) => {
+                let file = self.insert(path, access, Reader::Host(why))?;
+                self.open_on_host(out, file);
+                Some(file)
+            }
+        }
+    }
+
+    /// Makes an entry for a file that is about to be opened; none where the table is full.
+    pub(crate) fn insert(
+        &mut self,
+        path: &str,
+        access: FileAccess,
+        reader: Reader,
+    ) -> Option<FileId> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < self.files_max => {
@@ -120,50 +175,56 @@ impl Files {
             }
             None => return None,
         };
-        let file = FileId(index);
-        let reader = match self.offload {
-            Ok(()) => Reader::Device,
-            Err(why) => Reader::Host(why),
-        };
-        let on_device = matches!(reader, Reader::Device);
         *self.entries.get_mut(index as usize)? = Some(Entry {
             path: path.into(),
+            access,
             reader,
             disk: OnDisk::No,
             stat: None,
+            at_device: None,
             queued: 0,
             closed: false,
-            opening: on_device,
+            opening: false,
         });
-        if on_device {
-            out.ops.push_back(Op::FileOpen {
-                file,
-                path: path.into(),
-                access: FileAccess::Content,
-            });
-        } else {
-            self.open_on_host(out, file);
-        }
-        Some(file)
+        Some(FileId(index))
     }
 
-    fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
-        out.counters.file_fallback_opens += 1;
+    /// Has the host's own disk open a file.
+    pub(crate) fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
         let id = self.request(Pending::Open(file));
         let Some(entry) = self.entry(file) else { return };
         entry.disk = OnDisk::Opening;
-        let path = entry.path.clone();
-        out.disk.push_back(DiskRequest::Open { id, path });
+        let (path, access) = (entry.path.clone(), entry.disk_access());
+        // A namespace is always opened here.
+        out.counters.file_fallback_opens += u64::from(access == DiskAccess::Content);
+        out.disk.push_back(DiskRequest::Open { id, path, access });
     }
 
-    fn request(&mut self, pending: Pending) -> RequestId {
+    /// A name for something that the disk is asked.
+    pub(crate) fn request(&mut self, pending: Pending) -> RequestId {
         let id = RequestId(self.next_request);
         self.next_request += 1;
         self.pending.insert(id, pending);
         id
     }
 
-    fn entry(&mut self, file: FileId) -> Option<&mut Entry> {
+    /// The disk works on something for a file.
+    pub(crate) fn begin_request(&mut self, file: FileId) {
+        *self.in_flight.entry(file).or_insert(0) += 1;
+    }
+
+    /// The disk has done that.
+    pub(crate) fn finish_request(&mut self, file: FileId) {
+        if let Some(count) = self.in_flight.get_mut(&file) {
+            *count -= 1;
+            if *count == 0 {
+                self.in_flight.remove(&file);
+            }
+        }
+    }
+
+    /// An open file.
+    pub(crate) fn entry(&mut self, file: FileId) -> Option<&mut Entry> {
         self.entries.get_mut(file.0 as usize)?.as_mut()
     }
 
@@ -197,7 +258,7 @@ impl Files {
         let entry = self.entry(file).filter(|e| !e.closed)?;
         let Some(Ok(stat)) = entry.stat else { return None };
         let end = offset.checked_add(len)?;
-        if stat.kind != FileKind::Regular || end > stat.size {
+        if !DiskAccess::from(entry.access).takes(stat.kind) || end > stat.size {
             return None;
         }
         entry.queued += len;
@@ -232,15 +293,17 @@ impl Files {
     }
 
     /// Lets go of a file that nobody refers to.
-    fn reap(&mut self, out: &mut Outbox, file: FileId) {
-        let reading = self.reads_in_flight.contains_key(&file);
+    pub(crate) fn reap(&mut self, out: &mut Outbox, file: FileId) {
+        let busy = self.in_flight.contains_key(&file);
         let Some(entry) = self.entry(file) else { return };
         let opening = entry.opening || matches!(entry.disk, OnDisk::Opening);
-        if !entry.closed || entry.queued > 0 || opening || reading {
+        if !entry.closed || entry.queued > 0 || opening || busy {
             return;
         }
-        // One that was found changed is open as well: no open ends so.
-        let was_open = matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed)));
+        // One that was found changed is open as well: no open ends so. The device reads a namespace
+        // only when it has said that it has opened it.
+        let was_open = matches!(entry.stat, Some(Ok(_) | Err(FileFault::Changed)))
+            || entry.access == FileAccess::Namespace;
         if matches!(entry.reader, Reader::Device) && was_open {
             out.ops.push_back(Op::FileClose { file });
         }
@@ -254,7 +317,9 @@ impl Files {
     /// The device answered an open. Says whether the application is to be told; not so where the
     /// host takes over.
     pub(crate) fn handle_opened(&mut self, out: &mut Outbox, opened: &FileOpened) -> bool {
-        let asked = |e: &&mut Entry| e.opening && matches!(e.reader, Reader::Device);
+        let asked = |e: &&mut Entry| {
+            e.opening && (matches!(e.reader, Reader::Device) || e.access == FileAccess::Namespace)
+        };
         let Some(entry) = self.entry(opened.file).filter(asked) else {
             // Asked before the device was reset, and answered after: the host reads the file by
             // now.
@@ -264,6 +329,10 @@ impl Files {
             }
             return false;
         };
+        if entry.access == FileAccess::Namespace {
+            self.namespace_opened(out, opened);
+            return false;
+        }
         if let Err(FileFault::Refused(why)) = opened.result {
             entry.reader = Reader::Host(why);
             entry.opening = false;
@@ -278,7 +347,10 @@ impl Files {
 
     /// The device found that a file has changed. Says whether the application is to be told.
     pub(crate) fn handle_changed(&mut self, out: &mut Outbox, file: FileId) -> bool {
-        let open = |e: &&mut Entry| !e.opening && matches!(e.reader, Reader::Device);
+        let open = |e: &&mut Entry| {
+            let device = !e.opening && matches!(e.reader, Reader::Device);
+            device && e.access == FileAccess::Content
+        };
         let Some(entry) = self.entry(file).filter(open) else {
             // Told before the device was reset: the host has compared versions itself.
             out.counters.events_ignored += 1;
@@ -314,7 +386,7 @@ impl Files {
             return false;
         };
         let id = self.request(Pending::Read { file, flow, position, skip, len });
-        *self.reads_in_flight.entry(file).or_insert(0) += 1;
+        self.begin_request(file);
         let buf = AlignedBuf::new(pages);
         out.disk.push_back(DiskRequest::Read { id, file: disk, offset: aligned, buf });
         true
@@ -327,30 +399,14 @@ impl Files {
         completion: DiskCompletion,
     ) -> Option<FileWork> {
         match completion {
-            DiskCompletion::Opened { id, result } => {
-                let Some(Pending::Open(file)) = self.pending.remove(&id) else { return None };
-                let entry = self.entry(file)?;
-                entry.disk = result.ok().map_or(OnDisk::No, |(disk, _)| OnDisk::Open(disk));
-                let result = result.map(|(_, stat)| stat);
-                let work = match entry.stat {
-                    // What was sent so far is of the file as it was then.
-                    Some(Ok(before)) => {
-                        let same = result.is_ok_and(|after| after.version == before.version);
-                        let changed = (!same).then_some(FileFault::Changed);
-                        let fault = result.err().or(changed);
-                        if fault.is_some() {
-                            // Whatever the fault, the device may have the file open.
-                            entry.stat = Some(Err(FileFault::Changed));
-                        }
-                        FileWork::Reopened { file, fault }
-                    }
-                    _ => {
-                        entry.stat = Some(result);
-                        FileWork::Opened(file)
-                    }
-                };
-                self.reap(out, file);
-                Some(work)
+            DiskCompletion::Opened { id, result } => self.handle_disk_opened(out, id, result),
+            DiskCompletion::Written { id, buf, result } => {
+                let pending = self.pending.remove(&id)?;
+                self.finish_change(out, pending, Some(buf), result)
+            }
+            DiskCompletion::Flushed { id, result } | DiskCompletion::Zeroed { id, result } => {
+                let pending = self.pending.remove(&id)?;
+                self.finish_change(out, pending, None, result)
             }
             DiskCompletion::Read { id, buf, result } => {
                 let Some(Pending::Read { file, flow, position, skip, len }) =
@@ -358,12 +414,7 @@ impl Files {
                 else {
                     return None;
                 };
-                if let Some(count) = self.reads_in_flight.get_mut(&file) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.reads_in_flight.remove(&file);
-                    }
-                }
+                self.finish_request(file);
                 let work = match self.check_read(file, skip + len, result) {
                     Ok(()) => {
                         out.counters.file_fallback_bytes += len as u64;
@@ -378,7 +429,40 @@ impl Files {
         }
     }
 
-    /// A read is good if it is whole and the file is still what it was when it was opened.
+    fn handle_disk_opened(
+        &mut self,
+        out: &mut Outbox,
+        id: RequestId,
+        result: Result<(DiskFile, FileStat), FileFault>,
+    ) -> Option<FileWork> {
+        let Some(Pending::Open(file)) = self.pending.remove(&id) else { return None };
+        let entry = self.entry(file)?;
+        entry.disk = result.ok().map_or(OnDisk::No, |(disk, _)| OnDisk::Open(disk));
+        let result = result.map(|(_, stat)| stat);
+        let work = match entry.stat {
+            // What was sent so far is of the file as it was then.
+            Some(Ok(before)) => {
+                let same = result.is_ok_and(|after| after.version == before.version);
+                let changed = (!same).then_some(FileFault::Changed);
+                let fault = result.err().or(changed);
+                if fault.is_some() {
+                    // Whatever the fault, the device may have the file open.
+                    entry.stat = Some(Err(FileFault::Changed));
+                }
+                FileWork::Reopened { file, fault }
+            }
+            _ => {
+                entry.stat = Some(result);
+                self.settle_namespace(out, file);
+                FileWork::Opened(file)
+            }
+        };
+        self.reap(out, file);
+        Some(work)
+    }
+
+    /// A read is good if it is whole and the file is still what it was when it was opened. Of a
+    /// namespace the host itself makes something else.
     fn check_read(
         &mut self,
         file: FileId,
@@ -386,7 +470,11 @@ impl Files {
         result: Result<(u32, FileStat), FileFault>,
     ) -> Result<(), FileFault> {
         let (read, after) = result?;
-        let opened = self.entry(file).and_then(|e| e.stat);
+        let entry = self.entry(file);
+        if entry.as_ref().is_some_and(|e| e.access == FileAccess::Namespace) {
+            return if read as usize >= need { Ok(()) } else { Err(FileFault::Io) };
+        }
+        let opened = entry.and_then(|e| e.stat);
         let same = opened.is_some_and(|s| s.is_ok_and(|s| s.version == after.version));
         if same && read as usize >= need { Ok(()) } else { Err(FileFault::Changed) }
     }
@@ -400,11 +488,16 @@ impl Files {
     }
 
     /// The device lost everything: its files are opened again by the host, and read by it. Files
-    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset).
+    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset), and namespaces
+    /// when it has opened them again.
     pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
         for index in 0..self.entries.len() {
             let Ok(file) = u32::try_from(index).map(FileId) else { break };
             let Some(entry) = self.entry(file) else { continue };
+            if entry.access == FileAccess::Namespace {
+                self.reset_namespace(out, file);
+                continue;
+            }
             // One that the device could not open stays as it is.
             let failed = matches!(entry.stat, Some(Err(_)));
             if matches!(entry.reader, Reader::Device) && !failed {

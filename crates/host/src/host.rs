@@ -189,6 +189,9 @@ impl Host {
             Some(FileWork::Failed { flow, fault, .. }) => {
                 self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
             }
+            Some(FileWork::Changed { token, buffer, result }) => {
+                self.finish_change(token, buffer, result);
+            }
             Some(FileWork::Reopened { file, fault }) => self.handle_reopened(now, file, fault),
             None => {}
         }

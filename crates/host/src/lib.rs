@@ -37,6 +37,7 @@ mod hash;
 mod host;
 mod l5p;
 mod limit;
+mod namespaces;
 mod net;
 mod outbox;
 mod passive;
@@ -55,7 +56,7 @@ pub use api::{
 };
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
-pub use extents::ExtentRead;
+pub use extents::{ExtentDone, ExtentRead};
 pub use host::Host;
 /// NVMe over TCP.
 pub mod nvme {

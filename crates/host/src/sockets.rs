@@ -415,7 +415,16 @@ impl Host {
         self.files.open(&mut self.out, path)
     }
 
-    /// Metadata of a file; none while the open is under way.
+    /// Opens a file or a block device beneath the root as a namespace, to be read and written
+    /// ([`Host::extent_write`]); [`Notice::File`] tells when that has ended, well or not. The device
+    /// reads what is sent of it where it can, whatever becomes of it meanwhile. None where too many
+    /// are open.
+    pub fn offload_open_namespace(&mut self, path: &str) -> Option<FileId> {
+        self.files.open_namespace(&mut self.out, path)
+    }
+
+    /// Metadata of a file; none while the open is under way. A namespace's size stays what it was
+    /// at the open.
     #[must_use]
     pub fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, abi::FileFault>> {
         self.files.stat(file)

@@ -214,7 +214,12 @@ impl Device {
         match op {
             Op::Transmit(transmit) => self.transmit(now, queue, queue, transmit),
             Op::FileOpen { file, path, access } => self.open(queue, file, path, access),
-            Op::FileInvalidate { .. } | Op::DdpTeardown { .. } => {}
+            Op::FileInvalidate { file, offset, len } => {
+                if let Some(files) = &mut self.files {
+                    files.invalidate(queue, file, offset, len);
+                }
+            }
+            Op::DdpTeardown { .. } => {}
             Op::DdpSetup(setup) => {
                 let done = setup.refuse(Refusal::NotSupported);
                 self.emit(queue, Event::DdpTeardownDone(Box::new(done)));
@@ -675,10 +680,9 @@ impl Device {
 
     fn open(&mut self, queue: usize, file: FileId, path: Box<str>, access: FileAccess) {
         let refused = |why| Some(FileOpened { file, result: Err(FileFault::Refused(why)) });
-        let answer = match (&mut self.files, access) {
-            (Some(files), FileAccess::Content) => files.open(queue, file, path),
-            (Some(_), FileAccess::Namespace) => refused(Refusal::NotSupported),
-            (None, _) => refused(Refusal::Disabled),
+        let answer = match &mut self.files {
+            Some(files) => files.open(queue, file, path, access),
+            None => refused(Refusal::Disabled),
         };
         if let Some(opened) = answer {
             self.emit(queue, Event::FileOpened(opened));

@@ -4,9 +4,10 @@
 //! It speaks the messages of [`abi::disk`] to both halves of each server; two servers share it. A
 //! request is taken when it is submitted and done when its event comes; a file that changes in
 //! between gives a read that is partly old and partly new, with the version after the read, as the
-//! contract says. Content is [`crate::content`]'s.
+//! contract says. Content is [`crate::content`]'s; namespaces store what is written to them
+//! ([`crate::namespace`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
@@ -16,6 +17,7 @@ use base::{Duration, Prng};
 use crate::content::{self, Catalogue};
 use crate::events::Side;
 use crate::faults::DiskFaults;
+use crate::namespace::Namespace;
 use crate::trace::mix;
 
 /// Seconds since 1970 of the first version of every file.
@@ -61,6 +63,21 @@ pub(crate) enum Work {
         version: u64,
         trouble: Trouble,
     },
+    /// Bytes are written, given as a buffer or as zeros; named by the namespace.
+    Write {
+        id: RequestId,
+        inode: usize,
+        offset: u64,
+        buf: Option<AlignedBuf>,
+        name: Option<u64>,
+        fault: Option<FileFault>,
+    },
+    Flush {
+        id: RequestId,
+        inode: usize,
+        name: Option<u64>,
+        fault: Option<FileFault>,
+    },
 }
 
 /// What goes wrong with a read.
@@ -91,6 +108,16 @@ base::counters! {
         disk_changes,
         /// Reads during which their file changed.
         disk_torn_reads,
+        /// Writes and zeroings asked for.
+        disk_writes,
+        /// Flushes asked for.
+        disk_flushes,
+        /// Writes, zeroings and flushes that were made to fail.
+        disk_write_errors,
+        /// Of these, those for which there was no space.
+        disk_no_space,
+        /// Sectors that were written and lost, for nobody had flushed them.
+        disk_lost_sectors,
     }
 }
 
@@ -105,6 +132,8 @@ pub(crate) struct SimDisk {
     /// What each path names now.
     names: BTreeMap<String, usize>,
     paths: Vec<String>,
+    /// What is stored of those that are namespaces.
+    namespaces: BTreeMap<usize, Namespace>,
     open: BTreeMap<u32, (Asker, usize)>,
     next_handle: u32,
     /// By node, of its device and its host.
@@ -125,6 +154,7 @@ impl SimDisk {
             inodes: Vec::new(),
             names: BTreeMap::new(),
             paths: Vec::new(),
+            namespaces: BTreeMap::new(),
             open: BTreeMap::new(),
             next_handle: 1,
             in_flight: BTreeMap::new(),
@@ -183,6 +213,8 @@ impl SimDisk {
         self.faults.open_error = 0.0;
         self.faults.read_error = 0.0;
         self.faults.short_read = 0.0;
+        self.faults.write_error = 0.0;
+        self.faults.no_space = 0.0;
     }
 
     /// Requests that the disk still takes from that half.
@@ -200,10 +232,32 @@ impl SimDisk {
         self.open.retain(|_, (by, _)| by.0 != node);
     }
 
+    /// A machine has crashed: as [`Self::forget`], and of what it had written to namespaces and not
+    /// flushed, each sector or page may be lost.
+    pub(crate) fn crash(&mut self, node: usize, rng: &mut Prng) {
+        let of: BTreeSet<usize> =
+            self.open.values().filter(|(by, _)| by.0 == node).map(|&(_, inode)| inode).collect();
+        for inode in of {
+            if let Some(namespace) = self.namespaces.get_mut(&inode) {
+                self.counters.disk_lost_sectors += namespace.crash(node, rng);
+            }
+        }
+        self.forget(node);
+    }
+
+    /// Adds a namespace of `size` zero bytes.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no scenario has a namespace yet"))]
+    pub(crate) fn add_namespace(&mut self, path: &str, size: usize) {
+        let inode = Inode { generation: 0, kind: FileKind::Regular, size: size as u64, version: 0 };
+        self.inodes.push(inode);
+        self.names.insert(path.into(), self.inodes.len() - 1);
+        self.namespaces.insert(self.inodes.len() - 1, Namespace::new(size));
+    }
+
     /// Takes a request; gives the work and how long it takes, or nothing for a close.
     pub(crate) fn submit(&mut self, by: Asker, request: DiskRequest) -> Option<(Duration, Work)> {
         let work = match request {
-            DiskRequest::Open { id, path } => {
+            DiskRequest::Open { id, path, .. } => {
                 self.counters.disk_opens += 1;
                 let fails = self.rng.chance(self.faults.open_error);
                 self.counters.disk_open_errors += u64::from(fails);
@@ -224,6 +278,23 @@ impl SimDisk {
                 let version = self.inodes[inode].version;
                 Work::Read { id, inode, offset, buf, version, trouble }
             }
+            DiskRequest::Write { id, file, offset, buf, len, fua } => {
+                let bytes = buf.as_slice().get(..len as usize).unwrap_or_default().to_vec();
+                let (inode, name, fault) = self.begin_write(by, file, offset, bytes, fua);
+                Work::Write { id, inode, offset, buf: Some(buf), name, fault }
+            }
+            DiskRequest::Zero { id, file, offset, len, .. } => {
+                let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
+                let (inode, name, fault) = self.begin_write(by, file, offset, zeros, false);
+                Work::Write { id, inode, offset, buf: None, name, fault }
+            }
+            DiskRequest::Flush { id, file } => {
+                self.counters.disk_flushes += 1;
+                let fault = self.draw_write_fault(false);
+                let (inode, namespace) = self.namespace(file);
+                let name = namespace.map(|namespace| namespace.begin_flush(by.0));
+                Work::Flush { id, inode, name, fault }
+            }
             DiskRequest::Close { file } => {
                 if self.open.remove(&file.0).is_none_or(|(opener, _)| opener != by) {
                     self.bad_handles += 1;
@@ -233,6 +304,43 @@ impl SimDisk {
         };
         *self.in_flight.entry(by).or_default() += 1;
         Some((self.draw_latency(), work))
+    }
+
+    fn namespace(&mut self, file: DiskFile) -> (usize, Option<&mut Namespace>) {
+        let inode = self.open.get(&file.0).map(|open| open.1);
+        self.bad_handles += u64::from(inode.is_none());
+        (inode.unwrap_or(0), inode.and_then(|inode| self.namespaces.get_mut(&inode)))
+    }
+
+    fn begin_write(
+        &mut self,
+        by: Asker,
+        file: DiskFile,
+        offset: u64,
+        bytes: Vec<u8>,
+        fua: bool,
+    ) -> (usize, Option<u64>, Option<FileFault>) {
+        self.counters.disk_writes += 1;
+        let fault = self.draw_write_fault(true);
+        let (inode, namespace) = self.namespace(file);
+        let name = namespace.and_then(|namespace| namespace.begin(by.0, offset, bytes, fua));
+        (inode, name, fault)
+    }
+
+    /// Nothing is drawn where nothing fails, so that scenarios without namespaces stay as they
+    /// are.
+    fn draw_write_fault(&mut self, needs_space: bool) -> Option<FileFault> {
+        let mut drawn = |chance: f64| chance > 0.0 && self.rng.chance(chance);
+        let fault = if needs_space && drawn(self.faults.no_space) {
+            self.counters.disk_no_space += 1;
+            FileFault::NoSpace
+        } else if drawn(self.faults.write_error) {
+            FileFault::Io
+        } else {
+            return None;
+        };
+        self.counters.disk_write_errors += 1;
+        Some(fault)
     }
 
     fn draw_trouble(&mut self) -> Trouble {
@@ -278,6 +386,24 @@ impl SimDisk {
                 let result = self.read(inode, offset, &mut buf, version, trouble);
                 DiskCompletion::Read { id, buf, result }
             }
+            Work::Write { id, inode, buf, name, fault, .. } => {
+                let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
+                let torn = fault.map(|_| &mut self.rng);
+                if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {
+                    namespace.finish(name, torn);
+                }
+                match buf {
+                    Some(buf) => DiskCompletion::Written { id, buf, result },
+                    None => DiskCompletion::Zeroed { id, result },
+                }
+            }
+            Work::Flush { id, inode, name, fault } => {
+                if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {
+                    namespace.finish_flush(name, fault.is_some());
+                }
+                let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
+                DiskCompletion::Flushed { id, result }
+            }
         }
     }
 
@@ -296,7 +422,11 @@ impl SimDisk {
         let there = now.size.saturating_sub(offset).min(buf.len() as u64);
         // What lies behind the end is whatever was in the buffer before.
         let out = &mut buf.as_mut_slice()[..there as usize];
-        if now.version == version {
+        if let Some(namespace) = self.namespaces.get(&inode) {
+            if there > 0 {
+                namespace.read(offset, out);
+            }
+        } else if now.version == version {
             content::fill(version, offset, out);
         } else {
             self.counters.disk_torn_reads += 1;
@@ -351,6 +481,8 @@ mod tests {
             open_error: 0.0,
             read_error: 0.0,
             short_read: 0.0,
+            write_error: 0.0,
+            no_space: 0.0,
             changes: 0,
             depth: 2,
         };
@@ -358,11 +490,12 @@ mod tests {
     }
 
     fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
-        let request = DiskRequest::Open { id: RequestId(1), path: path.into() };
+        let access = abi::disk::DiskAccess::NamespaceWrite;
+        let request = DiskRequest::Open { id: RequestId(1), path: path.into(), access };
         let (_, work) = disk.submit(HOST, request).expect("it is answered");
         match disk.complete(HOST, work) {
             DiskCompletion::Opened { result, .. } => result.expect("it is there"),
-            DiskCompletion::Read { .. } => panic!("it was an open"),
+            other => panic!("it was an open: {other:?}"),
         }
     }
 
@@ -390,5 +523,59 @@ mod tests {
         }
         assert_eq!((disk.open_files(), disk.bad_handles), (0, 0));
         assert!(disk.counters.disk_torn_reads > 0);
+    }
+
+    fn done(disk: &mut SimDisk, request: DiskRequest) -> DiskCompletion {
+        let (_, work) = disk.submit(HOST, request).expect("it is answered");
+        disk.complete(HOST, work)
+    }
+
+    #[test]
+    fn a_namespace_is_written_and_survives() {
+        let mut disk = disk();
+        disk.add_namespace("ns", 1 << 16);
+        let (file, stat) = open(&mut disk, "ns");
+        assert_eq!((stat.kind, stat.size), (FileKind::Regular, 1 << 16));
+        let (id, mut buf) = (RequestId(9), AlignedBuf::new(4));
+        buf.as_mut_slice().fill(7);
+        let request = DiskRequest::Write { id, file, offset: 100, buf, len: 16_000, fua: false };
+        let DiskCompletion::Written { buf, result: Ok(()), .. } = done(&mut disk, request) else {
+            panic!("nothing failed")
+        };
+        let flush = done(&mut disk, DiskRequest::Flush { id, file });
+        assert!(matches!(flush, DiskCompletion::Flushed { result: Ok(()), .. }));
+        let zero = DiskRequest::Zero { id, file, offset: 200, len: 50, deallocate: false };
+        assert!(matches!(done(&mut disk, zero), DiskCompletion::Zeroed { result: Ok(()), .. }));
+        let read = done(&mut disk, DiskRequest::Read { id, file, offset: 0, buf });
+        let DiskCompletion::Read { buf, result: Ok((16_384, _)), .. } = read else {
+            panic!("nothing failed")
+        };
+        let bytes = buf.as_slice();
+        assert!(bytes[..100].iter().chain(&bytes[200..250]).all(|b| *b == 0));
+        assert!(bytes[100..200].iter().chain(&bytes[250..16_100]).all(|b| *b == 7));
+
+        disk.crash(HOST.0, &mut Prng::new(4));
+        assert_eq!(disk.open_files(), 0);
+        let (file, _) = open(&mut disk, "ns");
+        let read = done(&mut disk, DiskRequest::Read { id, file, offset: 4096, buf });
+        let DiskCompletion::Read { mut buf, result: Ok(_), .. } = read else {
+            panic!("nothing failed")
+        };
+        assert!(buf.as_slice()[..8192].iter().all(|b| *b == 7), "it was flushed");
+
+        disk.faults.no_space = 1.0;
+        buf.as_mut_slice().fill(1);
+        let request = DiskRequest::Write { id, file, offset: 0, buf, len: 512, fua: true };
+        let written = done(&mut disk, request);
+        let full = Err(FileFault::NoSpace);
+        assert!(matches!(written, DiskCompletion::Written { result, .. } if result == full));
+        disk.heal();
+        let zero = DiskRequest::Zero { id, file, offset: 1 << 16, len: 1, deallocate: true };
+        let bad = Err(FileFault::BadExtent);
+        assert!(
+            matches!(done(&mut disk, zero), DiskCompletion::Zeroed { result, .. } if result == bad)
+        );
+        assert_eq!((disk.counters.disk_write_errors, disk.counters.disk_no_space), (1, 1));
+        assert_eq!((disk.counters.disk_writes, disk.counters.disk_flushes), (4, 1));
     }
 }

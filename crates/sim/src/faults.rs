@@ -95,6 +95,10 @@ pub(crate) struct DiskFaults {
     pub(crate) read_error: f64,
     /// Reads that give fewer bytes than there are.
     pub(crate) short_read: f64,
+    /// Writes, flushes and zeroings that fail.
+    pub(crate) write_error: f64,
+    /// Writes and zeroings for which there is no space.
+    pub(crate) no_space: f64,
     /// Times that a file is changed.
     pub(crate) changes: u64,
     /// Requests that each half has in flight.
@@ -484,6 +488,8 @@ fn draw_disk(r: &mut Prng, calm: bool) -> DiskFaults {
         open_error: 0.0,
         read_error: 0.0,
         short_read: 0.0,
+        write_error: 0.0,
+        no_space: 0.0,
         changes: 0,
         depth: 1 << r.range(0, 7),
     };

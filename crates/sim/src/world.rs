@@ -220,7 +220,7 @@ impl World {
             Event::Vanish(node) => {
                 self.note(node, What::Fault, [3, node as u64, 1, 0, 0]);
                 self.nodes[node].stopped = true;
-                self.disk.forget(node);
+                self.disk.crash(node, &mut self.rng);
                 self.net.cut(node, true);
             }
             Event::Attack => self.attack(),
@@ -293,6 +293,8 @@ impl World {
         let (kind, offset) = match &work {
             Work::Open { .. } => (0, 0),
             Work::Read { offset, .. } => (1, *offset),
+            Work::Write { offset, .. } => (2, *offset),
+            Work::Flush { .. } => (3, 0),
         };
         let completion = self.disk.complete(by, work);
         let (bytes, fault) = match &completion {
@@ -300,6 +302,9 @@ impl World {
             abi::disk::DiskCompletion::Read { result, .. } => {
                 (result.as_ref().map_or(0, |r| u64::from(r.0)), u64::from(result.is_err()))
             }
+            abi::disk::DiskCompletion::Written { result, .. }
+            | abi::disk::DiskCompletion::Flushed { result, .. }
+            | abi::disk::DiskCompletion::Zeroed { result, .. } => (0, u64::from(result.is_err())),
         };
         self.note(index, What::Disk, [side as u64, kind, offset, bytes, fault]);
         let node = &mut self.nodes[index];

@@ -183,7 +183,7 @@ impl Files {
                 }
                 FileKind::Directory => Ok(Resource::Directory),
                 // Devices, FIFOs and sockets are nobody's business.
-                FileKind::Other => Err(FileFault::Denied),
+                FileKind::Block | FileKind::Other => Err(FileFault::Denied),
             },
             Err(fault) => Err(fault),
         };

@@ -1,23 +1,28 @@
-//! Disks: files beneath one root, opened and read without blocking the caller.
+//! Disks: files beneath one root, opened, read and written without blocking the caller.
 //!
-//! A device's file engine, or the host's own read path, is the caller. [`open_disk`] picks a
+//! A device's file engine, or the host itself, is the caller. [`open_disk`] picks a
 //! backend: `uring` for Linux with io_uring, `threads` where it is refused, `sync` for
 //! accounted benchmarks. All take the same messages ([`abi::disk`]), give the same answers and pass
 //! the same tests.
 //!
-//! What holds for all: a path never leads out of the root (`root`); only regular files are read;
-//! names of files and ranges are checked and answered with [`abi::FileFault::BadExtent`], never
-//! trusted; the metadata that comes with a read was taken after it. Reads go through the page
-//! cache, so a file that others send too costs the disk once.
+//! What holds for all: a path never leads out of the root (`root`); only regular files are read,
+//! and block devices as namespaces; only what was opened to be written is written, and never
+//! beyond the size that it had then; names of files and ranges are checked and answered with
+//! [`abi::FileFault::BadExtent`], never trusted; the metadata that comes with a read was taken
+//! after it. Reads and writes go through the page cache, so a file that others send too costs the
+//! disk once. Files are not locked: who else writes to them is the operator's care.
 
 mod root;
 mod sync;
 mod table;
 mod threads;
 mod uring;
+mod write;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_tests;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -31,11 +36,11 @@ use root::Root;
 /// Most requests in flight, answered ones that were not polled included.
 pub const IN_FLIGHT_MAX: usize = 256;
 
-/// Something that opens, reads and closes files.
+/// Something that opens, reads, writes and closes files.
 ///
 /// Order of calls: [`Self::submit`] as often as there is work, [`Self::flush`] once, [`Self::poll`]
-/// until it gives `None`, then sleep on [`Self::pollable`]. Dropping it waits for the reads that
-/// are under way.
+/// until it gives `None`, then sleep on [`Self::pollable`]. Dropping it waits for what is under
+/// way.
 pub trait Disk: Send {
     /// Takes a request. Its answer may be there at once. Closing always succeeds.
     ///
@@ -172,6 +177,22 @@ base::counters! {
         disk_read_errors,
         /// Reads that the kernel gave in more than one piece.
         disk_reads_continued,
+        /// Writes that came to their end.
+        disk_writes,
+        /// Bytes of them.
+        disk_write_bytes,
+        /// Writes that the kernel took in more than one piece.
+        disk_writes_continued,
+        /// Flushes that came to their end.
+        disk_flushes,
+        /// Zeroings that came to their end.
+        disk_zeroes,
+        /// Of these, those whose zeros had to be written, for the file system cannot do it.
+        disk_zeroes_written,
+        /// Writes, flushes and zeroings that failed.
+        disk_write_errors,
+        /// Of these, those for which there was no space.
+        disk_no_space,
         /// Requests for files that are not open, or ranges that no file has.
         disk_bad_requests,
         /// Requests turned back because too many were in flight.
@@ -193,6 +214,26 @@ impl DiskCounters {
                 self.disk_bad_requests += 1;
             }
             DiskCompletion::Read { .. } => self.disk_read_errors += 1,
+            DiskCompletion::Written { result, .. } => {
+                self.disk_writes += self.count_write(*result);
+            }
+            DiskCompletion::Flushed { result, .. } => {
+                self.disk_flushes += self.count_write(*result);
+            }
+            DiskCompletion::Zeroed { result, .. } => self.disk_zeroes += self.count_write(*result),
         }
+    }
+
+    /// Counts what went wrong with something that writes; gives one where nothing did.
+    const fn count_write(&mut self, result: Result<(), FileFault>) -> u64 {
+        match result {
+            Ok(()) => return 1,
+            Err(FileFault::BadExtent) => self.disk_bad_requests += 1,
+            Err(fault) => {
+                self.disk_write_errors += 1;
+                self.disk_no_space += matches!(fault, FileFault::NoSpace) as u64;
+            }
+        }
+        0
     }
 }

@@ -7,12 +7,13 @@
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use abi::aligned::AlignedBuf;
+use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat, Refusal};
 
 use super::DiskSetupError;
@@ -20,9 +21,9 @@ use super::DiskSetupError;
 /// Times that an open is repeated after a rename raced with it.
 const OPEN_TRIES: usize = 8;
 
-/// How every file is opened. `O_NONBLOCK` so that a FIFO does not wait for its writer.
-pub(super) const OPEN_FLAGS: i32 =
-    libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
+/// How every file is opened, but for what may be done with it. `O_NONBLOCK` so that a FIFO does not
+/// wait for its writer.
+const OPEN_FLAGS: i32 = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
 /// How every path is resolved. Magic links (`/proc/PID/fd`) would lead anywhere.
 pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
 
@@ -37,6 +38,18 @@ pub(super) struct Root {
 pub(super) struct OpenFile {
     pub(super) file: File,
     pub(super) kind: FileKind,
+    /// Bytes, when it was opened.
+    pub(super) size: u64,
+    pub(super) access: DiskAccess,
+}
+
+/// How a file is opened for what.
+pub(super) fn open_flags(access: DiskAccess) -> u64 {
+    let mode = match access {
+        DiskAccess::Content | DiskAccess::Namespace => libc::O_RDONLY,
+        DiskAccess::NamespaceWrite => libc::O_RDWR,
+    };
+    u64::from((OPEN_FLAGS | mode).unsigned_abs())
 }
 
 impl Root {
@@ -47,7 +60,7 @@ impl Root {
             .open(path)
             .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
         let root = Self { dir };
-        match root.openat2(c".") {
+        match root.openat2(c".", DiskAccess::Content) {
             Ok(_) => Ok(root),
             Err(source) => Err(DiskSetupError::NoOpenat2 { source }),
         }
@@ -59,22 +72,26 @@ impl Root {
     }
 
     /// Opens a file and looks at it, in the calling thread.
-    pub(super) fn open_beneath(&self, path: &CStr) -> Result<(OpenFile, FileStat), FileFault> {
+    pub(super) fn open_beneath(
+        &self,
+        path: &CStr,
+        access: DiskAccess,
+    ) -> Result<(OpenFile, FileStat), FileFault> {
         for _ in 0..OPEN_TRIES {
-            match self.openat2(path) {
+            match self.openat2(path, access) {
                 // EAGAIN: "a race could not be ruled out", openat2(2).
                 Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(fault(&error)),
-                Ok(file) => return opened(file),
+                Ok(file) => return opened(file, access),
             }
         }
         Err(FileFault::Io)
     }
 
-    fn openat2(&self, path: &CStr) -> io::Result<File> {
+    fn openat2(&self, path: &CStr, access: DiskAccess) -> io::Result<File> {
         // SAFETY: an open_how is plain data, valid as zeroes.
         let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-        how.flags = u64::from(OPEN_FLAGS.unsigned_abs());
+        how.flags = open_flags(access);
         how.resolve = RESOLVE;
         let size = size_of::<libc::open_how>();
         // SAFETY: the path is NUL-terminated, `how` is valid for `size` bytes, and both outlive the
@@ -102,15 +119,16 @@ pub(super) fn c_path(path: &str) -> Result<CString, FileFault> {
     CString::new(path).map_err(|_| FileFault::BadPath)
 }
 
-/// Looks at a file that has just been opened, and readies a regular one for reads.
-pub(super) fn opened(file: File) -> Result<(OpenFile, FileStat), FileFault> {
+/// Looks at a file that has just been opened, and readies for reads and writes what is read and
+/// written.
+pub(super) fn opened(file: File, access: DiskAccess) -> Result<(OpenFile, FileStat), FileFault> {
     let stat = stat(&file)?;
-    if stat.kind == FileKind::Regular {
+    if access.takes(stat.kind) {
         // With O_NONBLOCK io_uring would answer EAGAIN where a file system cannot read without
         // waiting. SAFETY: F_SETFL takes an integer; the descriptor is open.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
     }
-    Ok((OpenFile { file, kind: stat.kind }, stat))
+    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access }, stat))
 }
 
 /// Metadata of an open file.
@@ -118,20 +136,26 @@ pub(super) fn opened(file: File) -> Result<(OpenFile, FileStat), FileFault> {
 /// The version is as good as the file system's time stamps: two writes of equal length within one
 /// tick of its clock look alike (none do from Linux 6.13 on, where a stamp that was looked at is
 /// not used twice).
-pub(super) fn stat(file: &File) -> Result<FileStat, FileFault> {
+pub(super) fn stat(mut file: &File) -> Result<FileStat, FileFault> {
     let meta = file.metadata().map_err(|error| fault(&error))?;
     let kind = match meta.file_type() {
         t if t.is_file() => FileKind::Regular,
         t if t.is_dir() => FileKind::Directory,
+        t if t.is_block_device() => FileKind::Block,
         _ => FileKind::Other,
     };
     let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
+    let size = match kind {
+        // Its metadata says zero. Nobody uses the descriptor's position.
+        FileKind::Block => file.seek(SeekFrom::End(0)).map_err(|error| fault(&error))?,
+        _ => meta.size(),
+    };
     // Only the bits count, so the sign may go.
     let times = times.map(|time| u64::from_ne_bytes(time.to_ne_bytes()));
-    let words = [meta.dev(), meta.ino(), meta.size()].into_iter().chain(times);
+    let words = [meta.dev(), meta.ino(), size].into_iter().chain(times);
     Ok(FileStat {
         kind,
-        size: meta.size(),
+        size,
         modified_s: meta.mtime(),
         modified_ns: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
         version: words.fold(0, mix),
@@ -177,8 +201,10 @@ pub(super) fn fault(error: &io::Error) -> FileFault {
     match error.raw_os_error() {
         Some(libc::ENOENT) => FileFault::NotFound,
         // EXDEV: the path leads out of the root.
-        Some(libc::EACCES | libc::EPERM | libc::EXDEV) => FileFault::Denied,
-        Some(libc::ELOOP | libc::ENAMETOOLONG | libc::ENOTDIR | libc::EINVAL) => FileFault::BadPath,
+        Some(libc::EACCES | libc::EPERM | libc::EXDEV | libc::EROFS) => FileFault::Denied,
+        Some(libc::ELOOP | libc::ENAMETOOLONG | libc::ENOTDIR | libc::EINVAL | libc::EISDIR) => {
+            FileFault::BadPath
+        }
         Some(libc::EMFILE | libc::ENFILE) => FileFault::Refused(Refusal::TableFull),
         _ => FileFault::Io,
     }

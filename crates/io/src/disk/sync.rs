@@ -7,7 +7,8 @@ use std::os::fd::RawFd;
 use abi::disk::{DiskCompletion, DiskRequest};
 
 use super::root::{Root, c_path, read_whole};
-use super::table::FileTable;
+use super::table::{FileTable, written};
+use super::write::{flush, write_whole, zero};
 use super::{Disk, DiskCounters, IN_FLIGHT_MAX};
 
 /// A disk without concurrency.
@@ -37,8 +38,8 @@ impl Disk for SyncDisk {
             return Err(request);
         }
         let completion = match request {
-            DiskRequest::Open { id, path } => {
-                let opened = c_path(&path).and_then(|path| self.root.open_beneath(&path));
+            DiskRequest::Open { id, path, access } => {
+                let opened = c_path(&path).and_then(|path| self.root.open_beneath(&path, access));
                 let result = opened.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
                 DiskCompletion::Opened { id, result }
             }
@@ -50,6 +51,28 @@ impl Disk for SyncDisk {
                     (bytes, stat)
                 });
                 DiskCompletion::Read { id, buf, result }
+            }
+            DiskRequest::Write { id, file, offset, buf, len, fua } => {
+                let file = self.files.for_write(file, offset, u64::from(len));
+                let result = file.and_then(|file| {
+                    let continued = write_whole(&file.file, written(&buf, len)?, offset, fua)?;
+                    self.counters.disk_writes_continued += u64::from(continued);
+                    self.counters.disk_write_bytes += u64::from(len);
+                    Ok(())
+                });
+                DiskCompletion::Written { id, buf, result }
+            }
+            DiskRequest::Flush { id, file } => {
+                let result = self.files.for_flush(file).and_then(|file| flush(&file.file));
+                DiskCompletion::Flushed { id, result }
+            }
+            DiskRequest::Zero { id, file, offset, len, deallocate } => {
+                let result = self.files.for_write(file, offset, len).and_then(|file| {
+                    let by_hand = zero(&file.file, offset, len, deallocate)?;
+                    self.counters.disk_zeroes_written += u64::from(by_hand);
+                    Ok(())
+                });
+                DiskCompletion::Zeroed { id, result }
             }
             DiskRequest::Close { .. } => return Ok(()),
         };

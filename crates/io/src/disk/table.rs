@@ -1,14 +1,14 @@
 //! The open files of a disk, by the names given to the asker.
 //!
 //! A name holds the slot and how often the slot was used, so that a name from before a close is
-//! recognised. A read under way shares the file, which is therefore closed only when its last read
-//! is done.
+//! recognised. A request under way shares the file, which is therefore closed only when its last
+//! one is done.
 
 use std::sync::Arc;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::DiskFile;
-use abi::{FileFault, FileKind, Refusal};
+use abi::disk::{DiskAccess, DiskFile};
+use abi::{FileFault, Refusal};
 
 use super::root::OpenFile;
 
@@ -67,12 +67,10 @@ impl FileTable {
         offset: u64,
         buf: &AlignedBuf,
     ) -> Result<Arc<OpenFile>, FileFault> {
-        let (index, generation) = parts(name);
-        let slot = self.slots.get(usize::from(index)).filter(|s| s.generation == generation);
-        let file = slot.and_then(|s| s.file.as_ref()).ok_or(FileFault::BadExtent)?;
+        let file = self.find(name)?;
         let end = offset.checked_add(buf.len() as u64).and_then(|end| i64::try_from(end).ok());
         let page_aligned = offset % PAGE_BYTES as u64 == 0;
-        if file.kind != FileKind::Regular || end.is_none() || !page_aligned {
+        if !file.access.takes(file.kind) || end.is_none() || !page_aligned {
             return Err(FileFault::BadExtent);
         }
         // The number of bytes read is a u32.
@@ -81,6 +79,42 @@ impl FileTable {
         }
         Ok(Arc::clone(file))
     }
+
+    /// The file of a write or a zeroing, where it may be written so: within the bytes that it had
+    /// when it was opened.
+    pub(super) fn for_write(
+        &self,
+        name: DiskFile,
+        offset: u64,
+        len: u64,
+    ) -> Result<Arc<OpenFile>, FileFault> {
+        let file = self.for_flush(name)?;
+        let end = offset.checked_add(len).ok_or(FileFault::BadExtent)?;
+        if len == 0 || end > file.size || i64::try_from(end).is_err() {
+            return Err(FileFault::BadExtent);
+        }
+        Ok(file)
+    }
+
+    /// The file of a flush, where it may be written.
+    pub(super) fn for_flush(&self, name: DiskFile) -> Result<Arc<OpenFile>, FileFault> {
+        let file = self.find(name)?;
+        if file.access != DiskAccess::NamespaceWrite || !file.access.takes(file.kind) {
+            return Err(FileFault::BadExtent);
+        }
+        Ok(Arc::clone(file))
+    }
+
+    fn find(&self, name: DiskFile) -> Result<&Arc<OpenFile>, FileFault> {
+        let (index, generation) = parts(name);
+        let slot = self.slots.get(usize::from(index)).filter(|s| s.generation == generation);
+        slot.and_then(|s| s.file.as_ref()).ok_or(FileFault::BadExtent)
+    }
+}
+
+/// The bytes of a write, where its buffer has them.
+pub(super) fn written(buf: &AlignedBuf, len: u32) -> Result<&[u8], FileFault> {
+    buf.as_slice().get(..len as usize).ok_or(FileFault::BadExtent)
 }
 
 const fn parts(name: DiskFile) -> (u16, u16) {

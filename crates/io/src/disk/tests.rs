@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::{DiskFile, RequestId};
+use abi::disk::{DiskAccess, DiskFile, RequestId};
 use abi::{FileKind, FileStat};
 use tempfile::TempDir;
 
@@ -17,17 +17,17 @@ use super::*;
 use crate::notify::Poller;
 use crate::test_frames::nonzero;
 
-const KINDS: [DiskKind; 3] = [DiskKind::Uring, DiskKind::Threads, DiskKind::Sync];
+pub(super) const KINDS: [DiskKind; 3] = [DiskKind::Uring, DiskKind::Threads, DiskKind::Sync];
 
 /// Bytes that show where in a file they stand.
-fn pattern(len: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).to_be_bytes()[7])
         .collect()
 }
 
 /// A root within a directory that also holds a secret.
-fn tree() -> TempDir {
+pub(super) fn tree() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     fs::create_dir_all(root.join("sub")).unwrap();
@@ -48,25 +48,29 @@ fn tree() -> TempDir {
 }
 
 /// A disk, asked for one thing at a time.
-struct Asker {
-    disk: Box<dyn Disk>,
+pub(super) struct Asker {
+    pub(super) disk: Box<dyn Disk>,
     next_id: u64,
 }
 
-type OpenResult = Result<(DiskFile, FileStat), FileFault>;
-type ReadResult = Result<(Vec<u8>, FileStat), FileFault>;
+pub(super) type OpenResult = Result<(DiskFile, FileStat), FileFault>;
+pub(super) type ReadResult = Result<(Vec<u8>, FileStat), FileFault>;
 
 impl Asker {
-    fn new(dir: &TempDir, kind: DiskKind) -> Self {
-        Self { disk: open_disk(&dir.path().join("root"), kind).unwrap(), next_id: 0 }
+    pub(super) fn new(dir: &TempDir, kind: DiskKind) -> Self {
+        Self::at(&dir.path().join("root"), kind)
     }
 
-    fn id(&mut self) -> RequestId {
+    pub(super) fn at(root: &Path, kind: DiskKind) -> Self {
+        Self { disk: open_disk(root, kind).unwrap(), next_id: 0 }
+    }
+
+    pub(super) fn id(&mut self) -> RequestId {
         self.next_id += 1;
         RequestId(self.next_id)
     }
 
-    fn wait(&mut self) -> DiskCompletion {
+    pub(super) fn wait(&mut self) -> DiskCompletion {
         self.disk.flush();
         loop {
             if let Some(completion) = self.disk.poll() {
@@ -80,15 +84,19 @@ impl Asker {
     }
 
     fn open(&mut self, path: &str) -> OpenResult {
+        self.open_for(path, DiskAccess::Content)
+    }
+
+    pub(super) fn open_for(&mut self, path: &str, access: DiskAccess) -> OpenResult {
         let asked = self.id();
-        self.disk.submit(DiskRequest::Open { id: asked, path: path.into() }).unwrap();
+        self.disk.submit(DiskRequest::Open { id: asked, path: path.into(), access }).unwrap();
         match self.wait() {
             DiskCompletion::Opened { id, result } if id == asked => result,
             other => panic!("{other:?}"),
         }
     }
 
-    fn read(&mut self, file: DiskFile, offset: u64, pages: usize) -> ReadResult {
+    pub(super) fn read(&mut self, file: DiskFile, offset: u64, pages: usize) -> ReadResult {
         let (asked, buf) = (self.id(), AlignedBuf::new(pages));
         self.disk.submit(DiskRequest::Read { id: asked, file, offset, buf }).unwrap();
         match self.wait() {
@@ -99,16 +107,16 @@ impl Asker {
         }
     }
 
-    fn close(&mut self, file: DiskFile) {
+    pub(super) fn close(&mut self, file: DiskFile) {
         self.disk.submit(DiskRequest::Close { file }).unwrap();
     }
 
-    fn counter(&self, name: &str) -> u64 {
+    pub(super) fn counter(&self, name: &str) -> u64 {
         nonzero(|f| self.disk.visit(f)).iter().find(|c| c.0 == name).map_or(0, |c| c.1)
     }
 }
 
-fn each(test: impl Fn(&TempDir, &mut Asker)) {
+pub(super) fn each(test: impl Fn(&TempDir, &mut Asker)) {
     for kind in KINDS {
         let dir = tree();
         let mut asker = Asker::new(&dir, kind);
@@ -321,7 +329,8 @@ fn dropping_with_work_under_way_is_sound() {
                 let offset = (63 - i) * 4 * PAGE_BYTES as u64;
                 asker.disk.submit(DiskRequest::Read { id, file, offset, buf }).unwrap();
                 let (id, path) = (asker.id(), "sub/file".into());
-                asker.disk.submit(DiskRequest::Open { id, path }).unwrap();
+                let access = DiskAccess::Content;
+                asker.disk.submit(DiskRequest::Open { id, path, access }).unwrap();
             }
             if flushed {
                 asker.disk.flush();

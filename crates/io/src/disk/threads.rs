@@ -14,11 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
 use abi::{FileFault, FileStat};
 
 use super::root::{OpenFile, Root, c_path, read_whole};
-use super::table::FileTable;
+use super::table::{FileTable, written};
+use super::write::{flush, write_whole, zero};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 use crate::notify::Notifier;
 
@@ -26,8 +27,11 @@ use crate::notify::Notifier;
 const THREADS: usize = 8;
 
 enum Job {
-    Open { id: RequestId, path: CString },
+    Open { id: RequestId, path: CString, access: DiskAccess },
     Read { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf },
+    Write { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf, len: u32, fua: bool },
+    Flush { id: RequestId, file: Arc<OpenFile> },
+    Zero { id: RequestId, file: Arc<OpenFile>, offset: u64, len: u64, deallocate: bool },
 }
 
 type Opened = Result<(OpenFile, FileStat), FileFault>;
@@ -35,8 +39,30 @@ type Opened = Result<(OpenFile, FileStat), FileFault>;
 type ReadDone = Result<(u32, FileStat, bool), FileFault>;
 
 enum Done {
-    Open { id: RequestId, result: Opened },
-    Read { id: RequestId, buf: AlignedBuf, result: ReadDone },
+    Open {
+        id: RequestId,
+        result: Opened,
+    },
+    Read {
+        id: RequestId,
+        buf: AlignedBuf,
+        result: ReadDone,
+    },
+    /// With bytes, and whether it took several pieces.
+    Write {
+        id: RequestId,
+        buf: AlignedBuf,
+        result: Result<(u32, bool), FileFault>,
+    },
+    Flush {
+        id: RequestId,
+        result: Result<(), FileFault>,
+    },
+    /// With whether the zeros were written.
+    Zero {
+        id: RequestId,
+        result: Result<bool, FileFault>,
+    },
 }
 
 #[derive(Default)]
@@ -109,6 +135,72 @@ impl ThreadsDisk {
         Ok(disk)
     }
 
+    /// What the threads are to do for a request, nothing for a close; or its answer, where they
+    /// have nothing to do.
+    fn stage(&self, request: DiskRequest) -> Result<Option<Job>, Done> {
+        let job = match request {
+            DiskRequest::Open { id, path, access } => match c_path(&path) {
+                Ok(path) => Job::Open { id, path, access },
+                Err(fault) => return Err(Done::Open { id, result: Err(fault) }),
+            },
+            DiskRequest::Read { id, file, offset, buf } => {
+                match self.files.for_read(file, offset, &buf) {
+                    Ok(file) => Job::Read { id, file, offset, buf },
+                    Err(fault) => return Err(Done::Read { id, buf, result: Err(fault) }),
+                }
+            }
+            DiskRequest::Write { id, file, offset, buf, len, fua } => {
+                match self.files.for_write(file, offset, u64::from(len)) {
+                    Ok(file) => Job::Write { id, file, offset, buf, len, fua },
+                    Err(fault) => return Err(Done::Write { id, buf, result: Err(fault) }),
+                }
+            }
+            DiskRequest::Flush { id, file } => match self.files.for_flush(file) {
+                Ok(file) => Job::Flush { id, file },
+                Err(fault) => return Err(Done::Flush { id, result: Err(fault) }),
+            },
+            DiskRequest::Zero { id, file, offset, len, deallocate } => {
+                match self.files.for_write(file, offset, len) {
+                    Ok(file) => Job::Zero { id, file, offset, len, deallocate },
+                    Err(fault) => return Err(Done::Zero { id, result: Err(fault) }),
+                }
+            }
+            DiskRequest::Close { .. } => return Ok(None),
+        };
+        Ok(Some(job))
+    }
+
+    /// The answer to a request that was worked on.
+    fn answer(&mut self, done: Done) -> DiskCompletion {
+        match done {
+            Done::Open { id, result } => {
+                let result = result.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+                DiskCompletion::Opened { id, result }
+            }
+            Done::Read { id, buf, result } => {
+                let result = result.map(|(bytes, stat, continued)| {
+                    self.counters.disk_reads_continued += u64::from(continued);
+                    (bytes, stat)
+                });
+                DiskCompletion::Read { id, buf, result }
+            }
+            Done::Write { id, buf, result } => {
+                let result = result.map(|(bytes, continued)| {
+                    self.counters.disk_writes_continued += u64::from(continued);
+                    self.counters.disk_write_bytes += u64::from(bytes);
+                });
+                DiskCompletion::Written { id, buf, result }
+            }
+            Done::Flush { id, result } => DiskCompletion::Flushed { id, result },
+            Done::Zero { id, result } => {
+                let result = result.map(|by_hand| {
+                    self.counters.disk_zeroes_written += u64::from(by_hand);
+                });
+                DiskCompletion::Zeroed { id, result }
+            }
+        }
+    }
+
     /// Takes over what the threads have done, all at once.
     fn take_done(&mut self) {
         if !self.shared.any_done.load(Ordering::Acquire) {
@@ -138,10 +230,21 @@ impl Shared {
 
     fn work_on(&self, job: Job) -> Done {
         match job {
-            Job::Open { id, path } => Done::Open { id, result: self.root.open_beneath(&path) },
+            Job::Open { id, path, access } => {
+                Done::Open { id, result: self.root.open_beneath(&path, access) }
+            }
             Job::Read { id, file, offset, mut buf } => {
                 let result = read_whole(&file.file, &mut buf, offset);
                 Done::Read { id, buf, result }
+            }
+            Job::Write { id, file, offset, buf, len, fua } => {
+                let bytes = written(&buf, len);
+                let result = bytes.and_then(|bytes| write_whole(&file.file, bytes, offset, fua));
+                Done::Write { id, buf, result: result.map(|continued| (len, continued)) }
+            }
+            Job::Flush { id, file } => Done::Flush { id, result: flush(&file.file) },
+            Job::Zero { id, file, offset, len, deallocate } => {
+                Done::Zero { id, result: zero(&file.file, offset, len, deallocate) }
             }
         }
     }
@@ -167,20 +270,10 @@ impl Disk for ThreadsDisk {
             return Err(request);
         }
         self.in_flight += 1;
-        match request {
-            DiskRequest::Open { id, path } => match c_path(&path) {
-                Ok(path) => self.staged.push_back(Job::Open { id, path }),
-                Err(fault) => self.taken.push_back(Done::Open { id, result: Err(fault) }),
-            },
-            DiskRequest::Read { id, file, offset, buf } => {
-                match self.files.for_read(file, offset, &buf) {
-                    Ok(file) => self.staged.push_back(Job::Read { id, file, offset, buf }),
-                    Err(fault) => {
-                        self.taken.push_back(Done::Read { id, buf, result: Err(fault) });
-                    }
-                }
-            }
-            DiskRequest::Close { .. } => {}
+        match self.stage(request) {
+            Ok(Some(job)) => self.staged.push_back(job),
+            Ok(None) => {}
+            Err(done) => self.taken.push_back(done),
         }
         Ok(())
     }
@@ -202,19 +295,8 @@ impl Disk for ThreadsDisk {
         if self.taken.is_empty() {
             self.take_done();
         }
-        let completion = match self.taken.pop_front()? {
-            Done::Open { id, result } => {
-                let result = result.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
-                DiskCompletion::Opened { id, result }
-            }
-            Done::Read { id, buf, result } => {
-                let result = result.map(|(bytes, stat, continued)| {
-                    self.counters.disk_reads_continued += u64::from(continued);
-                    (bytes, stat)
-                });
-                DiskCompletion::Read { id, buf, result }
-            }
-        };
+        let done = self.taken.pop_front()?;
+        let completion = self.answer(done);
         self.in_flight -= 1;
         self.counters.count(&completion);
         Some(completion)

@@ -1,4 +1,5 @@
-//! A disk over io_uring: opens and reads that the kernel carries out while the caller goes on.
+//! A disk over io_uring: opens, reads and writes that the kernel carries out while the caller goes
+//! on.
 //!
 //! Whatever the kernel may write to or read from (buffers, paths, files) lies in a table of
 //! requests in flight and leaves it only when the kernel has answered; a dropped disk first waits
@@ -16,20 +17,22 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use abi::FileStat;
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskRequest, RequestId};
-use io_uring::types::{Fd, OpenHow};
+use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
+use abi::{FileFault, FileStat};
+use io_uring::types::{Fd, FsyncFlags, OpenHow};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::root::{OPEN_FLAGS, OpenFile, RESOLVE, Root, c_path, fault, is_transient, opened, stat};
-use super::table::FileTable;
+use super::root::{OpenFile, RESOLVE, Root, c_path, fault, is_transient, open_flags, opened, stat};
+use super::table::{FileTable, written};
+use super::write::{ZERO_BYTES, ZEROS, is_unable, write_fault, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 
-/// Times that a read is repeated which the kernel says to repeat.
+/// Times that a request is repeated which the kernel says to repeat.
 const RETRIES_MAX: u8 = 8;
 /// Tag of an entry whose answer nobody waits for.
 const UNTRACKED: u64 = u64::MAX;
@@ -47,12 +50,53 @@ struct Read {
 struct Open {
     id: RequestId,
     path: CString,
+    /// How; boxed, for the kernel reads it where it lies.
+    how: Box<OpenHow>,
+    access: DiskAccess,
+}
+
+struct Write {
+    id: RequestId,
+    file: Arc<OpenFile>,
+    offset: u64,
+    buf: AlignedBuf,
+    len: usize,
+    fua: bool,
+    done: usize,
+    retries: u8,
+}
+
+struct Flush {
+    id: RequestId,
+    file: Arc<OpenFile>,
+    retries: u8,
+}
+
+struct Zero {
+    id: RequestId,
+    file: Arc<OpenFile>,
+    /// What is left.
+    range: Range<u64>,
+    deallocate: bool,
+    /// The file system cannot do it: zeros are written.
+    by_hand: bool,
+    retries: u8,
 }
 
 enum InFlight {
     Free,
     Open(Open),
     Read(Read),
+    Write(Write),
+    Flush(Flush),
+    Zero(Zero),
+}
+
+/// How far a request got.
+enum Progress {
+    /// It needs the kernel again.
+    Again,
+    Done(Result<(), FileFault>),
 }
 
 /// A disk over io_uring.
@@ -65,8 +109,6 @@ pub(super) struct UringDisk {
     free: Vec<usize>,
     /// Answers that needed no kernel.
     ready: VecDeque<DiskCompletion>,
-    /// How every file is opened; boxed, for the kernel reads it where it lies.
-    how: Box<OpenHow>,
     unflushed: bool,
     counters: DiskCounters,
 }
@@ -76,7 +118,14 @@ fn set_up() -> io::Result<IoUring> {
     let ring = IoUring::new(entries)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    if probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::OpenAt2::CODE) {
+    let needed = [
+        opcode::OpenAt2::CODE,
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    if needed.into_iter().all(|code| probe.is_supported(code)) {
         Ok(ring)
     } else {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
@@ -90,7 +139,6 @@ impl UringDisk {
             Ok(ring) => ring,
             Err(source) => return Err((DiskSetupError::NoUring { source }, root)),
         };
-        let flags = u64::from(OPEN_FLAGS.unsigned_abs());
         Ok(Self {
             ring,
             root,
@@ -98,7 +146,6 @@ impl UringDisk {
             slots: (0..IN_FLIGHT_MAX).map(|_| InFlight::Free).collect(),
             free: (0..IN_FLIGHT_MAX).rev().collect(),
             ready: VecDeque::with_capacity(IN_FLIGHT_MAX),
-            how: Box::new(OpenHow::new().flags(flags).resolve(RESOLVE)),
             unflushed: false,
             counters: DiskCounters::default(),
         })
@@ -109,7 +156,7 @@ impl UringDisk {
         let entry = match &mut request {
             InFlight::Open(open) => {
                 let dir = Fd(self.root.as_raw_fd());
-                opcode::OpenAt2::new(dir, open.path.as_ptr(), &raw const *self.how).build()
+                opcode::OpenAt2::new(dir, open.path.as_ptr(), &raw const *open.how).build()
             }
             InFlight::Read(read) => {
                 let rest = &mut read.buf.as_mut_slice()[read.done..];
@@ -118,6 +165,20 @@ impl UringDisk {
                 let fd = Fd(read.file.file.as_raw_fd());
                 opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
             }
+            InFlight::Write(write) => {
+                let rest = &write.buf.as_slice()[write.done..write.len];
+                let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
+                let fd = Fd(write.file.file.as_raw_fd());
+                // Each piece is on the disk when it has ended.
+                let flags = if write.fua { libc::RWF_DSYNC } else { 0 };
+                let offset = write.offset + write.done as u64;
+                opcode::Write::new(fd, rest.as_ptr(), len).offset(offset).rw_flags(flags).build()
+            }
+            InFlight::Flush(flush) => {
+                let fd = Fd(flush.file.file.as_raw_fd());
+                opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()
+            }
+            InFlight::Zero(zero) => zero.entry(),
             InFlight::Free => return,
         };
         self.slots[slot] = request;
@@ -128,10 +189,10 @@ impl UringDisk {
     /// Puts an entry into the ring; says whether there was room.
     fn push(&mut self, entry: &squeue::Entry) -> bool {
         self.unflushed = true;
-        // SAFETY: what the entry points to is heap memory owned by `slots[tag]` (path, buffer,
-        // file) or by `self` (`how`, root); it does not move with them, nobody touches it
-        // meanwhile, and it is freed only after the kernel's answer (`finish` takes a slot then,
-        // and `drop` waits).
+        // SAFETY: what the entry points to is static (zeros), heap memory owned by `slots[tag]`
+        // (path, `how`, buffer, file) or by `self` (root); it does not move with them, nobody
+        // touches it meanwhile, and it is freed only after the kernel's answer (`finish` takes a
+        // slot then, and `drop` waits).
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
@@ -145,14 +206,94 @@ impl UringDisk {
                 Some(self.finish_open(&open, result))
             }
             InFlight::Read(read) => self.finish_read(slot, read, result),
+            InFlight::Write(mut write) => match write.finish(result) {
+                Progress::Again => {
+                    self.counters.disk_writes_continued += 1;
+                    self.go_on(slot, InFlight::Write(write))
+                }
+                Progress::Done(result) => {
+                    self.free.push(slot);
+                    if result.is_ok() {
+                        self.counters.disk_write_bytes += write.len as u64;
+                    }
+                    Some(DiskCompletion::Written { id: write.id, buf: write.buf, result })
+                }
+            },
+            InFlight::Flush(mut flush) => match ended(result, &mut flush.retries) {
+                Progress::Again => self.go_on(slot, InFlight::Flush(flush)),
+                Progress::Done(result) => {
+                    self.free.push(slot);
+                    Some(DiskCompletion::Flushed { id: flush.id, result })
+                }
+            },
+            InFlight::Zero(mut zero) => match zero.finish(result) {
+                Progress::Again => self.go_on(slot, InFlight::Zero(zero)),
+                Progress::Done(result) => {
+                    self.free.push(slot);
+                    self.counters.disk_zeroes_written += u64::from(zero.by_hand && result.is_ok());
+                    Some(DiskCompletion::Zeroed { id: zero.id, result })
+                }
+            },
         }
+    }
+
+    fn go_on(&mut self, slot: usize, request: InFlight) -> Option<DiskCompletion> {
+        self.start(slot, request);
+        None
+    }
+
+    /// What the kernel is to do for a request; or its answer, where there is nothing to do, and
+    /// none to a close.
+    fn stage(&self, request: DiskRequest) -> Result<InFlight, Option<DiskCompletion>> {
+        let retries = 0;
+        let in_flight = match request {
+            DiskRequest::Open { id, path, access } => {
+                let result = c_path(&path).map_err(Err);
+                let path = result.map_err(|result| DiskCompletion::Opened { id, result })?;
+                let how = Box::new(OpenHow::new().flags(open_flags(access)).resolve(RESOLVE));
+                InFlight::Open(Open { id, path, how, access })
+            }
+            DiskRequest::Read { id, file, offset, buf } => {
+                match self.files.for_read(file, offset, &buf) {
+                    Ok(file) => InFlight::Read(Read { id, file, offset, buf, done: 0, retries }),
+                    Err(fault) => {
+                        return Err(Some(DiskCompletion::Read { id, buf, result: Err(fault) }));
+                    }
+                }
+            }
+            DiskRequest::Write { id, file, offset, buf, len, fua } => {
+                let file = self.files.for_write(file, offset, u64::from(len));
+                match file.and_then(|file| Ok((file, written(&buf, len)?.len()))) {
+                    Ok((file, len)) => {
+                        let done = 0;
+                        InFlight::Write(Write { id, file, offset, buf, len, fua, done, retries })
+                    }
+                    Err(fault) => {
+                        return Err(Some(DiskCompletion::Written { id, buf, result: Err(fault) }));
+                    }
+                }
+            }
+            DiskRequest::Flush { id, file } => {
+                let file = self.files.for_flush(file).map_err(Err);
+                let file = file.map_err(|result| DiskCompletion::Flushed { id, result })?;
+                InFlight::Flush(Flush { id, file, retries })
+            }
+            DiskRequest::Zero { id, file, offset, len, deallocate } => {
+                let file = self.files.for_write(file, offset, len).map_err(Err);
+                let file = file.map_err(|result| DiskCompletion::Zeroed { id, result })?;
+                let range = offset..offset + len;
+                InFlight::Zero(Zero { id, file, range, deallocate, by_hand: false, retries })
+            }
+            DiskRequest::Close { .. } => return Err(None),
+        };
+        Ok(in_flight)
     }
 
     fn finish_open(&mut self, open: &Open, result: i32) -> DiskCompletion {
         let outcome = match into_result(result) {
             // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-            Ok(fd) => opened(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
-            Err(error) if is_transient(&error) => self.root.open_beneath(&open.path),
+            Ok(fd) => opened(File::from(unsafe { OwnedFd::from_raw_fd(fd) }), open.access),
+            Err(error) if is_transient(&error) => self.root.open_beneath(&open.path, open.access),
             Err(error) => Err(fault(&error)),
         };
         let result = outcome.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
@@ -191,6 +332,65 @@ impl UringDisk {
     }
 }
 
+impl Write {
+    fn finish(&mut self, result: i32) -> Progress {
+        let bytes = match into_result(result) {
+            Ok(bytes) => usize::try_from(bytes).unwrap_or(0),
+            Err(_) => return ended(result, &mut self.retries),
+        };
+        // Never past the buffer, whatever the kernel says.
+        self.done = (self.done + bytes).min(self.len);
+        match (bytes, self.done == self.len) {
+            (_, true) => Progress::Done(Ok(())),
+            (0, false) => Progress::Done(Err(FileFault::Io)),
+            _ => Progress::Again,
+        }
+    }
+}
+
+impl Zero {
+    fn entry(&self) -> squeue::Entry {
+        let fd = Fd(self.file.file.as_raw_fd());
+        let Range { start, end } = self.range;
+        if !self.by_hand {
+            let mode = zero_mode(self.deallocate);
+            return opcode::Fallocate::new(fd, end - start).offset(start).mode(mode).build();
+        }
+        let len = u32::try_from((end - start).min(ZERO_BYTES as u64)).unwrap_or(0);
+        opcode::Write::new(fd, ZEROS.as_ptr(), len).offset(start).build()
+    }
+
+    fn finish(&mut self, result: i32) -> Progress {
+        match into_result(result) {
+            Err(error) if !self.by_hand && is_unable(&error) => {
+                self.by_hand = true;
+                Progress::Again
+            }
+            Err(_) => ended(result, &mut self.retries),
+            Ok(_) if !self.by_hand => Progress::Done(Ok(())),
+            Ok(0) => Progress::Done(Err(FileFault::Io)),
+            Ok(bytes) => {
+                self.range.start += u64::from(bytes.unsigned_abs());
+                let whole = self.range.start >= self.range.end;
+                if whole { Progress::Done(Ok(())) } else { Progress::Again }
+            }
+        }
+    }
+}
+
+/// What becomes of a request that the kernel has answered at once for the whole of it, or with an
+/// error.
+fn ended(result: i32, retries: &mut u8) -> Progress {
+    match into_result(result) {
+        Ok(_) => Progress::Done(Ok(())),
+        Err(error) if is_transient(&error) && *retries < RETRIES_MAX => {
+            *retries += 1;
+            Progress::Again
+        }
+        Err(error) => Progress::Done(Err(write_fault(&error))),
+    }
+}
+
 fn is_whole(read: &Read, after: &FileStat) -> bool {
     read.done == read.buf.len() || read.offset + read.done as u64 >= after.size
 }
@@ -212,27 +412,13 @@ impl Disk for UringDisk {
                 return Err(request);
             }
         };
-        let in_flight = match request {
-            DiskRequest::Open { id, path } => match c_path(&path) {
-                Ok(path) => InFlight::Open(Open { id, path }),
-                Err(fault) => {
-                    self.ready.push_back(DiskCompletion::Opened { id, result: Err(fault) });
-                    return Ok(());
-                }
-            },
-            DiskRequest::Read { id, file, offset, buf } => {
-                match self.files.for_read(file, offset, &buf) {
-                    Ok(file) => InFlight::Read(Read { id, file, offset, buf, done: 0, retries: 0 }),
-                    Err(fault) => {
-                        self.ready.push_back(DiskCompletion::Read { id, buf, result: Err(fault) });
-                        return Ok(());
-                    }
-                }
+        match self.stage(request) {
+            Ok(in_flight) => {
+                self.free.pop();
+                self.start(slot, in_flight);
             }
-            DiskRequest::Close { .. } => return Ok(()),
-        };
-        self.free.pop();
-        self.start(slot, in_flight);
+            Err(completion) => self.ready.extend(completion),
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod l5o_rx;
 mod l5o_stream;
 mod l5o_tx;
 mod memory;
+mod namespaces;
 mod nvme_tx;
 mod order;
 mod quic;

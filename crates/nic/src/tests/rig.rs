@@ -55,7 +55,7 @@ impl MockDisk {
     /// What the disk answers to a request, if anything.
     pub(crate) fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         match request {
-            DiskRequest::Open { id, path } => {
+            DiskRequest::Open { id, path, .. } => {
                 let result = self.stat(&path).ok_or(FileFault::NotFound).map(|stat| {
                     self.next += 1;
                     self.open.insert(self.next, String::from(path));
@@ -77,6 +77,9 @@ impl MockDisk {
                     Ok((u32::try_from(len).unwrap(), self.stat(&path).unwrap()))
                 };
                 Some(DiskCompletion::Read { id, buf, result })
+            }
+            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
+                panic!("a device does not write")
             }
             DiskRequest::Close { file } => {
                 self.open.remove(&file.0).expect("closed once");
@@ -135,10 +138,18 @@ impl Rig {
         id: u32,
         path: &str,
     ) -> Result<FileStat, FileFault> {
-        self.op(
-            queue,
-            Op::FileOpen { file: FileId(id), path: path.into(), access: FileAccess::Content },
-        );
+        self.open_for(queue, id, path, FileAccess::Content)
+    }
+
+    /// The same, for what it says.
+    pub(crate) fn open_for(
+        &mut self,
+        queue: usize,
+        id: u32,
+        path: &str,
+        access: FileAccess,
+    ) -> Result<FileStat, FileFault> {
+        self.op(queue, Op::FileOpen { file: FileId(id), path: path.into(), access });
         self.complete_all();
         self.events
             .iter()

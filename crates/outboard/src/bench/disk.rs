@@ -69,8 +69,12 @@ impl ModelledDisk {
         self.files.flush();
         while let Some(completion) = self.files.poll() {
             let bytes = match &completion {
-                DiskCompletion::Read { buf, .. } => buf.len() as u64,
-                DiskCompletion::Opened { .. } => 0,
+                DiskCompletion::Read { buf, .. } | DiskCompletion::Written { buf, .. } => {
+                    buf.len() as u64
+                }
+                DiskCompletion::Opened { .. }
+                | DiskCompletion::Flushed { .. }
+                | DiskCompletion::Zeroed { .. } => 0,
             };
             let service =
                 Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.model.bytes_per_s);

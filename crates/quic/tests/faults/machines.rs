@@ -60,7 +60,7 @@ impl Disk {
 
     fn serve(&mut self, now: Instant, device: bool, request: DiskRequest) {
         let (at, done) = match request {
-            DiskRequest::Open { id, path } => {
+            DiskRequest::Open { id, path, .. } => {
                 let stat = self.stat(&path);
                 self.names.push(path.into());
                 let file = DiskFile(u32::try_from(self.names.len() - 1).expect("few files"));
@@ -68,6 +68,9 @@ impl Disk {
             }
             DiskRequest::Read { id, file, offset, buf } => {
                 (now + self.delay, self.read(id, file, offset, buf))
+            }
+            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
+                panic!("nobody writes")
             }
             DiskRequest::Close { .. } => return,
         };

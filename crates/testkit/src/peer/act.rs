@@ -156,6 +156,11 @@ impl Peer {
                     buf.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
                     DiskCompletion::Read { id, buf, result: Ok((len, stat)) }
                 }
+                DiskRequest::Write { id, buf, .. } => {
+                    DiskCompletion::Written { id, buf, result: Ok(()) }
+                }
+                DiskRequest::Flush { id, .. } => DiskCompletion::Flushed { id, result: Ok(()) },
+                DiskRequest::Zero { id, .. } => DiskCompletion::Zeroed { id, result: Ok(()) },
                 DiskRequest::Close { .. } => {
                     self.disk_closes += 1;
                     continue;

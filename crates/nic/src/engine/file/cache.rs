@@ -3,7 +3,9 @@
 //!
 //! A block's name is its file's *version* and its index, so connections and file ids that send the
 //! same content share it, and content that has changed is another block. It is immutable from the
-//! moment that its read is done.
+//! moment that its read is done. A namespace's version does not change with its content: a block
+//! that has become old is *detached*, that is, it has no name any more. Who has it pinned keeps it,
+//! nobody else finds it, and it goes when it is let go of.
 //!
 //! What keeps a block: *pins* (transmits that wait), *shares* (frames on their way, which own a
 //! reference to the buffer), and *held* bytes (sent, not yet acknowledged: a retransmission may
@@ -17,6 +19,7 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 
 use super::buffers::Buffers;
 use super::counters::FileCounters;
@@ -46,6 +49,8 @@ struct Block {
     held_bytes: u64,
     /// Read ahead, and asked for by nobody so far.
     ahead: bool,
+    /// It has no name any more.
+    detached: bool,
     list: Option<Which>,
     prev: Key,
     next: Key,
@@ -150,6 +155,7 @@ impl Cache {
             pins: 0,
             held_bytes: 0,
             ahead,
+            detached: false,
             list: None,
             prev: Key::NONE,
             next: Key::NONE,
@@ -217,9 +223,14 @@ impl Cache {
     pub(crate) fn touch(&mut self, key: Key) {
         self.unlink(key);
         let Some(block) = self.blocks.get_mut(key) else { return };
-        if block.pins > 0 || matches!(block.content, Content::Reading { .. }) {
+        let Content::Ready(buf) = &block.content else { return };
+        if block.pins > 0 {
             return;
         }
+        if block.detached && Arc::strong_count(buf) == 1 {
+            return self.discard(key);
+        }
+        // A detached one that frames share is counted until they have left and it is evicted.
         let which = if block.held_bytes > 0 { Which::Held } else { Which::Free };
         let list = match which {
             Which::Free => &mut self.free,
@@ -241,7 +252,7 @@ impl Cache {
 
     /// Bytes of a block have been sent for the first time.
     pub(crate) fn hold(&mut self, key: Key, bytes: u32) {
-        if let Some(block) = self.blocks.get_mut(key) {
+        if let Some(block) = self.blocks.get_mut(key).filter(|block| !block.detached) {
             block.held_bytes += u64::from(bytes);
             self.held_bytes += u64::from(bytes);
             self.touch(key);
@@ -276,6 +287,44 @@ impl Cache {
                     self.unhold(key, overlap(index));
                 }
             }
+        }
+    }
+
+    /// Bytes `from..to` of the file of `version` have become old: nobody finds their blocks any
+    /// more.
+    pub(crate) fn invalidate(
+        &mut self,
+        version: u64,
+        from: u64,
+        to: u64,
+        block_bytes: u64,
+        counters: &mut FileCounters,
+    ) {
+        if from >= to {
+            return;
+        }
+        let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
+        // As an acknowledgment: a huge range costs a walk over what there is.
+        let keys: SmallVec<[Key; 4]> = if last - first >= self.blocks.len() as u64 {
+            let within = |b: &Block| b.version == version && (first..=last).contains(&b.index);
+            self.blocks.iter().filter(|(_, b)| within(b) && !b.detached).map(|b| b.0).collect()
+        } else {
+            (first..=last).filter_map(|index| self.find(version, index)).collect()
+        };
+        for key in keys {
+            counters.file_invalidated_blocks += 1;
+            self.detach(key);
+            counters.file_detached_blocks += u64::from(self.blocks.get(key).is_some());
+        }
+    }
+
+    /// Takes a block's name from it, and lets it go where nobody uses it.
+    fn detach(&mut self, key: Key) {
+        self.unname(key);
+        if let Some(block) = self.blocks.get_mut(key) {
+            block.detached = true;
+            self.held_bytes -= core::mem::take(&mut block.held_bytes);
+            self.touch(key);
         }
     }
 
@@ -356,13 +405,18 @@ impl Cache {
 
     fn remove(&mut self, key: Key) -> Option<Content> {
         self.unlink(key);
+        self.unname(key);
         let block = self.blocks.remove(key)?;
         self.held_bytes -= block.held_bytes;
+        Some(block.content)
+    }
+
+    fn unname(&mut self, key: Key) {
+        let Some(block) = self.blocks.get(key) else { return };
         let hash = mix(self.seed, block.version, block.index);
         if let Ok(found) = self.by_content.find_entry(hash, |&k| k == key) {
             found.remove();
         }
-        Some(block.content)
     }
 
     fn reuse(&mut self, content: Content) {

@@ -37,7 +37,13 @@ base::counters! {
         file_held_evicted,
         /// Acknowledgments by the host.
         file_acks,
-        /// Acknowledgments and closes of files that are not open.
+        /// Ranges of namespaces that the host has written to.
+        file_invalidations,
+        /// Blocks that left the cache for that.
+        file_invalidated_blocks,
+        /// Of these, those that were being read, or that transmits on their way still use.
+        file_detached_blocks,
+        /// Acknowledgments, invalidations and closes of files that are not open.
         file_unknown,
         /// Completions that answer no request, or one from before a reset.
         file_stale_completions,

@@ -15,6 +15,10 @@
 //! after the read differs from what was there at open fails everyone who waits for it; the block is
 //! not kept and the file is not read again.
 //!
+//! *What the host has written to a namespace is never sent as it was before.* The host says which
+//! range is old by now; its blocks leave the cache, and those that are being read never enter it.
+//! What waits for such a block wants other bytes of it, and still gets them.
+//!
 //! Called by [`crate::Device`]. It knows no packets, no flows and no time. The path is the host's
 //! and goes to the disk as it is; the disk keeps it below the root. Files: `open` (names and
 //! handles), `cache` (blocks), `buffers` (memory), `waiters`, `jobs` (transmits that wait),
@@ -29,7 +33,7 @@ mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::{FileExtent, FileFault, FileId, FileOpened, FileStat, Part, Parts};
+use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, Part, Parts};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -109,16 +113,24 @@ impl FileEngine {
 
     /// Opens a file. An answer that is known at once is given back, the other comes from
     /// [`Self::handle`].
-    pub(crate) fn open(&mut self, queue: usize, id: FileId, path: Box<str>) -> Option<FileOpened> {
+    pub(crate) fn open(
+        &mut self,
+        queue: usize,
+        id: FileId,
+        path: Box<str>,
+        access: FileAccess,
+    ) -> Option<FileOpened> {
         self.counters.file_opens += 1;
         let begun = if path.len() > PATH_BYTES_MAX {
             Err(FileFault::BadPath)
         } else {
-            self.files.begin(queue, id)
+            let namespace = (access == FileAccess::Namespace).then(|| path.clone());
+            self.files.begin(queue, id, namespace)
         };
         match begun {
             Ok(key) => {
-                self.control.push_back(DiskRequest::Open { id: RequestId(key.to_u64()), path });
+                let (id, access) = (RequestId(key.to_u64()), access.into());
+                self.control.push_back(DiskRequest::Open { id, path, access });
                 None
             }
             Err(fault) => {
@@ -147,6 +159,21 @@ impl FileEngine {
         };
         let to = extent.offset.saturating_add(u64::from(extent.len)).min(size);
         self.cache.acknowledge(version, extent.offset, to, self.config.block_bytes() as u64);
+        self.retry = true;
+    }
+
+    /// The host has written to a range of a namespace: what there is of it, however it was opened,
+    /// is given to nobody any more.
+    pub(crate) fn invalidate(&mut self, queue: usize, id: FileId, offset: u64, len: u64) {
+        self.counters.file_invalidations += 1;
+        let key = self.files.find(queue, id);
+        let versions = key.map(|key| self.files.versions_of(key)).unwrap_or_default();
+        // None, too, where it is being opened: nothing of it was read so far.
+        self.counters.file_unknown += u64::from(versions.is_empty());
+        let (to, block_bytes) = (offset.saturating_add(len), self.config.block_bytes() as u64);
+        for version in versions {
+            self.cache.invalidate(version, offset, to, block_bytes, &mut self.counters);
+        }
         self.retry = true;
     }
 
@@ -234,6 +261,9 @@ impl FileEngine {
             DiskRequest::Open { .. } | DiskRequest::Close { .. } => {
                 self.control.push_front(request);
             }
+            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
+                debug_assert!(false, "a device does not write");
+            }
         }
     }
 
@@ -243,6 +273,12 @@ impl FileEngine {
             DiskCompletion::Opened { id, result } => self.handle_opened(id, result),
             DiskCompletion::Read { id, buf, result } => {
                 self.handle_read(id, buf, result);
+                None
+            }
+            DiskCompletion::Written { .. }
+            | DiskCompletion::Flushed { .. }
+            | DiskCompletion::Zeroed { .. } => {
+                self.counters.file_stale_completions += 1;
                 None
             }
         }
@@ -353,6 +389,10 @@ impl FileEngine {
         let (bytes, stat) = result?;
         let file = self.files.readable(reading.file)?;
         let expected = self.block_len(&file, reading.index);
+        if file.namespace {
+            // One that is shorter than it was is still read where it has bytes.
+            return if bytes as usize >= expected { Ok(()) } else { Err(FileFault::Io) };
+        }
         if stat.version != reading.version || (bytes as usize) < expected {
             return Err(FileFault::Changed);
         }

@@ -1,14 +1,23 @@
 //! The files that the host has open.
 //!
+//! What the cache calls a file's version is the disk's for content: equal versions mean equal
+//! bytes, whoever opened them. A namespace is written to, so that its version means nothing; it has
+//! one of its own for each open, and shares no blocks.
+//!
 //! A file's name is its queue and the host's id. It is gone from the names as soon as the host
 //! closes it; the entry stays, and the disk's handle with it, until the last transmit and the last
 //! read that use it are done: they keep the entry's [`Key`].
 
-use abi::disk::DiskFile;
-use abi::{FileFault, FileId, FileKind, FileStat, Refusal};
+use abi::disk::{DiskAccess, DiskFile};
+use abi::{FileAccess, FileFault, FileId, FileStat, Refusal};
+use alloc::boxed::Box;
 use hashbrown::HashTable;
+use smallvec::SmallVec;
 
 use crate::slab::{Key, Slab, mix};
+
+/// Tells versions of namespaces from other hashes.
+const NAMESPACE: u64 = 0x6e73_7061_6365;
 
 /// The queue of names that [`OpenFiles::pin`] gave. No host has it.
 pub(crate) const PINNED: usize = usize::MAX;
@@ -27,6 +36,8 @@ enum Stage {
 struct OpenFile {
     queue: usize,
     id: FileId,
+    /// Where it was opened, if it is a namespace.
+    namespace: Option<Box<str>>,
     stage: Stage,
     /// Transmits and reads that use it.
     uses: u32,
@@ -42,6 +53,8 @@ pub(crate) struct Readable {
     pub(crate) disk: DiskFile,
     pub(crate) version: u64,
     pub(crate) size: u64,
+    /// The host may write to it.
+    pub(crate) namespace: bool,
 }
 
 /// What to tell the host, and the disk, when an open ends.
@@ -75,8 +88,13 @@ impl OpenFiles {
         self.files.len()
     }
 
-    /// Makes an entry for a file that the disk is about to open.
-    pub(crate) fn begin(&mut self, queue: usize, id: FileId) -> Result<Key, FileFault> {
+    /// Makes an entry for a file that the disk is about to open; `namespace` is the path of one.
+    pub(crate) fn begin(
+        &mut self,
+        queue: usize,
+        id: FileId,
+        namespace: Option<Box<str>>,
+    ) -> Result<Key, FileFault> {
         if self.find(queue, id).is_some() {
             return Err(FileFault::BadExtent);
         }
@@ -84,7 +102,7 @@ impl OpenFiles {
             return Err(FileFault::Refused(Refusal::TableFull));
         }
         let stage = Stage::Opening;
-        let file = OpenFile { queue, id, stage, uses: 0, closed: false, changed: false };
+        let file = OpenFile { queue, id, namespace, stage, uses: 0, closed: false, changed: false };
         let key = self.files.insert(file);
         let (files, seed) = (&self.files, self.seed);
         let rehash = |&key: &Key| files.get(key).map_or(0, |f| hash(seed, f.queue, f.id));
@@ -100,7 +118,13 @@ impl OpenFiles {
         }
         let (queue, id, closed) = (file.queue, file.id, file.closed);
         match result {
-            Some((disk, stat)) if !closed => file.stage = Stage::Open { disk, stat },
+            Some((disk, mut stat)) if !closed => {
+                if file.namespace.is_some() {
+                    // The key names one open, and no other ever after.
+                    stat.version = mix(self.seed, key.to_u64(), NAMESPACE);
+                }
+                file.stage = Stage::Open { disk, stat };
+            }
             _ => {
                 self.unname(key);
                 self.files.remove(key);
@@ -121,18 +145,32 @@ impl OpenFiles {
     /// What is to be known for sending from a file.
     ///
     /// # Errors
-    /// `BadExtent` for a file that is not open or not regular, `Changed` for one that was found
-    /// changed.
+    /// `BadExtent` for a file that is not open or of a kind that is not read, `Changed` for one that
+    /// was found changed.
     pub(crate) fn readable(&self, key: Key) -> Result<Readable, FileFault> {
         match self.files.get(key) {
             Some(OpenFile { changed: true, .. }) => Err(FileFault::Changed),
-            Some(OpenFile { stage: Stage::Open { disk, stat }, .. })
-                if stat.kind == FileKind::Regular =>
+            Some(file @ OpenFile { stage: Stage::Open { disk, stat }, .. })
+                if file.access().takes(stat.kind) =>
             {
-                Ok(Readable { disk: *disk, version: stat.version, size: stat.size })
+                let (disk, namespace) = (*disk, file.namespace.is_some());
+                Ok(Readable { disk, version: stat.version, size: stat.size, namespace })
             }
             _ => Err(FileFault::BadExtent),
         }
+    }
+
+    /// The versions of all that is open of a namespace, by whatever queue; none where `key` names
+    /// no namespace.
+    pub(crate) fn versions_of(&self, key: Key) -> SmallVec<[u64; 2]> {
+        let Some(path) = self.files.get(key).and_then(|file| file.namespace.as_ref()) else {
+            return SmallVec::new();
+        };
+        let version = |(_, file): (Key, &OpenFile)| match file.stage {
+            Stage::Open { stat, .. } if file.namespace.as_ref() == Some(path) => Some(stat.version),
+            _ => None,
+        };
+        self.files.iter().filter_map(version).collect()
     }
 
     /// Version and size of an open file, changed or not.
@@ -225,6 +263,16 @@ impl OpenFiles {
     }
 }
 
+impl OpenFile {
+    fn access(&self) -> DiskAccess {
+        let access = match self.namespace {
+            Some(_) => FileAccess::Namespace,
+            None => FileAccess::Content,
+        };
+        access.into()
+    }
+}
+
 const fn hash(seed: u64, queue: usize, id: FileId) -> u64 {
     mix(seed, id.0 as u64, queue as u64)
 }
@@ -232,6 +280,7 @@ const fn hash(seed: u64, queue: usize, id: FileId) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use abi::FileKind;
 
     const STAT: FileStat =
         FileStat { kind: FileKind::Regular, size: 10, modified_s: 0, modified_ns: 0, version: 77 };
@@ -239,20 +288,20 @@ mod tests {
     #[test]
     fn a_closed_file_lives_until_its_last_use() {
         let mut files = OpenFiles::new(2, 1);
-        let key = files.begin(0, FileId(1)).unwrap();
+        let key = files.begin(0, FileId(1), None).unwrap();
         assert!(files.readable(key).is_err(), "not open yet");
         assert!(matches!(files.finish(key, Some((DiskFile(5), STAT))), Opened::Tell { .. }));
         files.retain(key);
         assert_eq!(files.close(0, FileId(1)), Some(None));
         assert_eq!(files.close(0, FileId(1)), None, "its name is gone");
-        let again = files.begin(0, FileId(1)).unwrap();
+        let again = files.begin(0, FileId(1), None).unwrap();
         let full = FileFault::Refused(Refusal::TableFull);
-        assert_eq!(files.begin(0, FileId(2)), Err(full), "the first still counts");
+        assert_eq!(files.begin(0, FileId(2), None), Err(full), "the first still counts");
         assert_eq!(files.readable(key).unwrap().size, 10);
         assert_eq!(files.release(key), Some(DiskFile(5)));
         assert_eq!(files.len(), 1);
-        assert_eq!(files.begin(0, FileId(1)), Err(FileFault::BadExtent), "in use");
-        assert!(files.begin(1, FileId(1)).is_ok(), "names are the queue's own");
+        assert_eq!(files.begin(0, FileId(1), None), Err(FileFault::BadExtent), "in use");
+        assert!(files.begin(1, FileId(1), None).is_ok(), "names are the queue's own");
         assert_eq!(files.find(0, FileId(1)), Some(again));
     }
 
@@ -261,12 +310,12 @@ mod tests {
     fn a_pinned_file_keeps_its_name() {
         let mut files = OpenFiles::new(2, 1);
         assert_eq!(files.pin(0, FileId(1)), None, "not open");
-        let key = files.begin(0, FileId(1)).unwrap();
+        let key = files.begin(0, FileId(1), None).unwrap();
         assert_eq!(files.pin(0, FileId(1)), None, "not open yet");
         files.finish(key, Some((DiskFile(5), STAT)));
         let pin = files.pin(0, FileId(1)).unwrap();
         assert_eq!(files.close(0, FileId(1)), Some(None));
-        let again = files.begin(0, FileId(1)).unwrap();
+        let again = files.begin(0, FileId(1), None).unwrap();
         assert_eq!(files.find(PINNED, pin), Some(key));
         assert_eq!(files.find(0, FileId(1)), Some(again));
         assert!(files.readable(key).is_ok());
@@ -278,7 +327,7 @@ mod tests {
     #[test]
     fn closed_before_it_was_open() {
         let mut files = OpenFiles::new(2, 1);
-        let key = files.begin(0, FileId(1)).unwrap();
+        let key = files.begin(0, FileId(1), None).unwrap();
         assert_eq!(files.close(0, FileId(1)), Some(None));
         assert!(matches!(files.finish(key, Some((DiskFile(5), STAT))), Opened::Abandoned));
         assert_eq!(files.len(), 0);
@@ -288,7 +337,7 @@ mod tests {
     #[test]
     fn only_regular_files_are_read() {
         let mut files = OpenFiles::new(2, 1);
-        let key = files.begin(0, FileId(1)).unwrap();
+        let key = files.begin(0, FileId(1), None).unwrap();
         files.finish(key, Some((DiskFile(5), FileStat { kind: FileKind::Directory, ..STAT })));
         assert_eq!(files.readable(key).unwrap_err(), FileFault::BadExtent);
     }

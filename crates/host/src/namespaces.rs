@@ -1,0 +1,190 @@
+//! Namespaces: files that the host writes to, and that the device may read meanwhile.
+//!
+//! Half of [`Files`]. A namespace is always open at the host's own disk, which writes it, and its
+//! open has ended when that has. The device is asked to open it, too: what is sent from it is read
+//! by the host until the device has said that it can, and again when the device was reset. So a
+//! handle lasts, whatever the device does.
+//!
+//! The device is told of every range that may have changed, once the disk is done with it and
+//! before the application hears of that: whatever is sent from then on, it reads anew. Who writes
+//! to a range that is still being sent has mixed bytes on the wire: the application keeps the two
+//! apart.
+
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskAccess, DiskFile, DiskRequest};
+use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
+
+use crate::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
+use crate::outbox::Outbox;
+
+/// What is done to a namespace.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// The first `len` bytes of the buffer are written.
+    Write {
+        offset: u64,
+        buffer: AlignedBuf,
+        len: u32,
+        fua: bool,
+    },
+    Flush,
+    Zero {
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+    },
+}
+
+impl Change {
+    /// Where it begins and how many bytes it changes; none of a flush.
+    const fn range(&self) -> Option<(u64, u64)> {
+        match *self {
+            Self::Write { offset, len, .. } => Some((offset, len as u64)),
+            Self::Zero { offset, len, .. } => Some((offset, len)),
+            Self::Flush => None,
+        }
+    }
+
+    /// The buffer of one that will not be done.
+    pub(crate) fn into_buffer(self) -> Option<AlignedBuf> {
+        match self {
+            Self::Write { buffer, .. } => Some(buffer),
+            Self::Flush | Self::Zero { .. } => None,
+        }
+    }
+}
+
+impl Files {
+    /// Opens a namespace; none where the table is full.
+    pub(crate) fn open_namespace(&mut self, out: &mut Outbox, path: &str) -> Option<FileId> {
+        // The device has not said yet whether it can.
+        let why = self.offload.err().unwrap_or(Refusal::Unanswered);
+        let file = self.insert(path, FileAccess::Namespace, Reader::Host(why))?;
+        if self.offload.is_ok() {
+            self.ask_device(out, file);
+        }
+        self.open_on_host(out, file);
+        Some(file)
+    }
+
+    /// Has the device open a namespace.
+    pub(crate) fn ask_device(&mut self, out: &mut Outbox, file: FileId) {
+        let Some(entry) = self.entry(file) else { return };
+        entry.opening = true;
+        let path = entry.path.clone();
+        out.ops.push_back(Op::FileOpen { file, path, access: FileAccess::Namespace });
+    }
+
+    /// The device answered the open of a namespace: it reads from now on, or does not.
+    pub(crate) fn namespace_opened(&mut self, out: &mut Outbox, opened: &FileOpened) {
+        let file = opened.file;
+        let Some(entry) = self.entry(file) else { return };
+        entry.opening = false;
+        match (opened.result, entry.stat) {
+            // The same file, as far as can be told: what it reads is not ours to check. Where the
+            // host's own disk has not answered, nothing is sent so far.
+            (Ok(stat), Some(Ok(ours))) if (stat.kind, stat.size) == (ours.kind, ours.size) => {
+                entry.reader = Reader::Device;
+            }
+            (Ok(stat), None) => entry.at_device = Some(stat),
+            (Ok(_), Some(_)) => {
+                entry.reader = Reader::Host(Refusal::DoesNotFit);
+                out.ops.push_back(Op::FileClose { file });
+            }
+            (Err(FileFault::Refused(why)), _) => entry.reader = Reader::Host(why),
+            (Err(_), _) => entry.reader = Reader::Host(Refusal::NotSupported),
+        }
+        self.reap(out, file);
+    }
+
+    /// The host's own disk has answered the open of a namespace that the device had opened before.
+    pub(crate) fn settle_namespace(&mut self, out: &mut Outbox, file: FileId) {
+        if let Some(stat) = self.entry(file).and_then(|entry| entry.at_device.take()) {
+            self.namespace_opened(out, &FileOpened { file, result: Ok(stat) });
+        }
+    }
+
+    /// Begins to change a namespace; [`FileWork::Changed`] follows.
+    ///
+    /// # Errors
+    /// Gives the change back, where it is none that can be made: the file is not an open namespace,
+    /// or has no such range.
+    pub(crate) fn change(
+        &mut self,
+        out: &mut Outbox,
+        token: u64,
+        file: FileId,
+        change: Change,
+    ) -> Result<(), (Change, FileFault)> {
+        let disk = match self.writable(file, &change) {
+            Ok(disk) => disk,
+            Err(fault) => return Err((change, fault)),
+        };
+        let id = self.request(Pending::Change { file, token, range: change.range() });
+        self.begin_request(file);
+        out.disk.push_back(match change {
+            Change::Write { offset, buffer: buf, len, fua } => {
+                DiskRequest::Write { id, file: disk, offset, buf, len, fua }
+            }
+            Change::Flush => DiskRequest::Flush { id, file: disk },
+            Change::Zero { offset, len, deallocate } => {
+                DiskRequest::Zero { id, file: disk, offset, len, deallocate }
+            }
+        });
+        Ok(())
+    }
+
+    fn writable(&mut self, file: FileId, change: &Change) -> Result<DiskFile, FileFault> {
+        let namespace = |e: &&mut Entry| e.access == FileAccess::Namespace && !e.closed;
+        let entry = self.entry(file).filter(namespace).ok_or(FileFault::BadExtent)?;
+        let (Some(stat), OnDisk::Open(disk)) = (entry.stat, &entry.disk) else {
+            return Err(FileFault::BadExtent);
+        };
+        let stat = stat?;
+        let in_file = change.range().is_none_or(|(offset, len)| {
+            len > 0 && offset.checked_add(len).is_some_and(|end| end <= stat.size)
+        });
+        let in_buffer = match change {
+            Change::Write { buffer, len, .. } => *len as usize <= buffer.len(),
+            Change::Flush | Change::Zero { .. } => true,
+        };
+        let takes = DiskAccess::NamespaceWrite.takes(stat.kind);
+        if takes && in_file && in_buffer { Ok(*disk) } else { Err(FileFault::BadExtent) }
+    }
+
+    /// The device lost everything: the host reads until the device has opened the namespace again.
+    pub(crate) fn reset_namespace(&mut self, out: &mut Outbox, file: FileId) {
+        let offload = self.offload.is_ok();
+        let Some(entry) = self.entry(file) else { return };
+        (entry.opening, entry.at_device) = (false, None);
+        if offload {
+            entry.reader = Reader::Host(Refusal::DeviceReset);
+        }
+        let failed = matches!(entry.stat, Some(Err(_)));
+        if offload && !entry.closed && !failed {
+            self.ask_device(out, file);
+        }
+        self.reap(out, file);
+    }
+
+    /// The disk is done with a change.
+    pub(crate) fn finish_change(
+        &mut self,
+        out: &mut Outbox,
+        pending: Pending,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), FileFault>,
+    ) -> Option<FileWork> {
+        let Pending::Change { file, token, range } = pending else { return None };
+        self.finish_request(file);
+        // After a fault any part of the range may have changed.
+        let device = |e: &mut Entry| e.opening || matches!(e.reader, Reader::Device);
+        if let (Some((offset, len)), true) = (range, self.entry(file).is_some_and(device)) {
+            out.counters.file_invalidations += 1;
+            out.ops.push_back(Op::FileInvalidate { file, offset, len });
+        }
+        out.counters.file_write_errors += u64::from(result.is_err());
+        self.reap(out, file);
+        Some(FileWork::Changed { token, buffer, result })
+    }
+}

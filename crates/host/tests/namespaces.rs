@@ -1,0 +1,237 @@
+//! Namespaces: what is written, what the device is told, and who reads what is sent.
+
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
+use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
+use host::{FileKind, Notice};
+use testkit::{Peer, file_bytes, seg};
+
+/// A connection, and a namespace that is open at both disks.
+fn opened() -> (Peer, FileId) {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    let file = t.host.offload_open_namespace("big").unwrap();
+    t.pump();
+    assert_eq!(t.notices.pop_front(), None, "the host's own disk has not answered");
+    assert_eq!(t.host.offload_fstat(file), None);
+    assert_eq!(t.host.extent_reader(file), Err(Refusal::Unanswered));
+    let asked = (t.file_ops.pop_front(), t.disk.front());
+    assert!(
+        matches!(
+            asked,
+            (
+                Some(Op::FileOpen { access: FileAccess::Namespace, .. }),
+                Some(DiskRequest::Open { access: DiskAccess::NamespaceWrite, .. })
+            )
+        ),
+        "{asked:?}"
+    );
+    t.serve_disk(Peer::big_file());
+    assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
+    (t, file)
+}
+
+fn write(t: &mut Peer, token: u64, file: FileId, offset: u64, len: u32) {
+    t.host.extent_write(token, file, offset, AlignedBuf::new(2), len, false);
+    t.pump();
+}
+
+/// What the device was told has changed.
+fn invalidated(t: &mut Peer) -> Vec<(FileId, u64, u64)> {
+    let ops = t.file_ops.drain(..).map(|op| match op {
+        Op::FileInvalidate { file, offset, len } => (file, offset, len),
+        other => panic!("{other:?}"),
+    });
+    ops.collect()
+}
+
+fn complete(t: &mut Peer, completion: DiskCompletion) {
+    t.host.handle_disk(base::Instant::ZERO, completion);
+    t.pump();
+}
+
+fn id_of(request: &DiskRequest) -> RequestId {
+    match request {
+        DiskRequest::Write { id, .. }
+        | DiskRequest::Flush { id, .. }
+        | DiskRequest::Zero { id, .. } => *id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Tokens and results of changes that ended.
+fn done(t: &mut Peer) -> Vec<(u64, bool, Result<(), FileFault>)> {
+    t.notices.retain(|notice| *notice != Notice::ExtentRead);
+    let ended = core::iter::from_fn(|| t.host.poll_extent_done());
+    ended.map(|done| (done.token, done.buffer.is_some(), done.result)).collect()
+}
+
+#[test]
+fn the_device_hears_of_a_change_when_it_is_made() {
+    let (mut t, file) = opened();
+    assert_eq!(t.host.extent_reader(file), Ok(()));
+    write(&mut t, 5, file, 4096, 5000);
+    let Some(request) = t.disk.pop_front() else { panic!() };
+    let DiskRequest::Write { id, offset: 4096, len: 5000, fua: false, buf, .. } = request else {
+        panic!("{request:?}")
+    };
+    assert!(t.file_ops.is_empty() && done(&mut t).is_empty(), "nothing has changed yet");
+    let end = DiskCompletion::Written { id, buf, result: Ok(()) };
+    t.moved(|t| complete(t, end), &[("file_invalidations", 1)]);
+    assert_eq!(invalidated(&mut t), [(file, 4096, 5000)]);
+    assert_eq!(t.notices.pop_front(), Some(Notice::ExtentRead));
+    assert_eq!(done(&mut t), [(5, true, Ok(()))]);
+
+    t.host.extent_zero(6, file, 1 << 20, 1 << 29, true);
+    t.host.extent_flush(7, file);
+    t.pump();
+    let zero = t.disk.pop_front().unwrap();
+    assert!(matches!(zero, DiskRequest::Zero { len: 0x2000_0000, deallocate: true, .. }));
+    let flush = t.disk.pop_front().unwrap();
+    complete(&mut t, DiskCompletion::Flushed { id: id_of(&flush), result: Ok(()) });
+    assert!(t.file_ops.is_empty(), "a flush changes nothing");
+    complete(&mut t, DiskCompletion::Zeroed { id: id_of(&zero), result: Ok(()) });
+    assert_eq!(invalidated(&mut t), [(file, 1 << 20, 1 << 29)]);
+    assert_eq!(done(&mut t), [(7, false, Ok(())), (6, false, Ok(()))]);
+}
+
+/// After a fault nobody knows how much of the range has changed.
+#[test]
+fn a_failed_change_is_told_too() {
+    let (mut t, file) = opened();
+    write(&mut t, 1, file, 0, 4096);
+    let Some(DiskRequest::Write { id, buf, .. }) = t.disk.pop_front() else { panic!() };
+    let end = DiskCompletion::Written { id, buf, result: Err(FileFault::NoSpace) };
+    t.moved(|t| complete(t, end), &[("file_invalidations", 1), ("file_write_errors", 1)]);
+    assert_eq!(invalidated(&mut t), [(file, 0, 4096)]);
+    assert_eq!(done(&mut t), [(1, true, Err(FileFault::NoSpace))]);
+    assert_eq!(FileFault::NoSpace.to_string(), "no space left on the disk");
+}
+
+#[test]
+fn only_ranges_of_open_namespaces_change() {
+    let (mut t, file) = opened();
+    let bad = Err(FileFault::BadExtent);
+    let size = Peer::big_file().size;
+    for (token, offset, len) in
+        [(1, size, 1), (2, size - 1, 2), (3, u64::MAX, 2), (4, 0, 0), (5, 0, 8193)]
+    {
+        write(&mut t, token, file, offset, len);
+        assert_eq!(done(&mut t), [(token, true, bad)], "the buffer comes back");
+    }
+    t.host.extent_zero(6, file, 1, size, false);
+    t.host.extent_zero(7, file, 0, 0, false);
+    t.host.extent_flush(8, FileId(99));
+    let content = t.app_open();
+    t.host.extent_flush(9, content);
+    let opening = t.host.offload_open_namespace("other").unwrap();
+    t.host.extent_flush(10, opening);
+    t.host.offload_close(file);
+    t.host.extent_flush(11, file);
+    assert_eq!(done(&mut t), [6, 7, 8, 9, 10, 11].map(|token| (token, false, bad)));
+    t.pump();
+    let only_opens =
+        |r: &DiskRequest| matches!(r, DiskRequest::Open { .. } | DiskRequest::Close { .. });
+    assert!(t.disk.iter().all(only_opens), "{:?}", t.disk);
+    assert_eq!(t.host.counters().file_invalidations, 0);
+}
+
+/// What the device sends, and what the host reads where the device will not.
+#[test]
+fn who_reads() {
+    let (mut t, file) = opened();
+    t.host.offload_write(t.socket(), file, 5000, 1000).unwrap();
+    t.pump();
+    t.expect(seg!(ACK PSH file (5000, 1000)));
+    for answer in [
+        Err(FileFault::Refused(Refusal::TableFull)),
+        Err(FileFault::NotFound),
+        // It is not the file that we have.
+        Ok(FileStat { size: 1 << 29, ..Peer::big_file() }),
+        Ok(FileStat { kind: FileKind::Block, ..Peer::big_file() }),
+    ] {
+        let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+        t.set_device_file(answer);
+        let file = t.host.offload_open_namespace("big").unwrap();
+        t.pump();
+        t.serve_disk(Peer::big_file());
+        assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
+        assert!(t.host.extent_reader(file).is_err());
+        assert_eq!(t.took_file_close(), answer.is_ok(), "the device does not keep it");
+        t.file_ops.clear();
+        t.host.offload_write(t.socket(), file, 5000, 1000).unwrap();
+        t.pump();
+        // Another version, for it is written to: that is no fault.
+        t.serve_disk(FileStat { version: 9, ..Peer::big_file() });
+        t.expect(seg!(ACK PSH data (file_bytes(5000, 1000))));
+        write(&mut t, 1, file, 0, 1);
+        t.serve_disk(Peer::big_file());
+        assert_eq!(done(&mut t), [(1, true, Ok(()))]);
+        assert!(t.file_ops.is_empty(), "the device has nothing of it");
+        assert_eq!(t.host.counters().file_fallback_opens, 0);
+    }
+}
+
+/// A block device may be one, and nothing else that is no file.
+#[test]
+fn kinds_of_namespaces() {
+    for (kind, works) in [(FileKind::Block, true), (FileKind::Other, false)] {
+        let mut t = Peer::server().established();
+        let stat = FileStat { kind, ..Peer::big_file() };
+        t.set_device_file(Ok(stat));
+        let file = t.host.offload_open_namespace("sda").unwrap();
+        t.pump();
+        t.serve_disk(stat);
+        assert_eq!(t.host.offload_write(t.socket(), file, 0, 512).is_ok(), works);
+        t.host.extent_flush(1, file);
+        t.pump();
+        t.serve_disk(stat);
+        assert_eq!(done(&mut t)[0].2.is_ok(), works);
+    }
+}
+
+/// The device loses everything: the host reads what is under way, the device what comes then.
+#[test]
+fn a_reset_device_opens_it_again() {
+    let (mut t, file) = opened();
+    t.host.offload_write(t.socket(), file, 0, 1000).unwrap();
+    t.pump();
+    t.take("a transmit");
+    write(&mut t, 1, file, 1 << 20, 512);
+    t.set_device_file(Err(FileFault::Refused(Refusal::TableFull)));
+    t.moved(|t| t.event(Event::Reset), &[("device_resets", 1)]);
+    assert!(matches!(t.file_ops.pop_front(), Some(Op::FileOpen { file: f, .. }) if f == file));
+    assert_eq!(t.host.extent_reader(file), Err(Refusal::TableFull));
+    t.serve_disk(Peer::big_file());
+    assert_eq!(done(&mut t), [(1, true, Ok(()))]);
+    assert_eq!(invalidated(&mut t), []);
+    t.at_ms(5000);
+    t.serve_disk(Peer::big_file());
+    let again = t.take("what the host has read");
+    assert_eq!((again.seq, again.file), (Some(1), None), "nothing is asked of the device");
+    assert_eq!(again.data, Some(file_bytes(0, 1000)));
+    t.take_all();
+    t.send(seg!(ACK));
+
+    t.set_device_file(Ok(Peer::big_file()));
+    t.event(Event::Reset);
+    assert_eq!(t.host.extent_reader(file), Ok(()));
+    t.host.offload_write(t.socket(), file, 4096, 1000).unwrap();
+    t.pump();
+    t.expect(seg!(ACK PSH seq 1001 file (4096, 1000)));
+    assert!(!t.notices.iter().any(|n| matches!(n, Notice::File(_))), "the handle lasts");
+}
+
+/// It is closed when the last change has ended.
+#[test]
+fn a_close_waits_for_changes() {
+    let (mut t, file) = opened();
+    write(&mut t, 1, file, 0, 512);
+    t.host.offload_close(file);
+    t.pump();
+    assert!(t.file_ops.is_empty() && t.disk.len() == 1);
+    t.serve_disk(Peer::big_file());
+    assert_eq!(done(&mut t), [(1, true, Ok(()))]);
+    assert_eq!(t.disk_closes, 1);
+    assert!(t.took_file_close());
+    assert_eq!(invalidated(&mut t), [(file, 0, 512)]);
+}

@@ -1,0 +1,116 @@
+//! Writes, flushes and zeroes in the calling thread, which the blocking backends share, and what
+//! the errors of a write mean.
+//!
+//! Writes go through the page cache. What is to outlast a loss of power is written and then
+//! flushed: `fdatasync(2)` brings the data, and what of the metadata is needed to find it.
+#![expect(unsafe_code, reason = "fallocate")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use abi::FileFault;
+
+use super::root::is_transient;
+
+/// Bytes that are written at a time where the file system cannot zero by itself.
+pub(super) const ZERO_BYTES: usize = 128 * 1024;
+/// What is written then.
+pub(super) static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
+
+/// Writes all of `bytes` at `offset`; says whether that took several pieces.
+pub(super) fn write_whole(
+    file: &File,
+    bytes: &[u8],
+    offset: u64,
+    fua: bool,
+) -> Result<bool, FileFault> {
+    let (mut done, mut pieces) = (0, 0);
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(FileFault::Io),
+            Ok(written) => done += written,
+            Err(error) if is_transient(&error) => continue,
+            Err(error) => return Err(write_fault(&error)),
+        }
+        pieces += 1;
+    }
+    if fua {
+        flush(file)?;
+    }
+    Ok(pieces > 1)
+}
+
+/// Brings to the disk what was written.
+pub(super) fn flush(file: &File) -> Result<(), FileFault> {
+    loop {
+        match file.sync_data() {
+            Ok(()) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            Err(error) => return Err(write_fault(&error)),
+        }
+    }
+}
+
+/// Makes a range read as zeros; says whether they had to be written.
+pub(super) fn zero(
+    file: &File,
+    offset: u64,
+    len: u64,
+    deallocate: bool,
+) -> Result<bool, FileFault> {
+    match fallocate(file, offset, len, deallocate) {
+        Ok(()) => Ok(false),
+        Err(error) if is_unable(&error) => write_zeros(file, offset, len).map(|()| true),
+        Err(error) => Err(write_fault(&error)),
+    }
+}
+
+fn fallocate(file: &File, offset: u64, len: u64, deallocate: bool) -> io::Result<()> {
+    let range = |n: u64| libc::off_t::try_from(n).map_err(io::Error::other);
+    let (offset, len) = (range(offset)?, range(len)?);
+    loop {
+        // SAFETY: no pointers; the descriptor is open.
+        let result =
+            unsafe { libc::fallocate(file.as_raw_fd(), zero_mode(deallocate), offset, len) };
+        let error = io::Error::last_os_error();
+        if result == 0 {
+            return Ok(());
+        } else if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
+        }
+    }
+}
+
+fn write_zeros(file: &File, offset: u64, len: u64) -> Result<(), FileFault> {
+    let mut done = 0;
+    while done < len {
+        let step = usize::try_from(len - done).unwrap_or(usize::MAX).min(ZERO_BYTES);
+        write_whole(file, &ZEROS[..step], offset + done, false)?;
+        done += step as u64;
+    }
+    Ok(())
+}
+
+/// How `fallocate(2)` zeroes.
+pub(super) const fn zero_mode(deallocate: bool) -> i32 {
+    let how = if deallocate { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+    how | libc::FALLOC_FL_KEEP_SIZE
+}
+
+/// Whether an error of `fallocate(2)` says that it cannot do that here: not on this file system, or
+/// (EINVAL, of block devices) not at this alignment.
+pub(super) fn is_unable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
+}
+
+/// What an error of a write means to the asker.
+pub(super) fn write_fault(error: &io::Error) -> FileFault {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => FileFault::NoSpace,
+        // EPERM: a sealed or immutable file. EROFS: the file system was mounted again, read-only.
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => FileFault::Denied,
+        _ => FileFault::Io,
+    }
+}

@@ -1,0 +1,258 @@
+//! Namespaces: files that the host writes to while the device sends them.
+
+use abi::aligned::PAGE_BYTES;
+use abi::{FileAccess, FileFault, FileId, FileKind, Op, Part, TransmitOutcome};
+use alloc::vec::Vec;
+use proptest::prelude::*;
+
+use super::rig::{Rig, content, extent};
+use crate::FileConfig;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Blocks of two pages; no more memory than the largest transmit needs where `tight`.
+fn rig(tight: bool) -> Rig {
+    let memory_bytes_max = if tight { 0 } else { 1 << 20 };
+    let mut rig = Rig::new(FileConfig {
+        memory_bytes_max,
+        block_pages: 2,
+        read_ahead_blocks: 0,
+        ..FileConfig::default()
+    });
+    rig.put("n", 64 * PAGE_BYTES, 1);
+    open(&mut rig, 0, 1);
+    rig.moved(&[]);
+    rig.events.clear();
+    rig
+}
+
+fn open(rig: &mut Rig, queue: usize, id: u32) {
+    rig.open_for(queue, id, "n", FileAccess::Namespace).unwrap();
+}
+
+/// The host writes: the disk has it, then the device is told.
+fn write(rig: &mut Rig, offset: u64, len: usize, fill: u8) {
+    let file = rig.disk.files.get_mut("n").unwrap();
+    let at = usize::try_from(offset).unwrap();
+    file.content[at..at + len].fill(fill);
+    file.version += 1;
+    let len = u64::try_from(len).unwrap();
+    rig.op(0, Op::FileInvalidate { file: FileId(1), offset, len });
+}
+
+fn on_disk(rig: &Rig, offset: u64, len: u32) -> Vec<u8> {
+    let at = usize::try_from(offset).unwrap();
+    rig.disk.files["n"].content[at..at + len as usize].to_vec()
+}
+
+/// The bytes of one transmit.
+fn sent(rig: &mut Rig, tag: u32, offset: u64, len: u32) -> Vec<u8> {
+    rig.send(0, extent(u64::from(tag), tag, 1, offset, len));
+    rig.complete_all();
+    rig.packets().into_iter().flat_map(|p| p.1).collect()
+}
+
+fn invalidations(rig: &mut Rig) -> Vec<alloc::string::String> {
+    rig.moved(&["file_inv", "file_det", "file_unknown", "file_changed", "file_disk_reads"])
+}
+
+/// Another version means nothing, and old bytes are not sent.
+#[test]
+fn what_was_written_is_read_again() {
+    let mut rig = rig(false);
+    assert_eq!(sent(&mut rig, 1, 100, 3 * 8192), content(1, 100, 3 * 8192));
+    rig.ack(0, 1, 100, 3 * 8192);
+    assert_eq!(invalidations(&mut rig), ["file_disk_reads +4"]);
+    write(&mut rig, 9000, 10, 0xee);
+    assert_eq!(invalidations(&mut rig), ["file_invalidations +1", "file_invalidated_blocks +1"]);
+    let now = sent(&mut rig, 2, 100, 3 * 8192);
+    assert!(now == on_disk(&rig, 100, 3 * 8192) && now[8900..8910] == [0xee; 10]);
+    assert_eq!(invalidations(&mut rig), ["file_disk_reads +1"], "the one block");
+    // All of it, and ranges that are none.
+    let whole = Op::FileInvalidate { file: FileId(1), offset: 0, len: u64::MAX };
+    rig.op(0, whole);
+    rig.op(0, Op::FileInvalidate { file: FileId(1), offset: u64::MAX, len: u64::MAX });
+    rig.op(0, Op::FileInvalidate { file: FileId(1), offset: 0, len: 0 });
+    rig.op(0, Op::FileInvalidate { file: FileId(9), offset: 0, len: 1 });
+    assert_eq!(
+        invalidations(&mut rig),
+        ["file_invalidations +4", "file_invalidated_blocks +4", "file_unknown +1"]
+    );
+    assert_eq!((rig.counter("file_blocks"), rig.counter("file_held_bytes")), (0, 0));
+}
+
+/// A read that was under way when the host wrote may bring either: nobody gets it who asks later.
+#[test]
+fn a_read_under_way_does_not_become_new() {
+    let mut rig = rig(false);
+    rig.send(0, extent(1, 1, 1, 0, 100));
+    // Of this block, but of bytes that nobody sends.
+    write(&mut rig, 4096, 100, 0xaa);
+    assert_eq!(
+        invalidations(&mut rig),
+        [
+            "file_disk_reads +1",
+            "file_invalidations +1",
+            "file_invalidated_blocks +1",
+            "file_detached_blocks +1"
+        ]
+    );
+    rig.send(0, extent(2, 2, 1, 4096, 100));
+    assert_eq!(rig.reads(), [(0, 8192), (0, 8192)], "it does not wait for the old read");
+    // The new one first.
+    rig.complete(1);
+    assert_eq!(rig.packets(), [(2, [0xaa; 100].to_vec())]);
+    rig.complete(0);
+    assert_eq!(rig.packets(), [(1, content(1, 0, 100))]);
+    // The old one is counted until its frame has left and its memory is wanted.
+    assert_eq!(rig.counter("file_blocks"), 2);
+    assert_eq!(rig.counter("file_held_bytes"), 100, "the new one's");
+    write(&mut rig, 0, 8192, 0xbb);
+    assert_eq!(sent(&mut rig, 3, 0, 8192), [0xbb; 8192]);
+    assert_eq!(rig.counter("file_disk_reads"), 3);
+}
+
+/// One that waits for other blocks keeps what it has of a block that became old.
+#[test]
+fn a_transmit_keeps_what_it_waits_with() {
+    let mut rig = rig(false);
+    sent(&mut rig, 1, 0, 8192);
+    rig.send(0, extent(2, 2, 1, 0, 3 * 8192));
+    write(&mut rig, 30_000, 10, 0xcc);
+    write(&mut rig, 8000, 192, 0xcc);
+    assert_eq!(rig.counter("file_detached_blocks"), 1, "nothing to do for the first");
+    let before = content(1, 0, 3 * 8192);
+    rig.complete_all();
+    let got: Vec<u8> = rig.packets().into_iter().flat_map(|p| p.1).collect();
+    assert_eq!(got[..8000], before[..8000]);
+    assert_eq!(got[8192..], before[8192..]);
+    assert_eq!(sent(&mut rig, 3, 8000, 192), [0xcc; 192]);
+}
+
+/// Two hosts have the namespace open: a change by one is heard for both.
+#[test]
+fn a_change_counts_for_every_open() {
+    let mut rig = rig(false);
+    open(&mut rig, 1, 7);
+    rig.put("other", 4096, 5);
+    rig.open_for(1, 8, "other", FileAccess::Namespace).unwrap();
+    for (file, tag) in [(7, 1), (8, 2)] {
+        rig.send(1, extent(u64::from(tag), tag, file, 0, 100));
+    }
+    rig.complete_all();
+    rig.packets();
+    rig.moved(&[]);
+    write(&mut rig, 0, 100, 0xdd);
+    assert_eq!(invalidations(&mut rig), ["file_invalidations +1", "file_invalidated_blocks +1"]);
+    rig.send(1, extent(3, 3, 7, 0, 100));
+    rig.complete_all();
+    assert_eq!(rig.packets(), [(3, [0xdd; 100].to_vec())]);
+    // One opened again has no blocks of the one before.
+    rig.close(0, 1);
+    open(&mut rig, 0, 1);
+    assert_eq!(sent(&mut rig, 4, 0, 100), [0xdd; 100]);
+}
+
+#[test]
+fn a_namespace_that_became_shorter_is_an_error() {
+    let mut rig = rig(false);
+    rig.disk.files.get_mut("n").unwrap().content.truncate(10_000);
+    rig.send(0, extent(1, 1, 1, 8192, 8192));
+    rig.complete_all();
+    assert_eq!(rig.outcomes(), [(1, TransmitOutcome::Dropped(FileFault::Io))]);
+    assert_eq!(rig.moved(&["file_changed", "file_read_e"]), ["file_read_errors +1"]);
+    assert_eq!(sent(&mut rig, 2, 0, 8192), content(1, 0, 8192), "the rest is still read");
+}
+
+#[test]
+fn block_devices_are_namespaces_only() {
+    let mut rig = rig(false);
+    rig.disk.files.get_mut("n").unwrap().kind = FileKind::Block;
+    rig.open(0, 2, "n").unwrap();
+    rig.open_for(0, 3, "n", FileAccess::Namespace).unwrap();
+    rig.events.clear();
+    rig.send(0, extent(1, 1, 2, 0, 10));
+    rig.send(0, extent(2, 2, 3, 0, 10));
+    rig.complete_all();
+    let bad = TransmitOutcome::Dropped(FileFault::BadExtent);
+    assert_eq!(rig.outcomes(), [(1, bad), (2, TransmitOutcome::Sent)]);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send(u64, u32),
+    Write(u64, usize, u8),
+    Complete(usize),
+    Acknowledge,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let end = 64 * PAGE;
+    prop_oneof![
+        (0..end - 20_000, 1..20_000_u32).prop_map(|(at, len)| Step::Send(at, len)),
+        (0..end - 20_000, 1..20_000_usize, any::<u8>())
+            .prop_map(|(at, len, fill)| Step::Write(at, len, fill)),
+        (0..8_usize).prop_map(Step::Complete),
+        Just(Step::Acknowledge),
+    ]
+}
+
+proptest! {
+    /// As the target does it, a range is written only when nothing of it is being sent. Then every
+    /// transmit has the bytes that were on the disk when it was asked for, in any order of reads
+    /// and however little memory there is.
+    #[test]
+    fn old_bytes_are_never_sent(
+        steps in prop::collection::vec(step(), 1..80),
+        tight in any::<bool>(),
+    ) {
+        let mut rig = rig(tight);
+        // What is being sent: its range and its bytes.
+        let mut sending: Vec<(u64, u32, Vec<u8>)> = Vec::new();
+        for (tag, &step) in steps.iter().enumerate() {
+            let tag = u32::try_from(tag).unwrap();
+            match step {
+                Step::Send(at, len) => {
+                    sending.push((at, len, on_disk(&rig, at, len)));
+                    let mut transmit = extent(u64::from(tag), tag << 16, 1, at, len);
+                    transmit.echo = Some(tag);
+                    transmit.segment_size = 1448;
+                    prop_assert!(matches!(transmit.parts[0], Part::File(_)));
+                    rig.send(0, transmit);
+                }
+                Step::Write(at, len, fill) => {
+                    let busy = |&(from, n, _): &(u64, u32, Vec<u8>)| {
+                        from < at + len as u64 && at < from + u64::from(n)
+                    };
+                    if !sending.iter().any(busy) {
+                        write(&mut rig, at, len, fill);
+                    }
+                }
+                Step::Complete(at) if !rig.disk.requests.is_empty() => {
+                    rig.complete(at % rig.disk.requests.len());
+                }
+                Step::Complete(_) => {}
+                Step::Acknowledge => finish(&mut rig, &mut sending)?,
+            }
+        }
+        finish(&mut rig, &mut sending)?;
+        prop_assert_eq!(rig.counter("file_held_bytes"), 0);
+        prop_assert_eq!(rig.counter("file_waiting_transmits"), 0);
+    }
+}
+
+/// All that is being sent arrives, and is acknowledged.
+fn finish(rig: &mut Rig, sending: &mut Vec<(u64, u32, Vec<u8>)>) -> Result<(), TestCaseError> {
+    rig.complete_all();
+    let mut got: alloc::collections::BTreeMap<u32, Vec<u8>> = alloc::collections::BTreeMap::new();
+    for (seq, bytes) in rig.packets() {
+        got.entry(seq >> 16).or_default().extend(bytes);
+    }
+    prop_assert_eq!(got.len(), sending.len());
+    for ((at, len, expected), (_, bytes)) in sending.drain(..).zip(got) {
+        prop_assert!(bytes == expected, "of {} bytes at {}", len, at);
+        rig.ack(0, 1, at, len);
+    }
+    rig.events.clear();
+    Ok(())
+}
