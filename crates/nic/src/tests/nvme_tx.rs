@@ -382,7 +382,12 @@ fn data_of_files_is_read_once_and_released() {
 fn nonsense_is_refused() {
     let pdu = Pdu::new(1, 24, 400, false);
     let stream = Stream::new(None, vec![pdu.clone()]);
-    let change: [fn(&mut PduRange); 14] = [
+    let change: [fn(&mut PduRange); 15] = [
+        // Some of what precedes, which is no sum of anything.
+        |r| {
+            let Data::Host(data) = &mut r.data else { unreachable!() };
+            (*data, r.prefix) = (data.slice(1..), r.prefix - 1);
+        },
         |r| r.len = 0,
         |r| r.len += 1,
         |r| r.len = u32::MAX,
@@ -460,6 +465,48 @@ fn data_is_not_copied() {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Whatever a host describes, it is refused or as long as it says.
+    #[test]
+    fn descriptions_are_not_believed(
+        (header, data_len, data) in (0..50_usize, 0..80_u32, 0..80_usize),
+        (skip, len, prefix) in (0..140_u32, 0..140_u32, 0..80_u32),
+        huge in prop::option::of(0..4_u8),
+        inside: bool,
+    ) {
+        let peer = inside.then(|| Peer::new(ALL[3]));
+        let mut rig = Stream::new(peer, vec![]).rig();
+        let header = Bytes::from(vec![1; header]);
+        let data = Data::Host(Bytes::from(vec![2; data]));
+        let (context, number) = (NVME, 0);
+        let mut range = PduRange { context, number, header, data_len, data, prefix, skip, len };
+        match huge {
+            Some(0) => range.skip = u32::MAX - skip,
+            Some(1) => range.len = u32::MAX - len,
+            Some(2) => range.data_len = u32::MAX - data_len,
+            Some(_) => range.prefix = u32::MAX - prefix,
+            None => {}
+        }
+        let overhead = peer.map_or(0, |peer| u32::try_from(peer.framing().overhead()).unwrap());
+        let mut transmit = echoed(FLOW, START);
+        transmit.parts.push(match inside {
+            false => Part::Pdu(Box::new(range)),
+            true => Part::Sealed(Box::new(Sealed {
+                context: TLS,
+                content: Content::Pdu(Box::new(range)),
+                prefix: 0,
+                number: 0,
+                kind: 23,
+                run: Run { content: len.into(), record_content: RECORD, overhead },
+                skip: 0,
+                len: len + overhead,
+            })),
+        });
+        let out = sent(&mut rig, transmit);
+        prop_assert!(out.is_empty() || out.len() == (len + overhead) as usize);
+        let dropped = rig.counter("tx_dropped_malformed") + rig.counter("tx_dropped_l5o");
+        prop_assert_eq!(dropped, u64::from(out.is_empty()));
+    }
 
     /// Random ranges in a random order, some sent again: with the prefix they are always right; and
     /// without it they are right or nothing leaves.

@@ -2,18 +2,18 @@
 //!
 //! A context serves one direction of one flow. Transmit contexts make messages out of content
 //! (section 4.2); receive contexts recognise messages in what comes and open them in place (section
-//! 4.3). The protocol is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers and
-//! messages that have a front, a text and a trailer.
+//! 4.3). The protocol is behind [`super::tls::Keys`], and [`super::nvme_tcp`]; this folder knows
+//! bytes, sequence numbers and messages that have a front, a text and a trailer.
 //!
 //! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and
 //! with each received frame whose checksum is right. It does nothing by itself and keeps no
 //! payload.
 //!
-//! Invariants: nothing of a transmit leaves unsealed; a received frame is opened in one contiguous
-//! range or is exactly as it came; memory is bounded by [`L5oConfig`]. Files: `cache` (the model of
-//! a NIC's memory), `source` (content of transmits), `tx`, `rx` (the
-//! states offloading, searching and tracking of figure 7), `walk`, `chain` and `message` (what is
-//! known of the stream), `search`, `counters`.
+//! Invariants: nothing of a transmit leaves unsealed, or with a digest not computed; a received
+//! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
+//! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `source` (content of transmits),
+//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `walk`, `chain` and
+//! `message` (what is known of the stream), `search`, `counters`.
 
 mod cache;
 mod chain;

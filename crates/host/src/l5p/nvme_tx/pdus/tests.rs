@@ -271,6 +271,9 @@ proptest! {
         prop_assert_eq!(&bytes[..], stream.wire(acked, usize::try_from(end - acked).unwrap()));
         if all || carrier.is_none() {
             prop_assert_eq!(stream.map.memory(), bytes.len());
+        } else {
+            let (_, parts) = stream.collect(acked, u32::MAX);
+            prop_assert!(parts.iter().all(|p| matches!(p, Part::Sealed(_))), "it still seals");
         }
         prop_assert_eq!(stream.advance(end), 0);
         prop_assert_eq!(stream.map.memory(), 0);
