@@ -99,7 +99,8 @@ pub struct Placed {
     /// Bytes that are also in buffers, in the order of the payload; they do not overlap.
     pub placements: SmallVec<[Placement; 2]>,
     /// Positions in the stream of PDUs all of whose bytes were seen, and whose digests are right,
-    /// each once, with this frame as the last that brought bytes of it.
+    /// each once, with this frame as the last that brought bytes of it. A PDU that has no digest
+    /// is not named.
     pub verified: SmallVec<[SeqNum; 2]>,
 }
 

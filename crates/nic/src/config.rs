@@ -162,6 +162,15 @@ pub struct L5oConfig {
     pub tls_rx: bool,
     /// Whether data digests of NVMe over TCP are filled in.
     pub nvme_tcp_tx: bool,
+    /// Whether PDUs of NVMe over TCP are followed: digests checked, data placed.
+    pub nvme_tcp_rx: bool,
+    /// Buffers for received data at one time, over all contexts.
+    pub ddp_buffers_max: u32,
+    /// Bytes of them.
+    pub ddp_buffer_bytes_max: u64,
+    /// What the device advises as the smallest buffer, in bytes: a smaller one costs more to
+    /// register than to copy.
+    pub ddp_io_threshold: u32,
     /// Messages of one flow of which something is kept while some of it is missing.
     pub messages_ahead_max: usize,
     /// The same over all flows.
@@ -182,6 +191,11 @@ impl L5oConfig {
             tls_tx: true,
             tls_rx: true,
             nvme_tcp_tx: true,
+            nvme_tcp_rx: true,
+            // 32 queues with 128 commands each; 256 commands of a megabyte.
+            ddp_buffers_max: 4096,
+            ddp_buffer_bytes_max: 256 << 20,
+            ddp_io_threshold: 4096,
             messages_ahead_max: 64,
             messages_ahead_total: 65_536,
         }

@@ -2,7 +2,7 @@
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::l5o::{L5oCreate, L5oId, L5oRefused};
-use abi::nvme_tcp::PREFIX_BYTES_MAX;
+use abi::nvme_tcp::{DdpSetup, PREFIX_BYTES_MAX};
 use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
 use abi::quic::{QuicId, QuicStatus, QuicTrouble};
 use abi::{
@@ -151,6 +151,15 @@ impl Device {
             }
         }
         self.deliver(queue, received);
+        // A buffer that this frame filled comes behind it.
+        self.return_buffers();
+    }
+
+    /// Gives buffers for received data back to their hosts.
+    fn return_buffers(&mut self) {
+        while let Some((queue, done)) = self.l5o.as_mut().and_then(L5oEngine::poll_returned) {
+            self.emit(queue, Event::DdpTeardownDone(Box::new(done)));
+        }
     }
 
     /// Has the engine for protocols above TCP open what it can.
@@ -160,8 +169,8 @@ impl Device {
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = l5o.receive(&tcp.tuple, tcp.seq, payload) else { return };
         received.opened = outcome.opened;
-        let (queue, context, flow) = outcome.asker;
-        for request in outcome.requests {
+        received.placed = outcome.placed;
+        for (queue, context, flow, request) in outcome.asks {
             self.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
     }
@@ -219,10 +228,11 @@ impl Device {
                     files.invalidate(queue, file, offset, len);
                 }
             }
-            Op::DdpTeardown { .. } => {}
-            Op::DdpSetup(setup) => {
-                let done = setup.refuse(Refusal::NotSupported);
-                self.emit(queue, Event::DdpTeardownDone(Box::new(done)));
+            Op::DdpSetup(setup) => self.ddp_setup(queue, *setup),
+            Op::DdpTeardown { context, tag } => {
+                if let Some(l5o) = &mut self.l5o {
+                    l5o.ddp_teardown(queue, context, tag);
+                }
             }
             Op::FileClose { file } => {
                 if let Some(files) = &mut self.files {
@@ -249,7 +259,18 @@ impl Device {
                 }
             }
         }
+        self.return_buffers();
         self.settle_done(now);
+    }
+
+    fn ddp_setup(&mut self, queue: usize, setup: DdpSetup) {
+        match &mut self.l5o {
+            Some(l5o) => l5o.ddp_setup(queue, setup),
+            None => {
+                let done = Box::new(setup.refuse(Refusal::Disabled));
+                self.emit(queue, Event::DdpTeardownDone(done));
+            }
+        }
     }
 
     pub(crate) fn acknowledge_file(&mut self, queue: usize, extent: FileExtent) {
@@ -402,12 +423,16 @@ impl Device {
         self.returned.clear();
         self.flows.clear();
         for queue in &mut self.events {
-            for event in queue.drain(..) {
-                if let Event::Received(received) = event {
-                    self.pool.put(received.packet);
+            let waiting = core::mem::take(queue);
+            queue.push_back(Event::Reset);
+            for event in waiting {
+                match event {
+                    Event::Received(received) => self.pool.put(received.packet),
+                    // Memory of the host is never lost.
+                    Event::DdpTeardownDone(_) => queue.push_back(event),
+                    _ => {}
                 }
             }
-            queue.push_back(Event::Reset);
         }
         if let Some(files) = &mut self.files {
             files.reset();
@@ -415,6 +440,7 @@ impl Device {
         if let Some(l5o) = &mut self.l5o {
             l5o.reset();
         }
+        self.return_buffers();
         if let Some(quic) = &mut self.quic {
             quic.reset(&mut self.pool);
         }
@@ -422,8 +448,8 @@ impl Device {
     }
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
-    /// `l5o_` with `rx_tls_` and `tx_tls_`, `setup_`, `teardown_`, `splice_`, `quic_`, `dma_`
-    /// (modelled), `device_`.
+    /// `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`, `teardown_`,
+    /// `splice_`, `quic_`, `dma_` (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
         self.tx.visit(f);

@@ -15,17 +15,22 @@ use super::l5o_tx::{ALL, Peer};
 
 /// What a network does to packets, in thousandths.
 #[derive(Clone, Copy, Debug)]
-struct Network {
-    lost: u64,
-    late: u64,
-    twice: u64,
+pub(super) struct Network {
+    pub(super) lost: u64,
+    pub(super) late: u64,
+    pub(super) twice: u64,
 }
 
 /// Packets after which a lost one is sent again.
 const ROUND_TRIP: u64 = 40;
 
 /// The order in which packets arrive: lost ones come later, late ones a few places later.
-fn arrivals(len: usize, mss: usize, network: Network, prng: &mut Prng) -> Vec<Range<usize>> {
+pub(super) fn arrivals(
+    len: usize,
+    mss: usize,
+    network: Network,
+    prng: &mut Prng,
+) -> Vec<Range<usize>> {
     let mut out: Vec<(u64, Range<usize>)> = vec![];
     for (nth, from) in (0..len).step_by(mss).enumerate() {
         let packet = from..(from + mss).min(len);

@@ -248,7 +248,7 @@ impl Flow {
 }
 
 /// A TCP packet of the peer.
-fn frame(version: u8, seq: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(version: u8, seq: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = packet(version, protocol::TCP, payload);
     frame[38..42].copy_from_slice(&seq.to_be_bytes());
     frame

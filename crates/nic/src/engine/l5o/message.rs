@@ -14,35 +14,35 @@ const RANGES: usize = 8;
 
 /// Ranges of a message: in order, with gaps between them.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     ranges: [(u32, u32); RANGES],
     count: usize,
 }
 
 impl Seen {
     /// Whether all of a range was seen.
-    pub(super) fn covers(&self, from: u32, to: u32) -> bool {
+    pub(crate) fn covers(&self, from: u32, to: u32) -> bool {
         self.all().iter().any(|&(start, end)| start <= from && to <= end)
     }
 
     /// The first byte from `from` on that was not seen.
-    pub(super) fn unseen_from(&self, from: u32) -> u32 {
+    pub(crate) fn unseen_from(&self, from: u32) -> u32 {
         let inside = |&&(start, end): &&(u32, u32)| start <= from && from < end;
         self.all().iter().find(inside).map_or(from, |&(_, end)| end)
     }
 
     /// The first byte from `from` on that was.
-    pub(super) fn seen_from(&self, from: u32) -> u32 {
+    pub(crate) fn seen_from(&self, from: u32) -> u32 {
         self.all().iter().find(|&&(_, end)| from < end).map_or(u32::MAX, |&(start, _)| start)
     }
 
     /// The end of the last range.
-    pub(super) fn end(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.all().last().map_or(0, |&(_, end)| end)
     }
 
     /// Adds a range that does not overlap any; says no where there is no room.
-    pub(super) fn add(&mut self, from: u32, to: u32) -> bool {
+    pub(crate) fn add(&mut self, from: u32, to: u32) -> bool {
         let at = self.all().iter().position(|&(start, _)| start > from).unwrap_or(self.count);
         let joins_before = at > 0 && self.ranges[at - 1].1 == from;
         let joins_after = at < self.count && self.ranges[at].0 == to;
@@ -64,6 +64,28 @@ impl Seen {
             }
         }
         true
+    }
+
+    /// What lies before a byte, and what from it on, counted from there.
+    pub(crate) fn split(&self, at: u32) -> (Self, Self) {
+        let (mut before, mut behind) = (Self::default(), Self::default());
+        for &(start, end) in self.all() {
+            if start < at {
+                before.push(start, end.min(at));
+            }
+            if end > at {
+                behind.push(start.max(at) - at, end - at);
+            }
+        }
+        (before, behind)
+    }
+
+    /// Adds a range behind all others.
+    fn push(&mut self, from: u32, to: u32) {
+        if let Some(free) = self.ranges.get_mut(self.count) {
+            *free = (from, to);
+            self.count += 1;
+        }
     }
 
     fn all(&self) -> &[(u32, u32)] {
@@ -157,6 +179,10 @@ mod tests {
                     assert_eq!(seen.unseen_from(at), u32::try_from(end).unwrap());
                     assert!(seen.covers(at, u32::try_from(end).unwrap()));
                     assert!(!seen.covers(at, u32::try_from(end).unwrap() + 1));
+                    let (before, behind) = seen.split(at);
+                    assert_eq!(before.end(), at.min(seen.end()).min(before.end()));
+                    assert_eq!(behind.unseen_from(0), seen.unseen_from(at) - at);
+                    assert_eq!(behind.end(), seen.end() - at);
                 }
             }
         }

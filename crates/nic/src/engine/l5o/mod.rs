@@ -2,8 +2,10 @@
 //!
 //! A context serves one direction of one flow. Transmit contexts make messages out of content
 //! (section 4.2); receive contexts recognise messages in what comes and open them in place (section
-//! 4.3). The protocol is behind [`super::tls::Keys`], and [`super::nvme_tcp`]; this folder knows
-//! bytes, sequence numbers and messages that have a front, a text and a trailer.
+//! 4.3). The protocol is behind [`super::tls::Keys`]; this folder knows bytes, sequence numbers and
+//! messages that have a front, a text and a trailer. What TLS has opened of a frame, or the frame
+//! as it came, then goes to [`super::nvme_tcp`], whose messages are longer, have no numbers, and
+//! are only read.
 //!
 //! Called by [`crate::Device`]: with operations, with transmits in the order of their flow, and
 //! with each received frame whose checksum is right. It does nothing by itself and keeps no
@@ -30,7 +32,7 @@ use abi::Refusal;
 use abi::l5o::{
     Direction, L5oCreate, L5oId, L5oLimits, L5oRefused, L5oState, Opened, ResyncRequest,
 };
-use abi::nvme_tcp::{NvmeTcpLimits, NvmeTcpState};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Placed};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -44,26 +46,32 @@ use self::cache::Cache;
 use self::counters::L5oCounters;
 use self::rx::Receive;
 use super::nvme_tcp::tx::{NvmeTxCounters, TxState as NvmeTxState};
+use super::nvme_tcp::{NvmeTcpEngine, OpenedBy};
 use super::output::Outputs;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
 use crate::slab::{Key, Slab, hash_tuple, mix};
 
+pub(crate) use message::Seen;
+pub(crate) use rx::Undo;
 pub(crate) use source::Source;
 pub(crate) use tx::{Pieces, Refused};
 
 /// Requests that one packet can lead to.
 pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;
 
+/// The same, with the queue, context and connection that they are about.
+pub(crate) type Asks = SmallVec<[(usize, L5oId, FlowId, ResyncRequest); 2]>;
+
 /// What became of a received packet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// What was opened.
     pub(crate) opened: Option<Opened>,
-    /// Of whom requests are made.
-    pub(crate) asker: (usize, L5oId, FlowId),
-    /// What the device wants to know.
-    pub(crate) requests: Requests,
+    /// What was done with PDUs.
+    pub(crate) placed: Option<Box<Placed>>,
+    /// What the device wants to know, and of whom.
+    pub(crate) asks: Asks,
 }
 
 /// One context.
@@ -106,6 +114,8 @@ pub(crate) struct L5oEngine {
     outputs: Outputs,
     scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
     tools: rx::Tools,
+    /// Receive contexts of NVMe over TCP.
+    nvme_tcp: NvmeTcpEngine,
     seed: u64,
     counters: L5oCounters,
     nvme_tx: NvmeTxCounters,
@@ -123,6 +133,7 @@ impl L5oEngine {
             outputs: Outputs::default(),
             scratch: Box::new([0; CONTENT_BYTES_MAX + 1]),
             tools: rx::Tools::new(&config),
+            nvme_tcp: NvmeTcpEngine::new(seed),
             seed,
             counters: L5oCounters::default(),
             nvme_tx: NvmeTxCounters::default(),
@@ -135,10 +146,10 @@ impl L5oEngine {
         let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
         let nvme_tcp = NvmeTcpLimits {
             tx: self.config.nvme_tcp_tx,
-            rx: false,
-            buffers_max: 0,
-            buffer_bytes_max: 0,
-            io_threshold: 0,
+            rx: self.config.nvme_tcp_rx,
+            buffers_max: self.config.ddp_buffers_max,
+            buffer_bytes_max: self.config.ddp_buffer_bytes_max,
+            io_threshold: self.config.ddp_io_threshold,
         };
         L5oLimits { contexts_max, resync, tls_tx, tls_rx, nvme_tcp }
     }
@@ -153,6 +164,9 @@ impl L5oEngine {
 
     fn try_create(&mut self, queue: usize, create: L5oCreate) -> Result<(), Refusal> {
         let L5oCreate { context: id, flow, direction, tcpsn, state } = create;
+        if let (L5oState::NvmeTcp(state), Direction::Receive(tuple)) = (&state, &direction) {
+            return self.create_nvme_tcp((queue, id, flow), *tuple, tcpsn, state);
+        }
         let on = match (direction, &state) {
             (Direction::Transmit, L5oState::Tls(_)) => self.config.tls_tx,
             (Direction::Receive(_), L5oState::Tls(_)) => self.config.tls_rx,
@@ -165,8 +179,7 @@ impl L5oEngine {
             return Err(Refusal::NotSupported);
         }
         // Names are used once; who breaks that gets nothing new.
-        let full = self.contexts.len() >= self.config.contexts_max as usize;
-        if full || self.find(queue, id).is_some() {
+        if self.is_taken(queue, id) {
             return Err(Refusal::TableFull);
         }
         let way = match state {
@@ -183,7 +196,7 @@ impl L5oEngine {
         };
         let key = self.contexts.insert(Context { id, queue, flow, way, doomed: false });
         self.index(key);
-        self.cache.insert(key.index(), &mut self.counters);
+        self.cache.insert(tls_line(key), &mut self.counters);
         Ok(())
     }
 
@@ -211,8 +224,57 @@ impl L5oEngine {
         }
     }
 
+    /// Makes a receive context of NVMe over TCP.
+    fn create_nvme_tcp(
+        &mut self,
+        (queue, id, flow): (usize, L5oId, FlowId),
+        tuple: Tuple,
+        tcpsn: SeqNum,
+        state: &NvmeTcpState,
+    ) -> Result<(), Refusal> {
+        let why = if !self.config.nvme_tcp_rx {
+            Some(Refusal::NotSupported)
+        } else if self.is_taken(queue, id) {
+            Some(Refusal::TableFull)
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            self.nvme_tcp.count_refused();
+            return Err(why);
+        }
+        let key = self.nvme_tcp.create((queue, id, flow), tuple, tcpsn, state);
+        self.cache.insert(nvme_tcp_line(key), &mut self.counters);
+        Ok(())
+    }
+
+    /// Whether there is no room for a context, or one of this name.
+    fn is_taken(&self, queue: usize, id: L5oId) -> bool {
+        self.contexts.len() + self.nvme_tcp.len() >= self.config.contexts_max as usize
+            || self.find(queue, id).is_some()
+            || self.nvme_tcp.find(queue, id).is_some()
+    }
+
+    /// Takes a buffer for received data; one that is refused goes back.
+    pub(crate) fn ddp_setup(&mut self, queue: usize, setup: DdpSetup) {
+        self.nvme_tcp.setup(&self.config, queue, setup);
+    }
+
+    /// The host wants such a buffer back.
+    pub(crate) fn ddp_teardown(&mut self, queue: usize, id: L5oId, tag: u16) {
+        self.nvme_tcp.teardown(queue, id, tag);
+    }
+
+    /// The next buffer that goes back, and to which queue.
+    pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
+        self.nvme_tcp.poll_returned()
+    }
+
     /// Forgets a context, once no transmit that waits needs it.
     pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) {
+        if let Some(key) = self.nvme_tcp.destroy(queue, id) {
+            return self.cache.remove(nvme_tcp_line(key));
+        }
         let Some(key) = self.find(queue, id) else { return };
         self.unindex(key);
         let Some(context) = self.contexts.get_mut(key) else { return };
@@ -240,6 +302,9 @@ impl L5oEngine {
 
     /// The host has said where messages begin, or that none does.
     pub(crate) fn resync(&mut self, queue: usize, id: L5oId, tcpsn: SeqNum, number: Option<u64>) {
+        if self.nvme_tcp.resync(queue, id, tcpsn, number.is_some()) {
+            return;
+        }
         let key = self.find(queue, id).unwrap_or(Key::NONE);
         match self.contexts.get_mut(key) {
             Some(Context { way: Way::Receive(_, _, receive), .. }) => {
@@ -251,24 +316,51 @@ impl L5oEngine {
 
     /// Whether any connection could have a receive context.
     pub(crate) fn receives(&self) -> bool {
-        !self.by_tuple.is_empty()
+        !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0
     }
 
-    /// A packet came in whose checksum is right. Opens what it can of `payload`, in place.
+    /// A packet came in whose checksum is right. Opens what it can of `payload`, in place, and
+    /// then looks for PDUs in it.
     pub(crate) fn receive(
         &mut self,
         tuple: &Tuple,
         seq: SeqNum,
         payload: &mut [u8],
     ) -> Option<Outcome> {
-        let key = self.find_tuple(tuple)?;
-        self.cache.touch(key.index(), &mut self.counters);
-        let context = self.contexts.get_mut(key)?;
-        let Way::Receive(_, keys, receive) = &mut context.way else { return None };
-        let asker = (context.queue, context.id, context.flow);
+        let tls = self.find_tuple(tuple);
+        let nvme_tcp = self.nvme_tcp.find_tuple(tuple);
+        if tls.is_none() && nvme_tcp.is_none() {
+            return None;
+        }
+        let mut outcome = Outcome::default();
+        if let Some(key) = tls {
+            self.open(key, seq, payload, &mut outcome);
+        }
+        let Some(key) = nvme_tcp else { return Some(outcome) };
+        self.cache.touch(nvme_tcp_line(key), &mut self.counters);
+        let by = tls.and_then(|key| self.contexts.get(key)).and_then(|context| {
+            let Way::Receive(_, keys, _) = &context.way else { return None };
+            Some(OpenedBy { context: context.id, keys, texts: &self.tools.undo })
+        });
+        let done = self.nvme_tcp.receive(key, &self.config, seq, payload, by.as_ref());
+        if let Some(done) = done {
+            let (queue, id, flow) = done.asker;
+            outcome.placed = done.placed;
+            outcome.asks.extend(done.request.map(|request| (queue, id, flow, request)));
+        }
+        Some(outcome)
+    }
+
+    /// Has a receive context open what it can.
+    fn open(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut Outcome) {
+        self.cache.touch(tls_line(key), &mut self.counters);
+        let Some(context) = self.contexts.get_mut(key) else { return };
+        let Way::Receive(_, keys, receive) = &mut context.way else { return };
+        let (queue, id, flow) = (context.queue, context.id, context.flow);
         let (opened, requests) =
             receive.packet(context.id, keys, seq, payload, &mut self.tools, &mut self.counters);
-        Some(Outcome { opened, asker, requests })
+        outcome.opened = opened;
+        outcome.asks.extend(requests.into_iter().map(|request| (queue, id, flow, request)));
     }
 
     /// Whether more may be sealed.
@@ -290,13 +382,15 @@ impl L5oEngine {
         self.cache.clear();
         self.outputs.clear();
         self.tools.open = 0;
+        self.nvme_tcp.reset();
     }
 
     /// Counters and gauges by name.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         self.nvme_tx.visit(f);
-        f("l5o_contexts", self.contexts.len() as u64);
+        self.nvme_tcp.visit(f);
+        f("l5o_contexts", (self.contexts.len() + self.nvme_tcp.len()) as u64);
         f("l5o_messages_open", self.tools.open as u64);
         f("l5o_output_bytes", self.outputs.bytes() as u64);
     }
@@ -304,7 +398,7 @@ impl L5oEngine {
     /// Takes a context out, wherever it is.
     fn remove(&mut self, key: Key) {
         self.unindex(key);
-        self.cache.remove(key.index());
+        self.cache.remove(tls_line(key));
         let Some(context) = self.contexts.remove(key) else { return };
         if let Way::Receive(_, _, receive) = context.way {
             self.counters.rx_tls_del += 1;
@@ -355,6 +449,16 @@ impl L5oEngine {
             found.remove();
         }
     }
+}
+
+/// Where in the modelled cache a context of TLS is: the two tables share it.
+const fn tls_line(key: Key) -> u32 {
+    key.index().wrapping_mul(2)
+}
+
+/// The same for a receive context of NVMe over TCP.
+const fn nvme_tcp_line(key: Key) -> u32 {
+    key.index().wrapping_mul(2).wrapping_add(1)
 }
 
 const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {

@@ -50,13 +50,21 @@ impl Tools {
     }
 }
 
-/// A range that was opened, and how to close it again.
+/// A range of a message's text that was opened, and how to close it again.
 #[derive(Clone, Debug)]
-pub(super) struct Undo {
-    pub(super) number: u64,
-    pub(super) front: [u8; FRONT],
-    pub(super) offset: u32,
-    pub(super) range: Range<usize>,
+pub(crate) struct Undo {
+    /// The message's number.
+    pub(crate) number: u64,
+    /// It is no guess.
+    pub(crate) sure: bool,
+    /// The message's front, as far as it is known; zeros where it is not.
+    pub(crate) front: [u8; FRONT],
+    /// Bytes of the message, as far as they are known.
+    pub(crate) message_len: u32,
+    /// Where in the text it begins.
+    pub(crate) offset: u32,
+    /// Where in the payload.
+    pub(crate) range: Range<usize>,
 }
 
 /// A receive context.

@@ -216,7 +216,7 @@ impl L5oEngine {
         source: &mut Source<'_>,
         out: &mut Payloads,
     ) -> Result<(), Refused> {
-        self.cache.touch(pdu.context.index(), &mut self.counters);
+        self.cache.touch(super::tls_line(pdu.context), &mut self.counters);
         let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.way);
         let Some(Way::NvmeTransmit(_, state)) = way else {
             self.nvme_tx.tx_nvmeotcp_drop_bypass_req += 1;
@@ -246,7 +246,7 @@ impl L5oEngine {
         tcpsn: SeqNum,
         source: &mut Source<'_>,
     ) -> Result<Payload, Refused> {
-        self.cache.touch(context.index(), &mut self.counters);
+        self.cache.touch(super::tls_line(context), &mut self.counters);
         let Some(Context { way: Way::Transmit(_, state), .. }) = self.contexts.get_mut(context)
         else {
             self.counters.tx_tls_drop_bypass_req += 1;

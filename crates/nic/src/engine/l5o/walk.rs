@@ -228,7 +228,14 @@ impl Chain {
         let front_len = w.keys.front() as usize;
         front[..front_len].copy_from_slice(&message[..front_len]);
         let text = at + front_len..end - TAG as usize;
-        w.tools.undo.push(Undo { number, front, offset: 0, range: text });
+        w.tools.undo.push(Undo {
+            number,
+            sure: true,
+            front,
+            message_len: len,
+            offset: 0,
+            range: text,
+        });
         w.extend(at..end, First { number, offset: 0, len, front });
         self.right(w, number, &front);
         Step::To(end)
@@ -361,8 +368,9 @@ impl Chain {
         }
         let bytes = &mut w.payload[range.clone()];
         w.keys.open_range(message.number, &message.front, &mut message.sum, offset, bytes);
-        let (number, front) = (message.number, message.front);
-        w.tools.undo.push(Undo { number, front, offset, range });
+        let (number, front, message_len) = (message.number, message.front, message.len);
+        let sure = self.guess.is_none_or(|guess| number < guess.from.1);
+        w.tools.undo.push(Undo { number, sure, front, message_len, offset, range });
         w.ahead |= message.assumed || message.explicit_assumed;
         message.opened = true;
         true
@@ -403,7 +411,7 @@ impl Chain {
     fn fail(&mut self, w: &mut Walk<'_>, end: usize) {
         w.counters.rx_tls_err += 1;
         let mut undo = core::mem::take(&mut w.tools.undo);
-        for Undo { number, front, offset, range } in undo.drain(..) {
+        for Undo { number, front, offset, range, .. } in undo.drain(..) {
             w.keys.close_range(number, &front, offset, &mut w.payload[range]);
         }
         w.tools.undo = undo;

@@ -1,5 +1,384 @@
-//! NVMe over TCP behind the seam of [`super::l5o`].
+//! NVMe over TCP on receive (autonomous-nic-offloads.md sections 5.1 and 5.3), with the operations
+//! of Linux's proposed `ulp_ddp`.
 //!
-//! `tx` is the transmit side: data digests (autonomous-nic-offloads.md section 5.1).
+//! Called by [`super::l5o`]: with contexts, buffers and answers of the host, and with each received
+//! packet whose checksum is right, after TLS has opened what it could of it. It follows the PDUs of
+//! a connection, copies data to the buffers that the host registered for it, and checks digests. A
+//! context works on the *stream*: TCP's payload, or the content of TLS records.
+//!
+//! Invariants: a packet is only read; a buffer that came is held, or has been given back, once;
+//! memory is bounded by [`L5oConfig`]. What is claimed of a packet is what was done; whether the
+//! device knew the stream rightly the host checks, as it parses every header itself. Files: `rx`
+//! (the states of figure 7), `chain` (places in the stream), `walk` (bytes to their places), `pdu`
+//! (one place), `search` (the magic pattern), `buffers`, `counters`.
 
+mod buffers;
+mod chain;
+mod counters;
+mod pdu;
+mod rx;
+mod search;
 pub(crate) mod tx;
+mod walk;
+
+use abi::l5o::{L5oId, ResyncRequest};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpState, Placed};
+use abi::{FlowId, Refusal};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use base::SeqNum;
+use hashbrown::HashTable;
+use wire::Tuple;
+use wire::tls::content::APPLICATION_DATA;
+
+use self::buffers::Buffer;
+use self::counters::NvmeTcpCounters;
+use self::rx::Receive;
+use self::walk::{Piece, Work, small};
+use super::l5o::Undo;
+use super::tls::Keys;
+use crate::config::L5oConfig;
+use crate::slab::{Key, Slab, hash_tuple, mix};
+
+/// One receive context.
+struct Context {
+    id: L5oId,
+    queue: usize,
+    flow: FlowId,
+    tuple: Tuple,
+    receive: Box<Receive>,
+}
+
+/// What TLS opened of a packet.
+pub(crate) struct OpenedBy<'a> {
+    /// Its context.
+    pub(crate) context: L5oId,
+    /// Its keys.
+    pub(crate) keys: &'a Keys,
+    /// The texts that are open.
+    pub(crate) texts: &'a [Undo],
+}
+
+/// What became of a received packet.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// What was done with its bytes.
+    pub(crate) placed: Option<Box<Placed>>,
+    /// Of whom a request is made.
+    pub(crate) asker: (usize, L5oId, FlowId),
+    /// What the device wants to know.
+    pub(crate) request: Option<ResyncRequest>,
+}
+
+/// All receive contexts of NVMe over TCP.
+pub(crate) struct NvmeTcpEngine {
+    contexts: Slab<Context>,
+    by_id: HashTable<Key>,
+    by_tuple: HashTable<Key>,
+    /// Buffers that the device has, over all contexts, and their bytes.
+    buffers: u32,
+    buffer_bytes: u64,
+    /// Places kept, over all contexts.
+    open: usize,
+    /// Buffers that the current packet filled.
+    filled: Vec<Buffer>,
+    /// Buffers on their way back to the host, and its queue.
+    returned: VecDeque<(usize, DdpTeardownDone)>,
+    seed: u64,
+    counters: NvmeTcpCounters,
+}
+
+impl NvmeTcpEngine {
+    /// An engine without contexts.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            contexts: Slab::new(),
+            by_id: HashTable::new(),
+            by_tuple: HashTable::new(),
+            buffers: 0,
+            buffer_bytes: 0,
+            open: 0,
+            filled: Vec::new(),
+            returned: VecDeque::new(),
+            seed,
+            counters: NvmeTcpCounters::default(),
+        }
+    }
+
+    /// Contexts that there are.
+    pub(crate) const fn len(&self) -> usize {
+        self.contexts.len()
+    }
+
+    /// Makes the context `id`, which must not be there yet. One a tuple: an older one goes. Gives
+    /// its key.
+    pub(crate) fn create(
+        &mut self,
+        (queue, id, flow): (usize, L5oId, FlowId),
+        tuple: Tuple,
+        tcpsn: SeqNum,
+        state: &NvmeTcpState,
+    ) -> Key {
+        if let Some(old) = self.find_tuple(&tuple) {
+            self.remove(old);
+        }
+        let receive = Box::new(Receive::new(tcpsn, state));
+        let key = self.contexts.insert(Context { id, queue, flow, tuple, receive });
+        self.index(key);
+        self.counters.rx_nvmeotcp_sk_add += 1;
+        key
+    }
+
+    /// Counts a context that could not be made.
+    pub(crate) const fn count_refused(&mut self) {
+        self.counters.rx_nvmeotcp_sk_add_fail += 1;
+    }
+
+    /// Forgets a context; its buffers go back. Says whether there was one.
+    pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) -> Option<Key> {
+        let key = self.find(queue, id)?;
+        self.remove(key);
+        Some(key)
+    }
+
+    /// Takes a buffer, or gives it back with the reason.
+    pub(crate) fn setup(&mut self, config: &L5oConfig, queue: usize, setup: DdpSetup) {
+        match self.check(config, queue, &setup) {
+            Ok(key) => {
+                self.counters.rx_nvmeotcp_ddp_setup += 1;
+                let buffer = Buffer::new(setup);
+                self.buffers += 1;
+                self.buffer_bytes += buffer.bytes();
+                if let Some(context) = self.contexts.get_mut(key) {
+                    context.receive.buffers.insert(buffer);
+                }
+            }
+            Err(why) => {
+                self.counters.rx_nvmeotcp_ddp_setup_fail += 1;
+                self.returned.push_back((queue, setup.refuse(why)));
+            }
+        }
+    }
+
+    fn check(&self, config: &L5oConfig, queue: usize, setup: &DdpSetup) -> Result<Key, Refusal> {
+        let key = self.find(queue, setup.context).ok_or(Refusal::Ended)?;
+        let context = self.contexts.get(key).ok_or(Refusal::Ended)?;
+        let bytes = setup.buffer.len() as u64;
+        let most = u64::from(setup.len) <= bytes && setup.offset.checked_add(setup.len).is_some();
+        if setup.len == 0 || !most || context.receive.buffers.has(setup.tag) {
+            return Err(Refusal::DoesNotFit);
+        }
+        let full = self.buffers >= config.ddp_buffers_max
+            || self.buffer_bytes + bytes > config.ddp_buffer_bytes_max;
+        if full { Err(Refusal::TableFull) } else { Ok(key) }
+    }
+
+    /// The host wants a buffer back.
+    pub(crate) fn teardown(&mut self, queue: usize, id: L5oId, tag: u16) {
+        let Some(key) = self.find(queue, id) else { return };
+        let Some(context) = self.contexts.get_mut(key) else { return };
+        let Some(buffer) = context.receive.buffers.remove(tag) else { return };
+        self.counters.rx_nvmeotcp_ddp_teardown += 1;
+        self.give_back(queue, id, buffer);
+    }
+
+    fn give_back(&mut self, queue: usize, id: L5oId, buffer: Buffer) {
+        self.buffers -= 1;
+        self.buffer_bytes -= buffer.bytes();
+        self.returned.push_back((queue, buffer.give_back(id)));
+    }
+
+    /// The next buffer that goes back, and to which queue.
+    pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
+        self.returned.pop_front()
+    }
+
+    /// The host has said whether a PDU begins at `pos`. Says whether there is such a context.
+    pub(crate) fn resync(&mut self, queue: usize, id: L5oId, pos: SeqNum, begins: bool) -> bool {
+        let Some(context) = self.find(queue, id).and_then(|key| self.contexts.get_mut(key)) else {
+            return false;
+        };
+        self.open -= context.receive.chain.len();
+        context.receive.answer(pos, begins, &mut self.counters);
+        self.open += context.receive.chain.len();
+        true
+    }
+
+    /// The context of a connection.
+    pub(crate) fn find_tuple(&self, tuple: &Tuple) -> Option<Key> {
+        if self.contexts.is_empty() {
+            return None;
+        }
+        let same = |&key: &Key| self.contexts.get(key).is_some_and(|c| c.tuple == *tuple);
+        self.by_tuple.find(hash_tuple(self.seed, tuple), same).copied()
+    }
+
+    /// A packet of the context `key` came. `opened` is what TLS has opened of it.
+    pub(crate) fn receive(
+        &mut self,
+        key: Key,
+        config: &L5oConfig,
+        seq: SeqNum,
+        payload: &[u8],
+        opened: Option<&OpenedBy<'_>>,
+    ) -> Option<Outcome> {
+        let Self { contexts, counters, filled, open, .. } = self;
+        let Context { id, queue, flow, receive, .. } = contexts.get_mut(key)?;
+        if receive.stopped {
+            return None;
+        }
+        let (id, asker) = (*id, (*queue, *id, *flow));
+        *open -= receive.chain.len();
+        let rules = receive.rules;
+        let mut buffers = core::mem::take(&mut receive.buffers);
+        let mut w = Work {
+            crypto: &*config.crypto,
+            rules: &rules,
+            buffers: &mut buffers,
+            counters,
+            filled,
+            placed: Placed::default(),
+            offload: true,
+            guesses: config.out_of_order,
+            late: false,
+            used: false,
+            lost: false,
+            mistaken: false,
+        };
+        match (receive.over, opened) {
+            (None, _) => receive.piece(&mut w, &Piece { pos: seq, at: 0, bytes: payload }),
+            (Some(over), Some(opened)) if opened.context == over.context => {
+                receive.texts(&mut w, seq, payload, opened);
+            }
+            _ => {}
+        }
+        w.counters.rx_nvmeotcp_packets += u64::from(w.used);
+        w.counters.rx_nvmeotcp_drop += u64::from(w.lost);
+        let mut placed = w.placed;
+        receive.buffers = buffers;
+        let most = config.messages_ahead_max.max(1);
+        let left = config.messages_ahead_total.saturating_sub(*open).max(1);
+        receive.chain.compact(most.min(left), counters);
+        *open += receive.chain.len();
+        let request = receive.ask(small(payload.len()), counters);
+        while let Some(buffer) = self.filled.pop() {
+            self.counters.nvme_tcp_buffers_filled += 1;
+            self.give_back(asker.0, id, buffer);
+        }
+        placed.context = Some(id);
+        let any = !placed.placements.is_empty() || !placed.verified.is_empty();
+        Some(Outcome { placed: any.then(|| Box::new(placed)), asker, request })
+    }
+
+    /// Forgets everything; the buffers go back. Counters go on.
+    pub(crate) fn reset(&mut self) {
+        for place in 0..self.contexts.places() {
+            if let Some(key) = self.contexts.key_at(place) {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// Counters and gauges by name.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("nvme_tcp_contexts", self.contexts.len() as u64);
+        f("nvme_tcp_pdus_open", self.open as u64);
+        f("nvme_tcp_buffers", u64::from(self.buffers));
+        f("nvme_tcp_buffer_bytes", self.buffer_bytes);
+    }
+
+    /// Takes a context out, wherever it is.
+    fn remove(&mut self, key: Key) {
+        self.unindex(key);
+        let Some(context) = self.contexts.remove(key) else { return };
+        let Context { id, queue, mut receive, .. } = context;
+        self.counters.rx_nvmeotcp_sk_del += 1;
+        self.open -= receive.chain.len();
+        for buffer in receive.buffers.drain() {
+            self.give_back(queue, id, buffer);
+        }
+    }
+
+    /// The context of this name.
+    pub(crate) fn find(&self, queue: usize, id: L5oId) -> Option<Key> {
+        let same = |&key: &Key| {
+            self.contexts.get(key).is_some_and(|context| (context.queue, context.id) == (queue, id))
+        };
+        self.by_id.find(hash_id(self.seed, queue, id), same).copied()
+    }
+
+    fn index(&mut self, key: Key) {
+        let (contexts, seed) = (&self.contexts, self.seed);
+        let by_id = |&key: &Key| contexts.get(key).map_or(0, |c| hash_id(seed, c.queue, c.id));
+        self.by_id.insert_unique(by_id(&key), key, by_id);
+        let by_tuple = |&key: &Key| contexts.get(key).map_or(0, |c| hash_tuple(seed, &c.tuple));
+        self.by_tuple.insert_unique(by_tuple(&key), key, by_tuple);
+    }
+
+    fn unindex(&mut self, key: Key) {
+        let Some(context) = self.contexts.get(key) else { return };
+        let by_id = hash_id(self.seed, context.queue, context.id);
+        if let Ok(found) = self.by_id.find_entry(by_id, |&k| k == key) {
+            found.remove();
+        }
+        if let Ok(found) =
+            self.by_tuple.find_entry(hash_tuple(self.seed, &context.tuple), |&k| k == key)
+        {
+            found.remove();
+        }
+    }
+}
+
+impl Receive {
+    /// Takes what TLS opened of a packet, text by text.
+    fn texts(&mut self, w: &mut Work<'_>, seq: SeqNum, payload: &[u8], opened: &OpenedBy<'_>) {
+        let Some(over) = self.over else { return };
+        let framing = opened.keys.framing();
+        let overhead = small(framing.overhead());
+        // Where the nonce comes with the record, text is right though its number may be wrong, and
+        // its position with it.
+        let placed = |text: &&Undo| text.sure || !framing.explicit;
+        for text in opened.texts.iter().filter(placed) {
+            let Some(records) = text.number.checked_sub(over.number) else { continue };
+            let Some(mut bytes) = payload.get(text.range.clone()) else { continue };
+            // RFC 8446 section 5.2: the type is the text's last byte but for padding. TLS 1.2 has
+            // it in the header; a zero there has not come yet.
+            let all = opened.keys.text_len(text.message_len);
+            let mut kind = if framing.inner() == 0 { text.front[0] } else { 0 };
+            if framing.inner() == 1 && text.offset + small(bytes.len()) == all {
+                if let Some((last, content)) = bytes.split_last() {
+                    (kind, bytes) = (*last, content);
+                    if kind == 0 {
+                        return self.stop(w);
+                    }
+                }
+            }
+            if kind != 0 && kind != APPLICATION_DATA {
+                return self.stop(w);
+            }
+            let at = small(text.range.start);
+            let start = seq + at - small(framing.front()) - text.offset;
+            #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
+            let before = overhead.wrapping_mul(records as u32);
+            let pos = start - before + text.offset;
+            if !bytes.is_empty() {
+                self.piece(w, &Piece { pos, at, bytes });
+            }
+        }
+    }
+}
+
+const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {
+    mix(seed, id.0, queue as u64)
+}
+
+impl core::fmt::Debug for NvmeTcpEngine {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("NvmeTcpEngine")
+            .field("contexts", &self.contexts.len())
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
+    }
+}

@@ -3,7 +3,7 @@
 //! [`Keys`] is one direction's keys and framing. The receive machine asks it for a message's length
 //! ([`Keys::length`], the magic pattern and the length rule of autonomous-nic-offloads.md section
 //! 3), has it open any range ([`Keys::open_range`]) and has it judge a trailer ([`Keys::verify`]).
-//! `seal` is the transmit side. A second protocol gives the same answers and goes into an enum.
+//! `seal` is the transmit side.
 //!
 //! It keeps no state of a connection; sequence numbers of TCP are unknown here.
 

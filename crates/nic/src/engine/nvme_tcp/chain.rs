@@ -1,0 +1,264 @@
+//! What a receive context knows of its stream: where PDUs lie, one after the other, and which of
+//! them are incomplete.
+//!
+//! Called by `rx`; `walk` takes pieces of the stream through it. Every byte has one place: in a PDU
+//! whose header is known, at an open place where a header is to come, or nowhere, and then a header
+//! has to be searched for. Where one was found beyond a hole, the place before it stays open: what
+//! fills the hole later is followed too, and where it leads to the very header that was found, that
+//! one is proved.
+//!
+//! Invariants: places do not overlap; the last is open to its end, or the place is lost; what rests
+//! on a header that turns out wrong goes with it.
+
+use alloc::collections::VecDeque;
+use base::SeqNum;
+use wire::nvme::pdu::Common;
+
+use super::counters::NvmeTcpCounters;
+use super::pdu::{COMMON, OPEN, Pdu, Standing};
+
+/// Bytes after which a place is too old to be compared with new ones.
+const OLD: i32 = 1 << 29;
+
+/// What is known of a stream.
+#[derive(Debug)]
+pub(super) struct Chain {
+    /// In order. Between two of them nothing is known, or nothing matters.
+    pub(super) list: VecDeque<Pdu>,
+    /// End of the furthest byte that was walked.
+    pub(super) high: SeqNum,
+    /// The header that was found last, while nothing has proved it.
+    pub(super) guess: Option<SeqNum>,
+    /// Whether the peer is a host, once a PDU has shown it.
+    pub(super) from_host: Option<bool>,
+}
+
+impl Chain {
+    /// A PDU begins at `start`.
+    pub(super) fn new(start: SeqNum) -> Self {
+        let mut list = VecDeque::new();
+        list.push_back(Pdu::open(start, OPEN, Standing::Sure));
+        Self { list, high: start, guess: None, from_host: None }
+    }
+
+    /// Places kept, but for the open end.
+    pub(super) fn len(&self) -> usize {
+        self.list.len().saturating_sub(1)
+    }
+
+    /// Where the next PDU begins behind all that is known.
+    pub(super) fn next(&self) -> Option<SeqNum> {
+        self.list.back().filter(|last| last.is_open()).map(|last| last.start)
+    }
+
+    /// A header was found at `base`, beyond what is known. Says no where none can be there.
+    pub(super) fn resume(&mut self, base: SeqNum) -> bool {
+        let far = base.distance(self.list.back().map_or(base, |last| last.start));
+        if let Some(last) = self.list.back_mut() {
+            match u32::try_from(far) {
+                Ok(far) if last.is_open() && far >= COMMON => drop(last.split(far)),
+                Ok(_) if !last.is_open() && base.ge(last.end()) => {}
+                _ => return false,
+            }
+        }
+        let mut found = Pdu::open(base, OPEN, Standing::Doubtful);
+        found.guessed = true;
+        self.list.push_back(found);
+        self.guess = Some(base);
+        true
+    }
+
+    /// Bytes passed at the open place `index`, before its header was known.
+    pub(super) fn pass(&mut self, index: usize, from: u32, to: u32) {
+        if from >= to {
+            return;
+        }
+        if self.list.get_mut(index).is_some_and(|pdu| !pdu.seen.add(from, to)) {
+            self.close(index);
+        }
+    }
+
+    /// Bytes passed behind all that is known.
+    pub(super) fn pass_end(&mut self, pos: SeqNum, end: SeqNum) {
+        self.high = self.high.max(end);
+        let Some(last) = self.list.back().filter(|last| last.is_open()) else { return };
+        let at = |pos: SeqNum| u32::try_from(pos.distance(last.start)).unwrap_or(0);
+        let (from, to) = (at(pos), at(end));
+        self.pass(self.list.len() - 1, from, to);
+    }
+
+    /// No header can come at an open place any more.
+    pub(super) fn close(&mut self, index: usize) {
+        if index + 1 == self.list.len() {
+            self.list.truncate(index);
+        } else {
+            self.bury(index);
+        }
+    }
+
+    /// The header at the open place `index` has come: what lies behind the PDU is open.
+    pub(super) fn settle(&mut self, index: usize, common: Common, counters: &mut NvmeTcpCounters) {
+        let Some(pdu) = self.list.get_mut(index) else { return };
+        let (room, plen) = (pdu.len, common.plen);
+        pdu.common = Some(common);
+        if plen > room {
+            // What was found behind it lies within it.
+            self.refute(index + 1, counters);
+            let Some(pdu) = self.list.get_mut(index) else { return };
+            pdu.len = OPEN;
+            let passed = u32::try_from(self.high.distance(pdu.start)).unwrap_or(0);
+            if passed > room {
+                // Without room for the range the PDU stays incomplete.
+                pdu.seen.add(room, passed);
+            }
+        }
+        let Some(pdu) = self.list.get_mut(index) else { return };
+        let (last, joins) = (pdu.len == OPEN, pdu.len == plen);
+        let mut rest = pdu.split(plen);
+        // Data that passed before is not in its sum.
+        pdu.broken = pdu.seen.end() > common.header_bytes;
+        if joins {
+            return self.join(index, counters);
+        }
+        if last {
+            rest.len = OPEN;
+        }
+        let missed = rest.seen.seen_from(0) < COMMON;
+        self.list.insert(index + 1, rest);
+        if missed {
+            self.close(index + 1);
+        }
+    }
+
+    /// A PDU ends where the next place begins: if that was found, it is right.
+    fn join(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
+        let Some(standing) = self.list.get(index).map(|pdu| pdu.standing) else { return };
+        let Some(next) = self.list.get_mut(index + 1).filter(|next| next.guessed) else { return };
+        if standing == Standing::Sure {
+            next.guessed = false;
+            counters.nvme_tcp_guesses_right += 1;
+            if self.guess == Some(next.start) {
+                self.guess = None;
+            }
+        }
+        self.raise(index + 1, standing);
+    }
+
+    /// More is to be believed of what rests on the place `index`.
+    pub(super) fn raise(&mut self, index: usize, standing: Standing) {
+        for (nth, pdu) in self.list.iter_mut().skip(index).enumerate() {
+            if nth > 0 && pdu.guessed {
+                return;
+            }
+            pdu.standing = pdu.standing.max(standing);
+        }
+    }
+
+    /// There is no header at place `index`, as its bytes show.
+    pub(super) fn mistaken(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
+        let guilty = (0..=index).rev().find(|&at| self.list.get(at).is_some_and(|p| p.guessed));
+        match guilty {
+            Some(guilty) => self.refute(guilty, counters),
+            None => {
+                counters.nvme_tcp_guesses_wrong += u64::from(self.guess.is_some());
+                self.list.truncate(index);
+            }
+        }
+        if self.next().is_none() {
+            self.guess = None;
+        }
+    }
+
+    /// The header that was found at place `index` is none: what rests on it goes.
+    fn refute(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
+        if self.list.get(index).is_some_and(|pdu| pdu.guessed) {
+            counters.nvme_tcp_guesses_wrong += 1;
+        }
+        self.guess = None;
+        self.list.truncate(index);
+        let Some(before) = index.checked_sub(1) else { return };
+        let Some(last) = self.list.get_mut(before).filter(|last| last.is_open()) else { return };
+        // Everything behind it has passed.
+        let (room, end) = (last.len, self.high.distance(last.start));
+        last.len = OPEN;
+        self.pass(before, room, u32::try_from(end).unwrap_or(0));
+    }
+
+    /// The host says that a PDU begins at `pos`.
+    pub(super) fn confirm(&mut self, pos: SeqNum) {
+        if self.guess == Some(pos) {
+            self.guess = None;
+        }
+        for pdu in self.list.iter_mut().filter(|pdu| pdu.start.ge(pos)) {
+            if pdu.guessed && pdu.start != pos {
+                return;
+            }
+            (pdu.guessed, pdu.standing) = (false, Standing::Sure);
+        }
+    }
+
+    /// The host says that no PDU begins at `pos`.
+    pub(super) fn deny(&mut self, pos: SeqNum) {
+        let index = self.list.iter().position(|pdu| pdu.start.ge(pos));
+        let mut unused = NvmeTcpCounters::default();
+        self.refute(index.unwrap_or(self.list.len()), &mut unused);
+    }
+
+    /// Nothing of the stream is known any more.
+    pub(super) fn lose(&mut self) {
+        self.list.clear();
+        self.guess = None;
+    }
+
+    /// Only the open end counts any more.
+    pub(super) fn keep_next(&mut self, counters: &mut NvmeTcpCounters) {
+        while self.list.len() > 1 {
+            self.give_up_first(counters);
+        }
+    }
+
+    /// A PDU is complete, or was given up.
+    pub(super) fn bury(&mut self, index: usize) {
+        let Some(pdu) = self.list.get_mut(index) else { return };
+        pdu.dead = true;
+        if index == 0 {
+            while self.list.front().is_some_and(|pdu| pdu.dead) {
+                self.list.pop_front();
+            }
+            return;
+        }
+        self.merge(index);
+        self.merge(index - 1);
+    }
+
+    /// Makes one of two dead neighbours.
+    fn merge(&mut self, index: usize) {
+        let (Some(pdu), Some(next)) = (self.list.get(index), self.list.get(index + 1)) else {
+            return;
+        };
+        if pdu.dead && next.dead && !next.guessed && pdu.end() == next.start {
+            let more = next.len;
+            self.list.remove(index + 1);
+            if let Some(pdu) = self.list.get_mut(index) {
+                pdu.len += more;
+            }
+        }
+    }
+
+    /// Lets go of the oldest where there is too much, and of what is too old.
+    pub(super) fn compact(&mut self, most: usize, counters: &mut NvmeTcpCounters) {
+        let old = |pdu: &Pdu| self.high.distance(pdu.end()) > OLD;
+        let old = self.list.iter().take_while(|pdu| old(pdu)).count();
+        for _ in 0..self.len().saturating_sub(most).max(old) {
+            self.give_up_first(counters);
+        }
+        while self.list.front().is_some_and(|pdu| pdu.dead) {
+            self.list.pop_front();
+        }
+    }
+
+    fn give_up_first(&mut self, counters: &mut NvmeTcpCounters) {
+        let Some(first) = self.list.pop_front() else { return };
+        counters.nvme_tcp_pdus_given_up += u64::from(!first.dead && first.common.is_some());
+    }
+}

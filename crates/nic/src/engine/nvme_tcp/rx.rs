@@ -1,0 +1,187 @@
+//! A receive context: the states *offloading*, *searching* and *tracking* of
+//! autonomous-nic-offloads.md section 4.3, figure 7, for PDUs.
+//!
+//! Called by `mod` with each piece of the stream that came. Two ways to work, chosen by
+//! [`crate::L5oConfig::out_of_order`]. The paper's: only the packet with the expected sequence
+//! number is worked on, and what was found by a search only once the host has confirmed it. Ours:
+//! whatever has a known place is worked on, and what is found is believed at once where chance does
+//! not make it. Either follows what it found and asks the host ([`ResyncRequest::Scan`], whatever
+//! mode TLS uses).
+
+use abi::l5o::{L5oId, ResyncRequest};
+use abi::nvme_tcp::NvmeTcpState;
+use base::SeqNum;
+use wire::nvme::pdu::Rules;
+
+use super::buffers::Buffers;
+use super::chain::Chain;
+use super::counters::NvmeTcpCounters;
+use super::search::{Pattern, Search};
+use super::walk::{Piece, Work, small};
+
+/// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
+/// hole to be filled, on most paths.
+const RETRY_BYTES: u32 = 1 << 20;
+/// Longest PDU: places are compared by sequence numbers.
+const PDU_BYTES_MAX: u32 = 1 << 28;
+
+/// A stream in TLS records: what is needed to find a byte's position.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Over {
+    pub(super) context: L5oId,
+    /// The record that it begins in.
+    pub(super) number: u64,
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    pos: SeqNum,
+    /// Bytes that passed since.
+    since: u32,
+}
+
+/// A receive context.
+#[derive(Debug)]
+pub(super) struct Receive {
+    pub(super) rules: Rules,
+    pub(super) over: Option<Over>,
+    pub(super) buffers: Buffers,
+    pub(super) chain: Chain,
+    search: Search,
+    asked: Option<Asked>,
+    /// What the paper's way expects.
+    expected: SeqNum,
+    /// A record came that carries something else.
+    pub(super) stopped: bool,
+}
+
+impl Receive {
+    /// A context whose stream begins at `start`, with a PDU.
+    pub(super) fn new(start: SeqNum, state: &NvmeTcpState) -> Self {
+        let rules = Rules {
+            header_digest: state.header_digest,
+            data_digest: state.data_digest,
+            pda: 0,
+            plen_max: state.pdu_bytes_max.min(PDU_BYTES_MAX),
+        };
+        Self {
+            rules,
+            over: state.over.map(|over| Over { context: over.context, number: over.number }),
+            buffers: Buffers::default(),
+            chain: Chain::new(start),
+            search: Search::new(start),
+            asked: None,
+            expected: start,
+            stopped: false,
+        }
+    }
+
+    /// A piece of the stream came.
+    pub(super) fn piece(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+        if w.guesses {
+            w.late = piece.pos != self.chain.high;
+            self.walk(w, piece);
+        } else {
+            self.in_order(w, piece);
+        }
+        if core::mem::take(&mut w.mistaken) {
+            self.search.back_off();
+        }
+    }
+
+    /// Walks a piece, and searches where it has no place.
+    fn walk(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+        let (mut at, end) = (0, piece.pos + piece.len());
+        while let Some(lost) = self.chain.walk(w, piece, at) {
+            w.lost = true;
+            let pos = piece.pos + small(lost);
+            let (rules, crypto, from_host) = (w.rules, w.crypto, self.chain.from_host);
+            let pattern = Pattern { rules, crypto, from_host };
+            let hit = self.search.feed(&pattern, pos, &piece.bytes[lost..]);
+            let Some(hit) = hit else { return self.chain.pass_end(pos, end) };
+            self.chain.pass_end(pos, pos.max(hit.base));
+            if !w.guesses {
+                self.chain.lose();
+            }
+            if !self.chain.resume(hit.base) {
+                return self.chain.pass_end(pos, end);
+            }
+            // Its first bytes may have come before; there is no data among them.
+            let before = Piece { pos: hit.base, at: piece.at, bytes: hit.before() };
+            self.chain.walk(w, &before, 0);
+            at = lost + usize::try_from(hit.base.distance(pos)).unwrap_or(0);
+        }
+    }
+
+    /// The paper's way.
+    fn in_order(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+        let end = piece.pos + piece.len();
+        let ahead = piece.pos.distance(self.expected);
+        if ahead < 0 {
+            // Figure 8 (a): the past.
+            return;
+        }
+        w.offload = ahead == 0;
+        if ahead > 0 {
+            match self.chain.next() {
+                // Figure 8 (b): the next header is still to come, or is here. What comes behind
+                // this packet will be worked on.
+                Some(next) if end.le(next) => return,
+                Some(next) if piece.pos.le(next) => self.chain.keep_next(w.counters),
+                // (c)
+                _ => self.chain.lose(),
+            }
+        }
+        self.walk(w, piece);
+        self.expected = end;
+    }
+
+    /// What the host is to be asked, after a packet of `len` bytes.
+    pub(super) fn ask(
+        &mut self,
+        len: u32,
+        counters: &mut NvmeTcpCounters,
+    ) -> Option<ResyncRequest> {
+        let Some(guess) = self.chain.guess else {
+            self.asked = None;
+            return None;
+        };
+        if let Some(asked) = &mut self.asked {
+            asked.since = asked.since.saturating_add(len);
+            if asked.since <= RETRY_BYTES {
+                return None;
+            }
+            counters.nvme_tcp_resync_res_retry += u64::from(asked.pos == guess);
+        }
+        self.asked = Some(Asked { pos: guess, since: 0 });
+        counters.rx_nvmeotcp_resync += 1;
+        Some(ResyncRequest::Scan { tcpsn: guess })
+    }
+
+    /// The host says whether a PDU begins at `pos`.
+    pub(super) fn answer(&mut self, pos: SeqNum, begins: bool, counters: &mut NvmeTcpCounters) {
+        if self.asked.is_none_or(|asked| asked.pos != pos) {
+            counters.nvme_tcp_resync_res_skip += 1;
+            return;
+        }
+        self.asked = None;
+        if begins {
+            counters.nvme_tcp_guesses_right += 1;
+            self.search.confirmed();
+            self.chain.confirm(pos);
+        } else {
+            counters.nvme_tcp_guesses_wrong += 1;
+            self.search.back_off();
+            self.chain.deny(pos);
+        }
+    }
+
+    /// The stream cannot be followed any more.
+    pub(super) fn stop(&mut self, w: &mut Work<'_>) {
+        w.counters.nvme_tcp_streams_stopped += 1;
+        self.stopped = true;
+        self.asked = None;
+        self.chain.lose();
+    }
+}

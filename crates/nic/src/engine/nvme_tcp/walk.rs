@@ -1,0 +1,333 @@
+//! The walk over a piece of the stream: each byte goes to its place.
+//!
+//! Called by `rx`; works on a [`Chain`]. Headers are put together from whatever pieces they come
+//! in. Data is copied to the buffer of its tag and summed in one pass, in any order; a PDU all of
+//! whose bytes came has its digests judged. The stream itself is only read.
+
+use abi::crypto::CryptoProvider;
+use abi::nvme_tcp::{Placed, Placement};
+use alloc::vec::Vec;
+use base::SeqNum;
+use core::ops::Range;
+use wire::nvme::pdu::{Common, DataHeader, Kind, Rules};
+
+use super::buffers::{Buffer, Buffers, DataAt};
+use super::chain::Chain;
+use super::counters::NvmeTcpCounters;
+use super::pdu::{COMMON, Standing};
+use super::search::header_digest_is_right;
+
+/// Bytes that are copied and summed at a time: what was copied is summed out of the first-level
+/// cache.
+const CHUNK: usize = 8192;
+
+/// A piece of the stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    /// Position of its first byte.
+    pub(super) pos: SeqNum,
+    /// Where in the TCP payload it lies.
+    pub(super) at: u32,
+    pub(super) bytes: &'a [u8],
+}
+
+impl<'a> Piece<'a> {
+    /// A range of it.
+    fn cut(&self, from: usize, len: u32) -> Self {
+        let bytes = self.bytes.get(from..).unwrap_or_default();
+        let bytes = bytes.get(..len as usize).unwrap_or(bytes);
+        Piece { pos: self.pos + small(from), at: self.at.saturating_add(small(from)), bytes }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        small(self.bytes.len())
+    }
+}
+
+/// What a packet is worked on with, and what came of it.
+pub(super) struct Work<'a> {
+    pub(super) crypto: &'a dyn CryptoProvider,
+    pub(super) rules: &'a Rules,
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) counters: &'a mut NvmeTcpCounters,
+    /// Buffers that are full.
+    pub(super) filled: &'a mut Vec<Buffer>,
+    pub(super) placed: Placed,
+    /// Whether bytes are placed and summed, or only followed.
+    pub(super) offload: bool,
+    /// Whether a header that looks right is believed before the host has said so.
+    pub(super) guesses: bool,
+    /// What is walked did not come in its order.
+    pub(super) late: bool,
+    /// Some bytes were placed or summed.
+    pub(super) used: bool,
+    /// Some had no place.
+    pub(super) lost: bool,
+    /// What was followed were no PDUs.
+    pub(super) mistaken: bool,
+}
+
+impl Chain {
+    /// Walks a piece from its byte `at` on. Gives the first byte that has no place.
+    pub(super) fn walk(
+        &mut self,
+        w: &mut Work<'_>,
+        piece: &Piece<'_>,
+        mut at: usize,
+    ) -> Option<usize> {
+        while at < piece.bytes.len() {
+            let pos = piece.pos + small(at);
+            let Some(index) = self.list.iter().position(|pdu| pos.lt(pdu.end())) else {
+                return Some(at);
+            };
+            let last = index + 1 == self.list.len();
+            let Some(pdu) = self.list.get(index) else { return Some(at) };
+            let Ok(from) = u32::try_from(pos.distance(pdu.start)) else {
+                // Old, or of what nothing is known.
+                at += pdu.start.distance(pos).unsigned_abs() as usize;
+                continue;
+            };
+            let stop = pdu.len.min(from + small(piece.bytes.len() - at));
+            let unseen = if pdu.dead { stop } else { pdu.seen.unseen_from(from).min(stop) };
+            if unseen > from {
+                at += (unseen - from) as usize;
+                self.reach(piece, at);
+                continue;
+            }
+            let stop = stop.min(pdu.seen.seen_from(from));
+            let (open, part) = (pdu.is_open(), piece.cut(at, stop - from));
+            let taken = if !open {
+                self.take(w, index, from, &part)
+            } else if from < COMMON {
+                self.begin(w, index, from, &part)
+            } else {
+                // Its length is not known, but it may be of the header.
+                self.keep(index, from, &part);
+                if last {
+                    return Some(at);
+                }
+                self.pass(index, from, stop);
+                part.len()
+            };
+            at += taken as usize;
+            self.reach(piece, at);
+        }
+        None
+    }
+
+    fn keep(&mut self, index: usize, from: u32, part: &Piece<'_>) {
+        if let Some(pdu) = self.list.get_mut(index) {
+            pdu.keep(from, part.bytes);
+        }
+    }
+
+    fn reach(&mut self, piece: &Piece<'_>, at: usize) {
+        self.high = self.high.max(piece.pos + small(at.min(piece.bytes.len())));
+    }
+
+    /// Bytes of a common header. Gives how many were taken.
+    fn begin(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
+        let taken = part.len().min(COMMON - from);
+        let Some(pdu) = self.list.get_mut(index) else { return taken };
+        let to = from + taken;
+        let room = pdu.seen.add(from, to);
+        pdu.keep(from, &part.bytes[..taken as usize]);
+        if !room {
+            self.close(index);
+        } else if let Some(first) = pdu.front(COMMON).and_then(<[u8]>::first_chunk) {
+            let common = Common::parse(first, w.rules).ok();
+            self.high = self.high.max(part.pos + taken);
+            let fits = |common: &Common| {
+                !matches!(common.kind, Kind::ICReq | Kind::ICResp)
+                    && self.from_host.is_none_or(|from_host| common.kind.from_host() == from_host)
+            };
+            match common.filter(fits) {
+                Some(common) => {
+                    self.settle(index, common, w.counters);
+                    if self.header(w, index, &common) {
+                        self.complete(w, index);
+                    }
+                }
+                None => self.wrong(w, index),
+            }
+        }
+        taken
+    }
+
+    /// What should be a PDU is none.
+    fn wrong(&mut self, w: &mut Work<'_>, index: usize) {
+        w.mistaken = true;
+        self.mistaken(index, w.counters);
+    }
+
+    /// Bytes of a PDU whose length is known, as far as they are of one kind. Gives how many were
+    /// taken.
+    fn take(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
+        let Some(pdu) = self.list.get_mut(index) else { return part.len() };
+        let Some(common) = pdu.common else { return part.len() };
+        let data = common.data();
+        let ends = [common.header_bytes, data.start, data.end];
+        let end = ends.into_iter().find(|&end| from < end).unwrap_or(common.plen);
+        let part = part.cut(0, end - from);
+        let to = from + part.len();
+        let live = w.offload && pdu.is_trusted();
+        pdu.broken |= !live && from >= common.header_bytes;
+        if !pdu.seen.add(from, to) {
+            w.counters.nvme_tcp_pdus_given_up += 1;
+            self.bury(index);
+            return part.len();
+        }
+        if from < common.header_bytes {
+            pdu.keep(from, part.bytes);
+            if !self.header(w, index, &common) {
+                return part.len();
+            }
+        } else if data.contains(&from) {
+            if live {
+                self.data(w, index, &common, from, &part);
+            }
+        } else if let Some(at) = common.data_digest().and_then(|d| from.checked_sub(d.start)) {
+            let at = at as usize;
+            pdu.digest[at..at + part.bytes.len()].copy_from_slice(part.bytes);
+        }
+        self.complete(w, index);
+        part.len()
+    }
+
+    /// More of a header has come. Says no where it is whole and is none.
+    fn header(&mut self, w: &mut Work<'_>, index: usize, common: &Common) -> bool {
+        let Some(pdu) = self.list.get_mut(index) else { return false };
+        let Some(front) = pdu.front(common.header_bytes) else { return true };
+        if !header_digest_is_right(w.crypto, common, front) {
+            // What was found may not have been a PDU.
+            w.counters.nvme_tcp_digest_errors += u64::from(pdu.standing == Standing::Sure);
+            self.wrong(w, index);
+            return false;
+        }
+        if let (Kind::C2HData | Kind::H2CData, Some(header)) = (common.kind, front.first_chunk()) {
+            let Ok(header) = DataHeader::parse(common, header) else {
+                self.wrong(w, index);
+                return false;
+            };
+            let tag = if common.kind == Kind::C2HData { header.cccid } else { header.ttag };
+            pdu.data_at = Some(DataAt { tag, offset: header.offset, len: header.len });
+        }
+        if pdu.standing == Standing::Sure {
+            self.from_host = Some(common.kind.from_host());
+        }
+        let expected = pdu.data_at.is_some_and(|data| w.buffers.expects(&data));
+        let digest = w.rules.header_digest && common.kind.has_digests();
+        if w.guesses && (expected || digest) {
+            self.raise(index, Standing::Likely);
+        }
+        true
+    }
+
+    /// Data: placed, and summed where there is a digest.
+    fn data(
+        &mut self,
+        w: &mut Work<'_>,
+        index: usize,
+        common: &Common,
+        from: u32,
+        part: &Piece<'_>,
+    ) {
+        let Some(pdu) = self.list.get_mut(index) else { return };
+        let at = from - common.data().start;
+        let to = pdu.data_at;
+        let summed = common.data_digest().is_some();
+        if summed && !pdu.broken {
+            let crypto = w.crypto;
+            let sum = |crc| place(w, to, at, part, Some(crc));
+            pdu.broken = !pdu.sums.add(crypto, at, at + part.len(), sum);
+        } else {
+            place(w, to, at, part, None);
+        }
+        w.used = true;
+        if w.late {
+            w.counters.nvme_tcp_out_of_order_bytes += u64::from(part.len());
+        }
+    }
+
+    /// Where every byte of a PDU came its digests decide.
+    fn complete(&mut self, w: &mut Work<'_>, index: usize) {
+        let Some(pdu) = self.list.get(index).filter(|pdu| pdu.seen.covers(0, pdu.len)) else {
+            return;
+        };
+        let live = w.offload && pdu.is_trusted() && !pdu.broken;
+        let whole = |common: &Common| live && pdu.front(common.header_bytes).is_some();
+        let Some(common) = pdu.common.filter(whole) else { return self.bury(index) };
+        let data = common.data();
+        let right = common.data_digest().is_none()
+            || pdu.sums.of(0, data.end - data.start) == Some(u32::from_le_bytes(pdu.digest));
+        let any = common.data_digest().is_some() || w.rules.header_digest;
+        if !right {
+            w.counters.nvme_tcp_digest_errors += 1;
+        } else if any && common.kind.has_digests() {
+            w.placed.verified.push(pdu.start);
+            w.counters.nvme_tcp_pdus_verified += 1;
+        }
+        w.used = true;
+        self.bury(index);
+    }
+}
+
+/// Copies data to its buffer, if it has one, and sums it, if `crc` is what goes before it. `at` is
+/// where in the PDU's data it begins. Gives the sum.
+fn place(w: &mut Work<'_>, to: Option<DataAt>, at: u32, part: &Piece<'_>, crc: Option<u32>) -> u32 {
+    let Some(data) = to else { return sum(w.crypto, crc, part.bytes) };
+    let Some(buffer) = w.buffers.of(&data) else { return sum(w.crypto, crc, part.bytes) };
+    let start = buffer.at(data.offset) + at;
+    let range = start..start + part.len();
+    let mut made = crc;
+    if buffer.part(&range) == (range.end, true) {
+        let Some(memory) = buffer.claim(&range) else { return sum(w.crypto, crc, part.bytes) };
+        for (to, from) in memory.chunks_mut(CHUNK).zip(part.bytes.chunks(CHUNK)) {
+            to.copy_from_slice(from);
+            made = made.map(|crc| w.crypto.crc32c(crc, from));
+        }
+        note(&mut w.placed, data.tag, buffer.offset_of(start), part.at..part.at + part.len());
+        w.counters.rx_nvmeotcp_bytes += u64::from(part.len());
+    } else {
+        made = made.map(|crc| w.crypto.crc32c(crc, part.bytes));
+        let placed = fill(buffer, &range, part, &mut w.placed);
+        w.counters.rx_nvmeotcp_bytes += u64::from(placed);
+    }
+    if buffer.is_full() {
+        w.filled.extend(w.buffers.remove(data.tag));
+    }
+    made.unwrap_or(0)
+}
+
+fn sum(crypto: &dyn CryptoProvider, crc: Option<u32>, bytes: &[u8]) -> u32 {
+    crc.map_or(0, |crc| crypto.crc32c(crc, bytes))
+}
+
+/// Writes what of a range of a buffer was not written before. Gives how many bytes that were.
+fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut Placed) -> u32 {
+    let (mut at, mut written) = (range.start, 0);
+    while at < range.end {
+        let (end, free) = buffer.part(&(at..range.end));
+        let (from, to) = (at - range.start, end - range.start);
+        let bytes = part.bytes.get(from as usize..to as usize);
+        if let (true, Some(bytes)) = (free, bytes) {
+            if let Some(memory) = buffer.claim(&(at..end)) {
+                memory.copy_from_slice(bytes);
+                note(placed, buffer.tag, buffer.offset_of(at), part.at + from..part.at + to);
+                written += to - from;
+            }
+        }
+        at = end;
+    }
+    written
+}
+
+/// Says that a range of the payload was placed.
+fn note(placed: &mut Placed, tag: u16, offset: u32, range: Range<u32>) {
+    placed.placements.push(Placement { range, tag, offset });
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
+pub(super) const fn small(at: usize) -> u32 {
+    at as u32
+}

@@ -1,0 +1,287 @@
+//! Buffers of NVMe/TCP: set-ups that are refused, what comes back and when, limits, reset.
+
+use abi::aligned::AlignedBuf;
+use abi::l5o::L5oId;
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
+use abi::{Event, FlowId, Op, Refusal};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use base::SeqNum;
+
+use super::frames::MAC;
+use super::nvme_rx::config;
+use super::nvme_stream::{BOTH, CONTEXT, Content, FLOW, Flow, create, state};
+use super::rig::{PLAIN, Rig};
+use crate::{DeviceConfig, L5oConfig};
+
+fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
+    let buffer = AlignedBuf::new(pages);
+    Op::DdpSetup(Box::new(DdpSetup { context, flow: FLOW, tag, offset, len, buffer }))
+}
+
+/// Buffers that came back since the last call.
+fn done(rig: &mut Rig) -> Vec<DdpTeardownDone> {
+    let done = |(queue, event)| match event {
+        Event::DdpTeardownDone(done) => {
+            assert_eq!(queue, 0);
+            Some(*done)
+        }
+        _ => None,
+    };
+    core::mem::take(&mut rig.events).into_iter().filter_map(done).collect()
+}
+
+fn rig(l5o: Option<L5oConfig>) -> Rig {
+    let mut rig = Rig::with(DeviceConfig { l5o, queues: 2, ..DeviceConfig::new(MAC) }, PLAIN);
+    rig.moved(&[]);
+    rig
+}
+
+#[test]
+fn what_is_offered() {
+    let l5o = L5oConfig { nvme_tcp_rx: false, ..config(true) };
+    assert!(!rig(Some(l5o)).device.capabilities().l5o.unwrap().nvme_tcp.rx);
+    let limits = rig(Some(config(true))).device.capabilities().l5o.unwrap().nvme_tcp;
+    assert!(limits.rx);
+    assert_eq!((limits.buffers_max, limits.buffer_bytes_max), (4096, 256 << 20));
+    assert_eq!(limits.io_threshold, 4096);
+}
+
+#[test]
+fn a_bad_set_up_comes_back_at_once() {
+    let l5o = L5oConfig {
+        ddp_buffers_max: 2,
+        ddp_buffer_bytes_max: 5 * 4096,
+        contexts_max: 1,
+        ..config(true)
+    };
+    let mut rig = rig(Some(l5o));
+    rig.op(0, create(CONTEXT, state(BOTH)));
+    rig.op(0, setup(CONTEXT, 1, 0, 4096, 1));
+    assert!(done(&mut rig).is_empty());
+    rig.moved(&[]);
+    let cases = [
+        (setup(L5oId(3), 2, 0, 4096, 1), Refusal::Ended),
+        (setup(CONTEXT, 2, 0, 0, 1), Refusal::DoesNotFit),
+        (setup(CONTEXT, 2, 0, 4097, 1), Refusal::DoesNotFit),
+        (setup(CONTEXT, 2, u32::MAX - 100, 200, 1), Refusal::DoesNotFit),
+        (setup(CONTEXT, 1, 4096, 4096, 1), Refusal::DoesNotFit),
+        (setup(CONTEXT, 2, 0, 4096, 5), Refusal::TableFull),
+    ];
+    for (op, why) in cases {
+        rig.op(0, op);
+        let back = done(&mut rig);
+        assert_eq!(back.len(), 1);
+        assert_eq!((back[0].refused, back[0].flow), (Some(why), FLOW));
+        assert_eq!(rig.moved(&["rx_nvme", "nvme_"]), ["rx_nvmeotcp_ddp_setup_fail +1"]);
+    }
+    // Another queue's context is none.
+    rig.op(1, setup(CONTEXT, 2, 0, 4096, 1));
+    assert!(matches!(
+        &rig.events[..],
+        [(1, Event::DdpTeardownDone(done))] if done.refused == Some(Refusal::Ended)
+    ));
+    rig.events.clear();
+    rig.op(0, setup(CONTEXT, 2, 0, 4096, 4));
+    assert!(done(&mut rig).is_empty());
+    rig.op(0, setup(CONTEXT, 3, 0, 4096, 1));
+    assert_eq!(done(&mut rig)[0].refused, Some(Refusal::TableFull));
+    assert_eq!(rig.counter("nvme_tcp_buffers"), 2);
+    assert_eq!(rig.counter("nvme_tcp_buffer_bytes"), 5 * 4096);
+    // No second context, and none of the same name.
+    rig.op(0, create(L5oId(3), state(BOTH)));
+    assert!(matches!(&rig.events[..], [(0, Event::L5oRefused(r))] if r.why == Refusal::TableFull));
+    assert_eq!(rig.counter("rx_nvmeotcp_sk_add_fail"), 1);
+}
+
+#[test]
+fn what_is_switched_off_refuses() {
+    for (l5o, why) in [
+        (None, Refusal::Disabled),
+        (Some(L5oConfig { nvme_tcp_rx: false, ..config(true) }), Refusal::Ended),
+    ] {
+        let mut rig = rig(l5o);
+        rig.op(0, setup(CONTEXT, 1, 0, 4096, 1));
+        assert_eq!(done(&mut rig)[0].refused, Some(why));
+        rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
+        rig.op(0, create(CONTEXT, state(BOTH)));
+        assert!(matches!(&rig.events[..], [(0, Event::L5oRefused(_))]));
+    }
+}
+
+#[test]
+fn buffers_come_back_once() {
+    let mut rig = rig(Some(config(true)));
+    rig.op(0, create(CONTEXT, state(BOTH)));
+    for tag in 0..6 {
+        rig.op(0, setup(CONTEXT, tag, 0, 4096, 1));
+    }
+    rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 4 });
+    rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 4 });
+    rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 9 });
+    rig.op(1, Op::DdpTeardown { context: CONTEXT, tag: 5 });
+    let back = done(&mut rig);
+    assert_eq!(back.len(), 1);
+    assert_eq!((back[0].tag, back[0].refused), (4, None));
+    // The tag is free again.
+    rig.op(0, setup(CONTEXT, 4, 0, 4096, 1));
+    // A context that takes its place, and one that is destroyed.
+    rig.op(0, create(L5oId(3), state(BOTH)));
+    let mut tags: Vec<u16> = done(&mut rig).iter().map(|done| done.tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 1, 2, 3, 4, 5]);
+    rig.op(0, setup(L5oId(3), 7, 0, 4096, 1));
+    rig.op(0, Op::L5oDestroy { context: L5oId(3) });
+    assert_eq!(done(&mut rig)[0].context, L5oId(3));
+    assert_eq!(
+        rig.moved(&["rx_nvme", "nvme_"]),
+        [
+            "rx_nvmeotcp_sk_add +2",
+            "rx_nvmeotcp_sk_del +2",
+            "rx_nvmeotcp_ddp_setup +8",
+            "rx_nvmeotcp_ddp_teardown +1",
+        ]
+    );
+    assert_eq!((rig.counter("nvme_tcp_buffers"), rig.counter("l5o_contexts")), (0, 0));
+}
+
+/// After a reset the host has every buffer, also those that were on their way back.
+#[test]
+fn a_reset_gives_all_back() {
+    let mut flow = Flow::new(Content::reads(BOTH, 10, 5000), config(true));
+    flow.setup_all();
+    flow.deliver(0..7000);
+    flow.rig.collect();
+    assert_eq!(flow.returned.len(), 1);
+    // Waits in the queue's events.
+    flow.rig.device.handle_op(flow.rig.now, 0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
+    flow.rig.device.reset();
+    flow.rig.collect();
+    let events = core::mem::take(&mut flow.rig.events);
+    assert!(matches!(events[0].1, Event::Reset), "before the buffers");
+    let mut tags: Vec<u16> = events
+        .into_iter()
+        .skip(1)
+        .map(|(_, event)| match event {
+            Event::DdpTeardownDone(done) => {
+                assert_eq!((done.context, done.flow, done.refused), (CONTEXT, FLOW, None));
+                done.tag
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (1..10).collect::<Vec<_>>());
+    for zero in
+        ["nvme_tcp_buffers", "nvme_tcp_buffer_bytes", "nvme_tcp_contexts", "nvme_tcp_pdus_open"]
+    {
+        assert_eq!(flow.rig.counter(zero), 0, "{zero}");
+    }
+    flow.moved();
+    flow.deliver(7000..9000);
+    assert_eq!((flow.placed.clone(), flow.moved().len()), (None, 0));
+    // What was taken before works anew.
+    flow.returned.clear();
+    flow.offsets.clear();
+    flow.rig.op(0, create(CONTEXT, state(BOTH)));
+    flow.setup(0, 0, 5000);
+    flow.deliver(0..6000);
+    assert_eq!(flow.returned.len(), 1);
+    assert_eq!(flow.returned[0].buffer.as_slice()[..5000], flow.wire[28..5028]);
+}
+
+/// Only data all of which belongs into a buffer goes there.
+#[test]
+fn data_that_does_not_fit_is_left() {
+    let mut content = Content::new(BOTH, 1);
+    content.c2h(1, 0, 400);
+    content.c2h(1, 4000, 400);
+    content.c2h(2, 396, 8);
+    content.c2h(2, 400, 100);
+    content.c2h(2, 496, 8);
+    content.c2h(3, 0, 100);
+    for out_of_order in [false, true] {
+        let mut flow = Flow::new(content.clone(), config(out_of_order));
+        flow.setup(1, 0, 4096);
+        flow.setup(2, 400, 100);
+        flow.deliver(0..flow.wire.len());
+        let placed: Vec<(u16, u32)> =
+            flow.placed.as_ref().unwrap().placements.iter().map(|p| (p.tag, p.offset)).collect();
+        assert_eq!(placed, [(1, 0), (2, 400)]);
+        assert_eq!(flow.verified.len(), 6, "digests are checked all the same");
+        assert_eq!(flow.returned.len(), 1);
+        assert_eq!(
+            flow.returned[0].buffer.as_slice()[..100],
+            flow.wire[flow.content.pdus[3].data.clone().unwrap().2]
+        );
+        assert_eq!(flow.returned[0].buffer.as_slice()[100..], [0; 3996]);
+    }
+}
+
+/// The same range of a buffer again: what is there stays.
+#[test]
+fn nothing_is_written_twice() {
+    let mut content = Content::new(BOTH, 1);
+    content.c2h(1, 100, 100);
+    content.c2h(1, 48, 200);
+    content.c2h(1, 100, 100);
+    let mut flow = Flow::new(content, config(true));
+    flow.setup(1, 0, 4096);
+    flow.deliver(0..flow.wire.len());
+    let placed: Vec<(u32, u32)> = flow
+        .placed
+        .as_ref()
+        .unwrap()
+        .placements
+        .iter()
+        .map(|p| (p.offset, p.range.end - p.range.start))
+        .collect();
+    assert_eq!(placed, [(100, 100), (48, 52), (200, 48)]);
+    assert_eq!(flow.verified.len(), 3);
+    flow.rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
+    let back = done(&mut flow.rig);
+    let first = flow.content.pdus[0].data.clone().unwrap().2;
+    assert_eq!(back[0].buffer.as_slice()[100..200], flow.wire[first]);
+    assert_eq!(back[0].flow, FlowId(7));
+}
+
+/// More separate ranges of a buffer than are kept: those beyond stay the host's to copy, and what
+/// was placed stays.
+#[test]
+fn many_separate_ranges() {
+    let mut content = Content::new(BOTH, 1);
+    for nth in 0..10 {
+        content.c2h(1, nth * 200, 100);
+    }
+    content.c2h(1, 1600, 100);
+    let mut flow = Flow::new(content, config(true));
+    flow.setup(1, 0, 2000);
+    flow.deliver(0..flow.wire.len());
+    let offsets: Vec<u32> =
+        flow.placed.as_ref().unwrap().placements.iter().map(|p| p.offset).collect();
+    assert_eq!(offsets, (0..8).map(|nth| nth * 200).collect::<Vec<_>>());
+    assert_eq!(flow.verified.len(), 11);
+    flow.rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
+    let back = done(&mut flow.rig);
+    for (nth, pdu) in flow.content.pdus.iter().enumerate().take(8) {
+        let bytes = flow.wire[pdu.data.clone().unwrap().2].to_vec();
+        assert_eq!(back[0].buffer.as_slice()[nth * 200..nth * 200 + 100], bytes);
+    }
+    assert_eq!(back[0].buffer.as_slice()[1600..2000], [0; 400]);
+}
+
+/// Answers of another queue, or to another context, do nothing.
+#[test]
+fn answers_to_nobody() {
+    let mut rig = rig(Some(config(true)));
+    rig.op(0, create(CONTEXT, state(BOTH)));
+    rig.moved(&[]);
+    for (queue, context) in [(1, CONTEXT), (0, L5oId(1)), (0, CONTEXT)] {
+        let tcpsn = SeqNum(4);
+        rig.op(queue, Op::L5oResyncRxResp { context, tcpsn, number: Some(0) });
+    }
+    assert_eq!(
+        rig.moved(&["rx_", "nvme_"]),
+        ["rx_tls_resync_res_skip +2", "nvme_tcp_resync_res_skip +1"]
+    );
+}

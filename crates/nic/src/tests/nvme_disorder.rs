@@ -1,0 +1,231 @@
+//! NVMe/TCP on receive under loss, reordering and duplication: how much is offloaded, by the
+//! paper's way and by ours, and that every claim is right.
+
+use abi::nvme_tcp::Placement;
+use alloc::vec;
+use alloc::vec::Vec;
+use base::{Prng, SeqNum};
+use core::ops::Range;
+use proptest::prelude::*;
+
+use super::l5o_disorder::{Network, arrivals};
+use super::l5o_stream::START;
+use super::nvme_rx::config;
+use super::nvme_stream::{ALL, BOTH, Content, Flow};
+
+/// Delivers all, while a host answers what it has received in order.
+pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
+    let mut received = vec![false; flow.wire.len()];
+    let (mut in_order, mut asked, mut asked_tls) = (0, vec![], vec![]);
+    for packet in packets {
+        flow.deliver(packet.clone());
+        received[packet.clone()].fill(true);
+        in_order += received[in_order..].iter().take_while(|&&byte| byte).count();
+        let content = flow.content_before(in_order);
+        asked.append(&mut flow.requests);
+        let reached = |tcpsn: &SeqNum, end: usize| (tcpsn.0.wrapping_sub(START) as usize) < end;
+        while let Some(at) = asked.iter().position(|tcpsn| reached(tcpsn, content)) {
+            flow.answer(asked.remove(at));
+        }
+        asked_tls.append(&mut flow.tls_requests);
+        while let Some(at) = asked_tls.iter().position(|tcpsn| reached(tcpsn, in_order)) {
+            flow.answer_tls(asked_tls.remove(at));
+        }
+    }
+}
+
+/// Thousandths of PDUs with data that are fully and partly offloaded.
+fn shares(content: &Content, out_of_order: bool, network: Network) -> (usize, usize) {
+    let mut flow = Flow::new(content.clone(), config(out_of_order));
+    flow.setup_all();
+    let packets = arrivals(flow.wire.len(), 1448, network, &mut Prng::new(12));
+    run(&mut flow, &packets);
+    let [full, partly, none] = flow.check();
+    assert_eq!(flow.wrong, 0, "nothing is forged here");
+    let all = full + partly + none;
+    (full * 1000 / all, partly * 1000 / all)
+}
+
+#[test]
+fn shares_under_loss_and_reordering() {
+    let large = Content::reads(BOTH, 12, 131_072);
+    let sixteen = Content::reads(BOTH, 60, 16_384);
+    let small = Content::reads(BOTH, 800, 512);
+    let plain = Content::reads(ALL[0], 60, 16_384);
+    let contents = [&large, &sixteen, &small, &plain];
+    for ((lost, late), least) in
+        [((0, 0), 1000), ((20, 0), 960), ((50, 0), 920), ((0, 50), 910), ((50, 50), 750)]
+    {
+        let network = Network { lost, late, twice: 5 };
+        for content in contents {
+            let (ours, paper) = (shares(content, true, network), shares(content, false, network));
+            let case = alloc::format!("{network:?}: ours {ours:?}, the paper's {paper:?}");
+            assert!(ours.0 >= least, "{case}");
+            assert!(lost + late > 0 || (ours, paper) == ((1000, 0), (1000, 0)), "{case}");
+            assert!(lost + late == 0 || paper.0 + 100 < ours.0, "{case}");
+            // What is not offloaded at all are PDUs whose headers came too late.
+            assert!(ours.0 + ours.1 >= 990, "{case}");
+        }
+    }
+}
+
+/// A header in two packets that come in the wrong order, and data beyond it before it.
+#[test]
+fn a_header_in_pieces() {
+    let content = Content::reads(BOTH, 4, 1000);
+    let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
+    for cut in 1..28 {
+        let mut flow = Flow::new(content.clone(), config(true));
+        flow.setup_all();
+        let header = starts[2] + cut;
+        flow.deliver(0..starts[2]);
+        flow.deliver(header..header + 200);
+        flow.deliver(starts[2]..header);
+        flow.deliver(header + 200..flow.wire.len());
+        let counts = flow.check();
+        // What came while the length was not known is lost to the device.
+        assert_eq!(counts, [3, 1, 0], "{cut}");
+        assert_eq!(flow.wrong, 0);
+        assert_eq!(flow.rig.counter("nvme_tcp_pdus_open"), 0);
+    }
+}
+
+/// Beyond a hole a header is found, and believed at once; what fills the hole is followed up to it.
+#[test]
+fn a_guess_is_proved_by_what_fills_the_hole() {
+    let content = Content::reads(ALL[2], 12, 400);
+    let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
+    let mut flow = Flow::new(content, config(true));
+    flow.setup_all();
+    let (from, to) = (starts[2] + 10, starts[6] + 50);
+    flow.deliver(0..from);
+    flow.deliver(to..starts[10]);
+    let placed = flow.placed.clone().unwrap();
+    // The first that is found whole is a response: it may be anything. The data that follows goes
+    // to a buffer that awaits it.
+    let first = u32::try_from(starts[8] - to).unwrap() + 24;
+    assert_eq!(placed.placements[0], Placement { range: first..first + 400, tag: 4, offset: 0 });
+    assert_eq!(flow.verified, [0, starts[8]]);
+    let asked = core::mem::take(&mut flow.requests);
+    assert_eq!(asked, [SeqNum(START.wrapping_add(u32::try_from(starts[7]).unwrap()))]);
+    flow.moved();
+    // The hole: its PDUs are known from its start on.
+    flow.deliver(from..to);
+    assert_eq!(flow.verified, [0, starts[8], starts[2], starts[4]]);
+    assert_eq!(
+        flow.moved(),
+        [
+            "rx_nvmeotcp_packets +1",
+            "rx_nvmeotcp_bytes +826",
+            "nvme_tcp_pdus_verified +2",
+            "nvme_tcp_out_of_order_bytes +826",
+            "nvme_tcp_guesses_right +1",
+            "nvme_tcp_buffers_filled +2",
+        ]
+    );
+    // The answer comes too late to matter.
+    flow.answer(asked[0]);
+    assert_eq!(flow.rig.counter("nvme_tcp_resync_res_skip"), 1);
+    flow.deliver(starts[10]..flow.wire.len());
+    assert_eq!(flow.check(), [11, 1, 0]);
+    assert_eq!(flow.wrong, 0);
+}
+
+/// An answer that is lost is asked for again.
+#[test]
+fn a_request_is_made_again() {
+    let mut flow = Flow::new(Content::reads(ALL[2], 40, 60_000), config(false));
+    flow.setup_all();
+    flow.deliver(0..1000);
+    flow.deliver_in(70_000..1_400_000, 16_000);
+    assert_eq!(flow.requests.len(), 2);
+    assert_eq!(flow.requests[0], flow.requests[1]);
+    assert_eq!(flow.rig.counter("nvme_tcp_resync_res_retry"), 1);
+    flow.answers();
+    flow.deliver_in(1_400_000..flow.wire.len(), 16_000);
+    assert!(flow.check()[0] >= 14);
+}
+
+/// A place that is never filled does not stay for good, whatever sequence numbers do.
+#[test]
+fn places_are_bounded() {
+    let mut flow = Flow::new(Content::reads(BOTH, 600, 1000), config(true));
+    flow.setup_all();
+    let end = flow.wire.len();
+    flow.deliver(0..500);
+    // From each PDU some bytes are missing.
+    for from in (1000..end - 2000).step_by(1084) {
+        flow.deliver(from..from + 900);
+    }
+    assert!(flow.rig.counter("nvme_tcp_pdus_open") <= 64);
+    assert!(flow.rig.counter("nvme_tcp_pdus_given_up") > 300);
+    flow.check();
+    assert_eq!(flow.wrong, 0);
+}
+
+/// Reads and responses of several commands, mixed.
+pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> Content {
+    let mut content = Content::new(ALL[which], seed);
+    let mut left: Vec<(u16, u32, u32)> = (0..)
+        .zip(commands)
+        .map(|(tag, (len, at))| (tag, u32::from(*at) * 4, u32::from(*len) * 4))
+        .collect();
+    while !left.is_empty() {
+        let nth = usize::try_from(content.prng.next_u64()).unwrap() % left.len();
+        let (tag, offset, len) = left[nth];
+        let part = u32::try_from(1 + content.prng.next_u64() % 300).unwrap() * 4;
+        let part = part.min(len);
+        content.c2h(tag, offset, part as usize);
+        left[nth] = (tag, offset + part, len - part);
+        if part == len {
+            left.swap_remove(nth);
+            content.response(tag);
+        }
+    }
+    content
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Whatever comes in whatever order, cut anyhow, some of it twice: every claim is right, and
+    /// what is claimed is in its buffer.
+    #[test]
+    fn claims_are_the_truth(
+        which in 0..4_usize,
+        out_of_order: bool,
+        commands in prop::collection::vec((1..900_u16, 0..50_u16), 1..12),
+        cuts in prop::collection::vec((1..900_usize, 0..40_u64, 0..12_u8), 1..200),
+        answers in 0..4_u64,
+        seed: u64,
+    ) {
+        let mut flow = Flow::new(mixed(which, &commands, seed), config(out_of_order));
+        flow.setup_all();
+        let (mut from, mut packets) = (0, vec![]);
+        for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle()) {
+            let to = (from + len).min(flow.wire.len());
+            let start = if what == 1 { from.saturating_sub(len / 2) } else { from };
+            let late = if late < 8 { late * 3 } else { 0 };
+            packets.push((nth + late, start..to));
+            if what == 2 {
+                packets.push((nth + 9, start..to));
+            }
+            from = to;
+            if from == flow.wire.len() {
+                break;
+            }
+        }
+        packets.sort_by_key(|packet| packet.0);
+        for (nth, (_, range)) in packets.into_iter().enumerate() {
+            flow.deliver(range);
+            if nth as u64 % 4 < answers {
+                flow.answers();
+            }
+        }
+        flow.check();
+        prop_assert_eq!(flow.wrong, 0);
+        let starts: Vec<usize> = flow.content.pdus.iter().map(|pdu| pdu.at.start).collect();
+        prop_assert!(flow.verified.iter().all(|at| starts.contains(at)));
+        prop_assert_eq!(flow.rig.counter("nvme_tcp_digest_errors"), 0);
+    }
+}

@@ -1,0 +1,173 @@
+//! NVMe/TCP over TLS on receive (autonomous-nic-offloads.md section 5.3): TLS opens, then PDUs are
+//! followed in the content; each layer recovers on its own.
+
+use abi::l5o::L5oId;
+use abi::nvme_tcp::{NvmeTcpState, OverTls};
+use alloc::vec;
+use alloc::vec::Vec;
+use base::Prng;
+use proptest::prelude::*;
+
+use super::l5o_disorder::{Network, arrivals};
+use super::l5o_tx::{ALL as SUITES, Peer};
+use super::nvme_disorder::{mixed, run};
+use super::nvme_rx::config;
+use super::nvme_stream::{ALL, BOTH, Content, Flow, NUMBER, TLS, create, state};
+
+#[test]
+fn in_order_in_packets_of_every_size() {
+    for (suite, out_of_order) in SUITES.into_iter().flat_map(|s| [(s, false), (s, true)]) {
+        for lens in [&[600][..], &[1, 30, 4, 700, 0, 12], &[16_384]] {
+            for step in [1, 7, 30, 100, 1448, 20_000] {
+                let content = mixed(3, &[(300, 0), (50, 7), (200, 1)], 1);
+                let peer = Peer::new(suite);
+                let mut flow = Flow::over_tls(content, config(out_of_order), peer, lens);
+                flow.setup_all();
+                let tags = flow.offsets.len();
+                flow.deliver_in(0..flow.wire.len(), step);
+                let case = (suite, out_of_order, lens, step);
+                assert_eq!(flow.returned.len(), tags, "{case:?}");
+                assert_eq!(flow.verified.len(), flow.content.pdus.len(), "{case:?}");
+                let data = flow.content.pdus.iter().filter(|pdu| pdu.data.is_some()).count();
+                assert_eq!(flow.check(), [data, 0, 0], "{case:?}");
+                assert_eq!(flow.wrong, 0);
+                assert_eq!(flow.rig.counter("nvme_tcp_pdus_open"), 0);
+                assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn most_is_placed_under_loss_and_reordering() {
+    for (nth, suite) in [SUITES[0], SUITES[3]].into_iter().enumerate() {
+        for ((lost, late), least) in [((20, 0), 850), ((0, 20), 850), ((30, 30), 700)] {
+            let share = |out_of_order| {
+                let content = Content::reads(BOTH, 60, 16_384);
+                let peer = Peer::new(suite);
+                let mut flow = Flow::over_tls(content, config(out_of_order), peer, &[16_384]);
+                flow.setup_all();
+                let network = Network { lost, late, twice: 3 };
+                let mut prng = Prng::new(nth as u64);
+                let packets = arrivals(flow.wire.len(), 1448, network, &mut prng);
+                run(&mut flow, &packets);
+                let counts = flow.check();
+                assert_eq!(flow.wrong, 0, "{suite:?} {network:?}");
+                (counts[0] * 1000 / 60, counts)
+            };
+            let (ours, paper) = (share(true), share(false));
+            let case = alloc::format!("{suite:?} {lost} {late}: {ours:?} {paper:?}");
+            assert!(ours.0 >= least, "{case}");
+            assert!(ours.0 > paper.0, "{case}");
+        }
+    }
+}
+
+/// A context's stream may begin behind records of something else; it ends with one.
+#[test]
+fn a_record_of_another_kind_ends_the_work() {
+    for out_of_order in [false, true] {
+        for suite in SUITES {
+            for (kind, padding) in [(22, 0), (21, 0), (23, 3), (23, 0)] {
+                let peer = Peer::new(suite);
+                let tls13 = peer.framing().inner() == 1;
+                let content = Content::reads(BOTH, 4, 500);
+                let lens = [300, 300, 300, 5000];
+                let mut flow = Flow::over_tls(content, config(out_of_order), peer, &lens);
+                flow.setup_all();
+                // The third record becomes another, of the same length. Padding is zeros behind
+                // the type.
+                let record = flow.records[2].clone();
+                let text = flow.content.bytes[600..900].to_vec();
+                let padded = [&text[..300 - padding], &[kind], &vec![0; padding]].concat();
+                let other = if tls13 && padding > 0 {
+                    peer.seal(NUMBER + 2, 0, &padded[..300])
+                } else {
+                    peer.seal(NUMBER + 2, kind, &text)
+                };
+                flow.wire[record.clone()].copy_from_slice(&other);
+                flow.deliver_in(0..flow.wire.len(), 200);
+                assert_eq!(flow.records_verified, (NUMBER..NUMBER + 4).collect::<Vec<_>>());
+                let stops = kind != 23 || tls13 && padding > 0;
+                let case = (out_of_order, suite, kind, padding);
+                assert_eq!(
+                    flow.rig.counter("nvme_tcp_streams_stopped"),
+                    u64::from(stops),
+                    "{case:?}"
+                );
+                assert_eq!(flow.verified.len() == flow.content.pdus.len(), !stops, "{case:?}");
+                let bytes = flow.rig.counter("rx_nvmeotcp_bytes");
+                flow.deliver_in(record.end..flow.wire.len(), 200);
+                assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), bytes);
+            }
+        }
+    }
+}
+
+/// What TLS closes again is not used; nor is what another context of TLS opens.
+#[test]
+fn only_what_is_open_is_used() {
+    for out_of_order in [false, true] {
+        let content = Content::reads(BOTH, 4, 2000);
+        let mut flow = Flow::over_tls(content, config(out_of_order), Peer::new(SUITES[3]), &[1500]);
+        flow.setup_all();
+        let second = flow.records[1].clone();
+        flow.wire[second.end - 1] ^= 1;
+        flow.deliver(0..second.start);
+        assert!(flow.placed.is_some());
+        flow.deliver(second.clone());
+        assert_eq!(flow.placed, None, "its tag is wrong");
+        // Another stream on the same keys' predecessor.
+        let over = Some(OverTls { context: L5oId(TLS.0 + 1), number: NUMBER });
+        flow.rig.op(0, create(L5oId(1), NvmeTcpState { over, ..state(BOTH) }));
+        flow.collect();
+        flow.moved();
+        flow.deliver_in(second.end..flow.wire.len(), 500);
+        assert_eq!(flow.moved(), [""; 0]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Records of any lengths, in packets cut anyhow, in any order.
+    #[test]
+    fn claims_are_the_truth(
+        suite in 0..6_usize,
+        which in 0..4_usize,
+        out_of_order: bool,
+        commands in prop::collection::vec((1..600_u16, 0..50_u16), 1..8),
+        lens in prop::collection::vec(1..900_usize, 1..8),
+        late in prop::collection::vec((1..900_usize, 0..20_u64), 1..80),
+        answers in 0..4_u64,
+        seed: u64,
+    ) {
+        let content = mixed(which, &commands, seed);
+        let mut flow = Flow::over_tls(content, config(out_of_order), Peer::new(SUITES[suite]), &lens);
+        flow.setup_all();
+        let (mut from, mut packets) = (0, vec![]);
+        for (nth, &(len, late)) in (0_u64..).zip(late.iter().cycle()) {
+            let to = (from + len).min(flow.wire.len());
+            packets.push((nth + if late < 4 { late * 3 } else { 0 }, from..to));
+            from = to;
+            if from == flow.wire.len() {
+                break;
+            }
+        }
+        packets.sort_by_key(|packet| packet.0);
+        for (nth, (_, range)) in packets.into_iter().enumerate() {
+            flow.deliver(range);
+            if nth as u64 % 4 < answers {
+                flow.answers();
+                for tcpsn in core::mem::take(&mut flow.tls_requests) {
+                    flow.answer_tls(tcpsn);
+                }
+            }
+        }
+        flow.check();
+        prop_assert_eq!(flow.wrong, 0);
+        let starts: Vec<usize> = flow.content.pdus.iter().map(|pdu| pdu.at.start).collect();
+        // A digest that is right over records that are not would be chance.
+        prop_assert!(ALL[which] == ALL[0] || flow.verified.iter().all(|at| starts.contains(at)));
+    }
+}
