@@ -103,10 +103,10 @@ impl Host {
         self.extents.done.pop_front()
     }
 
-    /// Begins to write the first `len` bytes of `buffer` to a namespace; with `fua` it has not ended
-    /// before they outlast a loss of power. [`Notice::ExtentRead`] tells when it has, and
-    /// [`Self::poll_extent_done`] gives the buffer back. A range that the namespace does not have is
-    /// answered with [`FileFault::BadExtent`].
+    /// Begins to write the first `len` bytes of `buffer` to a namespace; with `fua` it has not
+    /// ended before they outlast a loss of power. [`Notice::ExtentRead`] tells when it has, and
+    /// [`Self::poll_extent_done`] gives the buffer back. A range that the namespace does not have
+    /// is answered with [`FileFault::BadExtent`].
     ///
     /// Nobody sends of the range meanwhile: the caller sees to that.
     pub fn extent_write(

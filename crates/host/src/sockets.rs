@@ -416,9 +416,9 @@ impl Host {
     }
 
     /// Opens a file or a block device beneath the root as a namespace, to be read and written
-    /// ([`Host::extent_write`]); [`Notice::File`] tells when that has ended, well or not. The device
-    /// reads what is sent of it where it can, whatever becomes of it meanwhile. None where too many
-    /// are open.
+    /// ([`Host::extent_write`]); [`Notice::File`] tells when that has ended, well or not. The
+    /// device reads what is sent of it where it can, whatever becomes of it meanwhile. None where
+    /// too many are open.
     pub fn offload_open_namespace(&mut self, path: &str) -> Option<FileId> {
         self.files.open_namespace(&mut self.out, path)
     }

@@ -63,6 +63,18 @@ fn cqe(cid: u16) -> [u8; 16] {
     cqe
 }
 
+/// A command under way.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    command: Command,
+    /// Bytes that came.
+    got: u32,
+    /// The target is done with it.
+    ended: bool,
+    /// Its buffer is not back.
+    lent: bool,
+}
+
 /// The initiator: so many commands at one time, each checked.
 struct Asker {
     transport: Option<Transport>,
@@ -70,7 +82,7 @@ struct Asker {
     tls: Option<TlsKeys>,
     todo: VecDeque<Command>,
     depth: usize,
-    running: BTreeMap<u16, (Command, u32, bool)>,
+    running: BTreeMap<u16, Running>,
     done: usize,
     bad_digests: usize,
     ended: Option<Ended>,
@@ -96,7 +108,16 @@ impl Asker {
                 assert!(back.is_none(), "the tag is free");
             }
             transport.send_command(host, &command.sqe(cid), data);
-            self.running.insert(cid, (command, 0, false));
+            let running = Running { command, got: 0, ended: false, lent: !command.write };
+            self.running.insert(cid, running);
+        }
+    }
+
+    /// A command has ended when the target says so and its buffer is back, in whichever order.
+    fn complete(&mut self, cid: u16) {
+        if self.running.get(&cid).is_some_and(|running| running.ended && !running.lent) {
+            self.running.remove(&cid);
+            self.done += 1;
         }
     }
 
@@ -105,32 +126,30 @@ impl Asker {
         match incoming {
             Incoming::Ready => {}
             Incoming::ReadData { cccid, len, digest_ok, success, .. } => {
-                let entry = self.running.get_mut(&cccid).expect("it was asked for");
-                entry.1 += len;
-                entry.2 |= success;
+                let running = self.running.get_mut(&cccid).expect("it was asked for");
+                running.got += len;
+                running.ended |= success;
                 self.bad_digests += usize::from(!digest_ok);
+                self.complete(cccid);
             }
             Incoming::Buffer { tag, buffer } => {
-                let (command, got, success) = self.running[&tag];
-                assert_eq!(got, command.len);
+                let running = self.running.get_mut(&tag).expect("it was asked for");
+                let command = running.command;
+                assert_eq!(running.got, command.len);
                 let right = text(command.at, command.len, 0);
                 assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
-                if success {
-                    self.running.remove(&tag);
-                    self.done += 1;
-                } else {
-                    self.running.get_mut(&tag).unwrap().2 = true;
-                }
+                running.lent = false;
+                self.complete(tag);
             }
             Incoming::R2t { cccid, ttag, offset, len } => {
-                let (command, ..) = self.running[&cccid];
+                let command = self.running[&cccid].command;
                 let data = text(command.at + u64::from(offset), len, 1).into();
                 transport.send_write_data(host, (cccid, ttag), offset, data, true);
             }
             Incoming::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
-                self.running.remove(&cid).expect("it was asked for");
-                self.done += 1;
+                self.running.get_mut(&cid).expect("it was asked for").ended = true;
+                self.complete(cid);
             }
             Incoming::Ended(how) => self.ended = Some(how),
             Incoming::Command { .. } | Incoming::WriteData { .. } => panic!("{incoming:?}"),
@@ -333,9 +352,17 @@ fn commands_of_all_sizes() {
         for alignment in [0, 31] {
             let lab = run(Run { digests, alignment, ..Run::default() });
             for machine in &lab.machines {
-                let by_device = machine.count("nvme_tx_digests_device");
-                assert_eq!(by_device > 0, digests.1, "the device fills them in");
-                assert_eq!(machine.count("nvme_tx_digests_host"), 0);
+                for (name, by_device) in [
+                    ("nvme_tx_digests_device", digests.1),
+                    ("nvme_rx_digests_device", digests.1),
+                    ("nvme_rx_placed_bytes", true),
+                    ("nvme_tx_digests_host", false),
+                    ("nvme_rx_digests_host", false),
+                    ("nvme_ddp_refused", false),
+                    ("nvme_rx_sw", false),
+                ] {
+                    assert_eq!(machine.count(name) > 0, by_device, "{name}: {digests:?}");
+                }
             }
         }
     }
@@ -344,7 +371,12 @@ fn commands_of_all_sizes() {
 #[test]
 fn commands_over_tls() {
     for digests in [(false, false), (true, true)] {
-        run(Run { digests, tls: true, ..Run::default() });
+        let lab = run(Run { digests, tls: true, ..Run::default() });
+        for machine in &lab.machines {
+            assert!(machine.count("nvme_rx_placed_bytes") > 0, "TLS opens, and NVMe places");
+            assert_eq!(machine.count("nvme_rx_digests_device") > 0, digests.1);
+            assert_eq!(machine.count("nvme_rx_digests_host"), 0);
+        }
     }
 }
 
@@ -353,8 +385,12 @@ fn commands_in_software() {
     for tls in [false, true] {
         let lab = run(Run { offload: false, tls, ..Run::default() });
         for machine in &lab.machines {
-            assert_eq!(machine.count("nvme_tx_digests_device"), 0);
+            for name in ["nvme_tx_digests_device", "nvme_rx_digests_device", "nvme_rx_placed_bytes"]
+            {
+                assert_eq!(machine.count(name), 0, "{name}");
+            }
             assert!(machine.count("nvme_tx_digests_host") > 0);
+            assert!(machine.count("nvme_rx_digests_host") > 0);
         }
     }
 }
