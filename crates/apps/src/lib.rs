@@ -1,9 +1,10 @@
 //! Applications as sans-IO handlers over the host's sockets, so that a simulation runs the whole
 //! product.
 //!
-//! [`content`] is the content server, [`proxy`] the L7 load balancer. Time comes in as a parameter;
-//! nothing here opens a socket, a file or a thread.
+//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] speaks NVMe over
+//! TCP. Time comes in as a parameter; nothing here opens a socket, a file or a thread.
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod nvme;
 pub mod proxy;

@@ -1,0 +1,3 @@
+//! NVMe over TCP, spoken over the host's sockets.
+
+pub mod target;

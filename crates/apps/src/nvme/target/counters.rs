@@ -1,0 +1,85 @@
+//! What the target counts.
+
+use wire::nvme::status::Status;
+
+base::counters! {
+    /// Counters of one target.
+    pub struct Counters {
+        /// Connections accepted.
+        nvmet_connections,
+        /// Connections reset at once: `connections_max` were there.
+        nvmet_connections_refused,
+        /// Connections that ended otherwise than closed by the peer after its last command.
+        nvmet_connections_lost,
+        /// Connections that ended since a PDU was wrong, as this side or the peer said.
+        nvmet_connections_terminated,
+        /// Connections ended since no command came that connects them.
+        nvmet_timeouts_connect,
+        /// Connections ended since data of a write did not come.
+        nvmet_timeouts_data,
+        /// Controllers ended since their host was silent for too long.
+        nvmet_timeouts_keep_alive,
+        /// Controllers made, of discovery and of subsystems.
+        nvmet_controllers,
+        /// I/O queues connected.
+        nvmet_queues,
+        /// Connects refused since the host may not.
+        nvmet_refused_host,
+        /// Connects refused since there are too many controllers.
+        nvmet_refused_busy,
+        /// Connects refused for other reasons.
+        nvmet_refused_connect,
+        /// Admin and Fabrics commands.
+        nvmet_admin_commands,
+        /// Reads.
+        nvmet_reads,
+        /// Bytes of reads, as they were sent.
+        nvmet_read_bytes,
+        /// Writes.
+        nvmet_writes,
+        /// Bytes of writes, as they were written.
+        nvmet_written_bytes,
+        /// Writes whose data came in their capsules.
+        nvmet_writes_in_capsule,
+        /// Writes that waited for memory.
+        nvmet_waits_memory,
+        /// Commands that waited for others on the same blocks.
+        nvmet_waits_range,
+        /// Flushes, of commands and for others that wanted it.
+        nvmet_flushes,
+        /// Writes of zeroes.
+        nvmet_zeroes,
+        /// Compares.
+        nvmet_compares,
+        /// Ranges deallocated.
+        nvmet_deallocations,
+        /// Asynchronous events reported.
+        nvmet_events,
+        /// Commands that failed since something in them was wrong.
+        nvmet_errors_command,
+        /// Commands that failed since their data came with a wrong digest.
+        nvmet_errors_digest,
+        /// Commands that failed since the disk did.
+        nvmet_errors_disk,
+        /// Commands that failed since the disk has no room.
+        nvmet_errors_full,
+        /// Ends of disk operations whose connection was gone.
+        nvmet_orphans,
+        /// Namespaces that could not be opened.
+        nvmet_namespaces_failed,
+    }
+}
+
+impl Counters {
+    /// Counts how a command failed.
+    pub(super) fn count_failed(&mut self, status: Status) {
+        *match status.code() {
+            Status::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,
+            Status::CAPACITY_EXCEEDED => &mut self.nvmet_errors_full,
+            Status::WRITE_FAULT | Status::UNRECOVERED_READ | Status::ACCESS_DENIED => {
+                &mut self.nvmet_errors_disk
+            }
+            _ => &mut self.nvmet_errors_command,
+        } += 1;
+    }
+}

@@ -1,0 +1,49 @@
+//! The discovery log page (fabrics, section 5.4): where a host finds the subsystems that it may
+//! connect to.
+
+use wire::nvme::fabrics::CNTLID_DYNAMIC;
+use wire::nvme::log::{
+    DiscoveryEntry, DiscoveryHeader, Security, Subsystem as Kind, TRTYPE_TCP, treq,
+};
+use wire::nvme::nqn::Nqn;
+
+use super::shared::Shared;
+
+/// The page for a host: a record for each of our addresses and each subsystem that admits the host,
+/// and one for this discovery service.
+pub(super) fn page(shared: &Shared, host: &Nqn) -> Vec<u8> {
+    let admitted = shared.subsystems.iter().filter(|subsystem| subsystem.admits(host));
+    let named = admitted.map(|subsystem| (subsystem.nqn, Kind::Nvm));
+    let all = named.chain([(Nqn::discovery(), Kind::Discovery)]);
+    let entries: Vec<_> = all.flat_map(|(nqn, kind)| entries(shared, nqn, kind)).collect();
+    let records = entries.len() as u64;
+    let header = DiscoveryHeader { generation: shared.generation, records, format: 0 };
+    let mut page = Vec::with_capacity(DiscoveryHeader::BYTES * (1 + entries.len()));
+    page.extend_from_slice(&header.to_bytes());
+    entries.iter().for_each(|entry| page.extend_from_slice(&entry.to_bytes()));
+    page
+}
+
+fn entries(shared: &Shared, nqn: Nqn, kind: Kind) -> impl Iterator<Item = DiscoveryEntry> + '_ {
+    let tls = shared.config.tls.is_some();
+    let (secure, security) = match tls {
+        true => (treq::SECURE_REQUIRED, Security::Tls13),
+        false => (treq::SECURE_NOT_REQUIRED, Security::None),
+    };
+    shared.config.addresses.iter().zip(1..).map(move |(address, port_id)| DiscoveryEntry {
+        trtype: TRTYPE_TCP,
+        kind,
+        treq: secure | treq::DISABLE_SQ_FLOW_CONTROL,
+        port_id,
+        cntlid: CNTLID_DYNAMIC,
+        admin_queue: ADMIN_QUEUE,
+        flags: 0,
+        addr: Some(address.addr),
+        port: Some(address.port),
+        subnqn: Some(nqn),
+        security,
+    })
+}
+
+/// ASQSZ: entries of an admin queue that any host may ask for.
+const ADMIN_QUEUE: u16 = 32;

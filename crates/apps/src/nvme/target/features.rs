@@ -1,0 +1,154 @@
+//! Get Features and Set Features (base, sections 5.15 and 5.27).
+
+use wire::nvme::command::{Features, QueueCounts, Select, events, feature};
+use wire::nvme::status::Status;
+
+use super::controller::Controller;
+
+/// Features whose value is kept and means nothing here, with the bits that they have, since the
+/// specification wants every controller to have them.
+const KEPT: [(u8, u32); 5] = [
+    (feature::ARBITRATION, 0xffff_ff07),
+    (feature::POWER_MANAGEMENT, 0),
+    (feature::TEMPERATURE_THRESHOLD, 0x003f_ffff),
+    (feature::ERROR_RECOVERY, 0xffff),
+    (feature::WRITE_ATOMICITY, 1),
+];
+
+/// What a host has set.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Values {
+    kept: [u32; KEPT.len()],
+    /// Writes may stay in memory until they are flushed.
+    pub(super) write_cache: bool,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self { kept: [0; KEPT.len()], write_cache: true }
+    }
+}
+
+/// Bits of a feature's capabilities: saveable, of a namespace, changeable.
+const CHANGEABLE: u32 = 1 << 2;
+
+const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
+
+/// Events that can be asked for.
+pub(super) const fn events_known(discovery: bool) -> u32 {
+    if discovery { events::DISCOVERY } else { events::NAMESPACES | events::HEALTH }
+}
+
+/// Whether a controller has a feature. Those of discovery have what keeps them alive and reports.
+fn is_known(controller: &Controller, fid: u8) -> bool {
+    let common = matches!(fid, feature::KEEP_ALIVE | feature::ASYNC_EVENT);
+    let others = matches!(
+        fid,
+        feature::NUMBER_OF_QUEUES | feature::VOLATILE_WRITE_CACHE | feature::HOST_IDENTIFIER
+    );
+    let kept = KEPT.iter().any(|kept| kept.0 == fid);
+    common || controller.subsystem.is_some() && (others || kept)
+}
+
+/// Get Features: the value in dword 0.
+///
+/// # Errors
+/// Features that are not known, or have no value of that kind.
+pub(super) fn get(
+    controller: &Controller,
+    asked: Features,
+    queues_max: u16,
+) -> Result<u32, Status> {
+    if !is_known(controller, asked.fid) {
+        return Err(INVALID);
+    }
+    let granted = if controller.granted == 0 { queues_max } else { controller.granted };
+    let counts = |count: u16| {
+        QueueCounts { submission: u32::from(count), completion: u32::from(count) }.to_value()
+    };
+    let kept = |values: &Values| {
+        let place = KEPT.iter().position(|kept| kept.0 == asked.fid);
+        place.and_then(|place| values.kept.get(place)).copied().unwrap_or(0)
+    };
+    let current = matches!(asked.select, Select::Current);
+    match asked.select {
+        Select::Capabilities => return Ok(CHANGEABLE),
+        Select::Other(_) => return Err(INVALID),
+        // Nothing is saved: what is said to be is the default.
+        Select::Current | Select::Default | Select::Saved => {}
+    }
+    Ok(match asked.fid {
+        feature::KEEP_ALIVE => {
+            if current {
+                controller.kato()
+            } else {
+                0
+            }
+        }
+        feature::ASYNC_EVENT => {
+            if current {
+                controller.events.wanted
+            } else {
+                0
+            }
+        }
+        feature::NUMBER_OF_QUEUES => counts(if current { granted } else { queues_max }),
+        feature::VOLATILE_WRITE_CACHE => u32::from(!current || controller.values.write_cache),
+        _ if current => kept(&controller.values),
+        _ => kept(&Values::default()),
+    })
+}
+
+/// Set Features: what dword 0 of the completion says.
+///
+/// # Errors
+/// Features that are not known, values out of their range, and changes that come too late.
+pub(super) fn set(
+    controller: &mut Controller,
+    asked: Features,
+    queues_max: u16,
+) -> Result<u32, Status> {
+    if asked.save {
+        return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
+    }
+    if !is_known(controller, asked.fid) {
+        return Err(INVALID);
+    }
+    match asked.fid {
+        feature::KEEP_ALIVE => controller.set_kato(asked.value),
+        feature::ASYNC_EVENT => {
+            if asked.value & !events_known(controller.subsystem.is_none()) != 0 {
+                return Err(INVALID);
+            }
+            controller.events.wanted = asked.value;
+        }
+        feature::NUMBER_OF_QUEUES => return set_queues(controller, asked.value, queues_max),
+        feature::VOLATILE_WRITE_CACHE if asked.value > 1 => return Err(INVALID),
+        feature::VOLATILE_WRITE_CACHE => controller.values.write_cache = asked.value == 1,
+        // Fabrics have it from the connect command (fabrics, section 3.6).
+        feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
+        fid => {
+            let place = KEPT.iter().position(|kept| kept.0 == fid).ok_or(INVALID)?;
+            if KEPT.get(place).is_none_or(|kept| asked.value & !kept.1 != 0) {
+                return Err(INVALID);
+            }
+            if let Some(kept) = controller.values.kept.get_mut(place) {
+                *kept = asked.value;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Number of Queues, before there are any (base, section 5.27.1.5).
+fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Result<u32, Status> {
+    let asked = QueueCounts::from_value(value).ok_or(INVALID)?;
+    if controller.io_queues().next().is_some() {
+        return Err(Status::COMMAND_SEQUENCE.do_not_retry());
+    }
+    let asked = asked.submission.min(asked.completion);
+    let granted = u16::try_from(asked).unwrap_or(u16::MAX).min(queues_max);
+    controller.granted = granted;
+    let count = u32::from(granted);
+    Ok(QueueCounts { submission: count, completion: count }.to_value())
+}

@@ -1,0 +1,398 @@
+//! Commands of I/O queues, as operations: data from the host, the range, the disk, the completion.
+//!
+//! Data is fetched before the range is taken, so that a host that never sends it holds nobody up.
+//! A read is over for its host when it is sent, and its range is kept until TCP has it
+//! acknowledged; all others keep theirs until the disk is done. Whatever an operation waits for,
+//! others go on.
+
+use std::ops::Range as Span;
+
+use abi::aligned::AlignedBuf;
+use abi::{FileExtent, FileFault, FileId};
+use bytes::Bytes;
+use host::nvme::Source;
+use wire::nvme::command::{Blocks, Command, DatasetManagement, FABRICS, Range, Sgl, io};
+use wire::nvme::fabrics::Fabrics;
+use wire::nvme::status::Status;
+
+use super::link::{Disk, Link};
+use super::locks::Mode;
+use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
+use super::shared::{Op, OpId, Stage, Verb};
+use super::subsystem::State;
+
+/// Bytes that are read for a compare at a time.
+const COMPARE_BYTES: u32 = 128 << 10;
+
+const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
+const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+
+/// What is asked of a namespace.
+struct Asked {
+    verb: Verb,
+    /// Its bytes.
+    bytes: Span<u64>,
+    /// Bytes of data from the host.
+    data_len: u64,
+    fua: bool,
+}
+
+/// What a command asks of a namespace with so many blocks.
+fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Asked, Status> {
+    let range = || {
+        let range = Blocks::of(command);
+        let end = range.end().filter(|end| *end <= blocks).ok_or(OUT_OF_RANGE)?;
+        // Blocks of a file that there is: none of its bytes is above 2^64.
+        Ok((range, range.slba << shift..end << shift))
+    };
+    let (verb, bytes, data_len, fua) = match command.opcode {
+        io::FLUSH => (Verb::Flush, 0..0, 0, false),
+        io::READ => {
+            let (range, bytes) = range()?;
+            (Verb::Read, bytes, 0, range.fua)
+        }
+        io::WRITE => {
+            let (range, bytes) = range()?;
+            let len = bytes.end - bytes.start;
+            (Verb::Write, bytes, len, range.fua)
+        }
+        io::COMPARE => {
+            let (_, bytes) = range()?;
+            let len = bytes.end - bytes.start;
+            (Verb::Compare { done: 0 }, bytes, len, false)
+        }
+        io::WRITE_ZEROES => {
+            let (range, bytes) = range()?;
+            (Verb::Zero { deallocate: range.deallocate }, bytes, 0, range.fua)
+        }
+        io::DATASET_MANAGEMENT => {
+            let manage = DatasetManagement::of(command);
+            let ranges = if manage.deallocate { manage.ranges } else { 0 };
+            let verb = Verb::Deallocate { next: 0, ranges };
+            (verb, 0..0, manage.data_len() as u64, false)
+        }
+        // Reservations among them: ONCS says that there are none.
+        _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+    };
+    let moved = if verb == Verb::Read { bytes.end - bytes.start } else { data_len };
+    if moved > data_max {
+        return Err(INVALID);
+    }
+    Ok(Asked { verb, bytes, data_len, fua })
+}
+
+/// Whether the data of a command is described as it has to be.
+fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), Status> {
+    let (wanted, to_host) = match asked.verb {
+        Verb::Read => (asked.bytes.end - asked.bytes.start, true),
+        _ => (asked.data_len, false),
+    };
+    if wanted == 0 {
+        return Ok(());
+    }
+    match command.sgl {
+        Sgl::Transport { .. } if capsule.is_empty() => {}
+        Sgl::Transport { .. } => return Err(SGL_TYPE),
+        _ if to_host => return Err(SGL_TYPE),
+        _ => in_capsule(command, capsule)?,
+    }
+    if u64::from(command.sgl.len()) == wanted { Ok(()) } else { Err(SGL_LENGTH) }
+}
+
+impl<L: Link> Turn<'_, L> {
+    /// A command of an I/O queue.
+    pub(super) fn handle_io(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
+        match self.operation(command, data, digest_ok) {
+            Ok(op) => {
+                let fetch = op.data_len > 0;
+                let id = self.shared.ops.insert(op);
+                if fetch { self.fetch(id, false) } else { self.take_range(id) }
+            }
+            Err(status) => self.complete(command.cid, 0, status),
+        }
+    }
+
+    fn operation(
+        &mut self,
+        command: &Command,
+        capsule: Bytes,
+        digest_ok: bool,
+    ) -> Result<Op, Status> {
+        check(command, digest_ok)?;
+        match Fabrics::of(command) {
+            Some(Fabrics::Connect(_)) => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
+            Some(_) => return Err(Status::INVALID_OPCODE.do_not_retry()),
+            None => debug_assert_ne!(command.opcode, FABRICS),
+        }
+        let shared = &mut *self.shared;
+        let queue = self.conn.queue.as_ref().ok_or(Status::INTERNAL)?;
+        let controller = shared.controllers.get(queue.is.cntlid).ok_or(Status::INTERNAL)?;
+        if !controller.is_ready() {
+            return Err(Status::COMMAND_SEQUENCE.do_not_retry());
+        }
+        let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
+        let place = subsystem.and_then(|subsystem| subsystem.place(command.nsid));
+        let none = Status::INVALID_NAMESPACE.do_not_retry();
+        let place = place.ok_or(none)?;
+        let namespace = shared.namespaces.get(place).ok_or(none)?;
+        let blocks = match namespace.state {
+            State::Ready(blocks) => blocks,
+            State::Opening => return Err(Status::NAMESPACE_NOT_READY),
+            State::Failed(_) => return Err(none),
+        };
+        let asked = asked(command, blocks, namespace.shift, shared.data_max())?;
+        check_data(command, &asked, &capsule)?;
+        let writes_through = !controller.values.write_cache;
+        let counters = &mut shared.counters;
+        match asked.verb {
+            Verb::Read => counters.nvmet_reads += 1,
+            Verb::Write => {
+                counters.nvmet_writes += 1;
+                counters.nvmet_writes_in_capsule += u64::from(!capsule.is_empty());
+            }
+            Verb::Compare { .. } => counters.nvmet_compares += 1,
+            Verb::Zero { .. } => counters.nvmet_zeroes += 1,
+            Verb::Deallocate { .. } | Verb::Flush => {}
+        }
+        Ok(Op {
+            owner: Some(self.conn.key),
+            cid: command.cid,
+            verb: asked.verb,
+            stage: Stage::Memory,
+            place,
+            offset: asked.bytes.start,
+            len: asked.bytes.end - asked.bytes.start,
+            data_len: u32::try_from(asked.data_len).map_err(|_| INVALID)?,
+            fua: asked.fua || writes_through,
+            spoilt: false,
+            capsule,
+            buffer: None,
+            lease: None,
+            lock: None,
+            reading: None,
+        })
+    }
+
+    /// Gets memory for the data of an operation, and the data. `waited`: it is its turn.
+    pub(super) fn fetch(&mut self, id: OpId, waited: bool) {
+        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        // Nobody overtakes those that wait.
+        let room = waited || self.shared.thirsty.is_empty();
+        let taken = if room { self.shared.buffers.take(op.data_len as usize) } else { None };
+        let Some((mut buffer, lease)) = taken else {
+            self.shared.counters.nvmet_waits_memory += u64::from(!waited);
+            self.shared.thirsty.push_back(id);
+            return;
+        };
+        op.lease = Some(lease);
+        let capsule = core::mem::take(&mut op.capsule);
+        if !capsule.is_empty() {
+            for (to, from) in buffer.as_mut_slice().iter_mut().zip(&capsule) {
+                *to = *from;
+            }
+            return self.handle_buffer(id, buffer);
+        }
+        let (cid, len) = (op.cid, op.data_len);
+        let tag = self.conn.queue.as_mut().and_then(|queue| queue.tag(self.now, id));
+        let Some(tag) = tag else {
+            op.buffer = Some(buffer);
+            return self.finish(id, Status::INTERNAL);
+        };
+        op.stage = Stage::Data { tag };
+        // A tag is free again only when its buffer came back.
+        let refused = self.conn.link.expect(self.host, tag, len, buffer);
+        debug_assert!(refused.is_none(), "the tag is free, and the buffer long enough");
+        self.conn.link.send_r2t(self.host, cid, tag, len);
+    }
+
+    /// All of an operation's data is there.
+    pub(super) fn handle_buffer(&mut self, id: OpId, buffer: AlignedBuf) {
+        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        op.buffer = Some(buffer);
+        if op.spoilt {
+            return self.finish(id, Status::TRANSIENT_TRANSPORT);
+        }
+        let all_in = self.ranges_are_in(id);
+        if all_in { self.take_range(id) } else { self.finish(id, OUT_OF_RANGE) }
+    }
+
+    /// Whether all ranges of a dataset management command are in the namespace.
+    fn ranges_are_in(&self, id: OpId) -> bool {
+        let Some(op) = self.shared.ops.get(id) else { return false };
+        let Verb::Deallocate { ranges, .. } = op.verb else { return true };
+        let blocks = self.shared.namespaces.get(op.place).and_then(|one| one.blocks());
+        let data = op.data(0, usize::from(ranges) * Range::BYTES).unwrap_or(&[]);
+        Range::parse_all(data).all(|range| {
+            let end = range.slba.checked_add(u64::from(range.count));
+            end.zip(blocks).is_some_and(|(end, blocks)| end <= blocks)
+        })
+    }
+
+    /// Takes the range of an operation, and goes on with it once it is held.
+    fn take_range(&mut self, id: OpId) {
+        let shared = &mut *self.shared;
+        let Some(op) = shared.ops.get_mut(id) else { return };
+        let Some(namespace) = shared.namespaces.get_mut(op.place) else { return };
+        let mode = match &mut op.verb {
+            Verb::Read | Verb::Compare { .. } => Mode::Shared,
+            Verb::Write | Verb::Zero { .. } => Mode::Exclusive,
+            Verb::Flush => return self.perform(id),
+            Verb::Deallocate { next, ranges } => {
+                let data = op.buffer.as_ref().map_or(&[][..], AlignedBuf::as_slice);
+                let rest = Range::parse_all(data).take(usize::from(*ranges));
+                let found = rest.zip(0_u16..).skip(usize::from(*next)).find(|(r, _)| r.count > 0);
+                let Some((range, index)) = found else {
+                    return self.finish(id, Status::SUCCESS);
+                };
+                *next = index + 1;
+                op.offset = range.slba << namespace.shift;
+                op.len = u64::from(range.count) << namespace.shift;
+                shared.counters.nvmet_deallocations += 1;
+                Mode::Exclusive
+            }
+        };
+        let (lock, held) = namespace.locks.lock(op.offset..op.offset + op.len, mode, id.0);
+        op.lock = Some(lock);
+        if held {
+            self.perform(id);
+        } else {
+            op.stage = Stage::Range;
+            shared.counters.nvmet_waits_range += 1;
+        }
+    }
+
+    /// Does what an operation is for: its range is held.
+    pub(super) fn perform(&mut self, id: OpId) {
+        let shared = &mut *self.shared;
+        let Some(op) = shared.ops.get_mut(id) else { return };
+        let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) else { return };
+        op.stage = Stage::Disk;
+        let (token, at) = (id.0, (file, op.offset));
+        match op.verb {
+            Verb::Read => self.send(id, file),
+            Verb::Write => {
+                let Some(buffer) = op.buffer.take() else { return };
+                self.host.write(token, at, buffer, op.data_len, op.fua);
+            }
+            Verb::Compare { .. } => self.read_on(id, file),
+            Verb::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
+            Verb::Deallocate { .. } => self.host.zero(token, at, op.len, true),
+            Verb::Flush => {
+                shared.counters.nvmet_flushes += 1;
+                self.host.flush(token, file);
+            }
+        }
+    }
+
+    /// Sends what a read is for. The range is kept until the peer has it.
+    fn send(&mut self, id: OpId, file: FileId) {
+        let Some(op) = self.shared.ops.remove(id) else { return };
+        // No longer than MDTS.
+        let len = u32::try_from(op.len).unwrap_or(u32::MAX);
+        let mark = self.complete_with_data(op.cid, &Source::File { file, offset: op.offset, len });
+        self.shared.counters.nvmet_read_bytes += op.len;
+        self.shared.health.read_bytes += op.len;
+        if let (Some(queue), Some(lock)) = (&mut self.conn.queue, op.lock) {
+            queue.keep(mark, op.place, lock);
+        }
+    }
+
+    /// Reads what a compare has to look at next.
+    fn read_on(&mut self, id: OpId, file: FileId) {
+        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        let Verb::Compare { done } = op.verb else { return };
+        let len = op.data_len.saturating_sub(done).min(COMPARE_BYTES);
+        let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
+        op.reading = Some(extent);
+        if !self.host.read(id.0, extent) {
+            op.reading = None;
+            self.finish(id, Status::UNRECOVERED_READ);
+        }
+    }
+
+    /// The disk has read something for a compare.
+    pub(super) fn handle_read(&mut self, id: OpId, result: Result<Bytes, FileFault>) {
+        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        let Some(extent) = op.reading.take() else { return };
+        self.host.release(extent);
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(fault) => {
+                self.shared.health.media_errors += 1;
+                let status = status_of(op.verb, fault);
+                return self.finish(id, status);
+            }
+        };
+        let Verb::Compare { done } = op.verb else { return };
+        let Some(wanted) = op.data(done as usize, bytes.len()).filter(|_| !bytes.is_empty()) else {
+            return self.finish(id, Status::INTERNAL);
+        };
+        if wanted != &bytes[..] {
+            return self.finish(id, Status::COMPARE_FAILURE.do_not_retry());
+        }
+        let done = done + u32::try_from(bytes.len()).unwrap_or(0);
+        op.verb = Verb::Compare { done };
+        if done >= op.data_len {
+            self.finish(id, Status::SUCCESS);
+        } else {
+            self.read_on(id, extent.file);
+        }
+    }
+
+    /// The disk has changed something.
+    pub(super) fn handle_changed(
+        &mut self,
+        id: OpId,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), FileFault>,
+    ) {
+        let shared = &mut *self.shared;
+        let Some(op) = shared.ops.get_mut(id) else { return };
+        op.buffer = buffer.or_else(|| op.buffer.take());
+        if let Err(fault) = result {
+            shared.health.media_errors += 1;
+            let status = status_of(op.verb, fault);
+            return self.finish(id, status);
+        }
+        match op.verb {
+            Verb::Zero { .. } if op.fua && op.stage == Stage::Disk => {
+                // A disk has no zeroes that are through at once.
+                op.stage = Stage::Flush;
+                shared.counters.nvmet_flushes += 1;
+                if let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) {
+                    self.host.flush(id.0, file);
+                }
+            }
+            Verb::Deallocate { .. } => {
+                let (place, lock) = (op.place, op.lock.take());
+                op.stage = Stage::Range;
+                lock.into_iter().for_each(|lock| shared.unlock(place, lock));
+                self.take_range(id);
+            }
+            verb => {
+                if verb == Verb::Write {
+                    shared.counters.nvmet_written_bytes += op.len;
+                    shared.health.written_bytes += op.len;
+                }
+                self.finish(id, Status::SUCCESS);
+            }
+        }
+    }
+
+    /// An operation is over.
+    fn finish(&mut self, id: OpId, status: Status) {
+        let Some(mut op) = self.shared.ops.remove(id) else { return };
+        self.shared.relinquish(&mut op);
+        self.complete(op.cid, 0, status);
+    }
+}
+
+/// How a command fails when the disk does.
+fn status_of(verb: Verb, fault: FileFault) -> Status {
+    match (verb, fault) {
+        (_, FileFault::NoSpace) => Status::CAPACITY_EXCEEDED.do_not_retry(),
+        (_, FileFault::Denied) => Status::ACCESS_DENIED.do_not_retry(),
+        (Verb::Read | Verb::Compare { .. }, _) => Status::UNRECOVERED_READ,
+        _ => Status::WRITE_FAULT,
+    }
+}

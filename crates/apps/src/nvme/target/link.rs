@@ -1,0 +1,155 @@
+//! What the target asks of a connection and of the host's disk.
+//!
+//! One implementation is [`Transport`] over a [`Host`], call by call; the other is the fake of this
+//! module's tests, which shows a disk that is slow, full or broken without a TCP below. Nothing
+//! else is meant to implement it.
+
+use abi::aligned::AlignedBuf;
+use abi::{FileExtent, FileFault, FileId, FileStat};
+use base::Instant;
+use bytes::Bytes;
+use host::Host;
+use host::nvme::{Incoming, Source, Transport};
+use wire::nvme::pdu::Fault;
+
+/// A change of a namespace that has ended: the token, the buffer of a write, how it went.
+pub(super) type Changed = (u64, Option<AlignedBuf>, Result<(), FileFault>);
+
+/// One end of a connection; see [`Transport`] for what each call promises.
+pub(super) trait Link {
+    /// What it is on.
+    type Host: Disk;
+
+    fn poll(&mut self, host: &mut Self::Host, now: Instant) -> Option<Incoming>;
+    fn poll_timeout(&self) -> Option<Instant>;
+    fn send_response(&mut self, host: &mut Self::Host, entry: &[u8; 16]);
+    /// All of a command's data; with `success` no response follows. Gives a mark.
+    fn send_data(&mut self, host: &mut Self::Host, cid: u16, data: &Source, success: bool) -> u64;
+    fn send_r2t(&mut self, host: &mut Self::Host, cid: u16, tag: u16, len: u32);
+    fn expect(
+        &mut self,
+        host: &mut Self::Host,
+        tag: u16,
+        len: u32,
+        buffer: AlignedBuf,
+    ) -> Option<AlignedBuf>;
+    fn terminate(&mut self, host: &mut Self::Host, why: Fault);
+    fn acknowledged(&self, host: &Self::Host) -> u64;
+    /// Ends the connection as it stands: `gently` where all that was sent shall still arrive.
+    fn end(&mut self, host: &mut Self::Host, now: Instant, gently: bool);
+}
+
+/// Files; see [`Host`] for what each call promises.
+pub(super) trait Disk {
+    fn open(&mut self, path: &str) -> Option<FileId>;
+    fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
+    /// Begins to read some of an extent; not where the file has no such bytes.
+    fn read(&mut self, token: u64, extent: FileExtent) -> bool;
+    /// The extent of a read that has ended is not used any more.
+    fn release(&mut self, extent: FileExtent);
+    fn write(&mut self, token: u64, at: (FileId, u64), buffer: AlignedBuf, len: u32, fua: bool);
+    fn flush(&mut self, token: u64, file: FileId);
+    fn zero(&mut self, token: u64, at: (FileId, u64), len: u64, deallocate: bool);
+    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)>;
+    fn poll_changed(&mut self) -> Option<Changed>;
+}
+
+impl Link for Transport {
+    type Host = Host;
+
+    fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
+        Self::poll(self, host, now)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Self::poll_timeout(self)
+    }
+
+    fn send_response(&mut self, host: &mut Host, entry: &[u8; 16]) {
+        Self::send_response(self, host, entry);
+    }
+
+    fn send_data(&mut self, host: &mut Host, cid: u16, data: &Source, success: bool) -> u64 {
+        self.send_read_data(host, cid, 0, data, true, success)
+    }
+
+    fn send_r2t(&mut self, host: &mut Host, cid: u16, tag: u16, len: u32) {
+        Self::send_r2t(self, host, (cid, tag), 0, len);
+    }
+
+    fn expect(
+        &mut self,
+        host: &mut Host,
+        tag: u16,
+        len: u32,
+        buffer: AlignedBuf,
+    ) -> Option<AlignedBuf> {
+        Self::expect(self, host, tag, 0, len, buffer)
+    }
+
+    fn terminate(&mut self, host: &mut Host, why: Fault) {
+        Self::terminate(self, host, why);
+    }
+
+    fn acknowledged(&self, host: &Host) -> u64 {
+        Self::acknowledged(self, host)
+    }
+
+    fn end(&mut self, host: &mut Host, now: Instant, gently: bool) {
+        if gently {
+            host.close(now, self.socket());
+        } else {
+            host.abort(now, self.socket());
+        }
+    }
+}
+
+impl Disk for Host {
+    fn open(&mut self, path: &str) -> Option<FileId> {
+        self.offload_open_namespace(path)
+    }
+
+    fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {
+        self.offload_fstat(file)
+    }
+
+    fn read(&mut self, token: u64, extent: FileExtent) -> bool {
+        // Who reads it matters to what is sent, and this is not.
+        let held = self.extent_hold(extent.file, extent.offset, u64::from(extent.len)).is_some();
+        if held {
+            self.extent_read(token, extent);
+        }
+        held
+    }
+
+    fn release(&mut self, extent: FileExtent) {
+        self.extent_release(extent.file, extent.offset, u64::from(extent.len), false);
+    }
+
+    fn write(
+        &mut self,
+        token: u64,
+        (file, offset): (FileId, u64),
+        buffer: AlignedBuf,
+        len: u32,
+        fua: bool,
+    ) {
+        self.extent_write(token, file, offset, buffer, len, fua);
+    }
+
+    fn flush(&mut self, token: u64, file: FileId) {
+        self.extent_flush(token, file);
+    }
+
+    fn zero(&mut self, token: u64, (file, offset): (FileId, u64), len: u64, deallocate: bool) {
+        self.extent_zero(token, file, offset, len, deallocate);
+    }
+
+    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)> {
+        self.poll_extent().map(|read| (read.token, read.result))
+    }
+
+    fn poll_changed(&mut self) -> Option<Changed> {
+        self.poll_extent_done().map(|done| (done.token, done.buffer, done.result))
+    }
+}

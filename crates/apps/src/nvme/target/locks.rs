@@ -1,0 +1,216 @@
+//! Range locks of a namespace: what is being read is not written, and what is being written is
+//! neither read nor written.
+//!
+//! A read holds its range until its bytes are acknowledged: the device reads them again for a
+//! retransmission, and has to find the same ones. Locks are granted in the order in which they were
+//! asked for wherever ranges overlap, so that nobody waits for ever behind others that came later.
+//! Reads alone cost nothing but a slot: nobody searches while there is no writer.
+//!
+//! Invariants: held ranges overlap only where all of them are shared; nobody waits who could be
+//! granted; a lock that is released or given up is never granted.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// A lock that is held, or waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LockId(usize);
+
+/// How a range is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// With others that read.
+    Shared,
+    /// Alone.
+    Exclusive,
+}
+
+#[derive(Debug)]
+struct Lock {
+    range: Range<u64>,
+    mode: Mode,
+    held: bool,
+    /// Who waits for it; given back when it is granted.
+    owner: u64,
+}
+
+impl Lock {
+    fn excludes(&self, range: &Range<u64>, mode: Mode) -> bool {
+        let both_read = self.mode == Mode::Shared && mode == Mode::Shared;
+        !both_read && self.overlaps(range)
+    }
+
+    const fn overlaps(&self, range: &Range<u64>) -> bool {
+        self.range.start < range.end && range.start < self.range.end
+    }
+}
+
+/// The locks of one namespace.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    locks: Vec<Option<Lock>>,
+    free: Vec<usize>,
+    /// Those that are not held, in the order in which they came.
+    waiting: VecDeque<usize>,
+    /// Locks for writing, held and waited for.
+    exclusive: usize,
+}
+
+impl Locks {
+    /// Asks for a range, for an owner. Says whether it is held at once; else [`Self::release`] or
+    /// another gives the owner when it is.
+    pub(super) fn lock(&mut self, range: Range<u64>, mode: Mode, owner: u64) -> (LockId, bool) {
+        let held = self.is_free(&range, mode, self.waiting.len());
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.locks.push(None);
+            self.locks.len() - 1
+        });
+        self.exclusive += usize::from(mode == Mode::Exclusive);
+        if let Some(slot) = self.locks.get_mut(index) {
+            *slot = Some(Lock { range, mode, held, owner });
+        }
+        if !held {
+            self.waiting.push_back(index);
+        }
+        (LockId(index), held)
+    }
+
+    /// Gives a lock back, held or not, and hands the owners of those that are held now to
+    /// `granted`.
+    pub(super) fn release(&mut self, id: LockId, granted: &mut impl FnMut(u64)) {
+        let Some(lock) = self.locks.get_mut(id.0).and_then(Option::take) else { return };
+        self.free.push(id.0);
+        self.exclusive -= usize::from(lock.mode == Mode::Exclusive);
+        if !lock.held {
+            self.waiting.retain(|index| *index != id.0);
+        }
+        if !self.waiting.is_empty() {
+            self.grant(&lock.range, granted);
+        }
+    }
+
+    /// Locks that are waited for.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Locks that are held.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.locks.iter().flatten().filter(|lock| lock.held).count()
+    }
+
+    /// Grants what waits behind a range that was released.
+    fn grant(&mut self, released: &Range<u64>, granted: &mut impl FnMut(u64)) {
+        let mut place = 0;
+        while let Some(&index) = self.waiting.get(place) {
+            let Some(Some(lock)) = self.locks.get(index) else { return };
+            let touched = lock.overlaps(released);
+            if touched && self.is_free(&lock.range, lock.mode, place) {
+                self.waiting.remove(place);
+                if let Some(Some(lock)) = self.locks.get_mut(index) {
+                    lock.held = true;
+                    granted(lock.owner);
+                }
+            } else {
+                place += 1;
+            }
+        }
+    }
+
+    /// Whether nobody who holds a lock, or who is among the first `before` that wait for one,
+    /// excludes this.
+    fn is_free(&self, range: &Range<u64>, mode: Mode, before: usize) -> bool {
+        if mode == Mode::Shared && self.exclusive == 0 {
+            return true;
+        }
+        let waiting = |index: &usize| self.locks.get(*index).and_then(Option::as_ref);
+        let earlier = self.waiting.iter().take(before).filter_map(waiting);
+        let held = self.locks.iter().flatten().filter(|lock| lock.held);
+        !earlier.chain(held).any(|lock| lock.excludes(range, mode))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn released(locks: &mut Locks, id: LockId) -> Vec<u64> {
+        let mut owners = Vec::new();
+        locks.release(id, &mut |owner| owners.push(owner));
+        owners
+    }
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let mut locks = Locks::default();
+        let (a, held) = locks.lock(0..8, Mode::Shared, 1);
+        assert!(held);
+        let (b, held) = locks.lock(4..12, Mode::Shared, 2);
+        assert!(held);
+        let (c, held) = locks.lock(7..9, Mode::Exclusive, 3);
+        assert!(!held, "both read there");
+        let (d, held) = locks.lock(12..16, Mode::Exclusive, 4);
+        assert!(held, "nobody is there");
+        let (e, held) = locks.lock(0..16, Mode::Shared, 5);
+        assert!(!held, "behind the writer that waits");
+        let (f, held) = locks.lock(0..4, Mode::Shared, 6);
+        assert!(held, "beside it");
+        assert_eq!(released(&mut locks, a), []);
+        assert_eq!(released(&mut locks, b), [3]);
+        assert_eq!(released(&mut locks, d), []);
+        assert_eq!(released(&mut locks, c), [5]);
+        assert_eq!(released(&mut locks, f), []);
+        assert_eq!(released(&mut locks, e), []);
+        assert_eq!((locks.held(), locks.waiting(), locks.exclusive), (0, 0, 0));
+    }
+
+    #[test]
+    fn who_gives_up_lets_others_pass() {
+        let mut locks = Locks::default();
+        let (a, _) = locks.lock(0..8, Mode::Shared, 1);
+        let (b, held) = locks.lock(0..8, Mode::Exclusive, 2);
+        let (_, late) = locks.lock(0..8, Mode::Shared, 3);
+        assert!(!held && !late);
+        assert_eq!(released(&mut locks, b), [3]);
+        assert_eq!(released(&mut locks, a), []);
+        assert_eq!((locks.held(), locks.waiting()), (1, 0));
+    }
+
+    proptest! {
+        /// Against the rules, read off the list of all that was asked for.
+        #[test]
+        fn any_order_keeps_the_rules(steps in proptest::collection::vec(
+            (any::<bool>(), 0..32_u64, 1..8_u64, any::<bool>(), any::<usize>()), 1..200,
+        )) {
+            let mut locks = Locks::default();
+            // In the order in which they came: id, range, mode, owner, held.
+            let mut all: Vec<(LockId, Range<u64>, Mode, u64, bool)> = Vec::new();
+            for (owner, (ask, start, len, shared, which)) in steps.into_iter().enumerate() {
+                if ask || all.is_empty() {
+                    let mode = if shared { Mode::Shared } else { Mode::Exclusive };
+                    let range = start..start + len;
+                    let (id, held) = locks.lock(range.clone(), mode, owner as u64);
+                    all.push((id, range, mode, owner as u64, held));
+                } else {
+                    let (id, ..) = all.remove(which % all.len());
+                    for owner in released(&mut locks, id) {
+                        let lock = all.iter_mut().find(|lock| lock.3 == owner).unwrap();
+                        prop_assert!(!lock.4, "granted twice");
+                        lock.4 = true;
+                    }
+                }
+                for (at, (_, range, mode, _, held)) in all.iter().enumerate() {
+                    let meets = |other: &(LockId, Range<u64>, Mode, u64, bool)| {
+                        let both_read = *mode == Mode::Shared && other.2 == Mode::Shared;
+                        !both_read && other.1.start < range.end && range.start < other.1.end
+                    };
+                    let later = all[at + 1..].iter().filter(|other| other.4);
+                    let blocked = all[..at].iter().chain(later).any(meets);
+                    prop_assert_eq!(*held, !blocked);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! One connection: from what comes on it to commands, and back to completions.
+//!
+//! A queue begins with Connect, which makes it the admin queue of a new controller or an I/O queue
+//! of one that there is. `admin` answers the commands of the former at once; those of the latter
+//! are operations, which `io` does. Invariants: a command is completed once; its identifier is not
+//! taken for another before that; no more commands are open than the queue has entries.
+
+use std::collections::VecDeque;
+
+use base::Instant;
+use bytes::Bytes;
+use host::nvme::{Ended, Incoming, Source};
+use wire::nvme::command::{Command, Completion, FABRICS, Sgl};
+use wire::nvme::fabrics::ConnectResult;
+use wire::nvme::pdu::{Fault, at};
+use wire::nvme::status::Status;
+
+use super::admin::{self, Answer};
+use super::connect::{self, Connected};
+use super::controller::ConnKey;
+use super::link::Link;
+use super::locks::LockId;
+use super::shared::{OpId, Shared};
+
+/// SQHD of a queue without flow control (fabrics, section 3.3).
+const NO_FLOW_CONTROL: u16 = 0xffff;
+
+/// A connection.
+pub(super) struct Conn<L> {
+    pub(super) link: L,
+    pub(super) key: ConnKey,
+    /// Until when it has to be connected.
+    pub(super) connect_by: Instant,
+    pub(super) queue: Option<Queue>,
+}
+
+/// A queue that is connected.
+pub(super) struct Queue {
+    pub(super) is: Connected,
+    /// Submission queue head.
+    sqhd: u16,
+    /// Commands that are open.
+    open: u16,
+    /// Identifiers of open commands, a bit for each.
+    cids: Box<[u64; 1024]>,
+    /// Operations that wait for data, by their tags.
+    tags: Vec<Option<OpId>>,
+    /// Tags in use.
+    tags_used: usize,
+    /// Since when nothing came of the data that was asked for; none where none was.
+    data_since: Option<Instant>,
+    /// Ranges that are kept until the peer has acknowledged up to a mark.
+    unacknowledged: VecDeque<(u64, usize, LockId)>,
+}
+
+impl Queue {
+    fn new(is: Connected) -> Self {
+        Self {
+            is,
+            sqhd: 0,
+            open: 0,
+            cids: Box::new([0; 1024]),
+            tags: Vec::new(),
+            tags_used: 0,
+            data_since: None,
+            unacknowledged: VecDeque::new(),
+        }
+    }
+
+    /// Takes a command in; says whether its identifier was free.
+    fn begin(&mut self, cid: u16) -> bool {
+        let Some(word) = self.cids.get_mut(usize::from(cid / 64)) else { return false };
+        let bit = 1 << (cid % 64);
+        let free = *word & bit == 0;
+        *word |= bit;
+        self.open += u16::from(free);
+        free
+    }
+
+    /// A command is over: what its completion says of the queue.
+    fn finish(&mut self, cid: u16) -> u16 {
+        if let Some(word) = self.cids.get_mut(usize::from(cid / 64)) {
+            *word &= !(1 << (cid % 64));
+        }
+        self.open = self.open.saturating_sub(1);
+        self.advance()
+    }
+
+    /// The queue's head moves on, one entry for each completion.
+    fn advance(&mut self) -> u16 {
+        if !self.is.flow_control {
+            return NO_FLOW_CONTROL;
+        }
+        self.sqhd = (self.sqhd + 1) % self.is.size;
+        self.sqhd
+    }
+
+    /// A tag for an operation.
+    pub(super) fn tag(&mut self, now: Instant, id: OpId) -> Option<u16> {
+        let index = self.tags.iter().position(Option::is_none).unwrap_or(self.tags.len());
+        let tag = u16::try_from(index).ok()?;
+        if index == self.tags.len() {
+            self.tags.push(None);
+        }
+        *self.tags.get_mut(index)? = Some(id);
+        if self.tags_used == 0 {
+            self.data_since = Some(now);
+        }
+        self.tags_used += 1;
+        Some(tag)
+    }
+
+    fn tagged(&self, tag: u16) -> Option<OpId> {
+        self.tags.get(usize::from(tag)).copied().flatten()
+    }
+
+    fn untag(&mut self, tag: u16) -> Option<OpId> {
+        let id = self.tags.get_mut(usize::from(tag))?.take()?;
+        self.tags_used -= 1;
+        if self.tags_used == 0 {
+            self.data_since = None;
+        }
+        Some(id)
+    }
+
+    /// Keeps a range until the peer has acknowledged up to a mark.
+    pub(super) fn keep(&mut self, mark: u64, place: usize, lock: LockId) {
+        self.unacknowledged.push_back((mark, place, lock));
+    }
+}
+
+/// A connection's turn: all that it may touch.
+pub(super) struct Turn<'a, L: Link> {
+    pub(super) now: Instant,
+    pub(super) host: &'a mut L::Host,
+    pub(super) shared: &'a mut Shared,
+    pub(super) conn: &'a mut Conn<L>,
+}
+
+impl<L: Link> Turn<'_, L> {
+    /// Takes all that came; says how the connection ended, if so.
+    pub(super) fn run(&mut self) -> Option<Ended> {
+        while let Some(incoming) = self.conn.link.poll(self.host, self.now) {
+            match incoming {
+                Incoming::Command { sqe, data, digest_ok } => {
+                    self.handle_command(&Command::parse(&sqe), data, digest_ok);
+                }
+                Incoming::WriteData { cccid, ttag, digest_ok, .. } => {
+                    self.handle_write_data(cccid, ttag, digest_ok);
+                }
+                Incoming::Buffer { tag, buffer } => {
+                    let queue = self.conn.queue.as_mut();
+                    if let Some(id) = queue.and_then(|queue| queue.untag(tag)) {
+                        self.handle_buffer(id, buffer);
+                    }
+                }
+                Incoming::Ended(how) => return Some(how),
+                // The rest is said when a connection opens, or to initiators only.
+                Incoming::Ready
+                | Incoming::Response(_)
+                | Incoming::ReadData { .. }
+                | Incoming::R2t { .. } => {}
+            }
+        }
+        self.release_acknowledged();
+        None
+    }
+
+    /// Gives back the ranges whose bytes the peer has.
+    pub(super) fn release_acknowledged(&mut self) {
+        let Some(queue) = &mut self.conn.queue else { return };
+        if queue.unacknowledged.is_empty() {
+            return;
+        }
+        let acknowledged = self.conn.link.acknowledged(self.host);
+        while let Some(&(mark, place, lock)) = queue.unacknowledged.front() {
+            if mark > acknowledged {
+                return;
+            }
+            queue.unacknowledged.pop_front();
+            self.shared.unlock(place, lock);
+        }
+    }
+
+    fn handle_command(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
+        let cid = command.cid;
+        let Some(queue) = &mut self.conn.queue else {
+            return self.handle_first(command, &data, digest_ok);
+        };
+        let Connected { cntlid, qid, size, .. } = queue.is;
+        if queue.open >= size {
+            return self.terminate(Fault::SEQUENCE);
+        }
+        if !queue.begin(cid) {
+            // Nothing is said of the command that is open; this entry was taken nevertheless.
+            let sqhd = queue.advance();
+            let status = Status::COMMAND_ID_CONFLICT.do_not_retry();
+            self.note_failed(cid, status);
+            return self.respond(&Completion { result: 0, sqhd, cid, status });
+        }
+        if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
+            controller.heard = self.now;
+        }
+        if qid != 0 {
+            return self.handle_io(command, data, digest_ok);
+        }
+        self.shared.counters.nvmet_admin_commands += 1;
+        let answer = match check(command, digest_ok) {
+            Err(status) => Answer::Failed(status),
+            Ok(()) if command.opcode == FABRICS => admin::fabrics(self.shared, cntlid, command),
+            Ok(()) => admin::admin(self.shared, cntlid, command),
+        };
+        match answer {
+            Answer::Value(result) => self.complete(cid, result, Status::SUCCESS),
+            Answer::Failed(status) => self.complete(cid, 0, status),
+            Answer::Data(page) => self.complete_with_page(command, page),
+            Answer::Held => {}
+        }
+    }
+
+    /// The first command: it has to be Connect.
+    fn handle_first(&mut self, command: &Command, data: &[u8], digest_ok: bool) {
+        let key = self.conn.key;
+        let checked = check(command, digest_ok)
+            .and_then(|()| in_capsule(command, data))
+            .map_err(ConnectResult::Refused);
+        let connected = match checked {
+            Ok(()) => connect::connect(self.now, self.shared, key, command, data),
+            Err(refused) => Err(refused),
+        };
+        let counters = &mut self.shared.counters;
+        let cid = command.cid;
+        let completion = match connected {
+            Ok(is) => {
+                let mut queue = Queue::new(is);
+                let sqhd = queue.advance();
+                self.conn.queue = Some(queue);
+                let result = ConnectResult::Accepted { cntlid: is.cntlid, authentication: 0 };
+                let (dword0, status) = result.to_completion();
+                Completion { result: u64::from(dword0), sqhd, cid, status }
+            }
+            Err(refused) => {
+                let (dword0, status) = refused.to_completion();
+                *match status.code() {
+                    Status::INVALID_HOST => &mut counters.nvmet_refused_host,
+                    Status::CONTROLLER_BUSY => &mut counters.nvmet_refused_busy,
+                    _ => &mut counters.nvmet_refused_connect,
+                } += 1;
+                Completion { result: u64::from(dword0), sqhd: 0, cid, status }
+            }
+        };
+        self.respond(&completion);
+    }
+
+    /// A part of a write's data came. Order and lengths are the transport's to check.
+    fn handle_write_data(&mut self, cccid: u16, tag: u16, digest_ok: bool) {
+        let Some(queue) = &mut self.conn.queue else { return };
+        let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
+            return self.terminate(Fault::field(at::TTAG));
+        };
+        if op.cid != cccid {
+            return self.terminate(Fault::field(at::CCCID));
+        }
+        op.spoilt |= !digest_ok;
+        queue.data_since = Some(self.now);
+    }
+
+    /// Ends a command.
+    pub(super) fn complete(&mut self, cid: u16, result: u64, status: Status) {
+        if !status.is_success() {
+            self.note_failed(cid, status);
+        }
+        let Some(queue) = &mut self.conn.queue else { return };
+        let sqhd = queue.finish(cid);
+        self.respond(&Completion { result, sqhd, cid, status });
+    }
+
+    /// Ends a command well, with all of its data. Gives the mark of the data.
+    pub(super) fn complete_with_data(&mut self, cid: u16, data: &Source) -> u64 {
+        let Some(queue) = &mut self.conn.queue else { return 0 };
+        // Only a completion says how far the queue was taken (tcp, section 3.3.2.2).
+        let success = !queue.is.flow_control;
+        let mark = self.conn.link.send_data(self.host, cid, data, success);
+        if success {
+            queue.finish(cid);
+        } else {
+            self.complete(cid, 0, Status::SUCCESS);
+        }
+        mark
+    }
+
+    /// A page of which the host wants as much as it has described.
+    fn complete_with_page(&mut self, command: &Command, page: Vec<u8>) {
+        let wanted = match command.sgl {
+            Sgl::Transport { len } => len as usize,
+            _ => return self.complete(command.cid, 0, SGL_TYPE),
+        };
+        if wanted != page.len() {
+            return self.complete(command.cid, 0, SGL_LENGTH);
+        }
+        self.complete_with_data(command.cid, &Source::Memory(Bytes::from(page)));
+    }
+
+    fn respond(&mut self, completion: &Completion) {
+        self.conn.link.send_response(self.host, &completion.to_bytes());
+    }
+
+    fn note_failed(&mut self, cid: u16, status: Status) {
+        self.shared.counters.count_failed(status);
+        let Some(queue) = &self.conn.queue else { return };
+        if let Some(controller) = self.shared.controllers.get_mut(queue.is.cntlid) {
+            controller.note_error(queue.is.qid, cid, status);
+        }
+    }
+
+    pub(super) fn terminate(&mut self, why: Fault) {
+        self.conn.link.terminate(self.host, why);
+    }
+
+    /// The connection is over: what it held is given back. What the disk still does goes on without
+    /// it, and keeps its range until then.
+    pub(super) fn abandon(&mut self) {
+        for id in self.shared.ops.of(self.conn.key) {
+            let Some(op) = self.shared.ops.get_mut(id) else { continue };
+            if op.at_disk() {
+                op.owner = None;
+            } else if let Some(mut op) = self.shared.ops.remove(id) {
+                self.shared.relinquish(&mut op);
+            }
+        }
+        let Some(queue) = self.conn.queue.take() else { return };
+        for (_, place, lock) in queue.unacknowledged {
+            self.shared.unlock(place, lock);
+        }
+        let Connected { cntlid, qid, .. } = queue.is;
+        if qid != 0 {
+            if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
+                controller.remove_queue(qid);
+            }
+        } else if let Some(controller) = self.shared.controllers.remove(cntlid) {
+            // Without its admin queue there is no association.
+            self.shared.doomed.extend(controller.io_queues());
+        }
+    }
+}
+
+impl<L: Link> Conn<L> {
+    /// When it wants its turn, whatever happens.
+    pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
+        let connect = self.queue.is_none().then_some(self.connect_by);
+        let queue = self.queue.as_ref();
+        let data = queue.and_then(|queue| queue.data_since);
+        let data = data.map(|since| since + shared.config.data_timeout);
+        let admin = queue.filter(|queue| queue.is.qid == 0);
+        let alive = admin
+            .and_then(|queue| shared.controllers.get(queue.is.cntlid))
+            .and_then(|controller| controller.expires());
+        [connect, data, alive, self.link.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Looks whether a time is over; says whether the connection has to end.
+    pub(super) fn is_overdue(&self, now: Instant, shared: &mut Shared) -> bool {
+        let Some(queue) = &self.queue else {
+            let over = now >= self.connect_by;
+            shared.counters.nvmet_timeouts_connect += u64::from(over);
+            return over;
+        };
+        let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
+        if over(queue.data_since.map(|since| since + shared.config.data_timeout)) {
+            shared.counters.nvmet_timeouts_data += 1;
+            return true;
+        }
+        let controller = shared.controllers.get(queue.is.cntlid).filter(|_| queue.is.qid == 0);
+        let silent = over(controller.and_then(|controller| controller.expires()));
+        shared.counters.nvmet_timeouts_keep_alive += u64::from(silent);
+        silent
+    }
+
+    /// Whether ranges are kept for the peer to acknowledge.
+    pub(super) fn keeps(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| !queue.unacknowledged.is_empty())
+    }
+}
+
+pub(super) const SGL_TYPE: Status = Status::SGL_TYPE_INVALID.do_not_retry();
+pub(super) const SGL_LENGTH: Status = Status::SGL_LENGTH_INVALID.do_not_retry();
+
+/// What holds of every command over fabrics.
+pub(super) fn check(command: &Command, digest_ok: bool) -> Result<(), Status> {
+    if !digest_ok {
+        // The host may send it again (tcp, section 3.3.1.2).
+        return Err(Status::TRANSIENT_TRANSPORT);
+    }
+    if command.is_fused() || !command.has_sgl() {
+        return Err(Status::INVALID_FIELD.do_not_retry());
+    }
+    Ok(())
+}
+
+/// Whether the data of a command is all in its capsule, where it begins behind the entry.
+pub(super) fn in_capsule(command: &Command, data: &[u8]) -> Result<(), Status> {
+    match command.sgl {
+        Sgl::InCapsule { offset, .. } if offset != 0 => {
+            Err(Status::SGL_OFFSET_INVALID.do_not_retry())
+        }
+        Sgl::InCapsule { len, .. } if len as usize == data.len() => Ok(()),
+        Sgl::InCapsule { .. } => Err(SGL_LENGTH),
+        _ => Err(SGL_TYPE),
+    }
+}

@@ -1,0 +1,335 @@
+//! The table of connections, their deadlines, and what one connection's turn means to others.
+//!
+//! [`super::Target`] hands on what the host told it. A range that is given back, memory that is
+//! free again, an association that has lost its admin queue: whoever these concern has its turn
+//! before the call returns.
+
+use abi::FileId;
+use base::{Alarms, Duration, Instant};
+use host::nvme::Ended;
+use wire::nvme::nqn::Nqn;
+use wire::nvme::status::Status;
+
+use super::Config;
+use super::buffers::Buffers;
+use super::controller::{ConnKey, Controller, Controllers};
+use super::counters::Counters;
+use super::link::{Disk, Link};
+use super::queue::{Conn, Turn};
+use super::shared::{Health, OpId, Ops, Shared, Stage};
+use super::subsystem::{State, open_all};
+
+/// How often it is looked whether ranges are acknowledged that others wait for: the host tells of
+/// acknowledgments only when all is.
+const RECHECK: Duration = Duration::from_millis(5);
+
+/// The target over any connections.
+pub(super) struct Server<L> {
+    pub(super) shared: Shared,
+    /// By the socket's index.
+    slots: Vec<Option<Conn<L>>>,
+    connections: usize,
+    deadlines: Alarms,
+    next_serial: u32,
+    /// When to look for acknowledgments.
+    recheck: Option<Instant>,
+}
+
+impl<L: Link> Server<L> {
+    pub(super) fn new(config: Config, disk: &mut L::Host) -> Self {
+        let (subsystems, namespaces) = open_all(&config.subsystems, disk);
+        let failed = namespaces.iter().filter(|one| matches!(one.state, State::Failed(_))).count();
+        let mut counters = Counters::default();
+        counters.nvmet_namespaces_failed += failed as u64;
+        let shared = Shared {
+            buffers: Buffers::new(config.buffer_bytes_max),
+            config,
+            counters,
+            subsystems,
+            namespaces,
+            controllers: Controllers::default(),
+            ops: Ops::default(),
+            ready: Default::default(),
+            thirsty: Default::default(),
+            doomed: Vec::new(),
+            generation: 1,
+            health: Health::default(),
+        };
+        Self {
+            shared,
+            slots: Vec::new(),
+            connections: 0,
+            deadlines: Alarms::default(),
+            next_serial: 0,
+            recheck: None,
+        }
+    }
+
+    /// Connections in the table.
+    pub(super) const fn connections(&self) -> usize {
+        self.connections
+    }
+
+    /// A connection was accepted, in a slot of the host's table.
+    pub(super) fn handle_accepted(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        index: usize,
+        mut link: L,
+    ) {
+        // One that was there before has ended without a word.
+        self.remove(now, host, index);
+        if self.connections >= self.shared.config.connections_max {
+            self.shared.counters.nvmet_connections_refused += 1;
+            link.end(host, now, false);
+            return;
+        }
+        self.shared.counters.nvmet_connections += 1;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
+        }
+        let key = ConnKey { index, serial: self.next_serial };
+        self.next_serial = self.next_serial.wrapping_add(1);
+        let connect_by = now + self.shared.config.connect_timeout;
+        if let Some(slot) = self.slots.get_mut(index) {
+            *slot = Some(Conn { link, key, connect_by, queue: None });
+            self.connections += 1;
+        }
+        self.handle_socket(now, host, index);
+    }
+
+    /// Something may have come on a connection.
+    pub(super) fn handle_socket(&mut self, now: Instant, host: &mut L::Host, index: usize) {
+        let ended = self.with(now, host, index, |turn| turn.run()).flatten();
+        if let Some(how) = ended {
+            self.end(now, host, index, how);
+        }
+        self.settle(now, host);
+    }
+
+    /// The link of a connection.
+    pub(super) fn link(&self, index: usize) -> Option<&L> {
+        Some(&self.slots.get(index)?.as_ref()?.link)
+    }
+
+    /// The open of a namespace has ended.
+    pub(super) fn handle_file(&mut self, now: Instant, host: &mut L::Host, file: FileId) {
+        let shared = &mut self.shared;
+        let Some(place) = shared.namespaces.iter().position(|one| one.file == Some(file)) else {
+            return;
+        };
+        let Some(namespace) = shared.namespaces.get_mut(place) else { return };
+        let before = namespace.state;
+        namespace.handle_opened(host);
+        let after = namespace.state;
+        if before == after {
+            return;
+        }
+        shared.counters.nvmet_namespaces_failed += u64::from(matches!(after, State::Failed(_)));
+        for controller in shared.controllers.iter_mut() {
+            let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
+            if let Some(nsid) = subsystem.and_then(|subsystem| subsystem.nsid(place)) {
+                controller.events.note_namespace(nsid);
+            }
+        }
+        self.settle(now, host);
+    }
+
+    /// Another list of hosts that may connect to a subsystem; says whether there is that subsystem.
+    pub(super) fn admit(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        subsystem: &Nqn,
+        hosts: Option<Vec<Nqn>>,
+    ) -> bool {
+        let shared = &mut self.shared;
+        let found = shared.subsystems.iter_mut().find(|one| one.nqn == *subsystem);
+        let Some(found) = found else { return false };
+        found.hosts = hosts;
+        shared.generation += 1;
+        let discovery = |one: &&mut Controller| one.subsystem.is_none();
+        for controller in shared.controllers.iter_mut().filter(discovery) {
+            controller.events.note_discovery();
+        }
+        self.settle(now, host);
+        true
+    }
+
+    /// Operations of the disk have ended.
+    pub(super) fn handle_disk(&mut self, now: Instant, host: &mut L::Host) {
+        while let Some((token, result)) = host.poll_read() {
+            let id = OpId(token);
+            if let Some(index) = self.owner(id) {
+                self.with(now, host, index, |turn| turn.handle_read(id, result));
+            } else if let Some(mut op) = self.shared.ops.remove(id) {
+                self.shared.counters.nvmet_orphans += 1;
+                op.reading.take().into_iter().for_each(|extent| host.release(extent));
+                self.shared.relinquish(&mut op);
+            }
+        }
+        while let Some((token, buffer, result)) = host.poll_changed() {
+            let id = OpId(token);
+            if let Some(index) = self.owner(id) {
+                self.with(now, host, index, |turn| turn.handle_changed(id, buffer, result));
+            } else if let Some(mut op) = self.shared.ops.remove(id) {
+                self.shared.counters.nvmet_orphans += 1;
+                op.buffer = buffer.or_else(|| op.buffer.take());
+                self.shared.relinquish(&mut op);
+            }
+        }
+        self.settle(now, host);
+    }
+
+    /// Where the connection of an operation is.
+    fn owner(&self, id: OpId) -> Option<usize> {
+        self.find(self.shared.ops.get(id)?.owner?)
+    }
+
+    fn find(&self, key: ConnKey) -> Option<usize> {
+        let conn = self.slots.get(key.index)?.as_ref()?;
+        (conn.key == key).then_some(key.index)
+    }
+
+    /// Time has passed.
+    pub(super) fn handle_timeout(&mut self, now: Instant, host: &mut L::Host) {
+        while let Some(key) = self.deadlines.pop(now) {
+            let index = key as usize;
+            let Some(conn) = self.slots.get(index).and_then(Option::as_ref) else { continue };
+            if conn.is_overdue(now, &mut self.shared) {
+                self.remove(now, host, index);
+            } else {
+                self.handle_socket(now, host, index);
+            }
+        }
+        if self.recheck.is_some_and(|at| at <= now) {
+            for index in 0..self.slots.len() {
+                if self.slots.get(index).is_some_and(|slot| slot.as_ref().is_some_and(Conn::keeps))
+                {
+                    self.with(now, host, index, |turn| turn.release_acknowledged());
+                }
+            }
+        }
+        self.settle(now, host);
+    }
+
+    /// When to call [`Self::handle_timeout`]; may be early.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.next().into_iter().chain(self.recheck).min()
+    }
+
+    /// Accepts no more; who is there is told by the end of the connection.
+    pub(super) fn drain(&mut self, now: Instant, host: &mut L::Host) {
+        for index in 0..self.slots.len() {
+            self.remove(now, host, index);
+        }
+        self.settle(now, host);
+    }
+
+    /// What a turn has made possible to others, until nothing more is.
+    fn settle(&mut self, now: Instant, host: &mut L::Host) {
+        loop {
+            if let Some(key) = self.shared.doomed.pop() {
+                let index = self.find(key);
+                index.into_iter().for_each(|index| self.remove(now, host, index));
+            } else if let Some(id) = self.shared.ready.pop_front() {
+                let index = self.owner(id);
+                index.map(|index| self.with(now, host, index, |turn| turn.perform(id)));
+            } else if let Some(id) = self.next_thirsty() {
+                let index = self.owner(id);
+                index.map(|index| self.with(now, host, index, |turn| turn.fetch(id, true)));
+            } else {
+                break;
+            }
+        }
+        self.report_events(now, host);
+        let wanted = self.shared.waiting() > 0;
+        self.recheck = wanted.then(|| self.recheck.filter(|at| *at > now).unwrap_or(now + RECHECK));
+    }
+
+    /// The operation that has waited longest for memory, if there is room for it.
+    fn next_thirsty(&mut self) -> Option<OpId> {
+        let shared = &mut self.shared;
+        loop {
+            let id = *shared.thirsty.front()?;
+            let waits = |op: &&super::shared::Op| op.stage == Stage::Memory;
+            let Some(op) = shared.ops.get(id).filter(waits) else {
+                shared.thirsty.pop_front();
+                continue;
+            };
+            if !shared.buffers.fits(op.data_len as usize) {
+                return None;
+            }
+            return shared.thirsty.pop_front();
+        }
+    }
+
+    fn report_events(&mut self, now: Instant, host: &mut L::Host) {
+        let mut due = Vec::new();
+        for controller in self.shared.controllers.iter_mut() {
+            while let Some((cid, event)) = controller.events.poll() {
+                due.push((controller.queue(0), cid, event));
+            }
+        }
+        for (key, cid, event) in due {
+            let Some(index) = key.and_then(|key| self.find(key)) else { continue };
+            self.shared.counters.nvmet_events += 1;
+            let value = u64::from(event.to_value());
+            self.with(now, host, index, |turn| turn.complete(cid, value, Status::SUCCESS));
+        }
+    }
+
+    /// Lets a connection work.
+    fn with<R>(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        index: usize,
+        work: impl FnOnce(&mut Turn<'_, L>) -> R,
+    ) -> Option<R> {
+        let conn = self.slots.get_mut(index)?.as_mut()?;
+        let mut turn = Turn { now, host, shared: &mut self.shared, conn };
+        let result = work(&mut turn);
+        if let (Some(at), Ok(key)) = (conn.deadline(&self.shared), u32::try_from(index)) {
+            self.deadlines.set(key, at);
+        }
+        Some(result)
+    }
+
+    /// A connection has ended.
+    fn end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
+        let counters = &mut self.shared.counters;
+        let gently = match how {
+            Ended::Closed => true,
+            Ended::Terminated(_) | Ended::TerminatedByPeer(_) => {
+                counters.nvmet_connections_terminated += 1;
+                true
+            }
+            Ended::Lost(_) | Ended::Silent => {
+                counters.nvmet_connections_lost += 1;
+                false
+            }
+        };
+        self.take_out(now, host, index, gently);
+    }
+
+    fn remove(&mut self, now: Instant, host: &mut L::Host, index: usize) {
+        self.take_out(now, host, index, false);
+    }
+
+    fn take_out(&mut self, now: Instant, host: &mut L::Host, index: usize, gently: bool) {
+        if self.with(now, host, index, |turn| turn.abandon()).is_none() {
+            return;
+        }
+        let Some(mut conn) = self.slots.get_mut(index).and_then(Option::take) else { return };
+        self.connections -= 1;
+        conn.link.end(host, now, gently);
+        if let Ok(key) = u32::try_from(index) {
+            self.deadlines.clear(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,573 @@
+//! Commands: what they do to the disk, and how they fail.
+
+use super::*;
+
+/// What is in blocks of a namespace.
+fn content(rig: &Rig, slba: u64, count: u64) -> &[u8] {
+    let [from, to] = [slba, slba + count].map(|at| usize::try_from(at * BLOCK).unwrap());
+    &rig.disk.files[0][from..to]
+}
+
+fn pattern(byte: u8, count: usize) -> Vec<u8> {
+    vec![byte; count * BLOCK_BYTES]
+}
+
+/// Writes blocks with data after an R2T, up to the disk.
+fn write(rig: &mut Rig, peer: &Peer, cid: u16, slba: u64, count: u32, byte: u8) {
+    let sent = rig.command(peer, &blocks(io::WRITE, cid, slba, count), &[]);
+    let tag = tag_of(&sent);
+    rig.data(peer, cid, tag, &pattern(byte, count as usize), true);
+}
+
+#[test]
+fn reads_come_from_the_file() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let sent = rig.command(&all[1], &blocks(io::READ, 7, 3, 2), &[]);
+    let bytes = content(&rig, 3, 2).to_vec();
+    let done = Completion { result: 0, sqhd: 2, cid: 7, status: OK };
+    assert_eq!(sent, [Sent::Data { cid: 7, bytes, success: false }, Sent::Response(done)]);
+    rig.acknowledge(&all[1]);
+    assert_eq!(rig.disk.did, [], "nobody here has read it");
+    assert_eq!(rig.moved(), ["reads +1", "read_bytes +8192"]);
+}
+
+#[test]
+fn without_flow_control_data_is_the_completion() {
+    let mut rig = Rig::new();
+    let _all = rig.attach(1, 0);
+    let queue = rig.accept();
+    let ask = Ask { qid: 1, cntlid: 1, flow: false, ..Ask::default() };
+    assert_eq!(rig.connect(&queue, &ask).sqhd, 0xffff);
+    let sent = rig.command(&queue, &blocks(io::READ, 7, 3, 1), &[]);
+    assert!(matches!(sent[..], [Sent::Data { cid: 7, success: true, .. }]));
+    let failed = rig.completed(&queue, &blocks(io::READ, 7, BLOCKS, 1), &[]);
+    assert_eq!((failed.sqhd, failed.status.code()), (0xffff, Status::LBA_OUT_OF_RANGE));
+}
+
+#[test]
+fn writes_with_data_in_the_capsule_and_after_an_r2t() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let sent = rig.command(&all[1], &inline(io::WRITE, 1, 5, 1), &pattern(1, 1));
+    assert_eq!(sent, []);
+    let sent = rig.command(&all[1], &blocks(io::WRITE, 2, 6, 3), &[]);
+    assert_eq!(sent, [Sent::R2t { cid: 2, tag: 0, len: 3 * BLOCK_LEN }]);
+    // What is slow holds nobody up.
+    assert_eq!(rig.command(&all[1], &blocks(io::READ, 3, 0, 1), &[]).len(), 2);
+    rig.data(&all[1], 2, 0, &pattern(2, 3), true);
+    assert_eq!(rig.sent(&all[1]), []);
+    assert!(rig.disk_step());
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
+    assert_eq!(content(&rig, 5, 4), [pattern(1, 1), pattern(2, 3)].concat());
+    let wrote = |offset, len| Did::Write { offset, len, fua: false };
+    assert_eq!(rig.disk.did, [wrote(5 * BLOCK, BLOCK_LEN), wrote(6 * BLOCK, 3 * BLOCK_LEN)]);
+    let moved = [
+        "reads +1",
+        "read_bytes +4096",
+        "writes +2",
+        "written_bytes +16384",
+        "writes_in_capsule +1",
+    ];
+    assert_eq!(rig.moved(), moved);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
+fn what_has_to_last_lasts() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let fua = |opcode, cid| {
+        let command = inline(opcode, cid, 0, 1);
+        Blocks { fua: true, ..Blocks::new(0, 1) }.put(command)
+    };
+    assert_eq!(rig.command(&all[1], &fua(io::WRITE, 1), &pattern(1, 1)), []);
+    let zeroes = Command { sgl: Sgl::NONE, ..fua(io::WRITE_ZEROES, 2) };
+    assert_eq!(rig.command(&all[1], &zeroes, &[]), []);
+    rig.disk_step();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    rig.disk_step();
+    assert_eq!(rig.sent(&all[1]), [], "it is flushed first");
+    rig.disk_step();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
+    assert_eq!(rig.command(&all[1], &Command::new(io::FLUSH, 3, 1), &[]), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)]);
+    // A write cache that is off.
+    let set = Features::set(feature::VOLATILE_WRITE_CACHE, 0, Command::new(9, 6, 0));
+    assert_eq!(rig.status(&all[0], &set, &[]), OK);
+    assert_eq!(rig.command(&all[1], &inline(io::WRITE, 4, 1, 1), &pattern(1, 1)), []);
+    rig.disk_all();
+    let (len, zero) = (BLOCK_LEN, Did::Zero { offset: 0, len: BLOCK_LEN, deallocate: false });
+    assert_eq!(
+        rig.disk.did,
+        [
+            Did::Write { offset: 0, len, fua: true },
+            zero,
+            Did::Flush,
+            Did::Flush,
+            Did::Write { offset: BLOCK, len, fua: true },
+        ]
+    );
+}
+
+#[test]
+fn what_is_read_is_not_written_until_it_arrived() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 2);
+    rig.command(&all[1], &blocks(io::READ, 1, 0, 4), &[]);
+    rig.command(&all[1], &blocks(io::READ, 2, 8, 1), &[]);
+    write(&mut rig, &all[2], 1, 3, 2, 9);
+    write(&mut rig, &all[2], 2, 10, 1, 9);
+    // Behind the write, since it came later.
+    assert_eq!(rig.command(&all[2], &blocks(io::READ, 3, 4, 1), &[]), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[2])), [(2, OK)], "the other one waits");
+    rig.moved();
+    rig.acknowledge(&all[1]);
+    rig.disk_all();
+    let sent = rig.sent(&all[2]);
+    assert_eq!(status_of(&sent), [(1, OK), (3, OK)]);
+    let bytes = pattern(9, 1);
+    assert!(sent.contains(&Sent::Data { cid: 3, bytes, success: false }));
+    rig.acknowledge(&all[2]);
+    let locks = &rig.server.shared.namespaces[0].locks;
+    assert_eq!((locks.held(), locks.waiting()), (0, 0));
+}
+
+#[test]
+fn acknowledgments_that_nobody_tells_of_are_looked_for() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
+    assert_eq!(rig.server.recheck, None);
+    write(&mut rig, &all[1], 2, 0, 1, 9);
+    assert_eq!(rig.server.poll_timeout(), Some(rig.now + RECHECK));
+    let wire = &all[1].link.0;
+    wire.borrow_mut().acknowledge_silently();
+    rig.pass(RECHECK);
+    rig.disk_all();
+    assert!(status_of(&rig.sent(&all[1])).contains(&(2, OK)));
+    assert_eq!(rig.server.recheck, None);
+}
+
+#[test]
+fn memory_is_bounded_and_given_in_order() {
+    let page = BLOCK_BYTES;
+    let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
+    let all = rig.attach(1, 2);
+    let first = rig.command(&all[1], &blocks(io::WRITE, 1, 0, 3), &[]);
+    assert_eq!(tag_of(&first), 0);
+    assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 2, 8, 4), &[]), [], "no room");
+    assert_eq!(rig.command(&all[1], &inline(io::WRITE, 3, 16, 1), &pattern(3, 1)), []);
+    // Reads need none.
+    assert_eq!(rig.command(&all[1], &blocks(io::READ, 4, 0, 4), &[]).len(), 2);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 4 * page);
+    rig.acknowledge(&all[1]);
+    rig.data(&all[1], 1, 0, &pattern(1, 3), true);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    let second = rig.sent(&all[2]);
+    assert_eq!(second, [Sent::R2t { cid: 2, tag: 0, len: 4 * BLOCK_LEN }]);
+    rig.data(&all[2], 2, 0, &pattern(2, 4), true);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)], "nobody has overtaken");
+    assert_eq!(content(&rig, 16, 1), pattern(3, 1));
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("waits_memory +2")), "{moved:?}");
+}
+
+#[test]
+fn compares() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let same = content(&rig, 4, 2).to_vec();
+    assert_eq!(rig.command(&all[1], &inline(io::COMPARE, 1, 4, 2), &same), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    assert!(rig.disk.did.len() > 1, "piece by piece: {:?}", rig.disk.did);
+    let mut other = same;
+    *other.last_mut().unwrap() ^= 1;
+    assert_eq!(rig.command(&all[1], &inline(io::COMPARE, 2, 4, 2), &other), []);
+    rig.disk_all();
+    let failure = Status::COMPARE_FAILURE.do_not_retry();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(2, failure)]);
+    assert_eq!(rig.moved(), ["compares +2", "errors_command +1"]);
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
+}
+
+#[test]
+fn ranges_are_deallocated() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let manage = |cid, ranges: &[(u64, u32)], deallocate| {
+        let count = u16::try_from(ranges.len()).unwrap();
+        let len = u32::from(count) * 16;
+        let command = Command::new(io::DATASET_MANAGEMENT, cid, 1)
+            .with_data(Sgl::InCapsule { offset: 0, len });
+        let manage = DatasetManagement { ranges: count, deallocate, integral: (false, false) };
+        let range = |&(slba, count): &(u64, u32)| Range { attributes: 0, count, slba }.to_bytes();
+        (manage.put(command), ranges.iter().flat_map(range).collect::<Vec<_>>())
+    };
+    let (command, data) = manage(1, &[(2, 1), (9, 0), (4, 3)], true);
+    assert_eq!(rig.command(&all[1], &command, &data), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    assert_eq!(content(&rig, 4, 3), pattern(0, 3));
+    assert_eq!(content(&rig, 3, 1)[0], 3);
+    assert_eq!(rig.disk.did.len(), 2);
+    // Hints alone do nothing; one range outside, and nothing is done.
+    let (command, data) = manage(2, &[(20, 1)], false);
+    assert_eq!(rig.status(&all[1], &command, &data), OK);
+    let outside = Status::LBA_OUT_OF_RANGE.do_not_retry();
+    for range in [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, u32::MAX)] {
+        let (command, data) = manage(3, &[(20, 1), range], true);
+        assert_eq!(rig.status(&all[1], &command, &data), outside);
+    }
+    assert_eq!(rig.disk.did.len(), 2);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
+fn zeroes() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let zeroes = Blocks { deallocate: true, ..Blocks::new(60, 4) };
+    let command = zeroes.put(Command::new(io::WRITE_ZEROES, 1, 1));
+    assert_eq!(rig.command(&all[1], &command, &[]), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
+    assert_eq!(content(&rig, 60, 4), pattern(0, 4));
+    let (offset, len) = (60 * BLOCK, 4 * BLOCK_LEN);
+    assert_eq!(rig.disk.did, [Did::Zero { offset, len, deallocate: true }]);
+}
+
+#[test]
+fn commands_that_are_wrong() {
+    let mut rig = Rig::with(|config| config.mdts = 3);
+    let all = rig.attach(1, 1);
+    let queue = &all[1];
+    let good = blocks(io::READ, 1, 0, 1);
+    let final_status = |rig: &mut Rig, command: &Command, data: &[u8]| {
+        let status = rig.status(queue, command, data);
+        assert!(status.is_final(), "{status}");
+        status.code()
+    };
+    let outside = Status::LBA_OUT_OF_RANGE;
+    for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
+        for (slba, count) in [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (1 << 52, 1)] {
+            assert_eq!(final_status(&mut rig, &blocks(opcode, 1, slba, count), &[]), outside);
+        }
+        for nsid in [0, 3, u32::MAX] {
+            let command = Command { nsid, ..blocks(opcode, 1, 0, 1) };
+            assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_NAMESPACE);
+        }
+    }
+    let long = blocks(io::READ, 1, 0, 9);
+    assert_eq!(final_status(&mut rig, &long, &[]), Status::INVALID_FIELD, "more than MDTS");
+    for len in [0, BLOCK_LEN - 1, BLOCK_LEN + 4, u32::MAX] {
+        for command in [good, blocks(io::WRITE, 1, 0, 1)] {
+            let command = command.with_data(Sgl::Transport { len });
+            assert_eq!(final_status(&mut rig, &command, &[]), Status::SGL_LENGTH_INVALID);
+        }
+    }
+    let other = Sgl::Other { kind: 0x00, address: 4096, len: BLOCK_LEN };
+    let capsule = Sgl::InCapsule { offset: 0, len: BLOCK_LEN };
+    let data = pattern(1, 1);
+    for (command, data) in [
+        (good.with_data(other), &[][..]),
+        (good.with_data(capsule), &data),
+        (blocks(io::WRITE, 1, 0, 1).with_data(other), &[]),
+        (blocks(io::WRITE, 1, 0, 1), &data),
+    ] {
+        assert_eq!(final_status(&mut rig, &command, data), Status::SGL_TYPE_INVALID);
+    }
+    let cut = inline(io::WRITE, 1, 0, 1);
+    assert_eq!(final_status(&mut rig, &cut, &data[4..]), Status::SGL_LENGTH_INVALID);
+    let away = cut.with_data(Sgl::InCapsule { offset: 64, len: BLOCK_LEN });
+    assert_eq!(final_status(&mut rig, &away, &data), Status::SGL_OFFSET_INVALID);
+    for flags in [PSDT_SGL | 1, PSDT_SGL | 2, 0, 0x80] {
+        let command = Command { flags, ..good };
+        assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_FIELD, "{flags:#x}");
+    }
+    let reservations = [
+        io::RESERVATION_REGISTER,
+        io::RESERVATION_REPORT,
+        io::RESERVATION_ACQUIRE,
+        io::RESERVATION_RELEASE,
+    ];
+    for opcode in reservations.into_iter().chain([io::WRITE_UNCORRECTABLE, io::COPY, 0xff]) {
+        let command = Command::new(opcode, 1, 1);
+        assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_OPCODE);
+    }
+    assert_eq!((rig.disk.did.len(), rig.server.shared.ops.len()), (0, 0));
+    assert_eq!(rig.moved().len(), 1, "errors alone");
+    assert_eq!(rig.command(queue, &good, &[]).len(), 2, "the queue works as before");
+}
+
+#[test]
+fn admin_commands_that_are_wrong() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 0);
+    let admin = &all[0];
+    let mut status = |command: Command| rig.status(admin, &command, &[]).code();
+    for opcode in [
+        admin::CREATE_IO_SQ,
+        admin::DELETE_IO_CQ,
+        admin::FORMAT,
+        admin::SANITIZE,
+        admin::FIRMWARE_COMMIT,
+        admin::NAMESPACE_MANAGEMENT,
+        admin::SECURITY_SEND,
+        0xff,
+    ] {
+        assert_eq!(status(Command::new(opcode, 1, 0)), Status::INVALID_OPCODE, "{opcode:#x}");
+    }
+    let set = |fid, value| Features::set(fid, value, Command::new(admin::SET_FEATURES, 1, 0));
+    for (fid, value, failed) in [
+        (feature::NUMBER_OF_QUEUES, 0xffff, Status::INVALID_FIELD),
+        (feature::ASYNC_EVENT, 1 << 20, Status::INVALID_FIELD),
+        (feature::VOLATILE_WRITE_CACHE, 2, Status::INVALID_FIELD),
+        (feature::POWER_MANAGEMENT, 1, Status::INVALID_FIELD),
+        (feature::HOST_IDENTIFIER, 1, Status::COMMAND_SEQUENCE),
+        (feature::INTERRUPT_COALESCING, 0, Status::INVALID_FIELD),
+        (feature::RESERVATION_MASK, 0, Status::INVALID_FIELD),
+        (0xc0, 0, Status::INVALID_FIELD),
+    ] {
+        assert_eq!(status(set(fid, value)), failed, "{fid:#x}");
+    }
+    let mut saved = set(feature::KEEP_ALIVE, 1000);
+    saved.cdw10[0] |= 1 << 31;
+    assert_eq!(status(saved), Status::FEATURE_NOT_SAVEABLE);
+    let identify = |cns, nsid, len| {
+        Identify { cns, ..Identify::default() }.put(admin_data(admin::IDENTIFY, 1, nsid, len))
+    };
+    assert_eq!(status(identify(0x04, 0, 4096)), Status::INVALID_FIELD);
+    assert_eq!(status(identify(cns::NAMESPACE, 0, 4096)), Status::INVALID_NAMESPACE);
+    assert_eq!(status(identify(cns::NAMESPACE, 3, 4096)), Status::INVALID_NAMESPACE);
+    let all_ones = identify(cns::ACTIVE_NAMESPACES, u32::MAX, 4096);
+    assert_eq!(status(all_ones), Status::INVALID_NAMESPACE);
+    assert_eq!(status(identify(cns::CONTROLLER, 0, 4095)), Status::SGL_LENGTH_INVALID);
+    let inside = identify(cns::CONTROLLER, 0, 0).with_data(Sgl::InCapsule { offset: 0, len: 0 });
+    assert_eq!(status(inside), Status::SGL_TYPE_INVALID);
+    assert_eq!(status(log(0x0c, 512, 0)), Status::INVALID_LOG_PAGE);
+    assert_eq!(status(log(lid::EFFECTS, 2 << 20, 0)), Status::INVALID_FIELD, "above MDTS");
+    let abort = Abort { sqid: 1, cid: 1 }.put(Command::new(admin::ABORT, 1, 0));
+    let abort = rig.completed(admin, &abort, &[]);
+    assert_eq!((abort.status, abort.dword0()), (OK, 1), "not aborted");
+    // What went wrong is in the log, the newest first.
+    let errors = page(&mut rig, admin, &log(lid::ERRORS, 64, 0));
+    let error = ErrorEntry::parse(&errors.try_into().unwrap());
+    assert_eq!((error.sqid, error.cid, error.status.code()), (0, 3, Status::INVALID_FIELD));
+    assert_eq!(error.count, 25);
+}
+
+#[test]
+fn features_are_kept() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 0);
+    let admin = &all[0];
+    let set = |fid, value| Features::set(fid, value, Command::new(admin::SET_FEATURES, 1, 0));
+    let get = |fid| Features::get(fid, Command::new(admin::GET_FEATURES, 1, 0));
+    for (fid, value, kept) in [
+        (feature::KEEP_ALIVE, 4950, 5000),
+        (feature::ARBITRATION, 0x0102_0304, 0x0102_0304),
+        (feature::ERROR_RECOVERY, 7, 7),
+        (feature::VOLATILE_WRITE_CACHE, 0, 0),
+        (feature::ASYNC_EVENT, 0x1ff, 0x1ff),
+        (feature::NUMBER_OF_QUEUES, 0x0001_0002, 0x0001_0001),
+    ] {
+        assert_eq!(rig.status(admin, &set(fid, value), &[]), OK, "{fid:#x}");
+        assert_eq!(rig.completed(admin, &get(fid), &[]).dword0(), kept, "{fid:#x}");
+    }
+    let mut what = get(feature::KEEP_ALIVE);
+    what.cdw10[0] |= 3 << 8;
+    assert_eq!(rig.completed(admin, &what, &[]).dword0(), 4, "changeable");
+    let mut identifier = get(feature::HOST_IDENTIFIER).with_data(Sgl::Transport { len: 16 });
+    identifier.cdw10[1] = 1;
+    assert_eq!(page(&mut rig, admin, &identifier), [1; 16]);
+}
+
+#[test]
+fn events_are_held_and_bounded() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 0);
+    for cid in 10..14 {
+        let request = Command::new(admin::ASYNC_EVENT, cid, 0);
+        assert_eq!(rig.command(&all[0], &request, &[]), []);
+    }
+    let fifth = Command::new(admin::ASYNC_EVENT, 14, 0);
+    assert_eq!(rig.status(&all[0], &fifth, &[]).code(), Status::ASYNC_EVENT_LIMIT);
+    let again = Command::new(admin::ASYNC_EVENT, 10, 0);
+    assert_eq!(rig.status(&all[0], &again, &[]).code(), Status::COMMAND_ID_CONFLICT);
+    let set = Features::set(feature::ASYNC_EVENT, events::NAMESPACES, Command::new(9, 6, 0));
+    assert_eq!(rig.status(&all[0], &set, &[]), OK);
+    // A namespace goes.
+    rig.disk.open_fault = Some(FileFault::Io);
+    rig.server.handle_file(rig.now, &mut rig.disk, FileId(1));
+    let sent = rig.sent(&all[0]);
+    let [Sent::Response(event)] = sent[..] else { panic!("{sent:?}") };
+    assert_eq!(AsyncEvent::from_value(event.dword0()), AsyncEvent::NAMESPACE_CHANGED);
+    assert_eq!(event.cid, 10);
+    let changed = page(&mut rig, &all[0], &log(lid::CHANGED_NAMESPACES, 4096, 0));
+    assert_eq!(changed[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+    let changed = page(&mut rig, &all[0], &log(lid::CHANGED_NAMESPACES, 4096, 0));
+    assert_eq!(changed[..4], [0; 4], "it was read");
+    let active = identify(&mut rig, &all[0], cns::ACTIVE_NAMESPACES, 0);
+    assert!(identify::namespaces(&active).eq([1]));
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("namespaces_failed +1")), "{moved:?}");
+    assert!(moved.contains(&String::from("events +1")), "{moved:?}");
+}
+
+#[test]
+fn a_namespace_that_is_not_open_yet() {
+    let mut rig = Rig::new();
+    rig.server.shared.namespaces[0].state = State::Opening;
+    let all = rig.attach(1, 1);
+    let read = blocks(io::READ, 1, 0, 1);
+    assert_eq!(rig.status(&all[1], &read, &[]), Status::NAMESPACE_NOT_READY, "may be retried");
+    rig.server.handle_file(rig.now, &mut rig.disk, FileId(0));
+    assert_eq!(rig.command(&all[1], &read, &[]).len(), 2);
+}
+
+#[test]
+fn disks_that_fail() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let before = rig.disk.files[0].clone();
+    let mut failed = |command: Command, fault: FileFault| {
+        rig.disk.fault = Some(fault);
+        assert_eq!(
+            rig.command(&all[1], &command, &pattern(1, 1)[..command.sgl.len() as usize]),
+            []
+        );
+        rig.disk_all();
+        let [(1, status)] = status_of(&rig.sent(&all[1]))[..] else { panic!() };
+        status
+    };
+    let write = inline(io::WRITE, 1, 0, 1);
+    let full = Status::CAPACITY_EXCEEDED.do_not_retry();
+    assert_eq!(failed(write, FileFault::NoSpace), full);
+    assert_eq!(failed(write, FileFault::Io), Status::WRITE_FAULT);
+    assert_eq!(failed(write, FileFault::Denied), Status::ACCESS_DENIED.do_not_retry());
+    assert_eq!(failed(Command::new(io::FLUSH, 1, 1), FileFault::Io), Status::WRITE_FAULT);
+    assert_eq!(failed(blocks(io::WRITE_ZEROES, 1, 0, 1), FileFault::NoSpace), full);
+    assert_eq!(failed(inline(io::COMPARE, 1, 0, 1), FileFault::Io), Status::UNRECOVERED_READ);
+    assert_eq!(rig.disk.files[0], before);
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("errors_disk +4")), "{moved:?}");
+    assert!(moved.contains(&String::from("errors_full +2")), "{moved:?}");
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
+    assert_eq!((rig.server.shared.buffers.used_bytes(), rig.server.shared.ops.len()), (0, 0));
+}
+
+#[test]
+fn wrong_digests_are_no_data() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let before = rig.disk.files[0].clone();
+    let sent = rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
+    rig.data(&all[1], 1, tag_of(&sent), &pattern(1, 1), false);
+    let transient = Status::TRANSIENT_TRANSPORT;
+    assert_eq!(status_of(&rig.sent(&all[1])), [(1, transient)]);
+    let sqe = inline(io::WRITE, 2, 0, 1).to_bytes();
+    let data = pattern(1, 1).into();
+    rig.come(&all[1], Incoming::Command { sqe, data, digest_ok: false });
+    assert_eq!(status_of(&rig.sent(&all[1])), [(2, transient)]);
+    rig.disk_all();
+    assert_eq!((&rig.disk.files[0], rig.disk.did.len()), (&before, 0));
+    assert_eq!(rig.moved(), ["writes +1", "errors_digest +2"]);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
+fn identifiers_twice_and_too_many_commands() {
+    let mut rig = Rig::new();
+    let _all = rig.attach(1, 0);
+    let queue = rig.accept();
+    let ask = Ask { qid: 1, cntlid: 1, sqsize: 3, ..Ask::default() };
+    assert_eq!(rig.connect(&queue, &ask).status, OK);
+    for cid in 1..=4 {
+        assert_eq!(rig.command(&queue, &blocks(io::WRITE, cid, 0, 1), &[]).len(), 1);
+    }
+    rig.moved();
+    // Five commands in a queue of four entries.
+    let sent = rig.command(&queue, &blocks(io::WRITE, 5, 0, 1), &[]);
+    assert_eq!(sent, [Sent::Terminated(Fault::SEQUENCE), Sent::End(true)]);
+    assert_eq!(rig.moved(), ["connections_terminated +1"]);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+
+    let queue = rig.accept();
+    assert_eq!(rig.connect(&queue, &ask).status, OK);
+    let tag = tag_of(&rig.command(&queue, &blocks(io::WRITE, 1, 0, 1), &[]));
+    let twice = rig.completed(&queue, &blocks(io::READ, 1, 0, 1), &[]);
+    assert_eq!(twice.status, Status::COMMAND_ID_CONFLICT.do_not_retry());
+    rig.data(&queue, 1, tag, &pattern(1, 1), true);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&queue)), [(1, OK)], "the first goes on");
+    assert_eq!(rig.command(&queue, &blocks(io::READ, 1, 1, 1), &[]).len(), 2, "and is over");
+}
+
+#[test]
+fn data_for_another_command() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 2);
+    for (peer, cccid, ttag, fault) in
+        [(&all[1], 2, 0, Fault::field(at::CCCID)), (&all[2], 1, 9, Fault::field(at::TTAG))]
+    {
+        rig.command(peer, &blocks(io::WRITE, 1, 0, 1), &[]);
+        let (offset, len) = (0, BLOCK_LEN);
+        let data = Incoming::WriteData { cccid, ttag, offset, len, last: true, digest_ok: true };
+        rig.come(peer, data);
+        assert_eq!(rig.sent(peer), [Sent::Terminated(fault), Sent::End(true)]);
+    }
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
+fn data_that_never_comes() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 2);
+    rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
+    // It holds nobody up.
+    assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 0, 1), &[]).len(), 2);
+    rig.pass(Duration::from_millis(29_999));
+    assert_eq!(rig.server.connections(), 3);
+    rig.pass(Duration::from_millis(1));
+    assert_eq!((rig.server.connections(), rig.sent(&all[1]).pop()), (2, Some(Sent::End(false))));
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("timeouts_data +1")), "{moved:?}");
+}
+
+#[test]
+fn a_connection_ends_while_the_disk_works() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 3);
+    write(&mut rig, &all[1], 1, 0, 4, 7);
+    rig.command(&all[1], &blocks(io::READ, 2, 20, 1), &[]);
+    let wait = rig.command(&all[1], &inline(io::WRITE, 3, 2, 1), &pattern(8, 1));
+    assert_eq!(wait, []);
+    rig.end(&all[1]);
+    assert_eq!(rig.sent(&all[1]).pop(), Some(Sent::End(true)));
+    // What the disk does keeps its range; what waited and what was on the wire does not.
+    assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 3, 1), &[]), []);
+    rig.command(&all[2], &inline(io::WRITE, 2, 20, 1), &pattern(9, 1));
+    rig.disk_all();
+    let sent = rig.sent(&all[2]);
+    assert_eq!(status_of(&sent), [(1, OK), (2, OK)]);
+    let bytes = pattern(7, 1);
+    assert!(sent.contains(&Sent::Data { cid: 1, bytes, success: false }));
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("orphans +1")), "{moved:?}");
+    // Without its admin queue no association.
+    rig.end(&all[0]);
+    assert_eq!(rig.server.connections(), 0);
+    assert_eq!(rig.sent(&all[3]), [Sent::End(false)]);
+    let locks = &rig.server.shared.namespaces[0].locks;
+    assert_eq!((locks.held(), locks.waiting()), (0, 0));
+}

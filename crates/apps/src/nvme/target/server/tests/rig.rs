@@ -1,0 +1,492 @@
+//! A target without TCP: scripted hosts, and a disk in memory that answers when it is told to.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use abi::aligned::AlignedBuf;
+use abi::{FileExtent, FileFault, FileId, FileKind, FileStat};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use host::nvme::{Ended, Incoming, Source};
+use wire::nvme::command::{Command, Completion, Sgl};
+use wire::nvme::fabrics::{
+    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, cattr, property,
+};
+use wire::nvme::nqn::Nqn;
+use wire::nvme::pdu::Fault;
+use wire::nvme::status::Status;
+
+use crate::nvme::target::link::{Changed, Disk, Link};
+use crate::nvme::target::server::Server;
+use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
+
+/// Bytes of a block of every namespace.
+pub(super) const BLOCK: u64 = 4096;
+pub(super) const BLOCK_BYTES: usize = 4096;
+/// Blocks of a namespace.
+pub(super) const BLOCKS: u64 = 64;
+
+/// What a link was asked to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Response(Completion),
+    /// Data of a read, and whether no response follows.
+    Data {
+        cid: u16,
+        bytes: Vec<u8>,
+        success: bool,
+    },
+    R2t {
+        cid: u16,
+        tag: u16,
+        len: u32,
+    },
+    Terminated(Fault),
+    /// The connection was ended: whether gently.
+    End(bool),
+}
+
+/// What the two ends of a link share.
+#[derive(Debug, Default)]
+pub(super) struct Wire {
+    came: VecDeque<Incoming>,
+    pub(super) sent: Vec<Sent>,
+    mark: u64,
+    /// All marks up to this are acknowledged.
+    acknowledged: u64,
+    /// Files on the wire: mark, extent, and what was sent of it.
+    flying: Vec<(u64, FileExtent, Vec<u8>)>,
+    expected: BTreeMap<u16, (u32, AlignedBuf)>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct FakeLink(pub(super) Rc<RefCell<Wire>>);
+
+impl Link for FakeLink {
+    type Host = FakeDisk;
+
+    fn poll(&mut self, _: &mut FakeDisk, _: Instant) -> Option<Incoming> {
+        self.0.borrow_mut().came.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn send_response(&mut self, _: &mut FakeDisk, entry: &[u8; 16]) {
+        self.0.borrow_mut().sent.push(Sent::Response(Completion::parse(entry)));
+    }
+
+    fn send_data(&mut self, disk: &mut FakeDisk, cid: u16, data: &Source, success: bool) -> u64 {
+        let mut wire = self.0.borrow_mut();
+        wire.mark += 1;
+        let bytes = match data {
+            Source::Memory(bytes) => bytes.to_vec(),
+            Source::File { file, offset, len } => {
+                let extent = FileExtent { file: *file, offset: *offset, len: *len };
+                let bytes = disk.bytes(extent).to_vec();
+                let flying = (wire.mark, extent, bytes.clone());
+                wire.flying.push(flying);
+                bytes
+            }
+        };
+        wire.sent.push(Sent::Data { cid, bytes, success });
+        wire.mark
+    }
+
+    fn send_r2t(&mut self, _: &mut FakeDisk, cid: u16, tag: u16, len: u32) {
+        let mut wire = self.0.borrow_mut();
+        assert!(wire.expected.contains_key(&tag), "a buffer is there before it is asked for");
+        wire.sent.push(Sent::R2t { cid, tag, len });
+    }
+
+    fn expect(
+        &mut self,
+        _: &mut FakeDisk,
+        tag: u16,
+        len: u32,
+        buffer: AlignedBuf,
+    ) -> Option<AlignedBuf> {
+        assert!(len as usize <= buffer.len());
+        let before = self.0.borrow_mut().expected.insert(tag, (len, buffer));
+        assert!(before.is_none(), "tag {tag} is in use");
+        None
+    }
+
+    fn terminate(&mut self, _: &mut FakeDisk, why: Fault) {
+        let mut wire = self.0.borrow_mut();
+        wire.sent.push(Sent::Terminated(why));
+        wire.came.clear();
+        wire.came.push_back(Incoming::Ended(Ended::Terminated(why)));
+    }
+
+    fn acknowledged(&self, _: &FakeDisk) -> u64 {
+        self.0.borrow().acknowledged
+    }
+
+    fn end(&mut self, _: &mut FakeDisk, _: Instant, gently: bool) {
+        self.0.borrow_mut().sent.push(Sent::End(gently));
+    }
+}
+
+/// What the disk was asked, and has not done.
+#[derive(Debug)]
+enum Request {
+    Read(u64, FileExtent),
+    Write { token: u64, extent: FileExtent, buffer: AlignedBuf, fua: bool },
+    Flush(u64),
+    Zero { token: u64, extent: FileExtent, deallocate: bool },
+}
+
+/// What the disk has done, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Did {
+    Read(u64, u32),
+    Write { offset: u64, len: u32, fua: bool },
+    Flush,
+    Zero { offset: u64, len: u32, deallocate: bool },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct FakeDisk {
+    pub(super) files: Vec<Vec<u8>>,
+    /// Opens are answered.
+    pub(super) opens: bool,
+    pub(super) open_fault: Option<FileFault>,
+    asked: VecDeque<Request>,
+    reads: VecDeque<(u64, Result<Bytes, FileFault>)>,
+    changed: VecDeque<Changed>,
+    held: Vec<FileExtent>,
+    pub(super) did: Vec<Did>,
+    /// How the next operations fail.
+    pub(super) fault: Option<FileFault>,
+}
+
+impl FakeDisk {
+    fn bytes(&mut self, extent: FileExtent) -> &mut [u8] {
+        let start = usize::try_from(extent.offset).unwrap();
+        &mut self.files[extent.file.0 as usize][start..][..extent.len as usize]
+    }
+
+    /// Does the operation that was asked for first.
+    fn step(&mut self) -> bool {
+        let Some(request) = self.asked.pop_front() else { return false };
+        let result = self.fault.map_or(Ok(()), Err);
+        match request {
+            Request::Read(token, extent) => {
+                self.did.push(Did::Read(extent.offset, extent.len));
+                let bytes = Bytes::copy_from_slice(self.bytes(extent));
+                // Never all at once.
+                let some = bytes.slice(..bytes.len().div_ceil(2));
+                self.reads.push_back((token, result.map(|()| some)));
+            }
+            Request::Write { token, extent, buffer, fua } => {
+                if result.is_ok() {
+                    let len = extent.len as usize;
+                    self.bytes(extent).copy_from_slice(&buffer.as_slice()[..len]);
+                    self.did.push(Did::Write { offset: extent.offset, len: extent.len, fua });
+                }
+                self.changed.push_back((token, Some(buffer), result));
+            }
+            Request::Flush(token) => {
+                self.did.push(Did::Flush);
+                self.changed.push_back((token, None, result));
+            }
+            Request::Zero { token, extent, deallocate } => {
+                if result.is_ok() {
+                    self.bytes(extent).fill(0);
+                    let FileExtent { offset, len, .. } = extent;
+                    self.did.push(Did::Zero { offset, len, deallocate });
+                }
+                self.changed.push_back((token, None, result));
+            }
+        }
+        true
+    }
+}
+
+impl Disk for FakeDisk {
+    fn open(&mut self, path: &str) -> Option<FileId> {
+        let index = u32::try_from(self.files.len()).unwrap();
+        // Each block begins with its number and ends with the path's first letter.
+        let mut bytes = vec![path.as_bytes()[0]; usize::try_from(BLOCKS * BLOCK).unwrap() + 100];
+        for (block, number) in bytes.chunks_mut(BLOCK_BYTES).zip(0_u8..) {
+            block[0] = number;
+        }
+        self.files.push(bytes);
+        Some(FileId(index))
+    }
+
+    fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {
+        let size = self.files[file.0 as usize].len() as u64;
+        let kind = FileKind::Regular;
+        let stat = FileStat { kind, size, modified_s: 0, modified_ns: 0, version: 0 };
+        self.opens.then_some(self.open_fault.map_or(Ok(stat), Err))
+    }
+
+    fn read(&mut self, token: u64, extent: FileExtent) -> bool {
+        self.held.push(extent);
+        self.asked.push_back(Request::Read(token, extent));
+        true
+    }
+
+    fn release(&mut self, extent: FileExtent) {
+        let place = self.held.iter().position(|held| *held == extent);
+        self.held.remove(place.expect("it is held"));
+    }
+
+    fn write(
+        &mut self,
+        token: u64,
+        (file, offset): (FileId, u64),
+        buffer: AlignedBuf,
+        len: u32,
+        fua: bool,
+    ) {
+        let extent = FileExtent { file, offset, len };
+        self.asked.push_back(Request::Write { token, extent, buffer, fua });
+    }
+
+    fn flush(&mut self, token: u64, _: FileId) {
+        self.asked.push_back(Request::Flush(token));
+    }
+
+    fn zero(&mut self, token: u64, (file, offset): (FileId, u64), len: u64, deallocate: bool) {
+        let extent = FileExtent { file, offset, len: u32::try_from(len).unwrap() };
+        self.asked.push_back(Request::Zero { token, extent, deallocate });
+    }
+
+    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)> {
+        self.reads.pop_front()
+    }
+
+    fn poll_changed(&mut self) -> Option<Changed> {
+        self.changed.pop_front()
+    }
+}
+
+/// The subsystem of most tests.
+pub(super) fn subnqn() -> Nqn {
+    Nqn::new("nqn.2026-11.example:disks").unwrap()
+}
+
+/// A host's name.
+pub(super) fn hostnqn(number: u8) -> Nqn {
+    Nqn::new(&format!("nqn.2026-11.example:host{number}")).unwrap()
+}
+
+/// A target, its disk, and virtual time.
+pub(super) struct Rig {
+    pub(super) server: Server<FakeLink>,
+    pub(super) disk: FakeDisk,
+    pub(super) now: Instant,
+    before: Vec<(&'static str, u64)>,
+    connections: usize,
+}
+
+/// A connection of a scripted host.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) link: FakeLink,
+    pub(super) index: usize,
+}
+
+impl Rig {
+    /// A target with namespaces on `a` and `b`, open, for hosts 1 and 2.
+    pub(super) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub(super) fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let nqn = subnqn();
+        let namespaces = ["a", "b"].map(|path| NamespaceConfig::new(&nqn, path)).to_vec();
+        let hosts = Some(vec![hostnqn(1), hostnqn(2)]);
+        let serial = String::from("0001");
+        let subsystem = SubsystemConfig { nqn, serial, hosts, namespaces };
+        let endpoint = wire::Endpoint { addr: [192, 0, 2, 1].into(), port: 4420 };
+        let mut config = Config {
+            subsystems: vec![subsystem],
+            addresses: vec![endpoint],
+            queues_max: 4,
+            controllers_max: 3,
+            ..Config::default()
+        };
+        change(&mut config);
+        config.check().unwrap();
+        let mut disk = FakeDisk { opens: true, ..FakeDisk::default() };
+        let server = Server::new(config, &mut disk);
+        let now = Instant::from_millis(1000);
+        let mut rig = Self { server, disk, now, before: Vec::new(), connections: 0 };
+        for file in 0..2 {
+            rig.server.handle_file(rig.now, &mut rig.disk, FileId(file));
+        }
+        rig.moved();
+        rig
+    }
+
+    /// Counters that have moved since this was asked last.
+    pub(super) fn moved(&mut self) -> Vec<String> {
+        let mut after = Vec::new();
+        self.server.shared.counters.visit(&mut |name, value| after.push((name, value)));
+        let moved = base::counters::moved(&self.before, &after);
+        self.before = after;
+        moved
+            .into_iter()
+            .map(|(name, by)| format!("{} +{by}", name.replace("nvmet_", "")))
+            .collect()
+    }
+
+    /// A host connects with TCP.
+    pub(super) fn accept(&mut self) -> Peer {
+        let link = FakeLink::default();
+        let index = self.connections;
+        self.connections += 1;
+        self.server.handle_accepted(self.now, &mut self.disk, index, link.clone());
+        Peer { link, index }
+    }
+
+    /// Something comes on a connection.
+    pub(super) fn come(&mut self, peer: &Peer, incoming: Incoming) {
+        peer.link.0.borrow_mut().came.push_back(incoming);
+        self.server.handle_socket(self.now, &mut self.disk, peer.index);
+    }
+
+    /// A command comes; what was sent because of it, on its connection.
+    pub(super) fn command(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Vec<Sent> {
+        let data = Bytes::copy_from_slice(data);
+        self.come(peer, Incoming::Command { sqe: command.to_bytes(), data, digest_ok: true });
+        self.sent(peer)
+    }
+
+    /// What was sent since this was asked last.
+    pub(super) fn sent(&self, peer: &Peer) -> Vec<Sent> {
+        core::mem::take(&mut peer.link.0.borrow_mut().sent)
+    }
+
+    /// A command that is completed at once: its completion.
+    pub(super) fn completed(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Completion {
+        match self.command(peer, command, data)[..] {
+            [Sent::Response(completion)] => {
+                assert_eq!(completion.cid, command.cid);
+                completion
+            }
+            ref other => panic!("{command:?} was answered with {other:?}"),
+        }
+    }
+
+    /// Its status.
+    pub(super) fn status(&mut self, peer: &Peer, command: &Command, data: &[u8]) -> Status {
+        self.completed(peer, command, data).status
+    }
+
+    /// All of a write's data comes after an R2T.
+    pub(super) fn data(&mut self, peer: &Peer, cid: u16, tag: u16, bytes: &[u8], digest_ok: bool) {
+        let (len, mut buffer) = peer.link.0.borrow_mut().expected.remove(&tag).unwrap();
+        assert_eq!(len as usize, bytes.len());
+        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        let incoming =
+            Incoming::WriteData { cccid: cid, ttag: tag, offset: 0, len, last: true, digest_ok };
+        peer.link.0.borrow_mut().came.push_back(incoming);
+        self.come(peer, Incoming::Buffer { tag, buffer });
+    }
+
+    /// The disk does one thing, or nothing.
+    pub(super) fn disk_step(&mut self) -> bool {
+        let did = self.disk.step();
+        self.server.handle_disk(self.now, &mut self.disk);
+        did
+    }
+
+    /// The disk does all that it was asked.
+    pub(super) fn disk_all(&mut self) {
+        while self.disk_step() {}
+    }
+
+    /// The peer's TCP acknowledges everything. Of files that are on the wire nothing has changed.
+    pub(super) fn acknowledge(&mut self, peer: &Peer) {
+        let mut wire = peer.link.0.borrow_mut();
+        wire.acknowledged = wire.mark;
+        for (_, extent, bytes) in wire.flying.drain(..) {
+            assert_eq!(self.disk.bytes(extent), bytes, "a retransmission would be another");
+        }
+        drop(wire);
+        self.server.handle_socket(self.now, &mut self.disk, peer.index);
+    }
+
+    /// Time passes.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += time;
+        while self.server.poll_timeout().is_some_and(|at| at <= self.now) {
+            self.server.handle_timeout(self.now, &mut self.disk);
+        }
+    }
+
+    /// The connection of a peer ends.
+    pub(super) fn end(&mut self, peer: &Peer) {
+        self.come(peer, Incoming::Ended(Ended::Closed));
+    }
+
+    /// Connects a queue: how that went.
+    pub(super) fn connect(&mut self, peer: &Peer, ask: &Ask) -> Completion {
+        let Ask { host, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
+        let cattr = if flow { 0 } else { cattr::DISABLE_SQ_FLOW_CONTROL };
+        let connect = Connect { recfmt: 0, qid, sqsize, cattr, kato };
+        let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
+        let command = Fabrics::Connect(connect).to_command(0, sgl);
+        let subnqn = Some(subnqn);
+        let data = ConnectData { hostid: [host; 16], cntlid, subnqn, hostnqn: Some(hostnqn(host)) };
+        self.completed(peer, &command, &data.to_bytes())
+    }
+
+    /// Connects and enables a controller, with I/O queues; gives all connections, the admin queue's
+    /// first.
+    pub(super) fn attach(&mut self, host: u8, queues: u16) -> Vec<Peer> {
+        let admin = self.accept();
+        let connected = self.connect(&admin, &Ask { host, ..Ask::default() });
+        assert_eq!(connected.status, Status::SUCCESS);
+        let cntlid = u16::try_from(connected.dword0()).unwrap();
+        assert_eq!(self.enable(&admin), Status::SUCCESS);
+        let mut all = vec![admin];
+        for qid in 1..=queues {
+            let peer = self.accept();
+            let connected = self.connect(&peer, &Ask { host, qid, cntlid, ..Ask::default() });
+            assert_eq!((connected.status, connected.dword0()), (Status::SUCCESS, cntlid.into()));
+            all.push(peer);
+        }
+        self.moved();
+        all
+    }
+
+    /// Enables a controller.
+    pub(super) fn enable(&mut self, admin: &Peer) -> Status {
+        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+        self.status(admin, &Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
+    }
+}
+
+/// What a connect asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) host: u8,
+    pub(super) qid: u16,
+    pub(super) cntlid: u16,
+    pub(super) sqsize: u16,
+    pub(super) kato: u32,
+    pub(super) flow: bool,
+    pub(super) subnqn: Nqn,
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        let (host, qid, cntlid, sqsize, kato, flow) = (1, 0, CNTLID_DYNAMIC, 31, 0, true);
+        Self { host, qid, cntlid, sqsize, kato, flow, subnqn: subnqn() }
+    }
+}
+
+impl Wire {
+    /// The peer's TCP acknowledges everything, and nobody tells of it.
+    pub(super) fn acknowledge_silently(&mut self) {
+        self.acknowledged = self.mark;
+    }
+}

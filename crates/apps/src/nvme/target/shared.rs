@@ -1,0 +1,211 @@
+//! What all connections of a target share, and the operations that they have under way.
+
+use std::collections::VecDeque;
+
+use abi::FileExtent;
+use abi::aligned::AlignedBuf;
+use bytes::Bytes;
+
+use super::Config;
+use super::buffers::{Buffers, Lease};
+use super::controller::{ConnKey, Controllers};
+use super::counters::Counters;
+use super::locks::LockId;
+use super::subsystem::{Namespace, Subsystem};
+
+/// An operation: a slot, and how often it was used before. Also the token of what it asks the disk,
+/// and the owner of its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpId(pub(super) u64);
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Read,
+    Write,
+    /// Of which so many bytes were found the same.
+    Compare {
+        done: u32,
+    },
+    Zero {
+        deallocate: bool,
+    },
+    /// The ranges that the buffer begins with, one after the other.
+    Deallocate {
+        next: u16,
+        ranges: u16,
+    },
+    Flush,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits for memory.
+    Memory,
+    /// It waits for data, under this tag.
+    Data { tag: u16 },
+    /// It waits for its range.
+    Range,
+    /// The disk works.
+    Disk,
+    /// The disk makes last what it did.
+    Flush,
+}
+
+/// A command of an I/O queue.
+#[derive(Debug)]
+pub(super) struct Op {
+    /// Its connection; none when that is gone.
+    pub(super) owner: Option<ConnKey>,
+    pub(super) cid: u16,
+    pub(super) verb: Verb,
+    pub(super) stage: Stage,
+    /// The namespace, in the table of all.
+    pub(super) place: usize,
+    /// First byte.
+    pub(super) offset: u64,
+    /// Bytes of the namespace.
+    pub(super) len: u64,
+    /// Bytes of data from the host.
+    pub(super) data_len: u32,
+    /// It ends on the medium.
+    pub(super) fua: bool,
+    /// Data came with a wrong digest.
+    pub(super) spoilt: bool,
+    /// Data that came in the capsule, and is not copied yet.
+    pub(super) capsule: Bytes,
+    pub(super) buffer: Option<AlignedBuf>,
+    pub(super) lease: Option<Lease>,
+    pub(super) lock: Option<LockId>,
+    /// What the disk reads.
+    pub(super) reading: Option<FileExtent>,
+}
+
+impl Op {
+    /// Whether the disk works for it.
+    pub(super) const fn at_disk(&self) -> bool {
+        matches!(self.stage, Stage::Disk | Stage::Flush)
+    }
+
+    /// A range of its data.
+    pub(super) fn data(&self, from: usize, len: usize) -> Option<&[u8]> {
+        self.buffer.as_ref()?.as_slice().get(from..from.checked_add(len)?)
+    }
+}
+
+/// Operations under way.
+#[derive(Debug, Default)]
+pub(super) struct Ops {
+    slots: Vec<(u32, Option<Op>)>,
+    free: Vec<usize>,
+}
+
+impl Ops {
+    pub(super) fn insert(&mut self, op: Op) -> OpId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push((0, None));
+            self.slots.len() - 1
+        });
+        let mut generation = 0;
+        if let Some(slot) = self.slots.get_mut(index) {
+            slot.0 = slot.0.wrapping_add(1);
+            slot.1 = Some(op);
+            generation = slot.0;
+        }
+        OpId(u64::from(generation) << 32 | index as u64)
+    }
+
+    /// Operations that there are.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn index(&self, id: OpId) -> Option<usize> {
+        let index = usize::try_from(id.0 & 0xffff_ffff).ok()?;
+        let slot = self.slots.get(index)?;
+        (u64::from(slot.0) == id.0 >> 32 && slot.1.is_some()).then_some(index)
+    }
+
+    pub(super) fn get(&self, id: OpId) -> Option<&Op> {
+        self.slots.get(self.index(id)?)?.1.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
+        let index = self.index(id)?;
+        self.slots.get_mut(index)?.1.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, id: OpId) -> Option<Op> {
+        let index = self.index(id)?;
+        self.free.push(index);
+        self.slots.get_mut(index)?.1.take()
+    }
+
+    /// Those of a connection.
+    pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
+        let all = self.slots.iter().enumerate();
+        let own = |op: &Op| op.owner == Some(key);
+        all.filter(|(_, (_, op))| op.as_ref().is_some_and(own))
+            .map(|(index, (generation, _))| OpId(u64::from(*generation) << 32 | index as u64))
+            .collect()
+    }
+}
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) counters: Counters,
+    pub(super) subsystems: Vec<Subsystem>,
+    pub(super) namespaces: Vec<Namespace>,
+    pub(super) controllers: Controllers,
+    pub(super) buffers: Buffers,
+    pub(super) ops: Ops,
+    /// Operations that hold their range now.
+    pub(super) ready: VecDeque<OpId>,
+    /// Operations that wait for memory, and some that are gone.
+    pub(super) thirsty: VecDeque<OpId>,
+    /// Connections that have to end.
+    pub(super) doomed: Vec<ConnKey>,
+    /// GENCTR of the discovery log.
+    pub(super) generation: u64,
+    /// Data read and written, in blocks of 512 bytes, and commands that did: for the health log.
+    pub(super) health: Health,
+}
+
+/// For the health log.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    pub(super) read_bytes: u64,
+    pub(super) written_bytes: u64,
+    pub(super) media_errors: u64,
+}
+
+impl Shared {
+    /// Most bytes of data in a command: MDTS.
+    pub(super) const fn data_max(&self) -> u64 {
+        4096 << self.config.mdts
+    }
+
+    /// Gives back what an operation holds, but for its slot.
+    pub(super) fn relinquish(&mut self, op: &mut Op) {
+        if let Some(lock) = op.lock.take() {
+            self.unlock(op.place, lock);
+        }
+        if let Some(lease) = op.lease.take() {
+            self.buffers.give(lease, op.buffer.take());
+        }
+    }
+
+    /// Gives a range back: who waited for it goes on.
+    pub(super) fn unlock(&mut self, place: usize, lock: LockId) {
+        let Some(namespace) = self.namespaces.get_mut(place) else { return };
+        let ready = &mut self.ready;
+        namespace.locks.release(lock, &mut |owner| ready.push_back(OpId(owner)));
+    }
+
+    /// Commands that wait for others on the same blocks.
+    pub(super) fn waiting(&self) -> usize {
+        self.namespaces.iter().map(|namespace| namespace.locks.waiting()).sum()
+    }
+}

@@ -1,0 +1,185 @@
+//! Subsystems: namespaces on files, and the hosts that may come.
+
+use abi::{FileFault, FileId, FileKind};
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::hash::Hasher;
+use wire::nvme::identify::{Namespace as Identified, Text};
+use wire::nvme::nqn::Nqn;
+
+use super::link::Disk;
+use super::locks::Locks;
+
+/// What a subsystem has.
+#[derive(Clone, Debug)]
+pub struct SubsystemConfig {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number: up to 20 characters of ASCII.
+    pub serial: String,
+    /// Hosts that may connect; none for all.
+    pub hosts: Option<Vec<Nqn>>,
+    /// Namespaces, from ID 1 on.
+    pub namespaces: Vec<NamespaceConfig>,
+}
+
+/// What a namespace is.
+#[derive(Clone, Debug)]
+pub struct NamespaceConfig {
+    /// A file, or a block device, beneath the disk's root. No other namespace may have it.
+    pub path: String,
+    /// Bytes of a block, as a power of two: 9 to 12.
+    pub block_shift: u8,
+    /// What hosts tell it from others by, for good.
+    pub uuid: [u8; 16],
+}
+
+impl NamespaceConfig {
+    /// A namespace with blocks of 4 KiB, whose UUID (RFC 9562, version 8) is that of a subsystem
+    /// and a path: the same every time.
+    #[must_use]
+    pub fn new(nqn: &Nqn, path: &str) -> Self {
+        let mut hasher = SipHasher13::new();
+        hasher.write(nqn.as_str().as_bytes());
+        hasher.write(&[0]);
+        hasher.write(path.as_bytes());
+        let mut uuid = hasher.finish128().as_bytes();
+        uuid[6] = uuid[6] & 0x0f | 0x80;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        Self { path: String::from(path), block_shift: 12, uuid }
+    }
+}
+
+/// How far a namespace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Opening,
+    /// It has so many blocks.
+    Ready(u64),
+    Failed(FileFault),
+}
+
+/// A namespace.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    pub(super) shift: u8,
+    pub(super) uuid: [u8; 16],
+    pub(super) file: Option<FileId>,
+    pub(super) state: State,
+    pub(super) locks: Locks,
+}
+
+impl Namespace {
+    fn open(config: &NamespaceConfig, disk: &mut impl Disk) -> Self {
+        let file = disk.open(&config.path);
+        let state = match file {
+            Some(_) => State::Opening,
+            None => State::Failed(FileFault::Refused(abi::Refusal::TableFull)),
+        };
+        let (shift, uuid) = (config.block_shift, config.uuid);
+        Self { shift, uuid, file, state, locks: Locks::default() }
+    }
+
+    /// The open of its file has ended.
+    pub(super) fn handle_opened(&mut self, disk: &impl Disk) {
+        let Some(result) = self.file.and_then(|file| disk.stat(file)) else { return };
+        self.state = match result {
+            Ok(stat) if !matches!(stat.kind, FileKind::Regular | FileKind::Block) => {
+                State::Failed(FileFault::BadPath)
+            }
+            // What is behind the last whole block is nobody's.
+            Ok(stat) => match stat.size >> self.shift {
+                0 => State::Failed(FileFault::BadExtent),
+                blocks => State::Ready(blocks),
+            },
+            Err(fault) => State::Failed(fault),
+        };
+    }
+
+    /// Its blocks, once it is open.
+    pub(super) const fn blocks(&self) -> Option<u64> {
+        match self.state {
+            State::Ready(blocks) => Some(blocks),
+            State::Opening | State::Failed(_) => None,
+        }
+    }
+
+    /// What Identify says of it.
+    pub(super) fn identify(&self) -> Option<Identified> {
+        let mut identified = Identified::new(self.blocks()?, self.shift);
+        // Whole pages of the disk are best: NPWG, NPWA, NPDG and NPDA count.
+        let page = (1_u16 << (12 - self.shift.min(12))) - 1;
+        identified.nsfeat = 1 << 4;
+        identified.preferred = [page, page, page, page, 0];
+        identified.nmic = 1;
+        // Deallocated blocks read as zeros, and write zeroes may deallocate.
+        identified.dlfeat = 1 | 1 << 3;
+        identified.nguid = self.uuid;
+        Some(identified)
+    }
+}
+
+/// A subsystem; its namespaces are in a table of all.
+#[derive(Debug)]
+pub(super) struct Subsystem {
+    pub(super) nqn: Nqn,
+    pub(super) serial: Text<20>,
+    pub(super) hosts: Option<Vec<Nqn>>,
+    first: usize,
+    count: u32,
+}
+
+impl Subsystem {
+    /// Whether a host may connect.
+    pub(super) fn admits(&self, host: &Nqn) -> bool {
+        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
+    }
+
+    /// The largest namespace ID.
+    pub(super) const fn nn(&self) -> u32 {
+        self.count
+    }
+
+    /// Where in the table of all a namespace is; none where there is none of that ID.
+    pub(super) fn place(&self, nsid: u32) -> Option<usize> {
+        let index = nsid.checked_sub(1).filter(|_| nsid <= self.count)?;
+        Some(self.first + usize::try_from(index).ok()?)
+    }
+
+    /// The ID of a namespace of the table.
+    pub(super) fn nsid(&self, place: usize) -> Option<u32> {
+        let index = u32::try_from(place.checked_sub(self.first)?).ok()?;
+        (index < self.count).then_some(index + 1)
+    }
+
+    /// IDs of namespaces that can be used.
+    pub(super) fn active<'a>(
+        &'a self,
+        namespaces: &'a [Namespace],
+    ) -> impl Iterator<Item = u32> + 'a {
+        (1..=self.count).filter(|nsid| {
+            let namespace = self.place(*nsid).and_then(|place| namespaces.get(place));
+            namespace.is_some_and(|namespace| namespace.blocks().is_some())
+        })
+    }
+}
+
+/// Opens the namespaces of all subsystems.
+pub(super) fn open_all(
+    configs: &[SubsystemConfig],
+    disk: &mut impl Disk,
+) -> (Vec<Subsystem>, Vec<Namespace>) {
+    let mut namespaces = Vec::new();
+    let mut subsystems = Vec::new();
+    for config in configs {
+        let first = namespaces.len();
+        namespaces.extend(config.namespaces.iter().map(|config| Namespace::open(config, disk)));
+        subsystems.push(Subsystem {
+            nqn: config.nqn,
+            serial: Text::new(&config.serial),
+            hosts: config.hosts.clone(),
+            first,
+            count: u32::try_from(config.namespaces.len()).unwrap_or(0),
+        });
+    }
+    (subsystems, namespaces)
+}
