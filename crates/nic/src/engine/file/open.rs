@@ -145,8 +145,8 @@ impl OpenFiles {
     /// What is to be known for sending from a file.
     ///
     /// # Errors
-    /// `BadExtent` for a file that is not open or of a kind that is not read, `Changed` for one that
-    /// was found changed.
+    /// `BadExtent` for a file that is not open or of a kind that is not read, `Changed` for one
+    /// that was found changed.
     pub(crate) fn readable(&self, key: Key) -> Result<Readable, FileFault> {
         match self.files.get(key) {
             Some(OpenFile { changed: true, .. }) => Err(FileFault::Changed),
