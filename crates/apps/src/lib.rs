@@ -1,8 +1,8 @@
 //! Applications as sans-IO handlers over the host's sockets, so that a simulation runs the whole
 //! product.
 //!
-//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] speaks NVMe over
-//! TCP. Time comes in as a parameter; nothing here opens a socket, a file or a thread.
+//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] has the ends of NVMe
+//! over TCP. Time comes in as a parameter; nothing here opens a socket, a file or a thread.
 #![forbid(unsafe_code)]
 
 pub mod content;

@@ -1,0 +1,580 @@
+//! An association: one controller with all its queues, from the first connection to its loss.
+//!
+//! The set-up is one step after the other (fabrics, section 3; base, section 3.5): connect the
+//! admin queue, look at the capabilities, enable the controller and wait until it is ready, ask
+//! what it is, how many queues it gives and which namespaces it has, then connect the I/O queues,
+//! each over a connection of its own. Then keep alives and asynchronous events go on until the
+//! association is lost or closed. A discovery controller has no I/O queues.
+//!
+//! The namespaces are `namespaces`'. Called by [`super::Initiator`], which owns the users'
+//! commands. Whatever goes wrong here is a [`Loss`], and ends the association.
+
+mod namespaces;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use host::nvme::{Initiate, Transport};
+use host::{Host, SocketId, SocketOption};
+use wire::Endpoint;
+use wire::nvme::command::{
+    Abort, AsyncEvent, Command, Completion, Features, GetLogPage, Identify, NSID_ALL, QueueCounts,
+    Sgl, admin, events, feature,
+};
+use wire::nvme::fabrics::{
+    ADMIN_IN_CAPSULE_BYTES, CNTLID_DYNAMIC, Capabilities, Configuration, Connect, ConnectData,
+    ConnectResult, ControllerStatus, Fabrics, PropertyGet, PropertySet, Shutdown, property,
+};
+use wire::nvme::identify::{Controller, cns};
+use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
+use wire::nvme::status::Status;
+
+use super::Config;
+use super::command::{Data, Limits, Loss, Namespace};
+use super::counters::InitiatorCounters;
+use super::queue::{Answer, Happened, Late, Owner, Queue};
+
+/// Entries of the admin queue: Linux's NVMF_AQ_DEPTH.
+const ADMIN_ENTRIES: u16 = 32;
+/// How often a controller that is not ready is asked.
+const READY_POLL: Duration = Duration::from_millis(100);
+/// Places in the admin queue that aborts leave for others.
+const ADMIN_LEFT: usize = 4;
+/// Unit of CAP.TO.
+const READY_UNIT: Duration = Duration::from_millis(500);
+/// Most bytes of a command's data where the controller names no limit.
+const DATA_BYTES_MAX: u64 = 1 << 30;
+/// Asynchronous event requests that are open.
+const EVENT_REQUESTS: u8 = 2;
+/// Bytes of a submission queue entry, in IOCCSZ's unit.
+const ENTRY_UNITS: u32 = 4;
+
+/// What a turn needs.
+pub(super) struct Cx<'a> {
+    pub(super) host: &'a mut Host,
+    pub(super) now: Instant,
+    pub(super) config: &'a Config,
+    pub(super) counters: &'a mut InitiatorCounters,
+}
+
+/// What the admin queue's answer is awaited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Transport,
+    Connect,
+    Capabilities,
+    Version,
+    Enable,
+    /// Asked whether it is ready; or to be asked at a time.
+    Ready(Option<Instant>),
+    Controller,
+    Queues,
+    Events,
+    ChangedLog,
+    Namespaces,
+    Namespace(u32),
+    /// Nothing: I/O queues are connected, or all is done.
+    Idle,
+}
+
+impl Step {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Transport => "connection",
+            Self::Connect => "connect of the admin queue",
+            Self::Capabilities => "capabilities",
+            Self::Version => "version",
+            Self::Enable => "enabling",
+            Self::Ready(_) => "getting ready",
+            Self::Controller => "Identify Controller",
+            Self::Queues => "number of queues",
+            Self::Events => "event configuration",
+            Self::ChangedLog => "list of changed namespaces",
+            Self::Namespaces => "list of namespaces",
+            Self::Namespace(_) => "Identify Namespace",
+            Self::Idle => "connect of an I/O queue",
+        }
+    }
+}
+
+/// What the initiator has to know of what happened.
+#[derive(Debug)]
+pub(super) enum Progress {
+    Nothing,
+    /// All queues stand.
+    Live,
+    /// A command of a user's has ended.
+    Answer(u64, Completion, Option<AlignedBuf>, bool),
+    /// The namespaces are known anew.
+    Namespaces,
+    /// The discovery log has changed.
+    DiscoveryChanged,
+}
+
+/// A controller and its queues.
+#[derive(Debug)]
+pub(super) struct Association {
+    remote: Endpoint,
+    /// The admin queue, then the I/O queues.
+    pub(super) queues: Vec<Queue>,
+    step: Step,
+    /// When the set-up, or the wait for the controller, has taken too long.
+    until: Option<Instant>,
+    capabilities: Capabilities,
+    cntlid: u16,
+    controller: Option<Box<Controller>>,
+    pub(super) limits: Limits,
+    pub(super) namespaces: BTreeMap<u32, Namespace>,
+    found: VecDeque<u32>,
+    pub(super) live: bool,
+    keep_alive: Option<Instant>,
+    events_open: u8,
+    events_max: u8,
+    aborts_open: u8,
+}
+
+impl Association {
+    /// Begins to connect.
+    pub(super) fn begin(cx: &mut Cx<'_>, remote: Endpoint) -> Result<Self, Loss> {
+        let limits = Limits { data_bytes_max: DATA_BYTES_MAX, oncs: 0 };
+        let mut association = Self {
+            remote,
+            queues: Vec::new(),
+            step: Step::Transport,
+            until: Some(cx.now + cx.config.setup_timeout),
+            capabilities: Capabilities::from_value(0),
+            cntlid: CNTLID_DYNAMIC,
+            controller: None,
+            limits,
+            namespaces: BTreeMap::new(),
+            found: VecDeque::new(),
+            live: false,
+            keep_alive: None,
+            events_open: 0,
+            events_max: 0,
+            aborts_open: 0,
+        };
+        association.open_queue(cx, ADMIN_ENTRIES)?;
+        Ok(association)
+    }
+
+    /// Begins to connect the next queue.
+    fn open_queue(&mut self, cx: &mut Cx<'_>, entries: u16) -> Result<(), Loss> {
+        let id = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
+        let socket = match &cx.config.tls {
+            Some(client) => cx.host.connect_tls(cx.now, self.remote, client),
+            None => cx.host.connect(cx.now, self.remote),
+        };
+        let socket = socket.map_err(Loss::Connect)?;
+        // PDUs are written whole: Nagle's algorithm could only hold back ends.
+        cx.host.set_option(cx.now, socket, SocketOption::NoDelay(true));
+        let Config { header_digest, data_digest, .. } = *cx.config;
+        let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+        let transport = Transport::initiate(socket, Arc::clone(&cx.config.crypto), params);
+        let capsule = usize::try_from(ADMIN_IN_CAPSULE_BYTES).unwrap_or(0);
+        self.queues.push(Queue::new(transport, id, entries, capsule));
+        Ok(())
+    }
+
+    /// Which queue a socket is of.
+    pub(super) fn queue_of(&self, socket: SocketId) -> Option<usize> {
+        self.queues.iter().position(|queue| queue.socket() == socket)
+    }
+
+    /// The I/O queue for the next command: one with the fewest that are open, the one after `last`
+    /// first. None where all are full.
+    pub(super) fn pick(&self, last: usize) -> Option<usize> {
+        let io = self.queues.len().saturating_sub(1);
+        let order = (0..io).map(|i| 1 + (last + i) % io);
+        let room = |&index: &usize| self.queues.get(index).is_some_and(|q| q.live && q.room() > 0);
+        order.filter(room).min_by_key(|&index| self.queues.get(index).map_or(0, Queue::in_flight))
+    }
+
+    /// Takes what has happened on a queue; to be called until it gives none.
+    pub(super) fn poll(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Option<Progress>, Loss> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
+        match queue.poll(cx.host, cx.now, cx.counters) {
+            None => Ok(None),
+            Some(Happened::Ended(how)) => Err(Loss::Connection(how)),
+            Some(Happened::Ready) => self.send_connect(cx, index).map(Some),
+            Some(Happened::Answer(answer)) => self.handle(cx, index, answer).map(Some),
+        }
+    }
+
+    fn handle(&mut self, cx: &mut Cx<'_>, index: usize, answer: Answer) -> Result<Progress, Loss> {
+        let Answer { owner, completion, buffer, digest_ok } = answer;
+        match owner {
+            Owner::Request(serial) => {
+                return Ok(Progress::Answer(serial, completion, buffer, digest_ok));
+            }
+            Owner::KeepAlive if completion.status.is_success() => {
+                cx.counters.nvmei_keep_alives += 1;
+            }
+            Owner::KeepAlive => {
+                return Err(Loss::Refused { step: "keep alive", status: completion.status });
+            }
+            Owner::Abort => self.aborts_open = self.aborts_open.saturating_sub(1),
+            Owner::AsyncEvent => return self.handle_event(cx, &completion),
+            Owner::SetUp if index > 0 => return self.queue_connected(cx, index, &completion),
+            Owner::SetUp => return self.next_step(cx, &completion, buffer, digest_ok),
+        }
+        Ok(Progress::Nothing)
+    }
+
+    /// ICReq and ICResp are exchanged: Connect comes first on every queue (fabrics, section 3.3).
+    fn send_connect(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Progress, Loss> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
+        let kato = if index == 0 { cx.config.keep_alive.as_millis() } else { 0 };
+        let connect = Connect {
+            qid: queue.id,
+            sqsize: queue.sqsize(),
+            kato: u32::try_from(kato).unwrap_or(u32::MAX),
+            ..Connect::default()
+        };
+        let data = ConnectData {
+            hostid: cx.config.host_id,
+            cntlid: self.cntlid,
+            subnqn: Some(cx.config.subsystem),
+            hostnqn: Some(cx.config.host),
+        };
+        let command = Fabrics::Connect(connect).to_command(0, Sgl::NONE);
+        let data = Data::Out(Bytes::copy_from_slice(&data.to_bytes()));
+        if index == 0 {
+            self.step = Step::Connect;
+        }
+        let timeout = Some(cx.config.command_timeout);
+        self.send(cx, index, (Owner::SetUp, timeout), command, data)
+    }
+
+    fn send(
+        &mut self,
+        cx: &mut Cx<'_>,
+        index: usize,
+        (owner, timeout): (Owner, Option<Duration>),
+        command: Command,
+        data: Data,
+    ) -> Result<Progress, Loss> {
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
+        let sent = queue.send(cx.host, cx.now, (owner, timeout), command, data, cx.counters);
+        // The admin queue keeps room for what is sent here: `Initiator` leaves it.
+        sent.map_err(|_| Loss::Timeout("places in the admin queue"))?;
+        Ok(Progress::Nothing)
+    }
+
+    fn ask(&mut self, cx: &mut Cx<'_>, step: Step, command: Command) -> Result<Progress, Loss> {
+        self.step = step;
+        let timeout = Some(cx.config.command_timeout);
+        self.send(cx, 0, (Owner::SetUp, timeout), command, Data::None)
+    }
+
+    fn ask_for(
+        &mut self,
+        cx: &mut Cx<'_>,
+        step: Step,
+        command: Command,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        self.step = step;
+        let buffer = buffer.unwrap_or_else(|| AlignedBuf::new(1));
+        let len = u32::try_from(PAGE_BYTES).unwrap_or(0);
+        let timeout = Some(cx.config.command_timeout);
+        self.send(cx, 0, (Owner::SetUp, timeout), command, Data::In { buffer, len })
+    }
+
+    fn ask_property(&mut self, cx: &mut Cx<'_>, step: Step, offset: u32) -> Result<Progress, Loss> {
+        let get = Fabrics::PropertyGet(PropertyGet::new(offset));
+        self.ask(cx, step, get.to_command(0, Sgl::NONE))
+    }
+
+    /// The answer to a step: the next one.
+    fn next_step(
+        &mut self,
+        cx: &mut Cx<'_>,
+        completion: &Completion,
+        buffer: Option<AlignedBuf>,
+        digest_ok: bool,
+    ) -> Result<Progress, Loss> {
+        let (step, status) = (self.step, completion.status);
+        let none = step == Step::Events || step == Step::ChangedLog;
+        if !status.is_success() && step != Step::Connect && !none {
+            return Err(Loss::Refused { step: step.name(), status });
+        }
+        if !digest_ok {
+            // What was said is not known. To begin again is simpler than to ask again.
+            let status = Status::TRANSIENT_TRANSPORT;
+            return Err(Loss::Refused { step: step.name(), status });
+        }
+        match step {
+            Step::Connect => self.connected(cx, completion),
+            Step::Capabilities => {
+                self.capabilities = Capabilities::from_value(completion.result);
+                self.ask_property(cx, Step::Version, property::VS)
+            }
+            Step::Version => self.enable(cx),
+            Step::Enable => {
+                let wait = READY_UNIT.as_nanos() * u64::from(self.capabilities.timeout.max(1));
+                self.until = Some(cx.now + cx.config.setup_timeout + Duration::from_nanos(wait));
+                self.ask_property(cx, Step::Ready(None), property::CSTS)
+            }
+            Step::Ready(_) => self.check_ready(cx, completion.dword0()),
+            Step::Controller => self.identified(cx, buffer),
+            Step::Queues => self.queues_granted(cx, completion.dword0()),
+            Step::Events => {
+                self.request_events(cx)?;
+                self.after_events(cx)
+            }
+            Step::ChangedLog => self.list_namespaces(cx, 0, buffer),
+            Step::Namespaces => self.namespaces_listed(cx, buffer),
+            Step::Namespace(nsid) => self.namespace_identified(cx, nsid, buffer),
+            Step::Transport | Step::Idle => Ok(Progress::Nothing),
+        }
+    }
+
+    fn connected(&mut self, cx: &mut Cx<'_>, completion: &Completion) -> Result<Progress, Loss> {
+        match ConnectResult::from_completion(completion.dword0(), completion.status) {
+            ConnectResult::Accepted { cntlid, authentication: 0 } => self.cntlid = cntlid,
+            ConnectResult::Accepted { .. } => return Err(Loss::Authentication),
+            _ => {
+                let step = self.step.name();
+                return Err(Loss::Refused { step, status: completion.status });
+            }
+        }
+        if let Some(queue) = self.queues.first_mut() {
+            queue.live = true;
+        }
+        let kato = cx.config.keep_alive;
+        self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
+        self.ask_property(cx, Step::Capabilities, property::CAP)
+    }
+
+    /// Enables the controller. It is a new one, made by Connect, and not enabled yet.
+    fn enable(&mut self, cx: &mut Cx<'_>) -> Result<Progress, Loss> {
+        if self.capabilities.css & 1 == 0 && !cx.config.subsystem.is_discovery() {
+            return Err(Loss::Unusable("it has no NVM command set"));
+        }
+        let mps = self.capabilities.mpsmin;
+        let configuration = Configuration { mps, ..Configuration::ENABLED };
+        let set = PropertySet::new(property::CC, configuration.to_value());
+        let set = Fabrics::PropertySet(set);
+        self.ask(cx, Step::Enable, set.to_command(0, Sgl::NONE))
+    }
+
+    fn check_ready(&mut self, cx: &mut Cx<'_>, status: u32) -> Result<Progress, Loss> {
+        let status = ControllerStatus::from_value(status);
+        if status.fatal {
+            return Err(Loss::Fatal);
+        }
+        if !status.ready {
+            self.step = Step::Ready(Some(cx.now + READY_POLL));
+            return Ok(Progress::Nothing);
+        }
+        self.until = Some(cx.now + cx.config.setup_timeout);
+        let identify = Identify { cns: cns::CONTROLLER, ..Identify::default() };
+        let command = identify.put(Command::new(admin::IDENTIFY, 0, 0));
+        self.ask_for(cx, Step::Controller, command, None)
+    }
+
+    fn identified(&mut self, cx: &mut Cx<'_>, page: Option<AlignedBuf>) -> Result<Progress, Loss> {
+        let Some(page) = page.as_ref().and_then(|page| page.as_slice().first_chunk()) else {
+            return Err(Loss::Unusable("it does not say what it is"));
+        };
+        let controller = Box::new(Controller::parse(page));
+        let page_shift = 12 + u32::from(self.capabilities.mpsmin);
+        let most = match controller.mdts {
+            0 => DATA_BYTES_MAX,
+            mdts => 1_u64.checked_shl(page_shift + u32::from(mdts)).unwrap_or(DATA_BYTES_MAX),
+        };
+        let data_bytes_max = most.min(DATA_BYTES_MAX);
+        self.limits = Limits { data_bytes_max, oncs: controller.oncs };
+        self.events_max = EVENT_REQUESTS.min(controller.aerl.saturating_add(1));
+        let (oaes, ioccsz) = (controller.oaes, controller.ioccsz);
+        self.controller = Some(controller);
+        if cx.config.subsystem.is_discovery() {
+            return self.configure_events(cx, oaes);
+        }
+        if ioccsz < ENTRY_UNITS {
+            return Err(Loss::Unusable("its command capsules have no room for a command"));
+        }
+        let queues = u32::from(cx.config.queues.max(1));
+        let counts = QueueCounts { submission: queues, completion: queues };
+        let command = Command::new(admin::SET_FEATURES, 0, 0);
+        let command = Features::set(feature::NUMBER_OF_QUEUES, counts.to_value(), command);
+        self.ask(cx, Step::Queues, command)
+    }
+
+    fn queues_granted(&mut self, cx: &mut Cx<'_>, granted: u32) -> Result<Progress, Loss> {
+        let granted = QueueCounts::from_value(granted);
+        let granted = granted.map_or(1, |counts| counts.submission.min(counts.completion));
+        let queues = u32::from(cx.config.queues.max(1)).min(granted);
+        let most = self.controller.as_ref().map_or(0, |controller| controller.maxcmd);
+        let entries = cx.config.queue_entries.min(self.capabilities.mqes.saturating_add(1));
+        let entries = if most > 0 { entries.min(most) } else { entries }.max(2);
+        for _ in 0..queues {
+            self.open_queue(cx, entries)?;
+        }
+        let oaes = self.controller.as_ref().map_or(0, |controller| controller.oaes);
+        self.configure_events(cx, oaes)
+    }
+
+    fn configure_events(&mut self, cx: &mut Cx<'_>, oaes: u32) -> Result<Progress, Loss> {
+        let wanted = oaes & (events::NAMESPACES | events::DISCOVERY);
+        if wanted == 0 {
+            return self.after_events(cx);
+        }
+        let command = Command::new(admin::SET_FEATURES, 0, 0);
+        self.ask(cx, Step::Events, Features::set(feature::ASYNC_EVENT, wanted, command))
+    }
+
+    fn after_events(&mut self, cx: &mut Cx<'_>) -> Result<Progress, Loss> {
+        if cx.config.subsystem.is_discovery() {
+            self.step = Step::Idle;
+            return Ok(self.check_live());
+        }
+        self.list_namespaces(cx, 0, None)
+    }
+
+    /// Asks to be told what happens.
+    fn request_events(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
+        while self.events_open < self.events_max {
+            self.events_open += 1;
+            let command = Command::new(admin::ASYNC_EVENT, 0, 0);
+            self.send(cx, 0, (Owner::AsyncEvent, None), command, Data::None)?;
+        }
+        Ok(())
+    }
+
+    fn handle_event(&mut self, cx: &mut Cx<'_>, completion: &Completion) -> Result<Progress, Loss> {
+        self.events_open = self.events_open.saturating_sub(1);
+        if !completion.status.is_success() {
+            // It takes fewer at a time than it said, or none.
+            self.events_max = self.events_open;
+            return Ok(Progress::Nothing);
+        }
+        cx.counters.nvmei_events += 1;
+        let event = AsyncEvent::from_value(completion.dword0());
+        self.request_events(cx)?;
+        if event == AsyncEvent::DISCOVERY_CHANGED {
+            return Ok(Progress::DiscoveryChanged);
+        }
+        if event == AsyncEvent::NAMESPACE_CHANGED && self.step == Step::Idle {
+            // Reading the list makes room for the next event of the kind (base, section 5.2.1).
+            let len = CHANGED_NAMESPACES_BYTES as u64;
+            let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
+            let nsid = NSID_ALL;
+            let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, nsid));
+            return self.ask_for(cx, Step::ChangedLog, command, None);
+        }
+        Ok(Progress::Nothing)
+    }
+
+    fn queue_connected(
+        &mut self,
+        _: &mut Cx<'_>,
+        index: usize,
+        completion: &Completion,
+    ) -> Result<Progress, Loss> {
+        if !completion.status.is_success() {
+            let step = "connect of an I/O queue";
+            return Err(Loss::Refused { step, status: completion.status });
+        }
+        let units = self.controller.as_ref().filter(|c| c.icdoff == 0).map_or(0, |c| c.ioccsz);
+        let bytes = u64::from(units.saturating_sub(ENTRY_UNITS)) * 16;
+        if let Some(queue) = self.queues.get_mut(index) {
+            queue.live = true;
+            queue.set_in_capsule(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+        Ok(self.check_live())
+    }
+
+    fn check_live(&mut self) -> Progress {
+        let live = self.step == Step::Idle && self.queues.iter().all(|queue| queue.live);
+        if !live || self.live {
+            return Progress::Nothing;
+        }
+        (self.live, self.until) = (true, None);
+        Progress::Live
+    }
+
+    /// Does what is due.
+    pub(super) fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
+        if self.until.is_some_and(|until| cx.now >= until) {
+            return Err(Loss::Timeout(self.step.name()));
+        }
+        if let Step::Ready(Some(at)) = self.step {
+            if cx.now >= at {
+                self.ask_property(cx, Step::Ready(None), property::CSTS)?;
+            }
+        }
+        if self.keep_alive.is_some_and(|at| cx.now >= at) {
+            let kato = cx.config.keep_alive;
+            self.keep_alive = Some(cx.now + half(kato));
+            let command = Command::new(admin::KEEP_ALIVE, 0, 0);
+            self.send(
+                cx,
+                0,
+                (Owner::KeepAlive, Some(kato.min(cx.config.command_timeout))),
+                command,
+                Data::None,
+            )?;
+        }
+        for index in 0..self.queues.len() {
+            self.handle_late(cx, index)?;
+        }
+        Ok(())
+    }
+
+    /// Commands that are late are asked to be aborted; those that stay so end the association.
+    fn handle_late(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<(), Loss> {
+        let patience = cx.config.command_timeout;
+        while let Some(queue) = self.queues.get_mut(index) {
+            let sqid = queue.id;
+            let Some(Late { owner, cid, again }) = queue.poll_late(cx.now, patience) else {
+                return Ok(());
+            };
+            cx.counters.nvmei_timeouts += 1;
+            if again || !matches!(owner, Owner::Request(_)) {
+                return Err(Loss::Timeout(match owner {
+                    Owner::Request(_) => "command, and its abort",
+                    Owner::KeepAlive => "keep alive",
+                    _ => self.step.name(),
+                }));
+            }
+            let most = self.controller.as_ref().map_or(0, |controller| controller.acl);
+            let room = self.queues.first().is_some_and(|admin| admin.room() > ADMIN_LEFT);
+            if self.aborts_open <= most && room {
+                cx.counters.nvmei_aborts += 1;
+                self.aborts_open += 1;
+                let command = Abort { sqid, cid }.put(Command::new(admin::ABORT, 0, 0));
+                self.send(cx, 0, (Owner::Abort, Some(patience)), command, Data::None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When [`Self::handle_timeout`] has something to do, or a transport.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let ready = match self.step {
+            Step::Ready(at) => at,
+            _ => None,
+        };
+        let queues = self.queues.iter().filter_map(Queue::poll_timeout).min();
+        [self.until, ready, self.keep_alive, queues].into_iter().flatten().min()
+    }
+
+    /// Says good-bye: the controller shuts down in an orderly way (base, section 3.6.2).
+    pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>) {
+        let configuration = Configuration { shutdown: Shutdown::Normal, ..Configuration::ENABLED };
+        let set = PropertySet::new(property::CC, configuration.to_value());
+        let command = Fabrics::PropertySet(set).to_command(0, Sgl::NONE);
+        // Where there is no room for it, the end of the connections has to do.
+        let _ = self.send(cx, 0, (Owner::SetUp, None), command, Data::None);
+    }
+}
+
+/// Keep alives are sent twice as often as they have to come.
+fn half(kato: Duration) -> Duration {
+    Duration::from_nanos(kato.as_nanos() / 2)
+}

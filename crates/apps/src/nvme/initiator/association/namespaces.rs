@@ -1,0 +1,99 @@
+//! Which namespaces the controller has, and what they are like.
+//!
+//! Part of the set-up, and done again when the controller says that something has changed.
+
+use abi::aligned::AlignedBuf;
+use wire::nvme::command::{Command, Identify, admin};
+use wire::nvme::identify::{self, NAMESPACES_MAX, cns};
+
+use super::super::command::{Loss, Namespace};
+use super::{Association, Cx, Progress, Step};
+
+/// Most namespaces that are looked at.
+const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
+
+impl Association {
+    /// Asks for the namespaces above one; from zero on, all is known anew.
+    pub(super) fn list_namespaces(
+        &mut self,
+        cx: &mut Cx<'_>,
+        above: u32,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        if above == 0 {
+            self.namespaces.clear();
+            self.found.clear();
+        }
+        let identify = Identify { cns: cns::ACTIVE_NAMESPACES, ..Identify::default() };
+        let command = identify.put(Command::new(admin::IDENTIFY, 0, above));
+        self.ask_for(cx, Step::Namespaces, command, buffer)
+    }
+
+    /// A list has come: the next one, or the first namespace of it.
+    pub(super) fn namespaces_listed(
+        &mut self,
+        cx: &mut Cx<'_>,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
+        let before = self.found.len();
+        let last = self.found.back().copied().unwrap_or(0);
+        // Ascending, as it has to be: so that every list ends.
+        let ids = page.into_iter().flat_map(identify::namespaces);
+        let mut above = last;
+        for nsid in ids {
+            if nsid > above {
+                self.found.push_back(nsid);
+                above = nsid;
+            }
+        }
+        let full = self.found.len() - before == NAMESPACES_MAX;
+        if full && self.found.len() < NAMESPACES_LIMIT {
+            return self.list_namespaces(cx, above, buffer);
+        }
+        self.identify_namespace(cx, buffer)
+    }
+
+    /// Asks about the next namespace of the list.
+    fn identify_namespace(
+        &mut self,
+        cx: &mut Cx<'_>,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        let Some(nsid) = self.found.pop_front() else {
+            self.step = Step::Idle;
+            if self.live {
+                return Ok(Progress::Namespaces);
+            }
+            return Ok(self.check_live());
+        };
+        let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
+        let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
+        self.ask_for(cx, Step::Namespace(nsid), command, buffer)
+    }
+
+    /// A namespace has been described.
+    pub(super) fn namespace_identified(
+        &mut self,
+        cx: &mut Cx<'_>,
+        nsid: u32,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
+        let said = page.map(identify::Namespace::parse);
+        // One with metadata, or blocks of an odd size, cannot be used.
+        let usable =
+            |format: &identify::LbaFormat| format.metadata == 0 && (9..=16).contains(&format.shift);
+        if let Some((said, format)) = said.and_then(|n| Some((n, n.format().filter(usable)?))) {
+            let namespace = Namespace {
+                nsid,
+                blocks: said.nsze,
+                shift: format.shift,
+                nguid: said.nguid,
+                write_protected: said.nsattr & 1 != 0,
+            };
+            self.namespaces.insert(nsid, namespace);
+        }
+        self.identify_namespace(cx, buffer)
+    }
+}

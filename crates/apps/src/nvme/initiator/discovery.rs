@@ -1,0 +1,203 @@
+//! The discovery log: which subsystems are where (fabrics, section 5).
+//!
+//! A [`Discovery`] is an initiator of the discovery subsystem that reads the whole log, in pieces,
+//! and looks at its generation before and after: a log that changed meanwhile is read again.
+//!
+//! Called as [`super::Initiator`] is.
+
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use base::Instant;
+use host::{Host, Notice};
+use wire::Endpoint;
+use wire::nvme::command::{Command, GetLogPage, admin};
+use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, lid};
+use wire::nvme::nqn::Nqn;
+
+use super::{AdminData, Config, Error, Event, Initiator, InitiatorCounters, Loss, Request};
+
+/// Most entries that are read.
+const ENTRIES_MAX: u64 = 16_384;
+/// Times that a log is read again that changed meanwhile.
+const RESTARTS_MAX: u8 = 8;
+/// Bytes that are asked for at a time.
+const PIECE_BYTES: u64 = PAGE_BYTES as u64;
+
+/// Why there is no log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiscoveryError {
+    /// The controller is not to be had.
+    #[error("{0}")]
+    Controller(Loss),
+    /// It does not give its log.
+    #[error("the discovery log cannot be read: {0}")]
+    Log(Error),
+    /// It changed each time that it was read.
+    #[error("the discovery log changes faster than it can be read")]
+    Restless,
+    /// It says that it is larger than anything reasonable, or of another format.
+    #[error("the discovery log makes no sense")]
+    Senseless,
+}
+
+/// What is awaited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Connect,
+    /// The header; before the entries.
+    Begin,
+    Entries(DiscoveryHeader),
+    /// The header again.
+    Check(DiscoveryHeader),
+    Over,
+}
+
+/// A reading of the discovery log.
+#[derive(Debug)]
+pub struct Discovery {
+    initiator: Initiator,
+    step: Step,
+    entries: Vec<DiscoveryEntry>,
+    restarts: u8,
+    result: Option<Result<Vec<DiscoveryEntry>, DiscoveryError>>,
+}
+
+impl Discovery {
+    /// Begins to read the log of the discovery controller at `remote`. What `config` says of the
+    /// subsystem, of queues and of keep alives does not matter.
+    #[must_use]
+    pub fn new(host: &mut Host, now: Instant, config: Config, remote: Endpoint) -> Self {
+        let keep_alive = base::Duration::ZERO;
+        let config = Config { subsystem: Nqn::discovery(), keep_alive, ..config };
+        let mut initiator = Initiator::new(config, remote);
+        initiator.connect(host, now);
+        let (step, entries) = (Step::Connect, Vec::new());
+        let mut discovery = Self { initiator, step, entries, restarts: 0, result: None };
+        discovery.go_on(host, now);
+        discovery
+    }
+
+    /// As [`Initiator::handle_notice`].
+    pub fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) -> bool {
+        let ours = self.initiator.handle_notice(host, now, notice);
+        self.go_on(host, now);
+        ours
+    }
+
+    /// As [`Initiator::handle_timeout`].
+    pub fn handle_timeout(&mut self, host: &mut Host, now: Instant) {
+        self.initiator.handle_timeout(host, now);
+        self.go_on(host, now);
+    }
+
+    /// As [`Initiator::poll_timeout`].
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.initiator.poll_timeout()
+    }
+
+    /// The log, or why there is none, once that is known; once.
+    pub fn poll(&mut self) -> Option<Result<Vec<DiscoveryEntry>, DiscoveryError>> {
+        self.result.take()
+    }
+
+    /// What the initiator did.
+    #[must_use]
+    pub const fn counters(&self) -> &InitiatorCounters {
+        self.initiator.counters()
+    }
+
+    fn go_on(&mut self, host: &mut Host, now: Instant) {
+        while let Some(event) = self.initiator.poll_event() {
+            match event {
+                Event::Connected if self.step == Step::Connect => {
+                    self.ask(host, now, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+                }
+                Event::Failed(loss) => {
+                    self.end(host, now, Err(DiscoveryError::Controller(loss)));
+                }
+                _ => {}
+            }
+        }
+        while let Some(done) = self.initiator.poll_done() {
+            match (done.result, done.buffer) {
+                (Ok(_), Some(buffer)) => self.take(host, now, buffer.as_slice()),
+                (Err(error), _) => self.end(host, now, Err(DiscoveryError::Log(error))),
+                (Ok(_), None) => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, host: &mut Host, now: Instant, step: Step, offset: u64, len: u64) {
+        self.step = step;
+        let page = GetLogPage { lid: lid::DISCOVERY, len, offset, ..GetLogPage::default() };
+        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, 0));
+        let data = AdminData::In(u32::try_from(len).unwrap_or(0));
+        let request = Request::Admin { command, data };
+        let buffer = Some(AlignedBuf::new(1));
+        if self.initiator.submit(host, now, (0, 0), request, buffer).is_err() {
+            debug_assert!(false, "one request at a time");
+        }
+    }
+
+    fn ask_entries(&mut self, host: &mut Host, now: Instant, header: DiscoveryHeader) {
+        let have = self.entries.len() as u64;
+        let entry = DiscoveryEntry::BYTES as u64;
+        let left = header.records.saturating_sub(have) * entry;
+        if left == 0 {
+            let len = DiscoveryHeader::BYTES as u64;
+            return self.ask(host, now, Step::Check(header), 0, len);
+        }
+        let offset = DiscoveryHeader::BYTES as u64 + have * entry;
+        self.ask(host, now, Step::Entries(header), offset, left.min(PIECE_BYTES));
+    }
+
+    fn take(&mut self, host: &mut Host, now: Instant, page: &[u8]) {
+        match self.step {
+            Step::Begin => {
+                let header = DiscoveryHeader::parse(page);
+                let sane = |h: &DiscoveryHeader| h.format == 0 && h.records <= ENTRIES_MAX;
+                match header.filter(sane) {
+                    Some(header) => {
+                        self.entries.clear();
+                        self.ask_entries(host, now, header);
+                    }
+                    None => self.end(host, now, Err(DiscoveryError::Senseless)),
+                }
+            }
+            Step::Entries(header) => {
+                let left = usize::try_from(header.records).unwrap_or(0) - self.entries.len();
+                let pieces = page.chunks_exact(DiscoveryEntry::BYTES).take(left);
+                let parsed = pieces.filter_map(|piece| piece.first_chunk());
+                self.entries.extend(parsed.map(DiscoveryEntry::parse));
+                self.ask_entries(host, now, header);
+            }
+            // A log that changed between the pieces is no log (fabrics, section 5.2).
+            Step::Check(before) if DiscoveryHeader::parse(page) != Some(before) => {
+                self.restarts += 1;
+                if self.restarts > RESTARTS_MAX {
+                    return self.end(host, now, Err(DiscoveryError::Restless));
+                }
+                self.ask(host, now, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+            }
+            Step::Check(_) => {
+                let entries = core::mem::take(&mut self.entries);
+                self.end(host, now, Ok(entries));
+            }
+            Step::Connect | Step::Over => {}
+        }
+    }
+
+    fn end(
+        &mut self,
+        host: &mut Host,
+        now: Instant,
+        result: Result<Vec<DiscoveryEntry>, DiscoveryError>,
+    ) {
+        if self.step != Step::Over {
+            self.step = Step::Over;
+            self.result = Some(result);
+            self.initiator.close(host, now);
+        }
+    }
+}

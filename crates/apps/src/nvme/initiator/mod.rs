@@ -1,0 +1,578 @@
+//! The initiator: reads and writes namespaces of an NVMe/TCP controller, as a sans-IO handler over
+//! the host's sockets.
+//!
+//! An [`Initiator`] keeps one association with one controller: an admin queue, and I/O queues, each
+//! over a connection of its own. Its user submits requests under tokens and takes their ends in any
+//! order. When the association is lost it is made anew, and what was not answered is sent again
+//! where that is safe (`recovery`); the user notices nothing but the time. Data that came with a
+//! wrong digest is never given: it is read again, and after that an error.
+//!
+//! Called by whoever runs the host: [`Initiator::handle_notice`] with every notice,
+//! [`Initiator::handle_timeout`] when [`Initiator::poll_timeout`] says so, [`Initiator::poll_done`]
+//! and [`Initiator::poll_event`] after each of them and after [`Initiator::submit`].
+//!
+//! What holds: every request that is taken ends once, with its buffer. Changes that overlap are
+//! made one after the other. No request is in two queues.
+//!
+//! What it does not do: multipathing, reservations, metadata, in-band authentication, fused
+//! commands.
+//!
+//! Files: `association` (set-up, keep alives, events), `queue` (a connection and its commands),
+//! `config`, `command` (requests), `recovery` (what is sent again, and when), `discovery`,
+//! `counters`.
+
+mod association;
+mod command;
+mod config;
+mod counters;
+mod discovery;
+mod queue;
+mod recovery;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use abi::aligned::AlignedBuf;
+use base::Instant;
+use host::{Host, Notice};
+use wire::Endpoint;
+use wire::nvme::command::Completion;
+use wire::nvme::status::Status;
+
+use self::association::{Association, Cx, Progress};
+pub use self::command::{AdminData, Busy, Done, Error, Loss, Namespace, Request};
+use self::command::{Data, Limits};
+pub use self::config::{Config, Event, State};
+pub use self::counters::InitiatorCounters;
+pub use self::discovery::{Discovery, DiscoveryError};
+use self::queue::Owner;
+pub use self::recovery::BackOff;
+use self::recovery::{Changes, Outage};
+
+/// Places in the admin queue that users' commands leave for others: keep alive, abort, events.
+const ADMIN_RESERVED: usize = 8;
+/// The admin queue.
+const ADMIN: usize = 0;
+
+/// A request that is open.
+#[derive(Debug)]
+struct Pending {
+    token: u64,
+    namespace: Namespace,
+    request: Request,
+    buffer: Option<AlignedBuf>,
+    digest_retries: u8,
+    status_retries: u8,
+    protocol_losses: u8,
+    held: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    Up(Box<Association>),
+    Waiting(Instant),
+    Failed(Loss),
+    Closed,
+}
+
+/// An initiator of one controller.
+#[derive(Debug)]
+pub struct Initiator {
+    config: Config,
+    remote: Endpoint,
+    phase: Phase,
+    outage: Outage,
+    /// By number, which is the order in which they were submitted.
+    requests: BTreeMap<u64, Pending>,
+    changes: Changes,
+    /// Those that wait for a place in the admin queue, and in an I/O queue.
+    ready: [VecDeque<u64>; 2],
+    next_serial: u64,
+    last_queue: usize,
+    namespaces: BTreeMap<u32, Namespace>,
+    limits: Option<Limits>,
+    done: VecDeque<Done>,
+    events: VecDeque<Event>,
+    counters: InitiatorCounters,
+}
+
+impl Initiator {
+    /// An initiator that does nothing yet.
+    #[must_use]
+    pub fn new(config: Config, remote: Endpoint) -> Self {
+        Self {
+            config,
+            remote,
+            phase: Phase::Idle,
+            outage: Outage::default(),
+            requests: BTreeMap::new(),
+            changes: Changes::default(),
+            ready: [VecDeque::new(), VecDeque::new()],
+            next_serial: 0,
+            last_queue: 0,
+            namespaces: BTreeMap::new(),
+            limits: None,
+            done: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: InitiatorCounters::default(),
+        }
+    }
+
+    /// Begins to connect. [`Event::Connected`] or [`Event::Failed`] follows.
+    pub fn connect(&mut self, host: &mut Host, now: Instant) {
+        if matches!(self.phase, Phase::Idle) {
+            self.begin(host, now);
+        }
+    }
+
+    /// What it is at.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match &self.phase {
+            Phase::Idle => State::Idle,
+            Phase::Up(association) if association.live => State::Live,
+            Phase::Up(_) => State::Connecting,
+            Phase::Waiting(_) => State::Waiting,
+            Phase::Failed(loss) => State::Failed(*loss),
+            Phase::Closed => State::Closed,
+        }
+    }
+
+    /// The namespaces, as far as they are known.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        self.namespaces.values()
+    }
+
+    /// Most bytes of a request's data; none before the first association.
+    #[must_use]
+    pub fn data_bytes_max(&self) -> Option<u64> {
+        self.limits.map(|limits| limits.data_bytes_max)
+    }
+
+    /// Requests that are open.
+    #[must_use]
+    pub fn open_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub const fn counters(&self) -> &InitiatorCounters {
+        &self.counters
+    }
+
+    /// Takes a request of a namespace; what is about none has zero there. `buffer` is where data
+    /// goes that the controller gives. The end follows by [`Self::poll_done`], also of one that is
+    /// none.
+    ///
+    /// # Errors
+    /// [`Busy`], with the request, where [`Config::requests_max`] are open.
+    pub fn submit(
+        &mut self,
+        host: &mut Host,
+        now: Instant,
+        (token, nsid): (u64, u32),
+        request: Request,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<(), Busy> {
+        if self.requests.len() >= self.config.requests_max {
+            self.counters.nvmei_busy += 1;
+            return Err(Busy(request, buffer));
+        }
+        self.counters.nvmei_requests += 1;
+        let namespace = match self.check(nsid, &request, buffer.as_ref()) {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                self.end(token, Err(error), buffer);
+                return Ok(());
+            }
+        };
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let change = request.change(nsid, namespace.shift);
+        let held = change.is_some_and(|extent| !self.changes.insert(serial, extent));
+        let pending = Pending {
+            token,
+            namespace,
+            request,
+            buffer,
+            digest_retries: 0,
+            status_retries: 0,
+            protocol_losses: 0,
+            held,
+        };
+        if held {
+            self.counters.nvmei_held += 1;
+        } else {
+            self.ready[usize::from(pending.request.is_io())].push_back(serial);
+        }
+        self.requests.insert(serial, pending);
+        self.pump(host, now);
+        Ok(())
+    }
+
+    /// The next request that has ended.
+    pub fn poll_done(&mut self) -> Option<Done> {
+        self.done.pop_front()
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Takes a notice of the host's; says whether it was about a socket of ours.
+    pub fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) -> bool {
+        let Notice::Socket(socket) = *notice else { return false };
+        let Phase::Up(association) = &self.phase else { return false };
+        let Some(index) = association.queue_of(socket) else { return false };
+        self.turn(host, now, index);
+        self.pump(host, now);
+        true
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, host: &mut Host, now: Instant) {
+        match &mut self.phase {
+            Phase::Waiting(until) if now >= *until => self.begin(host, now),
+            Phase::Up(association) => {
+                let queues = association.queues.len();
+                let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+                if let Err(loss) = association.handle_timeout(&mut cx) {
+                    return self.lose(host, now, loss, None);
+                }
+                for index in 0..queues {
+                    self.turn(host, now, index);
+                }
+            }
+            _ => {}
+        }
+        self.pump(host, now);
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Waiting(until) => Some(*until),
+            Phase::Up(association) => association.poll_timeout(),
+            _ => None,
+        }
+    }
+
+    /// Ends the association in an orderly way. What is open fails with [`Error::Closed`].
+    pub fn close(&mut self, host: &mut Host, now: Instant) {
+        let phase = core::mem::replace(&mut self.phase, Phase::Closed);
+        if let Phase::Up(mut association) = phase {
+            let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+            if association.live {
+                association.shut_down(&mut cx);
+            }
+            self.take_back(host, now, &mut association, true);
+        }
+        self.fail_all(Error::Closed);
+    }
+
+    /// Whether a request can be sent at all.
+    fn check(
+        &self,
+        nsid: u32,
+        request: &Request,
+        buffer: Option<&AlignedBuf>,
+    ) -> Result<Namespace, Error> {
+        match &self.phase {
+            Phase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
+            Phase::Closed => return Err(Error::Closed),
+            _ => {}
+        }
+        let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
+        let none = Namespace { nsid, blocks: 0, shift: 9, nguid: [0; 16], write_protected: false };
+        let namespace = match self.namespaces.get(&nsid) {
+            Some(namespace) => *namespace,
+            None if !request.is_io() => none,
+            None => return Err(Error::NoNamespace(nsid)),
+        };
+        request.check(&namespace, &limits, buffer)?;
+        Ok(namespace)
+    }
+
+    fn begin(&mut self, host: &mut Host, now: Instant) {
+        let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+        match Association::begin(&mut cx, self.remote) {
+            Ok(association) => self.phase = Phase::Up(Box::new(association)),
+            Err(loss) => self.give_up(now, loss),
+        }
+    }
+
+    /// Takes everything that has happened on a queue.
+    fn turn(&mut self, host: &mut Host, now: Instant, index: usize) {
+        loop {
+            let Phase::Up(association) = &mut self.phase else { return };
+            let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+            match association.poll(&mut cx, index) {
+                Ok(None) => return,
+                Ok(Some(progress)) => self.handle(progress),
+                Err(loss) => return self.lose(host, now, loss, Some(index)),
+            }
+        }
+    }
+
+    fn handle(&mut self, progress: Progress) {
+        match progress {
+            Progress::Nothing => {}
+            Progress::Answer(serial, completion, buffer, digest_ok) => {
+                self.answer(serial, &completion, buffer, digest_ok);
+            }
+            Progress::Live => {
+                self.counters.nvmei_associations += 1;
+                self.outage.end();
+                self.events.push_back(Event::Connected);
+                self.look_at_namespaces();
+            }
+            Progress::Namespaces => {
+                self.look_at_namespaces();
+                self.events.push_back(Event::NamespacesChanged);
+            }
+            Progress::DiscoveryChanged => self.events.push_back(Event::DiscoveryChanged),
+        }
+    }
+
+    /// The namespaces are known anew: what is open of one that is another by now fails.
+    fn look_at_namespaces(&mut self) {
+        let Phase::Up(association) = &self.phase else { return };
+        self.namespaces.clone_from(&association.namespaces);
+        self.limits = Some(association.limits);
+        let same = |before: &Namespace| {
+            self.namespaces
+                .get(&before.nsid)
+                .is_some_and(|now| (now.shift, now.nguid) == (before.shift, before.nguid))
+        };
+        let held = self.requests.iter().filter(|(_, pending)| pending.held);
+        let waiting = self.ready.iter().flatten().chain(held.map(|(serial, _)| serial));
+        let gone: Vec<u64> = waiting
+            .filter(|serial| {
+                let pending = self.requests.get(serial);
+                pending.is_some_and(|p| p.request.is_io() && !same(&p.namespace))
+            })
+            .copied()
+            .collect();
+        for serial in gone {
+            if let Some(nsid) = self.requests.get(&serial).map(|p| p.namespace.nsid) {
+                self.finish(serial, Err(Error::NoNamespace(nsid)));
+            }
+        }
+    }
+
+    /// Sends what waits, as far as there are places.
+    fn pump(&mut self, host: &mut Host, now: Instant) {
+        loop {
+            let Phase::Up(association) = &mut self.phase else { return };
+            if !association.live {
+                return;
+            }
+            let [admin, io] = &self.ready;
+            let admin_room =
+                association.queues.first().is_some_and(|queue| queue.room() > ADMIN_RESERVED);
+            let place = match (admin.front(), io.front()) {
+                (Some(&serial), _) if admin_room => Some((serial, ADMIN)),
+                (_, Some(&serial)) => association.pick(self.last_queue).map(|at| (serial, at)),
+                _ => None,
+            };
+            let Some((serial, index)) = place else { return };
+            self.ready[usize::from(index != ADMIN)].pop_front();
+            let Some(pending) = self.requests.get_mut(&serial) else { continue };
+            let Pending { namespace, request, buffer, .. } = pending;
+            let (command, data) = request.issue(namespace.nsid, namespace.shift, buffer.take());
+            let Some(queue) = association.queues.get_mut(index) else { return };
+            let timeout = Some(self.config.command_timeout);
+            let owner = (Owner::Request(serial), timeout);
+            self.counters.nvmei_commands += 1;
+            if index != ADMIN {
+                self.last_queue = index;
+            }
+            let sent = queue.send(host, now, owner, command, data, &mut self.counters);
+            if let Err(data) = sent {
+                // The queue was found to have room: what it will not take is no command.
+                debug_assert!(false, "a queue with room takes a command");
+                if let Data::In { buffer, .. } = data {
+                    pending.buffer = Some(buffer);
+                }
+                self.finish(serial, Err(Error::BadLength));
+            }
+        }
+    }
+
+    /// A command of a request has ended.
+    fn answer(
+        &mut self,
+        serial: u64,
+        completion: &Completion,
+        buffer: Option<AlignedBuf>,
+        digest_ok: bool,
+    ) {
+        let Some(pending) = self.requests.get_mut(&serial) else { return };
+        if buffer.is_some() {
+            pending.buffer = buffer;
+        }
+        let status = completion.status;
+        let repeatable = pending.request.is_repeatable();
+        let again = if status.is_success() && !digest_ok {
+            pending.digest_retries += 1;
+            let tries = pending.digest_retries;
+            if !repeatable || tries > self.config.digest_retries {
+                return self.finish(serial, Err(Error::DataDigest(tries)));
+            }
+            self.counters.nvmei_digest_retries += 1;
+            true
+        } else {
+            let again = may_pass(status)
+                && repeatable
+                && pending.status_retries < self.config.status_retries;
+            pending.status_retries += u8::from(again);
+            self.counters.nvmei_status_retries += u64::from(again);
+            again
+        };
+        if again {
+            self.ready[usize::from(pending.request.is_io())].push_front(serial);
+        } else if status.is_success() {
+            let (read, written) = pending.request.bytes(pending.namespace.shift);
+            self.counters.nvmei_read_bytes += read;
+            self.counters.nvmei_written_bytes += written;
+            self.finish(serial, Ok(completion.result));
+        } else {
+            self.finish(serial, Err(Error::Status(status)));
+        }
+    }
+
+    /// A request has ended.
+    fn finish(&mut self, serial: u64, result: Result<u64, Error>) {
+        let Some(pending) = self.requests.remove(&serial) else { return };
+        self.end(pending.token, result, pending.buffer);
+        if self.changes.remove(serial) {
+            self.release_held();
+        }
+    }
+
+    fn end(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
+        let ended = if result.is_ok() {
+            &mut self.counters.nvmei_done
+        } else {
+            &mut self.counters.nvmei_failed
+        };
+        *ended += 1;
+        self.done.push_back(Done { token, result, buffer });
+    }
+
+    /// A change has ended: those that overlap it and no other may be made.
+    fn release_held(&mut self) {
+        let free = |(serial, pending): (&u64, &mut Pending)| {
+            let free = pending.held && self.changes.may_go(*serial);
+            pending.held &= !free;
+            free.then_some(*serial)
+        };
+        let freed: Vec<u64> = self.requests.iter_mut().filter_map(free).collect();
+        self.ready[1].extend(freed);
+    }
+
+    /// The association is lost, by what happened on a queue or not: what was open on it waits for
+    /// the next one, or fails.
+    fn lose(&mut self, host: &mut Host, now: Instant, loss: Loss, index: Option<usize>) {
+        let phase = core::mem::replace(&mut self.phase, Phase::Idle);
+        if let Phase::Up(mut association) = phase {
+            let counter = if association.live {
+                &mut self.counters.nvmei_associations_lost
+            } else {
+                &mut self.counters.nvmei_connects_failed
+            };
+            *counter += 1;
+            let orderly = matches!(loss, Loss::Connection(_));
+            let open = self.take_back(host, now, &mut association, orderly);
+            for (queue, serial) in open {
+                // Those of other queues have nothing to do with it.
+                let here = association.queues.get(queue).filter(|_| Some(queue) == index);
+                let suspect = here.is_some_and(|q| q.suspects(Owner::Request(serial)));
+                self.replay(serial, loss, suspect && loss.is_protocol());
+            }
+        }
+        // In the order in which they were submitted.
+        for ready in &mut self.ready {
+            ready.make_contiguous().sort_unstable();
+        }
+        self.give_up(now, loss);
+    }
+
+    /// A command was open when the association was lost; `suspect`: perhaps it is what the
+    /// controller cannot answer as it should.
+    fn replay(&mut self, serial: u64, loss: Loss, suspect: bool) {
+        let Some(pending) = self.requests.get_mut(&serial) else { return };
+        pending.protocol_losses += u8::from(suspect);
+        if pending.protocol_losses > self.config.protocol_retries {
+            return self.finish(serial, Err(Error::Protocol(loss)));
+        }
+        if !pending.request.is_repeatable() {
+            self.counters.nvmei_not_replayed += 1;
+            return self.finish(serial, Err(Error::Lost(loss)));
+        }
+        self.counters.nvmei_replayed += 1;
+        self.ready[usize::from(pending.request.is_io())].push_back(serial);
+    }
+
+    /// Closes all connections; gives the requests that were open on them, which have their buffers
+    /// again, each with the place of its queue.
+    fn take_back(
+        &mut self,
+        host: &mut Host,
+        now: Instant,
+        association: &mut Association,
+        orderly: bool,
+    ) -> Vec<(usize, u64)> {
+        let mut serials = Vec::new();
+        for (index, queue) in association.queues.iter_mut().enumerate() {
+            for (owner, buffer) in queue.abandon(host, now, &mut self.counters) {
+                let Owner::Request(serial) = owner else { continue };
+                serials.push((index, serial));
+                if let (Some(pending), true) = (self.requests.get_mut(&serial), buffer.is_some()) {
+                    pending.buffer = buffer;
+                }
+            }
+            if orderly {
+                host.close(now, queue.socket());
+            } else {
+                host.abort(now, queue.socket());
+            }
+        }
+        serials
+    }
+
+    /// Tries again later, or never.
+    fn give_up(&mut self, now: Instant, loss: Loss) {
+        let next =
+            if loss.is_final() { None } else { self.outage.lost(now, &self.config.back_off) };
+        match next {
+            Some(at) => {
+                self.phase = Phase::Waiting(at);
+                self.events.push_back(Event::Lost(loss));
+            }
+            None => {
+                self.phase = Phase::Failed(loss);
+                self.events.push_back(Event::Failed(loss));
+                self.fail_all(Error::ControllerLost(loss));
+            }
+        }
+    }
+
+    fn fail_all(&mut self, error: Error) {
+        self.ready.iter_mut().for_each(VecDeque::clear);
+        self.changes = Changes::default();
+        while let Some((_, pending)) = self.requests.pop_first() {
+            self.end(pending.token, Err(error), pending.buffer);
+        }
+    }
+}
+
+/// Whether a fault may pass, so that the command is worth another try.
+fn may_pass(status: Status) -> bool {
+    let passing =
+        [Status::TRANSIENT_TRANSPORT, Status::COMMAND_INTERRUPTED, Status::ABORT_REQUESTED];
+    !status.is_final() && passing.contains(&status.code())
+}

@@ -1,0 +1,458 @@
+//! A controller that does what a script says, with PDUs made by hand.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use abi::crypto::CryptoProvider as _;
+use base::Instant;
+use bytes::Bytes;
+use crypto::Provider;
+use host::{Host, Listen, Notice, SocketId, TlsServer};
+use wire::nvme::command::{
+    AsyncEvent, Blocks, COMMAND_BYTES, Command, Completion, GetLogPage, Identify, Sgl, admin,
+    events, io,
+};
+use wire::nvme::fabrics::{Capabilities, ConnectResult, Fabrics, property};
+use wire::nvme::identify::{self, Controller, cns, oncs};
+use wire::nvme::pdu::{
+    COMMON_BYTES, Common, DataHeader, Fault, HEADER_BYTES_MAX, Header, IcResp, R2t, Rules,
+};
+use wire::nvme::status::Status;
+
+const SHIFT: u8 = 9;
+const BLOCKS: u64 = 4096;
+
+/// The bytes of a PDU, by the receiver's rules. `data_digest` is what the digest becomes by it.
+fn pdu(header: &Header, data: &[u8], rules: &Rules, spoil: u32) -> Vec<u8> {
+    let mut room = [0; HEADER_BYTES_MAX];
+    let common = header.write(u32::try_from(data.len()).unwrap(), rules, &mut room).unwrap();
+    let bare = usize::from(common.kind.header_len());
+    let mut out = room[..bare].to_vec();
+    if common.header_bytes as usize > bare {
+        out.extend(Provider.crc32c(0, &room[..bare]).to_le_bytes());
+    }
+    if !data.is_empty() {
+        out.resize(common.data().start as usize, 0);
+        out.extend(data);
+    }
+    if common.data_digest().is_some() {
+        out.extend((Provider.crc32c(0, data) ^ spoil).to_le_bytes());
+    }
+    assert_eq!(out.len(), common.plen as usize);
+    out
+}
+
+/// What a script does with an I/O command.
+pub(crate) enum Answer {
+    /// What a good controller does.
+    Good,
+    /// Nothing, for now: it stays in [`Target::kept`].
+    Keep,
+    /// These headers, with their data.
+    Pdus(Vec<(Header, Vec<u8>)>),
+    /// The same, with wrong data digests.
+    Spoiled(Vec<(Header, Vec<u8>)>),
+}
+
+/// By queue and I/O command.
+type Script = Box<dyn FnMut(u16, &Command) -> Answer>;
+
+/// A connection.
+struct Conn {
+    socket: SocketId,
+    rules: Rules,
+    /// What goes to the initiator.
+    send: Rules,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
+    qid: Option<u16>,
+    /// Writes whose data comes.
+    writes: BTreeMap<u16, (Command, Vec<u8>)>,
+    events: VecDeque<u16>,
+}
+
+/// The controller.
+pub(crate) struct Target {
+    conns: Vec<Conn>,
+    pub(crate) disk: Vec<u8>,
+    pub(crate) script: Script,
+    /// I/O commands that were not answered: connection and command, with data in the capsule.
+    pub(crate) kept: Vec<(SocketId, Command, Bytes)>,
+    /// I/O commands as they came: queue, opcode, first block.
+    pub(crate) log: Vec<(u16, u8, u64)>,
+    /// Admin commands that are not of the set-up.
+    pub(crate) admin_log: Vec<u8>,
+    pub(crate) terminated: Vec<Fault>,
+    /// How a connect goes.
+    pub(crate) connect: ConnectResult,
+    pub(crate) not_ready: u32,
+    pub(crate) digests: bool,
+    pub(crate) ioccsz: u32,
+    pub(crate) nguid: [u8; 16],
+    /// Discovery log, by generation: each read of the header takes the next while there is one.
+    pub(crate) logs: VecDeque<Vec<u8>>,
+    pub(crate) silent: bool,
+}
+
+impl Target {
+    pub(crate) fn new(host: &mut Host, tls: Option<TlsServer>) -> Self {
+        let listen = Listen { addr: None, port: super::PORT, backlog: 64 };
+        match tls {
+            Some(server) => host.listen_tls(listen, server).unwrap(),
+            None => host.listen(listen).unwrap(),
+        };
+        Self {
+            conns: Vec::new(),
+            disk: vec![0; usize::try_from(BLOCKS << SHIFT).unwrap()],
+            script: Box::new(|_, _| Answer::Good),
+            kept: Vec::new(),
+            log: Vec::new(),
+            admin_log: Vec::new(),
+            terminated: Vec::new(),
+            connect: ConnectResult::Accepted { cntlid: 1, authentication: 0 },
+            not_ready: 0,
+            digests: true,
+            ioccsz: 4 + 8192 / 16,
+            nguid: [9; 16],
+            logs: VecDeque::new(),
+            silent: false,
+        }
+    }
+
+    pub(crate) fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) {
+        match *notice {
+            Notice::Accepted(_, socket) => {
+                let (rules, qid) = (Rules { plen_max: 1 << 24, ..Rules::NONE }, None);
+                self.conns.push(Conn {
+                    socket,
+                    rules,
+                    send: Rules::NONE,
+                    received: Vec::new(),
+                    unsent: Vec::new(),
+                    qid,
+                    writes: BTreeMap::new(),
+                    events: VecDeque::new(),
+                });
+                self.turn(host, now, socket);
+            }
+            Notice::Socket(socket) => self.turn(host, now, socket),
+            _ => {}
+        }
+    }
+
+    fn conn(&mut self, socket: SocketId) -> Option<&mut Conn> {
+        self.conns.iter_mut().find(|conn| conn.socket == socket)
+    }
+
+    /// I/O connections that stand.
+    pub(crate) fn io_conns(&self) -> Vec<SocketId> {
+        let io = self.conns.iter().filter(|conn| conn.qid.is_some_and(|qid| qid > 0));
+        io.map(|conn| conn.socket).collect()
+    }
+
+    pub(crate) fn kill(&mut self, host: &mut Host, now: Instant) {
+        for conn in self.conns.drain(..) {
+            host.abort(now, conn.socket);
+        }
+        self.kept.clear();
+    }
+
+    fn turn(&mut self, host: &mut Host, now: Instant, socket: SocketId) {
+        self.flush(host, socket);
+        let mut bytes = vec![0; 1 << 20];
+        let read = host.read(socket, &mut bytes);
+        let ready = host.readiness(socket);
+        let Some(conn) = self.conn(socket) else { return };
+        conn.received.extend_from_slice(&bytes[..read]);
+        while self.take_pdu(host, socket) {}
+        if ready.error.is_some() || ready.peer_closed {
+            host.close(now, socket);
+            self.conns.retain(|conn| conn.socket != socket);
+        }
+    }
+
+    fn flush(&mut self, host: &mut Host, socket: SocketId) {
+        let Some(conn) = self.conn(socket) else { return };
+        let taken = host.send(socket, Bytes::copy_from_slice(&conn.unsent)).unwrap_or(0);
+        conn.unsent.drain(..taken);
+    }
+
+    /// Sends a PDU.
+    pub(crate) fn send(
+        &mut self,
+        host: &mut Host,
+        socket: SocketId,
+        header: &Header,
+        data: &[u8],
+        spoil: u32,
+    ) {
+        let Some(conn) = self.conn(socket) else { return };
+        let bytes = pdu(header, data, &conn.send, spoil);
+        conn.unsent.extend(bytes);
+        self.flush(host, socket);
+    }
+
+    pub(crate) fn respond(
+        &mut self,
+        host: &mut Host,
+        socket: SocketId,
+        cid: u16,
+        result: u64,
+        status: Status,
+    ) {
+        let completion = Completion { result, sqhd: 0, cid, status };
+        self.send(host, socket, &Header::CapsuleResp(completion.to_bytes()), &[], 0);
+    }
+
+    fn take_pdu(&mut self, host: &mut Host, socket: SocketId) -> bool {
+        let Some(conn) = self.conn(socket) else { return false };
+        let Some(first) = conn.received.first_chunk::<COMMON_BYTES>() else { return false };
+        let common = Common::parse(first, &conn.rules).expect("a good PDU");
+        let whole = common.plen as usize;
+        if conn.received.len() < whole {
+            return false;
+        }
+        let bytes: Vec<u8> = conn.received.drain(..whole).collect();
+        let bare = usize::from(common.kind.header_len());
+        let header = Header::parse(&common, &bytes[..bare]).expect("a good header");
+        if common.header_bytes as usize > bare {
+            assert_eq!(bytes[bare..bare + 4], Provider.crc32c(0, &bytes[..bare]).to_le_bytes());
+        }
+        let range = common.data();
+        let data = Bytes::copy_from_slice(&bytes[range.start as usize..range.end as usize]);
+        if let Some(at) = common.data_digest() {
+            let came = &bytes[at.start as usize..at.end as usize];
+            assert_eq!(came, Provider.crc32c(0, &data).to_le_bytes());
+        }
+        self.handle(host, socket, header, &data);
+        true
+    }
+
+    fn handle(&mut self, host: &mut Host, socket: SocketId, header: Header, data: &Bytes) {
+        match header {
+            Header::ICReq(request) => {
+                let allowed = self.digests;
+                let response = IcResp {
+                    pfv: 0,
+                    cpda: 0,
+                    header_digest: request.header_digest && allowed,
+                    data_digest: request.data_digest && allowed,
+                    maxh2cdata: 16 << 10,
+                };
+                self.send(host, socket, &Header::ICResp(response), &[], 0);
+                let Some(conn) = self.conn(socket) else { return };
+                let IcResp { header_digest, data_digest, .. } = response;
+                conn.rules = Rules { header_digest, data_digest, ..conn.rules };
+                conn.send = Rules { header_digest, data_digest, plen_max: 1 << 24, pda: 0 };
+            }
+            Header::CapsuleCmd(entry) => {
+                assert_eq!(entry.len(), COMMAND_BYTES);
+                let command = Command::parse(&entry);
+                assert!(command.has_sgl());
+                let expected = match command.sgl {
+                    Sgl::InCapsule { offset: 0, len } => len as usize,
+                    _ => 0,
+                };
+                assert_eq!(data.len(), expected);
+                if !self.silent {
+                    self.command(host, socket, command, data);
+                }
+            }
+            Header::H2CData(at) => self.write_data(host, socket, at, data),
+            Header::H2CTermReq(fault) => self.terminated.push(fault),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn command(&mut self, host: &mut Host, socket: SocketId, command: Command, data: &Bytes) {
+        if let Some(fabrics) = Fabrics::of(&command) {
+            return self.fabrics(host, socket, &command, fabrics);
+        }
+        let qid = self.conn(socket).and_then(|conn| conn.qid).expect("connected");
+        if qid == 0 {
+            return self.admin(host, socket, &command);
+        }
+        self.log.push((qid, command.opcode, Blocks::of(&command).slba));
+        match (self.script)(qid, &command) {
+            Answer::Good => self.obey(host, socket, command, data),
+            Answer::Keep => self.kept.push((socket, command, data.clone())),
+            Answer::Pdus(pdus) => {
+                for (header, data) in pdus {
+                    self.send(host, socket, &header, &data, 0);
+                }
+            }
+            Answer::Spoiled(pdus) => {
+                for (header, data) in pdus {
+                    self.send(host, socket, &header, &data, 0xffff);
+                }
+            }
+        }
+    }
+
+    /// Does what was kept.
+    pub(crate) fn release(&mut self, host: &mut Host) {
+        for (socket, command, data) in core::mem::take(&mut self.kept) {
+            self.obey(host, socket, command, &data);
+        }
+    }
+
+    fn obey(&mut self, host: &mut Host, socket: SocketId, command: Command, data: &Bytes) {
+        let blocks = Blocks::of(&command);
+        let at = usize::try_from(blocks.slba << SHIFT).unwrap();
+        let end = at + ((blocks.count as usize) << SHIFT);
+        let (cid, len) = (command.cid, command.sgl.len());
+        match command.opcode {
+            io::READ => {
+                assert_eq!(len as usize, end - at);
+                let data = self.disk[at..end].to_vec();
+                let header =
+                    DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: true };
+                self.send(host, socket, &Header::C2HData(header), &data, 0);
+            }
+            io::WRITE if data.is_empty() => {
+                let Some(conn) = self.conn(socket) else { return };
+                conn.writes.insert(cid, (command, vec![0; len as usize]));
+                let r2t = R2t { cccid: cid, ttag: cid ^ 0x5555, offset: 0, len };
+                self.send(host, socket, &Header::R2T(r2t), &[], 0);
+            }
+            io::WRITE => {
+                self.disk[at..end].copy_from_slice(data);
+                self.respond(host, socket, cid, 0, Status::SUCCESS);
+            }
+            io::COMPARE => {
+                let same = self.disk[at..end] == data[..];
+                let status = if same { Status::SUCCESS } else { Status::COMPARE_FAILURE };
+                self.respond(host, socket, cid, 0, status);
+            }
+            io::WRITE_ZEROES => {
+                self.disk[at..end].fill(0);
+                self.respond(host, socket, cid, 0, Status::SUCCESS);
+            }
+            io::FLUSH | io::DATASET_MANAGEMENT => {
+                self.respond(host, socket, cid, 0, Status::SUCCESS);
+            }
+            other => panic!("opcode {other:#x}"),
+        }
+    }
+
+    fn write_data(&mut self, host: &mut Host, socket: SocketId, at: DataHeader, data: &Bytes) {
+        assert!(at.len <= 16 << 10, "MAXH2CDATA");
+        let Some(conn) = self.conn(socket) else { return };
+        // A script may have asked for it.
+        let Some((command, whole)) = conn.writes.get_mut(&at.cccid) else { return };
+        assert_eq!(at.ttag, at.cccid ^ 0x5555);
+        let from = at.offset as usize;
+        whole[from..from + data.len()].copy_from_slice(data);
+        assert_eq!(at.last, at.end() as usize == whole.len());
+        if at.last {
+            let start = usize::try_from(Blocks::of(command).slba << SHIFT).unwrap();
+            let (_, whole) = conn.writes.remove(&at.cccid).unwrap();
+            self.disk[start..start + whole.len()].copy_from_slice(&whole);
+            self.respond(host, socket, at.cccid, 0, Status::SUCCESS);
+        }
+    }
+
+    fn fabrics(&mut self, host: &mut Host, socket: SocketId, command: &Command, what: Fabrics) {
+        let (mut result, mut status) = (0, Status::SUCCESS);
+        match what {
+            Fabrics::Connect(connect) => {
+                let (dword0, how) = self.connect.to_completion();
+                (result, status) = (u64::from(dword0), how);
+                let Some(conn) = self.conn(socket) else { return };
+                assert_eq!(conn.qid, None, "once");
+                conn.qid = status.is_success().then_some(connect.qid);
+            }
+            Fabrics::PropertyGet(get) => match get.offset {
+                property::CAP => {
+                    let capabilities = Capabilities {
+                        mqes: 127,
+                        timeout: 4,
+                        css: 1,
+                        ..Capabilities::from_value(0)
+                    };
+                    result = capabilities.to_value();
+                }
+                property::CSTS => {
+                    result = u64::from(self.not_ready == 0);
+                    self.not_ready = self.not_ready.saturating_sub(1);
+                }
+                _ => result = u64::from(wire::nvme::fabrics::version::V1_4),
+            },
+            Fabrics::PropertySet(_) => {}
+            other => panic!("{other:?}"),
+        }
+        self.respond(host, socket, command.cid, result, status);
+    }
+
+    fn page(&mut self, command: &Command) -> Vec<u8> {
+        let mut page = Box::new([0; identify::BYTES]);
+        let Identify { cns, .. } = Identify::of(command);
+        match cns {
+            cns::CONTROLLER => {
+                let mut controller = Controller::parse(&page);
+                controller.mdts = 5;
+                controller.oncs = oncs::COMPARE | oncs::WRITE_ZEROES | oncs::DATASET_MANAGEMENT;
+                (controller.ioccsz, controller.acl, controller.aerl) = (self.ioccsz, 3, 3);
+                controller.oaes = events::NAMESPACES;
+                controller.write(&mut page);
+            }
+            cns::ACTIVE_NAMESPACES => {
+                identify::write_namespaces(command.nsid, [1, 5].into_iter(), &mut page);
+            }
+            cns::NAMESPACE => {
+                let mut namespace = identify::Namespace::new(BLOCKS, SHIFT);
+                namespace.nguid = self.nguid;
+                namespace.write(&mut page);
+            }
+            other => panic!("CNS {other:#x}"),
+        }
+        page.to_vec()
+    }
+
+    fn admin(&mut self, host: &mut Host, socket: SocketId, command: &Command) {
+        let cid = command.cid;
+        let give = |target: &mut Self, host: &mut Host, data: Vec<u8>| {
+            let len = u32::try_from(data.len()).unwrap();
+            let header =
+                DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: false };
+            target.send(host, socket, &Header::C2HData(header), &data, 0);
+            target.respond(host, socket, cid, 0, Status::SUCCESS);
+        };
+        match command.opcode {
+            admin::IDENTIFY => {
+                let page = self.page(command);
+                give(self, host, page);
+            }
+            admin::GET_LOG_PAGE => {
+                let page = GetLogPage::of(command);
+                let from = usize::try_from(page.offset).unwrap();
+                if from == 0 && self.logs.len() > 1 && page.lid == 0x70 {
+                    self.logs.pop_front();
+                }
+                let log = self.logs.front().cloned().unwrap_or_else(|| vec![0; 4096]);
+                let end = from + usize::try_from(page.len).unwrap();
+                give(self, host, log[from..end].to_vec());
+            }
+            admin::SET_FEATURES => self.respond(host, socket, cid, 0x0003_0003, Status::SUCCESS),
+            admin::ASYNC_EVENT => {
+                if let Some(conn) = self.conn(socket) {
+                    conn.events.push_back(cid);
+                }
+            }
+            admin::KEEP_ALIVE => self.respond(host, socket, cid, 0, Status::SUCCESS),
+            other => {
+                self.admin_log.push(other);
+                if other == admin::ABORT {
+                    // Too late, or too early: not aborted.
+                    self.respond(host, socket, cid, 1, Status::SUCCESS);
+                }
+            }
+        }
+    }
+
+    /// Says that something has happened.
+    pub(crate) fn event(&mut self, host: &mut Host, event: AsyncEvent) {
+        let asked = self.conns.iter_mut().find_map(|c| Some((c.socket, c.events.pop_front()?)));
+        let (socket, cid) = asked.expect("it was asked for");
+        self.respond(host, socket, cid, u64::from(event.to_value()), Status::SUCCESS);
+    }
+}

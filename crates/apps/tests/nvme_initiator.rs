@@ -1,0 +1,682 @@
+//! The initiator against a controller that does what a test says.
+
+mod nvme;
+
+use apps::nvme::initiator::{
+    AdminData, BackOff, Config, Discovery, Error, Event, Loss, Request, State,
+};
+use base::{Duration, Prng};
+use bytes::Bytes;
+use nvme::{Answer, Net, config, remote};
+use wire::nvme::command::{AsyncEvent, Command, Identify, admin, io};
+use wire::nvme::fabrics::ConnectResult;
+use wire::nvme::identify::cns;
+use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader};
+use wire::nvme::pdu::{DataHeader, Fes, Header, R2t};
+use wire::nvme::status::Status;
+
+fn bytes(len: usize, seed: usize) -> Bytes {
+    (0..len).map(|i| u8::try_from((i / 512 * 31 + i + seed) % 251).unwrap()).collect()
+}
+
+fn write(lba: u64, data: &Bytes) -> Request {
+    Request::Write { lba, data: data.clone(), fua: false }
+}
+
+#[test]
+fn every_request() {
+    for way in 0..16 {
+        let on = |bit: u32| way >> bit & 1 == 1;
+        let mut config = config();
+        (config.header_digest, config.data_digest) = (on(0), on(1));
+        let mut net = Net::with(config, on(2), on(3)).connected();
+        let namespaces: Vec<(u32, u64)> =
+            net.initiator.namespaces().map(|n| (n.nsid, n.blocks << n.shift)).collect();
+        assert_eq!(namespaces, [(1, 2 << 20), (5, 2 << 20)]);
+        assert_eq!(net.initiator.data_bytes_max(), Some(128 << 10));
+
+        let (small, big) = (bytes(4096, 1), bytes(100 << 10, 2));
+        assert_eq!(net.ask(write(8, &small), 0).result, Ok(0));
+        assert_eq!(net.ask(write(100, &big), 0).result, Ok(0));
+        assert!(
+            net.target.disk[8 << 9..][..4096] == small
+                && net.target.disk[100 << 9..][..100 << 10] == big
+        );
+        let read = net.ask(Request::Read { lba: 100, blocks: 200 }, 25);
+        assert_eq!(read.result, Ok(0));
+        assert!(read.buffer.unwrap().as_slice() == big);
+        assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
+        let same = Request::Compare { lba: 8, data: small.clone() };
+        assert_eq!(net.ask(same, 0).result, Ok(0));
+        let zeroes = Request::WriteZeroes { lba: 8, blocks: 4, deallocate: true, fua: true };
+        assert_eq!(net.ask(zeroes, 0).result, Ok(0));
+        let other = net.ask(Request::Compare { lba: 8, data: small }, 0).result;
+        assert_eq!(other, Err(Error::Status(Status::COMPARE_FAILURE)));
+        assert_eq!(other.unwrap_err().to_string(), "the controller says: compare failure");
+        assert_eq!(net.ask(Request::Deallocate { ranges: vec![(0, 8), (9, 1)] }, 0).result, Ok(0));
+        let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
+        let page = net.ask(Request::Identify(identify), 1);
+        assert_eq!((page.result, page.buffer.unwrap().as_slice()[1]), (Ok(0), 16));
+
+        let read_write = (100 << 10, (100 << 10) + 4096);
+        assert_eq!((net.counter("read_bytes"), net.counter("written_bytes")), read_write);
+        let moved = ["requests", "done", "failed", "commands", "in_capsule", "r2ts"];
+        // In capsules: three connects, a write, two comparisons, ranges.
+        assert_eq!(moved.map(|name| net.counter(name)), [9, 8, 1, 9, 7, 1]);
+        assert_eq!(net.counter("protocol_errors") + net.counter("replayed"), 0);
+        assert!(net.target.terminated.is_empty());
+    }
+}
+
+#[test]
+fn what_cannot_be_asked() {
+    let mut net = Net::live(|_| {});
+    let before = net.target.log.len();
+    let bad = |net: &mut Net, request, pages| {
+        let done = net.ask(request, pages);
+        assert_eq!(done.buffer.is_some(), pages > 0, "it comes back");
+        done.result.unwrap_err()
+    };
+    let data = bytes(512, 0);
+    let read = |lba, blocks| Request::Read { lba, blocks };
+    assert_eq!(bad(&mut net, read(4096, 1), 1), Error::OutOfRange);
+    assert_eq!(bad(&mut net, read(u64::MAX, 2), 1), Error::OutOfRange);
+    assert_eq!(bad(&mut net, read(0, 0), 1), Error::BadLength);
+    assert_eq!(bad(&mut net, read(0, 9), 1), Error::BadLength, "the buffer is too short");
+    assert_eq!(bad(&mut net, read(0, 8), 0), Error::BadLength);
+    assert_eq!(bad(&mut net, read(0, 257), 64), Error::BadLength, "MDTS");
+    assert_eq!(bad(&mut net, write(0, &data.slice(1..)), 0), Error::BadLength);
+    assert_eq!(bad(&mut net, write(4096, &data), 0), Error::OutOfRange);
+    let ranges = vec![(0, 1); 257];
+    assert_eq!(bad(&mut net, Request::Deallocate { ranges }, 0), Error::BadLength);
+    let host = &mut net.client.host;
+    net.initiator.submit(host, net.now, (1, 9), Request::Flush, None).unwrap();
+    net.settle();
+    assert_eq!(net.only_done().result, Err(Error::NoNamespace(9)));
+    assert_eq!((net.target.log.len(), net.counter("commands")), (before, 0));
+}
+
+/// All queues share the load, and none has more than it may.
+#[test]
+fn queues_share_the_load() {
+    let mut net = Net::live(|config| (config.queues, config.queue_entries) = (3, 9));
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    for token in 0..100 {
+        net.submit(token, Request::Read { lba: token, blocks: 1 }, 1);
+    }
+    net.settle();
+    let of = |qid| net.target.log.iter().filter(|entry| entry.0 == qid).count();
+    assert_eq!([of(1), of(2), of(3)], [8; 3]);
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.release(&mut net.server.host);
+    net.settle();
+    assert_eq!((net.done.len(), net.counter("done")), (100, 100));
+    let (host, now) = (&mut net.client.host, net.now);
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    for token in 0..1024 {
+        net.initiator.submit(host, now, (token, 1), Request::Flush, None).unwrap();
+    }
+    assert!(net.initiator.submit(host, now, (1024, 1), Request::Flush, None).is_err());
+    assert_eq!(net.counter("busy"), 1);
+}
+
+fn c2h(cid: u16, offset: u32, len: u32, last: bool, success: bool) -> Header {
+    Header::C2HData(DataHeader { cccid: cid, ttag: 0, offset, len, last, success })
+}
+
+fn response(cid: u16, status: Status) -> Header {
+    let completion = wire::nvme::command::Completion { result: 0, sqhd: 0, cid, status };
+    Header::CapsuleResp(completion.to_bytes())
+}
+
+/// A controller that does something wrong with every command of an opcode: what it is told, and
+/// what becomes of the request. Others are not harmed.
+fn misbehaves(
+    opcode: u8,
+    request: &Request,
+    pages: usize,
+    wrong: fn(u16) -> Vec<(Header, Vec<u8>)>,
+) -> Vec<Fes> {
+    let mut net = Net::live(|config| config.back_off.first = Duration::from_millis(1));
+    net.target.script = Box::new(move |_, command| {
+        if command.opcode == opcode { Answer::Pdus(wrong(command.cid)) } else { Answer::Good }
+    });
+    net.submit(1, request.clone(), pages);
+    net.submit(2, Request::Flush, 0);
+    net.run_ms(1000);
+    net.done.sort_by_key(|done| done.token);
+    assert_eq!(net.done.len(), 2);
+    assert!(matches!(net.done[0].result, Err(Error::Protocol(_))), "{:?}", net.done);
+    assert_eq!(net.done[0].buffer.is_some(), pages > 0);
+    assert_eq!(net.done[1].result, Ok(0));
+    assert_eq!(net.initiator.state(), State::Live);
+    // As often as `protocol_retries` has it, and once.
+    assert_eq!(net.counter("associations_lost"), 3);
+    net.target.terminated.iter().map(|fault| fault.fes).collect()
+}
+
+#[test]
+fn what_a_controller_may_not_do() {
+    let read = Request::Read { lba: 0, blocks: 8 };
+    let big = write(0, &bytes(32 << 10, 3));
+    type Case = (u8, Request, usize, fn(u16) -> Vec<(Header, Vec<u8>)>, Fes);
+    fn ask(cid: u16, offset: u32, len: u32) -> (Header, Vec<u8>) {
+        (Header::R2T(R2t { cccid: cid, ttag: 7, offset, len }), Vec::new())
+    }
+    fn end(cid: u16) -> (Header, Vec<u8>) {
+        (response(cid, Status::SUCCESS), Vec::new())
+    }
+    let cases: [Case; 13] = [
+        // R2Ts beyond the data, of a command that has none to give, of no command.
+        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 0, 32_769)], Fes::OUT_OF_RANGE),
+        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 32_768, 1)], Fes::OUT_OF_RANGE),
+        (
+            io::WRITE,
+            big.clone(),
+            0,
+            |cid| vec![ask(cid, 0, 1), ask(cid, 0, 32_768)],
+            Fes::LIMIT_EXCEEDED,
+        ),
+        (io::READ, read.clone(), 1, |cid| vec![ask(cid, 0, 1)], Fes::INVALID_FIELD),
+        (io::WRITE, big.clone(), 0, |_| vec![ask(999, 0, 1)], Fes::INVALID_FIELD),
+        // Completions of no command, and doubled ones.
+        (io::READ, read.clone(), 1, |_| vec![end(999)], Fes::INVALID_FIELD),
+        (io::WRITE, big.clone(), 0, |cid| vec![end(cid ^ 1)], Fes::INVALID_FIELD),
+        // A success without the data.
+        (io::READ, read.clone(), 1, |cid| vec![end(cid)], Fes::SEQUENCE),
+        (
+            io::READ,
+            read.clone(),
+            1,
+            |cid| vec![(c2h(cid, 0, 4095, true, true), vec![1; 4095])],
+            Fes::SEQUENCE,
+        ),
+        (io::WRITE, big, 0, |cid| vec![end(cid)], Fes::SEQUENCE),
+        // Data for nobody, beyond the buffer, not in its order.
+        (
+            io::READ,
+            read.clone(),
+            1,
+            |_| vec![(c2h(999, 0, 1, true, false), vec![1])],
+            Fes::INVALID_FIELD,
+        ),
+        (
+            io::READ,
+            read.clone(),
+            1,
+            |cid| vec![(c2h(cid, 0, 4097, true, false), vec![1; 4097])],
+            Fes::OUT_OF_RANGE,
+        ),
+        (
+            io::READ,
+            read,
+            1,
+            |cid| vec![(c2h(cid, 512, 512, true, false), vec![1; 512])],
+            Fes::OUT_OF_RANGE,
+        ),
+    ];
+    for (index, (opcode, request, pages, wrong, fes)) in cases.into_iter().enumerate() {
+        assert_eq!(misbehaves(opcode, &request, pages, wrong), [fes; 3], "case {index}");
+    }
+}
+
+/// Where it is known which command the controller cannot answer, its neighbours are not harmed.
+#[test]
+fn neighbours_of_a_bad_command() {
+    let mut net = Net::live(|config| {
+        config.queues = 1;
+        config.back_off.first = Duration::from_millis(1);
+    });
+    net.target.script = Box::new(|_, command| match command.opcode {
+        io::FLUSH => Answer::Keep,
+        _ => Answer::Pdus(vec![(c2h(command.cid, 0, 512, true, true), vec![1; 512])]),
+    });
+    for token in 0..10 {
+        net.submit(token, Request::Flush, 0);
+    }
+    net.submit(10, Request::Read { lba: 0, blocks: 2 }, 1);
+    net.run_ms(1000);
+    assert!(matches!(net.only_done().result, Err(Error::Protocol(_))));
+    assert_eq!((net.counter("associations_lost"), net.counter("replayed")), (3, 3 * 10 + 2));
+    net.target.release(&mut net.server.host);
+    net.settle();
+    assert!(net.done.len() == 10 && net.done.iter().all(|done| done.result == Ok(0)));
+}
+
+/// A completion that comes twice: the request has ended, and stays so.
+#[test]
+fn a_doubled_completion() {
+    let mut net = Net::live(|_| {});
+    net.target.script = Box::new(|_, command| {
+        let end = || (response(command.cid, Status::SUCCESS), Vec::new());
+        Answer::Pdus(vec![end(), end()])
+    });
+    net.submit(1, Request::Flush, 0);
+    net.settle();
+    assert_eq!(net.only_done().result, Ok(0));
+    assert_eq!(net.target.terminated.len(), 1);
+    assert!(matches!(net.events[..], [Event::Lost(Loss::Connection(_))]));
+    net.run_ms(1000);
+    assert_eq!((net.initiator.state(), net.done.len()), (State::Live, 0));
+}
+
+#[test]
+fn data_with_a_wrong_digest_is_never_given() {
+    for wrong_times in [1_u8, 3, 4] {
+        let mut net = Net::live(|config| config.data_digest = true);
+        let data = bytes(4096, 5);
+        assert_eq!(net.ask(write(0, &data), 0).result, Ok(0));
+        let (mut left, answer) = (wrong_times, data.clone());
+        net.target.script = Box::new(move |_, command| {
+            if left == 0 {
+                return Answer::Good;
+            }
+            left -= 1;
+            Answer::Spoiled(vec![(c2h(command.cid, 0, 4096, true, true), answer.to_vec())])
+        });
+        let done = net.ask(Request::Read { lba: 0, blocks: 8 }, 1);
+        if wrong_times <= 3 {
+            assert_eq!((done.result, net.counter("digest_retries")), (Ok(0), wrong_times.into()));
+            assert!(done.buffer.unwrap().as_slice() == data);
+        } else {
+            assert_eq!(done.result, Err(Error::DataDigest(4)));
+            assert_eq!(net.counter("read_bytes"), 0);
+        }
+        assert_eq!(net.initiator.state(), State::Live, "the connection stands");
+    }
+}
+
+/// The controller found a wrong digest, or asks for patience: again, but not for ever.
+#[test]
+fn faults_that_may_pass() {
+    for (status, times, result) in [
+        (Status::TRANSIENT_TRANSPORT, 5, Ok(0)),
+        (Status::TRANSIENT_TRANSPORT, 6, Err(Error::Status(Status::TRANSIENT_TRANSPORT))),
+        (Status::WRITE_FAULT, 1, Err(Error::Status(Status::WRITE_FAULT))),
+        (
+            Status::TRANSIENT_TRANSPORT.do_not_retry(),
+            1,
+            Err(Error::Status(Status::TRANSIENT_TRANSPORT.do_not_retry())),
+        ),
+    ] {
+        let (mut net, mut left) = (Net::live(|_| {}), times);
+        net.target.script = Box::new(move |_, command| {
+            if left == 0 {
+                return Answer::Good;
+            }
+            left -= 1;
+            Answer::Pdus(vec![(response(command.cid, status), Vec::new())])
+        });
+        assert_eq!(net.ask(write(0, &bytes(512, 0)), 0).result, result);
+        assert_eq!(net.target.log.len(), if result.is_ok() { times + 1 } else { times });
+    }
+}
+
+/// PDUs of which each field is anything, near to what would be right or not: nothing panics, every
+/// request ends once, and with a controller that has come to its senses they end well.
+#[test]
+fn anything_in_the_fields() {
+    let (mut terminated, mut spoiled) = (0, 0);
+    for seed in 0..150 {
+        let mut net = Net::live(|config| {
+            config.data_digest = seed % 2 == 0;
+            config.back_off.first = Duration::from_millis(1);
+            config.protocol_retries = 200;
+        });
+        let (mut rng, mut left) = (Prng::new(seed), 40);
+        net.target.script = Box::new(move |_, command| {
+            left -= i32::from(left > 0);
+            if left == 0 {
+                return Answer::Good;
+            }
+            let pdus = (0..1 + rng.below(3)).map(|_| any_pdu(&mut rng, command)).collect();
+            if rng.chance(0.4) { Answer::Spoiled(pdus) } else { Answer::Pdus(pdus) }
+        });
+        for token in 0..20 {
+            match token % 4 {
+                0 => net.submit(token, Request::Read { lba: token, blocks: 8 }, 1),
+                1 => net.submit(token, write(200 + token * 40, &bytes(16 << 10, 1)), 0),
+                2 => net.submit(token, write(token, &bytes(512, 1)), 0),
+                _ => net.submit(token, Request::Flush, 0),
+            }
+        }
+        net.run_ms(120_000);
+        let mut tokens: Vec<u64> = net.done.iter().map(|done| done.token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, (0..20).collect::<Vec<_>>(), "seed {seed}");
+        assert_eq!((net.initiator.state(), net.initiator.open_requests()), (State::Live, 0));
+        assert_eq!(net.ask_again().result, Ok(0));
+        terminated += net.counter("protocol_errors");
+        spoiled += net.counter("digest_retries");
+    }
+    assert!(terminated > 100 && spoiled > 5, "{terminated} {spoiled}");
+}
+
+/// A PDU for a command, or for another, that is perhaps as it should be.
+fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
+    let len = command.sgl.len();
+    let near = |rng: &mut Prng, right: u32| match rng.below(8) {
+        0 => rng.next_u32(),
+        1 => right.wrapping_add(1),
+        2 => right / 2,
+        _ => right,
+    };
+    let cid = if rng.chance(0.1) { rng.next_u32().to_le_bytes()[0].into() } else { command.cid };
+    let offset = near(rng, 0);
+    match rng.below(4) {
+        0 => {
+            let len = near(rng, len);
+            (Header::R2T(R2t { cccid: cid, ttag: cid ^ 0x5555, offset, len }), Vec::new())
+        }
+        1 => {
+            let field = u16::from(rng.chance(0.3)) * u16::from(rng.next_u32().to_le_bytes()[0]);
+            (response(cid, Status::from_field(field)), Vec::new())
+        }
+        _ => {
+            let len = near(rng, len).clamp(1, 20_000);
+            let (last, success) = (rng.chance(0.7), rng.chance(0.5));
+            let data = vec![3; usize::try_from(len).unwrap()];
+            (c2h(cid, offset, len, last || success, success), data)
+        }
+    }
+}
+
+/// The controller is killed with hundreds of commands open: all of them are done in the end, in
+/// the order in which they were submitted, with buffers.
+#[test]
+fn killed_with_hundreds_in_flight() {
+    let mut net = Net::live(|config| (config.queues, config.queue_entries) = (4, 128));
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    for i in 0..300 {
+        let request = match i % 3 {
+            0 => write(i * 8, &bytes(4096, usize::try_from(i).unwrap())),
+            1 => Request::Read { lba: 3000 + i, blocks: 8 },
+            _ => Request::WriteZeroes { lba: i * 8, blocks: 8, deallocate: false, fua: false },
+        };
+        net.submit(i, request, usize::from(i % 3 == 1));
+    }
+    let command = Command::new(admin::FORMAT, 0, 1);
+    net.submit(300, Request::Admin { command, data: AdminData::None }, 0);
+    net.settle();
+    assert_eq!((net.target.kept.len(), net.done.len()), (300, 0));
+    let submitted: Vec<u64> = net.target.log.drain(..).map(|entry| entry.2).collect();
+
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.kill(&mut net.server.host, net.now);
+    net.settle();
+    let lost = net.only_done();
+    assert_eq!(lost.token, 300);
+    assert!(matches!(lost.result, Err(Error::Lost(_))), "nobody knows whether it was done");
+    net.run_ms(1000);
+    assert_eq!(net.initiator.state(), State::Live);
+    assert_eq!((net.done.len(), net.counter("replayed")), (300, 300));
+    assert!(net.done.iter().all(|done| done.result == Ok(0)));
+    assert!(net.done.iter().all(|done| done.buffer.is_some() == (done.token % 3 == 1)));
+    // Each queue has them in order; so the order over all is that of the pieces.
+    for queue in 1..=4 {
+        let of = net.target.log.iter().filter(|entry| entry.0 == queue);
+        let lbas: Vec<usize> =
+            of.map(|e| submitted.iter().position(|lba| *lba == e.2).unwrap()).collect();
+        assert!(lbas.is_sorted(), "{lbas:?}");
+    }
+    for i in (0..300).step_by(3) {
+        let at = usize::try_from(i * 8 * 512).unwrap();
+        assert!(net.target.disk[at..at + 4096] == bytes(4096, usize::try_from(i).unwrap()));
+    }
+}
+
+/// The device loses everything, with hundreds of commands open: nothing is lost but its help.
+#[test]
+fn a_reset_device_with_hundreds_in_flight() {
+    for tls in [false, true] {
+        let mut config = config();
+        (config.data_digest, config.queue_entries) = (true, 128);
+        let mut net = Net::with(config, true, tls).connected();
+        let data = bytes(64 << 10, 4);
+        net.target.disk[..64 << 10].copy_from_slice(&data);
+        net.target.script = Box::new(|_, _| Answer::Keep);
+        for token in 0..200 {
+            let lba = token % 8 * 16;
+            match token % 2 {
+                0 => net.submit(token, Request::Read { lba, blocks: 16 }, 2),
+                _ => net.submit(token, write(1000 + token * 8, &data.slice(..4096)), 0),
+            }
+        }
+        net.settle();
+        assert_eq!(net.target.kept.len(), 200);
+        net.client.reset();
+        net.settle();
+        net.target.release(&mut net.server.host);
+        net.run_ms(1000);
+        assert_eq!(net.done.len(), 200);
+        for done in &net.done {
+            assert_eq!(done.result, Ok(0));
+            let at = usize::try_from(done.token % 8 * 16 * 512).unwrap();
+            let right = |b: &abi::aligned::AlignedBuf| b.as_slice() == &data[at..at + 8192];
+            assert!(done.buffer.as_ref().is_none_or(right));
+        }
+        assert_eq!((net.events.len(), net.counter("replayed")), (0, 0));
+    }
+}
+
+/// What overlaps is made one after the other, so that nothing old can come back over something
+/// that was answered.
+#[test]
+fn an_old_write_does_not_come_back() {
+    let mut net = Net::live(|_| {});
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    let (old, new) = (bytes(1024, 1), bytes(1024, 2));
+    net.submit(1, write(0, &old), 0);
+    net.submit(2, write(1, &new), 0);
+    net.submit(3, Request::WriteZeroes { lba: 2, blocks: 1, deallocate: false, fua: false }, 0);
+    net.submit(4, write(10, &new), 0);
+    net.submit(5, Request::Read { lba: 0, blocks: 1 }, 1);
+    net.submit(6, Request::Deallocate { ranges: vec![(20, 1), (9, 2)] }, 0);
+    net.settle();
+    // The second waits for the first, the third for the second, the sixth for the fourth.
+    let mut opcodes: Vec<u8> = net.target.log.iter().map(|entry| entry.1).collect();
+    opcodes.sort_unstable();
+    assert_eq!((opcodes, net.counter("held")), (vec![io::WRITE, io::WRITE, io::READ], 3));
+
+    net.target.kill(&mut net.server.host, net.now);
+    net.run_ms(1000);
+    assert_eq!(net.target.log.len(), 6, "what was held is still held");
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.release(&mut net.server.host);
+    net.settle();
+    let order: Vec<u64> =
+        net.done.iter().map(|done| done.token).filter(|token| *token < 4).collect();
+    assert_eq!((order, net.done.len()), (vec![1, 2, 3], 6));
+    assert_eq!(net.target.disk[..512], old[..512]);
+    assert_eq!(net.target.disk[512..1024], new[..512]);
+    assert_eq!(net.target.disk[1024..1536], [0; 512]);
+}
+
+/// A command that is not answered is to be aborted, then the association is given up. What comes
+/// late counts until then.
+#[test]
+fn late_commands() {
+    let timeout = |config: &mut Config| config.command_timeout = Duration::from_secs(10);
+    let mut net = Net::live(timeout);
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.submit(1, write(0, &bytes(512, 1)), 0);
+    net.run_ms(10_500);
+    assert_eq!(net.target.admin_log, [admin::ABORT]);
+    assert_eq!((net.counter("aborts"), net.counter("timeouts"), net.done.len()), (1, 1, 0));
+    net.target.release(&mut net.server.host);
+    net.settle();
+    assert_eq!(net.only_done().result, Ok(0), "late, and right");
+
+    net.submit(2, write(0, &bytes(512, 2)), 0);
+    net.run_ms(19_900);
+    assert!(net.done.is_empty() && net.events.is_empty());
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.run_ms(1000);
+    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("command, and its abort")));
+    assert_eq!(net.only_done().result, Ok(0), "sent again");
+    assert_eq!((net.counter("timeouts"), net.counter("replayed")), (3, 1));
+}
+
+#[test]
+fn a_controller_that_stays_away() {
+    let mut net = Net::live(|config| {
+        config.back_off.ctrl_loss = Some(Duration::from_secs(60));
+        config.setup_timeout = Duration::from_secs(5);
+    });
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
+    net.submit(2, Request::Flush, 0);
+    net.settle();
+    net.cut = true;
+    // The keep alive is missed: 5 s.
+    net.run_ms(8_000);
+    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("keep alive")));
+    net.submit(3, Request::Flush, 0);
+    assert!(net.done.is_empty());
+    net.run_ms(80_000);
+    assert!(matches!(net.initiator.state(), State::Failed(_)), "{:?}", net.initiator.state());
+    assert_eq!(net.done.len(), 3);
+    assert!(net.done.iter().all(|done| matches!(done.result, Err(Error::ControllerLost(_)))));
+    assert!(net.done.iter().any(|done| done.buffer.is_some()));
+    net.done.clear();
+    let late = net.ask(Request::Flush, 0);
+    assert!(late.result.unwrap_err().to_string().starts_with("the controller is lost: "));
+}
+
+#[test]
+fn a_controller_that_will_not() {
+    let denied = Status::INVALID_HOST.do_not_retry();
+    let mut net = Net::new(config());
+    net.target.connect = ConnectResult::Refused(denied);
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.run_ms(100);
+    let loss = Loss::Refused { step: "connect of the admin queue", status: denied };
+    assert_eq!(net.events, [Event::Failed(loss)]);
+    assert_eq!(
+        loss.to_string(),
+        "connect of the admin queue failed: connect invalid host (do not retry)"
+    );
+    // Busy: again, after longer and longer.
+    let mut net = Net::new(config());
+    net.target.connect = ConnectResult::Refused(Status::CONTROLLER_BUSY);
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.run_ms(750);
+    assert_eq!((net.events.len(), net.counter("connects_failed")), (4, 4));
+    net.target.connect = ConnectResult::Accepted { cntlid: 3, authentication: 0 };
+    net.target.not_ready = 3;
+    net.run_ms(5000);
+    assert_eq!(net.events.last(), Some(&Event::Connected));
+    let mut net = Net::new(config());
+    net.target.connect = ConnectResult::Accepted { cntlid: 3, authentication: 1 };
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.run_ms(100);
+    assert_eq!(net.events, [Event::Failed(Loss::Authentication)]);
+    // Nobody answers.
+    let mut net = Net::new(config());
+    net.target.silent = true;
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.run_ms(20_000);
+    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("connect of the admin queue")));
+}
+
+/// Without room for data in capsules everything is asked for.
+#[test]
+fn no_data_in_capsules() {
+    let mut net = Net::new(config());
+    net.target.ioccsz = 4;
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.settle();
+    assert_eq!(net.ask(write(0, &bytes(512, 1)), 0).result, Ok(0));
+    assert_eq!((net.counter("in_capsule"), net.counter("r2ts")), (3, 1));
+}
+
+#[test]
+fn events_and_keep_alives() {
+    let mut net = Net::live(|_| {});
+    net.run_ms(26_000);
+    assert_eq!(net.counter("keep_alives"), 10);
+    net.target.nguid = [1; 16];
+    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.settle();
+    assert_eq!((net.events.clone(), net.counter("events")), (vec![Event::NamespacesChanged], 1));
+    assert!(net.initiator.namespaces().all(|namespace| namespace.nguid == [1; 16]));
+    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.settle();
+    assert_eq!(net.counter("events"), 2, "it was asked for again");
+    assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
+}
+
+/// Another namespace is behind the name when the controller is back: nothing is written to it.
+#[test]
+fn a_namespace_that_became_another() {
+    let mut net = Net::live(|_| {});
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.submit(1, write(0, &bytes(512, 1)), 0);
+    net.settle();
+    net.target.nguid = [2; 16];
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.kill(&mut net.server.host, net.now);
+    net.target.log.clear();
+    net.run_ms(1000);
+    assert_eq!(net.only_done().result, Err(Error::NoNamespace(1)));
+    assert!(net.target.log.is_empty());
+}
+
+#[test]
+fn closing() {
+    let mut net = Net::live(|_| {});
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
+    net.settle();
+    net.initiator.close(&mut net.client.host, net.now);
+    net.settle();
+    let done = net.only_done();
+    assert_eq!((done.result, done.buffer.is_some()), (Err(Error::Closed), true));
+    assert_eq!((net.initiator.state(), net.target.io_conns().len()), (State::Closed, 0));
+    assert_eq!(net.ask(Request::Flush, 0).result, Err(Error::Closed));
+}
+
+fn log(generation: u64, entries: u64) -> Vec<u8> {
+    let header = DiscoveryHeader { generation, records: entries, format: 0 };
+    let mut log = header.to_bytes().to_vec();
+    for port in 0..entries {
+        let mut entry = DiscoveryEntry::parse(&[0; 1024]);
+        (entry.trtype, entry.port) = (3, Some(u16::try_from(port).unwrap() + 4420));
+        entry.cntlid = u16::try_from(generation).unwrap();
+        log.extend(entry.to_bytes());
+    }
+    log
+}
+
+/// The whole log, and of one time.
+#[test]
+fn discovery() {
+    for (logs, result) in [
+        (vec![log(1, 11)], Ok((11, 1))),
+        (vec![log(1, 0)], Ok((0, 0))),
+        // The first is dropped before the header is read; it changes before the header is checked.
+        (vec![log(1, 1), log(1, 9), log(2, 5), log(2, 5)], Ok((5, 2))),
+        ((0..40).map(|g| log(g, 1)).collect(), Err("changes faster")),
+        (
+            vec![log(1, 0), log(1, 0)[..8].iter().copied().chain([0xff; 4088]).collect()],
+            Err("makes no sense"),
+        ),
+    ] {
+        let mut net = Net::new(config());
+        net.target.logs = logs.into();
+        let config = Config { back_off: BackOff::default(), ..config() };
+        let mut discovery = Discovery::new(&mut net.client.host, net.now, config, remote());
+        let found = loop {
+            net.settle_with(&mut discovery);
+            if let Some(found) = discovery.poll() {
+                break found;
+            }
+        };
+        let found =
+            found.map(|entries| (entries.len(), entries.last().map_or(0, |entry| entry.cntlid)));
+        match result {
+            Ok(expected) => assert_eq!(found, Ok(expected)),
+            Err(text) => assert!(found.unwrap_err().to_string().contains(text)),
+        }
+    }
+}
