@@ -125,6 +125,38 @@ install_aioquic() {
     cp "$wanted" "$venv/installed.txt"
 }
 
+# A kernel that speaks NVMe/TCP, for the tests' virtual machine: Debian's own, taken apart and not
+# installed. What is left of it is the kernel, and an initramfs of busybox and interop/vm.
+install_linux() {
+    here=$(dirname "$0")/../interop/vm
+    linux=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/linux
+    wanted=$(cat "$here/init" "$here/modules" | cksum)
+    [ "$(cat "$linux/made" 2>/dev/null)" != "$wanted" ] || return 0
+    [ "$(uname -m)" = x86_64 ] || fail "the tests with a virtual machine need x86-64"
+    refresh_lists
+    image=$(apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+    [ -n "$image" ] || fail "no package linux-image-amd64: is this Debian?"
+    say "taking $image apart"
+    rm -rf "$linux"
+    mkdir -p "$linux/root/bin" "$linux/root/lib/modules" "$linux/package"
+    for place in proc sys dev tmp mnt; do mkdir "$linux/root/$place"; done
+    (cd "$linux/package" && apt-get download -qq -o APT::Sandbox::User=root "$image" >&2 && dpkg-deb -x ./*.deb .) ||
+        fail "cannot get the package $image: is the network there?"
+    cp "$linux/package/boot/vmlinuz-"* "$linux/vmlinuz"
+    while read -r module; do
+        find "$linux/package" -name "$module.ko" -exec cp {} "$linux/root/lib/modules/" \;
+        [ -e "$linux/root/lib/modules/$module.ko" ] || fail "$image has no module $module"
+    done <"$here/modules"
+    cp "$here/modules" "$linux/root/lib/modules/order"
+    cp "$here/init" "$linux/root/init"
+    chmod 755 "$linux/root/init"
+    cp "$(command -v busybox)" "$linux/root/bin/busybox"
+    (cd "$linux/root" && find . | cpio -o -H newc --quiet | gzip -1 >../initramfs.gz)
+    rm -rf "$linux/package" "$linux/root"
+    echo "$wanted" >"$linux/made"
+}
+
 packages=
 # Program $1 comes with package $2.
 need() { have "$1" || packages="$packages $2"; }
@@ -140,7 +172,11 @@ need ip iproute2
 need unshare util-linux
 if [ "$purpose" = test ]; then
     need chromium chromium
+    need cpio cpio
+    busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
     need nginx nginx-light
+    need mke2fs e2fsprogs
+    need qemu-system-x86_64 qemu-system-x86
     need openssl openssl
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
     need redis-benchmark redis-tools
@@ -153,3 +189,4 @@ fi
 rust_is_there || install_rust
 [ "$purpose" != test ] || install_rust_tools
 [ "$purpose" != test ] || install_aioquic
+[ "$purpose" != test ] || install_linux

@@ -20,6 +20,7 @@ mod netns;
 pub mod quic;
 mod server;
 mod tool;
+mod vm;
 
 pub use counters::Counters;
 pub use curl::{Download, Paused, Response, Url};
@@ -27,3 +28,4 @@ pub use daemon::Daemon;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
 pub use server::{ADDR, Ended, PEER, Server};
+pub use vm::{VM_ADDR, Vm};

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,7 +38,7 @@ pub struct Ended {
 /// A running `outboard serve` or `outboard proxy`.
 #[derive(Debug)]
 pub struct Server {
-    netns: Netns,
+    netns: Arc<Netns>,
     child: Option<Child>,
     /// What it prints; the other end closes with it.
     stdout: Receiver<String>,
@@ -86,7 +87,25 @@ impl Server {
         Self::run(netns, command, scratch, control)
     }
 
-    fn run(netns: Netns, mut command: Command, scratch: TempDir, control: PathBuf) -> Self {
+    /// Starts `outboard nvme target` with `options` in a namespace, and waits until it is ready.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn nvme_target(netns: Arc<Netns>, options: &[&str]) -> Self {
+        let (scratch, control) = scratch();
+        let mut command = netns.command(program());
+        command.args(["nvme", "target"]).args(common_args(&control)).args(with_end(options));
+        Self::run(netns, command, scratch, control)
+    }
+
+    fn run(
+        netns: impl Into<Arc<Netns>>,
+        mut command: Command,
+        scratch: TempDir,
+        control: PathBuf,
+    ) -> Self {
+        let netns = netns.into();
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -98,6 +117,18 @@ impl Server {
         let child = Some(child);
         let server = Self { netns, child, stdout, stderr, control, _scratch: scratch };
         server.wait_until_ready()
+    }
+
+    /// Ends it at once, as a crash does; gives the namespace that it was in.
+    ///
+    /// # Panics
+    /// Where it has ended before.
+    #[must_use]
+    pub fn crash(mut self) -> Arc<Netns> {
+        self.signal("KILL");
+        let netns = Arc::clone(&self.netns);
+        self.reap();
+        netns
     }
 
     /// A command in the server's namespace: a client.
@@ -144,7 +175,7 @@ impl Server {
 
     /// The namespace that it runs in.
     #[must_use]
-    pub const fn netns(&self) -> &Netns {
+    pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
@@ -312,7 +343,7 @@ fn scratch() -> (TempDir, PathBuf) {
 
 /// The line that says so, of either verb.
 fn is_ready(line: &str) -> bool {
-    line.starts_with("serving http") || line.starts_with("proxying ")
+    line.starts_with("serving ") || line.starts_with("proxying ")
 }
 
 fn lines_of(child: &mut Child) -> Receiver<String> {

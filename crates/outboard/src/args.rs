@@ -26,6 +26,9 @@ pub(crate) enum Verb {
     Serve(Box<ServeArgs>),
     /// Balance connections over backends, and have the device relay them
     Proxy(Box<ProxyArgs>),
+    /// Serve blocks over NVMe/TCP, or use what others serve
+    #[command(subcommand)]
+    Nvme(crate::nvme::Nvme),
     /// Measure: the papers' tables, and comparisons with other programs
     #[command(subcommand)]
     Bench(crate::bench::Bench),
@@ -197,7 +200,7 @@ pub(crate) struct StackArgs {
     #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
     pub(crate) wire: WireArg,
     /// What the device does beyond checksums and segmentation: all, none, or a list of: file,
-    /// tls-tx, tls-rx, setup, teardown, splice, quic
+    /// tls-tx, tls-rx, setup, teardown, splice, quic, nvme
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub(crate) offload: OffloadArg,
     /// Queues, with a host and a device each
@@ -352,6 +355,8 @@ pub(crate) struct OffloadArg {
     pub(crate) splice: bool,
     /// QUIC packets are sealed, opened and put in order by the device.
     pub(crate) quic: bool,
+    /// PDUs of NVMe over TCP are followed, digested and placed by the device.
+    pub(crate) nvme: bool,
 }
 
 impl OffloadArg {
@@ -363,6 +368,7 @@ impl OffloadArg {
         teardown: true,
         splice: true,
         quic: true,
+        nvme: true,
     };
     const NONE: Self = Self {
         file: false,
@@ -372,6 +378,7 @@ impl OffloadArg {
         teardown: false,
         splice: false,
         quic: false,
+        nvme: false,
     };
 
     fn names(self) -> impl Iterator<Item = &'static str> {
@@ -383,6 +390,7 @@ impl OffloadArg {
             ("teardown", self.teardown),
             ("splice", self.splice),
             ("quic", self.quic),
+            ("nvme", self.nvme),
         ]
         .into_iter()
         .filter_map(|(name, on)| on.then_some(name))
@@ -408,6 +416,7 @@ impl FromStr for OffloadArg {
                 "teardown" => offload.teardown = true,
                 "splice" => offload.splice = true,
                 "quic" => offload.quic = true,
+                "nvme" => offload.nvme = true,
                 "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();

@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod control;
 mod error;
+mod nvme;
 mod proxy;
 mod serve;
 mod sim;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Serve(args) => serve::run(&args),
         Verb::Proxy(args) => proxy::run(&args),
+        Verb::Nvme(verb) => nvme::run(&verb),
         Verb::Bench(bench) => bench::run(&bench),
         Verb::Sim(args) => sim::run(&args),
         Verb::Stat(args) => control::client::stat(&args),

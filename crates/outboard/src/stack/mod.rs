@@ -297,6 +297,7 @@ pub(crate) fn host_config(args: &StackArgs, index: usize) -> host::Config {
         setup_offload: offload(args.offload.setup),
         teardown_offload: one_queue(args.queues).and_then(|()| offload(args.offload.teardown)),
         quic_offload: offload(args.offload.quic),
+        nvme_tcp_offload: offload(args.offload.nvme),
         // The device cuts datagrams, whatever else it does of QUIC.
         udp_segmentation: true,
         splice_offload: one_queue(args.queues).and_then(|()| offload(args.offload.splice)),

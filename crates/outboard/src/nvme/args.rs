@@ -1,0 +1,224 @@
+//! The command line's shape below `outboard nvme`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use wire::Endpoint;
+use wire::nvme::nqn::Nqn;
+
+use crate::args::{DiskArg, StackArgs, SwitchArg};
+
+/// The verbs below `outboard nvme`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Nvme {
+    /// Serve files and block devices as the namespaces of a subsystem
+    Target(Box<TargetArgs>),
+    /// Show what a target has, by its discovery service
+    Discover(Box<ConnectArgs>),
+    /// Show the namespaces of a subsystem
+    List(Box<ConnectArgs>),
+    /// Read a range of a namespace
+    Read(Box<ReadArgs>),
+    /// Write a file to a namespace
+    Write(Box<WriteArgs>),
+    /// Read and write at random places, look at every byte, and say how fast it went
+    Fio(Box<FioArgs>),
+    /// Offer a namespace to programs of this machine as a Network Block Device
+    Nbd(Box<NbdArgs>),
+}
+
+/// What every verb that connects to a target has.
+#[derive(Debug, Args)]
+pub(crate) struct ConnectArgs {
+    /// The target: ADDR, or ADDR:PORT [default port: 4420]
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: TargetAddr,
+    /// Name of the subsystem
+    #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
+    pub(crate) nqn: NqnArg,
+    /// Our name [default: one by a random UUID]
+    #[arg(long, value_name = "NQN")]
+    pub(crate) hostnqn: Option<NqnArg>,
+    /// Have digests of headers
+    #[arg(long)]
+    pub(crate) header_digest: bool,
+    /// Have digests of data
+    #[arg(long)]
+    pub(crate) data_digest: bool,
+    /// I/O queues; the target may give fewer
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) io_queues: u16,
+    /// Entries of an I/O queue
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(2..=1024))]
+    pub(crate) queue_size: u16,
+    /// Seconds for which a lost target is tried again
+    #[arg(long, default_value_t = 600, value_name = "S")]
+    pub(crate) ctrl_loss_timeout: u32,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+}
+
+/// `outboard nvme read`.
+#[derive(Debug, Args)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nsid: u32,
+    /// First byte, at a block's beginning
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub(crate) offset: u64,
+    /// Bytes, whole blocks [default: all that follow]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) length: Option<u64>,
+    /// Where they go; - is standard output
+    #[arg(long, short, default_value = "-", value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// `outboard nvme write`.
+#[derive(Debug, Args)]
+pub(crate) struct WriteArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nsid: u32,
+    /// First byte, at a block's beginning
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub(crate) offset: u64,
+    /// What is written; the last block is filled up with zeros
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) input: PathBuf,
+}
+
+/// `outboard nvme fio`.
+#[derive(Debug, Args)]
+pub(crate) struct FioArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    /// The namespace. What it has is overwritten where there are writes
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nsid: u32,
+    /// Bytes of a request
+    #[arg(long, default_value_t = 4096, value_name = "BYTES")]
+    pub(crate) bs: u32,
+    /// Requests at one time
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) iodepth: u16,
+    /// Percent of the requests that write. Each block that is written says where it is and which
+    /// write it was, and is looked at when it is read
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) writes: u8,
+    /// Requests in all
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub(crate) requests: u64,
+    /// Bytes of the namespace that are used, from its first [default: all]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) size: Option<u64>,
+}
+
+/// `outboard nvme nbd`.
+#[derive(Debug, Args)]
+pub(crate) struct NbdArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nsid: u32,
+    /// Where NBD clients of this machine connect
+    #[arg(long, default_value = "127.0.0.1:10809", value_name = "ADDR:PORT")]
+    pub(crate) listen: SocketAddr,
+    /// Name of the export
+    #[arg(long, default_value = "", value_name = "NAME")]
+    pub(crate) export: String,
+}
+
+/// Where a target is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TargetAddr(pub(crate) Endpoint);
+
+impl FromStr for TargetAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let whole = text.parse().map(|at: SocketAddr| (at.ip(), at.port()));
+        let bare = text.trim_start_matches('[').trim_end_matches(']');
+        let found = whole.or_else(|_| bare.parse().map(|addr: IpAddr| (addr, PORT)));
+        let (addr, port) = found.map_err(|_| {
+            format!("`{text}` is no address of a target, as 10.77.0.2 or 10.77.0.2:4420")
+        })?;
+        Ok(Self(Endpoint { addr, port }))
+    }
+}
+
+impl std::fmt::Display for TargetAddr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        SocketAddr::new(self.0.addr, self.0.port).fmt(f)
+    }
+}
+
+/// The port of NVMe/TCP that IANA has assigned.
+const PORT: u16 = 4420;
+
+/// `outboard nvme target`.
+#[derive(Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// A file, or a block device, that is a namespace; may be given several times, the first is
+    /// namespace 1. It is written to
+    #[arg(long, value_name = "FILE", required = true)]
+    pub(crate) namespace: Vec<PathBuf>,
+    /// Name of the subsystem
+    #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
+    pub(crate) nqn: NqnArg,
+    /// A host that may connect; may be given several times [default: all]
+    #[arg(long, value_name = "HOSTNQN")]
+    pub(crate) allow: Vec<NqnArg>,
+    /// Bytes of a block
+    #[arg(long, default_value_t = 4096, value_parser = block_bytes, value_name = "BYTES")]
+    pub(crate) block_size: u32,
+    /// Port of the subsystem, and of the discovery service
+    #[arg(long, default_value_t = 4420)]
+    pub(crate) port: u16,
+    /// Whether hosts may have digests of headers
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH")]
+    pub(crate) header_digest: SwitchArg,
+    /// Whether hosts may have digests of data
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH")]
+    pub(crate) data_digest: SwitchArg,
+    /// Device memory for file content, in MiB
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    pub(crate) file_memory: u32,
+    /// How files are read and written
+    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
+    pub(crate) disk: DiskArg,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+}
+
+/// A name of a host or a subsystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NqnArg(pub(crate) Nqn);
+
+impl FromStr for NqnArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Nqn::new(text).map(Self).ok_or_else(|| {
+            format!("`{text}` is no NVMe Qualified Name, as nqn.2026-11.org.example:disks")
+        })
+    }
+}
+
+fn block_bytes(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bytes @ (512 | 1024 | 2048 | 4096)) => Ok(bytes),
+        _ => Err(format!("`{text}` is no size of a block; there are 512, 1024, 2048 and 4096")),
+    }
+}

@@ -1,0 +1,122 @@
+//! `outboard nvme read` and `write`: a range of a namespace to a file, or a file to it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+
+use abi::aligned::AlignedBuf;
+use apps::nvme::initiator::{Namespace, Request};
+use bytes::Bytes;
+
+use super::args::{ReadArgs, WriteArgs};
+use super::pipe::{Pipe, buffer};
+use super::session::Session;
+use crate::error::Failure;
+
+/// Requests at one time.
+const DEPTH: usize = 32;
+/// Most bytes of one.
+const CHUNK: u64 = 256 << 10;
+
+/// Runs `outboard nvme read`.
+///
+/// # Errors
+/// What could not be read or written, and why.
+pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
+    let shown = args.output.display().to_string();
+    let stuck = |error: io::Error| Failure::NoInput(format!("--output {shown}: {error}"));
+    let mut output: Box<dyn Write> = match args.output.as_os_str() == "-" {
+        true => Box::new(io::stdout().lock()),
+        false => Box::new(File::create(&args.output).map_err(stuck)?),
+    };
+    let session = Session::connect(&args.connect)?;
+    let namespace = session.namespace(args.nsid)?;
+    let size = namespace.blocks << namespace.shift;
+    let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
+    let range = check(&namespace, args.offset, length)?;
+    let chunk = chunk(&session, &namespace);
+    let mut pipe = Pipe::new(session.handle(), args.nsid);
+    let (mut asked, mut written) = (range.0, range.0);
+    let mut early: BTreeMap<u64, AlignedBuf> = BTreeMap::new();
+    while written < range.1 {
+        while asked < range.1 && pipe.open() + early.len() < DEPTH {
+            let len = chunk.min(range.1 - asked);
+            let blocks = u32::try_from(len >> namespace.shift).unwrap_or(u32::MAX);
+            let request = Request::Read { lba: asked >> namespace.shift, blocks };
+            pipe.submit(asked, request, Some(buffer(usize::try_from(len).unwrap_or(0))));
+            asked += len;
+        }
+        let (at, data) = pipe.wait()?;
+        early.extend(data.map(|data| (at, data)));
+        while let Some(data) = early.remove(&written) {
+            let len = chunk.min(range.1 - written);
+            let data = data.as_slice().get(..usize::try_from(len).unwrap_or(0));
+            output.write_all(data.unwrap_or_default()).map_err(stuck)?;
+            written += len;
+        }
+    }
+    output.flush().map_err(stuck)?;
+    session.end()
+}
+
+/// Runs `outboard nvme write`.
+///
+/// # Errors
+/// What could not be read or written, and why.
+pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
+    let shown = args.input.display().to_string();
+    let stuck = |error: io::Error| Failure::NoInput(format!("--input {shown}: {error}"));
+    let mut input = File::open(&args.input).map_err(stuck)?;
+    let length = input.metadata().map_err(stuck)?.len();
+    let session = Session::connect(&args.connect)?;
+    let namespace = session.namespace(args.nsid)?;
+    let padded = length.next_multiple_of(1 << namespace.shift);
+    let range = check(&namespace, args.offset, padded)?;
+    let chunk = chunk(&session, &namespace);
+    let mut pipe = Pipe::new(session.handle(), args.nsid);
+    let mut at = range.0;
+    while at < range.1 || pipe.open() > 0 {
+        if at < range.1 && pipe.open() < DEPTH {
+            let len = chunk.min(range.1 - at);
+            let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
+            fill(&mut input, &mut data).map_err(stuck)?;
+            let (lba, data) = (at >> namespace.shift, Bytes::from(data));
+            pipe.submit(at, Request::Write { lba, data, fua: false }, None);
+            at += len;
+        } else {
+            pipe.wait()?;
+        }
+    }
+    pipe.submit(0, Request::Flush, None);
+    pipe.wait()?;
+    session.end()
+}
+
+/// Reads as much as there is; what follows is zeros.
+fn fill(input: &mut impl Read, mut out: &mut [u8]) -> io::Result<()> {
+    while !out.is_empty() {
+        let len = input.read(out)?;
+        if len == 0 {
+            return Ok(());
+        }
+        out = &mut out[len..];
+    }
+    Ok(())
+}
+
+/// Bytes of a request: no more than the controller takes.
+fn chunk(session: &Session, namespace: &Namespace) -> u64 {
+    let most = session.data_bytes_max.min(CHUNK) >> namespace.shift << namespace.shift;
+    most.max(1 << namespace.shift)
+}
+
+/// The first byte of a range of whole blocks, and the one behind its last.
+fn check(namespace: &Namespace, offset: u64, length: u64) -> Result<(u64, u64), Failure> {
+    let (block, size) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
+    let end = offset.checked_add(length).filter(|end| *end <= size);
+    match end {
+        Some(end) if offset % block == 0 && length % block == 0 => Ok((offset, end)),
+        Some(_) => Err(Failure::Usage(format!("offset and length: blocks have {block} bytes"))),
+        None => Err(Failure::Usage(format!("offset and length: the namespace has {size} bytes"))),
+    }
+}

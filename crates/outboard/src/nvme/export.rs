@@ -1,0 +1,229 @@
+//! `outboard nvme nbd`: a namespace as a block device for programs of this machine.
+//!
+//! Each client of NBD has threads of its own ([`super::nbd`]); requests go to the session's
+//! initiator, and their ends come back on a thread that answers them. A request longer than the
+//! controller takes is several commands, and ends with the last of them.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use apps::nvme::initiator::{Done, Error, Namespace, Request};
+use bytes::Bytes;
+use wire::nvme::status::Status;
+
+use super::args::NbdArgs;
+use super::nbd::{self, Errno, Export, Work};
+use super::pipe::buffer;
+use super::session::{Handle, Order, Session};
+use crate::error::Failure;
+use crate::stack::{drain, spawn};
+
+/// A request of a client, and how far its commands are.
+struct Open {
+    request: nbd::Request,
+    /// Commands that have not ended.
+    left: usize,
+    /// What a read has so far.
+    data: Vec<u8>,
+    failed: Option<Errno>,
+}
+
+/// A client's requests.
+struct Client {
+    handle: Handle,
+    namespace: Namespace,
+    data_bytes_max: u64,
+    open: Mutex<BTreeMap<u64, Open>>,
+    replies: Sender<Done>,
+}
+
+/// Runs `outboard nvme nbd`.
+///
+/// # Errors
+/// What could not be opened or bound, and why.
+pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
+    let signals = drain::signals()?;
+    let listener = TcpListener::bind(args.listen).map_err(|error| {
+        Failure::Unavailable(format!("--listen {}: {error}: choose another", args.listen))
+    })?;
+    let session = Session::connect(&args.connect)?;
+    let namespace = session.namespace(args.nsid)?;
+    let export = Export {
+        name: args.export.clone(),
+        size: namespace.blocks << namespace.shift,
+        block_bytes: 1 << namespace.shift,
+    };
+    let (handle, most) = (session.handle(), session.data_bytes_max);
+    spawn("nbd".to_owned(), move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let (export, handle) = (export.clone(), handle.clone());
+            // Where there is no thread for it the client sees its connection close.
+            let client = move || serve(&export, stream, handle, namespace, most);
+            drop(spawn("nbd-client".to_owned(), client));
+        }
+    })?;
+    println!("serving namespace {} as nbd://{}/{}", args.nsid, args.listen, args.export);
+    drop(std::io::stdout().flush());
+    let _signal = signals.recv();
+    session.end()
+}
+
+/// Serves a client until it goes.
+fn serve(
+    export: &Export,
+    stream: TcpStream,
+    handle: Handle,
+    namespace: Namespace,
+    data_bytes_max: u64,
+) {
+    let (replies, done) = channel();
+    let open = Mutex::new(BTreeMap::new());
+    let client = Arc::new(Client { handle, namespace, data_bytes_max, open, replies });
+    let answering = Arc::clone(&client);
+    let Ok(answers) = spawn("nbd-answers".to_owned(), move || answering.answer(&done)) else {
+        return;
+    };
+    // Small replies do not wait for acknowledgments.
+    let result = stream.set_nodelay(true).and_then(|()| stream.try_clone()).and_then(|output| {
+        let mut number = 0;
+        nbd::serve(export, stream, output, &mut |request| {
+            client.begin(number, request);
+            number += 1;
+        })
+    });
+    if let Err(error) = result {
+        eprintln!("outboard: NBD client: {error}");
+    }
+    client.end();
+    drop(answers.join());
+}
+
+/// Commands of a client's request are named by its number and theirs.
+const COMMANDS_BITS: u32 = 16;
+/// Said by [`Client::end`]: no request has this number.
+const END: u64 = u64::MAX;
+
+impl Client {
+    /// Sends a request's commands.
+    fn begin(&self, number: u64, mut request: nbd::Request) {
+        let shift = self.namespace.shift;
+        let (commands, bytes) = commands(&mut request, shift, self.data_bytes_max);
+        let left = commands.len();
+        let open = Open { request, left, data: vec![0; bytes], failed: None };
+        self.lock().insert(number, open);
+        for (index, (command, bytes)) in (0..).zip(commands) {
+            let token = number << COMMANDS_BITS | index;
+            self.handle.tell(Order::Submit {
+                token,
+                nsid: self.namespace.nsid,
+                request: command,
+                buffer: (bytes > 0).then(|| buffer(bytes)),
+                reply: self.replies.clone(),
+            });
+        }
+    }
+
+    /// Answers requests whose commands have ended, until there are no more.
+    fn answer(&self, done: &Receiver<Done>) {
+        let mut ending = false;
+        while !(ending && self.lock().is_empty()) {
+            let Ok(done) = done.recv() else { return };
+            if done.token == END {
+                ending = true;
+                continue;
+            }
+            let mut all = self.lock();
+            let number = done.token >> COMMANDS_BITS;
+            let Some(open) = all.get_mut(&number) else { continue };
+            open.take(&done, self.data_bytes_max);
+            if open.left == 0 {
+                if let Some(Open { request, data, failed, .. }) = all.remove(&number) {
+                    request.answer(failed.map_or(Ok(data), Err));
+                }
+            }
+        }
+    }
+
+    /// No request comes any more.
+    fn end(&self) {
+        let _gone = self.replies.send(Done { token: END, result: Ok(0), buffer: None });
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// A command has ended.
+    fn take(&mut self, done: &Done, data_bytes_max: u64) {
+        self.left -= 1;
+        if let Err(error) = done.result {
+            self.failed = Some(errno(error));
+            return;
+        }
+        let Some(buffer) = &done.buffer else { return };
+        let index = done.token & ((1 << COMMANDS_BITS) - 1);
+        let from = usize::try_from(index * data_bytes_max).unwrap_or(usize::MAX);
+        let Some(place) = self.data.get_mut(from..) else { return };
+        let len = place.len().min(usize::try_from(data_bytes_max).unwrap_or(usize::MAX));
+        if let (Some(place), Some(data)) = (place.get_mut(..len), buffer.as_slice().get(..len)) {
+            place.copy_from_slice(data);
+        }
+    }
+}
+
+/// The commands of a request, with the bytes that each reads; and those of all.
+fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, usize)>, usize) {
+    let offset = request.offset;
+    let lba = |at: u64| (offset + at) >> shift;
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(0);
+    let blocks = |len: u64| u32::try_from(len >> shift).unwrap_or(u32::MAX);
+    match &mut request.work {
+        Work::Flush => (vec![(Request::Flush, 0)], 0),
+        Work::Read(len) => {
+            let read = |(at, len)| (Request::Read { lba: lba(at), blocks: blocks(len) }, size(len));
+            (pieces((*len).into(), most).map(read).collect(), *len as usize)
+        }
+        Work::Write { data, fua } => {
+            let data = Bytes::from(std::mem::take(data));
+            let write = |(at, len)| {
+                let data = data.slice(size(at)..size(at + len));
+                (Request::Write { lba: lba(at), data, fua: *fua }, 0)
+            };
+            (pieces(data.len() as u64, most).map(write).collect(), 0)
+        }
+        Work::Trim(len) => {
+            let ranges = vec![(lba(0), blocks((*len).into()))];
+            (vec![(Request::Deallocate { ranges }, 0)], 0)
+        }
+        Work::Zero { len, fua } => {
+            // As many blocks as NLB may say.
+            let zero = |(at, len)| {
+                let (deallocate, fua) = (false, *fua);
+                (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
+            };
+            (pieces((*len).into(), 1 << 16 << shift).map(zero).collect(), 0)
+        }
+    }
+}
+
+/// A length in pieces: where each begins, and how long it is.
+fn pieces(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
+    let most = most.max(1);
+    (0..len.div_ceil(most)).map(move |index| (index * most, most.min(len - index * most)))
+}
+
+/// What NBD calls an error.
+const fn errno(error: Error) -> Errno {
+    match error {
+        Error::Status(Status::CAPACITY_EXCEEDED | Status::LBA_OUT_OF_RANGE) | Error::OutOfRange => {
+            Errno::NoSpace
+        }
+        Error::BadLength | Error::NotSupported => Errno::Invalid,
+        _ => Errno::Io,
+    }
+}

@@ -1,0 +1,219 @@
+//! `outboard nvme fio`: random reads and writes whose bytes are looked at, and how fast they go.
+//!
+//! Every block that is written begins with its place and the number of the write, and the rest
+//! follows from those: a read tells whether it is what was written last, and whether all of it is.
+//! Places have one request at a time, so that there is no doubt what was last.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use abi::aligned::AlignedBuf;
+use apps::nvme::initiator::Request;
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use io::clock::{self, Clock};
+use serde_json::json;
+
+use super::args::FioArgs;
+use super::pipe::{Pipe, buffer};
+use super::session::Session;
+use crate::error::Failure;
+
+/// Most places that are told apart.
+const PLACES_MAX: u64 = 1 << 24;
+
+/// A place of the namespace.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// Number of the last write; zero for none.
+    version: u32,
+    busy: bool,
+}
+
+/// A request under way.
+#[derive(Clone, Copy)]
+struct Open {
+    place: usize,
+    begun: Instant,
+    writes: bool,
+}
+
+/// What is done, and what came of it.
+struct Run {
+    pipe: Pipe,
+    places: Vec<Place>,
+    open: Vec<Option<Open>>,
+    rng: Prng,
+    clock: Clock,
+    bs: usize,
+    block: usize,
+    shift: u8,
+    writes: u8,
+    /// Microseconds that requests took, reads and writes.
+    latencies: [Vec<u32>; 2],
+    verified: u64,
+}
+
+/// Runs `outboard nvme fio`.
+///
+/// # Errors
+/// Why there is no connection, what went wrong, or which bytes are not what was written.
+pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
+    let clock = Clock::new();
+    let session = Session::connect(&args.connect)?;
+    let namespace = session.namespace(args.nsid)?;
+    let (block, all) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
+    let bs = u64::from(args.bs);
+    if bs == 0 || bs % block != 0 || bs > session.data_bytes_max {
+        let most = session.data_bytes_max;
+        let line = format!("--bs: whole blocks of {block} bytes, and no more than {most} bytes");
+        return Err(Failure::Usage(line));
+    }
+    let size = args.size.unwrap_or(all).min(all);
+    let places = usize::try_from((size / bs).min(PLACES_MAX)).unwrap_or(0);
+    if places < usize::from(args.iodepth) {
+        return Err(Failure::Usage("--size: fewer places than --iodepth".to_owned()));
+    }
+    let mut run = Run {
+        pipe: Pipe::new(session.handle(), args.nsid),
+        places: vec![Place::default(); places],
+        open: vec![None; args.iodepth.into()],
+        rng: Prng::new(clock::entropy()),
+        clock,
+        bs: args.bs as usize,
+        block: usize::try_from(block).unwrap_or(0),
+        shift: namespace.shift,
+        writes: args.writes,
+        latencies: [Vec::new(), Vec::new()],
+        verified: 0,
+    };
+    let begun = clock.now();
+    run.all(args.requests, args.iodepth.into())?;
+    let took = clock.now().since(begun);
+    run.report(args, took);
+    session.end()
+}
+
+impl Run {
+    fn all(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
+        let terminal = std::io::stderr().is_terminal();
+        let (mut begun, mut ended, mut shown) = (0, 0, self.clock.now());
+        while ended < requests {
+            while begun < requests && self.pipe.open() < depth {
+                self.begin();
+                begun += 1;
+            }
+            let (token, data) = self.pipe.wait()?;
+            self.end(token, data.as_ref())?;
+            ended += 1;
+            if terminal && self.clock.now().since(shown) >= Duration::from_secs(1) {
+                shown = self.clock.now();
+                eprint!("\r{ended} of {requests} requests");
+                drop(std::io::stderr().flush());
+            }
+        }
+        if terminal {
+            eprintln!();
+        }
+        Ok(())
+    }
+
+    fn below(&mut self, most: usize) -> usize {
+        usize::try_from(self.rng.next_u64() % most.max(1) as u64).unwrap_or(0)
+    }
+
+    fn begin(&mut self) {
+        let Some(slot) = self.open.iter().position(Option::is_none) else { return };
+        // Fewer requests than places: there is a free one.
+        let mut place = self.below(self.places.len());
+        while self.places[place].busy {
+            place = (place + 1) % self.places.len();
+        }
+        self.places[place].busy = true;
+        let writes = self.below(100) < usize::from(self.writes);
+        let lba = (place as u64 * self.bs as u64) >> self.shift;
+        let begun = self.clock.now();
+        self.open[slot] = Some(Open { place, begun, writes });
+        let blocks = u32::try_from(self.bs >> self.shift).unwrap_or(u32::MAX);
+        if writes {
+            self.places[place].version += 1;
+            let data = self.text(place, self.places[place].version);
+            self.pipe.submit(slot as u64, Request::Write { lba, data, fua: false }, None);
+        } else {
+            let room = Some(buffer(self.bs));
+            self.pipe.submit(slot as u64, Request::Read { lba, blocks }, room);
+        }
+    }
+
+    fn end(&mut self, token: u64, data: Option<&AlignedBuf>) -> Result<(), Failure> {
+        let slot = usize::try_from(token).ok().and_then(|slot| self.open.get_mut(slot));
+        let Some(Open { place, begun, writes }) = slot.and_then(Option::take) else {
+            return Ok(());
+        };
+        let took = self.clock.now().since(begun).as_micros();
+        self.latencies[usize::from(writes)].push(u32::try_from(took).unwrap_or(u32::MAX));
+        self.places[place].busy = false;
+        let version = self.places[place].version;
+        if let (Some(data), true) = (data.filter(|_| !writes), version > 0) {
+            let wanted = self.text(place, version);
+            if data.as_slice().get(..self.bs) != Some(&wanted[..]) {
+                let at = place as u64 * self.bs as u64;
+                let line =
+                    format!("bytes {at} to {} are not what was written", at + self.bs as u64);
+                return Err(Failure::Unavailable(line));
+            }
+            self.verified += 1;
+        }
+        Ok(())
+    }
+
+    /// What a write puts at a place.
+    fn text(&self, place: usize, version: u32) -> Bytes {
+        let mut text = vec![0; self.bs];
+        for (index, block) in text.chunks_mut(self.block).enumerate() {
+            let at = place as u64 * self.bs as u64 + (index * self.block) as u64;
+            let mut word = at ^ u64::from(version) << 40;
+            for chunk in block.chunks_mut(8) {
+                chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+                word = word.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+            }
+        }
+        text.into()
+    }
+
+    fn report(&mut self, args: &FioArgs, took: Duration) {
+        #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+        let (seconds, bs) = (took.as_micros().max(1) as f64 / 1e6, self.bs as f64);
+        let mut rows = Vec::new();
+        for (name, all) in ["read", "write"].into_iter().zip(&mut self.latencies) {
+            all.sort_unstable();
+            let at = |share: usize| all.get(all.len() * share / 1000).copied().unwrap_or(0);
+            let last = all.last().copied().unwrap_or(0);
+            #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+            let rate = all.len() as f64 / seconds;
+            let us = [at(500), at(990), at(999), last];
+            rows.push((name, all.len(), rate, rate * bs / 1e6, us));
+        }
+        if args.connect.json {
+            let shown = |(name, count, rate, mb, us): &(&str, usize, f64, f64, [u32; 4])| {
+                json!({ "what": name, "requests": count, "per_second": rate,
+                    "megabytes_per_second": mb, "p50_us": us[0], "p99_us": us[1],
+                    "p999_us": us[2], "max_us": us[3] })
+            };
+            let rows: Vec<_> = rows.iter().map(shown).collect();
+            println!(
+                "{:#}",
+                json!({ "rows": rows, "verified": self.verified, "seconds": seconds })
+            );
+            return;
+        }
+        println!(
+            "{:<6}{:>10}{:>12}{:>10}{:>9}{:>9}{:>9}{:>9}",
+            "", "requests", "per second", "MB/s", "p50 us", "p99 us", "p99.9 us", "max us"
+        );
+        for (name, count, rate, mb, us) in rows {
+            let [p50, p99, p999, max] = us;
+            println!("{name:<6}{count:>10}{rate:>12.0}{mb:>10.1}{p50:>9}{p99:>9}{p999:>9}{max:>9}");
+        }
+        println!("{} reads were compared with what was written before", self.verified);
+    }
+}

@@ -1,0 +1,77 @@
+//! `outboard nvme discover` and `list`: what a target has.
+
+use serde_json::json;
+use wire::nvme::log::DiscoveryEntry;
+
+use super::args::ConnectArgs;
+use super::session::{self, Session};
+use crate::error::Failure;
+
+/// Runs `outboard nvme discover`.
+///
+/// # Errors
+/// Why there is no log.
+pub(super) fn discover(args: &ConnectArgs) -> Result<(), Failure> {
+    let entries = session::discover(args)?;
+    if args.json {
+        let all: Vec<_> = entries.iter().map(entry_json).collect();
+        println!("{:#}", json!({ "records": all }));
+        return Ok(());
+    }
+    println!("{:<12} {:<40} {:>6}  subsystem", "type", "address", "port");
+    for entry in &entries {
+        let (kind, addr, port, nqn) = shown(entry);
+        println!("{kind:<12} {addr:<40} {port:>6}  {nqn}");
+    }
+    Ok(())
+}
+
+/// What is shown of a record.
+fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
+    let kind = format!("{:?}", entry.kind).to_lowercase();
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let addr = or_none(entry.addr.map(|addr| addr.to_string()));
+    let port = or_none(entry.port.map(|port| port.to_string()));
+    (kind, addr, port, or_none(entry.subnqn.map(|nqn| nqn.to_string())))
+}
+
+fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
+    let (kind, ..) = shown(entry);
+    json!({
+        "subtype": kind,
+        "traddr": entry.addr.map(|addr| addr.to_string()),
+        "trsvcid": entry.port,
+        "subnqn": entry.subnqn.map(|nqn| nqn.to_string()),
+        "portid": entry.port_id,
+        "cntlid": entry.cntlid,
+        "secure": format!("{:?}", entry.security).to_lowercase(),
+    })
+}
+
+/// Runs `outboard nvme list`.
+///
+/// # Errors
+/// Why there is no connection.
+pub(super) fn list(args: &ConnectArgs) -> Result<(), Failure> {
+    let session = Session::connect(args)?;
+    if args.json {
+        let all = session.namespaces.iter().map(|n| {
+            json!({
+                "nsid": n.nsid,
+                "blocks": n.blocks,
+                "block_bytes": 1_u64 << n.shift,
+                "bytes": n.blocks << n.shift,
+                "write_protected": n.write_protected,
+            })
+        });
+        let all: Vec<_> = all.collect();
+        println!("{:#}", json!({ "subsystem": args.nqn.0.to_string(), "namespaces": all }));
+    } else {
+        println!("{:>9} {:>15} {:>11} {:>19}", "namespace", "blocks", "block bytes", "bytes");
+        for n in &session.namespaces {
+            let (block, bytes) = (1_u64 << n.shift, n.blocks << n.shift);
+            println!("{:>9} {:>15} {block:>11} {bytes:>19}", n.nsid, n.blocks);
+        }
+    }
+    session.end()
+}

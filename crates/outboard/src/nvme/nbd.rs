@@ -1,0 +1,565 @@
+//! The server side of NBD (the Network Block Device protocol of nbd.git, doc/proto.md): fixed
+//! newstyle negotiation, simple replies, one export.
+//!
+//! Called by `outboard nvme nbd` with each client in threads of its own: one reads requests, one
+//! writes replies, in the order in which they end. What a request does is [`Storage`]'s. A client
+//! is as hostile as any peer: lengths are bounded, and whatever is not understood ends the
+//! connection or is refused as the protocol has it.
+
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Most bytes of a request: the default of clients (doc/proto.md, "Block size constraints").
+pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
+/// Requests of a client at one time: one more waits in its socket.
+const REQUESTS_MAX: usize = 128;
+/// Most bytes of an option: a name of 4,096 and what is around it.
+const OPTION_BYTES_MAX: u32 = 8192;
+
+const MAGIC: u64 = 0x4e42_444d_4147_4943;
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+
+/// Handshake flags: fixed newstyle, no zeroes behind an export's size.
+const FLAG_FIXED_NEWSTYLE: u16 = 1;
+const FLAG_NO_ZEROES: u16 = 2;
+
+/// Transmission flags: flags are there, FLUSH, FUA, TRIM and WRITE_ZEROES are understood, and
+/// several connections see each other's writes.
+const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
+
+const OPT_EXPORT_NAME: u32 = 1;
+const OPT_ABORT: u32 = 2;
+const OPT_LIST: u32 = 3;
+const OPT_INFO: u32 = 6;
+const OPT_GO: u32 = 7;
+
+const REP_ACK: u32 = 1;
+const REP_SERVER: u32 = 2;
+const REP_INFO: u32 = 3;
+const REP_ERR_UNSUP: u32 = 1 << 31 | 1;
+const REP_ERR_INVALID: u32 = 1 << 31 | 3;
+const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
+
+const INFO_EXPORT: u16 = 0;
+const INFO_BLOCK_SIZE: u16 = 3;
+
+const CMD_READ: u16 = 0;
+const CMD_WRITE: u16 = 1;
+const CMD_DISC: u16 = 2;
+const CMD_FLUSH: u16 = 3;
+const CMD_TRIM: u16 = 4;
+const CMD_WRITE_ZEROES: u16 = 6;
+
+const CMD_FLAG_FUA: u16 = 1;
+
+/// What went wrong with a request, as the protocol numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Errno {
+    /// The disk failed, or the way to it.
+    Io = 5,
+    /// A request that makes no sense.
+    Invalid = 22,
+    /// Behind the end, or the disk is full.
+    NoSpace = 28,
+}
+
+/// What a client wants.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// So many bytes.
+    Read(u32),
+    /// These bytes, on the medium before it is answered where `fua` says so.
+    Write {
+        /// The bytes.
+        data: Vec<u8>,
+        /// Whether.
+        fua: bool,
+    },
+    /// Everything that was written is to be on the medium.
+    Flush,
+    /// So many bytes are not needed any more.
+    Trim(u32),
+    /// So many bytes read as zeros.
+    Zero {
+        /// How many.
+        len: u32,
+        /// On the medium before it is answered.
+        fua: bool,
+    },
+}
+
+/// A request, and where its answer goes.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// First byte.
+    pub(crate) offset: u64,
+    /// What.
+    pub(crate) work: Work,
+    handle: u64,
+    replies: Sender<Reply>,
+    /// Held until the reply is written: it bounds what a client has under way.
+    _turn: Turn,
+}
+
+/// The answer to a request.
+struct Reply {
+    handle: u64,
+    result: Result<Vec<u8>, Errno>,
+    _turn: Turn,
+}
+
+/// A client's places for requests.
+#[derive(Debug)]
+struct Places {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+struct Turn(Arc<Places>);
+
+impl Turn {
+    /// Waits for one.
+    fn of(places: &Arc<Places>) -> Self {
+        let mut free = places.free.lock().unwrap_or_else(PoisonError::into_inner);
+        while *free == 0 {
+            free = places.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+        *free -= 1;
+        Self(Arc::clone(places))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+impl Request {
+    /// Answers it: with the bytes of a read, else with none.
+    pub(crate) fn answer(self, result: Result<Vec<u8>, Errno>) {
+        let Self { handle, replies, _turn, .. } = self;
+        // A client that has gone needs no answer.
+        let _gone = replies.send(Reply { handle, result, _turn });
+    }
+}
+
+/// What an export is.
+#[derive(Clone, Debug)]
+pub(crate) struct Export {
+    /// Its name; a client that names none gets it too.
+    pub(crate) name: String,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Smallest unit of reads and writes, a power of two.
+    pub(crate) block_bytes: u32,
+}
+
+/// Speaks NBD with a client until that ends. `work` takes its requests, and answers them in any
+/// order.
+///
+/// # Errors
+/// What broke the connection, or a client that breaks the protocol.
+pub(crate) fn serve(
+    export: &Export,
+    input: impl Read,
+    mut output: impl Write + Send + 'static,
+    work: &mut dyn FnMut(Request),
+) -> io::Result<()> {
+    let mut input = BufReader::new(input);
+    if !negotiate(export, &mut input, &mut output)? {
+        return Ok(());
+    }
+    let (replies, answered) = channel();
+    let writer = std::thread::Builder::new()
+        .name("nbd".to_owned())
+        .spawn(move || write_replies(BufWriter::new(output), &answered))?;
+    let result = transmit(export, &mut input, &replies, work);
+    drop(replies);
+    let wrote = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+    result.and(wrote)
+}
+
+fn write_replies(mut output: impl Write, answered: &Receiver<Reply>) -> io::Result<()> {
+    while let Ok(mut reply) = answered.recv() {
+        loop {
+            let error = reply.result.as_ref().err().map_or(0, |&errno| errno as u32);
+            output.write_all(&REPLY_MAGIC.to_be_bytes())?;
+            output.write_all(&error.to_be_bytes())?;
+            output.write_all(&reply.handle.to_be_bytes())?;
+            if let Ok(data) = &reply.result {
+                output.write_all(data)?;
+            }
+            let Ok(next) = answered.try_recv() else { break };
+            reply = next;
+        }
+        output.flush()?;
+    }
+    Ok(())
+}
+
+fn read<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    input.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_u32(input: &mut impl Read) -> io::Result<u32> {
+    read(input).map(u32::from_be_bytes)
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Agrees on the export; says whether requests follow.
+fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) -> io::Result<bool> {
+    let flags = FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES;
+    let mut hello = [MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat();
+    hello.extend_from_slice(&flags.to_be_bytes());
+    output.write_all(&hello)?;
+    output.flush()?;
+    let client = read_u32(input)?;
+    if client & !u32::from(flags) != 0 {
+        return Err(broken("unknown client flags"));
+    }
+    let zeroes = client & u32::from(FLAG_NO_ZEROES) == 0;
+    loop {
+        if u64::from_be_bytes(read(input)?) != OPTION_MAGIC {
+            return Err(broken("no option where one was due"));
+        }
+        let (option, len) = (read_u32(input)?, read_u32(input)?);
+        if len > OPTION_BYTES_MAX {
+            return Err(broken("an option too long"));
+        }
+        let mut data = vec![0; len as usize];
+        input.read_exact(&mut data)?;
+        match option {
+            OPT_EXPORT_NAME => {
+                // There is no way to refuse but to go.
+                if !names(export, &data) {
+                    return Err(broken("no such export"));
+                }
+                output.write_all(&export.size.to_be_bytes())?;
+                output.write_all(&TRANSMISSION_FLAGS.to_be_bytes())?;
+                if zeroes {
+                    output.write_all(&[0; 124])?;
+                }
+                output.flush()?;
+                return Ok(true);
+            }
+            OPT_ABORT => {
+                reply(output, option, REP_ACK, &[])?;
+                return Ok(false);
+            }
+            OPT_LIST if data.is_empty() => {
+                let name = export.name.as_bytes();
+                let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+                reply(output, option, REP_SERVER, &[&len, name].concat())?;
+                reply(output, option, REP_ACK, &[])?;
+            }
+            OPT_LIST => reply(output, option, REP_ERR_INVALID, &[])?,
+            OPT_INFO | OPT_GO => {
+                let found = describe(export, option, &data, output)?;
+                if found && option == OPT_GO {
+                    return Ok(true);
+                }
+            }
+            _ => reply(output, option, REP_ERR_UNSUP, &[])?,
+        }
+    }
+}
+
+/// Whether an export is meant: it is the only one, and the default.
+fn names(export: &Export, name: &[u8]) -> bool {
+    name.is_empty() || name == export.name.as_bytes()
+}
+
+/// Answers an NBD_OPT_INFO or NBD_OPT_GO; says whether the export is there.
+fn describe(
+    export: &Export,
+    option: u32,
+    data: &[u8],
+    output: &mut impl Write,
+) -> io::Result<bool> {
+    let len = data.first_chunk().map(|len| u32::from_be_bytes(*len) as usize);
+    let name = len.and_then(|len| data.get(4..len.checked_add(4)?));
+    // Behind the name the kinds of information that are asked for; these are given in any case.
+    let counted = name.and_then(|name| {
+        let rest = &data[4 + name.len()..];
+        let count = rest.first_chunk().map(|count| usize::from(u16::from_be_bytes(*count)))?;
+        (rest.len() == 2 + 2 * count).then_some(())
+    });
+    let (Some(name), Some(())) = (name, counted) else {
+        reply(output, option, REP_ERR_INVALID, &[])?;
+        return Ok(false);
+    };
+    if !names(export, name) {
+        reply(output, option, REP_ERR_UNKNOWN, &[])?;
+        return Ok(false);
+    }
+    let mut info = INFO_EXPORT.to_be_bytes().to_vec();
+    info.extend_from_slice(&export.size.to_be_bytes());
+    info.extend_from_slice(&TRANSMISSION_FLAGS.to_be_bytes());
+    reply(output, option, REP_INFO, &info)?;
+    let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
+    for size in [export.block_bytes, export.block_bytes.max(4096), REQUEST_BYTES_MAX] {
+        info.extend_from_slice(&size.to_be_bytes());
+    }
+    reply(output, option, REP_INFO, &info)?;
+    reply(output, option, REP_ACK, &[])?;
+    Ok(true)
+}
+
+fn reply(output: &mut impl Write, option: u32, kind: u32, data: &[u8]) -> io::Result<()> {
+    let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+    let len = u32::try_from(data.len()).unwrap_or(0);
+    for word in [option, kind, len] {
+        bytes.extend_from_slice(&word.to_be_bytes());
+    }
+    bytes.extend_from_slice(data);
+    output.write_all(&bytes)?;
+    output.flush()
+}
+
+/// Takes requests until the client ends.
+fn transmit(
+    export: &Export,
+    input: &mut impl Read,
+    replies: &Sender<Reply>,
+    work: &mut dyn FnMut(Request),
+) -> io::Result<()> {
+    let places = Arc::new(Places { free: Mutex::new(REQUESTS_MAX), freed: Condvar::new() });
+    loop {
+        let magic = match read_u32(input) {
+            Ok(magic) => magic,
+            // A client that just goes has done nothing wrong.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if magic != REQUEST_MAGIC {
+            return Err(broken("no request where one was due"));
+        }
+        let [flags, command] = [read(input)?, read(input)?].map(u16::from_be_bytes);
+        let handle = u64::from_be_bytes(read(input)?);
+        let (offset, len) = (u64::from_be_bytes(read(input)?), read_u32(input)?);
+        if command == CMD_DISC {
+            return Ok(());
+        }
+        let mut data = Vec::new();
+        if command == CMD_WRITE {
+            if len > REQUEST_BYTES_MAX {
+                return Err(broken("a write too long"));
+            }
+            data.resize(len as usize, 0);
+            input.read_exact(&mut data)?;
+        }
+        let turn = Turn::of(&places);
+        let request = check(export, (command, flags), offset, len, data);
+        match request {
+            Ok(what) => {
+                work(Request { offset, work: what, handle, replies: replies.clone(), _turn: turn })
+            }
+            Err(errno) => {
+                let _gone = replies.send(Reply { handle, result: Err(errno), _turn: turn });
+            }
+        }
+    }
+}
+
+/// What a request is, if it makes sense.
+fn check(
+    export: &Export,
+    (command, flags): (u16, u16),
+    offset: u64,
+    len: u32,
+    data: Vec<u8>,
+) -> Result<Work, Errno> {
+    let fua = flags & CMD_FLAG_FUA != 0;
+    let inside = offset.checked_add(len.into()).is_some_and(|end| end <= export.size);
+    let block = u64::from(export.block_bytes.max(1));
+    let aligned = offset % block == 0 && u64::from(len) % block == 0;
+    let range = || match (inside, aligned && len > 0) {
+        (false, _) => Err(Errno::NoSpace),
+        (true, false) => Err(Errno::Invalid),
+        (true, true) => Ok(()),
+    };
+    match command {
+        CMD_READ if len > REQUEST_BYTES_MAX => Err(Errno::Invalid),
+        CMD_READ => range().map(|()| Work::Read(len)),
+        CMD_WRITE => range().map(|()| Work::Write { data, fua }),
+        CMD_FLUSH => Ok(Work::Flush),
+        CMD_TRIM => range().map(|()| Work::Trim(len)),
+        CMD_WRITE_ZEROES => range().map(|()| Work::Zero { len, fua }),
+        _ => Err(Errno::Invalid),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn export() -> Export {
+        Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512 }
+    }
+
+    /// A server over memory, and the client's end of its connection.
+    fn start() -> (TcpStream, std::thread::JoinHandle<io::Result<()>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut disk = vec![0; 1 << 20];
+            let output = server.try_clone().unwrap();
+            serve(&export(), server, output, &mut |request| {
+                let at = usize::try_from(request.offset).unwrap();
+                let result = match &request.work {
+                    Work::Read(len) => Ok(disk[at..at + *len as usize].to_vec()),
+                    Work::Write { data, .. } => {
+                        disk[at..at + data.len()].copy_from_slice(data);
+                        Ok(Vec::new())
+                    }
+                    Work::Trim(len) | Work::Zero { len, .. } => {
+                        disk[at..at + *len as usize].fill(0);
+                        Ok(Vec::new())
+                    }
+                    Work::Flush => Ok(Vec::new()),
+                };
+                request.answer(result);
+            })
+        });
+        (client, thread)
+    }
+
+    fn hello(client: &mut TcpStream) {
+        assert_eq!(read::<18>(client).unwrap()[..8], MAGIC.to_be_bytes());
+        client.write_all(&3_u32.to_be_bytes()).unwrap();
+    }
+
+    fn option(client: &mut TcpStream, option: u32, data: &[u8]) {
+        let len = u32::try_from(data.len()).unwrap();
+        let head = [&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &len.to_be_bytes()];
+        client.write_all(&[&head.concat()[..], data].concat()).unwrap();
+    }
+
+    fn answer(client: &mut TcpStream) -> (u32, Vec<u8>) {
+        assert_eq!(read::<8>(client).unwrap(), OPTION_REPLY_MAGIC.to_be_bytes());
+        let [_, kind, len] = [(); 3].map(|()| read_u32(client).unwrap());
+        let mut data = vec![0; len as usize];
+        client.read_exact(&mut data).unwrap();
+        (kind, data)
+    }
+
+    fn go(client: &mut TcpStream) {
+        hello(client);
+        option(client, OPT_GO, &[0, 0, 0, 0, 0, 0]);
+        let (kind, info) = answer(client);
+        assert_eq!((kind, info.len()), (REP_INFO, 12));
+        assert_eq!(info[2..10], (1_u64 << 20).to_be_bytes());
+        assert_eq!(answer(client).0, REP_INFO);
+        assert_eq!(answer(client).0, REP_ACK);
+    }
+
+    fn request(client: &mut TcpStream, command: u16, offset: u64, len: u32, data: &[u8]) {
+        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&[0; 2]);
+        bytes.extend_from_slice(&command.to_be_bytes());
+        bytes.extend_from_slice(&7_u64.to_be_bytes());
+        bytes.extend_from_slice(&offset.to_be_bytes());
+        bytes.extend_from_slice(&len.to_be_bytes());
+        bytes.extend_from_slice(data);
+        client.write_all(&bytes).unwrap();
+    }
+
+    fn result(client: &mut TcpStream) -> u32 {
+        assert_eq!(read_u32(client).unwrap(), REPLY_MAGIC);
+        let error = read_u32(client).unwrap();
+        assert_eq!(u64::from_be_bytes(read(client).unwrap()), 7);
+        error
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (mut client, thread) = start();
+        go(&mut client);
+        request(&mut client, CMD_WRITE, 4096, 1024, &[9; 1024]);
+        assert_eq!(result(&mut client), 0);
+        request(&mut client, CMD_READ, 4096 + 512, 1024, &[]);
+        assert_eq!(result(&mut client), 0);
+        let data: [u8; 1024] = read(&mut client).unwrap();
+        assert_eq!((&data[..512], &data[512..]), (&[9; 512][..], &[0; 512][..]));
+        for command in [CMD_FLUSH, CMD_TRIM, CMD_WRITE_ZEROES] {
+            let len = if command == CMD_FLUSH { 0 } else { 512 };
+            request(&mut client, command, 0, len, &[]);
+            assert_eq!(result(&mut client), 0);
+        }
+        request(&mut client, CMD_DISC, 0, 0, &[]);
+        assert!(thread.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_and_the_client_stays() {
+        let (mut client, thread) = start();
+        go(&mut client);
+        let wrong = [
+            (CMD_READ, 1 << 20, 512, 28),
+            (CMD_READ, u64::MAX, 512, 28),
+            (CMD_READ, 1, 512, 22),
+            (CMD_READ, 0, 0, 22),
+            (CMD_READ, 0, u32::MAX, 22),
+            (9, 0, 512, 22),
+        ];
+        for (command, offset, len, error) in wrong {
+            request(&mut client, command, offset, len, &[]);
+            assert_eq!(result(&mut client), error, "{command} {offset} {len}");
+        }
+        request(&mut client, CMD_READ, 0, 512, &[]);
+        assert_eq!(result(&mut client), 0);
+        let _data: [u8; 512] = read(&mut client).unwrap();
+        drop(client);
+        assert!(thread.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn options() {
+        let (mut client, thread) = start();
+        hello(&mut client);
+        option(&mut client, OPT_LIST, &[]);
+        assert_eq!(answer(&mut client), (REP_SERVER, b"\0\0\0\x04disk".to_vec()));
+        assert_eq!(answer(&mut client).0, REP_ACK);
+        option(&mut client, 99, b"whatever");
+        assert_eq!(answer(&mut client).0, REP_ERR_UNSUP);
+        option(&mut client, OPT_INFO, b"\0\0\0\x05other\0\0");
+        assert_eq!(answer(&mut client).0, REP_ERR_UNKNOWN);
+        option(&mut client, OPT_INFO, b"\xff\0\0\x05other");
+        assert_eq!(answer(&mut client).0, REP_ERR_INVALID);
+        option(&mut client, OPT_ABORT, &[]);
+        assert_eq!(answer(&mut client).0, REP_ACK);
+        assert!(thread.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_client_that_breaks_the_protocol_is_left() {
+        let (mut client, thread) = start();
+        hello(&mut client);
+        client.write_all(&[0; 16]).unwrap();
+        assert!(thread.join().unwrap().is_err());
+        let (mut client, thread) = start();
+        hello(&mut client);
+        option(&mut client, OPT_EXPORT_NAME, b"other");
+        assert!(thread.join().unwrap().is_err());
+        let (mut client, thread) = start();
+        go(&mut client);
+        request(&mut client, CMD_WRITE, 0, REQUEST_BYTES_MAX + 1, &[]);
+        assert!(thread.join().unwrap().is_err());
+    }
+}

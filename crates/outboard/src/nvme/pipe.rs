@@ -1,0 +1,58 @@
+//! Requests under way, so many at one time, for a thread that waits for their ends.
+//!
+//! Used by the verbs that move many blocks. Ends come in any order; the token says whose.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use abi::aligned::AlignedBuf;
+use apps::nvme::initiator::{Done, Request};
+
+use super::session::{Handle, Order};
+use crate::error::Failure;
+
+/// A number of requests.
+pub(super) struct Pipe {
+    handle: Handle,
+    nsid: u32,
+    replies: Sender<Done>,
+    done: Receiver<Done>,
+    open: usize,
+}
+
+impl Pipe {
+    /// Requests of a namespace.
+    pub(super) fn new(handle: Handle, nsid: u32) -> Self {
+        let (replies, done) = channel();
+        Self { handle, nsid, replies, done, open: 0 }
+    }
+
+    /// Requests under way.
+    pub(super) const fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Begins one.
+    pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
+        let (nsid, reply) = (self.nsid, self.replies.clone());
+        self.handle.tell(Order::Submit { token, nsid, request, buffer, reply });
+        self.open += 1;
+    }
+
+    /// Waits for the next that has ended.
+    ///
+    /// # Errors
+    /// Why it did not end well.
+    pub(super) fn wait(&mut self) -> Result<(u64, Option<AlignedBuf>), Failure> {
+        let done = self.done.recv().map_err(|_| Failure::System("the host thread ended".into()))?;
+        self.open -= 1;
+        match done.result {
+            Ok(_) => Ok((done.token, done.buffer)),
+            Err(error) => Err(Failure::Unavailable(error.to_string())),
+        }
+    }
+}
+
+/// Memory for so many bytes.
+pub(super) fn buffer(bytes: usize) -> AlignedBuf {
+    AlignedBuf::new(bytes.div_ceil(abi::aligned::PAGE_BYTES).max(1))
+}

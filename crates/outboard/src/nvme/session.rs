@@ -1,0 +1,384 @@
+//! An initiator on a stack of its own, for the verbs that use a target: they ask from threads of
+//! theirs and wait for answers.
+//!
+//! [`Session::connect`] starts the threads of a queue with an [`Initiator`] on top and waits until
+//! it stands. A [`Handle`] gives requests to it; each has a channel that its end goes to. When the
+//! session is dropped the association is ended in an orderly way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+
+use abi::aligned::AlignedBuf;
+use apps::nvme::initiator::{Busy, Config, Discovery, Done, Event, Initiator, Namespace, Request};
+use base::Instant;
+use host::{Host, Notice};
+use io::clock::{self, Clock};
+use io::disk::Disk;
+use io::wire::Wire;
+use nic::{Device, L5oConfig};
+use wire::nvme::nqn::Nqn;
+
+use super::args::ConnectArgs;
+use crate::control::{self, Control, Probe};
+use crate::error::Failure;
+use crate::stack::{self, App, NoDisk, Parts, Threads};
+
+/// What another thread wants of the initiator.
+pub(super) enum Order {
+    /// A request; its end goes to the channel, with the token.
+    Submit {
+        /// The asker's name for it.
+        token: u64,
+        /// Of which namespace.
+        nsid: u32,
+        /// What.
+        request: Request,
+        /// Where data goes.
+        buffer: Option<AlignedBuf>,
+        /// Who waits.
+        reply: Sender<Done>,
+    },
+    /// The namespaces that there are.
+    Namespaces(Sender<(Vec<Namespace>, u64)>),
+    /// End the association.
+    Close,
+}
+
+/// The initiator as the host thread drives it.
+pub(super) struct Client {
+    initiator: Initiator,
+    events: Sender<Event>,
+    replies: BTreeMap<u64, (u64, Sender<Done>)>,
+    next: u64,
+    /// What the initiator has no room for.
+    waiting: VecDeque<Order>,
+}
+
+impl Client {
+    fn submit(&mut self, now: Instant, host: &mut Host, order: Order) {
+        let Order::Submit { token, nsid, request, buffer, reply } = order else { return };
+        let name = self.next;
+        match self.initiator.submit(host, now, (name, nsid), request, buffer) {
+            Ok(()) => {
+                self.next += 1;
+                self.replies.insert(name, (token, reply));
+            }
+            Err(Busy(request, buffer)) => {
+                self.waiting.push_front(Order::Submit { token, nsid, request, buffer, reply });
+            }
+        }
+    }
+
+    /// Tells what has happened, and goes on with what waited.
+    fn settle(&mut self, now: Instant, host: &mut Host) {
+        while let Some(event) = self.initiator.poll_event() {
+            // Nobody listens any more where the verb is at its end.
+            let _gone = self.events.send(event);
+        }
+        let mut ended = false;
+        while let Some(done) = self.initiator.poll_done() {
+            ended = true;
+            if let Some((token, reply)) = self.replies.remove(&done.token) {
+                let _gone = reply.send(Done { token, ..done });
+            }
+        }
+        while ended {
+            let before = self.waiting.len();
+            let Some(order) = self.waiting.pop_front() else { return };
+            self.submit(now, host, order);
+            ended = self.waiting.len() < before;
+        }
+    }
+}
+
+impl App for Client {
+    type Message = Order;
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.initiator.handle_notice(host, now, &notice);
+        self.settle(now, host);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.initiator.handle_timeout(host, now);
+        self.settle(now, host);
+    }
+
+    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::Submit { .. } if self.waiting.is_empty() => self.submit(now, host, order),
+            Order::Submit { .. } => self.waiting.push_back(order),
+            Order::Namespaces(reply) => {
+                let all = self.initiator.namespaces().copied().collect();
+                let most = self.initiator.data_bytes_max().unwrap_or(0);
+                let _gone = reply.send((all, most));
+            }
+            Order::Close => self.initiator.close(host, now),
+        }
+        self.settle(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.initiator.poll_timeout()
+    }
+
+    fn poll_log(&mut self) -> Option<String> {
+        None
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.initiator.counters().visit(f);
+        f("nvmei_requests_open", self.initiator.open_requests() as u64);
+    }
+}
+
+/// The way to an application on a host thread.
+pub(super) struct Gate<A: App> {
+    messages: Sender<A::Message>,
+    bell: Probe,
+}
+
+impl<A: App> Clone for Gate<A> {
+    fn clone(&self) -> Self {
+        Self { messages: self.messages.clone(), bell: self.bell.clone() }
+    }
+}
+
+impl<A: App> Gate<A> {
+    /// Tells it something.
+    pub(super) fn tell(&self, message: A::Message) {
+        // One that has ended answers nothing: whoever waits sees the channel close.
+        let _gone = self.messages.send(message);
+        self.bell.wake();
+    }
+}
+
+/// The way to a session's initiator, from any thread.
+pub(super) type Handle = Gate<Client>;
+
+/// A running initiator.
+pub(super) struct Session {
+    threads: Threads,
+    handle: Handle,
+    pub(super) namespaces: Vec<Namespace>,
+    /// Most bytes of a request's data.
+    pub(super) data_bytes_max: u64,
+    events: Receiver<Event>,
+    _socket_file: Option<control::SocketFile>,
+}
+
+impl Session {
+    /// Connects to a target, and waits until that is done.
+    ///
+    /// # Errors
+    /// What could not be opened, or why there is no connection.
+    pub(super) fn connect(args: &ConnectArgs) -> Result<Self, Failure> {
+        let config = config(args, args.nqn.0)?;
+        let (sender, events) = channel();
+        let make = |clock: &Clock, host: &mut Host| {
+            let mut initiator = Initiator::new(config, args.target.0);
+            initiator.connect(host, clock.now());
+            let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
+            Client { initiator, events: sender, replies, next: 0, waiting }
+        };
+        let (threads, handle, socket_file) = start(args, make)?;
+        let mut session = Self {
+            threads,
+            handle,
+            namespaces: Vec::new(),
+            data_bytes_max: 0,
+            events,
+            _socket_file: Some(socket_file),
+        };
+        session.wait(args)?;
+        Ok(session)
+    }
+
+    /// Waits until the association stands. At the beginning one failed attempt is enough.
+    fn wait(&mut self, args: &ConnectArgs) -> Result<(), Failure> {
+        match self.events.recv() {
+            Ok(Event::Lost(loss) | Event::Failed(loss)) => {
+                let line = format!("cannot connect to {} at {}: {loss}", args.nqn.0, args.target);
+                return Err(Failure::Unavailable(line));
+            }
+            Ok(_) => {}
+            Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
+        }
+        let (reply, answer) = channel();
+        self.handle.tell(Order::Namespaces(reply));
+        let gone = |_| Failure::System("the host thread ended".to_owned());
+        (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
+        if self.namespaces.is_empty() {
+            // They are looked at when the queues stand.
+            let wait = std::time::Duration::from_secs(10);
+            match self.events.recv_timeout(wait) {
+                Ok(Event::NamespacesChanged) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
+            }
+            let (reply, answer) = channel();
+            self.handle.tell(Order::Namespaces(reply));
+            (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
+        }
+        Ok(())
+    }
+
+    /// The way to the initiator.
+    pub(super) fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// A namespace.
+    ///
+    /// # Errors
+    /// There is none of that number.
+    pub(super) fn namespace(&self, nsid: u32) -> Result<Namespace, Failure> {
+        let found = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+        found.copied().ok_or_else(|| {
+            let all: Vec<_> = self.namespaces.iter().map(|n| n.nsid.to_string()).collect();
+            let all = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
+            Failure::Unavailable(format!("there is no namespace {nsid}; there are: {all}"))
+        })
+    }
+
+    /// Ends the association and the threads.
+    ///
+    /// # Errors
+    /// Where a thread panicked.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        self.handle.tell(Order::Close);
+        // Orders are taken before this answer: so the association was ended.
+        let (reply, answer) = channel();
+        self.handle.tell(Order::Namespaces(reply));
+        drop(answer.recv());
+        self.threads.stop()
+    }
+}
+
+/// The reading of a discovery log, as the host thread drives it.
+struct Reader {
+    discovery: Discovery,
+    result: Sender<Log>,
+}
+
+/// A discovery log, or why there is none.
+type Log = Result<Vec<wire::nvme::log::DiscoveryEntry>, String>;
+
+impl Reader {
+    fn settle(&mut self) {
+        if let Some(result) = self.discovery.poll() {
+            let _gone = self.result.send(result.map_err(|error| error.to_string()));
+        }
+    }
+}
+
+impl App for Reader {
+    type Message = ();
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.discovery.handle_notice(host, now, &notice);
+        self.settle();
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.discovery.handle_timeout(host, now);
+        self.settle();
+    }
+
+    fn handle_message(&mut self, _: Instant, _: &mut Host, (): ()) {}
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.discovery.poll_timeout()
+    }
+
+    fn poll_log(&mut self) -> Option<String> {
+        None
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.discovery.counters().visit(f);
+    }
+}
+
+/// Reads the discovery log at a target's address.
+///
+/// # Errors
+/// What could not be opened, or why there is no log.
+pub(super) fn discover(
+    args: &ConnectArgs,
+) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
+    let config = config(args, Nqn::discovery())?;
+    let (result, log) = channel();
+    let make = |clock: &Clock, host: &mut Host| Reader {
+        discovery: Discovery::new(host, clock.now(), config, args.target.0),
+        result,
+    };
+    let (threads, _, _socket_file) = start(args, make)?;
+    let log = log.recv().unwrap_or_else(|_| Err("the host thread ended".to_owned()));
+    threads.stop()?;
+    log.map_err(|why| Failure::Unavailable(format!("no discovery log at {}: {why}", args.target)))
+}
+
+/// The threads of one queue with an application on top.
+fn start<A: App>(
+    args: &ConnectArgs,
+    make: impl FnOnce(&Clock, &mut Host) -> A,
+) -> Result<(Threads, Gate<A>, control::SocketFile), Failure> {
+    if args.stack.queues != 1 {
+        // What the target sends goes to the queue that RSS chooses, which need not be the one that
+        // connected.
+        return Err(Failure::Usage("--queues: an initiator has one queue for now".to_owned()));
+    }
+    let clock = Clock::new();
+    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
+    let mut threads = Threads::default();
+    let (orders, messages) = channel();
+    let wire = stack::open_wires(&args.stack, &clock)?.pop();
+    let queue = stack::mesh(1)?.pop();
+    let (Some(wire), Some(queue)) = (wire, queue) else {
+        return Err(Failure::System("no queue".to_owned()));
+    };
+    let device = new_device(args, wire.as_ref());
+    let config = stack::host_config(&args.stack, 0);
+    let mut host = Host::new(config, &device.capabilities(), clock::entropy());
+    let app = make(&clock, &mut host);
+    let disks: (Box<dyn Disk>, Box<dyn Disk>) = (Box::new(NoDisk), Box::new(NoDisk));
+    let parts = Parts { device, host, app, disks, log: None, messages };
+    threads.start(&args.stack, clock, wire, queue, parts)?;
+    let socket_file = control.start(threads.probes().to_vec())?;
+    let bell = threads.probes().last().cloned();
+    let bell = bell.ok_or_else(|| Failure::System("no host thread".to_owned()))?;
+    Ok((threads, Gate { messages: orders, bell }, socket_file))
+}
+
+fn new_device(args: &ConnectArgs, wire: &dyn Wire) -> Device {
+    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
+    config.file = None;
+    let nvme = args.stack.offload.nvme;
+    config.l5o = nvme.then(|| L5oConfig::new(Arc::new(crypto::Provider)));
+    Device::new(config, wire.capabilities())
+}
+
+/// What an initiator is told.
+fn config(args: &ConnectArgs, subsystem: Nqn) -> Result<Config, Failure> {
+    let random =
+        || (u128::from(clock::entropy()) << 64 | u128::from(clock::entropy())).to_be_bytes();
+    let mut host_id = random();
+    // RFC 9562, version 4.
+    host_id[6] = host_id[6] & 0x0f | 0x40;
+    host_id[8] = host_id[8] & 0x3f | 0x80;
+    let named = |id: &[u8; 16]| {
+        let digits: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+        Nqn::new(&format!("nqn.2014-08.org.nvmexpress:uuid:{}", parts.join("-")))
+    };
+    let host = args.hostnqn.map(|nqn| nqn.0).or_else(|| named(&host_id));
+    let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
+    let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
+    config.header_digest = args.header_digest;
+    config.data_digest = args.data_digest;
+    config.queues = args.io_queues;
+    config.queue_entries = args.queue_size;
+    config.back_off.ctrl_loss = Some(base::Duration::from_secs(args.ctrl_loss_timeout.into()));
+    Ok(config)
+}

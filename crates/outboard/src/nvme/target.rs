@@ -1,0 +1,177 @@
+//! `outboard nvme target`: puts disk, device, host and target together, and runs them until a
+//! signal.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
+use base::Instant;
+use host::{Host, Listen, Notice};
+use io::clock::{self, Clock};
+use io::disk::{Disk, DiskKind};
+use io::wire::Wire;
+use nic::{Device, FileConfig, L5oConfig};
+use wire::Endpoint;
+
+use super::args::TargetArgs;
+use crate::args::{DiskArg, SwitchArg};
+use crate::control::{self, Control};
+use crate::error::Failure;
+use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+
+/// Accept nobody any more, and end what is there.
+pub(crate) struct Drain;
+
+impl App for Target {
+    type Message = Drain;
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        Self::handle_notice(self, now, host, notice);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        Self::handle_timeout(self, now, host);
+    }
+
+    fn handle_message(&mut self, now: Instant, host: &mut Host, _: Drain) {
+        self.drain(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Self::poll_timeout(self)
+    }
+
+    fn poll_log(&mut self) -> Option<String> {
+        None
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        Self::visit(self, f);
+    }
+}
+
+/// Runs `outboard nvme target`.
+///
+/// # Errors
+/// What could not be opened, bound or started, and what to do about it.
+pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
+    // Before anything is opened, so that no signal is lost.
+    let signals = drain::signals()?;
+    if args.stack.queues != 1 {
+        // Locks of ranges are a host's: two would not know of each other.
+        return Err(Failure::Usage("--queues: a target has one queue for now".to_owned()));
+    }
+    let clock = Clock::new();
+    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
+    let config = config(args)?;
+    let mut threads = Threads::default();
+    let (orders, messages) = channel();
+    let wire = stack::open_wires(&args.stack, &clock)?.pop();
+    let queue = stack::mesh(1)?.pop();
+    if let (Some(wire), Some(queue)) = (wire, queue) {
+        let device = new_device(args, wire.as_ref());
+        let host_config = stack::host_config(&args.stack, 0);
+        let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
+        let app = Target::new(config, Arc::new(crypto::Provider), &mut host)
+            .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
+        let disks = (open_disk(args)?, open_disk(args)?);
+        let parts = Parts { device, host, app, disks, log: None, messages };
+        threads.start(&args.stack, clock, wire, queue, parts)?;
+    }
+    if let Some(addr) = args.stack.metrics {
+        control::metrics::start(addr, threads.probes().to_vec())?;
+    }
+    let _socket_file = control.start(threads.probes().to_vec())?;
+    announce(args);
+    // Whatever signal it is: there is nothing to read again.
+    let _signal = signals.recv();
+    drop(orders.send(Drain));
+    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
+    threads.stop()
+}
+
+/// What is served, with every file looked at, so that a wrong name is said before anything begins.
+fn config(args: &TargetArgs) -> Result<Config, Failure> {
+    let mut namespaces = Vec::new();
+    for path in &args.namespace {
+        let wrong = |why: &dyn std::fmt::Display| {
+            Failure::NoInput(format!("--namespace {}: {why}", path.display()))
+        };
+        // Links lead anywhere; the disk follows none out of its root.
+        let real = path.canonicalize().map_err(|error| wrong(&error))?;
+        let writable = std::fs::OpenOptions::new().read(true).write(true).open(&real);
+        drop(writable.map_err(|error| wrong(&error))?);
+        let text = real.to_str().ok_or_else(|| wrong(&"the path is no UTF-8"))?;
+        let mut namespace = NamespaceConfig::new(&args.nqn.0, text.trim_start_matches('/'));
+        // A power of two: clap has seen to it.
+        namespace.block_shift = u8::try_from(args.block_size.trailing_zeros()).unwrap_or(12);
+        namespaces.push(namespace);
+    }
+    let hosts = (!args.allow.is_empty()).then(|| args.allow.iter().map(|nqn| nqn.0).collect());
+    let subsystem =
+        SubsystemConfig { nqn: args.nqn.0, serial: serial(args.nqn.0.as_str()), hosts, namespaces };
+    let address = |cidr: &crate::args::CidrArg| Endpoint { addr: cidr.addr, port: args.port };
+    Ok(Config {
+        listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
+        addresses: args.stack.addr.iter().map(address).collect(),
+        subsystems: vec![subsystem],
+        header_digest: args.header_digest == SwitchArg::On,
+        data_digest: args.data_digest == SwitchArg::On,
+        ..Config::default()
+    })
+}
+
+/// A serial number for a subsystem: the same every time, for hosts that tell controllers by it.
+fn serial(nqn: &str) -> String {
+    // FNV-1a of 64 bits.
+    let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("OB{hash:016x}")
+}
+
+fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
+    let kind = match args.disk {
+        DiskArg::Auto => DiskKind::Auto,
+        DiskArg::Uring => DiskKind::Uring,
+        DiskArg::Threads => DiskKind::Threads,
+    };
+    // Namespaces lie anywhere; none is opened but those that the operator named.
+    io::disk::open_disk(Path::new("/"), kind).map_err(|e| Failure::NoInput(e.to_string()))
+}
+
+fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
+    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
+    let offload = args.stack.offload;
+    config.file = offload.file.then(|| FileConfig {
+        memory_bytes_max: (args.file_memory as usize) << 20,
+        ..FileConfig::default()
+    });
+    config.l5o = offload.nvme.then(|| L5oConfig::new(Arc::new(crypto::Provider)));
+    Device::new(config, wire.capabilities())
+}
+
+/// The line that says that we are ready.
+fn announce(args: &TargetArgs) {
+    let mut out = std::io::stdout().lock();
+    for cidr in &args.stack.addr {
+        let at = std::net::SocketAddr::new(cidr.addr, args.port);
+        let _ = writeln!(
+            out,
+            "serving {} with {} namespaces at {at}",
+            args.nqn.0,
+            args.namespace.len()
+        );
+    }
+    if let Some(first) = args.stack.addr.first() {
+        let _ = writeln!(
+            out,
+            "try: nvme connect -t tcp -a {} -s {} -n {}",
+            first.addr, args.port, args.nqn.0
+        );
+    }
+    // Nobody reading is no reason to stop.
+    let _ = out.flush();
+}

@@ -1,0 +1,190 @@
+//! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
+
+use interop::{ADDR, Counters, Files, Netns, Server, Vm};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const NQN: &str = "nqn.2026-11.io.outboard:storage";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
+/// Bytes of the namespace.
+const DISK: u64 = 48 << 20;
+
+/// A target on an empty file.
+struct Lab {
+    server: Server,
+    files: Files,
+    scratch: Files,
+}
+
+impl Lab {
+    fn start(options: &[&str]) -> Self {
+        let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+        let disk = files.write("disk", b"");
+        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
+        file.set_len(DISK).expect("a file can be so long");
+        let server = Self::target(Arc::new(Netns::new()), &files, options);
+        Self { server, files, scratch }
+    }
+
+    fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> Server {
+        let disk = files.path().join("disk");
+        // What the virtual machine answers comes by the kernel's end of the TAP device.
+        let all = ["--gateway", interop::PEER, "--namespace", disk.to_str().expect("UTF-8")];
+        Server::nvme_target(netns, &[&all, options].concat())
+    }
+
+    fn vm(&self, script: &str) -> Vm {
+        Vm::start(|program| self.server.command(program), self.scratch.path(), script)
+    }
+
+    /// The file system on the namespace is as it should be.
+    fn check_file_system(&self) {
+        let mut command = self.server.command("e2fsck");
+        let output = command.arg("-fn").arg(self.files.path().join("disk")).output();
+        let output = output.expect("e2fsck runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}");
+    }
+}
+
+/// What Linux's initiator does to connect.
+fn connect(options: &str) -> String {
+    format!(
+        "set -e\n\
+         echo 'transport=tcp,traddr={ADDR},trsvcid=4420,nqn={NQN},hostnqn={HOST}{options}' \
+         >/dev/nvme-fabrics\n\
+         until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n"
+    )
+}
+
+/// Reads, writes, a file system, zeroes; and an orderly end.
+const WORK: &str = "\
+    dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
+    dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=256k count=32 iflag=direct 2>/dev/null\n\
+    cmp /tmp/data /tmp/back\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=4k skip=100 count=500 iflag=direct 2>/dev/null\n\
+    dd if=/tmp/data of=/tmp/part bs=4k skip=100 count=500 2>/dev/null\n\
+    cmp /tmp/part /tmp/back\n\
+    blkdiscard -z -o 0 -l 1048576 /dev/nvme0n1 2>/dev/null || \
+        dd if=/dev/zero of=/dev/nvme0n1 bs=1M count=1 oflag=direct 2>/dev/null\n\
+    mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cp /tmp/data /mnt/data\n\
+    sync\n\
+    umount /mnt\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cmp /tmp/data /mnt/data\n\
+    umount /mnt\n\
+    echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
+
+fn moved(counters: &Counters, names: &[&str]) {
+    for name in names {
+        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
+    }
+}
+
+fn still(counters: &Counters, names: &[&str]) {
+    for name in names {
+        assert_eq!(counters.get(name), 0, "{name} has moved");
+    }
+}
+
+/// Says what a dissector that we did not write finds wrong in a capture, and how many PDUs it saw.
+fn dissect(capture: &Path) -> (String, usize) {
+    let tshark = |filter: &str| {
+        let mut command = Command::new("tshark");
+        command.arg("-r").arg(capture).args(["-o", "nvme-tcp.check_hdgst:TRUE"]);
+        command.args(["-o", "nvme-tcp.check_ddgst:TRUE", "-Y", filter]);
+        let output = command.output().expect("tshark runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let wrong = "_ws.malformed or nvme-tcp.hdgst.status == 0 or nvme-tcp.ddgst.status == 0";
+    (tshark(wrong), tshark("nvme-tcp").lines().count())
+}
+
+#[test]
+fn linux_reads_and_writes_with_digests() {
+    let scratch = Files::new(TMP);
+    let capture = scratch.path().join("wire.pcapng");
+    let lab = Lab::start(&["--pcap", capture.to_str().expect("UTF-8")]);
+    let said = lab.vm(&(connect(",hdr_digest,data_digest") + WORK)).finish();
+    assert!(!said.contains("I/O error"), "{said}");
+    let counters = lab.server.stat();
+    moved(
+        &counters,
+        &[
+            "nvme_rx_placed_bytes",
+            "nvme_rx_digests_device",
+            "nvme_tx_digests_device",
+            "nvmet_reads",
+        ],
+    );
+    moved(
+        &counters,
+        &["nvmet_writes", "nvmet_flushes", "rx_nvmeotcp_bytes", "tx_nvmeotcp_digests"],
+    );
+    // What a TAP device has dropped, and came again, the host may have to sum.
+    still(&counters, &["nvme_tx_digests_host", "nvme_data_digest_errors", "nvme_rx_sw"]);
+    lab.check_file_system();
+    let ended = lab.server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let (wrong, pdus) = dissect(&capture);
+    assert_eq!(wrong, "", "tshark finds nothing wrong");
+    assert!(pdus > 100, "{pdus} PDUs");
+}
+
+#[test]
+fn linux_reads_and_writes_without_offload() {
+    let lab = Lab::start(&["--offload", "none", "--block-size", "512"]);
+    let said = lab.vm(&(connect(",data_digest") + WORK)).finish();
+    assert!(!said.contains("I/O error"), "{said}");
+    let counters = lab.server.stat();
+    moved(&counters, &["nvme_rx_digests_host", "nvme_tx_digests_host", "nvme_rx_copied_bytes"]);
+    still(&counters, &["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
+    lab.check_file_system();
+}
+
+#[test]
+fn linux_on_a_bad_wire() {
+    let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"]);
+    let said = lab.vm(&(connect(",hdr_digest,data_digest,nr_io_queues=2") + WORK)).finish();
+    assert!(!said.contains("I/O error"), "{said}");
+    moved(&lab.server.stat(), &["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
+    lab.check_file_system();
+}
+
+#[test]
+fn a_host_that_is_not_on_the_list() {
+    let lab = Lab::start(&["--allow", "nqn.2026-11.org.example:other"]);
+    let script = connect("").replace("set -e\n", "").replace("until", "false && until");
+    let said = lab.vm(&(script + "ls /dev/nvme0n1 || echo refused\n")).finish();
+    assert!(said.contains("refused"), "{said}");
+    assert_eq!(lab.server.stat().get("nvmet_controllers"), 0);
+}
+
+/// What was written and flushed before the target was killed is there after it.
+#[test]
+fn the_target_is_killed_and_comes_back() {
+    let lab = Lab::start(&[]);
+    let script = connect(",reconnect_delay=1,data_digest")
+        + "dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
+           dd if=/tmp/data of=/dev/nvme0n1 bs=1M count=4 oflag=direct 2>/dev/null\n\
+           sync\n\
+           echo half\n\
+           dd if=/tmp/data of=/dev/nvme0n1 bs=16k skip=256 seek=256 oflag=direct 2>/dev/null\n\
+           sync\n\
+           dd if=/dev/nvme0n1 of=/tmp/back bs=1M count=8 iflag=direct 2>/dev/null\n\
+           cmp /tmp/data /tmp/back\n";
+    let Lab { mut server, files, scratch } = lab;
+    let mut vm = Vm::start(|program| server.command(program), scratch.path(), &script);
+    vm.wait_for("half");
+    let netns = server.crash();
+    server = Lab::target(netns, &files, &[]);
+    let said = vm.finish();
+    assert!(!said.contains("I/O error"), "{said}");
+    moved(&server.stat(), &["nvmet_writes", "nvme_rx_placed_bytes"]);
+}
