@@ -142,7 +142,8 @@ proptest! {
         ),
         reset: bool,
     ) {
-        let l5o = L5oConfig { ddp_buffers_max: 6, ddp_buffer_bytes_max: 40_000, ..config(out_of_order) };
+        let l5o = config(out_of_order);
+        let l5o = L5oConfig { ddp_buffers_max: 6, ddp_buffer_bytes_max: 40_000, ..l5o };
         let mut rig = Rig::with(DeviceConfig { l5o: Some(l5o), ..DeviceConfig::new(MAC) }, PLAIN);
         let mut pool = PacketPool::new(4);
         let (mut given, mut back) = (0_u64, 0_u64);
@@ -182,7 +183,8 @@ proptest! {
             (0..3).for_each(|id| rig.op(0, Op::L5oDestroy { context: L5oId(id) }));
         }
         rig.collect();
-        back += rig.events.iter().filter(|e| matches!(e.1, Event::DdpTeardownDone(_))).count() as u64;
+        let is_done = |event: &&(usize, Event)| matches!(event.1, Event::DdpTeardownDone(_));
+        back += rig.events.iter().filter(is_done).count() as u64;
         prop_assert_eq!((given, rig.counter("nvme_tcp_pdus_open")), (back, 0));
     }
 
@@ -208,7 +210,7 @@ proptest! {
         }
         let step = len.div_ceil(order.len());
         let by: BTreeMap<(usize, usize), usize> =
-            order.iter().enumerate().map(|(nth, key)| ((usize::from(*key % 8) + nth, nth), nth)).collect();
+            (0..).zip(&order).map(|(nth, key)| ((usize::from(*key % 8) + nth, nth), nth)).collect();
         for nth in by.into_values() {
             let from = (nth * step).min(len);
             if from < len {

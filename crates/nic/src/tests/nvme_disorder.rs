@@ -131,6 +131,51 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     assert_eq!(flow.wrong, 0);
 }
 
+/// No packet has a whole header: they are found across the seams.
+#[test]
+fn headers_across_packets_are_found() {
+    for out_of_order in [false, true] {
+        let mut content = Content::new(BOTH, 6);
+        (0..30).for_each(|tag| content.c2h(tag, 0, 400));
+        let starts: Vec<usize> = content.pdus.iter().map(|pdu| pdu.at.start).collect();
+        for cut in [1, 7, 8, 12, 27] {
+            let mut flow = Flow::new(content.clone(), config(out_of_order));
+            flow.setup_all();
+            flow.deliver(0..100);
+            for nth in 5..29 {
+                flow.deliver(starts[nth] + cut..starts[nth + 1] + cut);
+                flow.answers();
+            }
+            // The first that is whole across a seam is the guess.
+            let first = if out_of_order { 6 } else { 7 };
+            assert_eq!(flow.verified, starts[first..29], "{out_of_order} {cut}");
+            flow.check();
+            assert_eq!(flow.wrong, 0);
+        }
+    }
+}
+
+/// What looks like a header has to lead to others, as far as the packet goes.
+#[test]
+fn a_header_that_leads_nowhere_is_none() {
+    let mut forged = Content::new(ALL[2], 1);
+    forged.c2h(3, 0, 100);
+    let mut content = Content::new(ALL[2], 2);
+    let mut data = content.random(20_000);
+    data[10_000..10_028].copy_from_slice(&forged.bytes[..28]);
+    content.data_pdu(true, 1, 0, &data);
+    content.c2h(3, 0, 100);
+    let second = content.pdus[1].at.start;
+    let mut flow = Flow::new(content, config(true));
+    flow.setup_all();
+    flow.deliver(10_000..11_000);
+    assert!(flow.requests.is_empty());
+    assert_eq!(flow.moved(), ["rx_nvmeotcp_drop +1"]);
+    flow.deliver(second..flow.wire.len());
+    assert_eq!(flow.verified, [second]);
+    assert_eq!(flow.requests.len(), 1);
+}
+
 /// An answer that is lost is asked for again.
 #[test]
 fn a_request_is_made_again() {

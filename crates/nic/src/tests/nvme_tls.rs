@@ -143,7 +143,8 @@ proptest! {
         seed: u64,
     ) {
         let content = mixed(which, &commands, seed);
-        let mut flow = Flow::over_tls(content, config(out_of_order), Peer::new(SUITES[suite]), &lens);
+        let peer = Peer::new(SUITES[suite]);
+        let mut flow = Flow::over_tls(content, config(out_of_order), peer, &lens);
         flow.setup_all();
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late)) in (0_u64..).zip(late.iter().cycle()) {

@@ -1,5 +1,5 @@
 //! NVMe over TCP on receive (autonomous-nic-offloads.md sections 5.1 and 5.3), with the operations
-//! of Linux's proposed `ulp_ddp`.
+//! of Linux's proposed `ulp_ddp`. The transmit side, data digests, is `tx`, apart.
 //!
 //! Called by [`super::l5o`]: with contexts, buffers and answers of the host, and with each received
 //! packet whose checksum is right, after TLS has opened what it could of it. It follows the PDUs of
