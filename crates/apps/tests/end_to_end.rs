@@ -28,12 +28,12 @@ struct World {
 
 impl World {
     fn new(file_offload: Result<(), Refusal>) -> Self {
-        let mut server = Node::new(SERVER, file_offload);
+        let mut server = Node::new(SERVER, file_offload, None);
         let config = Config { unix_epoch: Duration::from_secs(784_112_000), ..Config::default() };
         let app = ContentServer::new(config, &mut server.host).expect("the port is free");
         Self {
             now: Instant::from_millis(1),
-            client: Node::new(CLIENT, Ok(())),
+            client: Node::new(CLIENT, Ok(()), None),
             server,
             app,
             disk: Disk::default(),

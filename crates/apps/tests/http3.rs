@@ -41,7 +41,7 @@ impl World {
     fn new() -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
-            [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled)));
+            [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled), None));
         let http3 = quic::Config { tls: Some(server_tls), ..quic_config(SERVER) };
         let config = Config { http3: Some(http3), ..Config::default() };
         let app = ContentServer::new(config, &mut server.host).expect("ports are free");

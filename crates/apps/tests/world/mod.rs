@@ -7,7 +7,7 @@ use abi::port::{RxFrame, WireCaps};
 use abi::{Checksum, FileFault, FileKind, FileStat, Refusal};
 use base::Instant;
 use host::{Cidr, Host};
-use nic::{Device, DeviceConfig};
+use nic::{Device, DeviceConfig, L5oConfig};
 
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
@@ -31,6 +31,12 @@ impl Disk {
         self.files.insert(path.into(), (stat, content));
     }
 
+    fn range(&mut self, file: DiskFile, offset: u64, len: usize) -> &mut [u8] {
+        let path = &self.open[file.0 as usize];
+        let (_, content) = self.files.get_mut(path).expect("it is open");
+        &mut content[usize::try_from(offset).expect("small files")..][..len]
+    }
+
     fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         match request {
             DiskRequest::Open { id, path, .. } => {
@@ -48,8 +54,16 @@ impl Disk {
                 let read = u32::try_from(len).expect("small reads");
                 Some(DiskCompletion::Read { id, buf, result: Ok((read, *stat)) })
             }
-            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
-                panic!("nobody writes")
+            DiskRequest::Write { id, file, offset, buf, len, .. } => {
+                let from = &buf.as_slice()[..len as usize];
+                self.range(file, offset, from.len()).copy_from_slice(from);
+                Some(DiskCompletion::Written { id, buf, result: Ok(()) })
+            }
+            DiskRequest::Flush { id, .. } => Some(DiskCompletion::Flushed { id, result: Ok(()) }),
+            DiskRequest::Zero { id, file, offset, len, .. } => {
+                let len = usize::try_from(len).expect("small files");
+                self.range(file, offset, len).fill(0);
+                Some(DiskCompletion::Zeroed { id, result: Ok(()) })
             }
             DiskRequest::Close { .. } => {
                 self.closes += 1;
@@ -65,11 +79,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(number: u8, file_offload: Result<(), Refusal>) -> Self {
-        let device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, number]), WIRE);
+    /// A host that leaves to its device what `offload` says, and a device that has an engine for
+    /// protocols above TCP, or none.
+    pub(crate) fn new(number: u8, offload: Result<(), Refusal>, l5o: Option<L5oConfig>) -> Self {
+        let config = DeviceConfig { l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
+        let device = Device::new(config, WIRE);
         let config = host::Config {
             addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
-            file_offload,
+            file_offload: offload,
+            nvme_tcp_offload: offload,
             ..host::Config::default()
         };
         Self { host: Host::new(config, &device.capabilities(), number.into()), device }

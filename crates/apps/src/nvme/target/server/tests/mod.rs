@@ -1,5 +1,6 @@
 //! Exchanges with scripted hosts: every completion, and every counter that moved.
 
+mod any;
 mod commands;
 mod rig;
 

@@ -1,0 +1,153 @@
+//! Any commands, in any order, with a disk, acknowledgments and ends of connections in between.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Command { peer: usize, opcode: u8, cid: u16, slba: u64, count: u32, inline: bool, odd: u8 },
+    Entry { peer: usize, entry: Vec<u8>, data: Vec<u8> },
+    Data { peer: usize, digest_ok: bool },
+    Disk(bool),
+    Acknowledge(usize),
+    Again(usize),
+    Time,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let opcode = prop::sample::select(vec![
+        io::READ,
+        io::READ,
+        io::WRITE,
+        io::WRITE,
+        io::WRITE,
+        io::COMPARE,
+        io::WRITE_ZEROES,
+        io::FLUSH,
+        io::DATASET_MANAGEMENT,
+    ]);
+    let command = (0..3_usize, opcode, 0..40_u16, 0..12_u64, 1..5_u32, any::<(bool, u8)>());
+    let command = command.prop_map(|(peer, opcode, cid, slba, count, (inline, odd))| {
+        Step::Command { peer, opcode, cid, slba, count, inline, odd }
+    });
+    let bytes = |len| prop::collection::vec(any::<u8>(), len);
+    prop_oneof![
+        8 => command,
+        1 => (0..3_usize, bytes(64), bytes(48))
+            .prop_map(|(peer, entry, data)| Step::Entry { peer, entry, data }),
+        5 => (0..3_usize, prop::bool::weighted(0.9))
+            .prop_map(|(peer, digest_ok)| Step::Data { peer, digest_ok }),
+        5 => prop::bool::weighted(0.9).prop_map(Step::Disk),
+        3 => (0..3_usize).prop_map(Step::Acknowledge),
+        1 => (1..3_usize).prop_map(Step::Again),
+        1 => Just(Step::Time),
+    ]
+}
+
+/// What a run keeps of its peers: data that they were asked for.
+struct Asked {
+    peers: Vec<Peer>,
+    r2ts: Vec<Vec<(u16, u16, u32)>>,
+}
+
+impl Asked {
+    fn note(&mut self, rig: &Rig) {
+        for (peer, r2ts) in self.peers.iter().zip(&mut self.r2ts) {
+            for sent in rig.sent(peer) {
+                match sent {
+                    Sent::R2t { cid, tag, len } => r2ts.push((cid, tag, len)),
+                    Sent::End(_) => r2ts.clear(),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn act(rig: &mut Rig, asked: &mut Asked, step: Step) {
+    match step {
+        Step::Command { peer, opcode, cid, slba, count, inline: capsule, odd } => {
+            let len = count * BLOCK_LEN;
+            let data = pattern(odd, count);
+            let transport = blocks(opcode, cid, slba, count);
+            let (command, data) = match opcode {
+                io::DATASET_MANAGEMENT => {
+                    let manage =
+                        DatasetManagement { ranges: 1, deallocate: true, integral: (false, false) };
+                    let sgl = Sgl::InCapsule { offset: 0, len: 16 };
+                    let command = manage.put(Command::new(opcode, cid, 1).with_data(sgl));
+                    let range = Range { attributes: 0, count, slba };
+                    (command, range.to_bytes().to_vec())
+                }
+                io::WRITE | io::COMPARE if capsule => {
+                    (inline(opcode, cid, slba, count), data[..len as usize].to_vec())
+                }
+                _ => (transport, Vec::new()),
+            };
+            let nsid = if odd == 0 { 9 } else { 1 };
+            let sqe = Command { nsid, ..command }.to_bytes();
+            let digest_ok = odd != 1;
+            let data = data.into();
+            rig.come(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok });
+        }
+        Step::Entry { peer, entry, data } => {
+            let sqe = entry.try_into().unwrap();
+            let data = data.into();
+            rig.come(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok: true });
+        }
+        Step::Data { peer, digest_ok } => {
+            if let Some((cid, tag, len)) = asked.r2ts[peer].pop() {
+                let bytes = vec![0x55; len as usize];
+                rig.data(&asked.peers[peer], cid, tag, &bytes, digest_ok);
+            }
+        }
+        Step::Disk(good) => {
+            rig.disk.fault = (!good).then_some(FileFault::Io);
+            rig.disk_step();
+        }
+        Step::Acknowledge(peer) => rig.acknowledge(&asked.peers[peer]),
+        Step::Again(peer) => {
+            rig.end(&asked.peers[peer]);
+            asked.peers[peer] = rig.accept();
+            asked.r2ts[peer].clear();
+            let ask = Ask { qid: u16::try_from(peer).unwrap(), cntlid: 1, ..Ask::default() };
+            rig.connect(&asked.peers[peer], &ask);
+        }
+        Step::Time => rig.pass(Duration::from_millis(7)),
+    }
+    asked.note(rig);
+}
+
+fn pattern(byte: u8, count: u32) -> Vec<u8> {
+    vec![byte; count as usize * BLOCK_BYTES]
+}
+
+proptest! {
+    /// Nothing panics, memory stays within its budget, and in the end nothing is held. That what is
+    /// on the wire does not change the rig sees to when it is acknowledged.
+    #[test]
+    fn any_order_ends_well(steps in prop::collection::vec(step(), 1..150)) {
+        let bytes_max = 6 * BLOCK_BYTES;
+        let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, bytes_max));
+        let peers = rig.attach(1, 2);
+        let mut asked = Asked { peers, r2ts: vec![Vec::new(); 3] };
+        for step in steps {
+            act(&mut rig, &mut asked, step);
+            prop_assert!(rig.server.shared.buffers.used_bytes() <= bytes_max);
+        }
+        rig.disk.fault = None;
+        for _ in 0..300 {
+            rig.disk_all();
+            for peer in 0..3 {
+                act(&mut rig, &mut asked, Step::Acknowledge(peer));
+                act(&mut rig, &mut asked, Step::Data { peer, digest_ok: true });
+            }
+        }
+        let shared = &rig.server.shared;
+        let locks = &shared.namespaces[0].locks;
+        prop_assert_eq!((locks.held(), locks.waiting(), shared.ops.len()), (0, 0, 0));
+        prop_assert_eq!((shared.buffers.used_bytes(), shared.thirsty.len()), (0, 0));
+        rig.server.drain(rig.now, &mut rig.disk);
+        prop_assert_eq!(rig.server.connections(), 0);
+    }
+}

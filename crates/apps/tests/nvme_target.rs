@@ -1,0 +1,325 @@
+//! The NVMe/TCP target on the real stack and the real device: two hosts, two devices, a link
+//! without delay, a disk in memory; the other end is a script over the host's transport.
+//!
+//! Commands go the whole way once, with devices that digest, place and read files, and with hosts
+//! that do all of it.
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use abi::Refusal;
+use abi::aligned::AlignedBuf;
+use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use crypto::Provider;
+use host::nvme::{Ended, Incoming, Initiate, Transport};
+use host::{Host, SocketId};
+use nic::L5oConfig;
+use wire::Endpoint;
+use wire::nvme::command::{Blocks, Command, Completion, Sgl, io};
+use wire::nvme::fabrics::{
+    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+};
+use wire::nvme::nqn::Nqn;
+use wire::nvme::status::Status;
+use world::{CLIENT, Disk, Node, SERVER, content};
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 1024;
+
+/// A queue of the script's.
+struct Queue {
+    transport: Transport,
+    ready: bool,
+    completions: Vec<Completion>,
+    /// Data of writes that the target has not asked for, by command.
+    data: BTreeMap<u16, Bytes>,
+    /// What was read, by command.
+    read: BTreeMap<u16, AlignedBuf>,
+    wrong_digests: usize,
+    ended: Option<Ended>,
+}
+
+struct World {
+    now: Instant,
+    client: Node,
+    server: Node,
+    target: Target,
+    disk: Disk,
+    queues: Vec<Queue>,
+}
+
+fn node(number: u8, offload: bool) -> Node {
+    let switch = if offload { Ok(()) } else { Err(Refusal::Disabled) };
+    Node::new(number, switch, Some(L5oConfig::new(Arc::new(Provider))))
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(&format!("nqn.2026-11.example:{name}")).expect("it is valid")
+}
+
+impl World {
+    fn new(offload: bool) -> Self {
+        let mut server = node(SERVER, offload);
+        let mut disk = Disk::default();
+        disk.put("disk", content(BLOCKS * BLOCK), 1);
+        let subsystem = SubsystemConfig {
+            nqn: nqn("disks"),
+            serial: String::from("1"),
+            hosts: Some(vec![nqn("host")]),
+            namespaces: vec![NamespaceConfig::new(&nqn("disks"), "disk")],
+        };
+        let config = Config { subsystems: vec![subsystem], ..Config::default() };
+        let target = Target::new(config, Arc::new(Provider), &mut server.host).expect("it is good");
+        let (now, queues) = (Instant::from_millis(1), Vec::new());
+        Self { now, client: node(CLIENT, offload), server, target, disk, queues }
+    }
+
+    fn step(&mut self) -> bool {
+        let now = self.now;
+        while let Some(notice) = self.server.host.poll_notice() {
+            self.target.handle_notice(now, &mut self.server.host, notice);
+        }
+        while self.client.host.poll_notice().is_some() {}
+        for queue in &mut self.queues {
+            queue.turn(now, &mut self.client.host);
+        }
+        let down = self.server.run(now, &mut self.disk);
+        let up = self.client.run(now, &mut Disk::default());
+        down.iter().for_each(|frame| self.client.receive(now, frame));
+        up.iter().for_each(|frame| self.server.receive(now, frame));
+        for node in [&mut self.client, &mut self.server] {
+            while let Some((_, event)) = node.device.poll_event() {
+                node.host.handle_event(now, event);
+            }
+        }
+        !down.is_empty() || !up.is_empty()
+    }
+
+    /// Lets the world run, through time where nothing moves, until `done`; within a simulated
+    /// minute.
+    fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
+        let end = self.now + Duration::from_secs(60);
+        while !done(self) {
+            if self.step() {
+                continue;
+            }
+            let all = [
+                self.client.poll_timeout(self.now),
+                self.server.poll_timeout(self.now),
+                self.target.poll_timeout(),
+            ];
+            let next = all.into_iter().flatten().min().expect("something is still to happen");
+            self.now = next.max(self.now + Duration::from_micros(10));
+            assert!(self.now < end, "nothing came of it: {:?}", self.counters());
+            self.client.host.handle_timeout(self.now);
+            self.server.host.handle_timeout(self.now);
+            self.target.handle_timeout(self.now, &mut self.server.host);
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = Vec::new();
+        let mut take = |name, value| {
+            if value > 0 {
+                all.push((name, value));
+            }
+        };
+        self.target.visit(&mut take);
+        self.server.host.visit(&mut take);
+        all
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.counters().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
+    }
+
+    /// Connects with TCP and ICReq.
+    fn open(&mut self, digests: (bool, bool)) -> usize {
+        let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 4420 };
+        let socket: SocketId = self.client.host.connect(self.now, remote).expect("a port is free");
+        let (header_digest, data_digest) = digests;
+        let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+        let transport = Transport::initiate(socket, Arc::new(Provider), params);
+        self.queues.push(Queue {
+            transport,
+            ready: false,
+            completions: Vec::new(),
+            data: BTreeMap::new(),
+            read: BTreeMap::new(),
+            wrong_digests: 0,
+            ended: None,
+        });
+        let index = self.queues.len() - 1;
+        self.run_until(|world| world.queues[index].ready);
+        index
+    }
+
+    fn send(&mut self, queue: usize, command: &Command, data: &[u8]) {
+        let data = Bytes::copy_from_slice(data);
+        let transport = &mut self.queues[queue].transport;
+        transport.send_command(&mut self.client.host, &command.to_bytes(), data);
+    }
+
+    /// Sends a command and waits for its completion.
+    fn command(&mut self, queue: usize, command: &Command, data: &[u8]) -> Completion {
+        let before = self.queues[queue].completions.len();
+        self.send(queue, command, data);
+        self.run_until(|world| world.queues[queue].completions.len() > before);
+        self.queues[queue].completions[before]
+    }
+
+    fn connect(&mut self, queue: usize, qid: u16, cntlid: u16, host: &str) -> Completion {
+        let connect = Connect { qid, sqsize: 127, ..Connect::default() };
+        let (subnqn, hostnqn) = (Some(nqn("disks")), Some(nqn(host)));
+        let data = ConnectData { hostid: [1; 16], cntlid, subnqn, hostnqn };
+        let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
+        let command = Fabrics::Connect(connect).to_command(0, sgl);
+        self.command(queue, &command, &data.to_bytes())
+    }
+
+    /// Connects an admin queue and an I/O queue, which it gives.
+    fn attach(&mut self, digests: (bool, bool)) -> usize {
+        let admin = self.open(digests);
+        let connected = self.connect(admin, 0, CNTLID_DYNAMIC, "host");
+        assert_eq!(connected.status, Status::SUCCESS);
+        let cntlid = u16::try_from(connected.dword0()).expect("an identifier");
+        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+        let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
+        assert_eq!(self.command(admin, &set, &[]).status, Status::SUCCESS);
+        let queue = self.open(digests);
+        assert_eq!(self.connect(queue, 1, cntlid, "host").status, Status::SUCCESS);
+        queue
+    }
+
+    fn read(&mut self, queue: usize, cid: u16, slba: usize, count: usize) {
+        let len = u32::try_from(count * BLOCK).expect("small");
+        let Queue { transport, .. } = &mut self.queues[queue];
+        let buffer = AlignedBuf::new(count);
+        let refused = transport.expect(&mut self.client.host, cid, 0, len, buffer);
+        assert!(refused.is_none());
+        let command = Command::new(io::READ, cid, 1).with_data(Sgl::Transport { len });
+        self.send(queue, &blocks(slba, count).put(command), &[]);
+    }
+
+    fn write(&mut self, queue: usize, cid: u16, slba: usize, data: &[u8]) {
+        let len = u32::try_from(data.len()).expect("small");
+        self.queues[queue].data.insert(cid, Bytes::copy_from_slice(data));
+        let command = Command::new(io::WRITE, cid, 1).with_data(Sgl::Transport { len });
+        self.send(queue, &blocks(slba, data.len() / BLOCK).put(command), &[]);
+    }
+
+    fn file(&self) -> &[u8] {
+        &self.disk.files["disk"].1
+    }
+}
+
+fn blocks(slba: usize, count: usize) -> Blocks {
+    Blocks::new(slba as u64, u32::try_from(count).expect("few"))
+}
+
+impl Queue {
+    fn turn(&mut self, now: Instant, host: &mut Host) {
+        while let Some(incoming) = self.transport.poll(host, now) {
+            match incoming {
+                Incoming::Ready => self.ready = true,
+                Incoming::Response(entry) => self.completions.push(Completion::parse(&entry)),
+                Incoming::ReadData { digest_ok, .. } => {
+                    self.wrong_digests += usize::from(!digest_ok);
+                }
+                Incoming::R2t { cccid, ttag, offset, len } => {
+                    let data = self.data.remove(&cccid).expect("one R2T for each write");
+                    assert_eq!((offset as usize, len as usize), (0, data.len()));
+                    self.transport.send_write_data(host, (cccid, ttag), 0, data, true);
+                }
+                Incoming::Buffer { tag, buffer } => {
+                    self.read.insert(tag, buffer);
+                }
+                Incoming::Ended(how) => self.ended = Some(how),
+                Incoming::Command { .. } | Incoming::WriteData { .. } => {
+                    panic!("not from a target")
+                }
+            }
+        }
+    }
+}
+
+/// Many writes and reads of many sizes at one time, with each setting of digests.
+fn everything(offload: bool) {
+    for digests in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut world = World::new(offload);
+        let queue = world.attach(digests);
+        let mut wanted = content(BLOCKS * BLOCK);
+        let sizes = [1, 2, 7, 64, 256, 1, 32];
+        let mut at = 0;
+        for (cid, count) in (0_u16..).zip(sizes) {
+            let byte = u8::try_from(cid).expect("few") + 100;
+            let pattern = (0..=252_u8).cycle().map(|other| byte ^ other);
+            let data: Vec<u8> = pattern.take(count * BLOCK).collect();
+            wanted[at * BLOCK..(at + count) * BLOCK].copy_from_slice(&data);
+            world.write(queue, cid, at, &data);
+            at += count + 3;
+        }
+        world.run_until(|world| world.queues[queue].completions.len() == 1 + sizes.len());
+        assert_eq!(world.file(), wanted);
+        // Read before and behind what was written, too.
+        let reads = [(0, 256), (256, 128), (at - 1, 9), (BLOCKS - 1, 1), (3, 1)];
+        for (cid, (slba, count)) in (100..).zip(reads) {
+            world.read(queue, cid, slba, count);
+        }
+        let all = 1 + sizes.len() + reads.len();
+        world.run_until(|world| world.queues[queue].completions.len() == all);
+        let done = &world.queues[queue];
+        assert!(done.completions.iter().all(|one| one.status == Status::SUCCESS));
+        for (cid, (slba, count)) in (100..).zip(reads) {
+            let read = &done.read[&cid].as_slice()[..count * BLOCK];
+            assert!(read == &wanted[slba * BLOCK..(slba + count) * BLOCK], "blocks {slba}");
+        }
+        assert_eq!((done.wrong_digests, done.ended), (0, None));
+        let flush = Command::new(io::FLUSH, 1, 1);
+        assert_eq!(world.command(queue, &flush, &[]).status, Status::SUCCESS);
+        assert_eq!((world.counter("nvmet_reads"), world.counter("nvmet_writes")), (5, 7));
+        assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
+        assert!(world.target.is_idle());
+        let placed = world.counter("nvme_rx_placed_bytes") > 0;
+        let by_device = world.counter("nvme_tx_digests_device") > 0;
+        assert_eq!((placed, by_device), (offload, offload && digests.1), "{digests:?}");
+        let opens = if offload { 2 } else { 1 };
+        assert_eq!((world.disk.opens, world.disk.closes), (opens, 0));
+    }
+}
+
+#[test]
+fn with_devices_that_do_what_they_can() {
+    everything(true);
+}
+
+#[test]
+fn with_hosts_that_do_all() {
+    everything(false);
+}
+
+#[test]
+fn a_host_that_may_not_and_one_that_breaks_off() {
+    let mut world = World::new(true);
+    let stranger = world.open((true, true));
+    let refused = world.connect(stranger, 0, CNTLID_DYNAMIC, "stranger");
+    assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
+    let queue = world.attach((true, true));
+    assert_eq!(world.counter("nvmet_connections_open"), 3);
+    // Its admin queue goes in the middle of writes: the association goes, and nobody else.
+    world.write(queue, 1, 0, &[7; 64 * BLOCK]);
+    let socket = world.queues[queue - 1].transport.socket();
+    world.client.host.abort(world.now, socket);
+    world.run_until(|world| world.queues[queue].ended.is_some());
+    world.run_until(|world| world.counter("nvmet_connections_open") == 1);
+    assert_eq!(world.counter("nvmet_controllers_open"), 0);
+    assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
+    let again = world.attach((true, true));
+    world.read(again, 1, 0, 1);
+    world.run_until(|world| world.queues[again].completions.len() == 2);
+    assert!(world.queues[again].read.contains_key(&1));
+}
