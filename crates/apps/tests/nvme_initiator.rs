@@ -65,6 +65,14 @@ fn every_request() {
         assert_eq!(moved.map(|name| net.counter(name)), [9, 8, 1, 9, 7, 1]);
         assert_eq!(net.counter("protocol_errors") + net.counter("replayed"), 0);
         assert!(net.target.terminated.is_empty());
+        // What was read, pages of the set-up among it, and who placed and summed it.
+        let c = net.client.host.counters();
+        let all = (100 << 10) + 5 * 4096;
+        let (placed, copied) = if on(2) { (all, 0) } else { (0, all) };
+        assert_eq!((c.nvme_rx_placed_bytes, c.nvme_rx_copied_bytes), (placed, copied));
+        let digests = if on(1) { 6 } else { 0 };
+        let (device, host) = if on(2) { (digests, 0) } else { (0, digests) };
+        assert_eq!((c.nvme_rx_digests_device, c.nvme_rx_digests_host), (device, host));
     }
 }
 
@@ -87,6 +95,8 @@ fn what_cannot_be_asked() {
     assert_eq!(bad(&mut net, read(0, 257), 64), Error::BadLength, "MDTS");
     assert_eq!(bad(&mut net, write(0, &data.slice(1..)), 0), Error::BadLength);
     assert_eq!(bad(&mut net, write(4096, &data), 0), Error::OutOfRange);
+    let zeroes = Request::WriteZeroes { lba: 0, blocks: 257, deallocate: false, fua: false };
+    assert_eq!(bad(&mut net, zeroes, 0), Error::BadLength);
     let ranges = vec![(0, 1); 257];
     assert_eq!(bad(&mut net, Request::Deallocate { ranges }, 0), Error::BadLength);
     let host = &mut net.client.host;
@@ -318,11 +328,11 @@ fn faults_that_may_pass() {
 fn anything_in_the_fields() {
     let (mut terminated, mut spoiled) = (0, 0);
     for seed in 0..150 {
-        let mut net = Net::live(|config| {
-            config.data_digest = seed % 2 == 0;
-            config.back_off.first = Duration::from_millis(1);
-            config.protocol_retries = 200;
-        });
+        let mut config = config();
+        config.data_digest = seed % 2 == 0;
+        config.back_off.first = Duration::from_millis(1);
+        config.protocol_retries = 200;
+        let mut net = Net::with(config, seed % 3 == 0, seed % 5 == 0).connected();
         let (mut rng, mut left) = (Prng::new(seed), 40);
         net.target.script = Box::new(move |_, command| {
             left -= i32::from(left > 0);
@@ -385,7 +395,17 @@ fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
 /// the order in which they were submitted, with buffers.
 #[test]
 fn killed_with_hundreds_in_flight() {
-    let mut net = Net::live(|config| (config.queues, config.queue_entries) = (4, 128));
+    for way in 0..4 {
+        let mut config = config();
+        (config.queues, config.queue_entries) = (4, 128);
+        let net = Net::with(config, way & 1 == 1, way & 2 == 2).connected();
+        let replaced = kill_with_hundreds_in_flight(net);
+        // The device gave them back when the connection was reset.
+        assert_eq!(replaced, 0);
+    }
+}
+
+fn kill_with_hundreds_in_flight(mut net: Net) -> u64 {
     net.target.script = Box::new(|_, _| Answer::Keep);
     for i in 0..300 {
         let request = match i % 3 {
@@ -423,6 +443,7 @@ fn killed_with_hundreds_in_flight() {
         let at = usize::try_from(i * 8 * 512).unwrap();
         assert!(net.target.disk[at..at + 4096] == bytes(4096, usize::try_from(i).unwrap()));
     }
+    net.counter("buffers_replaced")
 }
 
 /// The device loses everything, with hundreds of commands open: nothing is lost but its help.
@@ -515,6 +536,25 @@ fn late_commands() {
     assert_eq!(net.events[0], Event::Lost(Loss::Timeout("command, and its abort")));
     assert_eq!(net.only_done().result, Ok(0), "sent again");
     assert_eq!((net.counter("timeouts"), net.counter("replayed")), (3, 1));
+}
+
+/// What the device has of a connection that is given up is not waited for.
+#[test]
+fn buffers_that_the_device_has() {
+    let mut net = Net::with(config(), true, false).connected();
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    for token in 0..10 {
+        net.submit(token, Request::Read { lba: token, blocks: 8 }, 1);
+    }
+    net.settle();
+    net.cut = true;
+    net.run_ms(9_000);
+    assert_eq!(net.counter("buffers_replaced"), 10);
+    net.cut = false;
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.run_ms(60_000);
+    assert!(net.done.len() == 10 && net.done.iter().all(|done| done.result == Ok(0)));
+    assert!(net.done.iter().all(|done| done.buffer.as_ref().is_some_and(|b| b.len() == 4096)));
 }
 
 #[test]

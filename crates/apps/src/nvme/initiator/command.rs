@@ -328,7 +328,10 @@ impl Request {
                 return Err(Error::BadLength);
             }
         }
-        if bytes > room || bytes > limits.data_bytes_max || u32::try_from(bytes).is_err() {
+        // Without a limit of its own (WZSL) Linux has MDTS count for zeroes, too.
+        let zeroes = matches!(self, Self::WriteZeroes { .. });
+        let moved = if zeroes { blocks.map_or(0, |b| b.1 << namespace.shift) } else { bytes };
+        if bytes > room || moved > limits.data_bytes_max || u32::try_from(bytes).is_err() {
             return Err(Error::BadLength);
         }
         Ok(())

@@ -161,7 +161,8 @@ impl Initiator {
         &self.counters
     }
 
-    /// Takes a request of a namespace; what is about none has zero there. `buffer` is where data
+    /// Takes a request of a namespace; what is about none has zero there. Before the first
+    /// association stands there are no namespaces. `buffer` is where data
     /// goes that the controller gives. The end follows by [`Self::poll_done`], also of one that is
     /// none.
     ///
