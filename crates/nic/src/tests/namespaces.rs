@@ -1,7 +1,10 @@
 //! Namespaces: files that the host writes to while the device sends them.
 
 use abi::aligned::PAGE_BYTES;
+use abi::disk::{DiskRequest, RequestId};
 use abi::{FileAccess, FileFault, FileId, FileKind, Op, Part, TransmitOutcome};
+use alloc::collections::BTreeMap;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 use proptest::prelude::*;
 
@@ -197,6 +200,31 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What was on the disk when each read that waits was asked for: what it brings, at worst.
+#[derive(Default)]
+struct AsAsked(BTreeMap<RequestId, Rc<Vec<u8>>>);
+
+impl AsAsked {
+    fn note(&mut self, rig: &Rig) {
+        let now = Rc::new(rig.disk.files["n"].content.clone());
+        for request in &rig.disk.requests {
+            let DiskRequest::Read { id, .. } = request else { continue };
+            self.0.entry(*id).or_insert_with(|| Rc::clone(&now));
+        }
+    }
+
+    /// Completes one read with what was there then.
+    fn complete(&mut self, rig: &mut Rig, at: usize) {
+        let DiskRequest::Read { id, .. } = &rig.disk.requests[at] else { return };
+        let then = self.0.remove(id).map_or_else(Vec::new, |then| (*then).clone());
+        let file = rig.disk.files.get_mut("n").unwrap();
+        let now = core::mem::replace(&mut file.content, then);
+        rig.complete(at);
+        rig.disk.files.get_mut("n").unwrap().content = now;
+        self.note(rig);
+    }
+}
+
 proptest! {
     /// As the target does it, a range is written only when nothing of it is being sent. Then every
     /// transmit has the bytes that were on the disk when it was asked for, in any order of reads
@@ -209,6 +237,7 @@ proptest! {
         let mut rig = rig(tight);
         // What is being sent: its range and its bytes.
         let mut sending: Vec<(u64, u32, Vec<u8>)> = Vec::new();
+        let mut asked = AsAsked::default();
         for (tag, &step) in steps.iter().enumerate() {
             let tag = u32::try_from(tag).unwrap();
             match step {
@@ -229,22 +258,30 @@ proptest! {
                     }
                 }
                 Step::Complete(at) if !rig.disk.requests.is_empty() => {
-                    rig.complete(at % rig.disk.requests.len());
+                    let at = at % rig.disk.requests.len();
+                    asked.complete(&mut rig, at);
                 }
                 Step::Complete(_) => {}
-                Step::Acknowledge => finish(&mut rig, &mut sending)?,
+                Step::Acknowledge => finish(&mut rig, &mut asked, &mut sending)?,
             }
+            asked.note(&rig);
         }
-        finish(&mut rig, &mut sending)?;
+        finish(&mut rig, &mut asked, &mut sending)?;
         prop_assert_eq!(rig.counter("file_held_bytes"), 0);
         prop_assert_eq!(rig.counter("file_waiting_transmits"), 0);
     }
 }
 
 /// All that is being sent arrives, and is acknowledged.
-fn finish(rig: &mut Rig, sending: &mut Vec<(u64, u32, Vec<u8>)>) -> Result<(), TestCaseError> {
-    rig.complete_all();
-    let mut got: alloc::collections::BTreeMap<u32, Vec<u8>> = alloc::collections::BTreeMap::new();
+fn finish(
+    rig: &mut Rig,
+    asked: &mut AsAsked,
+    sending: &mut Vec<(u64, u32, Vec<u8>)>,
+) -> Result<(), TestCaseError> {
+    while !rig.disk.requests.is_empty() {
+        asked.complete(rig, 0);
+    }
+    let mut got: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for (seq, bytes) in rig.packets() {
         got.entry(seq >> 16).or_default().extend(bytes);
     }
