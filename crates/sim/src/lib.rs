@@ -36,7 +36,7 @@ mod h3;
 mod hostile;
 mod http;
 mod machines;
-mod namespace;
+pub mod namespace;
 mod nat;
 mod net;
 mod node;

@@ -27,7 +27,7 @@ type Snapshot = Vec<(u64, Vec<u8>)>;
 
 /// A namespace.
 #[derive(Debug)]
-pub(crate) struct Namespace {
+pub struct Namespace {
     /// What is read.
     current: Vec<u8>,
     /// What remains of it after a crash, whatever happens.
@@ -42,7 +42,8 @@ pub(crate) struct Namespace {
 
 impl Namespace {
     /// A namespace of `size` zero bytes.
-    pub(crate) fn new(size: usize) -> Self {
+    #[must_use]
+    pub fn new(size: usize) -> Self {
         Self {
             current: vec![0; size],
             durable: vec![0; size],
@@ -53,24 +54,20 @@ impl Namespace {
         }
     }
 
-    pub(crate) fn size(&self) -> u64 {
+    /// Bytes of it.
+    #[must_use]
+    pub fn size(&self) -> u64 {
         self.current.len() as u64
     }
 
     /// Copies what is read at `offset`.
-    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
         let from = offset as usize;
         out.copy_from_slice(&self.current[from..from + out.len()]);
     }
 
     /// A write begins; names it. None where there is no such range.
-    pub(crate) fn begin(
-        &mut self,
-        node: usize,
-        offset: u64,
-        bytes: Vec<u8>,
-        fua: bool,
-    ) -> Option<u64> {
+    pub fn begin(&mut self, node: usize, offset: u64, bytes: Vec<u8>, fua: bool) -> Option<u64> {
         let end = offset.checked_add(bytes.len() as u64)?;
         if bytes.is_empty() || end > self.size() {
             return None;
@@ -81,7 +78,7 @@ impl Namespace {
     }
 
     /// A write has ended: whole, or after a fault in part.
-    pub(crate) fn finish(&mut self, name: u64, torn: Option<&mut Prng>) {
+    pub fn finish(&mut self, name: u64, torn: Option<&mut Prng>) {
         let Some(change) = self.changes.remove(&name) else { return };
         if let Some(rng) = torn {
             return self.apply(&change, |_| rng.chance(0.5));
@@ -95,7 +92,7 @@ impl Namespace {
     }
 
     /// A flush begins: it is of what has been written so far.
-    pub(crate) fn begin_flush(&mut self, node: usize) -> u64 {
+    pub fn begin_flush(&mut self, node: usize) -> u64 {
         self.next += 1;
         let now =
             |&sector: &u64| (sector, self.current[range(sector, self.current.len())].to_vec());
@@ -105,7 +102,7 @@ impl Namespace {
     }
 
     /// A flush has ended; after a fault it has done nothing.
-    pub(crate) fn finish_flush(&mut self, name: u64, failed: bool) {
+    pub fn finish_flush(&mut self, name: u64, failed: bool) {
         let Some((_, snapshot)) = self.flushes.remove(&name) else { return };
         if failed {
             return;
@@ -122,7 +119,7 @@ impl Namespace {
 
     /// The machine crashes: what it was writing is written in part, and what was not flushed is
     /// lost in part, by sectors or by pages. Gives how many sectors were lost.
-    pub(crate) fn crash(&mut self, node: usize, rng: &mut Prng) -> u64 {
+    pub fn crash(&mut self, node: usize, rng: &mut Prng) -> u64 {
         self.flushes.retain(|_, flush| flush.0 != node);
         let (cut, others) =
             core::mem::take(&mut self.changes).into_iter().partition(|(_, c)| c.node == node);

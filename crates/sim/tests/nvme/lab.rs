@@ -2,6 +2,7 @@
 //! test says. What runs above the hosts is the test's.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use abi::Checksum;
@@ -10,6 +11,8 @@ use base::{Duration, Instant, Prng};
 use crypto::Provider;
 use host::{Cidr, Config, Host, Notice};
 use nic::{Device, DeviceConfig, L5oConfig};
+
+use crate::disk::{Disk, Side};
 
 /// One way over the wire, where a test says nothing else.
 pub(crate) const WAY: Duration = Duration::from_micros(500);
@@ -30,10 +33,14 @@ pub(crate) trait App {
 pub(crate) struct Machine {
     pub(crate) host: Host,
     pub(crate) device: Device,
+    pub(crate) disk: Disk,
 }
 
+/// What a test changes of a machine's configuration.
+type Change<'a> = &'a dyn Fn(u8, &mut Config, &mut DeviceConfig);
+
 impl Machine {
-    fn new(last: u8, change: &dyn Fn(u8, &mut Config, &mut DeviceConfig)) -> Self {
+    fn new(last: u8, seed: u64, disk: Disk, change: Change<'_>) -> Self {
         let mut config = Config {
             addrs: vec![Cidr { addr: core::net::IpAddr::from([10, 77, 0, last]), prefix_len: 24 }],
             ..Config::default()
@@ -46,8 +53,8 @@ impl Machine {
         let caps =
             WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
         let device = Device::new(device, caps);
-        let host = Host::new(config, &device.capabilities(), u64::from(last));
-        Self { host, device }
+        let host = Host::new(config, &device.capabilities(), seed);
+        Self { host, device, disk }
     }
 
     /// A counter or gauge of the host or the device, by its name.
@@ -71,6 +78,13 @@ impl Machine {
         if app.poll_timeout().is_some_and(|at| at <= now) {
             app.handle_timeout(now, &mut self.host);
         }
+        while let Some((side, completion)) = self.disk.poll(now) {
+            match side {
+                Side::Host => self.host.handle_disk(now, completion),
+                Side::Device => self.device.handle_disk(now, completion),
+            }
+            worked = true;
+        }
         while let Some(event) = self.device.poll_queue_event(0) {
             self.host.handle_event(now, event);
             worked = true;
@@ -86,6 +100,12 @@ impl Machine {
         }
         while let Some(packet) = self.host.poll_recycle() {
             self.device.pool().put(packet);
+        }
+        while let Some(request) = self.host.poll_disk() {
+            self.disk.submit(now, Side::Host, request);
+        }
+        while let Some(request) = self.device.poll_disk() {
+            self.disk.submit(now, Side::Device, request);
         }
         let mut frames = Vec::new();
         while let Some(frame) = self.device.poll_frame(now) {
@@ -122,23 +142,46 @@ pub(crate) struct Lab {
     /// Frames on their way, in the order of their arrival: to whom.
     flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     frames: u64,
+    /// Over all frames that were sent, and when.
+    hash: DefaultHasher,
+    lives: u64,
 }
 
 impl Lab {
     /// Machines 0 and 1 have the addresses 10.77.0.1 and .2.
-    pub(crate) fn new(seed: u64, change: &dyn Fn(u8, &mut Config, &mut DeviceConfig)) -> Self {
+    pub(crate) fn new(seed: u64, change: Change<'_>) -> Self {
+        let machine = |last: u8| Machine::new(last, last.into(), Disk::new(seed), change);
         Self {
             now: Instant::from_millis(1_000),
-            machines: [Machine::new(1, change), Machine::new(2, change)],
+            machines: [machine(1), machine(2)],
             faults: Faults::default(),
             dropped: 0,
             rng: Prng::new(seed),
             flying: BTreeMap::new(),
             frames: 0,
+            hash: DefaultHasher::new(),
+            lives: 2,
         }
     }
 
+    /// What all frames come to.
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.finish()
+    }
+
+    /// A machine stops and starts again, with nothing but its disk; with `power`, that loses what
+    /// it may. What is on the wire is lost, so that no answer comes after what it was about.
+    pub(crate) fn restart(&mut self, index: usize, power: bool, change: Change<'_>) {
+        self.flying.clear();
+        self.lives += 1;
+        let mut disk = core::mem::replace(&mut self.machines[index].disk, Disk::new(0));
+        disk.stop(power);
+        let last = u8::try_from(index + 1).unwrap();
+        self.machines[index] = Machine::new(last, self.lives, disk, change);
+    }
+
     fn send(&mut self, to: usize, frame: Vec<u8>) {
+        (self.now.as_nanos(), to, &frame).hash(&mut self.hash);
         let Faults { loss, reorder, duplicate } = self.faults;
         if self.rng.chance(loss) {
             self.dropped += 1;
@@ -174,7 +217,8 @@ impl Lab {
             let timeouts =
                 machines.flat_map(|m| [m.host.poll_timeout(), m.device.poll_timeout(self.now)]);
             let apps = [a.poll_timeout(), b.poll_timeout()];
-            let due = timeouts.chain(apps).flatten();
+            let disks = self.machines.each_ref().map(|m| m.disk.next());
+            let due = timeouts.chain(apps).chain(disks).flatten();
             let next = self.flying.keys().map(|(at, _)| *at).chain(due).min();
             let Some(next) = next.filter(|at| *at <= end) else { return false };
             self.now = self.now.max(next);

@@ -1,6 +1,10 @@
 //! NVMe over TCP between two hosts with real devices: PDUs over a good wire and a bad one, with
 //! digests and without, by the device and in software.
 
+mod disk;
 mod hostile;
 mod lab;
+mod model;
+mod storage;
 mod transport;
+mod user;

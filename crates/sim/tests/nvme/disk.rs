@@ -1,0 +1,217 @@
+//! The disk of a machine, on virtual time: one namespace with a volatile cache, which the host and
+//! its device have open, and what a test wants to go wrong with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use abi::aligned::AlignedBuf;
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::{FileFault, FileKind, FileStat};
+use base::{Duration, Instant, Prng};
+use sim::namespace::Namespace;
+
+/// What the namespace is called.
+pub(crate) const PATH: &str = "ns";
+/// Whose crash is meant: a disk has one machine.
+const NODE: usize = 0;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Side {
+    Host,
+    Device,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DiskFaults {
+    /// Writes and zeroings fail with it.
+    pub(crate) write: Option<FileFault>,
+    /// Flushes fail.
+    pub(crate) flush: bool,
+    /// Reads of the byte at this place fail.
+    pub(crate) read_at: Option<u64>,
+    /// How much longer writes and flushes take.
+    pub(crate) slow: Duration,
+}
+
+#[derive(Debug)]
+enum Work {
+    Ready(DiskCompletion),
+    Read { id: RequestId, offset: u64, buf: AlignedBuf },
+    Write { id: RequestId, buf: Option<AlignedBuf>, name: Option<u64>, fault: Option<FileFault> },
+    Flush { id: RequestId, name: u64, failed: bool },
+}
+
+/// The disk.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    namespace: Option<Namespace>,
+    pub(crate) faults: DiskFaults,
+    rng: Prng,
+    open: BTreeSet<u32>,
+    handles: u32,
+    under_way: BTreeMap<(Instant, u64), (Side, Work)>,
+    next: u64,
+    pub(crate) writes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) lost_sectors: u64,
+}
+
+impl Disk {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            namespace: None,
+            faults: DiskFaults::default(),
+            rng: Prng::new(seed ^ 0xd15c),
+            open: BTreeSet::new(),
+            handles: 0,
+            under_way: BTreeMap::new(),
+            next: 0,
+            writes: 0,
+            flushes: 0,
+            lost_sectors: 0,
+        }
+    }
+
+    /// Gives it a namespace of so many zero bytes.
+    pub(crate) fn add_namespace(&mut self, size: usize) {
+        self.namespace = Some(Namespace::new(size));
+    }
+
+    /// All bytes of the namespace.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let namespace = self.namespace.as_ref().expect("a namespace");
+        let mut bytes = vec![0; namespace.size().try_into().unwrap()];
+        namespace.read(0, &mut bytes);
+        bytes
+    }
+
+    /// Its machine has stopped. What was being written is written in part; with `power`, what was
+    /// not flushed may be lost besides.
+    pub(crate) fn stop(&mut self, power: bool) {
+        self.open.clear();
+        let under_way = core::mem::take(&mut self.under_way);
+        let Some(namespace) = &mut self.namespace else { return };
+        if power {
+            self.lost_sectors += namespace.crash(NODE, &mut self.rng);
+            return;
+        }
+        for (_, work) in under_way.into_values() {
+            match work {
+                Work::Write { name: Some(name), .. } => {
+                    namespace.finish(name, Some(&mut self.rng));
+                }
+                Work::Flush { name, .. } => namespace.finish_flush(name, true),
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn submit(&mut self, now: Instant, side: Side, request: DiskRequest) {
+        let mut after = Duration::from_nanos(self.rng.range(20_000, 200_000));
+        let work = match request {
+            DiskRequest::Open { id, path, .. } => {
+                let there = self.namespace.as_ref().filter(|_| *path == *PATH);
+                let result = there.map(stat).ok_or(FileFault::NotFound).map(|stat| {
+                    self.handles += 1;
+                    self.open.insert(self.handles);
+                    (DiskFile(self.handles), stat)
+                });
+                Work::Ready(DiskCompletion::Opened { id, result })
+            }
+            DiskRequest::Close { file } => {
+                assert!(self.open.remove(&file.0), "it is open");
+                return;
+            }
+            DiskRequest::Read { id, file, offset, buf } => {
+                assert!(self.open.contains(&file.0), "it is open");
+                Work::Read { id, offset, buf }
+            }
+            DiskRequest::Write { id, offset, buf, len, fua, .. } => {
+                after = after + self.faults.slow;
+                let bytes = buf.as_slice()[..len as usize].to_vec();
+                self.begin_write(id, offset, Some(buf), bytes, fua)
+            }
+            DiskRequest::Zero { id, offset, len, .. } => {
+                after = after + self.faults.slow;
+                self.begin_write(id, offset, None, vec![0; len.try_into().unwrap()], false)
+            }
+            DiskRequest::Flush { id, .. } => {
+                self.flushes += 1;
+                after = after + self.faults.slow;
+                let name = self.namespace.as_mut().expect("a namespace").begin_flush(NODE);
+                Work::Flush { id, name, failed: self.faults.flush }
+            }
+        };
+        self.next += 1;
+        self.under_way.insert((now + after, self.next), (side, work));
+    }
+
+    fn begin_write(
+        &mut self,
+        id: RequestId,
+        offset: u64,
+        buf: Option<AlignedBuf>,
+        bytes: Vec<u8>,
+        fua: bool,
+    ) -> Work {
+        self.writes += 1;
+        let namespace = self.namespace.as_mut().expect("a namespace");
+        let name = namespace.begin(NODE, offset, bytes, fua);
+        Work::Write { id, buf, name, fault: self.faults.write }
+    }
+
+    /// When something ends.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.under_way.keys().map(|(at, _)| *at).next()
+    }
+
+    /// What has ended.
+    pub(crate) fn poll(&mut self, now: Instant) -> Option<(Side, DiskCompletion)> {
+        let entry = self.under_way.first_entry().filter(|entry| entry.key().0 <= now)?;
+        let (side, work) = entry.remove();
+        Some((side, self.complete(work)))
+    }
+
+    fn complete(&mut self, work: Work) -> DiskCompletion {
+        let namespace = match work {
+            Work::Ready(completion) => return completion,
+            _ => self.namespace.as_mut().expect("a namespace"),
+        };
+        match work {
+            Work::Ready(completion) => completion,
+            Work::Read { id, offset, mut buf } => {
+                let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
+                let bad = self.faults.read_at;
+                let result = if bad.is_some_and(|at| (offset..offset + there).contains(&at)) {
+                    Err(FileFault::Io)
+                } else {
+                    namespace.read(offset, &mut buf.as_mut_slice()[..there.try_into().unwrap()]);
+                    Ok((there.try_into().unwrap(), stat(namespace)))
+                };
+                DiskCompletion::Read { id, buf, result }
+            }
+            Work::Write { id, buf, name, fault } => {
+                let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
+                let torn = fault.map(|_| &mut self.rng);
+                if let Some(name) = name {
+                    namespace.finish(name, torn);
+                }
+                match buf {
+                    Some(buf) => DiskCompletion::Written { id, buf, result },
+                    None => DiskCompletion::Zeroed { id, result },
+                }
+            }
+            Work::Flush { id, name, failed } => {
+                namespace.finish_flush(name, failed);
+                let result = if failed { Err(FileFault::Io) } else { Ok(()) };
+                DiskCompletion::Flushed { id, result }
+            }
+        }
+    }
+}
+
+fn stat(namespace: &Namespace) -> FileStat {
+    let (kind, size) = (FileKind::Regular, namespace.size());
+    FileStat { kind, size, modified_s: 1, modified_ns: 2, version: 3 }
+}

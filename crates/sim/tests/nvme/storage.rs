@@ -1,0 +1,466 @@
+//! The initiator and the target against each other, with real devices and a disk that forgets what
+//! was not flushed: every sector that is read says where it is and which version, and a model knows
+//! which it may be.
+
+use std::sync::Arc;
+
+use abi::{FileFault, Refusal};
+use apps::nvme::initiator::{self, Error, Event, Initiator, Loss, State};
+use apps::nvme::target::{self, NamespaceConfig, SubsystemConfig, Target};
+use base::{Duration, Prng};
+use crypto::Provider;
+use host::{TlsClient, TlsServer};
+use nic::DeviceConfig;
+use wire::Endpoint;
+use wire::nvme::nqn::Nqn;
+use wire::nvme::status::Status;
+
+use crate::disk::PATH;
+use crate::lab::{Faults, Lab};
+use crate::user::{Load, Shelf, Todo, User};
+
+const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
+const HOST: &str = "nqn.2026-11.example:host";
+const REMOTE: Endpoint =
+    Endpoint { addr: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 2)), port: 4420 };
+const MIB: u64 = 1 << 20;
+/// Longer than anything takes that ends.
+const LONG: Duration = Duration::from_secs(900);
+
+/// What a run is made of.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    seed: u64,
+    digests: (bool, bool),
+    tls: bool,
+    faults: Faults,
+    offload: bool,
+    requests: usize,
+    load: Load,
+    queues: u16,
+    shift: u8,
+    bytes: u64,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            digests: (true, true),
+            tls: false,
+            faults: Faults::default(),
+            offload: true,
+            requests: 150,
+            load: Load { depth: 32, bytes_max: MIB, changes: 5 },
+            queues: 2,
+            shift: 9,
+            bytes: 2 * MIB,
+        }
+    }
+}
+
+fn nqn(name: &str) -> Nqn {
+    Nqn::new(name).unwrap()
+}
+
+/// A run under way.
+struct Stage {
+    run: Run,
+    lab: Lab,
+    user: User,
+    shelf: Shelf,
+    tls: Option<(TlsServer, TlsClient)>,
+}
+
+fn tls() -> (TlsServer, TlsClient) {
+    let (server, client) = testkit::tls13(vec!["target.test".into()], b"nvme");
+    let (mut server, mut client) = ((*server).clone(), (*client).clone());
+    server.send_tls13_tickets = 0;
+    server.enable_secret_extraction = true;
+    client.enable_secret_extraction = true;
+    let server = TlsServer { config: Arc::new(server), crypto: Arc::new(Provider) };
+    let name = "target.test".try_into().unwrap();
+    (server, TlsClient { config: Arc::new(client), name, crypto: Arc::new(Provider) })
+}
+
+impl Run {
+    fn change(self) -> impl Fn(u8, &mut host::Config, &mut DeviceConfig) {
+        move |_, host, device| {
+            // As much as may be under way at one time: nothing is lost here but on the wire.
+            device.pool_buffers_max = 1 << 16;
+            if !self.offload {
+                host.nvme_tcp_offload = Err(Refusal::Disabled);
+                host.tls_offload = Err(Refusal::Disabled);
+                host.file_offload = Err(Refusal::Disabled);
+                device.file = None;
+            }
+        }
+    }
+
+    fn initiator(self, tls: Option<&(TlsServer, TlsClient)>) -> initiator::Config {
+        let (header_digest, data_digest) = self.digests;
+        let entries = u16::try_from(self.load.depth).unwrap() / self.queues + 2;
+        initiator::Config {
+            header_digest,
+            data_digest,
+            queues: self.queues,
+            queue_entries: entries,
+            tls: tls.map(|(_, client)| client.clone()),
+            ..initiator::Config::new(nqn(HOST), [7; 16], nqn(SUBSYSTEM), Arc::new(Provider))
+        }
+    }
+
+    fn target(self, lab: &mut Lab, tls: Option<&(TlsServer, TlsClient)>) -> Shelf {
+        let subsystem = nqn(SUBSYSTEM);
+        let namespace =
+            NamespaceConfig { block_shift: self.shift, ..NamespaceConfig::new(&subsystem, PATH) };
+        let config = target::Config {
+            tls: tls.map(|(server, _)| server.clone()),
+            subsystems: vec![SubsystemConfig {
+                nqn: subsystem,
+                serial: "1".into(),
+                hosts: Some(vec![nqn(HOST)]),
+                namespaces: vec![namespace],
+            }],
+            ..target::Config::default()
+        };
+        Shelf(Target::new(config, Arc::new(Provider), &mut lab.machines[1].host).unwrap())
+    }
+
+    /// Both ends, which connect.
+    fn start(self) -> Stage {
+        let mut lab = Lab::new(self.seed, &self.change());
+        lab.machines[1].disk.add_namespace(self.bytes.try_into().unwrap());
+        lab.faults = self.faults;
+        let tls = self.tls.then(tls);
+        let shelf = self.target(&mut lab, tls.as_ref());
+        let space = (self.shift, self.bytes >> self.shift);
+        let rng = Prng::new(self.seed);
+        let mut user = User::new(self.initiator(tls.as_ref()), REMOTE, self.load, space, rng);
+        user.left = self.requests;
+        user.initiator.connect(&mut lab.machines[0].host, lab.now);
+        Stage { run: self, lab, user, shelf, tls }
+    }
+
+    /// A run to its end, all of it checked.
+    fn whole(self) -> Stage {
+        let mut stage = self.start();
+        stage.finish();
+        assert_eq!(stage.user.failures(), [], "{self:?}");
+        assert_eq!(stage.user.events, [Event::Connected], "{self:?}");
+        stage
+    }
+}
+
+impl Stage {
+    fn until(&mut self, mut done: impl FnMut(&mut Lab, &User) -> bool) {
+        let Self { lab, user, shelf, .. } = self;
+        let ended = lab.run((user, shelf), LONG, |lab, user, _| done(lab, user));
+        let (user, run) = (&self.user, self.run);
+        assert!(ended, "{} open, {:?}: {run:?} {:?}", user.open(), user.initiator.state(), {
+            user.events.iter().rev().take(5).collect::<Vec<_>>()
+        });
+    }
+
+    /// Until so many requests have ended and so many are open.
+    fn until_busy(&mut self, ended: usize, open: usize) {
+        self.until(|_, user| user.results.len() >= ended && user.open() >= open);
+    }
+
+    /// Asks for these, and waits until all have ended; gives how.
+    fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
+        self.user.script.extend(script);
+        let known = self.user.results.len();
+        self.user.pump(&mut self.lab.machines[0].host, self.lab.now);
+        self.until(|_, user| user.is_idle());
+        self.user.results.values().skip(known).copied().collect()
+    }
+
+    /// All requests to their end; then everything is read once more.
+    fn finish(&mut self) {
+        self.until(|_, user| user.is_idle());
+        let step = (256 << 10) >> self.run.shift;
+        let blocks = self.run.bytes >> self.run.shift;
+        let reads = (0..blocks / step).map(|at| (at * step, u32::try_from(step).unwrap()));
+        let results = self.ask(reads.map(Todo::Read).collect());
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    }
+
+    fn restart_target(&mut self, power: bool) {
+        if power {
+            self.user.note_power_loss();
+        }
+        self.lab.restart(1, power, &self.run.change());
+        self.shelf = self.run.target(&mut self.lab, self.tls.as_ref());
+    }
+
+    fn restart_initiator(&mut self) {
+        self.lab.restart(0, false, &self.run.change());
+        self.user.restart(self.run.initiator(self.tls.as_ref()), REMOTE);
+        self.user.initiator.connect(&mut self.lab.machines[0].host, self.lab.now);
+    }
+
+    /// Who did the work: with offload the devices all of it, in order; without, the hosts.
+    fn check_counters(&self) {
+        let Run { digests: (_, data), offload, .. } = self.run;
+        for (machine, name, moved) in [
+            (0, "nvme_rx_placed_bytes", offload),
+            (1, "nvme_rx_placed_bytes", offload),
+            (0, "nvme_rx_digests_device", offload && data),
+            (1, "nvme_rx_digests_device", offload && data),
+            (0, "nvme_tx_digests_device", offload && data),
+            (1, "nvme_tx_digests_device", offload && data),
+            (0, "nvme_rx_digests_host", !offload && data),
+            (1, "nvme_rx_digests_host", !offload && data),
+            (0, "nvme_tx_digests_host", !offload && data),
+            (1, "nvme_tx_digests_host", !offload && data),
+            (1, "file_offload_bytes", offload),
+            (1, "file_fallback_bytes", !offload),
+            (0, "nvme_ddp_refused", false),
+            (1, "nvme_ddp_refused", false),
+            (0, "nvme_data_digest_errors", false),
+            (1, "nvme_data_digest_errors", false),
+        ] {
+            let count = self.lab.machines[machine].count(name);
+            assert_eq!(count > 0, moved, "{machine} {name}: {count}; {:?}", self.run);
+        }
+    }
+}
+
+#[test]
+fn every_digest_with_and_without_tls_and_offload() {
+    for digests in [(false, false), (true, false), (false, true), (true, true)] {
+        for tls in [false, true] {
+            let [on, off] = [true, false].map(|offload| {
+                let run = Run { digests, tls, offload, requests: 100, ..Run::default() };
+                let stage = run.whole();
+                stage.check_counters();
+                stage
+            });
+            assert_same(&on, &off);
+        }
+    }
+}
+
+/// Equal ends of all requests, equal bytes of those reads that nothing made uncertain, and of the
+/// disk.
+fn assert_same(a: &Stage, b: &Stage) {
+    assert_eq!(a.user.results, b.user.results, "{:?}", a.run);
+    let mut compared = 0;
+    for (token, hash) in &a.user.settled {
+        if let Some(other) = b.user.settled.get(token) {
+            assert_eq!(hash, other, "{token} of {:?}", a.run);
+            compared += 1;
+        }
+    }
+    assert!(compared > 0);
+    assert!(a.lab.machines[1].disk.bytes() == b.lab.machines[1].disk.bytes(), "{:?}", a.run);
+}
+
+#[test]
+fn any_depth_and_any_number_of_queues() {
+    for (depth, queues) in [(1, 1), (4, 2), (32, 4), (128, 1), (256, 4)] {
+        let load = Load { depth, bytes_max: if depth > 64 { 65_536 } else { MIB }, changes: 5 };
+        let requests = 100 + 2 * depth;
+        let shift = if depth == 32 { 12 } else { 9 };
+        let stage = Run { load, queues, requests, shift, ..Run::default() }.whole();
+        stage.check_counters();
+        assert_eq!(stage.user.count("nvmei_associations"), 1);
+        assert_eq!(stage.shelf.count("nvmet_queues"), u64::from(queues));
+    }
+}
+
+#[test]
+fn a_bad_wire() {
+    for seed in 1..=4 {
+        let faults = Faults { loss: 0.03, reorder: 0.03, duplicate: 0.01 };
+        let run = Run { seed, faults, tls: seed % 2 == 0, requests: 60, ..Run::default() };
+        let [on, off] = [true, false].map(|offload| Run { offload, ..run }.whole());
+        assert_same(&on, &off);
+        assert!(on.lab.dropped > 0 && off.lab.dropped > 0);
+        assert!(on.lab.machines[0].count("nvme_rx_placed_bytes") > 0);
+        assert_eq!(off.lab.machines[0].count("nvme_rx_placed_bytes"), 0);
+    }
+}
+
+/// Hundreds of requests at one time.
+const BUSY: Run = Run {
+    seed: 1,
+    digests: (true, true),
+    tls: false,
+    faults: Faults { loss: 0.0, reorder: 0.0, duplicate: 0.0 },
+    offload: true,
+    requests: 1200,
+    load: Load { depth: 256, bytes_max: 32_768, changes: 5 },
+    queues: 4,
+    shift: 9,
+    bytes: 4 * MIB,
+};
+
+#[test]
+fn a_target_that_dies() {
+    for (seed, power, tls) in [(1, true, false), (2, false, false), (3, true, true)] {
+        let mut stage = Run { seed, tls, ..BUSY }.start();
+        for round in 1..=3 {
+            stage.until_busy(round * 250, 200);
+            stage.restart_target(power);
+        }
+        stage.finish();
+        assert_eq!(stage.user.failures(), []);
+        assert!(stage.user.count("nvmei_replayed") >= 300);
+        assert_eq!(stage.user.count("nvmei_associations"), 4);
+        assert_eq!(stage.lab.machines[1].disk.lost_sectors > 0, power);
+        assert!(stage.lab.machines[0].count("nvme_rx_placed_bytes") > 0);
+    }
+}
+
+#[test]
+fn an_initiator_that_dies() {
+    for (seed, tls) in [(1, false), (2, true)] {
+        let mut stage = Run { seed, tls, requests: 2000, ..BUSY }.start();
+        for round in 1..=3 {
+            stage.until_busy(round * 200, 200);
+            stage.restart_initiator();
+        }
+        stage.finish();
+        assert_eq!(stage.user.failures(), []);
+        assert_eq!(stage.shelf.count("nvmet_controllers"), 4);
+        assert_eq!(stage.user.count("nvmei_associations"), 1);
+    }
+}
+
+#[test]
+fn devices_are_reset() {
+    for tls in [false, true] {
+        for machine in [0, 1] {
+            let mut stage = Run { tls, ..BUSY }.start();
+            for round in 1..=3 {
+                stage.until_busy(round * 250, 200);
+                stage.lab.reset_device(machine);
+            }
+            let placed = stage.lab.machines[0].count("nvme_rx_placed_bytes");
+            stage.finish();
+            assert_eq!(stage.user.failures(), [], "tls {tls}, machine {machine}");
+            assert_eq!(stage.user.events, [Event::Connected], "no connection was lost");
+            let after = stage.lab.machines[0].count("nvme_rx_placed_bytes");
+            if !tls {
+                assert!(after > placed, "placement came back: {placed} {after}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_fails() {
+    let mut stage = Run { requests: 0, ..Run::default() }.start();
+    let (at, other) = ((8, 64), (1024, 64));
+    assert_eq!(stage.ask(vec![Todo::Write(other, false), Todo::Write(at, true)]), [Ok(0); 2]);
+    let script =
+        || vec![Todo::Write(at, false), Todo::Read(other), Todo::Zero(at, true), Todo::Read(other)];
+    for (fault, status) in [
+        (FileFault::NoSpace, Status::CAPACITY_EXCEEDED.do_not_retry()),
+        (FileFault::Io, Status::WRITE_FAULT),
+    ] {
+        stage.lab.machines[1].disk.faults.write = Some(fault);
+        let failed = Err(Error::Status(status));
+        assert_eq!(stage.ask(script()), [failed, Ok(0), failed, Ok(0)]);
+    }
+    stage.lab.machines[1].disk.faults.write = None;
+    stage.lab.machines[1].disk.faults.flush = true;
+    let failed = Err(Error::Status(Status::WRITE_FAULT));
+    assert_eq!(stage.ask(vec![Todo::Flush, Todo::Write(at, false)]), [failed, Ok(0)]);
+    stage.lab.machines[1].disk.faults.flush = false;
+    assert_eq!(stage.ask(vec![Todo::Flush]), [Ok(0)]);
+    let counts = ["nvmet_errors_full", "nvmet_errors_disk"].map(|name| stage.shelf.count(name));
+    assert_eq!(counts, [2, 3]);
+    assert_eq!(stage.user.events, [Event::Connected]);
+    stage.finish();
+}
+
+#[test]
+fn a_slow_disk() {
+    let mut stage = Run { requests: 0, ..Run::default() }.start();
+    assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
+    let before = stage.lab.now;
+    stage.lab.machines[1].disk.faults.slow = Duration::from_secs(5);
+    stage.user.script.extend([Todo::Write((64, 64), false), Todo::Flush, Todo::Read((0, 64))]);
+    stage.user.script.extend([Todo::Read((64, 64)), Todo::Read((1000, 8))]);
+    stage.user.pump(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.until(|_, user| [4, 6].iter().all(|token| user.results.contains_key(token)));
+    assert!(stage.lab.now < before + Duration::from_secs(1), "others do not wait");
+    assert!(!stage.user.results.contains_key(&2));
+    stage.until(|_, user| user.open() == 0);
+    assert!(stage.lab.now >= before + Duration::from_secs(5));
+    assert_eq!(stage.user.failures(), []);
+    assert_eq!(stage.user.count("nvmei_timeouts"), 0);
+}
+
+#[test]
+fn a_host_that_may_not() {
+    let run = Run { requests: 0, ..Run::default() };
+    let mut stage = run.start();
+    let stranger = initiator::Config { host: nqn("nqn.2026-11.example:x"), ..run.initiator(None) };
+    stage.user.initiator = Initiator::new(stranger, REMOTE);
+    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.until(|_, user| !user.events.is_empty());
+    let State::Failed(loss) = stage.user.initiator.state() else { panic!("it may not") };
+    let Loss::Refused { status, .. } = loss else { panic!("{loss}") };
+    assert_eq!(status.code(), Status::INVALID_HOST);
+    let said = "connect of the admin queue failed: connect invalid host (do not retry)";
+    assert_eq!(loss.to_string(), said);
+    let Stage { lab, user, shelf, .. } = &mut stage;
+    lab.run((user, shelf), LONG, |_, _, _| false);
+    assert_eq!(stage.shelf.count("nvmet_refused_host"), 1, "it does not try again");
+    assert_eq!(stage.user.events, [Event::Failed(loss)]);
+}
+
+/// A run that a seed stands for.
+fn drawn(seed: u64) -> Run {
+    let r = &mut Prng::new(seed ^ 0x5707_a6e5);
+    let bad = r.chance(0.5);
+    let mut chance = |most: u64| if bad { r.below(most) as f64 / 1000.0 } else { 0.0 };
+    let faults = Faults { loss: chance(31), reorder: chance(31), duplicate: chance(31) };
+    let load =
+        Load { depth: 1 << r.below(9), bytes_max: 4096 << r.below(5), changes: r.range(2, 8) };
+    Run {
+        seed,
+        digests: (r.chance(0.5), r.chance(0.5)),
+        tls: false,
+        faults,
+        offload: r.chance(0.8),
+        requests: 30,
+        load,
+        queues: u16::try_from(r.range(1, 4)).unwrap(),
+        shift: if r.chance(0.5) { 9 } else { 12 },
+        bytes: MIB / 2,
+    }
+}
+
+/// Runs a seed, with what may happen to its machines; gives all that can be seen of it.
+fn run_seed(seed: u64) -> (u64, u64) {
+    let run = drawn(seed);
+    let mut stage = run.start();
+    let mut r = Prng::new(seed ^ 0xfa_0175);
+    for _ in 0..r.below(3) {
+        let ended = r.below(20) as usize;
+        stage.until(|_, user| user.results.len() >= ended || user.is_idle());
+        match r.below(4) {
+            0 => stage.restart_target(r.chance(0.5)),
+            1 => stage.restart_initiator(),
+            _ => stage.lab.reset_device(r.below(2) as usize),
+        }
+    }
+    stage.finish();
+    assert_eq!(stage.user.failures(), [], "{run:?}");
+    (stage.lab.hash(), stage.user.hash())
+}
+
+#[test]
+fn seeds() {
+    for seed in 0..200 {
+        let first = run_seed(seed);
+        if seed % 4 == 0 {
+            assert_eq!(first, run_seed(seed), "seed {seed} gives two traces");
+        }
+    }
+}
