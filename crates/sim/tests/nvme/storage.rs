@@ -271,6 +271,16 @@ fn any_depth_and_any_number_of_queues() {
 }
 
 #[test]
+fn a_connection_with_many_answers() {
+    // Far more PDUs without data than a transport remembers of what the device has checked.
+    let load = Load { depth: 16, bytes_max: 4096, changes: 8 };
+    let stage = Run { load, queues: 1, requests: 1000, ..Run::default() }.whole();
+    let count = |name| stage.lab.machines[0].count(name);
+    assert_eq!(count("nvme_rx_digests_host"), 0);
+    assert!(count("nvme_rx_digests_device") > 150);
+}
+
+#[test]
 fn a_bad_wire() {
     for seed in 1..=4 {
         let faults = Faults { loss: 0.03, reorder: 0.03, duplicate: 0.01 };
