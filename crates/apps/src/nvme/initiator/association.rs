@@ -345,8 +345,6 @@ impl Association {
         if let Some(queue) = self.queues.first_mut() {
             queue.live = true;
         }
-        let kato = cx.config.keep_alive;
-        self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
         self.ask_property(cx, Step::Capabilities, property::CAP)
     }
 
@@ -372,6 +370,9 @@ impl Association {
             return Ok(Progress::Nothing);
         }
         self.until = Some(cx.now + cx.config.setup_timeout);
+        // Before it is ready its timer does not run (base, section 3.9), and it takes none.
+        let kato = cx.config.keep_alive;
+        self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
         let identify = Identify { cns: cns::CONTROLLER, ..Identify::default() };
         let command = identify.put(Command::new(admin::IDENTIFY, 0, 0));
         self.ask_for(cx, Step::Controller, command, None)
