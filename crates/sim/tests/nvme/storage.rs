@@ -388,6 +388,30 @@ fn a_disk_that_fails() {
 }
 
 #[test]
+fn a_sector_that_cannot_be_read() {
+    for offload in [true, false] {
+        let mut stage = Run { requests: 0, offload, ..Run::default() }.start();
+        let (bad, good) = ((8, 64), (1024, 64));
+        assert_eq!(stage.ask(vec![Todo::Write(bad, false), Todo::Write(good, true)]), [Ok(0); 2]);
+        stage.lab.machines[1].disk.faults.read_at = Some(20 * 512);
+        let script = vec![Todo::Read(good), Todo::Read(bad), Todo::Read(good), Todo::Flush];
+        let failed = Err(Error::Status(Status::UNRECOVERED_READ));
+        assert_eq!(stage.ask(script), [Ok(0), failed, Ok(0), Ok(0)]);
+        let compare = vec![Todo::Compare(bad, 1), Todo::Compare(good, 2), Todo::Compare(good, 1)];
+        let differs = Err(Error::Status(Status::COMPARE_FAILURE.do_not_retry()));
+        assert_eq!(stage.ask(compare), [failed, Ok(0), differs]);
+        // What was being sent cannot be taken back: the connection was lost, once.
+        assert_eq!(stage.user.count("nvmei_associations"), 2);
+        assert_eq!(stage.shelf.count("nvmet_connections_unreadable"), 1);
+        stage.lab.machines[1].disk.faults.read_at = None;
+        assert_eq!(stage.ask(vec![Todo::Read(bad), Todo::Read(bad)]), [Ok(0); 2]);
+        let probed = stage.shelf.count("nvmet_reads_probed");
+        assert_eq!(stage.ask(vec![Todo::Read(bad)]), [Ok(0)]);
+        assert_eq!(stage.shelf.count("nvmet_reads_probed"), probed, "it is well again");
+    }
+}
+
+#[test]
 fn a_slow_disk() {
     let mut stage = Run { requests: 0, ..Run::default() }.start();
     assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
@@ -403,6 +427,20 @@ fn a_slow_disk() {
     assert!(stage.lab.now >= before + Duration::from_secs(5));
     assert_eq!(stage.user.failures(), []);
     assert_eq!(stage.user.count("nvmei_timeouts"), 0);
+}
+
+#[test]
+fn a_slow_set_up() {
+    let mut stage = Run { requests: 20, ..Run::default() }.start();
+    let Stage { lab, user, shelf, .. } = &mut stage;
+    let half = |_: &mut Lab, _: &mut User, shelf: &mut Shelf| shelf.count("nvmet_controllers") > 0;
+    assert!(lab.run((user, shelf), LONG, half));
+    // Longer than half of the keep alive time-out, which a controller has from when it is ready.
+    lab.faults.loss = 1.0;
+    lab.run((user, shelf), Duration::from_secs(3), |_, _, _| false);
+    lab.faults.loss = 0.0;
+    stage.finish();
+    assert_eq!(stage.user.events, [Event::Connected]);
 }
 
 #[test]
@@ -467,7 +505,8 @@ fn run_seed(seed: u64) -> (u64, u64) {
 
 #[test]
 fn seeds() {
-    for seed in 0..200 {
+    let many = std::env::var("MANY").map_or(200, |n| n.parse().unwrap());
+    for seed in 0..many {
         let first = run_seed(seed);
         if seed % 4 == 0 {
             assert_eq!(first, run_seed(seed), "seed {seed} gives two traces");

@@ -11,6 +11,8 @@ base::counters! {
         nvmet_connections_refused,
         /// Connections that ended otherwise than closed by the peer after its last command.
         nvmet_connections_lost,
+        /// Of these, those that ended since the disk could not read what was being sent.
+        nvmet_connections_unreadable,
         /// Connections that ended since a PDU was wrong, as this side or the peer said.
         nvmet_connections_terminated,
         /// Connections ended since no command came that connects them.
@@ -49,6 +51,8 @@ base::counters! {
         nvmet_flushes,
         /// Writes of zeroes.
         nvmet_zeroes,
+        /// Reads of blocks that were looked at before: a read that was being sent has failed.
+        nvmet_reads_probed,
         /// Compares.
         nvmet_compares,
         /// Ranges deallocated.

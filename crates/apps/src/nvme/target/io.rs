@@ -21,8 +21,8 @@ use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
 use super::shared::{Op, OpId, Stage, Verb};
 use super::subsystem::State;
 
-/// Bytes that are read for a compare at a time.
-const COMPARE_BYTES: u32 = 128 << 10;
+/// Bytes that are read at a time, to be looked at.
+const LOOK_BYTES: u32 = 128 << 10;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
@@ -152,7 +152,7 @@ impl<L: Link> Turn<'_, L> {
             }
             Verb::Compare { .. } => counters.nvmet_compares += 1,
             Verb::Zero { .. } => counters.nvmet_zeroes += 1,
-            Verb::Deallocate { .. } | Verb::Flush => {}
+            Verb::Probe { .. } | Verb::Deallocate { .. } | Verb::Flush => {}
         }
         Ok(Op {
             owner: Some(self.conn.key),
@@ -234,7 +234,7 @@ impl<L: Link> Turn<'_, L> {
         let Some(op) = shared.ops.get_mut(id) else { return };
         let Some(namespace) = shared.namespaces.get_mut(op.place) else { return };
         let mode = match &mut op.verb {
-            Verb::Read | Verb::Compare { .. } => Mode::Shared,
+            Verb::Read | Verb::Probe { .. } | Verb::Compare { .. } => Mode::Shared,
             Verb::Write | Verb::Zero { .. } => Mode::Exclusive,
             Verb::Flush => return self.perform(id),
             Verb::Deallocate { next, ranges } => {
@@ -265,16 +265,23 @@ impl<L: Link> Turn<'_, L> {
     pub(super) fn perform(&mut self, id: OpId) {
         let shared = &mut *self.shared;
         let Some(op) = shared.ops.get_mut(id) else { return };
-        let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) else { return };
+        let Some(namespace) = shared.namespaces.get(op.place) else { return };
+        let Some(file) = namespace.file else { return };
+        let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = Stage::Disk;
         let (token, at) = (id.0, (file, op.offset));
         match op.verb {
+            Verb::Read if suspect => {
+                op.verb = Verb::Probe { done: 0 };
+                shared.counters.nvmet_reads_probed += 1;
+                self.read_on(id, file);
+            }
             Verb::Read => self.send(id, file),
             Verb::Write => {
                 let Some(buffer) = op.buffer.take() else { return };
                 self.host.write(token, at, buffer, op.data_len, op.fua);
             }
-            Verb::Compare { .. } => self.read_on(id, file),
+            Verb::Probe { .. } | Verb::Compare { .. } => self.read_on(id, file),
             Verb::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
             Verb::Deallocate { .. } => self.host.zero(token, at, op.len, true),
             Verb::Flush => {
@@ -297,11 +304,12 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Reads what a compare has to look at next.
+    /// Reads what a compare, or a read, has to look at next.
     fn read_on(&mut self, id: OpId, file: FileId) {
         let Some(op) = self.shared.ops.get_mut(id) else { return };
-        let Verb::Compare { done } = op.verb else { return };
-        let len = op.data_len.saturating_sub(done).min(COMPARE_BYTES);
+        let (Verb::Compare { done } | Verb::Probe { done }) = op.verb else { return };
+        // No longer than MDTS.
+        let len = u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(LOOK_BYTES);
         let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
         op.reading = Some(extent);
         if !self.host.read(id.0, extent) {
@@ -310,7 +318,7 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// The disk has read something for a compare.
+    /// The disk has read something that is looked at.
     pub(super) fn handle_read(&mut self, id: OpId, result: Result<Bytes, FileFault>) {
         let Some(op) = self.shared.ops.get_mut(id) else { return };
         let Some(extent) = op.reading.take() else { return };
@@ -323,14 +331,28 @@ impl<L: Link> Turn<'_, L> {
                 return self.finish(id, status);
             }
         };
+        if bytes.is_empty() {
+            return self.finish(id, Status::INTERNAL);
+        }
+        let here = u32::try_from(bytes.len()).unwrap_or(0);
+        if let Verb::Probe { done } = &mut op.verb {
+            *done += here;
+            if u64::from(*done) < op.len {
+                return self.read_on(id, extent.file);
+            }
+            if let Some(namespace) = self.shared.namespaces.get_mut(op.place) {
+                namespace.clear(&(op.offset..op.offset + op.len));
+            }
+            return self.send(id, extent.file);
+        }
         let Verb::Compare { done } = op.verb else { return };
-        let Some(wanted) = op.data(done as usize, bytes.len()).filter(|_| !bytes.is_empty()) else {
+        let Some(wanted) = op.data(done as usize, bytes.len()) else {
             return self.finish(id, Status::INTERNAL);
         };
         if wanted != &bytes[..] {
             return self.finish(id, Status::COMPARE_FAILURE.do_not_retry());
         }
-        let done = done + u32::try_from(bytes.len()).unwrap_or(0);
+        let done = done + here;
         op.verb = Verb::Compare { done };
         if done >= op.data_len {
             self.finish(id, Status::SUCCESS);
@@ -392,7 +414,7 @@ fn status_of(verb: Verb, fault: FileFault) -> Status {
     match (verb, fault) {
         (_, FileFault::NoSpace) => Status::CAPACITY_EXCEEDED.do_not_retry(),
         (_, FileFault::Denied) => Status::ACCESS_DENIED.do_not_retry(),
-        (Verb::Read | Verb::Compare { .. }, _) => Status::UNRECOVERED_READ,
+        (Verb::Read | Verb::Probe { .. } | Verb::Compare { .. }, _) => Status::UNRECOVERED_READ,
         _ => Status::WRITE_FAULT,
     }
 }

@@ -89,6 +89,11 @@ impl Locks {
         }
     }
 
+    /// The range of a lock.
+    pub(super) fn range(&self, id: LockId) -> Option<Range<u64>> {
+        Some(self.locks.get(id.0)?.as_ref()?.range.clone())
+    }
+
     /// Locks that are waited for.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()

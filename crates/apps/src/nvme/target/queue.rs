@@ -182,6 +182,18 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
+    /// The disk could not read something that was being sent. What that was is not known: the next
+    /// reads of any of it look first whether they can be answered, and fail if not.
+    pub(super) fn suspect_reads(&mut self) {
+        let Some(queue) = &self.conn.queue else { return };
+        for &(_, place, lock) in &queue.unacknowledged {
+            let Some(namespace) = self.shared.namespaces.get_mut(place) else { continue };
+            if let Some(range) = namespace.locks.range(lock) {
+                namespace.suspect(range);
+            }
+        }
+    }
+
     fn handle_command(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
         let cid = command.cid;
         let Some(queue) = &mut self.conn.queue else {

@@ -6,6 +6,7 @@
 
 use abi::FileId;
 use base::{Alarms, Duration, Instant};
+use host::SocketError;
 use host::nvme::Ended;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
@@ -305,6 +306,12 @@ impl<L: Link> Server<L> {
             Ended::Terminated(_) | Ended::TerminatedByPeer(_) => {
                 counters.nvmet_connections_terminated += 1;
                 true
+            }
+            Ended::Lost(SocketError::File(_)) => {
+                counters.nvmet_connections_lost += 1;
+                counters.nvmet_connections_unreadable += 1;
+                self.with(now, host, index, |turn| turn.suspect_reads());
+                false
             }
             Ended::Lost(_) | Ended::Silent => {
                 counters.nvmet_connections_lost += 1;

@@ -23,6 +23,10 @@ pub(super) struct OpId(pub(super) u64);
 pub(super) enum Verb {
     Read,
     Write,
+    /// A read whose bytes are looked at before they are sent: so many could be read.
+    Probe {
+        done: u32,
+    },
     /// Of which so many bytes were found the same.
     Compare {
         done: u32,

@@ -1,5 +1,8 @@
 //! Subsystems: namespaces on files, and the hosts that may come.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use abi::{FileFault, FileId, FileKind};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
@@ -8,6 +11,9 @@ use wire::nvme::nqn::Nqn;
 
 use super::link::Disk;
 use super::locks::Locks;
+
+/// Ranges of a namespace that are remembered since a read failed.
+const SUSPECTS_MAX: usize = 1024;
 
 /// What a subsystem has.
 #[derive(Clone, Debug)]
@@ -66,6 +72,8 @@ pub(super) struct Namespace {
     pub(super) file: Option<FileId>,
     pub(super) state: State,
     pub(super) locks: Locks,
+    /// Bytes that the disk perhaps cannot read.
+    suspects: VecDeque<Range<u64>>,
 }
 
 impl Namespace {
@@ -76,7 +84,8 @@ impl Namespace {
             None => State::Failed(FileFault::Refused(abi::Refusal::TableFull)),
         };
         let (shift, uuid) = (config.block_shift, config.uuid);
-        Self { shift, uuid, file, state, locks: Locks::default() }
+        let suspects = VecDeque::new();
+        Self { shift, uuid, file, state, locks: Locks::default(), suspects }
     }
 
     /// The open of its file has ended.
@@ -93,6 +102,27 @@ impl Namespace {
             },
             Err(fault) => State::Failed(fault),
         };
+    }
+
+    /// These bytes were being sent when the disk could not read some that were.
+    pub(super) fn suspect(&mut self, range: Range<u64>) {
+        if self.suspects.contains(&range) {
+            return;
+        }
+        if self.suspects.len() >= SUSPECTS_MAX {
+            self.suspects.pop_front();
+        }
+        self.suspects.push_back(range);
+    }
+
+    /// Whether the disk perhaps cannot read some of these bytes.
+    pub(super) fn is_suspect(&self, range: &Range<u64>) -> bool {
+        self.suspects.iter().any(|one| one.start < range.end && range.start < one.end)
+    }
+
+    /// It can.
+    pub(super) fn clear(&mut self, range: &Range<u64>) {
+        self.suspects.retain(|one| one.start < range.start || one.end > range.end);
     }
 
     /// Its blocks, once it is open.
