@@ -128,17 +128,17 @@ impl Disk {
                 Work::Read { id, offset, buf }
             }
             DiskRequest::Write { id, offset, buf, len, fua, .. } => {
-                after = after + self.faults.slow;
+                after += self.faults.slow;
                 let bytes = buf.as_slice()[..len as usize].to_vec();
                 self.begin_write(id, offset, Some(buf), bytes, fua)
             }
             DiskRequest::Zero { id, offset, len, .. } => {
-                after = after + self.faults.slow;
+                after += self.faults.slow;
                 self.begin_write(id, offset, None, vec![0; len.try_into().unwrap()], false)
             }
             DiskRequest::Flush { id, .. } => {
                 self.flushes += 1;
-                after = after + self.faults.slow;
+                after += self.faults.slow;
                 let name = self.namespace.as_mut().expect("a namespace").begin_flush(NODE);
                 Work::Flush { id, name, failed: self.faults.flush }
             }

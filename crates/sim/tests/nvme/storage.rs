@@ -473,7 +473,7 @@ fn drawn(seed: u64) -> Run {
     Run {
         seed,
         digests: (r.chance(0.5), r.chance(0.5)),
-        tls: false,
+        tls: seed % 5 == 3,
         faults,
         offload: r.chance(0.8),
         requests: 30,
@@ -490,12 +490,12 @@ fn run_seed(seed: u64) -> (u64, u64) {
     let mut stage = run.start();
     let mut r = Prng::new(seed ^ 0xfa_0175);
     for _ in 0..r.below(3) {
-        let ended = r.below(20) as usize;
+        let ended = usize::try_from(r.below(20)).unwrap();
         stage.until(|_, user| user.results.len() >= ended || user.is_idle());
         match r.below(4) {
             0 => stage.restart_target(r.chance(0.5)),
             1 => stage.restart_initiator(),
-            _ => stage.lab.reset_device(r.below(2) as usize),
+            _ => stage.lab.reset_device(usize::from(r.chance(0.5))),
         }
     }
     stage.finish();
@@ -505,10 +505,10 @@ fn run_seed(seed: u64) -> (u64, u64) {
 
 #[test]
 fn seeds() {
-    let many = std::env::var("MANY").map_or(200, |n| n.parse().unwrap());
-    for seed in 0..many {
+    for seed in 0..200 {
         let first = run_seed(seed);
-        if seed % 4 == 0 {
+        // Handshakes of TLS draw from the machine's randomness.
+        if seed % 4 == 0 && !drawn(seed).tls {
             assert_eq!(first, run_seed(seed), "seed {seed} gives two traces");
         }
     }
