@@ -202,6 +202,12 @@ base::counters! {
         nvme_rx_sw,
         /// PDUs received.
         nvme_rx_pdus,
+        /// PDUs with data for a buffer all of which the device placed, and whose digest it checked.
+        nvme_rx_pdus_full,
+        /// Those of which it did a part.
+        nvme_rx_pdus_partial,
+        /// Those of which it did nothing.
+        nvme_rx_pdus_none,
         /// Bytes of their data that the device put into buffers.
         nvme_rx_placed_bytes,
         /// Bytes of it that the host copied.

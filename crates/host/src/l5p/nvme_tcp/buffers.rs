@@ -74,6 +74,13 @@ impl Awaited {
         self.placed == self.len
     }
 
+    /// Whether the buffer is all that is missing, after data that was the last or not: no more
+    /// comes, and a digest waits for it.
+    pub(super) fn is_wanted(&self, last: bool) -> bool {
+        let open = self.unchecked.iter().any(|unchecked| unchecked.verdict.is_none());
+        (last || self.received == self.len) && open
+    }
+
     /// Whether all of it came, and nothing is open.
     pub(super) fn is_whole(&self) -> bool {
         self.received == self.len && self.unchecked.is_empty()

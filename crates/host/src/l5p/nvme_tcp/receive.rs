@@ -35,6 +35,8 @@ struct Pdu {
     begin: SeqNum,
     /// Bytes of its data that were read.
     done: u32,
+    /// Those of them that the device placed.
+    placed: u32,
     /// The sum over them; none where the device may know better.
     sum: Option<u32>,
     /// Data of a capsule.
@@ -210,6 +212,7 @@ impl Transport {
         match (place, awaited) {
             (Some(place), Some(awaited)) if run.placed == Some(place) => {
                 awaited.note_placed(here);
+                pdu.placed += here;
                 (pdu.sum, copied) = (None, false);
             }
             (Some((_, offset)), Some(awaited)) => awaited.write(offset, bytes),
@@ -311,7 +314,7 @@ impl Transport {
             _ => Vec::new(),
         };
         receiver.have = 0;
-        receiver.pdu = Some(Pdu { header, common, begin, done: 0, sum, capsule });
+        receiver.pdu = Some(Pdu { header, common, begin, done: 0, placed: 0, sum, capsule });
         host.out.counters.nvme_rx_pdus += 1;
         // Those without data are complete.
         if common.data_len == 0 {
@@ -451,15 +454,31 @@ impl Transport {
             Header::H2CData(data) => (data.ttag, *data),
             _ => return,
         };
+        self.count_offload(host, pdu);
         let verdict = self.judge(host, pdu, None);
         let digest = self.digest();
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.received += data.len;
         awaited.unchecked.push(Unchecked { data, digest, verdict });
-        if verdict.is_none() && awaited.ask() {
+        // A digest that the host has to compute waits for the buffer, and that for the last data:
+        // until then the device goes on placing.
+        if awaited.is_wanted(data.last) && awaited.ask() {
             host.nvme_reclaim(self.socket, tag);
         }
         self.settle(host, tag);
+    }
+
+    /// Counts how much of a PDU with data the device did: all, a part, or nothing.
+    fn count_offload(&self, host: &mut Host, pdu: &Pdu) {
+        let verified = self.receiver.verified.contains(&pdu.begin);
+        let checked = pdu.common.data_digest().is_none() || verified;
+        let counters = &mut host.out.counters;
+        let counter = match pdu.placed {
+            placed if placed == pdu.common.data_len && checked => &mut counters.nvme_rx_pdus_full,
+            0 if !verified => &mut counters.nvme_rx_pdus_none,
+            _ => &mut counters.nvme_rx_pdus_partial,
+        };
+        *counter += 1;
     }
 
     /// Says what came under a tag, in its order, as far as it is known to be right or wrong.
