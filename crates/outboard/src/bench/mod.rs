@@ -1,8 +1,8 @@
 //! `outboard bench`: the papers' tables, and the comparisons with what people would run instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two,
-//! [`short_connections`], [`splice`], [`quic`], [`quic_reorder`]) run client, link, device and host
-//! in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
+//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two, [`short_connections`],
+//! [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run client, link, device and
+//! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
 //! ([`serve_live`], [`proxy_live`], [`quic_live`]) run the program as users do, beside another
 //! program, in one run. Every claim is a ratio measured in one run, because machines differ.
 
@@ -13,6 +13,8 @@ mod disk;
 mod io_tcp;
 mod live;
 mod memory;
+mod nvme;
+mod nvme_loss;
 mod proxy_live;
 mod quic;
 mod quic_live;
@@ -61,6 +63,11 @@ pub(crate) enum Bench {
     QuicReorder(quic_reorder::QuicReorderArgs),
     /// `outboard serve --http3` against quinn over the kernel's UDP on one core
     QuicLive(quic_live::QuicLiveArgs),
+    /// Host cycles of reads and writes over NVMe/TCP: in software, with digests and placement by
+    /// the device, over TLS, and from a target's file
+    Nvme(nvme::NvmeArgs),
+    /// What loss and reordering leave of the offload of NVMe/TCP: the paper's algorithm and ours
+    NvmeLoss(nvme_loss::NvmeLossArgs),
     /// The device's timer bitmap wheel against a hashed timing wheel, by 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Bytes of host memory per idle established connection
@@ -88,6 +95,8 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Quic(args) => quic::run(args),
         Bench::QuicReorder(args) => quic_reorder::run(args),
         Bench::QuicLive(args) => quic_live::run(args),
+        Bench::Nvme(args) => nvme::run(args),
+        Bench::NvmeLoss(args) => nvme_loss::run(args),
         Bench::TimerWheel(args) => timer_wheel::run(args),
         Bench::Memory(args) => memory::run(args),
         Bench::ProxyLive(args) => proxy_live::run(args),

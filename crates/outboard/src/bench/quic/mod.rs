@@ -11,7 +11,7 @@
 mod ends;
 mod machines;
 mod threshold;
-mod timed;
+pub(super) mod timed;
 
 use std::io::Write as _;
 use std::net::SocketAddr;

@@ -47,7 +47,7 @@ impl CryptoProvider for Timed {
     }
 
     fn crc32c(&self, crc: u32, bytes: &[u8]) -> u32 {
-        crypto::Provider.crc32c(crc, bytes)
+        self.0.time(|| crypto::Provider.crc32c(crc, bytes))
     }
 
     fn crc32c_combine(&self, first: u32, second: u32, len: u64) -> u32 {
