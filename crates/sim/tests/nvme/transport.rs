@@ -368,6 +368,17 @@ fn commands_of_all_sizes() {
     }
 }
 
+/// What the device says of headers alone is not kept: it would leave no room for digests of data.
+#[test]
+fn digests_stay_with_the_device() {
+    let lab = run(Run { commands: 600, ..Run::default() });
+    for machine in &lab.machines {
+        assert!(machine.count("nvme_rx_pdus") > 256);
+        assert_eq!(machine.count("nvme_rx_digests_host"), 0);
+        assert_eq!(machine.count("nvme_rx_pdus_partial") + machine.count("nvme_rx_pdus_none"), 0);
+    }
+}
+
 #[test]
 fn commands_over_tls() {
     for digests in [(false, false), (true, true)] {
