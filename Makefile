@@ -70,6 +70,8 @@ interop: build
 bench: build
 	$(OUTBOARD) bench io-tcp
 	$(OUTBOARD) bench memory
+	$(OUTBOARD) bench nvme
+	$(OUTBOARD) bench nvme-loss
 	$(OUTBOARD) bench serve-live
 	$(OUTBOARD) bench proxy-live
 	cargo build --release -p interop --bins

@@ -60,6 +60,9 @@ pub(crate) struct NvmeArgs {
     /// Paths to run, instead of all: `software`, `tls`, `file to wire` and so on
     #[arg(long, value_delimiter = ',', value_name = "PATH")]
     paths: Option<Vec<String>>,
+    /// Bytes of reads and writes to run, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    sizes: Option<Vec<u32>>,
 }
 
 /// Runs the benchmark.
@@ -84,6 +87,7 @@ fn run_in(args: &NvmeArgs, namespace: &Namespace<'_>) -> Result<(), Failure> {
     let mut table = Vec::new();
     let wanted = |setting: &Setting| {
         args.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.way.name))
+            && args.sizes.as_ref().is_none_or(|sizes| sizes.contains(&setting.bytes))
     };
     for setting in settings(args.quick, target_depth).into_iter().filter(wanted) {
         let measured = median(setting, namespace)?;
