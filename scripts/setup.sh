@@ -174,6 +174,7 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
+    need nbdcopy libnbd-bin
     need nginx nginx-light
     need mke2fs e2fsprogs
     need qemu-system-x86_64 qemu-system-x86

@@ -27,5 +27,5 @@ pub use curl::{Download, Paused, Response, Url};
 pub use daemon::Daemon;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
-pub use server::{ADDR, Ended, PEER, Server};
+pub use server::{ADDR, Ended, PEER, Server, outboard};
 pub use vm::{VM_ADDR, Vm};

@@ -306,6 +306,12 @@ fn with_end<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [options, end].concat()
 }
 
+/// A command that runs `outboard` in a namespace.
+#[must_use]
+pub fn outboard(netns: &Netns) -> Command {
+    netns.command(program())
+}
+
 /// The program: `$OUTBOARD_BIN`, or where `make build` puts it.
 fn program() -> PathBuf {
     let path = std::env::var_os("OUTBOARD_BIN").map_or_else(

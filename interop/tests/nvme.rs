@@ -1,6 +1,6 @@
 //! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
-use interop::{ADDR, Counters, Files, Netns, Server, Vm};
+use interop::{ADDR, Counters, Files, Netns, PEER, Server, VM_ADDR, Vm, outboard, sha256};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Lab {
     fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> Server {
         let disk = files.path().join("disk");
         // What the virtual machine answers comes by the kernel's end of the TAP device.
-        let all = ["--gateway", interop::PEER, "--namespace", disk.to_str().expect("UTF-8")];
+        let all = ["--gateway", PEER, "--namespace", disk.to_str().expect("UTF-8")];
         Server::nvme_target(netns, &[&all, options].concat())
     }
 
@@ -187,4 +187,94 @@ fn the_target_is_killed_and_comes_back() {
     let said = vm.finish();
     assert!(!said.contains("I/O error"), "{said}");
     moved(&server.stat(), &["nvmet_writes", "nvme_rx_placed_bytes"]);
+}
+
+/// Linux's target on a loop device.
+const LINUX_TARGET: &str = "\
+    set -e\n\
+    dd if=/dev/zero of=/tmp/disk bs=1M count=32 2>/dev/null\n\
+    losetup /dev/loop0 /tmp/disk\n\
+    cd /sys/kernel/config/nvmet\n\
+    mkdir subsystems/nqn.2026-11.org.example:linux\n\
+    cd subsystems/nqn.2026-11.org.example:linux\n\
+    echo 1 >attr_allow_any_host\n\
+    mkdir namespaces/1\n\
+    echo -n /dev/loop0 >namespaces/1/device_path\n\
+    echo 1 >namespaces/1/enable\n\
+    mkdir /sys/kernel/config/nvmet/ports/1\n\
+    cd /sys/kernel/config/nvmet/ports/1\n\
+    echo tcp >addr_trtype\n\
+    echo ipv4 >addr_adrfam\n\
+    echo 10.79.0.2 >addr_traddr\n\
+    echo 4420 >addr_trsvcid\n\
+    ln -s /sys/kernel/config/nvmet/subsystems/nqn.2026-11.org.example:linux subsystems/\n\
+    echo target: ready\n\
+    sleep 600\n";
+
+/// Runs a command to a good end; gives what it printed.
+fn printed(command: &mut Command) -> String {
+    let output = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}: {out}{err}", output.status);
+    out
+}
+
+/// Our initiator reads, writes and checks what Linux's target has.
+#[test]
+fn linux_is_the_target() {
+    let (netns, scratch) = (Netns::new(), Files::new(TMP));
+    let mut vm = Vm::start(|program| netns.command(program), scratch.path(), LINUX_TARGET);
+    vm.wait_for("target: ready");
+    let run = |verb: &str, more: &[&str]| {
+        let control = scratch.path().join("control");
+        let mut command = outboard(&netns);
+        command.args(["nvme", verb, VM_ADDR, "--gateway", PEER, "--control"]).arg(control);
+        printed(command.args(["--nqn", "nqn.2026-11.org.example:linux"]).args(more))
+    };
+    let found = run("discover", &[]);
+    assert!(found.contains("nqn.2026-11.org.example:linux"), "{found}");
+    let data = scratch.fill("data", 5 << 20);
+    let (input, back) = (data.to_str().expect("UTF-8"), scratch.path().join("back"));
+    let output = back.to_str().expect("UTF-8");
+    for digests in [&[][..], &["--header-digest", "--data-digest"]] {
+        let list = run("list", &[digests, &["--json"]].concat());
+        assert!(list.contains("\"bytes\": 33554432"), "{list}");
+        run("write", &[digests, &["--input", input, "--offset", "1048576"]].concat());
+        let range = ["--offset", "1048576", "--length", "5242880", "--output", output];
+        run("read", &[digests, &range].concat());
+        assert_eq!(sha256(&back), sha256(&data));
+        let work = ["--requests", "2000", "--writes", "40", "--iodepth", "16", "--json"];
+        let said = run("fio", &[digests, &work, &["--io-queues", "2"]].concat());
+        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert!(said["verified"].as_u64() > Some(0), "{said}");
+    }
+}
+
+/// Both ends are ours: a file system goes through NBD, with programs that we did not write.
+#[test]
+fn a_file_system_through_nbd() {
+    let lab = Lab::start(&["--block-size", "512"]);
+    printed(lab.server.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
+    let control = lab.scratch.path().join("initiator");
+    let mut command = outboard(lab.server.netns());
+    command.args(["nvme", "nbd", ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
+    command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--data-digest"]);
+    command.arg("--control").arg(control).stdout(std::process::Stdio::piped());
+    let mut nbd = command.spawn().expect("it runs");
+    let mut line = String::new();
+    let stdout = nbd.stdout.take().expect("a pipe");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("a line");
+    assert!(line.starts_with("serving namespace 1"), "{line}");
+    let script = "mke2fs -q -F -t ext4 -d tree made 32M && nbdcopy made nbd://127.0.0.1:10809 && \
+                  nbdcopy nbd://127.0.0.1:10809 back && cmp -n 33554432 made back && \
+                  e2fsck -fn back >/dev/null 2>&1";
+    std::fs::create_dir(lab.scratch.path().join("tree")).expect("a folder");
+    lab.scratch.fill("tree/file", 3 << 20);
+    printed(lab.server.command("sh").args(["-c", script]).current_dir(lab.scratch.path()));
+    let counters = lab.server.stat();
+    moved(&counters, &["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"]);
+    let pid = nbd.id().to_string();
+    printed(lab.server.command("kill").args(["-s", "TERM", &pid]));
+    assert!(nbd.wait().expect("it was ours").success());
 }

@@ -1,8 +1,8 @@
 //! `outboard nvme`: a target of NVMe over TCP, and what an initiator does with one.
 //!
 //! [`target`] serves files and block devices until a signal. The other verbs run an initiator
-//! ([`session`]): [`list`] shows what there is, [`copy`] reads and writes ranges, [`fio`] checks and
-//! measures, [`export`] lets programs of this machine in by NBD ([`nbd`]). The threads are
+//! ([`session`]): [`list`] shows what there is, [`copy`] reads and writes ranges, [`fio`] checks
+//! and measures, [`export`] lets programs of this machine in by NBD ([`nbd`]). The threads are
 //! [`crate::stack`]'s.
 
 mod args;

@@ -375,7 +375,8 @@ fn digests_stay_with_the_device() {
     for machine in &lab.machines {
         assert!(machine.count("nvme_rx_pdus") > 256);
         assert_eq!(machine.count("nvme_rx_digests_host"), 0);
-        assert_eq!(machine.count("nvme_rx_pdus_partial") + machine.count("nvme_rx_pdus_none"), 0);
+        // Those of 512 bytes are not worth a buffer of the device's.
+        assert_eq!(machine.count("nvme_rx_pdus_none"), 0);
     }
 }
 

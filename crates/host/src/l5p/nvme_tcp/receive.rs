@@ -368,8 +368,6 @@ impl Transport {
 
     /// A PDU is complete.
     fn handle_pdu(&mut self, host: &mut Host, pdu: Pdu) {
-        // The device also names PDUs of which nobody asks: those without data.
-        self.receiver.verified.retain(|begin| begin.ge(pdu.begin));
         match pdu.header {
             Header::ICReq(request) => {
                 let Role::Target(serve) = self.role else { return };

@@ -7,6 +7,7 @@
 
 use alloc::vec;
 
+use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use bytes::Bytes;
 use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
 
@@ -17,6 +18,10 @@ use crate::l5p::nvme_tx::PduData;
 
 /// Most data in a C2HData: what has to be summed again where a part of it is lost.
 const C2H_DATA_MAX: u32 = 128 << 10;
+
+/// Most data in an H2CData, where the controller takes so much. Linux's target (6.1) finds digests
+/// wrong where an R2T is answered by several of them; its own initiator sends one.
+const H2C_DATA_MAX: u32 = PREFIX_BYTES_MAX;
 
 /// Where data comes from.
 #[derive(Clone, Debug)]
@@ -108,7 +113,7 @@ impl Transport {
         data: Bytes,
         last: bool,
     ) -> u64 {
-        let most = self.negotiated.map_or(u32::MAX, |n| n.maxh2cdata).min(C2H_DATA_MAX);
+        let most = self.negotiated.map_or(u32::MAX, |n| n.maxh2cdata).min(H2C_DATA_MAX);
         let data = Source::Memory(data);
         self.send_data(&data, most, |transport, from, len, end| {
             let offset = offset.saturating_add(from);

@@ -150,10 +150,8 @@ impl NvmeEnd {
                 }
                 self.work(now, host, socket);
             }
-            Notice::File(file) => {
-                if !matches!(host.offload_fstat(file), Some(Ok(_))) {
-                    self.errors.push("the namespace cannot be read".to_owned());
-                }
+            Notice::File(file) if !matches!(host.offload_fstat(file), Some(Ok(_))) => {
+                self.errors.push("the namespace cannot be read".to_owned());
             }
             _ => {}
         }
