@@ -65,6 +65,9 @@ fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
         tls_tx: device.tx,
         tls_rx: device.rx,
         messages_ahead_max: device.messages_ahead_max,
+        // Nobody speaks NVMe here, and a device that may has to keep more memory for files.
+        nvme_tcp_tx: false,
+        nvme_tcp_rx: false,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     })
 }
