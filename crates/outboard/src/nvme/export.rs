@@ -201,12 +201,12 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
             (vec![(Request::Deallocate { ranges }, 0)], 0)
         }
         Work::Zero { len, fua } => {
-            // As many blocks as NLB may say.
+            // As many blocks as NLB may say, and no more than a command may have data.
             let zero = |(at, len)| {
                 let (deallocate, fua) = (false, *fua);
                 (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
             };
-            (pieces((*len).into(), 1 << 16 << shift).map(zero).collect(), 0)
+            (pieces((*len).into(), most.min(1 << 16 << shift)).map(zero).collect(), 0)
         }
     }
 }
