@@ -125,35 +125,15 @@ install_aioquic() {
     cp "$wanted" "$venv/installed.txt"
 }
 
-# A kernel that speaks NVMe/TCP, for the tests' virtual machine: Debian's own, taken apart and not
-# installed. What is left of it is the kernel, and an initramfs of busybox and interop/vm.
+# A kernel that speaks NVMe/TCP, for the tests' virtual machine.
 install_linux() {
-    here=$(dirname "$0")/../interop/vm
+    vm=$(dirname "$0")/../interop/vm
     linux=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/linux
-    wanted=$(cat "$here/init" "$here/modules" | cksum)
+    wanted=$(cat "$vm"/* | cksum)
     [ "$(cat "$linux/made" 2>/dev/null)" != "$wanted" ] || return 0
     [ "$(uname -m)" = x86_64 ] || fail "the tests with a virtual machine need x86-64"
-    refresh_lists
-    image=$(apt-cache depends linux-image-amd64 2>/dev/null |
-        sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
-    [ -n "$image" ] || fail "no package linux-image-amd64: is this Debian?"
-    say "taking $image apart"
-    rm -rf "$linux"
-    mkdir -p "$linux/root/bin" "$linux/root/lib/modules" "$linux/package"
-    for place in proc sys dev tmp mnt; do mkdir "$linux/root/$place"; done
-    (cd "$linux/package" && apt-get download -qq -o APT::Sandbox::User=root "$image" >&2 && dpkg-deb -x ./*.deb .) ||
-        fail "cannot get the package $image: is the network there?"
-    cp "$linux/package/boot/vmlinuz-"* "$linux/vmlinuz"
-    while read -r module; do
-        find "$linux/package" -name "$module.ko" -exec cp {} "$linux/root/lib/modules/" \;
-        [ -e "$linux/root/lib/modules/$module.ko" ] || fail "$image has no module $module"
-    done <"$here/modules"
-    cp "$here/modules" "$linux/root/lib/modules/order"
-    cp "$here/init" "$linux/root/init"
-    chmod 755 "$linux/root/init"
-    cp "$(command -v busybox)" "$linux/root/bin/busybox"
-    (cd "$linux/root" && find . | cpio -o -H newc --quiet | gzip -1 >../initramfs.gz)
-    rm -rf "$linux/package" "$linux/root"
+    say "taking Debian 13's kernel apart"
+    "$vm/make.sh" "$linux" || fail "cannot make the tests' virtual machine"
     echo "$wanted" >"$linux/made"
 }
 

@@ -1,9 +1,10 @@
 //! A virtual machine with a kernel that we did not write: its NVMe/TCP initiator and target are
 //! what ours have to get on with.
 //!
-//! `scripts/setup.sh test` takes Debian's kernel and makes an initramfs of busybox and a few
-//! modules (`interop/vm`). It runs without acceleration, in seconds, has a network interface that
-//! is connected to the test's namespace by a TAP device, and runs one shell script.
+//! `scripts/setup.sh test` takes the kernel of Debian 13 and makes an initramfs of busybox, a few
+//! modules, and what NVMe over TLS needs (`interop/vm`). It runs without acceleration, in seconds,
+//! has a network interface that is connected to the test's namespace by a TAP device, and runs one
+//! shell script.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};

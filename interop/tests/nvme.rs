@@ -8,6 +8,7 @@ use std::sync::Arc;
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const NQN: &str = "nqn.2026-11.io.outboard:storage";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
+const HOST_ID: &str = "11111111-1111-4111-8111-111111111111";
 /// Bytes of the namespace.
 const DISK: u64 = 48 << 20;
 
@@ -53,7 +54,8 @@ impl Lab {
 fn connect(options: &str) -> String {
     format!(
         "set -e\n\
-         echo 'transport=tcp,traddr={ADDR},trsvcid=4420,nqn={NQN},hostnqn={HOST}{options}' \
+         echo 'transport=tcp,traddr={ADDR},trsvcid=4420,nqn={NQN},hostnqn={HOST},\
+         hostid={HOST_ID}{options}' \
          >/dev/nvme-fabrics\n\
          until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n"
     )
