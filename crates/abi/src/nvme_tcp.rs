@@ -46,6 +46,9 @@ pub struct OverTls {
     pub context: L5oId,
     /// The record.
     pub number: u64,
+    /// Bytes of content from there to the first PDU: what precedes is the rest of one that somebody
+    /// else follows.
+    pub skip: u32,
 }
 
 /// `ulp_ddp_ops::setup`: data that comes under a tag goes to a buffer.
@@ -61,6 +64,9 @@ pub struct DdpSetup {
     pub offset: u32,
     /// Bytes that are awaited, from the first on: at most the buffer's length.
     pub len: u32,
+    /// Those of them that are there already, from the first on: fewer than `len`. They stay as they
+    /// are.
+    pub there: u32,
     /// Where they go.
     pub buffer: AlignedBuf,
 }

@@ -168,6 +168,8 @@ base::counters! {
         tls_rx_records_partial,
         /// Records of which the device opened nothing, though there is a context.
         tls_rx_records_none,
+        /// Contexts for opening that were put off, since the peer changes its keys too often.
+        tls_rx_device_put_off,
         /// Times that the device was told where a record begins (Linux: `TlsRxDeviceResync`).
         tls_rx_device_resync,
         /// Records that did not verify (Linux: `TlsDecryptError`).
@@ -200,6 +202,14 @@ base::counters! {
         nvme_rx_device,
         /// Those whose PDUs it does not.
         nvme_rx_sw,
+        /// Receive contexts given up, since the stream went on in records that they do not follow:
+        /// under other keys, padded, or of something else than data.
+        nvme_rx_lost,
+        /// Receive contexts made after the first of their connection: after a reset of the device,
+        /// or since the one before was given up.
+        nvme_rx_renewed,
+        /// Times that this was put off, since there were too many on the connection.
+        nvme_rx_put_off,
         /// PDUs received.
         nvme_rx_pdus,
         /// PDUs with data for a buffer all of which the device placed, and whose digest it checked.

@@ -6,7 +6,7 @@
 use base::{Duration, Instant};
 
 /// So many a second.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PerSecond {
     window: Instant,
     sent: u32,

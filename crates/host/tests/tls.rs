@@ -514,6 +514,27 @@ fn keys_change() {
     }
 }
 
+/// RFC 8446 section 4.6.3: many requests are answered once, before the next data; so nothing is kept
+/// for a peer that asks and does not read.
+#[test]
+fn keys_that_change_again_and_again() {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    for _ in 0..200 {
+        world.client.refresh_traffic_keys().unwrap();
+        world.client.writer().write_all(b"x").unwrap();
+        world.run();
+    }
+    assert_eq!(world.t.app_read(), [b'x'; 200]);
+    assert_eq!(world.counter("tls_rx_rekey_ok"), 200);
+    assert_eq!(world.counter("tls_tx_rekey_ok"), 0, "nothing was said since");
+    for _ in 0..2 {
+        world.t.app_write(b"and back");
+        assert_eq!(world.run(), None);
+        assert_eq!(world.client_read(), b"and back");
+        assert_eq!(world.counter("tls_tx_rekey_ok"), 1);
+    }
+}
+
 /// RFC 8446 section 5.5: a key that has sealed enough is changed, and the client follows.
 #[test]
 fn a_key_has_a_limit() {

@@ -17,5 +17,5 @@ pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};
 pub use seg::Seg;
-pub use tls::tls13;
+pub use tls::{tls13, tls13_limited};
 pub use wire::tcp::Flags;

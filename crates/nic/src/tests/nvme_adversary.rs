@@ -94,23 +94,27 @@ fn byte() -> impl Strategy<Value = u8> {
 
 fn state() -> impl Strategy<Value = NvmeTcpState> {
     let most = prop_oneof![0..200_u32, any::<u32>()];
-    let over = prop::option::of((0..3_u64, any::<u64>()));
+    let over = prop::option::of((0..3_u64, any::<u64>(), number()));
     (any::<bool>(), any::<bool>(), most, over).prop_map(|(header, data, most, over)| NvmeTcpState {
         header_digest: header,
         data_digest: data,
         pdu_bytes_max: most,
-        over: over.map(|(id, number)| OverTls { context: L5oId(id), number }),
+        over: over.map(|(id, number, skip)| OverTls { context: L5oId(id), number, skip }),
     })
+}
+
+fn number() -> impl Strategy<Value = u32> {
+    prop_oneof![0..300_u32, any::<u32>()]
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let id = || (0..3_u64).prop_map(L5oId);
-    let number = || prop_oneof![0..300_u32, any::<u32>()];
-    let setup = (id(), 0..4_u16, number(), number(), 1..3_usize).prop_map(
-        |(context, tag, offset, len, pages)| {
+    let there = prop_oneof![Just(0), number()];
+    let setup = (id(), 0..4_u16, number(), number(), there, 1..3_usize).prop_map(
+        |(context, tag, offset, len, there, pages)| {
             let buffer = AlignedBuf::new(pages);
             let flow = FlowId(u64::from(tag));
-            Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, offset, len, buffer }))
+            Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, offset, len, there, buffer }))
         },
     );
     prop_oneof![

@@ -16,7 +16,14 @@ use crate::{DeviceConfig, L5oConfig};
 
 fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
     let buffer = AlignedBuf::new(pages);
-    Op::DdpSetup(Box::new(DdpSetup { context, flow: FLOW, tag, offset, len, buffer }))
+    Op::DdpSetup(Box::new(DdpSetup { context, flow: FLOW, tag, offset, len, there: 0, buffer }))
+}
+
+/// The same, with the first bytes there already.
+fn with_there(mut op: Op, there: u32) -> Op {
+    let Op::DdpSetup(setup) = &mut op else { panic!("{op:?}") };
+    setup.there = there;
+    op
 }
 
 /// Buffers that came back since the last call.
@@ -66,6 +73,7 @@ fn a_bad_set_up_comes_back_at_once() {
         (setup(CONTEXT, 2, 0, 4097, 1), Refusal::DoesNotFit),
         (setup(CONTEXT, 2, u32::MAX - 100, 200, 1), Refusal::DoesNotFit),
         (setup(CONTEXT, 1, 4096, 4096, 1), Refusal::DoesNotFit),
+        (with_there(setup(CONTEXT, 2, 0, 4096, 1), 4096), Refusal::DoesNotFit),
         (setup(CONTEXT, 2, 0, 4096, 5), Refusal::TableFull),
     ];
     for (op, why) in cases {
@@ -284,4 +292,28 @@ fn answers_to_nobody() {
         rig.moved(&["rx_", "nvme_"]),
         ["rx_tls_resync_res_skip +2", "nvme_tcp_resync_res_skip +1"]
     );
+}
+
+/// What is there already stays as it is, and is not awaited.
+#[test]
+fn a_buffer_of_which_some_is_there() {
+    for out_of_order in [false, true] {
+        let mut content = Content::new(BOTH, 5);
+        for (offset, len) in [(0, 500), (500, 500), (1000, 24)] {
+            content.c2h(1, offset, len);
+        }
+        let data = content.pdus.iter().filter_map(|pdu| pdu.data.clone()).collect::<Vec<_>>();
+        let mut flow = Flow::new(content, config(out_of_order));
+        flow.rig.op(0, with_there(setup(CONTEXT, 1, 0, 1024, 1), 600));
+        flow.offsets.insert(1, 0);
+        flow.deliver_in(0..flow.wire.len(), 100);
+        assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), 424);
+        assert_eq!(flow.verified.len(), 3, "digests are checked all the same");
+        let [back] = &flow.returned[..] else { panic!("{:?}", flow.returned) };
+        let memory = back.buffer.as_slice();
+        assert!(memory[..600].iter().all(|&byte| byte == 0), "as they were");
+        let text = |nth: usize| &flow.content.bytes[data[nth].2.clone()];
+        assert!(memory[600..1000] == text(1)[100..]);
+        assert!(memory[1000..1024] == *text(2));
+    }
 }

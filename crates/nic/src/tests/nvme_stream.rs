@@ -244,7 +244,7 @@ impl Flow {
         let mut flow = Self::of(content, config, wire, places);
         flow.records = records;
         flow.rig.op(0, peer.create(TLS, Direction::Receive(tuple()), START, NUMBER));
-        let over = Some(OverTls { context: TLS, number: NUMBER });
+        let over = Some(OverTls { context: TLS, number: NUMBER, skip: 0 });
         flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(flow.content.digests) }));
         flow
     }
@@ -253,7 +253,7 @@ impl Flow {
     pub(super) fn setup(&mut self, tag: u16, offset: u32, len: usize) {
         let buffer = AlignedBuf::new(len.div_ceil(4096));
         let len = u32::try_from(len).unwrap();
-        let setup = DdpSetup { context: CONTEXT, flow: FLOW, tag, offset, len, buffer };
+        let setup = DdpSetup { context: CONTEXT, flow: FLOW, tag, offset, len, there: 0, buffer };
         self.rig.op(0, Op::DdpSetup(Box::new(setup)));
         self.offsets.insert(tag, offset);
         self.collect();

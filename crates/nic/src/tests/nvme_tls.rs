@@ -1,6 +1,7 @@
 //! NVMe/TCP over TLS on receive (autonomous-nic-offloads.md section 5.3): TLS opens, then PDUs are
 //! followed in the content; each layer recovers on its own.
 
+use abi::Op;
 use abi::l5o::L5oId;
 use abi::nvme_tcp::{NvmeTcpState, OverTls};
 use alloc::vec;
@@ -12,7 +13,7 @@ use super::l5o_disorder::{Network, arrivals};
 use super::l5o_tx::{ALL as SUITES, Peer};
 use super::nvme_disorder::{mixed, run};
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, BOTH, Content, Flow, NUMBER, TLS, create, state};
+use super::nvme_stream::{ALL, BOTH, CONTEXT, Content, Flow, NUMBER, TLS, create, state};
 
 #[test]
 fn in_order_in_packets_of_every_size() {
@@ -104,6 +105,32 @@ fn a_record_of_another_kind_ends_the_work() {
     }
 }
 
+/// A context may begin in the middle of a stream, and of a PDU that somebody else follows.
+#[test]
+fn a_stream_that_begins_with_the_rest_of_a_pdu() {
+    for out_of_order in [false, true] {
+        for step in [64, 1448] {
+            let content = Content::reads(BOTH, 4, 2000);
+            let first = content.pdus[3].at.start;
+            let peer = Peer::new(SUITES[3]);
+            let mut flow = Flow::over_tls(content, config(out_of_order), peer, &[700]);
+            flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
+            let skip = u32::try_from(first).unwrap();
+            let over = Some(OverTls { context: TLS, number: NUMBER, skip });
+            flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(BOTH) }));
+            flow.setup_all();
+            flow.deliver_in(0..flow.wire.len(), step);
+            let begins = flow.content.pdus.iter().map(|pdu| pdu.at.start);
+            let expected = begins.filter(|at| *at >= first).collect::<Vec<_>>();
+            assert_eq!(flow.verified, expected, "{out_of_order} {step}");
+            let bytes = flow.rig.counter("rx_nvmeotcp_bytes");
+            assert_eq!(bytes, 2 * 2000, "of the two reads that begin behind it");
+            assert_eq!(flow.rig.counter("rx_nvmeotcp_drop"), 0, "nothing had to be searched for");
+            assert_eq!(flow.wrong, 0);
+        }
+    }
+}
+
 /// What TLS closes again is not used; nor is what another context of TLS opens.
 #[test]
 fn only_what_is_open_is_used() {
@@ -118,7 +145,7 @@ fn only_what_is_open_is_used() {
         flow.deliver(second.clone());
         assert_eq!(flow.placed, None, "its tag is wrong");
         // Another stream on the same keys' predecessor.
-        let over = Some(OverTls { context: L5oId(TLS.0 + 1), number: NUMBER });
+        let over = Some(OverTls { context: L5oId(TLS.0 + 1), number: NUMBER, skip: 0 });
         flow.rig.op(0, create(L5oId(1), NvmeTcpState { over, ..state(BOTH) }));
         flow.collect();
         flow.moved();

@@ -195,7 +195,7 @@ impl Stream {
         rig.open(0, FILE, "a").unwrap();
         let over = self.peer.map(|peer| {
             rig.op(0, peer.create(TLS, Direction::Transmit, START, 0));
-            OverTls { context: TLS, number: 0 }
+            OverTls { context: TLS, number: 0, skip: 0 }
         });
         rig.op(0, create(NVME, state(over)));
         rig.events.clear();

@@ -1,6 +1,7 @@
 //! NVMe over TCP between two hosts with real devices: PDUs over a good wire and a bad one, with
 //! digests and without, by the device and in software.
 
+mod again;
 mod disk;
 mod hostile;
 mod lab;

@@ -8,13 +8,17 @@ use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
-use host::{Host, Listen, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use host::{
+    Host, Listen, Notice, SocketId, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion,
+};
 use wire::Endpoint;
 
 use crate::lab::{App, Faults, Lab};
 
 /// The port of NVMe/TCP.
 const PORT: u16 = 4420;
+/// Records left of a key when it is changed.
+const KEY_MARGIN: u64 = 1024;
 /// Data of a write that goes in the capsule, at most.
 const CAPSULE: u32 = 8192;
 
@@ -23,7 +27,7 @@ fn byte(at: u64, version: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version) >> 29).to_le_bytes()[0]
 }
 
-fn text(at: u64, len: u32, version: u64) -> Vec<u8> {
+pub(crate) fn text(at: u64, len: u32, version: u64) -> Vec<u8> {
     (at..at + u64::from(len)).map(|at| byte(at, version)).collect()
 }
 
@@ -33,14 +37,14 @@ fn buffer(len: u32) -> AlignedBuf {
 
 /// A command of these tests: what it does, where, and how much.
 #[derive(Clone, Copy, Debug)]
-struct Command {
-    write: bool,
-    at: u64,
-    len: u32,
+pub(crate) struct Command {
+    pub(crate) write: bool,
+    pub(crate) at: u64,
+    pub(crate) len: u32,
 }
 
 impl Command {
-    fn sqe(self, cid: u16) -> [u8; 64] {
+    pub(crate) fn sqe(self, cid: u16) -> [u8; 64] {
         let mut sqe = [0; 64];
         sqe[0] = u8::from(self.write);
         sqe[2..4].copy_from_slice(&cid.to_le_bytes());
@@ -49,7 +53,7 @@ impl Command {
         sqe
     }
 
-    fn of(sqe: &[u8; 64]) -> (u16, Self) {
+    pub(crate) fn of(sqe: &[u8; 64]) -> (u16, Self) {
         let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
         let at = u64::from_le_bytes(sqe[8..16].try_into().unwrap());
         let len = u32::from_le_bytes(sqe[16..20].try_into().unwrap());
@@ -57,7 +61,7 @@ impl Command {
     }
 }
 
-fn cqe(cid: u16) -> [u8; 16] {
+pub(crate) fn cqe(cid: u16) -> [u8; 16] {
     let mut cqe = [0; 16];
     cqe[12..14].copy_from_slice(&cid.to_le_bytes());
     cqe
@@ -76,23 +80,46 @@ struct Running {
 }
 
 /// The initiator: so many commands at one time, each checked.
-struct Asker {
+pub(crate) struct Asker {
     transport: Option<Transport>,
     params: Initiate,
     tls: Option<TlsKeys>,
-    todo: VecDeque<Command>,
+    pub(crate) client: Option<TlsClient>,
+    pub(crate) todo: VecDeque<Command>,
     depth: usize,
     running: BTreeMap<u16, Running>,
-    done: usize,
-    bad_digests: usize,
-    ended: Option<Ended>,
+    pub(crate) done: usize,
+    pub(crate) bad_digests: usize,
+    pub(crate) ended: Option<Ended>,
 }
 
 impl Asker {
-    fn connect(&mut self, now: Instant, host: &mut Host) {
-        let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-        let socket = host.connect(now, remote).unwrap();
+    pub(crate) fn new(params: Initiate, depth: usize, todo: VecDeque<Command>) -> Self {
+        Self {
+            transport: None,
+            params,
+            tls: None,
+            client: None,
+            todo,
+            depth,
+            running: BTreeMap::new(),
+            done: 0,
+            bad_digests: 0,
+            ended: None,
+        }
+    }
+
+    pub(crate) fn connect(&mut self, now: Instant, host: &mut Host) {
+        let socket = connect(now, host, self.client.as_ref());
         self.transport = Some(Transport::initiate(socket, Arc::new(Provider), self.params));
+    }
+
+    /// Asks for more.
+    pub(crate) fn ask(&mut self, host: &mut Host, more: impl Iterator<Item = Command>) {
+        self.todo.extend(more);
+        if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
+            self.submit(host);
+        }
     }
 
     fn submit(&mut self, host: &mut Host) {
@@ -173,18 +200,38 @@ impl App for Asker {
 }
 
 /// The target: it reads what the bytes' places say, and checks what is written.
-struct Server {
+pub(crate) struct Server {
     transport: Option<Transport>,
     params: Serve,
     tls: Option<TlsKeys>,
     writes: BTreeMap<u16, (u16, Command)>,
-    written: u64,
-    bad_digests: usize,
-    ended: Option<Ended>,
+    pub(crate) written: u64,
+    pub(crate) bad_digests: usize,
+    pub(crate) ended: Option<Ended>,
     rng: Prng,
 }
 
 impl Server {
+    pub(crate) fn new(alignment: u8, rng: Prng) -> Self {
+        let params = Serve {
+            header_digest: true,
+            data_digest: true,
+            cpda: alignment,
+            maxh2cdata: 131_072,
+            in_capsule_max: CAPSULE,
+        };
+        Self {
+            transport: None,
+            params,
+            tls: None,
+            writes: BTreeMap::new(),
+            written: 0,
+            bad_digests: 0,
+            ended: None,
+            rng,
+        }
+    }
+
     fn command(&mut self, host: &mut Host, cid: u16, command: Command, data: &Bytes) {
         let transport = self.transport.as_mut().unwrap();
         if !command.write {
@@ -258,6 +305,8 @@ struct Run {
     resets: u32,
     commands: usize,
     depth: usize,
+    /// TLS whose keys change after so many records.
+    key_records: Option<u64>,
 }
 
 impl Default for Run {
@@ -272,7 +321,37 @@ impl Default for Run {
             resets: 0,
             commands: 60,
             depth: 8,
+            key_records: None,
         }
+    }
+}
+
+/// Both ends of TLS, whose keys change after so many records.
+pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
+    let limit = KEY_MARGIN + records;
+    let (server, client) = testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit);
+    let (mut server, mut client) = ((*server).clone(), (*client).clone());
+    server.send_tls13_tickets = 0;
+    server.enable_secret_extraction = true;
+    client.enable_secret_extraction = true;
+    let server = TlsServer { config: Arc::new(server), crypto: Arc::new(Provider) };
+    let name = "target.test".try_into().unwrap();
+    (server, TlsClient { config: Arc::new(client), name, crypto: Arc::new(Provider) })
+}
+
+pub(crate) fn listen(host: &mut Host, tls: Option<&TlsServer>) {
+    let listen = Listen { addr: None, port: PORT, backlog: 8 };
+    match tls {
+        Some(server) => host.listen_tls(listen, server.clone()).unwrap(),
+        None => host.listen(listen).unwrap(),
+    };
+}
+
+pub(crate) fn connect(now: Instant, host: &mut Host, tls: Option<&TlsClient>) -> SocketId {
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    match tls {
+        Some(client) => host.connect_tls(now, remote, client).unwrap(),
+        None => host.connect(now, remote).unwrap(),
     }
 }
 
@@ -301,35 +380,16 @@ fn run(run: Run) -> Lab {
         len: sizes[usize::try_from(rng.next_u64() % 9).unwrap()],
     };
     let (header_digest, data_digest) = run.digests;
-    let mut asker = Asker {
-        transport: None,
-        params: Initiate { header_digest, data_digest, hpda: run.alignment, maxr2t: 0 },
-        tls: run.tls.then(|| keys(true)),
-        todo: (0..run.commands).map(|_| command(&mut rng)).collect(),
-        depth: run.depth,
-        running: BTreeMap::new(),
-        done: 0,
-        bad_digests: 0,
-        ended: None,
-    };
-    let params = Serve {
-        header_digest: true,
-        data_digest: true,
-        cpda: run.alignment,
-        maxh2cdata: 131_072,
-        in_capsule_max: CAPSULE,
-    };
-    let mut server = Server {
-        transport: None,
-        params,
-        tls: run.tls.then(|| keys(false)),
-        writes: BTreeMap::new(),
-        written: 0,
-        bad_digests: 0,
-        ended: None,
-        rng: rng.fork(),
-    };
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let params = Initiate { header_digest, data_digest, hpda: run.alignment, maxr2t: 0 };
+    let todo = (0..run.commands).map(|_| command(&mut rng)).collect();
+    let mut asker = Asker::new(params, run.depth, todo);
+    let mut server = Server::new(run.alignment, rng.fork());
+    if run.tls {
+        (asker.tls, server.tls) = (Some(keys(true)), Some(keys(false)));
+    }
+    let shake = run.key_records.map(changing);
+    listen(&mut lab.machines[1].host, shake.as_ref().map(|(server, _)| server));
+    asker.client = shake.map(|(_, client)| client);
     asker.connect(lab.now, &mut lab.machines[0].host);
     let all = run.commands;
     for reset in 1..=run.resets {
@@ -419,6 +479,33 @@ fn commands_over_a_bad_wire() {
 #[test]
 fn devices_are_reset_in_between() {
     for tls in [false, true] {
-        run(Run { resets: 5, tls, commands: 120, ..Run::default() });
+        let lab = run(Run { resets: 5, tls, commands: 120, ..Run::default() });
+        for machine in &lab.machines {
+            assert_eq!(machine.count("nvme_rx_renewed"), 3, "four in a second, with the first");
+            assert_eq!(machine.count("nvme_rx_put_off"), 1);
+            assert_eq!(machine.count("nvme_rx_lost"), 0);
+        }
+    }
+}
+
+/// Keys change between PDUs, which are not cut. What fills digests in knows nothing of it.
+#[test]
+fn keys_change_at_both_ends() {
+    let clean = run(Run { key_records: Some(1 << 20), ..Run::default() });
+    let lab = run(Run { key_records: Some(70), ..Run::default() });
+    for (machine, clean) in lab.machines.iter().zip(&clean.machines) {
+        let changes = machine.count("tls_rx_rekey_ok");
+        assert!(changes >= 2, "{changes}");
+        let renewed = machine.count("nvme_rx_renewed");
+        assert!((2..=3).contains(&renewed), "{renewed}");
+        assert_eq!(machine.count("rx_nvmeotcp_sk_add"), 1 + renewed);
+        let bytes = ["nvme_rx_placed_bytes", "nvme_rx_copied_bytes"];
+        let [placed, copied] = bytes.map(|name| machine.count(name));
+        assert_eq!(placed + copied, bytes.map(|name| clean.count(name)).into_iter().sum::<u64>());
+        let digests = |name| (machine.count(name), clean.count(name));
+        let (with, without) = digests("nvme_tx_digests_device");
+        assert_eq!(with, without);
+        assert_eq!(digests("nvme_tx_digests_host"), (0, 0));
+        assert_eq!(machine.count("nvme_tx_device"), 1);
     }
 }

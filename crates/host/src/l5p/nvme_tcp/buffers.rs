@@ -41,7 +41,9 @@ pub(super) struct Awaited {
     len: u32,
     /// Bytes received, from the first on.
     pub(super) received: u32,
-    /// Those of them that the device placed.
+    /// Bytes that were there, from the first on, when the device got the buffer.
+    there: u32,
+    /// Bytes that the device has placed since then.
     placed: u32,
     place: Place,
     stash: Vec<(u32, Box<[u8]>)>,
@@ -71,7 +73,7 @@ impl Awaited {
 
     /// Whether the device has placed all of it, so that the buffer comes back unasked.
     pub(super) const fn was_placed(&self) -> bool {
-        self.placed == self.len
+        self.placed == self.len - self.there
     }
 
     /// Whether the buffer is all that is missing, after data that was the last or not: no more
@@ -117,6 +119,29 @@ impl Awaited {
         lent
     }
 
+    /// Whether the device has it, and was asked for it.
+    pub(super) const fn is_coming(&self) -> bool {
+        matches!(self.place, Place::Coming)
+    }
+
+    /// Takes a buffer that is here, to lend it for what follows the next `under_way` bytes; gives
+    /// its tag, offset and length with it, and how many bytes it has.
+    pub(super) fn lend(
+        &mut self,
+        tag: u16,
+        under_way: u32,
+    ) -> Option<((u16, u32, u32, u32), AlignedBuf)> {
+        let there = self.received.saturating_add(under_way);
+        if there >= self.len || self.unwanted || !self.is_here() {
+            return None;
+        }
+        let Place::Here(buffer) = core::mem::replace(&mut self.place, Place::Lent) else {
+            return None;
+        };
+        (self.there, self.placed) = (there, 0);
+        Some(((tag, self.offset, self.len, there), buffer))
+    }
+
     /// Whether the buffer is here.
     pub(super) const fn is_here(&self) -> bool {
         matches!(self.place, Place::Here(_))
@@ -154,6 +179,7 @@ impl Buffers {
             offset,
             len,
             received: 0,
+            there: 0,
             placed: 0,
             place: buffer.map_or(Place::Lent, Place::Here),
             stash: Vec::new(),
@@ -174,6 +200,11 @@ impl Buffers {
     /// As [`Self::get_mut`], to look.
     pub(super) fn get(&self, tag: u16) -> Option<&Awaited> {
         self.by_tag.get(usize::from(tag))?.as_deref()
+    }
+
+    /// All tags that may be awaited.
+    pub(super) fn tags(&self) -> impl Iterator<Item = u16> + use<> {
+        (0..=u16::MAX).take(self.by_tag.len())
     }
 
     /// Nothing more is awaited under a tag whose buffer is here.

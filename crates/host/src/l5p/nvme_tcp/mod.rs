@@ -292,7 +292,7 @@ impl Transport {
         if self.buffers.get(tag).is_some() || len as usize > buffer.len() || len == 0 {
             return Some(buffer);
         }
-        let here = host.nvme_lend(self.socket, (tag, offset, len), buffer);
+        let here = host.nvme_lend(self.socket, (tag, offset, len, 0), buffer);
         self.buffers.insert(tag, (offset, len), here);
         None
     }
@@ -369,7 +369,7 @@ impl Transport {
         let plen_max = receive::PLEN_MAX;
         self.receiver.rules = Rules { header_digest, data_digest, pda: ours, plen_max };
         self.phase = Phase::Open;
-        self.receiver.attach(host, self.socket);
+        let _followed = self.receiver.attach(host, self.socket);
         if data_digest {
             let (now, crypto) = (host.latest, Arc::clone(&self.crypto));
             // What the device does not do the host does: the counters say which.
@@ -382,9 +382,15 @@ impl Transport {
     fn take_back(&mut self, host: &mut Host) {
         while let Some(done) = host.nvme_port(self.socket).and_then(|port| port.back.pop_front()) {
             let tag = done.tag;
-            if let Some(awaited) = self.buffers.get_mut(tag).filter(|a| !a.is_here()) {
-                awaited.give_back(done.buffer);
-                self.settle(host, tag);
+            let Some(awaited) = self.buffers.get_mut(tag).filter(|a| !a.is_here()) else {
+                continue;
+            };
+            let asked = awaited.is_coming();
+            awaited.give_back(done.buffer);
+            self.settle(host, tag);
+            // It was not asked for: its context is gone, and there may be another.
+            if !asked && host.nvme_context(self.socket) != Some(done.context) {
+                self.lend_again(host, tag);
             }
         }
     }

@@ -3,56 +3,131 @@
 //!
 //! Called by [`crate::Host`] with events and by [`super::Transport`]. Memory that comes back for a
 //! connection that is gone is dropped: whoever waited for it knows that the connection is gone.
+//!
+//! A context does not last as long as its connection: a reset of the device ends it, and over TLS
+//! every record that it does not follow, a change of keys among them. Then another is made, from
+//! the next PDU on whose header has not come, but not more than so many a second: each has the
+//! device give back and take all buffers.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
+use abi::aligned::AlignedBuf;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oRefused, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Placed};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, OverTls, Placed};
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
 use crate::api::{Notice, SocketId};
 use crate::host::Host;
+use crate::l5p::tls::NextRecord;
+use crate::limit::PerSecond;
+
+/// Receive contexts of a connection in a second.
+pub(super) const CONTEXTS_PER_SECOND: u32 = 4;
 
 /// The device's part in a connection.
 #[derive(Debug)]
 pub(crate) struct Port {
     /// The receive context, or why there is none.
     pub(super) rx: Result<L5oId, Refusal>,
+    /// Where there is none there may be one later.
+    again: bool,
+    /// Where its stream begins in records of TLS.
+    from: Option<NextRecord>,
+    made: PerSecond,
     /// Buffers that came back.
     pub(super) back: VecDeque<DdpTeardownDone>,
     /// Where the device thinks that a PDU begins.
     pub(super) asked: Option<SeqNum>,
 }
 
+impl Port {
+    fn new() -> Self {
+        Self {
+            rx: Err(Refusal::Disabled),
+            again: false,
+            from: None,
+            made: PerSecond::default(),
+            back: VecDeque::new(),
+            asked: None,
+        }
+    }
+}
+
 impl Host {
-    /// Asks the device for a receive context from the next byte on, which begins a PDU. Gives that
-    /// byte's position in the stream.
-    pub(super) fn nvme_attach(&mut self, socket: SocketId, state: NvmeTcpState) -> Option<SeqNum> {
+    /// Asks the device for a receive context. `skip` bytes from the next on are the rest of a PDU
+    /// that is followed here. Gives the next byte's position in the stream; none where there is no
+    /// context.
+    pub(super) fn nvme_attach(
+        &mut self,
+        socket: SocketId,
+        state: NvmeTcpState,
+        skip: u32,
+    ) -> Option<SeqNum> {
+        let (flow, tuple) = self.table.get(socket).map(|conn| (conn.flow, conn.tuple))?;
+        let slot = self.table.slots.get_mut(socket.index())?;
+        let rcv = &slot.conn.as_deref()?.rcv;
+        let next = rcv.seq(rcv.read_position());
+        let record = slot.session.as_deref().map(|session| session.next_record(rcv)).transpose();
+        let first = slot.nvme.is_none();
+        let port = slot.nvme.get_or_insert_with(|| Box::new(Port::new()));
         let offered = self.out.nvme_tcp.and_then(|limits| match limits.rx {
             true => Ok(()),
             false => Err(Refusal::NotSupported),
         });
-        let conn = self.table.get(socket)?;
-        let read = conn.rcv.read_position();
-        let (flow, tuple) = (conn.flow, conn.tuple);
-        let tcpsn = conn.rcv.seq(read);
-        let slot = self.table.slots.get_mut(socket.index())?;
-        let over = slot.session.as_deref().map(|session| session.receive_context()).transpose();
-        let rx = offered.and(over).map(|over| {
+        port.again = offered.is_ok();
+        let mut from = offered.and(record);
+        if from.is_ok() && !port.made.allows(self.latest, CONTEXTS_PER_SECOND) {
+            from = Err(Refusal::KeysChangeTooOften);
+        }
+        let rx = from.map(|from| {
             let context = self.out.new_context();
+            let over = from.map(|from| OverTls { skip, ..from.over });
             let state = L5oState::NvmeTcp(NvmeTcpState { over, ..state });
-            let direction = Direction::Receive(tuple);
+            let (tcpsn, direction) =
+                (from.map_or(next + skip, |from| from.seq), Direction::Receive(tuple));
             let create = L5oCreate { context, flow, direction, tcpsn, state };
             self.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             context
         });
-        self.out.counters.nvme_rx_device += u64::from(rx.is_ok());
-        self.out.counters.nvme_rx_sw += u64::from(rx.is_err());
-        let back = slot.nvme.take().map(|port| port.back).unwrap_or_default();
-        slot.nvme = Some(Box::new(Port { rx, back, asked: None }));
-        Some(tcpsn)
+        let late = Err(Refusal::KeysChangeTooOften);
+        let counters = &mut self.out.counters;
+        counters.nvme_rx_put_off += u64::from(rx == late && port.rx != late);
+        counters.nvme_rx_device += u64::from(first && rx.is_ok());
+        counters.nvme_rx_sw += u64::from(first && rx.is_err());
+        counters.nvme_rx_renewed += u64::from(!first && rx.is_ok());
+        (port.rx, port.from, port.asked) = (rx, from.ok().flatten(), None);
+        rx.ok().map(|_| port.from.map_or(next, |from| from.seq))
+    }
+
+    /// With all read that came, up to `position` of the stream: gives a context up whose stream
+    /// went on elsewhere. Says whether there is none, and may be one.
+    pub(super) fn nvme_is_to_attach(&mut self, socket: SocketId, position: SeqNum) -> bool {
+        if self.table.get(socket).is_none_or(|conn| conn.rcv.finished()) {
+            return false;
+        }
+        let Some(slot) = self.table.slots.get_mut(socket.index()) else { return false };
+        let (Some(port), Some(conn)) = (slot.nvme.as_deref_mut(), slot.conn.as_deref()) else {
+            return false;
+        };
+        if let (Ok(context), Some(from)) = (port.rx, port.from) {
+            let next = slot.session.as_deref().map(|session| session.next_record(&conn.rcv));
+            let why = match next {
+                Some(Ok(next))
+                    if next.over.context == from.over.context
+                        && next.position(&from) == position =>
+                {
+                    return false;
+                }
+                Some(Err(why)) => why,
+                _ => Refusal::DoesNotFit,
+            };
+            (port.rx, port.asked) = (Err(why), None);
+            self.out.ops.push_back(Op::L5oDestroy { context });
+            self.out.counters.nvme_rx_lost += 1;
+        }
+        port.rx.is_err() && port.again
     }
 
     /// The device's part in a connection, while there is one.
@@ -66,14 +141,16 @@ impl Host {
         self.nvme_port(socket)?.rx.ok()
     }
 
-    /// Lends the device a buffer; gives it back where there is no context.
+    /// Lends the device a buffer of which the bytes `there` have come; gives it back where there is
+    /// no context.
     pub(super) fn nvme_lend(
         &mut self,
         socket: SocketId,
-        (tag, offset, len): (u16, u32, u32),
-        buffer: abi::aligned::AlignedBuf,
-    ) -> Option<abi::aligned::AlignedBuf> {
-        let worth = |limits: NvmeTcpLimits| limits.buffers_max > 0 && len >= limits.io_threshold;
+        (tag, offset, len, there): (u16, u32, u32, u32),
+        buffer: AlignedBuf,
+    ) -> Option<AlignedBuf> {
+        let worth =
+            |limits: NvmeTcpLimits| limits.buffers_max > 0 && len - there >= limits.io_threshold;
         let Some(context) =
             self.nvme_context(socket).filter(|_| self.out.nvme_tcp.is_ok_and(worth))
         else {
@@ -82,7 +159,7 @@ impl Host {
         let Some(flow) = self.table.get(socket).map(|conn| conn.flow) else {
             return Some(buffer);
         };
-        let setup = DdpSetup { context, flow, tag, offset, len, buffer };
+        let setup = DdpSetup { context, flow, tag, offset, len, there, buffer };
         self.out.ops.push_back(Op::DdpSetup(Box::new(setup)));
         self.out.counters.nvme_ddp_setup += 1;
         None
@@ -93,13 +170,6 @@ impl Host {
         if let Some(context) = self.nvme_context(socket) {
             self.out.ops.push_back(Op::DdpTeardown { context, tag });
         }
-    }
-
-    /// Whether the device has forgotten the context, and could have another: where TLS is below,
-    /// that goes on in software too.
-    pub(super) fn nvme_was_reset(&mut self, socket: SocketId) -> bool {
-        let tls = self.has_session(socket);
-        !tls && self.nvme_port(socket).is_some_and(|port| port.rx == Err(Refusal::DeviceReset))
     }
 
     /// Answers the device, if it waits for that.
@@ -166,7 +236,7 @@ impl Host {
         let Some(port) = self.nvme_port(id).filter(|port| port.rx == Ok(refused.context)) else {
             return false;
         };
-        port.rx = Err(refused.why);
+        (port.rx, port.again) = (Err(refused.why), false);
         let counters = &mut self.out.counters;
         counters.nvme_rx_device -= counters.nvme_rx_device.min(1);
         counters.nvme_rx_sw += 1;
@@ -177,8 +247,10 @@ impl Host {
     /// The device lost everything. Its buffers come back one by one.
     pub(crate) fn nvme_device_reset(&mut self, id: SocketId) {
         let Some(port) = self.nvme_port(id) else { return };
-        if port.rx.is_ok() {
+        if let Ok(context) = port.rx {
             (port.rx, port.asked) = (Err(Refusal::DeviceReset), None);
+            // It may not have been made before the reset, and have buffers afterwards.
+            self.out.ops.push_back(Op::L5oDestroy { context });
             self.nvme_notice(id);
         }
     }
@@ -186,6 +258,7 @@ impl Host {
     /// The connection is over: the context goes.
     pub(crate) fn nvme_ended(&mut self, id: SocketId) {
         let Some(port) = self.nvme_port(id) else { return };
+        port.again = false;
         let context = core::mem::replace(&mut port.rx, Err(Refusal::Ended)).ok();
         self.out.ops.extend(context.map(|context| Op::L5oDestroy { context }));
     }

@@ -84,11 +84,35 @@ impl Receiver {
         NvmeTcpState { header_digest, data_digest, pdu_bytes_max: plen_max, over: None }
     }
 
-    /// Has the device follow, from the next byte on, which begins a PDU.
-    pub(super) fn attach(&mut self, host: &mut Host, socket: SocketId) {
-        if let Some(position) = host.nvme_attach(socket, self.state()) {
-            (self.position, self.attached, self.count) = (position, true, 0);
-            self.verified.clear();
+    /// Has the device follow, from the next PDU on whose header has not come. Says whether it was
+    /// asked to.
+    pub(super) fn attach(&mut self, host: &mut Host, socket: SocketId) -> bool {
+        let Some(left) = self.left() else { return false };
+        let Some(position) = host.nvme_attach(socket, self.state(), left) else { return false };
+        // The stream goes on under other positions.
+        let moved = position.0.wrapping_sub(self.position.0);
+        if let Some(pdu) = &mut self.pdu {
+            pdu.begin += moved;
+        }
+        (self.position, self.attached, self.count) = (position, true, 0);
+        self.verified.clear();
+        true
+    }
+
+    /// Bytes to the next PDU; none where a header has come in part.
+    fn left(&self) -> Option<u32> {
+        match &self.pdu {
+            Some(pdu) => pdu.common.plen.checked_sub(self.position.0.wrapping_sub(pdu.begin.0)),
+            None => (self.have == 0).then_some(0),
+        }
+    }
+
+    /// Bytes of data under a tag that come with the PDU under way.
+    fn under_way(&self, tag: u16) -> u32 {
+        match self.pdu.as_ref().map(|pdu| &pdu.header) {
+            Some(Header::C2HData(data)) if data.cccid == tag => data.len,
+            Some(Header::H2CData(data)) if data.ttag == tag => data.len,
+            _ => 0,
         }
     }
 
@@ -162,11 +186,25 @@ impl Transport {
         true
     }
 
-    /// After a reset of the device: has it follow again, where a PDU begins.
+    /// Has the device follow again where it does not any more, and lends it what is awaited.
     fn attach_again(&mut self, host: &mut Host) {
-        let idle = self.receiver.pdu.is_none() && self.receiver.have == 0;
-        if self.phase == Phase::Open && idle && host.nvme_was_reset(self.socket) {
-            self.receiver.attach(host, self.socket);
+        if self.phase == Phase::Open
+            && host.nvme_is_to_attach(self.socket, self.receiver.position)
+            && self.receiver.attach(host, self.socket)
+        {
+            for tag in self.buffers.tags() {
+                self.lend_again(host, tag);
+            }
+        }
+    }
+
+    /// Lends the device a buffer that is here, for the data whose header has not come.
+    pub(super) fn lend_again(&mut self, host: &mut Host, tag: u16) {
+        let under_way = self.receiver.under_way(tag);
+        let Some(awaited) = self.buffers.get_mut(tag) else { return };
+        let Some((range, buffer)) = awaited.lend(tag, under_way) else { return };
+        if let Some(buffer) = host.nvme_lend(self.socket, range, buffer) {
+            awaited.give_back(buffer);
         }
     }
 

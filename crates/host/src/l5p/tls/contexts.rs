@@ -51,7 +51,7 @@ impl Session {
     pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
         let Stage::Open(open) = &self.stage else { return None };
         let context = conn.snd.sealer.as_ref()?.context()?;
-        Some(OverTls { context, number: open.tx.number })
+        Some(OverTls { context, number: open.tx.number, skip: 0 })
     }
 
     /// Asks the device for a context that opens from the first record on whose header has not come.

@@ -32,6 +32,7 @@ use core::fmt;
 use abi::Refusal;
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::OverTls;
+use base::SeqNum;
 use bytes::{Buf as _, Bytes};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
@@ -79,6 +80,27 @@ enum Stage {
     Dead,
 }
 
+/// Where the device finds a record, as far as it opens it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NextRecord {
+    /// Its context, and the record's number.
+    pub(crate) over: OverTls,
+    /// The record's first byte on the wire.
+    pub(crate) seq: SeqNum,
+    /// Bytes of each record that are no content.
+    pub(crate) overhead: u32,
+}
+
+impl NextRecord {
+    /// Position of the record's content in a stream that began with the record `from`, if nothing
+    /// but content came since then.
+    pub(crate) fn position(&self, from: &Self) -> SeqNum {
+        #[expect(clippy::cast_possible_truncation, reason = "positions are modulo 2^32")]
+        let records = self.over.number.wrapping_sub(from.over.number) as u32;
+        self.seq - self.overhead.wrapping_mul(records)
+    }
+}
+
 /// A connection's TLS.
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
@@ -104,6 +126,8 @@ pub(crate) struct Session {
     /// Plaintext bytes in the queue, and those of them in memory.
     queued: u64,
     queued_memory: usize,
+    /// The peer wants our key to change before more data is written.
+    update_wanted: bool,
     /// The peer sent close_notify.
     peer_ended: bool,
     /// The application wrote its last byte.
@@ -159,6 +183,7 @@ impl Session {
             queue: VecDeque::new(),
             queued: 0,
             queued_memory: 0,
+            update_wanted: false,
             peer_ended: false,
             shut: false,
             error,
@@ -223,16 +248,18 @@ impl Session {
         self.plain.is_empty() && self.clear.is_some()
     }
 
-    /// The device's context and the number of the next record, whose first byte is the next that is
-    /// read of the connection.
+    /// The record that brings the next content, where all before it was read.
     ///
     /// # Errors
-    /// Why there is none to go by.
-    pub(crate) fn receive_context(&self) -> Result<OverTls, Refusal> {
+    /// Why there is no context of the device's for it.
+    pub(crate) fn next_record(&self, rcv: &Receive) -> Result<NextRecord, Refusal> {
         let Stage::Open(open) = &self.stage else { return Err(Refusal::DoesNotFit) };
-        let read = self.plain.is_empty() && self.clear.is_none() && self.incoming.is_empty();
+        let read = self.plain.is_empty() && self.clear.is_none();
         let offload = self.offload.as_deref().filter(|_| read).ok_or(Refusal::DoesNotFit)?;
-        Ok(OverTls { context: offload.context()?, number: open.rx.number })
+        let over = OverTls { context: offload.context()?, number: open.rx.number, skip: 0 };
+        let position = rcv.read_position() - self.incoming.len() as u64;
+        let overhead = u32::try_from(open.rx.keys.framing.overhead()).unwrap_or(0);
+        Ok(NextRecord { over, seq: rcv.seq(position), overhead })
     }
 
     /// Whether nothing more can be written.
@@ -414,9 +441,9 @@ impl Session {
             }
             self.install_rx(conn, cx);
         }
-        if changes.tx_wanted && !self.rekey(conn, cx) {
-            return Err(Alert::InternalError);
-        }
+        // One answer is enough for many, before the next data (RFC 8446 section 4.6.3): else a peer
+        // would have us keep what it asks for, and does not acknowledge.
+        self.update_wanted |= changes.tx_wanted;
         Ok(())
     }
 

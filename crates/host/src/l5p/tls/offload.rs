@@ -18,6 +18,7 @@ use base::SeqNum;
 use wire::tls::{HEADER_BYTES, RecordHeader};
 
 use super::record::Keys;
+use crate::limit::PerSecond;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Piece;
@@ -27,6 +28,9 @@ use crate::tcp::rcv::Piece;
 const OLD_KEYS_MAX: usize = 4;
 /// Such contexts, of whatever keys: what a device may have us keep by resets.
 const OLD_CONTEXTS_MAX: usize = 64;
+/// Contexts of a connection in a second: what a peer that changes its keys again and again has us
+/// ask of the device.
+const CONTEXTS_PER_SECOND: u32 = 64;
 /// Records opened by nobody before the device is told where the next begins, and the most of them
 /// between two hints: Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
 const HINT_AFTER: (u32, u32) = (2, 128);
@@ -65,6 +69,7 @@ pub(super) struct RxOffload {
     context: Result<L5oId, Refusal>,
     keys: Arc<Keys>,
     old: VecDeque<Old>,
+    made: PerSecond,
     mode: ResyncMode,
     /// Position that the device asks about.
     asked: Option<u64>,
@@ -81,6 +86,7 @@ impl RxOffload {
             context: Err(why),
             keys,
             old: VecDeque::new(),
+            made: PerSecond::default(),
             mode: ResyncMode::StreamScan,
             asked: None,
             log: None,
@@ -101,6 +107,7 @@ impl RxOffload {
             || self.log.is_some()
             || !self.old.is_empty()
             || self.mode == ResyncMode::NextHint
+            || self.is_to_install()
     }
 
     pub(super) const fn state(&self) -> Result<(), Refusal> {
@@ -122,9 +129,10 @@ impl RxOffload {
             Ok(_) => return self.context = Err(Refusal::NotSupported),
             Err(why) => return self.context = Err(why),
         };
-        if !self.has_room() {
-            self.context = Err(Refusal::KeysChangeTooOften);
-            return;
+        if !self.has_room() || !self.made.allows(cx.now, CONTEXTS_PER_SECOND) {
+            let late = Err(Refusal::KeysChangeTooOften);
+            cx.out.counters.tls_rx_device_put_off += u64::from(self.context != late);
+            return self.context = late;
         }
         let context = cx.out.new_context();
         let create = L5oCreate {

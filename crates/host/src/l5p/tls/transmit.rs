@@ -95,6 +95,7 @@ impl Session {
     fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
         let Stage::Open(open) = &self.stage else { return false };
         self.queue.is_empty()
+            && !self.update_wanted
             && conn.state.may_write()
             && !conn.snd.fin
             && bytes.div_ceil(CONTENT_BYTES_MAX as u64) <= open.tx_left()
@@ -112,8 +113,10 @@ impl Session {
             if !conn.state.may_write() || conn.snd.fin {
                 return;
             }
-            if open.tx_left() < piece.records() {
-                // RFC 8446 section 5.5.
+            let records = piece.records();
+            // RFC 8446 sections 5.5 and 4.6.3. What not even a new key may seal goes under one.
+            let used_up = open.tx_left() < records && open.tx.number > 0;
+            if used_up || self.update_wanted && records > 0 {
                 if !self.rekey(conn, cx) {
                     self.fail(conn, cx, Alert::InternalError);
                 }
@@ -221,6 +224,7 @@ impl Session {
     pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
         let Stage::Open(open) = &mut self.stage else { return false };
         let changed = open.update_tx(&*self.crypto, conn, cx).is_some();
+        self.update_wanted = false;
         if changed {
             self.install_tx(conn, cx);
         }

@@ -42,8 +42,12 @@ pub(super) struct DataAt {
 impl Buffer {
     /// The buffer of a set-up that was checked.
     pub(super) fn new(setup: DdpSetup) -> Self {
-        let DdpSetup { flow, tag, offset, len, buffer, .. } = setup;
-        Self { flow, tag, offset, len, left: len, placed: Seen::default(), memory: buffer }
+        let DdpSetup { flow, tag, offset, len, there, buffer, .. } = setup;
+        let mut placed = Seen::default();
+        if there > 0 {
+            placed.add(0, there);
+        }
+        Self { flow, tag, offset, len, left: len - there, placed, memory: buffer }
     }
 
     /// Bytes of its memory.

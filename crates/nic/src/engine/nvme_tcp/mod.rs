@@ -166,7 +166,7 @@ impl NvmeTcpEngine {
         let context = self.contexts.get(key).ok_or(Refusal::Ended)?;
         let bytes = setup.buffer.len() as u64;
         let most = u64::from(setup.len) <= bytes && setup.offset.checked_add(setup.len).is_some();
-        if setup.len == 0 || !most || context.receive.buffers.has(setup.tag) {
+        if setup.there >= setup.len || !most || context.receive.buffers.has(setup.tag) {
             return Err(Refusal::DoesNotFit);
         }
         let full = self.buffers >= config.ddp_buffers_max

@@ -57,8 +57,9 @@ pub(super) struct Receive {
 }
 
 impl Receive {
-    /// A context whose stream begins at `start`, with a PDU.
-    pub(super) fn new(start: SeqNum, state: &NvmeTcpState) -> Self {
+    /// A context whose stream begins at `tcpsn`.
+    pub(super) fn new(tcpsn: SeqNum, state: &NvmeTcpState) -> Self {
+        let start = tcpsn + state.over.map_or(0, |over| over.skip);
         let rules = Rules {
             header_digest: state.header_digest,
             data_digest: state.data_digest,
@@ -117,11 +118,15 @@ impl Receive {
     /// The paper's way.
     fn in_order(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
         let end = piece.pos + piece.len();
-        let ahead = piece.pos.distance(self.expected);
-        if ahead < 0 {
+        let behind = self.expected.distance(piece.pos);
+        if behind > 0 && end.le(self.expected) {
             // Figure 8 (a): the past.
             return;
         }
+        // What a packet brings again is left out.
+        let behind = u32::try_from(behind).unwrap_or(0);
+        let piece = &piece.cut(behind as usize, piece.len());
+        let ahead = piece.pos.distance(self.expected);
         w.offload = ahead == 0;
         if ahead > 0 {
             match self.chain.next() {

@@ -33,7 +33,7 @@ pub(super) struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// A range of it.
-    fn cut(&self, from: usize, len: u32) -> Self {
+    pub(super) fn cut(&self, from: usize, len: u32) -> Self {
         let bytes = self.bytes.get(from..).unwrap_or_default();
         let bytes = bytes.get(..len as usize).unwrap_or(bytes);
         Piece { pos: self.pos + small(from), at: self.at.saturating_add(small(from)), bytes }

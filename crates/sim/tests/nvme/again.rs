@@ -1,0 +1,436 @@
+//! Contexts that are made again: keys of TLS that change, also in the middle of a PDU, devices that
+//! are reset, and both under loss. A peer without a transport writes PDUs in pieces of any length,
+//! so that records end, and keys change, anywhere.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use abi::crypto::CryptoProvider;
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use crypto::Provider;
+use host::nvme::Initiate;
+use host::{Host, Notice, SocketId};
+use wire::nvme::pdu::{Common, DataHeader, Header, IcReq, IcResp, Rules};
+
+use crate::lab::{App, Faults, Lab};
+use crate::transport::{Asker, Command, Server, changing, connect, listen, text};
+
+/// Data of a PDU, at most.
+const PDU_DATA: u32 = 65_536;
+const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
+
+/// A PDU with its digests.
+fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
+    let mut out = vec![0; 128];
+    let common = header.write(u32::try_from(data.len()).unwrap(), rules, &mut out).unwrap();
+    let bare = usize::from(common.kind.header_len());
+    out.truncate(bare);
+    if common.header_bytes as usize > bare {
+        out.extend_from_slice(&Provider.crc32c(0, &out).to_le_bytes());
+    }
+    out.resize(out.len().max(common.data().start as usize).min(common.plen as usize), 0);
+    out.extend_from_slice(data);
+    if common.data_digest().is_some() {
+        out.extend_from_slice(&Provider.crc32c(0, data).to_le_bytes());
+    }
+    assert_eq!(out.len(), common.plen as usize);
+    out
+}
+
+/// An initiator that writes, or a target that is read from; it knows nothing of devices.
+struct Raw {
+    /// It is the initiator.
+    asks: bool,
+    /// ICReq or ICResp came.
+    opened: bool,
+    socket: Option<SocketId>,
+    todo: VecDeque<Command>,
+    depth: usize,
+    running: BTreeMap<u16, Command>,
+    done: usize,
+    got: Vec<u8>,
+    out: Vec<u8>,
+    /// Longest piece that is written at one time.
+    piece: u64,
+    rng: Prng,
+}
+
+impl Raw {
+    fn new(asks: bool, piece: u64, seed: u64) -> Self {
+        Self {
+            asks,
+            opened: false,
+            socket: None,
+            todo: VecDeque::new(),
+            depth: 8,
+            running: BTreeMap::new(),
+            done: 0,
+            got: Vec::new(),
+            out: Vec::new(),
+            piece,
+            rng: Prng::new(seed),
+        }
+    }
+
+    /// Takes a whole PDU.
+    fn take(&mut self, bytes: &[u8]) {
+        let rules = if matches!(bytes[0], 0 | 1) { Rules::NONE } else { RULES };
+        let common = Common::parse(bytes.first_chunk().unwrap(), &rules).unwrap();
+        match Header::parse(&common, bytes).unwrap() {
+            Header::ICReq(_) => {
+                let response = IcResp {
+                    pfv: 0,
+                    cpda: 0,
+                    header_digest: true,
+                    data_digest: true,
+                    maxh2cdata: PDU_DATA,
+                };
+                self.out.extend(pdu(&Header::ICResp(response), &[], &Rules::NONE));
+            }
+            Header::CapsuleCmd(sqe) => {
+                let (cid, command) = Command::of(&sqe);
+                assert!(!command.write, "this target is only read from");
+                self.data(command, 0, |data| DataHeader { cccid: cid, success: data.last, ..data });
+            }
+            Header::R2T(r2t) => {
+                let command = self.running[&r2t.cccid];
+                assert_eq!((r2t.offset, r2t.len), (0, command.len));
+                let (cccid, ttag) = (r2t.cccid, r2t.ttag);
+                self.data(command, 1, |data| DataHeader { cccid, ttag, ..data });
+            }
+            Header::CapsuleResp(cqe) => {
+                let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
+                self.running.remove(&cid).expect("it was asked for");
+                self.done += 1;
+            }
+            Header::ICResp(_) => {}
+            other => panic!("{other:?}"),
+        }
+        self.opened |= matches!(bytes[0], 0 | 1);
+        self.ask();
+    }
+
+    fn ask(&mut self) {
+        while self.opened && self.running.len() < self.depth {
+            let Some(command) = self.todo.pop_front() else { return };
+            let cid = (0..).find(|cid| !self.running.contains_key(cid)).unwrap();
+            self.running.insert(cid, command);
+            self.out.extend(pdu(&Header::CapsuleCmd(command.sqe(cid)), &[], &RULES));
+        }
+    }
+
+    /// All data of a command, in PDUs of any length.
+    fn data(&mut self, command: Command, version: u64, of: impl Fn(DataHeader) -> DataHeader) {
+        let mut offset = 0;
+        while offset < command.len {
+            let most = u64::from(PDU_DATA / 4).min(u64::from(command.len - offset) / 4);
+            let len = 4 * (1 + u32::try_from(self.rng.next_u64() % most).unwrap());
+            let last = offset + len == command.len;
+            let header = DataHeader { cccid: 0, ttag: 0, offset, len, last, success: false };
+            let header = match (self.asks, of(header)) {
+                (true, header) => Header::H2CData(header),
+                (false, header) => Header::C2HData(header),
+            };
+            let data = text(command.at + u64::from(offset), len, version);
+            self.out.extend(pdu(&header, &data, &RULES));
+            offset += len;
+        }
+    }
+
+    fn work(&mut self, host: &mut Host) {
+        let Some(socket) = self.socket else { return };
+        loop {
+            let bytes = host.peek(socket);
+            if bytes.is_empty() {
+                break;
+            }
+            self.got.extend_from_slice(bytes);
+            let len = bytes.len();
+            host.consume(socket, len);
+        }
+        while let Some(len) =
+            self.got.get(4..8).map(|len| u32::from_le_bytes(len.try_into().unwrap()))
+        {
+            if self.got.len() < len as usize {
+                break;
+            }
+            let rest = self.got.split_off(len as usize);
+            let whole = core::mem::replace(&mut self.got, rest);
+            self.take(&whole);
+        }
+        while !self.out.is_empty() && host.readiness(socket).writable {
+            let piece = 1 + self.rng.next_u64() % self.piece;
+            let piece = self.out.len().min(usize::try_from(piece).unwrap());
+            let taken = host.send(socket, Bytes::copy_from_slice(&self.out[..piece])).unwrap();
+            self.out.drain(..taken);
+            if taken < piece {
+                return;
+            }
+        }
+    }
+}
+
+impl App for Raw {
+    fn handle_notice(&mut self, _now: Instant, host: &mut Host, notice: Notice) {
+        let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
+        let first =
+            self.asks && self.out.is_empty() && self.got.is_empty() && self.socket.is_none();
+        self.socket = Some(socket);
+        if first {
+            let (header_digest, data_digest) = (true, true);
+            let request = IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 };
+            self.out.extend(pdu(&Header::ICReq(request), &[], &Rules::NONE));
+        }
+        self.work(host);
+    }
+}
+
+/// A run against such a peer: rounds of commands, with time between them.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    seed: u64,
+    /// The peer writes, and the transport is a target's.
+    writes: bool,
+    /// Records of a key of TLS; none on plain TCP.
+    key_records: Option<u64>,
+    /// Longest piece that the peer writes at one time.
+    piece: u64,
+    faults: Faults,
+    rounds: usize,
+    /// Commands of a round, and as many at one time as may be.
+    commands: usize,
+    depth: usize,
+    /// The transport's device is reset in the middle of each round.
+    resets: bool,
+    out_of_order: bool,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            writes: false,
+            key_records: None,
+            piece: 20_000,
+            faults: Faults::default(),
+            rounds: 4,
+            commands: 16,
+            depth: 8,
+            resets: false,
+            out_of_order: true,
+        }
+    }
+}
+
+/// What is at both ends of a run.
+enum Ends {
+    Reads(Asker, Raw),
+    Writes(Raw, Server),
+}
+
+impl Ends {
+    fn ask(&mut self, lab: &mut Lab, more: Vec<Command>) {
+        let host = &mut lab.machines[0].host;
+        match self {
+            Self::Reads(asker, _) => asker.ask(host, more.into_iter()),
+            Self::Writes(raw, _) => {
+                raw.todo.extend(more);
+                raw.ask();
+                raw.work(host);
+            }
+        }
+    }
+
+    /// Until so many have ended, or for that long.
+    fn run(&mut self, lab: &mut Lab, limit: Duration, all: usize) -> bool {
+        match self {
+            Self::Reads(asker, raw) => lab.run((asker, raw), limit, |_, a, _| a.done >= all),
+            Self::Writes(raw, server) => lab.run((raw, server), limit, |_, r, _| r.done >= all),
+        }
+    }
+}
+
+impl Run {
+    /// The machine with the transport.
+    const fn end(self) -> usize {
+        if self.writes { 1 } else { 0 }
+    }
+
+    fn start(self) -> (Lab, Ends) {
+        let mut lab = Lab::new(self.seed, &|_, _, device| {
+            if let Some(l5o) = &mut device.l5o {
+                l5o.out_of_order = self.out_of_order;
+            }
+        });
+        lab.faults = self.faults;
+        let shake = self.key_records.map(changing);
+        listen(&mut lab.machines[1].host, shake.as_ref().map(|(server, _)| server));
+        let client = shake.map(|(_, client)| client);
+        let (now, host) = (lab.now, &mut lab.machines[0].host);
+        let mut raw = Raw::new(self.writes, self.piece, self.seed);
+        raw.depth = self.depth;
+        let ends = if self.writes {
+            connect(now, host, client.as_ref());
+            Ends::Writes(raw, Server::new(0, Prng::new(self.seed)))
+        } else {
+            let params = Initiate { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
+            let mut asker = Asker::new(params, self.depth, VecDeque::new());
+            asker.client = client;
+            asker.connect(now, host);
+            Ends::Reads(asker, raw)
+        };
+        (lab, ends)
+    }
+
+    /// Runs all commands to their end; gives the lab, for its counters, and the bytes that were
+    /// placed in each round.
+    fn whole(self) -> (Lab, Vec<u64>) {
+        let (mut lab, mut ends) = self.start();
+        let mut rng = Prng::new(self.seed);
+        let sizes = [4096, 16_384, 65_536, 131_072 + 512, 262_144];
+        let mut command = || Command {
+            write: self.writes,
+            at: (rng.next_u64() % 1000) * 512,
+            len: sizes[usize::try_from(rng.next_u64() % 5).unwrap()],
+        };
+        let (long, mut placed) = (Duration::from_secs(300), vec![]);
+        for round in 0..self.rounds {
+            let before = lab.machines[self.end()].count("nvme_rx_placed_bytes");
+            ends.ask(&mut lab, (0..self.commands).map(|_| command()).collect());
+            let (begun, all) = (round * self.commands, (round + 1) * self.commands);
+            if self.resets {
+                assert!(ends.run(&mut lab, long, begun + self.commands / 3), "{self:?}");
+                lab.reset_device(self.end());
+            }
+            assert!(ends.run(&mut lab, long, all), "{self:?}: round {round}");
+            ends.run(&mut lab, Duration::from_secs(1), all + 1);
+            let after = lab.machines[self.end()].count("nvme_rx_placed_bytes");
+            placed.push(after - before);
+        }
+        match ends {
+            Ends::Reads(asker, _) => assert_eq!((asker.bad_digests, asker.ended), (0, None)),
+            Ends::Writes(_, server) => assert_eq!((server.bad_digests, server.ended), (0, None)),
+        }
+        let machine = &lab.machines[self.end()];
+        let contexts = machine.count("nvme_rx_renewed") + machine.count("nvme_rx_device");
+        assert_eq!(machine.count("rx_nvmeotcp_sk_add"), contexts, "{self:?}");
+        assert_eq!(machine.count("nvme_tcp_buffers"), 0, "all came back: {self:?}");
+        (lab, placed)
+    }
+}
+
+/// Keys that do not change.
+const LONG: Option<u64> = Some(1 << 20);
+const LOSSY: Faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
+
+#[test]
+fn devices_are_reset_with_hundreds_of_commands_under_way() {
+    for (writes, key_records) in [(false, None), (true, None), (false, LONG), (true, LONG)] {
+        let run = Run { writes, key_records, resets: true, ..Run::default() };
+        let run = Run { commands: 300, depth: 300, rounds: 1, ..run };
+        let (lab, placed) = run.whole();
+        let machine = &lab.machines[run.end()];
+        for (name, is) in [
+            ("device_resets", 1),
+            ("nvme_rx_renewed", 1),
+            ("nvme_rx_lost", 0),
+            ("nvme_rx_put_off", 0),
+            ("nvme_ddp_refused", 0),
+            ("nvme_data_digest_errors", 0),
+        ] {
+            assert_eq!(machine.count(name), is, "{name}: {run:?}");
+        }
+        if key_records.is_none() {
+            assert_eq!(machine.count("rx_nvmeotcp_drop"), 0, "nothing was searched for");
+        }
+        let copied = machine.count("nvme_rx_copied_bytes");
+        assert!(copied > 0 && copied < placed[0] / 10, "{copied} {placed:?}: {run:?}");
+    }
+}
+
+/// Records end anywhere, and so do keys: a new context begins with the rest of a PDU.
+#[test]
+fn keys_change_within_a_pdu() {
+    for writes in [false, true] {
+        for (out_of_order, share) in [(false, 4), (true, 2)] {
+            let run = Run { writes, key_records: Some(100), out_of_order, ..Run::default() };
+            let (lab, placed) = run.whole();
+            let machine = &lab.machines[run.end()];
+            let changes = machine.count("tls_rx_rekey_ok");
+            assert_eq!(changes, 7);
+            for (name, is) in [
+                ("nvme_rx_lost", changes),
+                ("nvme_rx_renewed", changes),
+                ("nvme_rx_put_off", 0),
+                ("tls_rx_device_put_off", 0),
+                ("nvme_data_digest_errors", 0),
+            ] {
+                assert_eq!(machine.count(name), is, "{name}: {run:?}");
+            }
+            assert!(machine.count("nvme_tcp_streams_stopped") > 0);
+            let all = placed.iter().sum::<u64>() + machine.count("nvme_rx_copied_bytes");
+            assert!(
+                placed.iter().all(|placed| *placed > all / 4 / 4 / share),
+                "{placed:?} of {all}"
+            );
+        }
+    }
+}
+
+#[test]
+fn keys_change_under_loss() {
+    for seed in 1..=3 {
+        for writes in [false, true] {
+            let run = Run { seed, writes, key_records: Some(100), faults: LOSSY, ..Run::default() };
+            let (lab, placed) = Run { resets: seed == 3, ..run }.whole();
+            let machine = &lab.machines[run.end()];
+            let renewed = machine.count("nvme_rx_renewed");
+            assert!(renewed >= machine.count("nvme_rx_lost") && renewed >= 5, "{renewed}");
+            assert!(lab.dropped > 0);
+            assert!(placed.iter().all(|placed| *placed > 100_000), "{placed:?}");
+        }
+    }
+}
+
+/// A peer that changes its keys with every few records does not have the device work for it all the
+/// time; and what it sends arrives.
+#[test]
+fn keys_that_change_all_the_time() {
+    for writes in [false, true] {
+        let run = Run { writes, key_records: Some(3), piece: 1000, ..Run::default() };
+        let (lab, _) = run.whole();
+        let machine = &lab.machines[run.end()];
+        let seconds = lab.now.since(Instant::from_millis(1_000)).as_secs() + 1;
+        let changes = machine.count("tls_rx_rekey_ok");
+        assert!(changes > 1000, "{changes}");
+        let contexts = machine.count("rx_nvmeotcp_sk_add");
+        assert!(contexts > 4 && contexts <= 4 * seconds, "{contexts} in {seconds} s");
+        let opened = machine.count("rx_tls_ctx");
+        assert!(opened <= 64 * seconds, "{opened} in {seconds} s");
+        assert!(machine.count("nvme_rx_put_off") > 0);
+        assert!(machine.count("tls_rx_device_put_off") > 0);
+    }
+}
+
+/// Anything of this, mixed.
+#[test]
+fn whatever_happens_no_byte_is_wrong() {
+    for seed in 0..40 {
+        let mut rng = Prng::new(seed);
+        let mut pick = |of: &[u64]| of[usize::try_from(rng.next_u64()).unwrap_or(0) % of.len()];
+        let run = Run {
+            seed,
+            writes: pick(&[0, 1]) == 1,
+            key_records: Some(pick(&[0, 4, 20, 60, 200, 1000])).filter(|records| *records > 0),
+            piece: pick(&[300, 3000, 20_000, 100_000]),
+            faults: [Faults::default(), LOSSY, Faults { loss: 0.1, ..LOSSY }]
+                [usize::try_from(pick(&[0, 1, 2])).unwrap()],
+            rounds: usize::try_from(pick(&[1, 2, 4])).unwrap(),
+            commands: usize::try_from(pick(&[4, 12])).unwrap(),
+            depth: usize::try_from(pick(&[1, 3, 16])).unwrap(),
+            resets: pick(&[0, 1]) == 1,
+            out_of_order: pick(&[0, 1, 1]) == 1,
+        };
+        run.whole();
+    }
+}
