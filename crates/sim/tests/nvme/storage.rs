@@ -40,6 +40,9 @@ struct Run {
     queues: u16,
     shift: u8,
     bytes: u64,
+    /// Of the target's, for data of writes.
+    memory: usize,
+    patience: Duration,
 }
 
 impl Default for Run {
@@ -55,6 +58,8 @@ impl Default for Run {
             queues: 2,
             shift: 9,
             bytes: 2 * MIB,
+            memory: 64 << 20,
+            patience: Duration::from_secs(30),
         }
     }
 }
@@ -105,6 +110,7 @@ impl Run {
             data_digest,
             queues: self.queues,
             queue_entries: entries,
+            command_timeout: self.patience,
             tls: tls.map(|(_, client)| client.clone()),
             ..initiator::Config::new(nqn(HOST), [7; 16], nqn(SUBSYSTEM), Arc::new(Provider))
         }
@@ -116,6 +122,7 @@ impl Run {
             NamespaceConfig { block_shift: self.shift, ..NamespaceConfig::new(&subsystem, PATH) };
         let config = target::Config {
             tls: tls.map(|(server, _)| server.clone()),
+            buffer_bytes_max: self.memory,
             subsystems: vec![SubsystemConfig {
                 nqn: subsystem,
                 serial: "1".into(),
@@ -305,6 +312,8 @@ const BUSY: Run = Run {
     queues: 4,
     shift: 9,
     bytes: 4 * MIB,
+    memory: 64 << 20,
+    patience: Duration::from_secs(30),
 };
 
 #[test]
@@ -427,6 +436,24 @@ fn a_slow_disk() {
     assert_eq!(stage.user.count("nvmei_timeouts"), 0);
 }
 
+/// A command that has not begun is aborted when it is late, and asked again: the association stays.
+#[test]
+fn commands_that_wait_for_a_slow_disk_are_aborted() {
+    let (memory, patience) = (1 << 20, Duration::from_secs(5));
+    let mut stage = Run { requests: 0, memory, patience, ..Run::default() }.start();
+    assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
+    stage.lab.machines[1].disk.faults.slow = Duration::from_secs(6);
+    // All the memory there is, twice.
+    let script = vec![Todo::Write((0, 2048), false), Todo::Write((2048, 2048), false)];
+    assert_eq!(stage.ask(script), [Ok(0); 2]);
+    assert!(stage.lab.now.as_millis() > 1000 + 2 * 6000);
+    assert_eq!(stage.shelf.count("nvmet_waits_memory"), 2, "once more when it was asked again");
+    assert_eq!(stage.shelf.count("nvmet_aborted"), 1);
+    assert_eq!(stage.shelf.count("nvmet_aborts"), stage.user.count("nvmei_aborts"));
+    assert_eq!(stage.user.count("nvmei_associations"), 1);
+    assert_eq!(stage.user.events, [Event::Connected]);
+}
+
 #[test]
 fn a_slow_set_up() {
     let mut stage = Run { requests: 20, ..Run::default() }.start();
@@ -479,6 +506,7 @@ fn drawn(seed: u64) -> Run {
         queues: u16::try_from(r.range(1, 4)).unwrap(),
         shift: if r.chance(0.5) { 9 } else { 12 },
         bytes: MIB / 2,
+        ..Run::default()
     }
 }
 

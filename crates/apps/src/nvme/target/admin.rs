@@ -1,12 +1,17 @@
 //! Commands of the admin queue, and Fabrics commands on it, but for Connect.
 
-use wire::nvme::command::{Command, Features, GetLogPage, admin, feature};
+use wire::nvme::command::{Abort, Command, Features, GetLogPage, admin, feature};
 use wire::nvme::fabrics::Fabrics;
 use wire::nvme::status::Status;
 
 use super::features;
 use super::pages;
-use super::shared::Shared;
+use super::shared::{Aborting, Shared};
+
+/// One less than the most aborts at one time.
+pub(super) const ACL: u8 = 3;
+/// Dword 0 of an Abort whose command goes on.
+pub(super) const NOT_ABORTED: u64 = 1;
 
 /// How a command is answered.
 #[derive(Debug)]
@@ -47,7 +52,9 @@ pub(super) fn fabrics(shared: &mut Shared, cntlid: u16, command: &Command) -> An
         Some(Fabrics::PropertySet(set)) => controller.set_property(set).map(|()| 0).into(),
         // It is connected.
         Some(Fabrics::Connect(_)) => Answer::Failed(Status::COMMAND_SEQUENCE.do_not_retry()),
-        // There is no authentication; Disconnect is for I/O queues, and optional.
+        // It is for I/O queues (fabrics, section 3.4).
+        Some(Fabrics::Disconnect(_)) => Answer::Failed(Status::INVALID_QUEUE_TYPE.do_not_retry()),
+        // There is no authentication.
         _ => Answer::Failed(NO_OPCODE),
     }
 }
@@ -77,10 +84,27 @@ pub(super) fn admin(shared: &mut Shared, cntlid: u16, command: &Command) -> Answ
             features::set(controller, Features::of(command), queues_max).map(u64::from).into()
         }
         admin::GET_FEATURES => get_features(shared, cntlid, command),
-        // Not aborted: bit 0 (base, section 5.1). What the disk does cannot be taken back.
-        admin::ABORT if io => Answer::Value(1),
+        admin::ABORT if io => abort(shared, cntlid, command),
         _ => Answer::Failed(NO_OPCODE),
     }
+}
+
+/// Abort (base, section 5.1): what its command waits for is looked at when this turn is over, since
+/// it may be another connection's.
+fn abort(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
+    let controller = shared.controllers.get(cntlid);
+    let Some((controller, admin)) = controller.and_then(|one| Some((one, one.queue(0)?))) else {
+        return Answer::Failed(Status::INTERNAL);
+    };
+    shared.counters.nvmet_aborts += 1;
+    let open = shared.aborts.iter().filter(|abort| abort.admin == admin).count();
+    if open > usize::from(ACL) {
+        return Answer::Failed(Status::ABORT_LIMIT.do_not_retry());
+    }
+    let asked = Abort::of(command);
+    let Some(queue) = controller.queue(asked.sqid) else { return Answer::Value(NOT_ABORTED) };
+    shared.aborts.push_back(Aborting { admin, cid: command.cid, queue, target: asked.cid });
+    Answer::Held
 }
 
 /// Get Features: a value, or the host's identifier.

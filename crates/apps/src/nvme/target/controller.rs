@@ -66,6 +66,13 @@ impl Events {
         room
     }
 
+    /// Gives a request up; says whether there was such.
+    pub(super) fn cancel(&mut self, cid: u16) -> bool {
+        let before = self.requests.len();
+        self.requests.retain(|open| *open != cid);
+        self.requests.len() < before
+    }
+
     /// A namespace has come, or changed.
     pub(super) fn note_namespace(&mut self, nsid: u32) {
         if !self.changed.contains(&nsid) && self.changed.len() <= CHANGED_MAX {

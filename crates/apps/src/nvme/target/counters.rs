@@ -57,6 +57,12 @@ base::counters! {
         nvmet_compares,
         /// Ranges deallocated.
         nvmet_deallocations,
+        /// Aborts asked for.
+        nvmet_aborts,
+        /// Commands that were not done, since they were aborted or their queue was disconnected.
+        nvmet_aborted,
+        /// I/O queues disconnected.
+        nvmet_disconnects,
         /// Asynchronous events reported.
         nvmet_events,
         /// Commands that failed since something in them was wrong.
@@ -79,6 +85,7 @@ impl Counters {
     pub(super) fn count_failed(&mut self, status: Status) {
         *match status.code() {
             Status::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,
+            Status::ABORT_REQUESTED | Status::ABORTED_QUEUE_DELETED => &mut self.nvmet_aborted,
             Status::CAPACITY_EXCEEDED => &mut self.nvmet_errors_full,
             Status::WRITE_FAULT | Status::UNRECOVERED_READ | Status::ACCESS_DENIED => {
                 &mut self.nvmet_errors_disk

@@ -102,6 +102,11 @@ fn check_data(command: &Command, asked: &Asked, capsule: &[u8]) -> Result<(), St
 impl<L: Link> Turn<'_, L> {
     /// A command of an I/O queue.
     pub(super) fn handle_io(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
+        if let (Some(Fabrics::Disconnect(recfmt)), Ok(())) =
+            (Fabrics::of(command), check(command, digest_ok))
+        {
+            return self.disconnect(command.cid, recfmt);
+        }
         match self.operation(command, data, digest_ok) {
             Ok(op) => {
                 let fetch = op.data_len > 0;
@@ -398,6 +403,43 @@ impl<L: Link> Turn<'_, L> {
                 }
                 self.finish(id, Status::SUCCESS);
             }
+        }
+    }
+
+    /// Ends a command that waits for memory, its range or an event. Says whether it does: what data was
+    /// asked for comes, and what the disk does cannot be taken back.
+    pub(super) fn abort(&mut self, cid: u16) -> bool {
+        let queue = self.conn.queue.as_ref().filter(|queue| queue.is.qid == 0);
+        let controller = queue.and_then(|queue| self.shared.controllers.get_mut(queue.is.cntlid));
+        if let Some(controller) = controller {
+            let held = controller.events.cancel(cid);
+            if held {
+                self.complete(cid, 0, Status::ABORT_REQUESTED);
+            }
+            return held;
+        }
+        let Some(id) = self.shared.ops.find(self.conn.key, cid) else { return false };
+        let waits = |op: &Op| matches!(op.stage, Stage::Memory | Stage::Range);
+        let aborted = self.shared.ops.get(id).is_some_and(waits);
+        if aborted {
+            self.finish(id, Status::ABORT_REQUESTED);
+        }
+        aborted
+    }
+
+    /// Disconnect (fabrics, section 3.4): the queue's other commands are over, this is its last
+    /// answer, and then the connection ends.
+    fn disconnect(&mut self, cid: u16, recfmt: u16) {
+        if recfmt != 0 {
+            return self.complete(cid, 0, Status::INCOMPATIBLE_FORMAT.do_not_retry());
+        }
+        for open in self.let_go() {
+            self.complete(open, 0, Status::ABORTED_QUEUE_DELETED);
+        }
+        self.shared.counters.nvmet_disconnects += 1;
+        self.complete(cid, 0, Status::SUCCESS);
+        if let Some(queue) = &mut self.conn.queue {
+            queue.leaves = true;
         }
     }
 

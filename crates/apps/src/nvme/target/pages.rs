@@ -15,6 +15,7 @@ use wire::nvme::log::{
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
+use super::admin::ACL;
 use super::controller::{CHANGED_MAX, Controller, ERRORS_MAX, EVENT_REQUESTS_MAX, VERSION};
 use super::discovery;
 use super::shared::Shared;
@@ -141,7 +142,7 @@ fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
         ctratt: ctratt::HOST_ID_128 | ctratt::TRAFFIC_KEEP_ALIVE,
         kind: if io { ControllerType::Io } else { ControllerType::Discovery },
         oacs: 0,
-        acl: 3,
+        acl: ACL,
         aerl: EVENT_REQUESTS_MAX - 1,
         // One slot, which is read only.
         frmw: 1 << 1 | 1,
@@ -167,7 +168,8 @@ fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
         icdoff: 0,
         fcatt: 0,
         msdbd: 1,
-        ofcs: 0,
+        // Disconnect.
+        ofcs: u16::from(io),
     }
 }
 

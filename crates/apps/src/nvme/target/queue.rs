@@ -51,6 +51,8 @@ pub(super) struct Queue {
     data_since: Option<Instant>,
     /// Ranges that are kept until the peer has acknowledged up to a mark.
     unacknowledged: VecDeque<(u64, usize, LockId)>,
+    /// It was disconnected, and has to end.
+    pub(super) leaves: bool,
 }
 
 impl Queue {
@@ -64,6 +66,7 @@ impl Queue {
             tags_used: 0,
             data_since: None,
             unacknowledged: VecDeque::new(),
+            leaves: false,
         }
     }
 
@@ -141,7 +144,9 @@ impl<L: Link> Turn<'_, L> {
     /// Takes all that came; says how the connection ended, if so.
     pub(super) fn run(&mut self) -> Option<Ended> {
         while let Some(incoming) = self.conn.link.poll(self.host, self.now) {
+            let leaves = self.conn.queue.as_ref().is_some_and(|queue| queue.leaves);
             match incoming {
+                Incoming::Command { .. } | Incoming::WriteData { .. } if leaves => {}
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.handle_command(&Command::parse(&sqe), data, digest_ok);
                 }
@@ -163,7 +168,9 @@ impl<L: Link> Turn<'_, L> {
             }
         }
         self.release_acknowledged();
-        None
+        // What was sent may have to be read again until it has arrived.
+        let over = |queue: &Queue| queue.leaves && queue.unacknowledged.is_empty();
+        self.conn.queue.as_ref().is_some_and(over).then_some(Ended::Closed)
     }
 
     /// Gives back the ranges whose bytes the peer has.
@@ -329,17 +336,25 @@ impl<L: Link> Turn<'_, L> {
         self.conn.link.terminate(self.host, why);
     }
 
-    /// The connection is over: what it held is given back. What the disk still does goes on without
-    /// it, and keeps its range until then.
-    pub(super) fn abandon(&mut self) {
+    /// Gives up all operations, and gives their commands. What the disk still does goes on without
+    /// them, and keeps its range until then.
+    pub(super) fn let_go(&mut self) -> Vec<u16> {
+        let mut cids = Vec::new();
         for id in self.shared.ops.of(self.conn.key) {
             let Some(op) = self.shared.ops.get_mut(id) else { continue };
+            cids.push(op.cid);
             if op.at_disk() {
                 op.owner = None;
             } else if let Some(mut op) = self.shared.ops.remove(id) {
                 self.shared.relinquish(&mut op);
             }
         }
+        cids
+    }
+
+    /// The connection is over: what it held is given back.
+    pub(super) fn abandon(&mut self) {
+        self.let_go();
         let Some(queue) = self.conn.queue.take() else { return };
         for (_, place, lock) in queue.unacknowledged {
             self.shared.unlock(place, lock);

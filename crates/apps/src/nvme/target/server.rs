@@ -12,12 +12,13 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
 use super::Config;
+use super::admin::NOT_ABORTED;
 use super::buffers::Buffers;
 use super::controller::{ConnKey, Controller, Controllers};
 use super::counters::Counters;
 use super::link::{Disk, Link};
 use super::queue::{Conn, Turn};
-use super::shared::{Health, OpId, Ops, Shared, Stage};
+use super::shared::{Aborting, Health, OpId, Ops, Shared, Stage};
 use super::subsystem::{State, open_all};
 
 /// How often it is looked whether ranges are acknowledged that others wait for: the host tells of
@@ -52,6 +53,7 @@ impl<L: Link> Server<L> {
             ops: Ops::default(),
             ready: Default::default(),
             thirsty: Default::default(),
+            aborts: Default::default(),
             doomed: Vec::new(),
             generation: 1,
             health: Health::default(),
@@ -234,6 +236,8 @@ impl<L: Link> Server<L> {
             if let Some(key) = self.shared.doomed.pop() {
                 let index = self.find(key);
                 index.into_iter().for_each(|index| self.remove(now, host, index));
+            } else if let Some(abort) = self.shared.aborts.pop_front() {
+                self.abort(now, host, abort);
             } else if let Some(id) = self.shared.ready.pop_front() {
                 let index = self.owner(id);
                 index.map(|index| self.with(now, host, index, |turn| turn.perform(id)));
@@ -247,6 +251,18 @@ impl<L: Link> Server<L> {
         self.report_events(now, host);
         let wanted = self.shared.waiting() > 0;
         self.recheck = wanted.then(|| self.recheck.filter(|at| *at > now).unwrap_or(now + RECHECK));
+    }
+
+    /// Ends what an Abort is about, if it can; then that.
+    fn abort(&mut self, now: Instant, host: &mut L::Host, abort: Aborting) {
+        let Aborting { admin, cid, queue, target } = abort;
+        let index = self.find(queue);
+        let aborted =
+            index.and_then(|index| self.with(now, host, index, |turn| turn.abort(target)));
+        let result = if aborted == Some(true) { 0 } else { NOT_ABORTED };
+        if let Some(index) = self.find(admin) {
+            self.with(now, host, index, |turn| turn.complete(cid, result, Status::SUCCESS));
+        }
     }
 
     /// The operation that has waited longest for memory, if there is room for it.

@@ -146,6 +146,15 @@ impl Ops {
         self.slots.get_mut(index)?.1.take()
     }
 
+    /// That of a command.
+    pub(super) fn find(&self, key: ConnKey, cid: u16) -> Option<OpId> {
+        let is = |op: &Op| op.owner == Some(key) && op.cid == cid;
+        let found = |(_, op): &(u32, Option<Op>)| op.as_ref().is_some_and(is);
+        let index = self.slots.iter().position(found)?;
+        let (generation, _) = self.slots.get(index)?;
+        Some(OpId(u64::from(*generation) << 32 | index as u64))
+    }
+
     /// Those of a connection.
     pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
         let all = self.slots.iter().enumerate();
@@ -154,6 +163,17 @@ impl Ops {
             .map(|(index, (generation, _))| OpId(u64::from(*generation) << 32 | index as u64))
             .collect()
     }
+}
+
+/// An Abort.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Aborting {
+    /// Where it is answered, and as what command.
+    pub(super) admin: ConnKey,
+    pub(super) cid: u16,
+    /// The connection of what is to be aborted, and its identifier there.
+    pub(super) queue: ConnKey,
+    pub(super) target: u16,
 }
 
 /// What all connections share.
@@ -169,6 +189,8 @@ pub(super) struct Shared {
     pub(super) ready: VecDeque<OpId>,
     /// Operations that wait for memory, and some that are gone.
     pub(super) thirsty: VecDeque<OpId>,
+    /// Commands to be aborted.
+    pub(super) aborts: VecDeque<Aborting>,
     /// Connections that have to end.
     pub(super) doomed: Vec<ConnKey>,
     /// GENCTR of the discovery log.

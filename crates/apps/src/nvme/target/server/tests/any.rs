@@ -11,6 +11,8 @@ enum Step {
     Disk(bool),
     Acknowledge(usize),
     Again(usize),
+    Abort { sqid: u16, cid: u16 },
+    Disconnect(usize),
     Time,
 }
 
@@ -40,6 +42,8 @@ fn step() -> impl Strategy<Value = Step> {
         5 => prop::bool::weighted(0.9).prop_map(Step::Disk),
         3 => (0..3_usize).prop_map(Step::Acknowledge),
         1 => (1..3_usize).prop_map(Step::Again),
+        2 => (0..3_u16, 0..40_u16).prop_map(|(sqid, cid)| Step::Abort { sqid, cid }),
+        1 => (1..3_usize).prop_map(Step::Disconnect),
         1 => Just(Step::Time),
     ]
 }
@@ -106,6 +110,17 @@ fn act(rig: &mut Rig, asked: &mut Asked, step: Step) {
             rig.disk_step();
         }
         Step::Acknowledge(peer) => rig.acknowledge(&asked.peers[peer]),
+        Step::Abort { sqid, cid } => {
+            let sqe = Abort { sqid, cid }.put(Command::new(admin::ABORT, 50, 0)).to_bytes();
+            let data = Bytes::new();
+            rig.come(&asked.peers[0], Incoming::Command { sqe, data, digest_ok: true });
+        }
+        Step::Disconnect(peer) => {
+            let sqe = Fabrics::Disconnect(0).to_command(51, Sgl::NONE).to_bytes();
+            let data = Bytes::new();
+            rig.come(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok: true });
+            act(rig, asked, Step::Again(peer));
+        }
         Step::Again(peer) => {
             rig.end(&asked.peers[peer]);
             asked.peers[peer] = rig.accept();

@@ -571,3 +571,103 @@ fn a_connection_ends_while_the_disk_works() {
     let locks = &rig.server.shared.namespaces[0].locks;
     assert_eq!((locks.held(), locks.waiting()), (0, 0));
 }
+
+fn abort(sqid: u16, cid: u16) -> Command {
+    Abort { sqid, cid }.put(Command::new(admin::ABORT, 60, 0))
+}
+
+#[test]
+fn commands_that_wait_are_aborted() {
+    let page = BLOCK_BYTES;
+    let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, 4 * page));
+    let all = rig.attach(1, 2);
+    let aborted = |rig: &mut Rig, sqid, cid| rig.completed(&all[0], &abort(sqid, cid), &[]).result;
+    // Its range is kept, and a write waits for it; behind that one, a read of the same blocks.
+    rig.command(&all[1], &blocks(io::READ, 1, 0, 4), &[]);
+    write(&mut rig, &all[2], 5, 3, 1, 9);
+    assert_eq!(rig.command(&all[1], &blocks(io::READ, 2, 3, 1), &[]), []);
+    // One that data was asked for, one that waits for memory, and one behind it.
+    let asked = rig.command(&all[1], &blocks(io::WRITE, 6, 8, 1), &[]);
+    assert_eq!(rig.command(&all[1], &blocks(io::WRITE, 7, 16, 4), &[]), [], "no room");
+    assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 8, 32, 1), &[]), [], "behind it");
+    rig.moved();
+    assert_eq!(aborted(&mut rig, 2, 5), 0);
+    assert_eq!(status_of(&rig.sent(&all[2])), [(5, Status::ABORT_REQUESTED)]);
+    assert_eq!(rig.sent(&all[1]).len(), 2, "the read had waited for that alone");
+    assert_eq!(aborted(&mut rig, 1, 7), 0);
+    assert_eq!(status_of(&rig.sent(&all[1])), [(7, Status::ABORT_REQUESTED)]);
+    assert_eq!(tag_of(&rig.sent(&all[2])), 0, "there was room for this one");
+    // Data was asked for; what the disk does; what is over; queues and commands that are none.
+    let going = [(1, 6), (1, 2), (1, 7), (2, 6), (4, 1), (9, 1), (0, 60), (0, 31)];
+    assert_eq!(going.map(|(sqid, cid)| aborted(&mut rig, sqid, cid)), [1; 8]);
+    rig.data(&all[1], 6, tag_of(&asked), &pattern(6, 1), true);
+    assert_eq!(aborted(&mut rig, 1, 6), 1, "it is at the disk");
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(6, OK)]);
+    rig.data(&all[2], 8, 0, &pattern(8, 1), true);
+    rig.disk_all();
+    // A request for an event is a command that waits, too.
+    let request = Command::new(admin::ASYNC_EVENT, 31, 0);
+    assert_eq!(rig.command(&all[0], &request, &[]), []);
+    let sent = rig.command(&all[0], &abort(0, 31), &[]);
+    assert_eq!(status_of(&sent), [(31, Status::ABORT_REQUESTED), (60, OK)]);
+    let moved = rig.moved();
+    for counted in ["aborts +12", "aborted +3"] {
+        assert!(moved.contains(&String::from(counted)), "{moved:?}");
+    }
+    all.iter().for_each(|peer| rig.acknowledge(peer));
+    let locks = &rig.server.shared.namespaces[0].locks;
+    assert_eq!((locks.held(), locks.waiting(), rig.server.shared.ops.len()), (0, 0, 0));
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
+fn aborts_at_one_time() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let abort = |cid| {
+        let sqe = Command { cid, ..abort(1, 1) }.to_bytes();
+        Incoming::Command { sqe, data: Bytes::new(), digest_ok: true }
+    };
+    all[0].link.0.borrow_mut().came.extend((1..=4).map(abort));
+    rig.come(&all[0], abort(5));
+    let limit = Status::ABORT_LIMIT.do_not_retry();
+    assert_eq!(status_of(&rig.sent(&all[0])), [(5, limit), (1, OK), (2, OK), (3, OK), (4, OK)]);
+}
+
+#[test]
+fn a_queue_is_disconnected() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 2);
+    let queue = &all[1];
+    // One at the disk, one whose data is on the wire, one that waits for the first, and one that
+    // data was asked for.
+    write(&mut rig, queue, 1, 0, 4, 7);
+    assert_eq!(rig.command(queue, &blocks(io::READ, 2, 20, 1), &[]).len(), 2);
+    assert_eq!(rig.command(queue, &blocks(io::READ, 3, 2, 1), &[]), []);
+    rig.command(queue, &blocks(io::WRITE, 4, 30, 1), &[]);
+    let bad = Fabrics::Disconnect(1).to_command(9, Sgl::NONE);
+    let format = Status::INCOMPATIBLE_FORMAT.do_not_retry();
+    assert_eq!(rig.status(queue, &bad, &[]), format);
+    rig.moved();
+    let sent = rig.command(queue, &Fabrics::Disconnect(0).to_command(9, Sgl::NONE), &[]);
+    let over = Status::ABORTED_QUEUE_DELETED;
+    assert_eq!(status_of(&sent), [(1, over), (3, over), (4, over), (9, OK)]);
+    assert_eq!(rig.moved(), ["aborted +3", "disconnects +1"]);
+    assert_eq!(rig.command(queue, &blocks(io::READ, 5, 40, 1), &[]), [], "it is not heard");
+    // What was sent may be read again until it has arrived.
+    rig.command(&all[2], &inline(io::WRITE, 1, 20, 1), &pattern(8, 1));
+    rig.acknowledge(queue);
+    assert_eq!(rig.sent(queue), [Sent::End(true)]);
+    // What the disk does keeps its range.
+    assert_eq!(rig.command(&all[2], &blocks(io::READ, 2, 0, 1), &[]), []);
+    rig.disk_all();
+    let sent = rig.sent(&all[2]);
+    assert_eq!(status_of(&sent), [(2, OK), (1, OK)]);
+    assert!(sent.contains(&Sent::Data { cid: 2, bytes: pattern(7, 1), success: false }));
+    // The controller goes on, and the queue can be had again.
+    let again = rig.accept();
+    assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
+    assert_eq!(rig.server.connections(), 3);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}

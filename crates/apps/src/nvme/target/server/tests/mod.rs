@@ -6,6 +6,7 @@ mod rig;
 
 use super::*;
 use abi::FileFault;
+use bytes::Bytes;
 use host::nvme::Incoming;
 use rig::{Ask, BLOCK, BLOCK_BYTES, BLOCKS, Did, Peer, Rig, Sent, hostnqn, subnqn};
 use wire::nvme::command::{
@@ -109,6 +110,7 @@ mod connecting {
         assert_eq!((controller.ioccsz, controller.iorcsz, controller.icdoff), (516, 1, 0));
         assert_eq!((controller.kas, controller.nn, controller.mdts), (1, 2, 8));
         assert_eq!((controller.sgls, controller.vwc), (0x30_0001, 5));
+        assert_eq!((controller.acl, controller.ofcs), (3, 1));
         assert_eq!(controller.subnqn, Some(subnqn()));
         let effects = page(&mut rig, &admin, &log(lid::EFFECTS, 4096, 0));
         let effects: [u8; 4096] = effects.try_into().unwrap();
@@ -385,11 +387,14 @@ mod connecting {
             assert_eq!(rig.status(&all[0], &command, &[]), invalid, "{wrong:?}");
         }
         let opcode = Status::INVALID_OPCODE.do_not_retry();
-        for other in [Fabrics::Disconnect(0), Fabrics::Other(5), Fabrics::Other(0xc0)] {
+        for other in [Fabrics::Other(5), Fabrics::Other(0xc0)] {
             let command = other.to_command(1, Sgl::NONE);
             assert_eq!(rig.status(&all[0], &command, &[]), opcode);
             assert_eq!(rig.status(&all[1], &command, &[]), opcode);
         }
+        let command = Fabrics::Disconnect(0).to_command(1, Sgl::NONE);
+        let queue_type = Status::INVALID_QUEUE_TYPE.do_not_retry();
+        assert_eq!(rig.status(&all[0], &command, &[]), queue_type, "not on the admin queue");
         let command = get(0, property::VS).to_command(1, Sgl::NONE);
         assert_eq!(rig.status(&all[1], &command, &[]), opcode, "not on an I/O queue");
     }

@@ -50,7 +50,7 @@ pub(super) enum Sent {
 /// What the two ends of a link share.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
-    came: VecDeque<Incoming>,
+    pub(super) came: VecDeque<Incoming>,
     pub(super) sent: Vec<Sent>,
     mark: u64,
     /// All marks up to this are acknowledged.
