@@ -6,6 +6,14 @@
 //! its length to the next header, and so on to the packet's end. Following what was found is the
 //! chain's, as is everything that is done with it.
 //!
+//! Whatever way TLS finds back ([`abi::l5o::ResyncMode`]), PDUs are found by this search and the
+//! host's confirmation: the paper's way, and the only one that Linux's `ulp_ddp` proposes
+//! (`resync`). The other two make up for what TLS lacks. A hint of the host's tells a record's
+//! number, which its nonce needs and no header has; a PDU has none, and proves itself sooner than a
+//! hint could come: by its digest, or by a tag and a range that are awaited. The log of an
+//! asynchronous request is for hosts that keep no boundaries behind them; ours keeps the last ones
+//! of PDUs, and answers about those as well.
+//!
 //! Bounded: so many candidates a packet, and packets left out after each mistake, so that headers
 //! forged in data cost little.
 
