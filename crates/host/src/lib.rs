@@ -60,10 +60,10 @@ pub use extents::{ExtentDone, ExtentRead};
 pub use host::Host;
 /// NVMe over TCP.
 pub mod nvme {
+    pub use crate::l5p::nvme_tcp::tx::PduData;
     pub use crate::l5p::nvme_tcp::{
         Ended, Incoming, Initiate, Negotiated, Serve, Source, Transport,
     };
-    pub use crate::l5p::nvme_tx::PduData;
 }
 pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
 pub use udp::{UdpId, UdpReceived, UdpSend};

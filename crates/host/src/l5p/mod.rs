@@ -5,7 +5,6 @@
 //! socket calls go to the session instead of to the connection. TCP below knows nothing of it.
 
 pub(crate) mod nvme_tcp;
-pub(crate) mod nvme_tx;
 pub(crate) mod tls;
 
 use alloc::boxed::Box;

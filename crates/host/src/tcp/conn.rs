@@ -25,7 +25,7 @@ use super::timers::Timers;
 use crate::api::{Readiness, SocketError, SocketInfo, SocketOption, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
-use crate::l5p::nvme_tx::pdus::Pdus;
+use crate::l5p::nvme_tcp::tx::pdus::Pdus;
 use crate::l5p::tls::sealer::Sealer;
 use crate::outbox::Outbox;
 

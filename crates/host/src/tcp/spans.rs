@@ -18,7 +18,7 @@ use abi::{FileExtent, FileId, FileLimits, Part, Parts};
 use bytes::Bytes;
 use wire::tls::Run;
 
-use crate::l5p::nvme_tx::pdus::{Pdu, Pdus};
+use crate::l5p::nvme_tcp::tx::pdus::{Pdu, Pdus};
 use crate::l5p::tls::sealer::{Records, Sealer};
 
 /// Where the bytes of a span come from.

@@ -12,12 +12,14 @@
 //! header has. What is wrong in a PDU ends the connection by a terminate request. No command is
 //! looked at here, and nothing waits for a time but the exchange of ICReq and ICResp.
 //!
-//! Files: `receive` (what comes), `buffers` (where data goes), `send` (what goes), `port`.
+//! Files: `receive` (what comes), `buffers` (where data goes), `send` (what goes), `tx` (the send
+//! stream, and the device's part in that), `port`.
 
 mod buffers;
 mod port;
 mod receive;
 mod send;
+pub(crate) mod tx;
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

@@ -14,7 +14,7 @@ use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp
 use super::{Ended, Initiate, Role, Serve, Transport};
 use crate::api::FileId;
 use crate::host::Host;
-use crate::l5p::nvme_tx::PduData;
+use crate::l5p::nvme_tcp::tx::PduData;
 
 /// Most data in a C2HData: what has to be summed again where a part of it is lost.
 const C2H_DATA_MAX: u32 = 128 << 10;

@@ -38,7 +38,7 @@ use bytes::{Buf as _, Bytes};
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
-use crate::l5p::nvme_tx::pdus::Written;
+use crate::l5p::nvme_tcp::tx::pdus::Written;
 use crate::outbox::Outbox;
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;

@@ -15,7 +15,7 @@ use super::sealer::Records;
 use super::{Piece, Session, Stage};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
-use crate::l5p::nvme_tx::pdus::{Written, joined};
+use crate::l5p::nvme_tcp::tx::pdus::{Written, joined};
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::spans::Source;
 
