@@ -1,7 +1,8 @@
 //! NVMe over TCP, above [`host::nvme`]: commands and what they mean.
 //!
 //! [`initiator`] is the end that uses namespaces (a host, in the words of NVMe), [`target`] the one
-//! that has them.
+//! that has them; [`handshake`] is how both come by keys where the connection is secure.
 
+pub mod handshake;
 pub mod initiator;
 pub mod target;
