@@ -14,6 +14,7 @@ mod proxy;
 mod serve;
 mod sim;
 mod stack;
+mod tls;
 
 use std::process::ExitCode;
 

@@ -3,8 +3,6 @@
 //!
 //! The threads are [`crate::stack`]'s. This thread opens what they need, then waits for a signal.
 
-mod tls;
-
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,6 +21,7 @@ use crate::args::{DiskArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
 use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+use crate::tls;
 
 /// Accept nobody any more.
 pub(crate) struct Drain;

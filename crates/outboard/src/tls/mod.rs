@@ -22,7 +22,7 @@ use crate::error::Failure;
 
 /// The certificates in use.
 #[derive(Debug)]
-pub(super) struct Certificates {
+pub(crate) struct Certificates {
     loaded: Mutex<Vec<Arc<CertifiedKey>>>,
     /// Whether the one in use was made at the start.
     made: bool,
@@ -33,14 +33,14 @@ impl Certificates {
     ///
     /// # Errors
     /// Which file is wrong, and how.
-    pub(super) fn load(args: &ServeArgs) -> Result<Arc<Self>, Failure> {
+    pub(crate) fn load(args: &ServeArgs) -> Result<Arc<Self>, Failure> {
         let made = args.tls_cert.is_empty();
         let loaded = if made { vec![Arc::new(make(args)?)] } else { read(args)? };
         Ok(Arc::new(Self { loaded: Mutex::new(loaded), made }))
     }
 
     /// Reads the files again; says on standard error how that went.
-    pub(super) fn reload(&self, args: &ServeArgs) {
+    pub(crate) fn reload(&self, args: &ServeArgs) {
         if self.made {
             eprintln!("outboard: SIGHUP: the certificate for development stays");
             return;
@@ -56,7 +56,7 @@ impl Certificates {
     }
 
     /// SHA-256 of a certificate that was made, as browsers and `openssl x509 -fingerprint` show it.
-    pub(super) fn made_fingerprint(&self) -> Option<String> {
+    pub(crate) fn made_fingerprint(&self) -> Option<String> {
         let first = self.lock().first().cloned().filter(|_| self.made)?;
         let hash = digest::digest(&digest::SHA256, first.end_entity_cert().ok()?);
         let mut shown = String::new();
@@ -90,7 +90,7 @@ impl ResolvesServerCert for Certificates {
 ///
 /// # Errors
 /// Where the library refuses the configuration.
-pub(super) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
+pub(crate) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
     let wrong = |e: rustls::Error| Failure::System(format!("cannot set TLS up: {e}"));
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_safe_default_protocol_versions()
@@ -110,7 +110,7 @@ pub(super) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Fail
 ///
 /// # Errors
 /// Where the library refuses the configuration.
-pub(super) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
+pub(crate) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
     let wrong = |e: rustls::Error| Failure::System(format!("cannot set TLS up: {e}"));
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])
