@@ -57,13 +57,8 @@ pub(crate) struct ServeArgs {
     /// Speak HTTP/3 too, on the UDP port of the same number, and say so to clients of HTTPS
     #[arg(long, requires = "tls")]
     pub(crate) http3: bool,
-    /// Certificate chain in PEM; may be given several times, the first is for clients that name no
-    /// server. SIGHUP reads all of them again
-    #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]
-    pub(crate) tls_cert: Vec<PathBuf>,
-    /// Private key in PEM, one for each --tls-cert
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub(crate) tls_key: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cert: CertArgs,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
@@ -76,6 +71,18 @@ pub(crate) struct ServeArgs {
     /// Seconds that a connection may be idle between requests
     #[arg(long, default_value_t = 60, value_name = "S")]
     pub(crate) keepalive_timeout: u32,
+}
+
+/// The certificates of a server that speaks TLS.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertArgs {
+    /// Certificate chain in PEM; may be given several times, the first is for clients that name no
+    /// server. SIGHUP reads all of them again
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]
+    pub(crate) tls_cert: Vec<PathBuf>,
+    /// Private key in PEM, one for each --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Vec<PathBuf>,
 }
 
 /// `outboard proxy`.

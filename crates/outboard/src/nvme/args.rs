@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
+use rustls::pki_types::ServerName;
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
-use crate::args::{DiskArg, StackArgs, SwitchArg};
+use crate::args::{CertArgs, DiskArg, StackArgs, SwitchArg};
 
 /// The verbs below `outboard nvme`.
 #[derive(Debug, Subcommand)]
@@ -47,6 +48,8 @@ pub(crate) struct ConnectArgs {
     /// Have digests of data
     #[arg(long)]
     pub(crate) data_digest: bool,
+    #[command(flatten)]
+    pub(crate) security: SecurityArgs,
     /// I/O queues; the target may give fewer
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) io_queues: u16,
@@ -61,6 +64,23 @@ pub(crate) struct ConnectArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) stack: StackArgs,
+}
+
+/// How the way to a target is secured.
+#[derive(Debug, Args)]
+pub(crate) struct SecurityArgs {
+    /// Speak TLS 1.3; whom to trust is said by --tls-ca or --insecure
+    #[arg(long)]
+    pub(crate) tls: bool,
+    /// Certificates in PEM: the target's has to lead to one of them, or to be one
+    #[arg(long, value_name = "FILE", requires = "tls", conflicts_with = "insecure")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Whom the target's certificate has to name [default: the target's address]
+    #[arg(long, value_name = "NAME", requires = "tls", value_parser = server_name)]
+    pub(crate) tls_name: Option<ServerName<'static>>,
+    /// Take any certificate. Whoever is on the way can read and change everything
+    #[arg(long, requires = "tls")]
+    pub(crate) insecure: bool,
 }
 
 /// `outboard nvme read`.
@@ -192,6 +212,12 @@ pub(crate) struct TargetArgs {
     /// Whether hosts may have digests of data
     #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH")]
     pub(crate) data_digest: SwitchArg,
+    /// Have connections speak TLS 1.3, and no others. Without --tls-cert a certificate for
+    /// development is made at the start and its fingerprint printed
+    #[arg(long)]
+    pub(crate) tls: bool,
+    #[command(flatten)]
+    pub(crate) cert: CertArgs,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
@@ -214,6 +240,13 @@ impl FromStr for NqnArg {
             format!("`{text}` is no NVMe Qualified Name, as nqn.2026-11.org.example:disks")
         })
     }
+}
+
+fn server_name(text: &str) -> Result<ServerName<'static>, String> {
+    let name = ServerName::try_from(text).map(|name| name.to_owned());
+    name.map_err(|_| {
+        format!("`{text}` is no name of a server, as disks.example.org, nor an address")
+    })
 }
 
 fn block_bytes(text: &str) -> Result<u32, String> {

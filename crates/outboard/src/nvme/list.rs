@@ -1,7 +1,7 @@
 //! `outboard nvme discover` and `list`: what a target has.
 
 use serde_json::json;
-use wire::nvme::log::DiscoveryEntry;
+use wire::nvme::log::{DiscoveryEntry, Security, treq};
 
 use super::args::ConnectArgs;
 use super::session::{self, Session};
@@ -18,10 +18,10 @@ pub(super) fn discover(args: &ConnectArgs) -> Result<(), Failure> {
         println!("{:#}", json!({ "records": all }));
         return Ok(());
     }
-    println!("{:<12} {:<40} {:>6}  subsystem", "type", "address", "port");
+    println!("{:<12} {:<40} {:>6}  {:<15} subsystem", "type", "address", "port", "security");
     for entry in &entries {
         let (kind, addr, port, nqn) = shown(entry);
-        println!("{kind:<12} {addr:<40} {port:>6}  {nqn}");
+        println!("{kind:<12} {addr:<40} {port:>6}  {:<15} {nqn}", security(entry));
     }
     Ok(())
 }
@@ -35,6 +35,23 @@ fn shown(entry: &DiscoveryEntry) -> (String, String, String, String) {
     (kind, addr, port, or_none(entry.subnqn.map(|nqn| nqn.to_string())))
 }
 
+/// How connections to it are secured (fabrics, section 5.4: TREQ and TSAS).
+fn security(entry: &DiscoveryEntry) -> String {
+    match entry.security {
+        Security::None => "none".to_owned(),
+        kind => format!("{kind:?} {}", required(entry)).to_lowercase(),
+    }
+}
+
+/// Whether connections to it have to be secured (fabrics, section 5.4: TREQ).
+fn required(entry: &DiscoveryEntry) -> &'static str {
+    match entry.treq & treq::SECURE {
+        treq::SECURE_REQUIRED => "required",
+        treq::SECURE_NOT_REQUIRED => "not required",
+        _ => "not specified",
+    }
+}
+
 fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
     let (kind, ..) = shown(entry);
     json!({
@@ -45,6 +62,7 @@ fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
         "portid": entry.port_id,
         "cntlid": entry.cntlid,
         "secure": format!("{:?}", entry.security).to_lowercase(),
+        "treq": required(entry),
     })
 }
 

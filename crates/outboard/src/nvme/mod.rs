@@ -12,9 +12,15 @@ mod fio;
 mod list;
 mod nbd;
 mod pipe;
+mod security;
 mod session;
 mod target;
 
+use std::sync::Arc;
+
+use nic::L5oConfig;
+
+use crate::args::OffloadArg;
 use crate::error::Failure;
 
 pub(crate) use args::Nvme;
@@ -33,4 +39,17 @@ pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
         Nvme::Fio(args) => fio::run(args),
         Nvme::Nbd(args) => export::run(args),
     }
+}
+
+/// What a device does of NVMe over TCP, and of TLS where that is spoken.
+fn l5o_config(offload: OffloadArg, tls: bool) -> Option<L5oConfig> {
+    let OffloadArg { nvme, .. } = offload;
+    let (tls_tx, tls_rx) = (tls && offload.tls_tx, tls && offload.tls_rx);
+    (nvme || tls_tx || tls_rx).then(|| L5oConfig {
+        tls_tx,
+        tls_rx,
+        nvme_tcp_tx: nvme,
+        nvme_tcp_rx: nvme,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    })
 }

@@ -10,16 +10,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::{Busy, Config, Discovery, Done, Event, Initiator, Namespace, Request};
+use apps::nvme::initiator::{
+    Busy, Config, Discovery, DiscoveryError, Done, Event, Initiator, Namespace, Request,
+};
 use base::Instant;
 use host::{Host, Notice};
 use io::clock::{self, Clock};
 use io::disk::Disk;
 use io::wire::Wire;
-use nic::{Device, L5oConfig};
+use nic::Device;
 use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
+use super::security::Security;
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
 use crate::stack::{self, App, NoDisk, Parts, Threads};
@@ -174,7 +177,8 @@ impl Session {
     /// # Errors
     /// What could not be opened, or why there is no connection.
     pub(super) fn connect(args: &ConnectArgs) -> Result<Self, Failure> {
-        let config = config(args, args.nqn.0)?;
+        let security = Security::new(args)?;
+        let config = config(args, args.nqn.0, &security)?;
         let (sender, events) = channel();
         let make = |clock: &Clock, host: &mut Host| {
             let mut initiator = Initiator::new(config, args.target.0);
@@ -191,15 +195,16 @@ impl Session {
             events,
             _socket_file: Some(socket_file),
         };
-        session.wait(args)?;
+        session.wait(args, &security)?;
         Ok(session)
     }
 
     /// Waits until the association stands. At the beginning one failed attempt is enough.
-    fn wait(&mut self, args: &ConnectArgs) -> Result<(), Failure> {
+    fn wait(&mut self, args: &ConnectArgs, security: &Security) -> Result<(), Failure> {
         match self.events.recv() {
             Ok(Event::Lost(loss) | Event::Failed(loss)) => {
-                let line = format!("cannot connect to {} at {}: {loss}", args.nqn.0, args.target);
+                let why = security.explain(&loss);
+                let line = format!("cannot connect to {} at {}: {why}", args.nqn.0, args.target);
                 return Err(Failure::Unavailable(line));
             }
             Ok(_) => {}
@@ -262,12 +267,12 @@ struct Reader {
 }
 
 /// A discovery log, or why there is none.
-type Log = Result<Vec<wire::nvme::log::DiscoveryEntry>, String>;
+type Log = Result<Vec<wire::nvme::log::DiscoveryEntry>, DiscoveryError>;
 
 impl Reader {
     fn settle(&mut self) {
         if let Some(result) = self.discovery.poll() {
-            let _gone = self.result.send(result.map_err(|error| error.to_string()));
+            let _gone = self.result.send(result);
         }
     }
 }
@@ -307,16 +312,24 @@ impl App for Reader {
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
-    let config = config(args, Nqn::discovery())?;
+    let security = Security::new(args)?;
+    let config = config(args, Nqn::discovery(), &security)?;
     let (result, log) = channel();
     let make = |clock: &Clock, host: &mut Host| Reader {
         discovery: Discovery::new(host, clock.now(), config, args.target.0),
         result,
     };
     let (threads, _, _socket_file) = start(args, make)?;
-    let log = log.recv().unwrap_or_else(|_| Err("the host thread ended".to_owned()));
+    let log = log.recv();
     threads.stop()?;
-    log.map_err(|why| Failure::Unavailable(format!("no discovery log at {}: {why}", args.target)))
+    let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
+    log.map_err(|error| {
+        let why = match &error {
+            DiscoveryError::Controller(loss) => security.explain(loss),
+            _ => error.to_string(),
+        };
+        Failure::Unavailable(format!("no discovery log at {}: {why}", args.target))
+    })
 }
 
 /// The threads of one queue with an application on top.
@@ -354,13 +367,12 @@ fn start<A: App>(
 fn new_device(args: &ConnectArgs, wire: &dyn Wire) -> Device {
     let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
     config.file = None;
-    let nvme = args.stack.offload.nvme;
-    config.l5o = nvme.then(|| L5oConfig::new(Arc::new(crypto::Provider)));
+    config.l5o = super::l5o_config(args.stack.offload, args.security.tls);
     Device::new(config, wire.capabilities())
 }
 
 /// What an initiator is told.
-fn config(args: &ConnectArgs, subsystem: Nqn) -> Result<Config, Failure> {
+fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Config, Failure> {
     let random =
         || (u128::from(clock::entropy()) << 64 | u128::from(clock::entropy())).to_be_bytes();
     let mut host_id = random();
@@ -375,6 +387,7 @@ fn config(args: &ConnectArgs, subsystem: Nqn) -> Result<Config, Failure> {
     let host = args.hostnqn.map(|nqn| nqn.0).or_else(|| named(&host_id));
     let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
     let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
+    config.tls = security.tls();
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
     config.queues = args.io_queues;

@@ -6,20 +6,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use abi::Refusal;
 use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
 use base::Instant;
-use host::{Host, Listen, Notice};
+use host::{Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
-use nic::{Device, FileConfig, L5oConfig};
+use nic::{Device, FileConfig};
+use signal_hook::consts::SIGHUP;
 use wire::Endpoint;
 
 use super::args::TargetArgs;
-use crate::args::{DiskArg, SwitchArg};
+use crate::args::{DiskArg, OffloadArg, SwitchArg};
 use crate::control::{self, Control};
 use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+use crate::tls::{self, Certificates};
 
 /// Accept nobody any more, and end what is there.
 pub(crate) struct Drain;
@@ -65,14 +68,17 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     }
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
-    let config = config(args)?;
+    let certificates = args.tls.then(|| Certificates::load(&args.cert, &args.stack.addr));
+    let certificates = certificates.transpose()?;
+    let config = config(args, certificates.as_ref().map(tls::nvme_server).transpose()?)?;
     let mut threads = Threads::default();
     let (orders, messages) = channel();
     let wire = stack::open_wires(&args.stack, &clock)?.pop();
     let queue = stack::mesh(1)?.pop();
     if let (Some(wire), Some(queue)) = (wire, queue) {
         let device = new_device(args, wire.as_ref());
-        let host_config = stack::host_config(&args.stack, 0);
+        let mut host_config = stack::host_config(&args.stack, 0);
+        host_config.file_offload = file_offload(args);
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
         let app = Target::new(config, Arc::new(crypto::Provider), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
@@ -84,16 +90,21 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         control::metrics::start(addr, threads.probes().to_vec())?;
     }
     let _socket_file = control.start(threads.probes().to_vec())?;
-    announce(args);
-    // Whatever signal it is: there is nothing to read again.
-    let _signal = signals.recv();
+    announce(args, certificates.as_deref());
+    for signal in &signals {
+        match (signal, &certificates) {
+            (SIGHUP, Some(certificates)) => certificates.reload(&args.cert),
+            // A terminal that closes ends it, where there is nothing to read again.
+            _ => break,
+        }
+    }
     drop(orders.send(Drain));
     drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
     threads.stop()
 }
 
 /// What is served, with every file looked at, so that a wrong name is said before anything begins.
-fn config(args: &TargetArgs) -> Result<Config, Failure> {
+fn config(args: &TargetArgs, tls: Option<TlsServer>) -> Result<Config, Failure> {
     let mut namespaces = Vec::new();
     for path in &args.namespace {
         let wrong = |why: &dyn std::fmt::Display| {
@@ -116,6 +127,7 @@ fn config(args: &TargetArgs) -> Result<Config, Failure> {
     Ok(Config {
         listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
         addresses: args.stack.addr.iter().map(address).collect(),
+        tls,
         subsystems: vec![subsystem],
         header_digest: args.header_digest == SwitchArg::On,
         data_digest: args.data_digest == SwitchArg::On,
@@ -142,35 +154,51 @@ fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
     io::disk::open_disk(Path::new("/"), kind).map_err(|e| Failure::NoInput(e.to_string()))
 }
 
+/// Whether the device sends what is in files, or why not: it can where it seals, or nobody does.
+fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
+    match args.stack.offload {
+        OffloadArg { file: false, .. } => Err(Refusal::Disabled),
+        OffloadArg { tls_tx: false, .. } if args.tls => Err(Refusal::Encrypted),
+        _ => Ok(()),
+    }
+}
+
 fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
     let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
-    let offload = args.stack.offload;
-    config.file = offload.file.then(|| FileConfig {
+    config.file = file_offload(args).is_ok().then(|| FileConfig {
         memory_bytes_max: (args.file_memory as usize) << 20,
         ..FileConfig::default()
     });
-    config.l5o = offload.nvme.then(|| L5oConfig::new(Arc::new(crypto::Provider)));
+    config.l5o = super::l5o_config(args.stack.offload, args.tls);
     Device::new(config, wire.capabilities())
 }
 
-/// The line that says that we are ready.
-fn announce(args: &TargetArgs) {
+/// The line that says that we are ready, and one to try.
+fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
     let mut out = std::io::stdout().lock();
+    let over = if args.tls { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
-        let _ = writeln!(
-            out,
-            "serving {} with {} namespaces at {at}",
-            args.nqn.0,
-            args.namespace.len()
-        );
+        let count = args.namespace.len();
+        let _ = writeln!(out, "serving {} with {count} namespaces at {at}{over}", args.nqn.0);
+    }
+    // A certificate that was made is signed by nobody.
+    let made = certificates.and_then(Certificates::made_fingerprint);
+    if let Some(fingerprint) = &made {
+        let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
     }
     if let Some(first) = args.stack.addr.first() {
-        let _ = writeln!(
-            out,
-            "try: nvme connect -t tcp -a {} -s {} -n {}",
-            first.addr, args.port, args.nqn.0
-        );
+        let (addr, port, nqn) = (first.addr, args.port, args.nqn.0);
+        let at = std::net::SocketAddr::new(addr, port);
+        let _ = match (args.tls, made) {
+            (false, _) => writeln!(out, "try: nvme connect -t tcp -a {addr} -s {port} -n {nqn}"),
+            (true, None) => {
+                writeln!(out, "try: outboard nvme list {at} --nqn {nqn} --tls --tls-ca FILE")
+            }
+            (true, Some(_)) => {
+                writeln!(out, "try: outboard nvme list {at} --nqn {nqn} --tls --insecure")
+            }
+        };
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();

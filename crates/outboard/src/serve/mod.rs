@@ -69,8 +69,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     // A folder that cannot be served is said so before anything is made.
     drop(open_disk(args)?);
-    let certificates = args.tls.then(|| tls::Certificates::load(args)).transpose()?;
-    let tls = certificates.as_ref().map(tls::server).transpose()?;
+    let certificates =
+        args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let tls = certificates.as_ref().map(tls::https).transpose()?;
     let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
     let wires = stack::open_wires(&args.stack, &clock)?;
     let queues = wires.len();
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     announce(args, certificates.as_deref());
     for signal in &signals {
         match (signal, &certificates) {
-            (SIGHUP, Some(certificates)) => certificates.reload(args),
+            (SIGHUP, Some(certificates)) => certificates.reload(&args.cert),
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }

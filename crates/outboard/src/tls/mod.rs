@@ -1,7 +1,10 @@
-//! What `serve --tls` speaks TLS with: certificates, and rustls's configuration.
+//! What the verbs speak TLS with: certificates, and rustls's configuration. What trusts the
+//! certificates of others is [`client`]'s.
 //!
 //! Certificates are read at the start and again on SIGHUP; a file that cannot be read then leaves
 //! the old ones in use. Without any, one for development is made, for our own addresses.
+
+mod client;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,16 +12,18 @@ use std::sync::{Arc, Mutex};
 
 use ::aws_lc_rs::digest;
 use host::TlsServer;
-use rustls::ServerConfig;
 use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use rustls::{ServerConfig, SupportedProtocolVersion, version};
 
-use crate::args::ServeArgs;
+use crate::args::{CertArgs, CidrArg};
 use crate::error::Failure;
+
+pub(crate) use client::{Trust, nvme_client};
 
 /// The certificates in use.
 #[derive(Debug)]
@@ -29,18 +34,19 @@ pub(crate) struct Certificates {
 }
 
 impl Certificates {
-    /// Reads the files that were named, or makes a certificate for development.
+    /// Reads the files that were named, or makes a certificate for development, for localhost and
+    /// our addresses.
     ///
     /// # Errors
     /// Which file is wrong, and how.
-    pub(crate) fn load(args: &ServeArgs) -> Result<Arc<Self>, Failure> {
+    pub(crate) fn load(args: &CertArgs, addrs: &[CidrArg]) -> Result<Arc<Self>, Failure> {
         let made = args.tls_cert.is_empty();
-        let loaded = if made { vec![Arc::new(make(args)?)] } else { read(args)? };
+        let loaded = if made { vec![Arc::new(make(addrs)?)] } else { read(args)? };
         Ok(Arc::new(Self { loaded: Mutex::new(loaded), made }))
     }
 
     /// Reads the files again; says on standard error how that went.
-    pub(crate) fn reload(&self, args: &ServeArgs) {
+    pub(crate) fn reload(&self, args: &CertArgs) {
         if self.made {
             eprintln!("outboard: SIGHUP: the certificate for development stays");
             return;
@@ -86,23 +92,25 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// TLS 1.2 and 1.3 with the suites that the record layer has.
+/// HTTPS: TLS 1.2 and 1.3 with the suites that the record layer has.
 ///
 /// # Errors
 /// Where the library refuses the configuration.
-pub(crate) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
-    let wrong = |e: rustls::Error| Failure::System(format!("cannot set TLS up: {e}"));
-    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(wrong)?
-        .with_no_client_auth()
-        .with_cert_resolver(Arc::clone(certificates) as Arc<dyn ResolvesServerCert>);
+pub(crate) fn https(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
+    let mut config = server(certificates, rustls::DEFAULT_VERSIONS)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // The record layer is ours.
-    config.enable_secret_extraction = true;
-    config.ticketer = aws_lc_rs::Ticketer::new().map_err(wrong)?;
-    // SSLKEYLOGFILE; without it nothing is written.
-    config.key_log = Arc::new(rustls::KeyLogFile::new());
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
+    Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
+}
+
+/// NVMe over TCP: TLS 1.3 (NVMe/TCP transport 1.0, section 3.6.1). No tickets: Linux's initiator
+/// ends a connection on which one comes.
+///
+/// # Errors
+/// Where the library refuses the configuration.
+pub(crate) fn nvme_server(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
+    let mut config = server(certificates, &[&version::TLS13])?;
+    config.send_tls13_tickets = 0;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
 
@@ -111,23 +119,37 @@ pub(crate) fn server(certificates: &Arc<Certificates>) -> Result<TlsServer, Fail
 /// # Errors
 /// Where the library refuses the configuration.
 pub(crate) fn quic(certificates: &Arc<Certificates>) -> Result<Arc<ServerConfig>, Failure> {
-    let wrong = |e: rustls::Error| Failure::System(format!("cannot set TLS up: {e}"));
+    let mut config = server(certificates, &[&version::TLS13])?;
+    config.alpn_protocols = vec![b"h3".to_vec()];
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
+    Ok(Arc::new(config))
+}
+
+fn server(
+    certificates: &Arc<Certificates>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Result<ServerConfig, Failure> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(wrong)?
+        .with_protocol_versions(versions)
+        .map_err(|e| refused(&e))?
         .with_no_client_auth()
         .with_cert_resolver(Arc::clone(certificates) as Arc<dyn ResolvesServerCert>);
-    config.alpn_protocols = vec![b"h3".to_vec()];
-    config.ticketer = aws_lc_rs::Ticketer::new().map_err(wrong)?;
+    // The record layer is ours.
+    config.enable_secret_extraction = true;
+    // SSLKEYLOGFILE; without it nothing is written.
     config.key_log = Arc::new(rustls::KeyLogFile::new());
-    Ok(Arc::new(config))
+    Ok(config)
+}
+
+fn refused(error: &rustls::Error) -> Failure {
+    Failure::System(format!("cannot set TLS up: {error}"))
 }
 
 fn provider() -> CryptoProvider {
     aws_lc_rs::default_provider()
 }
 
-fn read(args: &ServeArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
+fn read(args: &CertArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
     if args.tls_cert.len() != args.tls_key.len() {
         let (certs, keys) = (args.tls_cert.len(), args.tls_key.len());
         let what = format!("{certs} --tls-cert and {keys} --tls-key: give one key for each");
@@ -138,13 +160,7 @@ fn read(args: &ServeArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
 }
 
 fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
-    let wrong = |path: &Path, why: String| Failure::NoInput(format!("{}: {why}", path.display()));
-    let chain = CertificateDer::pem_file_iter(cert)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| wrong(cert, e.to_string()))?;
-    if chain.is_empty() {
-        return Err(wrong(cert, "no certificate in it".to_owned()));
-    }
+    let chain = read_chain(cert)?;
     let private = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, e.to_string()))?;
     CertifiedKey::from_der(chain, private, &provider()).map_err(|e| {
         let both = format!("does not go with {}: {e}", cert.display());
@@ -152,10 +168,25 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
     })
 }
 
+/// All certificates of a file.
+fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
+    let chain = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|e| wrong(path, e.to_string()))?;
+    if chain.is_empty() {
+        return Err(wrong(path, "no certificate in it".to_owned()));
+    }
+    Ok(chain)
+}
+
+fn wrong(path: &Path, why: String) -> Failure {
+    Failure::NoInput(format!("{}: {why}", path.display()))
+}
+
 /// A certificate for our addresses and for localhost, that nobody has signed.
-fn make(args: &ServeArgs) -> Result<CertifiedKey, Failure> {
+fn make(addrs: &[CidrArg]) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
-    names.extend(args.stack.addr.iter().map(|cidr| cidr.addr.to_string()));
+    names.extend(addrs.iter().map(|cidr| cidr.addr.to_string()));
     let failed = |why: String| Failure::System(format!("cannot make a certificate: {why}"));
     let made = rcgen::generate_simple_self_signed(names).map_err(|e| failed(e.to_string()))?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());

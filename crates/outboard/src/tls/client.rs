@@ -1,0 +1,122 @@
+//! Whom a client of TLS trusts, and why it does not.
+//!
+//! rustls says of a handshake that failed only that it did; the user is told what was wrong with
+//! the certificate. Called by `outboard nvme` where it connects.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use host::TlsClient;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, version};
+
+use crate::error::Failure;
+
+/// Looks at certificates of servers, and keeps why it refused one.
+#[derive(Debug)]
+pub(crate) struct Trust {
+    /// Knows the roots; none where any certificate will do.
+    roots: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+    refused: Mutex<Option<String>>,
+}
+
+impl Trust {
+    /// Whoever has a certificate that leads to one of a file's; or anybody.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub(crate) fn new(roots: Option<&Path>) -> Result<Arc<Self>, Failure> {
+        let provider = Arc::new(super::provider());
+        let roots = roots.map(|path| read_roots(path, &provider)).transpose()?;
+        Ok(Arc::new(Self { roots, provider, refused: Mutex::default() }))
+    }
+
+    /// Why the last certificate was refused, if one was.
+    pub(crate) fn refused(&self) -> Option<String> {
+        // Nothing under the lock panics.
+        self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+fn read_roots(
+    path: &Path,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<WebPkiServerVerifier>, Failure> {
+    let mut roots = RootCertStore::empty();
+    for cert in super::read_chain(path)? {
+        let added = roots.add(cert);
+        added.map_err(|e| super::wrong(path, format!("a certificate cannot be a root: {e}")))?;
+    }
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|e| super::wrong(path, e.to_string()))
+}
+
+impl ServerCertVerifier for Trust {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
+        let verified =
+            roots.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        if let Err(error) = &verified {
+            let mut refused =
+                self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            *refused = Some(error.to_string());
+        }
+        verified
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// NVMe over TCP: TLS 1.3, as [`super::nvme_server`] speaks it, to a target of this name.
+///
+/// # Errors
+/// Where the library refuses the configuration.
+pub(crate) fn nvme_client(
+    trust: &Arc<Trust>,
+    name: ServerName<'static>,
+) -> Result<TlsClient, Failure> {
+    let mut config = ClientConfig::builder_with_provider(Arc::clone(&trust.provider))
+        .with_protocol_versions(&[&version::TLS13])
+        .map_err(|e| super::refused(&e))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(trust) as Arc<dyn ServerCertVerifier>)
+        .with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    config.enable_secret_extraction = true;
+    config.key_log = Arc::new(rustls::KeyLogFile::new());
+    Ok(TlsClient { config: Arc::new(config), name, crypto: Arc::new(crypto::Provider) })
+}
