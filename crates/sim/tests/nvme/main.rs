@@ -6,6 +6,7 @@ mod disk;
 mod hostile;
 mod lab;
 mod model;
+mod secure;
 mod storage;
 mod transport;
 mod user;

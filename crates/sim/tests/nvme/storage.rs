@@ -17,32 +17,35 @@ use wire::nvme::status::Status;
 
 use crate::disk::PATH;
 use crate::lab::{Faults, Lab};
+use crate::secure::Script;
 use crate::user::{Load, Shelf, Todo, User};
 
-const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
-const HOST: &str = "nqn.2026-11.example:host";
-const REMOTE: Endpoint =
+pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
+pub(crate) const HOST: &str = "nqn.2026-11.example:host";
+pub(crate) const REMOTE: Endpoint =
     Endpoint { addr: std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 77, 0, 2)), port: 4420 };
 const MIB: u64 = 1 << 20;
 /// Longer than anything takes that ends.
-const LONG: Duration = Duration::from_secs(900);
+pub(crate) const LONG: Duration = Duration::from_secs(900);
 
 /// What a run is made of.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    seed: u64,
-    digests: (bool, bool),
-    tls: bool,
-    faults: Faults,
-    offload: bool,
-    requests: usize,
-    load: Load,
-    queues: u16,
-    shift: u8,
-    bytes: u64,
+pub(crate) struct Run {
+    pub(crate) seed: u64,
+    pub(crate) digests: (bool, bool),
+    pub(crate) tls: bool,
+    /// Pre-shared keys of the initiator, and of the target.
+    pub(crate) psk: (Option<Script>, Option<Script>),
+    pub(crate) faults: Faults,
+    pub(crate) offload: bool,
+    pub(crate) requests: usize,
+    pub(crate) load: Load,
+    pub(crate) queues: u16,
+    pub(crate) shift: u8,
+    pub(crate) bytes: u64,
     /// Of the target's, for data of writes.
-    memory: usize,
-    patience: Duration,
+    pub(crate) memory: usize,
+    pub(crate) patience: Duration,
 }
 
 impl Default for Run {
@@ -51,6 +54,7 @@ impl Default for Run {
             seed: 1,
             digests: (true, true),
             tls: false,
+            psk: (None, None),
             faults: Faults::default(),
             offload: true,
             requests: 150,
@@ -64,17 +68,17 @@ impl Default for Run {
     }
 }
 
-fn nqn(name: &str) -> Nqn {
+pub(crate) fn nqn(name: &str) -> Nqn {
     Nqn::new(name).unwrap()
 }
 
 /// A run under way.
-struct Stage {
-    run: Run,
-    lab: Lab,
-    user: User,
-    shelf: Shelf,
-    tls: Option<(TlsServer, TlsClient)>,
+pub(crate) struct Stage {
+    pub(crate) run: Run,
+    pub(crate) lab: Lab,
+    pub(crate) user: User,
+    pub(crate) shelf: Shelf,
+    pub(crate) tls: Option<(TlsServer, TlsClient)>,
 }
 
 fn tls() -> (TlsServer, TlsClient) {
@@ -102,7 +106,7 @@ impl Run {
         }
     }
 
-    fn initiator(self, tls: Option<&(TlsServer, TlsClient)>) -> initiator::Config {
+    pub(crate) fn initiator(self, tls: Option<&(TlsServer, TlsClient)>) -> initiator::Config {
         let (header_digest, data_digest) = self.digests;
         let entries = u16::try_from(self.load.depth).unwrap() / self.queues + 2;
         initiator::Config {
@@ -112,6 +116,7 @@ impl Run {
             queue_entries: entries,
             command_timeout: self.patience,
             tls: tls.map(|(_, client)| client.clone()),
+            psk: self.psk.0.map(Script::shared),
             ..initiator::Config::new(nqn(HOST), [7; 16], nqn(SUBSYSTEM), Arc::new(Provider))
         }
     }
@@ -123,6 +128,7 @@ impl Run {
         let config = target::Config {
             tls: tls.map(|(server, _)| server.clone()),
             buffer_bytes_max: self.memory,
+            psk: self.psk.1.map(Script::shared),
             subsystems: vec![SubsystemConfig {
                 nqn: subsystem,
                 serial: "1".into(),
@@ -135,7 +141,7 @@ impl Run {
     }
 
     /// Both ends, which connect.
-    fn start(self) -> Stage {
+    pub(crate) fn start(self) -> Stage {
         let mut lab = Lab::new(self.seed, &self.change());
         lab.machines[1].disk.add_namespace(self.bytes.try_into().unwrap());
         lab.faults = self.faults;
@@ -150,7 +156,7 @@ impl Run {
     }
 
     /// A run to its end, all of it checked.
-    fn whole(self) -> Stage {
+    pub(crate) fn whole(self) -> Stage {
         let mut stage = self.start();
         stage.finish();
         assert_eq!(stage.user.failures(), [], "{self:?}");
@@ -160,7 +166,7 @@ impl Run {
 }
 
 impl Stage {
-    fn until(&mut self, mut done: impl FnMut(&mut Lab, &User) -> bool) {
+    pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Lab, &User) -> bool) {
         let Self { lab, user, shelf, .. } = self;
         let ended = lab.run((user, shelf), LONG, |lab, user, _| done(lab, user));
         let (user, run) = (&self.user, self.run);
@@ -175,7 +181,7 @@ impl Stage {
     }
 
     /// Asks for these, and waits until all have ended; gives how.
-    fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
+    pub(crate) fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
         self.user.script.extend(script);
         let known = self.user.results.len();
         self.user.pump(&mut self.lab.machines[0].host, self.lab.now);
@@ -184,7 +190,7 @@ impl Stage {
     }
 
     /// All requests to their end; then everything is read once more.
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.until(|_, user| user.is_idle());
         let step = (256 << 10) >> self.run.shift;
         let blocks = self.run.bytes >> self.run.shift;
@@ -208,7 +214,7 @@ impl Stage {
     }
 
     /// Who did the work: with offload the devices all of it, in order; without, the hosts.
-    fn check_counters(&self) {
+    pub(crate) fn check_counters(&self) {
         let Run { digests: (_, data), offload, .. } = self.run;
         for (machine, name, moved) in [
             (0, "nvme_rx_placed_bytes", offload),
@@ -305,6 +311,7 @@ const BUSY: Run = Run {
     seed: 1,
     digests: (true, true),
     tls: false,
+    psk: (None, None),
     faults: Faults { loss: 0.0, reorder: 0.0, duplicate: 0.0 },
     offload: true,
     requests: 1200,
@@ -499,6 +506,7 @@ fn drawn(seed: u64) -> Run {
         seed,
         digests: (r.chance(0.5), r.chance(0.5)),
         tls: seed % 5 == 3,
+        psk: (None, None),
         faults,
         offload: r.chance(0.8),
         requests: 30,

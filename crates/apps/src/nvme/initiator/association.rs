@@ -36,6 +36,7 @@ use super::Config;
 use super::command::{Data, Limits, Loss, Namespace};
 use super::counters::InitiatorCounters;
 use super::queue::{Answer, Happened, Late, Owner, Queue};
+use crate::nvme::channel::Channel;
 
 /// Entries of the admin queue: Linux's NVMF_AQ_DEPTH.
 const ADMIN_ENTRIES: u16 = 32;
@@ -164,7 +165,8 @@ impl Association {
     /// Begins to connect the next queue.
     fn open_queue(&mut self, cx: &mut Cx<'_>, entries: u16) -> Result<(), Loss> {
         let id = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
-        let socket = match &cx.config.tls {
+        let tls = cx.config.tls.as_ref().filter(|_| cx.config.psk.is_none());
+        let socket = match tls {
             Some(client) => cx.host.connect_tls(cx.now, self.remote, client),
             None => cx.host.connect(cx.now, self.remote),
         };
@@ -175,7 +177,8 @@ impl Association {
         let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
         let transport = Transport::initiate(socket, Arc::clone(&cx.config.crypto), params);
         let capsule = usize::try_from(ADMIN_IN_CAPSULE_BYTES).unwrap_or(0);
-        self.queues.push(Queue::new(transport, id, entries, capsule));
+        let channel = Channel::initiate(transport, cx.config.psk.as_deref());
+        self.queues.push(Queue::new(channel, id, entries, capsule));
         Ok(())
     }
 
@@ -198,8 +201,17 @@ impl Association {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         match queue.poll(cx.host, cx.now, cx.counters) {
             None => Ok(None),
-            Some(Happened::Ended(how)) => Err(Loss::Connection(how)),
-            Some(Happened::Ready) => self.send_connect(cx, index).map(Some),
+            Some(Happened::Ended(how)) => Err(match queue.channel.insecure() {
+                Some(why) => {
+                    cx.counters.nvmei_tls_handshakes_failed += 1;
+                    Loss::Insecure(why)
+                }
+                None => Loss::Connection(how),
+            }),
+            Some(Happened::Ready) => {
+                cx.counters.nvmei_tls_handshakes += u64::from(queue.channel.identity().is_some());
+                self.send_connect(cx, index).map(Some)
+            }
             Some(Happened::Answer(answer)) => self.handle(cx, index, answer).map(Some),
         }
     }
@@ -502,7 +514,8 @@ impl Association {
     /// Does what is due.
     pub(super) fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Result<(), Loss> {
         if self.until.is_some_and(|until| cx.now >= until) {
-            return Err(Loss::Timeout(self.step.name()));
+            let shaking = self.queues.iter().any(|queue| queue.channel.is_shaking());
+            return Err(Loss::Timeout(if shaking { "TLS handshake" } else { self.step.name() }));
         }
         if let Step::Ready(Some(at)) = self.step {
             if cx.now >= at {

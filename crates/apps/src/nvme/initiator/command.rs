@@ -8,6 +8,8 @@ use wire::nvme::command::{
 };
 use wire::nvme::status::Status;
 
+use crate::nvme::Insecure;
+
 /// Most blocks of a command: NLB has 16 bits.
 const BLOCKS_MAX: u32 = 1 << 16;
 /// Most ranges of a dataset management command.
@@ -153,6 +155,9 @@ pub enum Loss {
     /// A connection ended.
     #[error("connection {0}")]
     Connection(Ended),
+    /// There was no secure channel, or no other.
+    #[error("{0}")]
+    Insecure(Insecure),
     /// There is no way to connect.
     #[error("{0}")]
     Connect(host::ConnectError),

@@ -9,6 +9,7 @@ use wire::nvme::nqn::Nqn;
 
 use super::command::Loss;
 use super::recovery::BackOff;
+use crate::nvme::handshake::Handshakes;
 
 /// How an initiator connects, and what it puts up with.
 pub struct Config {
@@ -18,8 +19,10 @@ pub struct Config {
     pub host_id: [u8; 16],
     /// Whose namespaces are wanted; or [`Nqn::discovery`].
     pub subsystem: Nqn,
-    /// TLS on every connection, or none.
+    /// TLS with certificates on every connection, or none.
     pub tls: Option<TlsClient>,
+    /// TLS with pre-shared keys on every connection instead.
+    pub psk: Option<Arc<dyn Handshakes>>,
     /// Sums digests that the device does not.
     pub crypto: Arc<dyn CryptoProvider>,
     /// Headers shall have digests.
@@ -63,6 +66,7 @@ impl Config {
             host_id,
             subsystem,
             tls: None,
+            psk: None,
             crypto,
             header_digest: false,
             data_digest: false,

@@ -9,6 +9,10 @@ base::counters! {
         nvmei_associations_lost,
         /// Attempts to connect that failed.
         nvmei_connects_failed,
+        /// Connections that speak TLS by a pre-shared key.
+        nvmei_tls_handshakes,
+        /// Connections that ended since they were not secure, or were to be.
+        nvmei_tls_handshakes_failed,
         /// Requests that were taken.
         nvmei_requests,
         /// Commands of requests that were sent, again ones included.

@@ -486,7 +486,7 @@ impl Initiator {
                 &mut self.counters.nvmei_connects_failed
             };
             *counter += 1;
-            let orderly = matches!(loss, Loss::Connection(_));
+            let orderly = matches!(loss, Loss::Connection(_) | Loss::Insecure(_));
             let open = self.take_back(host, now, &mut association, orderly);
             for (queue, serial) in open {
                 // Those of other queues have nothing to do with it.

@@ -15,13 +15,14 @@ use std::collections::{BTreeSet, VecDeque};
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{Ended, Incoming, Transport};
+use host::nvme::{Ended, Incoming};
 use host::{Host, SocketId};
 use wire::nvme::command::{Command, Completion, Sgl};
 use wire::nvme::pdu::{Fault, at};
 
 use super::command::Data;
 use super::counters::InitiatorCounters;
+use crate::nvme::channel::Channel;
 
 /// Identifiers for each command that may be open.
 const IDENTIFIERS: u16 = 4;
@@ -104,7 +105,7 @@ pub(super) struct Late {
 /// A queue.
 #[derive(Debug)]
 pub(super) struct Queue {
-    pub(super) transport: Transport,
+    pub(super) channel: Channel,
     /// Zero is the admin queue.
     pub(super) id: u16,
     /// Most commands that may be open: one less than its entries.
@@ -126,11 +127,11 @@ pub(super) struct Queue {
 
 impl Queue {
     /// A queue of `entries`, of which one is never used, over a connection that is being opened.
-    pub(super) fn new(transport: Transport, id: u16, entries: u16, in_capsule: usize) -> Self {
+    pub(super) fn new(channel: Channel, id: u16, entries: u16, in_capsule: usize) -> Self {
         let most = entries.saturating_sub(1).max(1);
         let identifiers = most.saturating_mul(IDENTIFIERS);
         Self {
-            transport,
+            channel,
             id,
             most,
             in_capsule,
@@ -145,7 +146,7 @@ impl Queue {
     }
 
     pub(super) const fn socket(&self) -> SocketId {
-        self.transport.socket()
+        self.channel.socket()
     }
 
     /// Commands that are open.
@@ -198,7 +199,7 @@ impl Queue {
             }
             Data::In { buffer, len } => {
                 let pages = buffer.len() / PAGE_BYTES;
-                if let Some(buffer) = self.transport.expect(host, cid, 0, len, buffer) {
+                if let Some(buffer) = self.channel.transport.expect(host, cid, 0, len, buffer) {
                     self.free.push_back(cid);
                     return Err(Data::In { buffer, len });
                 }
@@ -213,7 +214,7 @@ impl Queue {
         }
         self.in_flight += 1;
         let entry = Command { cid, ..command }.with_data(sgl).to_bytes();
-        self.transport.send_command(host, &entry, capsule);
+        self.channel.transport.send_command(host, &entry, capsule);
         Ok(())
     }
 
@@ -226,7 +227,7 @@ impl Queue {
         counters: &mut InitiatorCounters,
     ) -> Option<Happened> {
         loop {
-            let incoming = self.transport.poll(host, now)?;
+            let incoming = self.channel.poll(host, now)?;
             let about = self.about(&incoming);
             let happened = match incoming {
                 Incoming::Buffer { tag, buffer } if self.terminated => {
@@ -255,7 +256,7 @@ impl Queue {
                 Err(fault) => {
                     counters.nvmei_protocol_errors += 1;
                     (self.terminated, self.culprit) = (true, about);
-                    self.transport.terminate(host, fault);
+                    self.channel.transport.terminate(host, fault);
                 }
             }
         }
@@ -295,7 +296,7 @@ impl Queue {
         open.completion = Some(completion);
         if matches!(open.moves, Moves::In { buffer: None, .. }) {
             // All that was awaited has come, or never will.
-            self.transport.reclaim(host, cid);
+            self.channel.transport.reclaim(host, cid);
             return Ok(None);
         }
         self.finish(cid)
@@ -353,7 +354,7 @@ impl Queue {
             return Err(Fault::LIMIT_EXCEEDED);
         }
         let bytes = data.slice(from..end);
-        self.transport.send_write_data(host, (cid, ttag), offset, bytes, true);
+        self.channel.transport.send_write_data(host, (cid, ttag), offset, bytes, true);
         Ok(None)
     }
 
@@ -391,7 +392,7 @@ impl Queue {
     /// When [`Self::poll`] or [`Self::poll_late`] has something to do, whatever happens.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let late = self.deadlines.first().map(|deadline| deadline.0);
-        [self.transport.poll_timeout(), late].into_iter().flatten().min()
+        [self.channel.transport.poll_timeout(), late].into_iter().flatten().min()
     }
 
     /// The next command that is late. It is said twice: `patience` later again.
@@ -416,10 +417,10 @@ impl Queue {
         let awaited = |open: &Open| matches!(open.moves, Moves::In { buffer: None, .. });
         for cid in 0..u16::try_from(self.open.len()).unwrap_or(u16::MAX) {
             if self.open_mut(cid).is_some_and(|open| awaited(open)) {
-                self.transport.reclaim(host, cid);
+                self.channel.transport.reclaim(host, cid);
             }
         }
-        while let Some(incoming) = self.transport.poll(host, now) {
+        while let Some(incoming) = self.channel.poll(host, now) {
             if let Incoming::Buffer { tag, buffer } = incoming {
                 self.keep_buffer(tag, buffer);
             }

@@ -10,6 +10,7 @@ use wire::nvme::status::Status;
 
 use super::controller::{Admission, ConnKey};
 use super::shared::Shared;
+use crate::nvme::channel::Identity;
 
 /// A queue that was connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +25,14 @@ pub(super) struct Connected {
 
 const SEQUENCE: ConnectResult = ConnectResult::Refused(Status::COMMAND_SEQUENCE.do_not_retry());
 
-/// Does the first command of a connection.
+/// Does the first command of a connection, whose keys are those of `identity`.
 ///
 /// # Errors
 /// How the command fails.
 pub(super) fn connect(
     now: Instant,
     shared: &mut Shared,
-    key: ConnKey,
+    (key, identity): (ConnKey, Option<Identity>),
     command: &Command,
     data: &[u8],
 ) -> Result<Connected, ConnectResult> {
@@ -48,6 +49,11 @@ pub(super) fn connect(
     let data = ConnectData::parse(data);
     let subnqn = data.subnqn.ok_or(ConnectResult::InvalidData(ipo::SUBNQN))?;
     let hostnqn = data.hostnqn.ok_or(ConnectResult::InvalidData(ipo::HOSTNQN))?;
+    // A key is one host's, and for one subsystem (tcp, section 3.6.1.3).
+    if identity.is_some_and(|own| own != Identity { host: hostnqn, subsystem: subnqn }) {
+        shared.counters.nvmet_refused_identity += 1;
+        return Err(refuse(Status::INVALID_HOST));
+    }
     let cntlid = if asked.qid == 0 {
         connect_admin(now, shared, key, &asked, (&data, subnqn, hostnqn))?
     } else {

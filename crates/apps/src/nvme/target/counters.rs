@@ -13,6 +13,12 @@ base::counters! {
         nvmet_connections_lost,
         /// Of these, those that ended since the disk could not read what was being sent.
         nvmet_connections_unreadable,
+        /// Connections that speak TLS by a pre-shared key.
+        nvmet_tls_handshakes,
+        /// Of the connections that were lost, those that never were secure, and had to be.
+        nvmet_tls_handshakes_failed,
+        /// Of these, those whose host did not speak TLS.
+        nvmet_tls_plain,
         /// Connections that ended since a PDU was wrong, as this side or the peer said.
         nvmet_connections_terminated,
         /// Connections ended since no command came that connects them.
@@ -27,6 +33,8 @@ base::counters! {
         nvmet_queues,
         /// Connects refused since the host may not.
         nvmet_refused_host,
+        /// Of these, those that named another host, or another subsystem, than their key is for.
+        nvmet_refused_identity,
         /// Connects refused since there are too many controllers.
         nvmet_refused_busy,
         /// Connects refused for other reasons.

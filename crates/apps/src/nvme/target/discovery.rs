@@ -25,7 +25,7 @@ pub(super) fn page(shared: &Shared, host: &Nqn) -> Vec<u8> {
 }
 
 fn entries(shared: &Shared, nqn: Nqn, kind: Kind) -> impl Iterator<Item = DiscoveryEntry> + '_ {
-    let tls = shared.config.tls.is_some();
+    let tls = shared.config.tls.is_some() || shared.config.psk.is_some();
     let (secure, security) = match tls {
         true => (treq::SECURE_REQUIRED, Security::Tls13),
         false => (treq::SECURE_NOT_REQUIRED, Security::None),

@@ -1,6 +1,6 @@
 //! What the target asks of a connection and of the host's disk.
 //!
-//! One implementation is [`Transport`] over a [`Host`], call by call; the other is the fake of this
+//! One implementation is [`Channel`] over a [`Host`], call by call; the other is the fake of this
 //! module's tests, which shows a disk that is slow, full or broken without a TCP below. Nothing
 //! else is meant to implement it.
 
@@ -9,13 +9,16 @@ use abi::{FileExtent, FileFault, FileId, FileStat};
 use base::Instant;
 use bytes::Bytes;
 use host::Host;
-use host::nvme::{Incoming, Source, Transport};
+use host::nvme::{Incoming, Source};
 use wire::nvme::pdu::Fault;
+
+use crate::nvme::channel::{Channel, Identity, Insecure};
 
 /// A change of a namespace that has ended: the token, the buffer of a write, how it went.
 pub(super) type Changed = (u64, Option<AlignedBuf>, Result<(), FileFault>);
 
-/// One end of a connection; see [`Transport`] for what each call promises.
+/// One end of a connection; see [`Channel`] and [`host::nvme::Transport`] for what each call
+/// promises.
 pub(super) trait Link {
     /// What it is on.
     type Host: Disk;
@@ -35,6 +38,10 @@ pub(super) trait Link {
     ) -> Option<AlignedBuf>;
     fn terminate(&mut self, host: &mut Self::Host, why: Fault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
+    /// Whose pre-shared key it has; none where it has none.
+    fn identity(&self) -> Option<Identity>;
+    /// Why it has ended, where that was before it was secure.
+    fn insecure(&self) -> Option<Insecure>;
     /// Ends the connection as it stands: `gently` where all that was sent shall still arrive.
     fn end(&mut self, host: &mut Self::Host, now: Instant, gently: bool);
 }
@@ -54,7 +61,7 @@ pub(super) trait Disk {
     fn poll_changed(&mut self) -> Option<Changed>;
 }
 
-impl Link for Transport {
+impl Link for Channel {
     type Host = Host;
 
     fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
@@ -62,19 +69,19 @@ impl Link for Transport {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        Self::poll_timeout(self)
+        self.transport.poll_timeout()
     }
 
     fn send_response(&mut self, host: &mut Host, entry: &[u8; 16]) {
-        Self::send_response(self, host, entry);
+        self.transport.send_response(host, entry);
     }
 
     fn send_data(&mut self, host: &mut Host, cid: u16, data: &Source, success: bool) -> u64 {
-        self.send_read_data(host, cid, 0, data, true, success)
+        self.transport.send_read_data(host, cid, 0, data, true, success)
     }
 
     fn send_r2t(&mut self, host: &mut Host, cid: u16, tag: u16, len: u32) {
-        Self::send_r2t(self, host, (cid, tag), 0, len);
+        self.transport.send_r2t(host, (cid, tag), 0, len);
     }
 
     fn expect(
@@ -84,15 +91,23 @@ impl Link for Transport {
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf> {
-        Self::expect(self, host, tag, 0, len, buffer)
+        self.transport.expect(host, tag, 0, len, buffer)
     }
 
     fn terminate(&mut self, host: &mut Host, why: Fault) {
-        Self::terminate(self, host, why);
+        self.transport.terminate(host, why);
     }
 
     fn acknowledged(&self, host: &Host) -> u64 {
-        Self::acknowledged(self, host)
+        self.transport.acknowledged(host)
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Self::identity(self).copied()
+    }
+
+    fn insecure(&self) -> Option<Insecure> {
+        Self::insecure(self)
     }
 
     fn end(&mut self, host: &mut Host, now: Instant, gently: bool) {

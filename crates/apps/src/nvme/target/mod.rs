@@ -12,8 +12,8 @@
 //! `subsystem`, `locks`, `buffers`, and `shared`, which all connections share. `link` is what is
 //! asked of the host.
 //!
-//! There is no authentication, no namespace management, no reservations, no firmware, no sanitize,
-//! no protection information, no copy; commands for them are refused.
+//! There is no in-band authentication, no namespace management, no reservations, no firmware, no
+//! sanitize, no protection information, no copy; commands for them are refused.
 
 mod admin;
 mod buffers;
@@ -47,14 +47,19 @@ pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
 use server::Server;
 
+use super::channel::Channel;
+use super::handshake::Handshakes;
+
 /// How the target works. The default has no subsystem, and listens on the port of the discovery
 /// service and of subsystems.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where to listen.
     pub listen: Vec<Listen>,
-    /// Speak TLS there, with this.
+    /// Speak TLS there, with these certificates.
     pub tls: Option<TlsServer>,
+    /// Speak TLS there, with these pre-shared keys; not with certificates too.
+    pub psk: Option<Arc<dyn Handshakes>>,
     /// Where hosts find us, for the discovery log.
     pub addresses: Vec<Endpoint>,
     /// What there is.
@@ -94,6 +99,7 @@ impl Default for Config {
         Self {
             listen: vec![Listen { addr: None, port: 4420, backlog: 128 }],
             tls: None,
+            psk: None,
             addresses: Vec::new(),
             subsystems: Vec::new(),
             header_digest: true,
@@ -152,6 +158,7 @@ impl Config {
     fn check(&self) -> Result<(), StartError> {
         let data_max = 4096_usize << self.mdts.min(16);
         let fields = [
+            ("psk", self.psk.is_none() || self.tls.is_none()),
             ("cpda", self.cpda <= PDA_MAX),
             ("maxh2cdata", self.maxh2cdata >= MAXH2CDATA_MIN && self.maxh2cdata % 4 == 0),
             (
@@ -202,7 +209,7 @@ impl Config {
 pub struct Target {
     listeners: Vec<ListenerId>,
     crypto: Arc<dyn CryptoProvider>,
-    server: Server<Transport>,
+    server: Server<Channel>,
 }
 
 impl Target {
@@ -262,7 +269,8 @@ impl Target {
         host.set_option(now, socket, SocketOption::NoDelay(true));
         // Who acknowledges nothing would keep others from writing.
         host.set_option(now, socket, SocketOption::UserTimeout(config.send_timeout));
-        let link = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
+        let transport = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
+        let link = Channel::serve(transport, config.psk.as_deref());
         self.server.handle_accepted(now, host, socket.index(), link);
     }
 

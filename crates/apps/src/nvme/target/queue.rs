@@ -160,11 +160,12 @@ impl<L: Link> Turn<'_, L> {
                     }
                 }
                 Incoming::Ended(how) => return Some(how),
-                // The rest is said when a connection opens, or to initiators only.
-                Incoming::Ready
-                | Incoming::Response(_)
-                | Incoming::ReadData { .. }
-                | Incoming::R2t { .. } => {}
+                Incoming::Ready => {
+                    let secure = u64::from(self.conn.link.identity().is_some());
+                    self.shared.counters.nvmet_tls_handshakes += secure;
+                }
+                // The rest is said to initiators only.
+                Incoming::Response(_) | Incoming::ReadData { .. } | Incoming::R2t { .. } => {}
             }
         }
         self.release_acknowledged();
@@ -244,7 +245,10 @@ impl<L: Link> Turn<'_, L> {
             .and_then(|()| in_capsule(command, data))
             .map_err(ConnectResult::Refused);
         let connected = match checked {
-            Ok(()) => connect::connect(self.now, self.shared, key, command, data),
+            Ok(()) => {
+                let identity = self.conn.link.identity();
+                connect::connect(self.now, self.shared, (key, identity), command, data)
+            }
             Err(refused) => Err(refused),
         };
         let counters = &mut self.shared.counters;

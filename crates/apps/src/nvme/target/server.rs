@@ -6,8 +6,8 @@
 
 use abi::FileId;
 use base::{Alarms, Duration, Instant};
-use host::SocketError;
 use host::nvme::Ended;
+use host::{Alert, SocketError};
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
@@ -20,6 +20,7 @@ use super::link::{Disk, Link};
 use super::queue::{Conn, Turn};
 use super::shared::{Aborting, Health, OpId, Ops, Shared, Stage};
 use super::subsystem::{State, open_all};
+use crate::nvme::Insecure;
 
 /// How often it is looked whether ranges are acknowledged that others wait for: the host tells of
 /// acknowledgments only when all is.
@@ -329,12 +330,32 @@ impl<L: Link> Server<L> {
                 self.with(now, host, index, |turn| turn.suspect_reads());
                 false
             }
-            Ended::Lost(_) | Ended::Silent => {
+            Ended::Lost(why) => {
+                counters.nvmet_connections_lost += 1;
+                self.count_insecure(index, why)
+            }
+            Ended::Silent => {
                 counters.nvmet_connections_lost += 1;
                 false
             }
         };
         self.take_out(now, host, index, gently);
+    }
+
+    /// A connection was lost: was that before it was secure? Says whether TLS has ended it, and so
+    /// with an alert that is still to arrive.
+    fn count_insecure(&mut self, index: usize, why: SocketError) -> bool {
+        let ours = matches!(why, SocketError::TlsHandshake | SocketError::Tls(_));
+        let Some(conn) = self.slots.get(index).and_then(Option::as_ref) else { return ours };
+        let counters = &mut self.shared.counters;
+        if conn.queue.is_none() && (ours || matches!(why, SocketError::TlsPeer(_))) {
+            counters.nvmet_tls_handshakes_failed += 1;
+            // Where the socket's own TLS has it, that is what a first byte of a PDU is.
+            let plain = conn.link.insecure() == Some(Insecure::Plain)
+                || why == SocketError::Tls(Alert::UnexpectedMessage);
+            counters.nvmet_tls_plain += u64::from(plain);
+        }
+        ours
     }
 
     fn remove(&mut self, now: Instant, host: &mut L::Host, index: usize) {

@@ -17,6 +17,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::Fault;
 use wire::nvme::status::Status;
 
+use crate::nvme::channel::{Identity, Insecure};
 use crate::nvme::target::link::{Changed, Disk, Link};
 use crate::nvme::target::server::Server;
 use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
@@ -119,6 +120,14 @@ impl Link for FakeLink {
         wire.sent.push(Sent::Terminated(why));
         wire.came.clear();
         wire.came.push_back(Incoming::Ended(Ended::Terminated(why)));
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
+
+    fn insecure(&self) -> Option<Insecure> {
+        None
     }
 
     fn acknowledged(&self, _: &FakeDisk) -> u64 {

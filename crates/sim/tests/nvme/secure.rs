@@ -1,0 +1,420 @@
+//! TLS between target and initiator: with certificates, and with pre-shared keys that a script
+//! agrees on; and whoever comes without, with other keys, or with nonsense.
+
+use std::sync::Arc;
+
+use apps::nvme::Insecure;
+use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
+use apps::nvme::initiator::{Event, Initiator, Loss, State};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use crypto::Provider;
+use host::nvme::Ended;
+use host::{Alert, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use wire::nvme::status::Status;
+
+use crate::lab::{App, Faults, Lab};
+use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage};
+use crate::user::{Shelf, User};
+
+/// One end of a handshake that is none: a hello, an answer of two records, of which the second is
+/// sealed, and an end. The alert is TLS's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Script {
+    /// The key. Both ends need the same.
+    pub(crate) key: u8,
+    /// Whose the target takes it for.
+    pub(crate) host: &'static str,
+    /// Content of a record, in bytes: more than a segment has, or not.
+    pub(crate) bulk: usize,
+    /// It gives no handshakes.
+    pub(crate) broken: bool,
+}
+
+impl Script {
+    pub(crate) const RIGHT: Self = Self { key: 7, host: HOST, bulk: 200, broken: false };
+
+    pub(crate) fn shared(self) -> Arc<dyn Handshakes> {
+        Arc::new(self)
+    }
+
+    fn make(self, client: bool) -> Option<Box<dyn Handshake>> {
+        let end: Box<dyn Handshake> = Box::new(End { script: self, client, spoke: false });
+        Some(end).filter(|_| !self.broken)
+    }
+
+    fn record(self, kind: u8, word: u8) -> Vec<u8> {
+        let len = u16::try_from(self.bulk).unwrap().to_be_bytes();
+        let mut record = vec![kind, 3, 3, len[0], len[1]];
+        record.resize(5 + self.bulk, word);
+        record
+    }
+}
+
+impl Handshakes for Script {
+    fn server(&self) -> Option<Box<dyn Handshake>> {
+        self.make(false)
+    }
+
+    fn client(&self) -> Option<Box<dyn Handshake>> {
+        self.make(true)
+    }
+}
+
+struct End {
+    script: Script,
+    client: bool,
+    spoke: bool,
+}
+
+/// A change of cipher is passed over, as in TLS.
+const CHANGE: u8 = 20;
+const HELLO: u8 = 22;
+const SEALED: u8 = 23;
+/// A fatal alert: the binder was made with another key.
+const DECRYPT_ERROR: [u8; 7] = [21, 3, 3, 0, 2, 2, 51];
+
+impl End {
+    fn agreed(&self) -> Box<Agreed> {
+        let direction = |text: u8| TlsDirection::new(&[text; 32], [self.script.key; 12], 0);
+        let (a, b) = (direction(1), direction(2));
+        let (tx, rx) = if self.client { (a, b) } else { (b, a) };
+        let (version, suite) = (TlsVersion::Tls13, abi::crypto::Suite::Aes128Gcm);
+        let keys = TlsKeys { version, suite, tx, rx, crypto: Arc::new(Provider) };
+        let identity = format!("NVMe1R01 {} {SUBSYSTEM} digest", self.script.host).into_bytes();
+        Box::new(Agreed { keys, identity })
+    }
+}
+
+impl Handshake for End {
+    fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
+        if received.first() == Some(&CHANGE) {
+            return Progress::More { used: 6 };
+        }
+        let Script { key, bulk, .. } = self.script;
+        let whole = 5 + bulk;
+        let is = |at: usize, kind: u8| {
+            let record = received.get(at * whole..(at + 1) * whole);
+            record.is_some_and(|record| record[0] == kind && record[5] == key)
+        };
+        let spoke = core::mem::replace(&mut self.spoke, true);
+        let count = received.len() / whole;
+        if self.client && !spoke {
+            out.extend(self.script.record(HELLO, key));
+            return Progress::More { used: 0 };
+        }
+        if received.first() == Some(&21) {
+            return Progress::Failed { used: 7 };
+        }
+        match (self.client, spoke, count) {
+            // What is not used comes again, with more behind it.
+            (_, _, 0) | (true, _, 1) => {
+                self.spoke = self.client;
+                Progress::More { used: 0 }
+            }
+            (true, ..) if is(0, HELLO) && is(1, SEALED) => {
+                out.extend(self.script.record(SEALED, key));
+                Progress::Done { used: 2 * whole, agreed: self.agreed() }
+            }
+            (false, false, _) if is(0, HELLO) => {
+                out.extend(self.script.record(HELLO, key));
+                out.extend(self.script.record(SEALED, key));
+                Progress::More { used: whole }
+            }
+            (false, true, _) if is(0, SEALED) => {
+                Progress::Done { used: whole, agreed: self.agreed() }
+            }
+            _ => {
+                out.extend(DECRYPT_ERROR);
+                Progress::Failed { used: received.len() }
+            }
+        }
+    }
+}
+
+/// Both ends with the same key.
+fn keyed() -> Run {
+    Run { psk: (Some(Script::RIGHT), Some(Script::RIGHT)), requests: 60, ..Run::default() }
+}
+
+fn counts<const N: usize>(shelf: &Shelf, names: [&str; N]) -> [u64; N] {
+    names.map(|name| shelf.count(name))
+}
+
+/// Whether the devices sealed and opened, or the hosts.
+fn check_tls(stage: &Stage, connections: u64) {
+    let Run { offload, .. } = stage.run;
+    for machine in &stage.lab.machines {
+        let names = ["tls_tx_device", "tls_rx_device", "tls_tx_sw", "tls_rx_sw"];
+        let [device, host] = if offload { [connections, 0] } else { [0, connections] };
+        assert_eq!(names.map(|name| machine.count(name)), [device, device, host, host]);
+        for name in ["tls_decrypt_error", "tls_alerts_sent", "tls_alerts_received"] {
+            assert_eq!(machine.count(name), 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn keys_that_both_have() {
+    for (offload, bulk) in [(true, 200), (false, 200), (true, 5000), (true, 1)] {
+        let script = Script { bulk, ..Script::RIGHT };
+        let stage = Run { psk: (Some(script), Some(script)), offload, ..keyed() }.whole();
+        stage.check_counters();
+        // The admin queue and two others.
+        check_tls(&stage, 3);
+        assert_eq!(stage.user.count("nvmei_tls_handshakes"), 3);
+        let names = ["nvmet_tls_handshakes", "nvmet_tls_handshakes_failed", "nvmet_refused_host"];
+        assert_eq!(counts(&stage.shelf, names), [3, 0, 0]);
+    }
+}
+
+#[test]
+fn keys_on_a_bad_wire() {
+    for seed in 1..=4 {
+        let faults = Faults { loss: 0.05, reorder: 0.05, duplicate: 0.02 };
+        let bulk = if seed % 2 == 0 { 4000 } else { 200 };
+        let script = Script { bulk, ..Script::RIGHT };
+        let psk = (Some(script), Some(script));
+        let stage = Run { seed, faults, psk, offload: seed < 4, ..keyed() }.whole();
+        assert!(stage.lab.dropped > 0);
+        assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 3);
+    }
+}
+
+#[test]
+fn certificates() {
+    for offload in [true, false] {
+        let stage = Run { tls: true, offload, requests: 60, ..Run::default() }.whole();
+        stage.check_counters();
+        check_tls(&stage, 3);
+        assert_eq!(stage.lab.machines[1].count("tls_handshakes"), 3);
+        // The host shook hands: these are for pre-shared keys.
+        assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 0);
+        assert_eq!(stage.user.count("nvmei_tls_handshakes"), 0);
+    }
+}
+
+/// An attempt to connect that fails; then somebody else comes in, to the same target.
+fn refused(run: Run) -> (Loss, Stage) {
+    let mut stage = Run { requests: 0, ..run }.start();
+    stage.until(|_, user| !user.events.is_empty());
+    let (Event::Lost(loss) | Event::Failed(loss)) = stage.user.events[0] else {
+        panic!("it did connect: {run:?}");
+    };
+    // Until the target has seen the end of it, too.
+    let gone =
+        |_: &mut Lab, _: &mut User, shelf: &mut Shelf| shelf.count("nvmet_connections_open") == 0;
+    let Stage { lab, user, shelf, .. } = &mut stage;
+    assert!(lab.run((user, shelf), LONG, gone));
+    (loss, stage)
+}
+
+/// The right initiator for the target of a run comes in.
+fn comes_in(stage: &mut Stage) {
+    let run = Run { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
+    let now = stage.lab.now;
+    stage.user.initiator.close(&mut stage.lab.machines[0].host, now);
+    stage.user.events.clear();
+    stage.user.restart(run.initiator(stage.tls.as_ref()), REMOTE);
+    stage.user.initiator.connect(&mut stage.lab.machines[0].host, now);
+    stage.finish();
+    assert_eq!(stage.user.events, [Event::Connected]);
+}
+
+const FAILED: [&str; 4] =
+    ["nvmet_tls_handshakes", "nvmet_tls_handshakes_failed", "nvmet_tls_plain", "nvmet_controllers"];
+
+#[test]
+fn another_key() {
+    let wrong = Script { key: 8, ..Script::RIGHT };
+    let (loss, mut stage) = refused(Run { psk: (Some(wrong), Some(Script::RIGHT)), ..keyed() });
+    assert_eq!(loss, Loss::Insecure(Insecure::Handshake(Some(51))));
+    assert!(loss.to_string().contains("the keys differ"), "{loss}");
+    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 0, 0]);
+    assert_eq!(stage.user.count("nvmei_tls_handshakes_failed"), 1);
+    comes_in(&mut stage);
+}
+
+#[test]
+fn no_handshake_to_be_had() {
+    let broken = Script { broken: true, ..Script::RIGHT };
+    let (loss, stage) = refused(Run { psk: (Some(Script::RIGHT), Some(broken)), ..keyed() });
+    assert_eq!(loss, Loss::Connection(Ended::Closed));
+    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 0, 0]);
+    let (loss, stage) = refused(Run { psk: (Some(broken), Some(Script::RIGHT)), ..keyed() });
+    assert_eq!(loss, Loss::Insecure(Insecure::Handshake(None)));
+    assert_eq!(stage.user.count("nvmei_tls_handshakes_failed"), 1);
+}
+
+#[test]
+fn a_key_of_another_host() {
+    let other = Script { host: "nqn.2026-11.example:other", ..Script::RIGHT };
+    let mut stage = Run { psk: (Some(other), Some(other)), requests: 0, ..keyed() }.start();
+    stage.until(|_, user| !user.events.is_empty());
+    let State::Failed(loss) = stage.user.initiator.state() else { panic!("it may not") };
+    let step = "connect of the admin queue";
+    let status = Status::INVALID_HOST.do_not_retry();
+    assert_eq!(loss, Loss::Refused { step, status });
+    let names = ["nvmet_tls_handshakes", "nvmet_refused_identity", "nvmet_refused_host"];
+    assert_eq!(counts(&stage.shelf, names), [1, 1, 1]);
+    assert_eq!(stage.shelf.count("nvmet_controllers"), 0);
+}
+
+#[test]
+fn a_plain_host_at_a_target_with_keys() {
+    let (loss, mut stage) = refused(Run { psk: (None, Some(Script::RIGHT)), ..keyed() });
+    assert_eq!(loss, Loss::Insecure(Insecure::Tls));
+    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 1, 0]);
+    comes_in(&mut stage);
+}
+
+#[test]
+fn a_plain_host_at_a_target_with_certificates() {
+    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
+    let plain = stage.run.initiator(None);
+    stage.until(|_, user| user.events == [Event::Connected]);
+    stage.user.initiator = Initiator::new(plain, REMOTE);
+    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.until(|_, user| user.events.len() > 1);
+    assert_eq!(stage.user.events[1], Event::Lost(Loss::Insecure(Insecure::Tls)));
+    let Stage { lab, user, shelf, .. } = &mut stage;
+    assert!(lab.run((user, shelf), LONG, |_, _, shelf| shelf.count("nvmet_tls_plain") > 0));
+    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_host_with_keys_at_a_plain_target() {
+    let (loss, mut stage) = refused(Run { psk: (Some(Script::RIGHT), None), ..keyed() });
+    assert_eq!(loss, Loss::Insecure(Insecure::Plain));
+    assert_eq!(stage.shelf.count("nvmet_connections_terminated"), 1);
+    comes_in(&mut stage);
+}
+
+#[test]
+fn a_host_with_certificates_at_a_plain_target() {
+    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
+    let secure = stage.run.initiator(stage.tls.as_ref());
+    let plain = Run { requests: 0, ..Run::default() }.start();
+    (stage.lab, stage.shelf) = (plain.lab, plain.shelf);
+    stage.user = plain.user;
+    stage.user.initiator = Initiator::new(secure, REMOTE);
+    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.until(|_, user| !user.events.is_empty());
+    let why = SocketError::Tls(Alert::UnexpectedMessage);
+    assert_eq!(stage.user.events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
+}
+
+/// A peer of the target's that sends bytes, a piece in each packet, and keeps what comes.
+struct Raw {
+    socket: SocketId,
+    pieces: Vec<Vec<u8>>,
+    got: Vec<u8>,
+    ended: bool,
+}
+
+impl Raw {
+    fn connect(lab: &mut Lab, pieces: Vec<Vec<u8>>) -> Self {
+        let socket = lab.machines[0].host.connect(lab.now, REMOTE).unwrap();
+        Self { socket, pieces, got: Vec::new(), ended: false }
+    }
+}
+
+impl App for Raw {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, _: Notice) {
+        let ready = host.readiness(self.socket);
+        if ready.writable && !self.pieces.is_empty() {
+            for piece in self.pieces.drain(..) {
+                host.send(self.socket, Bytes::from(piece)).unwrap();
+            }
+        }
+        while !host.peek(self.socket).is_empty() {
+            self.got.extend_from_slice(host.peek(self.socket));
+            let len = host.peek(self.socket).len();
+            host.consume(self.socket, len);
+        }
+        let ready = host.readiness(self.socket);
+        if !self.ended && (ready.peer_closed || ready.error.is_some()) {
+            self.ended = true;
+            host.close(now, self.socket);
+        }
+    }
+}
+
+/// What a target with keys answers to these bytes, and what it has counted. It ends the connection
+/// before long, and goes on with others.
+fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
+    let mut stage = Run { requests: 20, ..keyed() }.start();
+    stage.until(|_, user| user.events == [Event::Connected]);
+    let began = stage.lab.now;
+    let mut raw = Raw::connect(&mut stage.lab, pieces);
+    let Stage { lab, shelf, user, .. } = &mut stage;
+    // Nobody moves the user meanwhile: its connections wait.
+    assert!(lab.run((&mut raw, shelf), LONG, |_, raw, _| raw.ended), "it was ended");
+    let took = lab.now.since(began);
+    user.pump(&mut lab.machines[0].host, lab.now);
+    assert_eq!(counts(&stage.shelf, FAILED), counted);
+    stage.finish();
+    (raw.got, took)
+}
+
+const UNEXPECTED_MESSAGE: [u8; 7] = [21, 3, 3, 0, 2, 2, 10];
+const RECORD_OVERFLOW: [u8; 7] = [21, 3, 3, 0, 2, 2, 22];
+const SHORT: Duration = Duration::from_secs(1);
+
+#[test]
+fn nonsense_is_answered_by_an_alert() {
+    let right = Script::RIGHT;
+    let with = |failed, plain| [3, failed, plain, 1];
+    // An ICReq, or anything else that is no record, at once and one byte of it.
+    for piece in [vec![0; 128], vec![b'G'], b"GET / HTTP/1.1\r\n\r\n".to_vec()] {
+        let (got, took) = answer(vec![piece], with(1, 1));
+        assert_eq!(got, UNEXPECTED_MESSAGE);
+        assert!(took < SHORT);
+    }
+    // A record that is longer than any may be.
+    let (got, took) = answer(vec![vec![22, 3, 3, 0xff, 0xff], vec![0; 2000]], with(1, 0));
+    assert_eq!(got, RECORD_OVERFLOW);
+    assert!(took < SHORT);
+    // More records than any handshake has, which this one takes no notice of.
+    let (got, took) = answer(vec![[CHANGE, 3, 3, 0, 1, 1].repeat(6000)], with(1, 0));
+    assert_eq!(got, RECORD_OVERFLOW);
+    assert!(took < SHORT);
+    // A hello with another key, and another end than the handshake's.
+    let wrong = Script { key: 9, ..right };
+    let (got, _) = answer(vec![wrong.record(HELLO, 9)], with(1, 0));
+    assert_eq!(got, DECRYPT_ERROR);
+    let (got, _) = answer(vec![right.record(HELLO, 7), right.record(SEALED, 9)], with(1, 0));
+    assert_eq!(
+        got,
+        [right.record(HELLO, 7), right.record(SEALED, 7), DECRYPT_ERROR.into()].concat()
+    );
+    // Something in the clear, in the middle of it.
+    let (got, _) = answer(vec![right.record(HELLO, 7), vec![4; 64]], with(1, 1));
+    assert!(got.ends_with(&UNEXPECTED_MESSAGE));
+}
+
+#[test]
+fn who_says_nothing_is_let_go() {
+    let right = Script::RIGHT;
+    let half = right.record(HELLO, 7)[..100].to_vec();
+    for pieces in [vec![], vec![vec![22]], vec![half], vec![right.record(HELLO, 7)]] {
+        // That is the time for the Connect command, and no handshake that failed.
+        let (got, took) = answer(pieces, [3, 0, 0, 1]);
+        assert!(!got.starts_with(&[21]));
+        assert!((10..12).contains(&took.as_secs()), "{took:?}");
+    }
+}
+
+/// What the handshake has said and what is sealed behind it come in one packet.
+#[test]
+fn records_in_any_pieces() {
+    for step in [1, 2, 5, 6, 199, 204, 205, 206, 409] {
+        let right = Script::RIGHT;
+        let bytes = [right.record(HELLO, 7), right.record(SEALED, 7)].concat();
+        let pieces = bytes.chunks(step).map(<[u8]>::to_vec).collect();
+        // The connection is secure, and then silent.
+        let (got, took) = answer(pieces, [3, 0, 0, 1]);
+        assert_eq!(got.len(), 2 * 205);
+        assert!((10..12).contains(&took.as_secs()), "{took:?}");
+    }
+}
