@@ -20,6 +20,7 @@ pub mod heap;
 pub mod mem;
 pub mod notify;
 pub mod pcap;
+pub mod psk;
 pub mod tap;
 pub mod wire;
 
