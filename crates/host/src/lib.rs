@@ -65,5 +65,5 @@ pub mod nvme {
         Ended, Incoming, Initiate, Negotiated, Serve, Source, Transport,
     };
 }
-pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
+pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
 pub use udp::{UdpId, UdpReceived, UdpSend};

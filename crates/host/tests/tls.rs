@@ -1,16 +1,17 @@
 //! TLS above the host's TCP, against rustls as the client: RFC 8446 and RFC 5246.
 
 use std::io::{Read as _, Write as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use abi::crypto::{CryptoProvider as _, Suite};
-use host::{Alert, Listen, SocketError, TlsServer};
+use host::{Alert, Listen, SocketError, TlsKeys, TlsSecrets, TlsServer};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::{
     CipherSuite, ClientConfig, ClientConnection, ConnectionTrafficSecrets, DigitallySignedStruct,
-    HandshakeKind, ServerConfig, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
+    HandshakeKind, KeyLog, ServerConfig, SignatureScheme, SupportedCipherSuite,
+    SupportedProtocolVersion,
 };
 use testkit::{HOST, PEER, Peer, seg};
 
@@ -533,6 +534,111 @@ fn keys_that_change_again_and_again() {
         assert_eq!(world.client_read(), b"and back");
         assert_eq!(world.counter("tls_tx_rekey_ok"), 1);
     }
+}
+
+/// The traffic secrets of a handshake, as rustls logs them: (client's, server's).
+#[derive(Debug, Default)]
+struct Logged(Mutex<[Vec<u8>; 2]>);
+
+impl KeyLog for Logged {
+    fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+        let of = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];
+        if let Some(at) = of.iter().position(|of| *of == label) {
+            self.0.lock().unwrap()[at] = secret.to_vec();
+        }
+    }
+}
+
+/// A connection to which the secrets of a handshake are attached that others had; the host's end
+/// takes itself for the client where `is_client`.
+fn attached(name: CipherSuite, suite: Suite, is_client: bool) -> World {
+    let logged = Arc::new(Logged::default());
+    let mut config = Offer::of(name).client();
+    config.enable_secret_extraction = true;
+    config.key_log = logged.clone();
+    let mut world =
+        World::connected(server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec()), Arc::new(config));
+    let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
+    t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).unwrap();
+    world.t = t.established();
+    let mut config = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
+    config.send_tls13_tickets = 0;
+    let mut server = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+    while world.client.is_handshaking() || server.is_handshaking() {
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        world.client.write_tls(&mut up).unwrap();
+        server.read_tls(&mut &up[..]).unwrap();
+        server.process_new_packets().unwrap();
+        while server.wants_write() {
+            server.write_tls(&mut down).unwrap();
+        }
+        let mut down = &down[..];
+        while !down.is_empty() {
+            world.client.read_tls(&mut down).unwrap();
+            world.client.process_new_packets().unwrap();
+        }
+    }
+    let [client, server] = logged.0.lock().unwrap().clone();
+    let (tx, rx) = (server.into(), client.into());
+    let secrets = TlsSecrets { suite, is_client, tx, rx };
+    let rustls = aws_lc_rs::default_provider();
+    let keys = TlsKeys::from_secrets(&secrets, &rustls, Arc::new(crypto::Provider)).unwrap();
+    let (now, socket) = (world.t.now(), world.t.socket());
+    world.t.host.attach_tls(now, socket, &keys).unwrap();
+    world
+}
+
+/// RFC 8446 section 7.2, of a session whose handshake was not the host's.
+#[test]
+fn attached_keys_change() {
+    let suites = [
+        (CipherSuite::TLS13_AES_128_GCM_SHA256, Suite::Aes128Gcm),
+        (CipherSuite::TLS13_AES_256_GCM_SHA384, Suite::Aes256Gcm),
+        (CipherSuite::TLS13_CHACHA20_POLY1305_SHA256, Suite::ChaCha20Poly1305),
+    ];
+    for (name, suite) in suites {
+        let mut world = attached(name, suite, false);
+        for round in 0..=3 {
+            if round > 0 {
+                world.client.refresh_traffic_keys().unwrap();
+            }
+            world.client.writer().write_all(b"under the new key").unwrap();
+            world.run();
+            assert_eq!(world.t.app_read(), b"under the new key");
+            world.t.app_write(b"and back");
+            assert_eq!(world.run(), None);
+            assert_eq!(world.client_read(), b"and back");
+            assert_eq!(world.counter("tls_rx_rekey_ok"), round);
+            assert_eq!(world.counter("tls_tx_rekey_ok"), round, "rustls asks for ours too");
+        }
+    }
+}
+
+/// RFC 8446 section 4.6.1: a client may leave a ticket alone, and a server gets none.
+#[test]
+fn tickets_of_attached_sessions() {
+    let ticket = [4, 0, 0, 3, 1, 2, 3, 22];
+    for is_client in [true, false] {
+        let name = CipherSuite::TLS13_AES_128_GCM_SHA256;
+        let (mut forger, mut t) = Forger::new(attached(name, Suite::Aes128Gcm, is_client));
+        t.send_data(&forger.seal(&ticket));
+        t.send_data(&forger.seal(b"behind it\x17"));
+        let error = (!is_client).then_some(SocketError::Tls(Alert::UnexpectedMessage));
+        assert_eq!(t.error(), error);
+        assert_eq!(t.app_read(), if is_client { &b"behind it"[..] } else { b"" });
+    }
+}
+
+#[test]
+fn secrets_that_fit_no_suite() {
+    let secrets = TlsSecrets {
+        suite: Suite::Aes256Gcm,
+        is_client: true,
+        tx: vec![1; 32].into(),
+        rx: vec![2; 48].into(),
+    };
+    let rustls = aws_lc_rs::default_provider();
+    assert!(TlsKeys::from_secrets(&secrets, &rustls, Arc::new(crypto::Provider)).is_none());
 }
 
 /// RFC 8446 section 5.5: a key that has sealed enough is changed, and the client follows.

@@ -1,6 +1,7 @@
 //! What an application has to bring to speak TLS: configuration of a handshake, or keys.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 
 use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
@@ -8,6 +9,8 @@ use rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
 pub use wire::tls::Version as TlsVersion;
+
+use super::secret::{Secret, Sender};
 
 /// What a listener needs to speak TLS.
 #[derive(Clone)]
@@ -32,7 +35,8 @@ pub struct TlsClient {
 }
 
 /// Keys that somebody else has agreed on: what `TLS_TX` and `TLS_RX` take of `SOL_TLS`. Without the
-/// secrets that they come from they cannot change: a peer's `KeyUpdate` ends the session.
+/// secrets that they come from they cannot change, and a peer's `KeyUpdate` ends the session;
+/// [`TlsKeys::from_secrets`] has them.
 pub struct TlsKeys {
     /// Which record layer.
     pub version: TlsVersion,
@@ -52,6 +56,50 @@ pub struct TlsDirection {
     pub(super) key: Zeroizing<[u8; 32]>,
     pub(super) iv: [u8; NONCE_BYTES],
     pub(super) number: u64,
+    /// What the next key is made from; none where the key cannot change.
+    pub(super) secret: Option<Secret>,
+}
+
+/// Traffic secrets that a handshake of TLS 1.3 ended with: RFC 8446 section 7.1.
+pub struct TlsSecrets {
+    /// Which AEAD; the hash goes with it (RFC 8446 appendix B.4).
+    pub suite: Suite,
+    /// Whether we were the client of the handshake.
+    pub is_client: bool,
+    /// `client_application_traffic_secret_0` or the server's, whichever is ours.
+    pub tx: Zeroizing<Vec<u8>>,
+    /// The peer's.
+    pub rx: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for TlsSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No secret.
+        f.debug_struct("TlsSecrets").field("suite", &self.suite).finish_non_exhaustive()
+    }
+}
+
+impl TlsKeys {
+    /// The keys that secrets lead to, from record zero on. They can change, as those of a handshake
+    /// of ours. HKDF is that of the suite in `rustls`; `crypto` seals and opens.
+    ///
+    /// None where `rustls` has not the suite, or a secret has not the length of its hash.
+    #[must_use]
+    pub fn from_secrets(
+        secrets: &TlsSecrets,
+        rustls: &rustls::crypto::CryptoProvider,
+        crypto: Arc<dyn CryptoProvider>,
+    ) -> Option<Self> {
+        let suite = secrets.suite;
+        let (ours, theirs) = if secrets.is_client {
+            (Sender::Client, Sender::Server)
+        } else {
+            (Sender::Server, Sender::Client)
+        };
+        let tx = Secret::new(rustls, suite, ours, &secrets.tx)?.direction()?;
+        let rx = Secret::new(rustls, suite, theirs, &secrets.rx)?.direction()?;
+        Some(Self { version: TlsVersion::Tls13, suite, tx, rx, crypto })
+    }
 }
 
 impl TlsDirection {
@@ -59,7 +107,7 @@ impl TlsDirection {
     /// of the next record.
     #[must_use]
     pub fn new(key: &[u8; 32], iv: [u8; NONCE_BYTES], number: u64) -> Self {
-        Self { key: Zeroizing::new(*key), iv, number }
+        Self { key: Zeroizing::new(*key), iv, number, secret: None }
     }
 }
 

@@ -21,6 +21,7 @@ mod open;
 mod receive;
 pub(crate) mod record;
 pub(crate) mod sealer;
+mod secret;
 mod transmit;
 
 use alloc::boxed::Box;
@@ -44,7 +45,7 @@ use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::rcv::Receive;
 use crate::tcp::spans::Source;
 use crate::tcp::state::State;
-pub use api::{TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion};
+pub use api::{TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;

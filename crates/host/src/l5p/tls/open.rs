@@ -8,15 +8,16 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::crypto::CryptoProvider;
+use abi::crypto::{CryptoProvider, Suite};
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
-use rustls::{ConnectionTrafficSecrets, Error, ProtocolVersion, SupportedCipherSuite};
+use rustls::{ConnectionTrafficSecrets, ProtocolVersion, SupportedCipherSuite};
 
-use super::TlsKeys;
 use super::handshake::Done;
 use super::record::{Alert, CONTENT_BYTES_MAX, Keys, Version, content};
+use super::secret::{Secret, Sender};
+use super::{TlsDirection, TlsKeys};
 use crate::tcp::conn::{Connection, Cx};
 
 /// Records left of a key's limit when it is changed.
@@ -34,27 +35,39 @@ const KEY_UPDATE: u8 = 24;
 pub(crate) enum Kernel {
     Server(Box<KernelConnection<ServerConnectionData>>),
     Client(Box<KernelConnection<ClientConnectionData>>),
+    /// The secrets were given.
+    Secrets(Box<Secrets>),
     /// The keys were given, and cannot change.
     Attached,
 }
 
-type Secrets = Result<(u64, ConnectionTrafficSecrets), Error>;
+/// Secrets of a session whose handshake somebody else had.
+pub(crate) struct Secrets {
+    tx: Secret,
+    rx: Secret,
+}
 
 impl Kernel {
-    fn update_rx(&mut self) -> Secrets {
-        match self {
+    /// The peer's next key.
+    fn update_rx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<Half> {
+        let secrets = match self {
             Self::Server(kernel) => kernel.update_rx_secret(),
             Self::Client(kernel) => kernel.update_rx_secret(),
-            Self::Attached => Err(Error::HandshakeNotComplete),
-        }
+            Self::Secrets(secrets) => return Half::updated(crypto, &mut secrets.rx),
+            Self::Attached => return None,
+        };
+        Half::of_secrets(crypto, version, &secrets.ok()?)
     }
 
-    fn update_tx(&mut self) -> Secrets {
-        match self {
+    /// Our next key.
+    fn update_tx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<Half> {
+        let secrets = match self {
             Self::Server(kernel) => kernel.update_tx_secret(),
             Self::Client(kernel) => kernel.update_tx_secret(),
-            Self::Attached => Err(Error::HandshakeNotComplete),
-        }
+            Self::Secrets(secrets) => return Half::updated(crypto, &mut secrets.tx),
+            Self::Attached => return None,
+        };
+        Half::of_secrets(crypto, version, &secrets.ok()?)
     }
 
     /// Version, and the records that one key may seal.
@@ -62,7 +75,7 @@ impl Kernel {
         let (version, suite) = match self {
             Self::Server(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
             Self::Client(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
-            Self::Attached => return None,
+            Self::Secrets(_) | Self::Attached => return None,
         };
         let version = match version {
             ProtocolVersion::TLSv1_2 => Version::Tls12,
@@ -90,6 +103,23 @@ impl Half {
         (number, secrets): &(u64, ConnectionTrafficSecrets),
     ) -> Option<Self> {
         Some(Self { keys: Arc::new(Keys::of_secrets(crypto, version, secrets)?), number: *number })
+    }
+
+    fn of_direction(
+        crypto: &dyn CryptoProvider,
+        version: Version,
+        suite: Suite,
+        direction: &TlsDirection,
+    ) -> Option<Self> {
+        let key = direction.key.get(..suite.key_bytes())?;
+        let keys = Keys::new(crypto, version, suite, key, direction.iv)?;
+        Some(Self { keys: Arc::new(keys), number: direction.number })
+    }
+
+    /// The next keys of a secret, which becomes the next.
+    fn updated(crypto: &dyn CryptoProvider, secret: &mut Secret) -> Option<Self> {
+        secret.update()?;
+        Self::of_direction(crypto, Version::Tls13, secret.suite, &secret.direction()?)
     }
 
     /// Appends a record to `out`; nothing where the numbers are used up (RFC 8446 section 5.3: they
@@ -146,18 +176,20 @@ impl Open {
 
     /// A session whose keys somebody else has agreed on.
     pub(super) fn attached(keys: &TlsKeys, crypto: &dyn CryptoProvider) -> Option<Self> {
-        let half = |direction: &super::TlsDirection| {
-            let suite = keys.suite;
-            let key = direction.key.get(..suite.key_bytes())?;
-            let made = Keys::new(crypto, keys.version, suite, key, direction.iv)?;
-            Some(Half { keys: Arc::new(made), number: direction.number })
+        let half = |direction| Half::of_direction(crypto, keys.version, keys.suite, direction);
+        let (kernel, tx_limit) = match (&keys.tx.secret, &keys.rx.secret) {
+            (Some(tx), Some(rx)) => {
+                let secrets = Secrets { tx: tx.clone(), rx: rx.clone() };
+                (Kernel::Secrets(Box::new(secrets)), tx.limit())
+            }
+            _ => (Kernel::Attached, ATTACHED_LIMIT),
         };
         Some(Self {
             tx: half(&keys.tx)?,
             rx: half(&keys.rx)?,
-            kernel: Kernel::Attached,
+            kernel,
             version: keys.version,
-            tx_limit: ATTACHED_LIMIT,
+            tx_limit,
             message: Vec::new(),
             empty_records: 0,
         })
@@ -211,6 +243,9 @@ impl Open {
                     // A ticket that cannot be kept is no reason to end.
                     let _ = kernel.handle_new_session_ticket(body);
                 }
+                // Nothing that we could come back with: RFC 8446 section 4.6.1 lets us.
+                (Version::Tls13, NEW_SESSION_TICKET, Kernel::Secrets(secrets))
+                    if secrets.tx.sender == Sender::Client => {}
                 (Version::Tls12, CLIENT_HELLO, Kernel::Server(_))
                 | (Version::Tls12, HELLO_REQUEST, Kernel::Client(_)) => {
                     changes.no_renegotiation = true;
@@ -227,8 +262,7 @@ impl Open {
         if matches!(self.kernel, Kernel::Attached) {
             return Err(Alert::UnexpectedMessage);
         }
-        let secrets = self.kernel.update_rx().map_err(|_| Alert::InternalError)?;
-        let next = Half::of_secrets(crypto, self.version, &secrets);
+        let next = self.kernel.update_rx(crypto, self.version);
         self.rx = next.ok_or(Alert::InternalError)?;
         cx.out.counters.tls_rx_rekey_ok += 1;
         Ok(())
@@ -247,8 +281,7 @@ impl Open {
             return None;
         }
         self.write(conn, content::HANDSHAKE, &UPDATE_NOT_REQUESTED);
-        let secrets = self.kernel.update_tx().ok()?;
-        self.tx = Half::of_secrets(crypto, self.version, &secrets)?;
+        self.tx = self.kernel.update_tx(crypto, self.version)?;
         cx.out.counters.tls_tx_rekey_ok += 1;
         Some(())
     }

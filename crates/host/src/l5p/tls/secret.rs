@@ -1,0 +1,94 @@
+//! Traffic secrets that somebody else has agreed on, and the keys that they lead to: RFC 8446
+//! section 7.
+//!
+//! [`super::open`] has one for each direction of a session whose handshake was not ours, and makes
+//! the next keys of it. HKDF is rustls's, of the suite.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use abi::crypto::{NONCE_BYTES, Suite};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
+use rustls::{CipherSuite, SupportedCipherSuite, Tls13CipherSuite};
+use zeroize::Zeroizing;
+
+use super::api::TlsDirection;
+
+/// Which end of the handshake seals with a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sender {
+    Client,
+    Server,
+}
+
+/// `application_traffic_secret_N` of one direction.
+#[derive(Clone)]
+pub(super) struct Secret {
+    pub(super) suite: Suite,
+    /// Whose HKDF it is.
+    rustls: &'static Tls13CipherSuite,
+    pub(super) sender: Sender,
+    bytes: Zeroizing<Vec<u8>>,
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No secret.
+        f.debug_struct("Secret").field("sender", &self.sender).finish_non_exhaustive()
+    }
+}
+
+impl Secret {
+    /// None where `rustls` has not the suite, or the secret has not the length of its hash.
+    pub(super) fn new(
+        rustls: &CryptoProvider,
+        suite: Suite,
+        sender: Sender,
+        bytes: &[u8],
+    ) -> Option<Self> {
+        let name = match suite {
+            Suite::Aes128Gcm => CipherSuite::TLS13_AES_128_GCM_SHA256,
+            Suite::Aes256Gcm => CipherSuite::TLS13_AES_256_GCM_SHA384,
+            Suite::ChaCha20Poly1305 => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
+        };
+        let rustls = rustls.cipher_suites.iter().find_map(|found| match found {
+            SupportedCipherSuite::Tls13(suite) if suite.common.suite == name => Some(*suite),
+            _ => None,
+        })?;
+        let fits = bytes.len() == rustls.common.hash_provider.output_len();
+        fits.then(|| Self { suite, rustls, sender, bytes: Zeroizing::new(bytes.to_vec()) })
+    }
+
+    /// Key and iv of the records from number zero: RFC 8446 section 7.3.
+    pub(super) fn direction(&self) -> Option<TlsDirection> {
+        let mut key = Zeroizing::new([0; 32]);
+        let mut iv = [0; NONCE_BYTES];
+        self.expand(b"key", key.get_mut(..self.suite.key_bytes())?)?;
+        self.expand(b"iv", &mut iv)?;
+        Some(TlsDirection { key, iv, number: 0, secret: Some(self.clone()) })
+    }
+
+    /// Becomes `application_traffic_secret_N+1`: RFC 8446 section 7.2.
+    pub(super) fn update(&mut self) -> Option<()> {
+        let mut next = Zeroizing::new(alloc::vec![0; self.bytes.len()]);
+        self.expand(b"traffic upd", &mut next)?;
+        self.bytes = next;
+        Some(())
+    }
+
+    /// Records that one key may seal: RFC 8446 section 5.5.
+    pub(super) fn limit(&self) -> u64 {
+        self.rustls.common.confidentiality_limit
+    }
+
+    /// HKDF-Expand-Label without a context: RFC 8446 section 7.1.
+    fn expand(&self, label: &[u8], out: &mut [u8]) -> Option<()> {
+        const PREFIX: &[u8] = b"tls13 ";
+        let expander = self.rustls.hkdf_provider.expander_for_okm(&OkmBlock::new(&self.bytes));
+        let expander: &dyn HkdfExpander = &*expander;
+        let length = u16::try_from(out.len()).ok()?.to_be_bytes();
+        let label_len = [u8::try_from(PREFIX.len() + label.len()).ok()?];
+        expander.expand_slice(&[&length, &label_len, PREFIX, label, &[0]], out).ok()
+    }
+}
