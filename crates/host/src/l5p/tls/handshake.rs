@@ -87,8 +87,8 @@ impl Handshake {
             Step::Error => {
                 // The alert is what rustls has to send last.
                 match &mut self.end {
-                    End::Server(conn) => drain(conn, out),
-                    End::Client(conn) => drain(conn, out),
+                    End::Server(conn) => drain(conn, &mut self.incoming, out),
+                    End::Client(conn) => drain(conn, &mut self.incoming, out),
                 }
                 Progress::Failed
             }
@@ -167,9 +167,14 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
     }
 }
 
-fn drain<P: Process>(conn: &mut P, out: &mut Vec<u8>) {
-    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process(&mut []).state {
+/// Takes what is left to be sent. rustls wants the bytes that it has not used: it looks at them
+/// again, and panics where they are not there.
+fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
+    loop {
+        let UnbufferedStatus { discard, state, .. } = conn.process(incoming);
+        let Ok(ConnectionState::EncodeTlsData(mut data)) = state else { return };
         append(out, |free| data.encode(free));
+        incoming.drain(..discard);
     }
 }
 
