@@ -40,7 +40,18 @@ const RULES: &[Rule] = &[
     ),
     only(
         "crypto",
-        &["abi", "aes", "aws-lc-rs", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
+        &[
+            "abi",
+            "aes",
+            "aws-lc-rs",
+            "base64",
+            "chacha20",
+            "crc-fast",
+            "ctr",
+            "polyval",
+            "thiserror",
+            "zeroize",
+        ],
         "the only crate that knows a crypto library",
     ),
     only(

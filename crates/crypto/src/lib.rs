@@ -1,8 +1,9 @@
 //! The crypto provider that Outboard runs with: `abi`'s [`CryptoProvider`] over aws-lc and, for
 //! ranges of a text, over RustCrypto's building blocks.
 //!
-//! The program makes one [`Provider`] and hands it to host and device. No protocol is known here;
-//! nonces and associated data are the callers' business.
+//! The program makes one [`Provider`] and hands it to host and device. Nonces and associated data
+//! are the callers' business; the only protocol that is known here is the one by which NVMe/TCP
+//! derives its keys ([`nvme_psk`]).
 #![forbid(unsafe_code)]
 
 mod chacha;
@@ -10,6 +11,7 @@ mod crc;
 mod gcm;
 mod header;
 mod horner;
+pub mod nvme_psk;
 mod poly1305;
 mod whole;
 
