@@ -42,7 +42,7 @@ pub enum Insecure {
 fn describe(alert: Option<u8>) -> String {
     let name = match alert {
         None => return "at this end".to_owned(),
-        Some(40) => "handshake failure",
+        Some(40) => "handshake failure, it does not know the key",
         Some(47) => "illegal parameter",
         Some(51) => "decrypt error, the keys differ",
         Some(70) => "another version of the protocol",

@@ -69,7 +69,7 @@ pub(crate) struct ConnectArgs {
 /// How the way to a target is secured.
 #[derive(Debug, Args)]
 pub(crate) struct SecurityArgs {
-    /// Speak TLS 1.3; whom to trust is said by --tls-ca or --insecure
+    /// Speak TLS 1.3; whom to trust is said by --tls-ca, --tls-psk or --insecure
     #[arg(long)]
     pub(crate) tls: bool,
     /// Certificates in PEM: the target's has to lead to one of them, or to be one
@@ -81,6 +81,36 @@ pub(crate) struct SecurityArgs {
     /// Take any certificate. Whoever is on the way can read and change everything
     #[arg(long, requires = "tls")]
     pub(crate) insecure: bool,
+    /// Speak TLS 1.3 by this pre-shared key of --hostnqn. Others on this machine see it in the list
+    /// of processes: --tls-psk-file keeps it from them
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["tls_ca", "insecure", "tls_psk_file"])]
+    pub(crate) tls_psk: Option<String>,
+    /// The same, from a file with HOSTNQN and KEY on each line; # begins a comment
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_ca", "insecure"])]
+    pub(crate) tls_psk_file: Option<PathBuf>,
+    /// Version of the key's identity
+    #[arg(long, default_value_t = 1, value_name = "0|1",
+        value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(crate) tls_psk_version: u8,
+    /// How keys are derived from the one that is given
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    pub(crate) tls_psk_derivation: DerivationArg,
+}
+
+impl SecurityArgs {
+    /// Whether TLS is spoken.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls || self.tls_psk.is_some() || self.tls_psk_file.is_some()
+    }
+}
+
+/// How keys are derived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DerivationArg {
+    /// As the specification has it; libnvme from 1.14 on, SPDK
+    Rfc8446,
+    /// As libnvme did up to 1.13
+    Libnvme,
 }
 
 /// `outboard nvme read`.
@@ -218,6 +248,17 @@ pub(crate) struct TargetArgs {
     pub(crate) tls: bool,
     #[command(flatten)]
     pub(crate) cert: CertArgs,
+    /// Have connections speak TLS 1.3 by pre-shared keys, and no others: a host that may connect,
+    /// and its key; may be given several times. Others on this machine see it in the list of
+    /// processes: --tls-psk-file keeps it from them
+    #[arg(long, value_name = "HOSTNQN=KEY", conflicts_with = "tls_cert")]
+    pub(crate) tls_psk: Vec<String>,
+    /// The same, from a file with HOSTNQN and KEY on each line; # begins a comment
+    #[arg(long, value_name = "FILE", conflicts_with = "tls_cert")]
+    pub(crate) tls_psk_file: Option<PathBuf>,
+    /// How keys are derived from those that are given
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    pub(crate) tls_psk_derivation: DerivationArg,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,
@@ -226,6 +267,18 @@ pub(crate) struct TargetArgs {
     pub(crate) disk: DiskArg,
     #[command(flatten)]
     pub(crate) stack: StackArgs,
+}
+
+impl TargetArgs {
+    /// Whether there are pre-shared keys.
+    pub(crate) fn has_psk(&self) -> bool {
+        !self.tls_psk.is_empty() || self.tls_psk_file.is_some()
+    }
+
+    /// Whether TLS is spoken.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls || self.has_psk()
+    }
 }
 
 /// A name of a host or a subsystem.

@@ -12,6 +12,7 @@ mod fio;
 mod list;
 mod nbd;
 mod pipe;
+mod psk;
 mod security;
 mod session;
 mod target;

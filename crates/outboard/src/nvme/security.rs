@@ -4,55 +4,86 @@
 
 use std::sync::Arc;
 
-use apps::nvme::initiator::Loss;
+use apps::nvme::Insecure;
+use apps::nvme::handshake::Handshakes;
+use apps::nvme::initiator::{Config, Loss};
 use host::nvme::Ended;
 use host::{Alert, SocketError, TlsClient};
+use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
+use super::psk::Psks;
 use crate::error::Failure;
 use crate::tls::{self, Trust};
 
-/// What secures the connections: nothing, or TLS.
-#[derive(Debug)]
-pub(super) struct Security {
-    tls: Option<(TlsClient, Arc<Trust>)>,
+/// What secures the connections.
+pub(super) enum Security {
+    Nothing,
+    /// TLS with certificates.
+    Tls(TlsClient, Arc<Trust>),
+    /// TLS with a pre-shared key.
+    Psk(Arc<Psks>),
 }
 
 impl Security {
-    /// What was asked for.
+    /// What was asked for, towards a subsystem.
     ///
     /// # Errors
     /// What is missing, or which file is wrong.
-    pub(super) fn new(args: &ConnectArgs) -> Result<Self, Failure> {
+    pub(super) fn new(args: &ConnectArgs, subsystem: &Nqn) -> Result<Self, Failure> {
         let asked = &args.security;
+        if let Some(psks) = Psks::initiator(asked, args.hostnqn.map(|nqn| nqn.0), subsystem)? {
+            return Ok(Self::Psk(psks));
+        }
         if !asked.tls {
-            return Ok(Self { tls: None });
+            return Ok(Self::Nothing);
         }
         if asked.tls_ca.is_none() && !asked.insecure {
-            let line = "--tls: say whom to trust, by --tls-ca FILE; or take anybody, by --insecure";
+            let line = "--tls: say whom to trust, by --tls-ca FILE or --tls-psk-file FILE; or take \
+                        anybody, by --insecure";
             return Err(Failure::Usage(line.to_owned()));
         }
         let trust = Trust::new(asked.tls_ca.as_deref())?;
         let name = asked.tls_name.clone().unwrap_or_else(|| args.target.0.addr.into());
-        let client = tls::nvme_client(&trust, name)?;
-        Ok(Self { tls: Some((client, trust)) })
+        Ok(Self::Tls(tls::nvme_client(&trust, name)?, trust))
     }
 
-    /// TLS with certificates.
-    pub(super) fn tls(&self) -> Option<TlsClient> {
-        self.tls.as_ref().map(|(client, _)| client.clone())
+    /// Has an initiator use it.
+    pub(super) fn configure(&self, config: &mut Config) {
+        match self {
+            Self::Nothing => {}
+            Self::Tls(client, _) => config.tls = Some(client.clone()),
+            Self::Psk(psks) => config.psk = Some(Arc::clone(psks) as Arc<dyn Handshakes>),
+        }
     }
 
     /// Why there is no connection, and what to do about it.
     pub(super) fn explain(&self, loss: &Loss) -> String {
-        let refused = self.tls.as_ref().and_then(|(_, trust)| trust.refused());
-        if let Some(why) = refused {
-            return format!("{why}; see --tls-ca and --tls-name");
-        }
-        match loss {
-            // What came was no record.
-            Loss::Connection(Ended::Lost(SocketError::Tls(Alert::UnexpectedMessage))) => {
-                format!("{loss}: perhaps the target does not speak TLS; try without --tls")
+        // What came was no record of TLS.
+        let no_record = Ended::Lost(SocketError::Tls(Alert::UnexpectedMessage));
+        match (self, loss) {
+            (Self::Tls(_, trust), _) if trust.refused().is_some() => {
+                let why = trust.refused().unwrap_or_default();
+                format!("{why}; see --tls-ca and --tls-name")
+            }
+            (Self::Tls(..), Loss::Connection(how)) if *how == no_record => {
+                "the target does not speak TLS; try without --tls".to_owned()
+            }
+            (Self::Tls(..), Loss::Connection(Ended::Lost(SocketError::TlsHandshake))) => {
+                format!("{loss}; does the target want a pre-shared key? See --tls-psk-file")
+            }
+            (Self::Nothing, Loss::Insecure(why)) => {
+                format!("{why}; see --tls and --tls-psk-file")
+            }
+            (Self::Psk(_), Loss::Insecure(Insecure::Plain)) => {
+                "the target does not speak TLS; try without a pre-shared key".to_owned()
+            }
+            (Self::Psk(psks), Loss::Insecure(why)) => {
+                let why = match (why, psks.why()) {
+                    (Insecure::Handshake(None), Some(why)) => why.to_string(),
+                    _ => why.to_string(),
+                };
+                format!("{why}; do both ends have the same key of this --hostnqn?")
             }
             _ => loss.to_string(),
         }

@@ -177,7 +177,7 @@ impl Session {
     /// # Errors
     /// What could not be opened, or why there is no connection.
     pub(super) fn connect(args: &ConnectArgs) -> Result<Self, Failure> {
-        let security = Security::new(args)?;
+        let security = Security::new(args, &args.nqn.0)?;
         let config = config(args, args.nqn.0, &security)?;
         let (sender, events) = channel();
         let make = |clock: &Clock, host: &mut Host| {
@@ -312,7 +312,7 @@ impl App for Reader {
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
-    let security = Security::new(args)?;
+    let security = Security::new(args, &Nqn::discovery())?;
     let config = config(args, Nqn::discovery(), &security)?;
     let (result, log) = channel();
     let make = |clock: &Clock, host: &mut Host| Reader {
@@ -367,7 +367,7 @@ fn start<A: App>(
 fn new_device(args: &ConnectArgs, wire: &dyn Wire) -> Device {
     let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
     config.file = None;
-    config.l5o = super::l5o_config(args.stack.offload, args.security.tls);
+    config.l5o = super::l5o_config(args.stack.offload, args.security.is_tls());
     Device::new(config, wire.capabilities())
 }
 
@@ -387,7 +387,7 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     let host = args.hostnqn.map(|nqn| nqn.0).or_else(|| named(&host_id));
     let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
     let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
-    config.tls = security.tls();
+    security.configure(&mut config);
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
     config.queues = args.io_queues;

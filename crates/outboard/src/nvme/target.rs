@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use abi::Refusal;
+use apps::nvme::handshake::Handshakes;
 use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
 use base::Instant;
-use host::{Host, Listen, Notice, TlsServer};
+use host::{Host, Listen, Notice};
 use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
@@ -18,6 +19,7 @@ use signal_hook::consts::SIGHUP;
 use wire::Endpoint;
 
 use super::args::TargetArgs;
+use super::psk::Psks;
 use crate::args::{DiskArg, OffloadArg, SwitchArg};
 use crate::control::{self, Control};
 use crate::error::Failure;
@@ -68,9 +70,14 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     }
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
-    let certificates = args.tls.then(|| Certificates::load(&args.cert, &args.stack.addr));
-    let certificates = certificates.transpose()?;
-    let config = config(args, certificates.as_ref().map(tls::nvme_server).transpose()?)?;
+    let certificates = args.tls && !args.has_psk();
+    let certificates =
+        certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let config = Config {
+        tls: certificates.as_ref().map(tls::nvme_server).transpose()?,
+        psk: Psks::target(args)?.map(|psks| psks as Arc<dyn Handshakes>),
+        ..config(args)?
+    };
     let mut threads = Threads::default();
     let (orders, messages) = channel();
     let wire = stack::open_wires(&args.stack, &clock)?.pop();
@@ -104,7 +111,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
 }
 
 /// What is served, with every file looked at, so that a wrong name is said before anything begins.
-fn config(args: &TargetArgs, tls: Option<TlsServer>) -> Result<Config, Failure> {
+fn config(args: &TargetArgs) -> Result<Config, Failure> {
     let mut namespaces = Vec::new();
     for path in &args.namespace {
         let wrong = |why: &dyn std::fmt::Display| {
@@ -127,7 +134,6 @@ fn config(args: &TargetArgs, tls: Option<TlsServer>) -> Result<Config, Failure> 
     Ok(Config {
         listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
         addresses: args.stack.addr.iter().map(address).collect(),
-        tls,
         subsystems: vec![subsystem],
         header_digest: args.header_digest == SwitchArg::On,
         data_digest: args.data_digest == SwitchArg::On,
@@ -158,7 +164,7 @@ fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
 fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
     match args.stack.offload {
         OffloadArg { file: false, .. } => Err(Refusal::Disabled),
-        OffloadArg { tls_tx: false, .. } if args.tls => Err(Refusal::Encrypted),
+        OffloadArg { tls_tx: false, .. } if args.is_tls() => Err(Refusal::Encrypted),
         _ => Ok(()),
     }
 }
@@ -169,14 +175,14 @@ fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
         memory_bytes_max: (args.file_memory as usize) << 20,
         ..FileConfig::default()
     });
-    config.l5o = super::l5o_config(args.stack.offload, args.tls);
+    config.l5o = super::l5o_config(args.stack.offload, args.is_tls());
     Device::new(config, wire.capabilities())
 }
 
 /// The line that says that we are ready, and one to try.
 fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
     let mut out = std::io::stdout().lock();
-    let over = if args.tls { ", over TLS" } else { "" };
+    let over = if args.is_tls() { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
         let count = args.namespace.len();
@@ -190,15 +196,16 @@ fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
     if let Some(first) = args.stack.addr.first() {
         let (addr, port, nqn) = (first.addr, args.port, args.nqn.0);
         let at = std::net::SocketAddr::new(addr, port);
-        let _ = match (args.tls, made) {
-            (false, _) => writeln!(out, "try: nvme connect -t tcp -a {addr} -s {port} -n {nqn}"),
-            (true, None) => {
-                writeln!(out, "try: outboard nvme list {at} --nqn {nqn} --tls --tls-ca FILE")
+        let ours = format!("outboard nvme list {at} --nqn {nqn}");
+        let line = match (args.is_tls(), made) {
+            (false, _) => format!("nvme connect -t tcp -a {addr} -s {port} -n {nqn}"),
+            (true, Some(_)) => format!("{ours} --tls --insecure"),
+            (true, None) if args.has_psk() => {
+                format!("{ours} --hostnqn HOSTNQN --tls-psk-file FILE")
             }
-            (true, Some(_)) => {
-                writeln!(out, "try: outboard nvme list {at} --nqn {nqn} --tls --insecure")
-            }
+            (true, None) => format!("{ours} --tls --tls-ca FILE"),
         };
+        let _ = writeln!(out, "try: {line}");
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();
