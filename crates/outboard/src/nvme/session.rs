@@ -313,7 +313,9 @@ pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
     let security = Security::new(args, &Nqn::discovery())?;
-    let config = config(args, Nqn::discovery(), &security)?;
+    let mut config = config(args, Nqn::discovery(), &security)?;
+    // Somebody waits for the answer: one failed attempt is enough.
+    config.back_off.ctrl_loss = Some(base::Duration::ZERO);
     let (result, log) = channel();
     let make = |clock: &Clock, host: &mut Host| Reader {
         discovery: Discovery::new(host, clock.now(), config, args.target.0),

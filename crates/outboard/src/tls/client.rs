@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use host::TlsClient;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, version};
 
 use crate::error::Failure;
@@ -18,10 +19,17 @@ use crate::error::Failure;
 /// Looks at certificates of servers, and keeps why it refused one.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    /// Knows the roots; none where any certificate will do.
-    roots: Option<Arc<WebPkiServerVerifier>>,
+    /// None where any certificate will do.
+    roots: Option<Roots>,
     provider: Arc<CryptoProvider>,
     refused: Mutex<Option<String>>,
+}
+
+/// Certificates that others have to lead to, or to be.
+#[derive(Debug)]
+struct Roots {
+    certs: Vec<CertificateDer<'static>>,
+    verifier: Arc<WebPkiServerVerifier>,
 }
 
 impl Trust {
@@ -42,18 +50,18 @@ impl Trust {
     }
 }
 
-fn read_roots(
-    path: &Path,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<WebPkiServerVerifier>, Failure> {
+fn read_roots(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Roots, Failure> {
+    let wrong = |why: String| super::wrong(path, format!("it cannot be trusted: {why}"));
+    let certs = super::read_chain(path)?;
     let mut roots = RootCertStore::empty();
-    for cert in super::read_chain(path)? {
-        let added = roots.add(cert);
-        added.map_err(|e| super::wrong(path, format!("a certificate cannot be a root: {e}")))?;
+    for cert in &certs {
+        roots.add(cert.clone()).map_err(|e| wrong(e.to_string()))?;
     }
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
-        .build()
-        .map_err(|e| super::wrong(path, e.to_string()))
+    let verifier =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .build()
+            .map_err(|e| wrong(e.to_string()))?;
+    Ok(Roots { certs, verifier })
 }
 
 impl ServerCertVerifier for Trust {
@@ -66,8 +74,16 @@ impl ServerCertVerifier for Trust {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
-        let verified =
-            roots.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        let verified = if roots.certs.contains(end_entity) {
+            // It is trusted itself. Those that openssl makes call themselves authorities, which may
+            // be no server's; that is none of our business here.
+            ParsedCertificate::try_from(end_entity)
+                .and_then(|cert| verify_server_name(&cert, server_name))
+                .map(|()| ServerCertVerified::assertion())
+        } else {
+            let verifier = &roots.verifier;
+            verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+        };
         if let Err(error) = &verified {
             let mut refused =
                 self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

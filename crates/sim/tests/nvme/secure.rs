@@ -14,8 +14,8 @@ use host::{Alert, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, Tl
 use wire::nvme::status::Status;
 
 use crate::lab::{App, Faults, Lab};
-use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage};
-use crate::user::{Shelf, User};
+use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
+use crate::user::{Load, Shelf, User};
 
 /// One end of a handshake that is none: a hello, an answer of two records, of which the second is
 /// sealed, and an end. The alert is TLS's own.
@@ -192,6 +192,43 @@ fn certificates() {
         assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 0);
         assert_eq!(stage.user.count("nvmei_tls_handshakes"), 0);
     }
+}
+
+/// Every new connection shakes hands anew.
+#[test]
+fn a_target_with_keys_that_dies() {
+    let load = Load { depth: 64, bytes_max: 32_768, changes: 5 };
+    let mut stage = Run { load, requests: 600, ..keyed() }.start();
+    for round in 1..=3 {
+        stage.until_busy(round * 120, 40);
+        stage.restart_target(round == 2);
+    }
+    stage.finish();
+    assert_eq!(stage.user.failures(), []);
+    assert_eq!(stage.user.count("nvmei_associations"), 4);
+    // What the last one has seen; the initiator has seen all.
+    assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 3);
+    assert_eq!(stage.user.count("nvmei_tls_handshakes"), 12);
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted() {
+    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
+    stage.until(|_, user| user.events == [Event::Connected]);
+    // It trusts another one.
+    let stranger = stage.run.initiator(Some(&tls()));
+    stage.user.initiator = Initiator::new(stranger, REMOTE);
+    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.until(|_, user| user.events.len() > 1);
+    let lost = Ended::Lost(SocketError::TlsHandshake);
+    assert_eq!(stage.user.events[1], Event::Lost(Loss::Connection(lost)));
+    let Stage { lab, user, shelf, .. } = &mut stage;
+    let failed = |_: &mut Lab, _: &mut User, shelf: &mut Shelf| {
+        shelf.count("nvmet_tls_handshakes_failed") > 0
+    };
+    assert!(lab.run((user, shelf), LONG, failed));
+    assert_eq!(stage.shelf.count("nvmet_tls_plain"), 0);
+    assert_eq!(stage.lab.machines[1].count("tls_handshake_failures"), 1);
 }
 
 /// An attempt to connect that fails; then somebody else comes in, to the same target.

@@ -81,7 +81,7 @@ pub(crate) struct Stage {
     pub(crate) tls: Option<(TlsServer, TlsClient)>,
 }
 
-fn tls() -> (TlsServer, TlsClient) {
+pub(crate) fn tls() -> (TlsServer, TlsClient) {
     let (server, client) = testkit::tls13(vec!["target.test".into()], b"nvme");
     let (mut server, mut client) = ((*server).clone(), (*client).clone());
     server.send_tls13_tickets = 0;
@@ -176,7 +176,7 @@ impl Stage {
     }
 
     /// Until so many requests have ended and so many are open.
-    fn until_busy(&mut self, ended: usize, open: usize) {
+    pub(crate) fn until_busy(&mut self, ended: usize, open: usize) {
         self.until(|_, user| user.results.len() >= ended && user.open() >= open);
     }
 
@@ -199,7 +199,7 @@ impl Stage {
         assert!(results.iter().all(Result::is_ok), "{results:?}");
     }
 
-    fn restart_target(&mut self, power: bool) {
+    pub(crate) fn restart_target(&mut self, power: bool) {
         if power {
             self.user.note_power_loss();
         }

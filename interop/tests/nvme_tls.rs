@@ -1,0 +1,316 @@
+//! `outboard nvme` over TLS, both ends ours, between two TAP devices: certificates and pre-shared
+//! keys, offload and none, bad wires, whoever is not let in; and Wireshark, which opens a capture
+//! with the key log.
+
+use interop::{ADDR, Counters, Files, Netns, Server, outboard};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const HOST: &str = "nqn.2026-11.org.example:one";
+const OTHER: &str = "nqn.2026-11.org.example:two";
+/// Bytes of the namespace.
+const DISK: u64 = 16 << 20;
+/// Keys that nobody uses: with SHA-256, with SHA-384, and another with SHA-256.
+const KEY: &str = "NVMeTLSkey-1:01:H0D8ktokFpR1CXnubPWC8tXX0o4YM13gWrxU0FYOD1PSgP0x:";
+const LONG_KEY: &str =
+    "NVMeTLSkey-1:02:Umd2iCLuYk1I/OFexcp5y9YCy39MIVelFlVpkfIu+Me173sY0f9BxZNw77CFhlHUMfrrXw==:";
+const WRONG_KEY: &str = "NVMeTLSkey-1:01:rMKNsr63tCuqHLAkPUAcy04/zkTXsCh5pSeZqt/1QVLMNNKi:";
+
+/// A target, and where its initiators run.
+struct Lab {
+    server: Server,
+    files: Files,
+}
+
+impl Lab {
+    fn start(options: &[&str]) -> Self {
+        let files = Files::new(TMP);
+        let disk = files.write("disk", b"");
+        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
+        file.set_len(DISK).expect("a file can be so long");
+        let all = ["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
+        let server = Server::nvme_target(Arc::new(Netns::new()), &[&all, options].concat());
+        // The kernel is between the TAP devices.
+        let mut forward = server.command("sh");
+        let done = forward.args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]).status();
+        assert!(done.expect("it runs").success());
+        Self { server, files }
+    }
+
+    /// A verb of an initiator.
+    fn command(&self, verb: &str, options: &[&str]) -> Command {
+        let mut command = outboard(self.server.netns());
+        command.args(["nvme", verb, ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
+        command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--control"]);
+        command.arg(self.files.path().join("initiator")).args(options);
+        command
+    }
+
+    fn run(&self, verb: &str, options: &[&str]) -> Output {
+        self.command(verb, options).output().expect("it runs")
+    }
+
+    fn printed(&self, verb: &str, options: &[&str]) -> String {
+        let output = self.run(verb, options);
+        assert!(output.status.success(), "{verb} {options:?}: {}", text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Reads and writes, and looks at every byte.
+    fn work(&self, options: &[&str], requests: &str) {
+        let all = ["--requests", requests, "--writes", "40", "--bs", "16384", "--iodepth", "16"];
+        let rest = ["--io-queues", "2", "--header-digest", "--data-digest", "--size", "1048576"];
+        let said = self.printed("fio", &[&all[..], &rest, &["--json"], options].concat());
+        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert!(said["verified"].as_u64() > Some(0), "{said}");
+    }
+
+    /// It fails in time, with this exit code and these words.
+    fn refused(&self, options: &[&str], code: i32, words: &str) {
+        let mut command = self.command("list", options);
+        let output = command.output().expect("it runs");
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
+        assert!(said.contains(words), "{options:?}: {said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        for key in [KEY, LONG_KEY, WRONG_KEY] {
+            assert!(!said.contains(&key[16..40]), "a key is told: {said}");
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.files.path().join(name).to_string_lossy().into_owned()
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn moved(counters: &Counters, names: &[&str]) {
+    for name in names {
+        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
+    }
+}
+
+fn still(counters: &Counters, names: &[&str]) {
+    for name in names {
+        assert_eq!(counters.get(name), 0, "{name} has moved: {counters:?}");
+    }
+}
+
+/// A certificate for the target's address that nobody else has signed, and its key.
+fn certificate(folder: &Path) -> [String; 2] {
+    let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
+    let output = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=target", "-addext"])
+        .arg(format!("subjectAltName=IP:{ADDR},DNS:disks.example.org"))
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&cert)
+        .output()
+        .expect("openssl: `make setup` installs it");
+    assert!(output.status.success(), "{}", text(&output));
+    [cert, key].map(|path| path.to_string_lossy().into_owned())
+}
+
+/// What the device did for a target over TLS: all of it, or nothing.
+fn check_offload(lab: &Lab, on: bool) {
+    let counters = lab.server.stat();
+    let device = ["tls_tx_device", "tls_rx_device", "nvme_rx_placed_bytes", "file_offload_bytes"];
+    let digests = ["nvme_rx_digests_device", "nvme_tx_digests_device"];
+    let host = ["tls_tx_sw", "tls_rx_sw", "nvme_rx_digests_host", "nvme_tx_digests_host"];
+    let wrong = ["nvme_data_digest_errors", "tls_decrypt_error", "tls_alerts_sent"];
+    still(&counters, &wrong);
+    if on {
+        moved(&counters, &[&device[..], &digests].concat());
+        still(&counters, &["tls_tx_sw", "tls_rx_sw", "nvme_tx_digests_host"]);
+    } else {
+        moved(&counters, &[&host[..], &["file_fallback_bytes"]].concat());
+        still(&counters, &[&device[..], &digests].concat());
+    }
+}
+
+#[test]
+fn certificates() {
+    let keys = Files::new(TMP);
+    let [cert, key] = certificate(keys.path());
+    for offload in ["all", "none"] {
+        let lab =
+            Lab::start(&["--tls", "--tls-cert", &cert, "--tls-key", &key, "--offload", offload]);
+        let ca = ["--tls", "--tls-ca", &cert, "--offload", offload];
+        let found = lab.printed("discover", &ca);
+        assert!(found.contains("tls13 required"), "{found}");
+        lab.work(&ca, "1000");
+        check_offload(&lab, offload == "all");
+        let named = [&ca[..], &["--tls-name", "disks.example.org"]].concat();
+        lab.printed("list", &named);
+        lab.refused(&["--tls"], 2, "--tls-ca FILE");
+        lab.refused(&[&ca[..], &["--tls-name", "example.org"]].concat(), 69, "not valid for name");
+        let discovery = lab.run("discover", &["--tls", "--tls-ca", &cert, "--tls-name", "x.org"]);
+        assert_eq!(discovery.status.code(), Some(69), "{}", text(&discovery));
+        lab.refused(&["--tls", "--tls-ca", &key], 66, "no certificate in it");
+        lab.refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key of this");
+        lab.refused(&[], 69, "the peer speaks TLS only; see --tls");
+        let counters = lab.server.stat();
+        assert_eq!(counters.get("nvmet_tls_plain"), 1);
+        moved(&counters, &["nvmet_tls_handshakes_failed"]);
+        lab.work(&ca, "200");
+    }
+}
+
+#[test]
+fn a_certificate_of_nobody() {
+    let keys = Files::new(TMP);
+    let [cert, _] = certificate(keys.path());
+    let lab = Lab::start(&["--tls"]);
+    lab.refused(&["--tls", "--tls-ca", &cert], 69, "UnknownIssuer; see --tls-ca");
+    lab.work(&["--tls", "--insecure"], "200");
+}
+
+/// Each version, each derivation, each hash.
+#[test]
+fn pre_shared_keys() {
+    for derivation in ["rfc8446", "libnvme"] {
+        for offload in ["all", "none"] {
+            let both = ["--tls-psk-derivation", derivation, "--offload", offload];
+            let keys = Files::new(TMP);
+            let file = keys.write("keys", format!("# of a test\n{OTHER} {LONG_KEY}\n").as_bytes());
+            let file = file.to_string_lossy().into_owned();
+            let one = format!("{HOST}={KEY}");
+            let given = ["--tls-psk", &one, "--tls-psk-file", &file];
+            let lab = Lab::start(&[&given[..], &both].concat());
+            for version in ["0", "1"] {
+                let short = ["--hostnqn", HOST, "--tls-psk", KEY, "--tls-psk-version", version];
+                let long = ["--hostnqn", OTHER, "--tls-psk-file", &file];
+                let long = [&long[..], &["--tls-psk-version", version]].concat();
+                for options in [&short[..], &long] {
+                    lab.work(&[options, &both].concat(), "300");
+                }
+                let found = lab.printed("discover", &[&short[..], &both].concat());
+                assert!(found.contains("tls13 required"), "{found}");
+            }
+            check_offload(&lab, offload == "all");
+            let counters = lab.server.stat();
+            // Three queues of each of four, and two logs.
+            assert_eq!(counters.get("nvmet_tls_handshakes"), 14);
+            still(&counters, &["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
+        }
+    }
+}
+
+#[test]
+fn bad_wires() {
+    let faults = ["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"];
+    let one = format!("{HOST}={KEY}");
+    for (target, initiator) in [
+        (vec!["--tls"], vec!["--tls", "--insecure"]),
+        (vec!["--tls-psk", &one], vec!["--tls-psk", KEY, "--hostnqn", HOST]),
+    ] {
+        for offload in ["all", "none"] {
+            let lab = Lab::start(&[&target[..], &faults, &["--offload", offload]].concat());
+            lab.work(&[&initiator[..], &["--offload", offload]].concat(), "1000");
+            let counters = lab.server.stat();
+            still(&counters, &["nvme_data_digest_errors", "tls_decrypt_error"]);
+            let placed = counters.get("nvme_rx_placed_bytes");
+            assert_eq!(placed > 0, offload == "all", "{placed}");
+        }
+    }
+}
+
+#[test]
+fn who_is_not_let_in() {
+    let one = format!("{HOST}={KEY}");
+    let lab = Lab::start(&["--tls-psk", &one]);
+    let host = ["--hostnqn", HOST];
+    let with = |more: &[&'static str]| [&host[..], more].concat();
+    // Version 1 names another key; version 0 names the same, with another secret.
+    lab.refused(&with(&["--tls-psk", WRONG_KEY]), 69, "it does not know the key");
+    let old = with(&["--tls-psk", WRONG_KEY, "--tls-psk-version", "0"]);
+    lab.refused(&old, 69, "the keys differ");
+    let other = with(&["--tls-psk", KEY, "--tls-psk-derivation", "libnvme"]);
+    lab.refused(&other, 69, "it does not know the key");
+    lab.refused(&["--hostnqn", OTHER, "--tls-psk", KEY], 69, "it does not know the key");
+    lab.refused(&with(&[]), 69, "the peer speaks TLS only; see --tls");
+    lab.refused(&with(&["--tls", "--insecure"]), 69, "does the target want a pre-shared key?");
+    let counters = lab.server.stat();
+    assert_eq!(counters.get("nvmet_tls_handshakes_failed"), 6);
+    assert_eq!(counters.get("nvmet_tls_plain"), 1);
+    still(&counters, &["nvmet_controllers", "nvmet_tls_handshakes"]);
+    lab.work(&with(&["--tls-psk", KEY]), "200");
+}
+
+#[test]
+fn tls_at_a_plain_target() {
+    let lab = Lab::start(&[]);
+    let secure = ["--tls-psk", KEY, "--hostnqn", HOST];
+    lab.refused(&secure, 69, "the target does not speak TLS");
+    lab.refused(&["--tls", "--insecure"], 69, "the target does not speak TLS");
+    let found = lab.printed("discover", &[]);
+    assert!(found.contains(" none "), "{found}");
+    lab.work(&[], "200");
+}
+
+#[test]
+fn keys_that_are_none() {
+    let lab = Lab::start(&[]);
+    let empty = lab.files.write("empty", b"# nothing\n");
+    let (empty, gone) = (empty.to_string_lossy().into_owned(), lab.path("gone"));
+    let host = ["--hostnqn", HOST];
+    for (options, code, words) in [
+        (vec!["--tls-psk", KEY], 2, "--hostnqn"),
+        (vec!["--hostnqn", HOST, "--tls-psk", "secret"], 2, "begins with `NVMeTLSkey-1:`"),
+        (vec!["--hostnqn", HOST, "--tls-psk", &KEY[..40]], 2, "ends with `:`"),
+        (vec!["--hostnqn", HOST, "--tls-psk-file", &empty], 66, "no key in it"),
+        (vec!["--hostnqn", HOST, "--tls-psk-file", &gone], 66, "No such file"),
+    ] {
+        lab.refused(&options, code, words);
+    }
+    let both = lab.run("list", &[&host[..], &["--tls-psk", KEY, "--tls-ca", &empty]].concat());
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both));
+}
+
+/// A capture of the wire is opaque, opens with the keys that `SSLKEYLOGFILE` got, and has right
+/// PDUs with right digests in it.
+#[test]
+fn wireshark_opens_the_capture_with_the_key_log() {
+    let folder = Files::new(TMP);
+    let (capture, log) = (folder.path().join("wire.pcapng"), folder.path().join("keys"));
+    // With faults, however rare, packets are as long as on a cable: tshark takes no longer ones.
+    let rare = ["--dup", "0.000001"];
+    let pcap = capture.to_string_lossy().into_owned();
+    let lab = Lab::start(&[&["--tls", "--pcap", &pcap][..], &rare].concat());
+    let work = ["--tls", "--insecure", "--header-digest", "--data-digest", "--requests", "300"];
+    let mut command = lab.command("fio", &[&work[..], &["--writes", "40"], &rare].concat());
+    let output = command.env("SSLKEYLOGFILE", &log).output().expect("it runs");
+    assert!(output.status.success(), "{}", text(&output));
+    let ended = lab.server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    // Wireshark 4.0 knows NVMe/TCP inside of TLS only by its list of servers' keys.
+    let key = folder.path().join("rsa.pem");
+    let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).output();
+    assert!(made.expect("openssl").status.success());
+    let servers = format!("tls.keys_list:{ADDR},4420,nvme-tcp,{}", key.display());
+    let tshark = |keys: bool, filter: &str| {
+        let mut command = Command::new("tshark");
+        command.arg("-r").arg(&capture).args(["-d", "tcp.port==4420,tls", "-o", &servers]);
+        command.args(["-o", "nvme-tcp.check_hdgst:TRUE", "-o", "nvme-tcp.check_ddgst:TRUE"]);
+        if keys {
+            command.args(["-o", &format!("tls.keylog_file:{}", log.display())]);
+        }
+        let output = command.args(["-Y", filter]).output().expect("tshark: `make setup`");
+        assert!(output.status.success(), "{}", text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(tshark(false, "nvme-tcp"), "");
+    let pdus = tshark(true, "nvme-tcp").lines().count();
+    assert!(pdus > 300, "{pdus} packets");
+    let wrong = "_ws.malformed or nvme-tcp.hdgst.status == 0 or nvme-tcp.ddgst.status == 0";
+    assert_eq!(tshark(true, wrong), "", "tshark finds nothing wrong");
+    let right = tshark(true, "nvme-tcp.ddgst.status == 1").lines().count();
+    assert!(right > 100, "{right} data digests");
+}
