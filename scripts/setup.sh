@@ -154,6 +154,7 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
+    need gnutls-cli gnutls-bin
     need nbdcopy libnbd-bin
     need nginx nginx-light
     need mke2fs e2fsprogs

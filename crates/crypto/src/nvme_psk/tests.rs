@@ -1,3 +1,5 @@
+//! Keys as nvme-cli and the specification have them, and keys that are wrong.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -160,7 +162,11 @@ fn debug_shows_no_key() {
 proptest! {
     /// What is printed is read again, and no text panics.
     #[test]
-    fn printed_keys_are_read(long in any::<bool>(), transform in any::<bool>(), seed in any::<[u8; 48]>()) {
+    fn printed_keys_are_read(
+        long in any::<bool>(),
+        transform in any::<bool>(),
+        seed in any::<[u8; 48]>(),
+    ) {
         let hash = if long { PskHash::Sha384 } else { PskHash::Sha256 };
         let psk = Zeroizing::new(seed[..hash.bytes()].to_vec());
         let configured = ConfiguredPsk::new(transform.then_some(hash), psk).unwrap();

@@ -36,6 +36,8 @@ use records::Records;
 const BYTES_MAX: usize = 1 << 16;
 /// TLS 1.3 only; X25519, P-256 and P-384; AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3";
+/// TLS 1.3 only; P-384; AES-256-GCM.
+const POLICY_SHA384: &str = "20250211";
 
 /// The hash that a key goes with: RFC 8446 section 4.2.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl fmt::Debug for Key {
     }
 }
 
+/// A traffic secret.
 type Secret = Zeroizing<Vec<u8>>;
 
 /// What both ends have agreed on.
@@ -181,7 +184,9 @@ impl Handshake {
         let link = Link::new();
         link.attach(&mut connection)?;
         // What a failure costs a peer in time is the business of whoever ends the connection.
-        connection.set_config(config()?)?.set_blinding(Blinding::SelfService)?;
+        connection
+            .set_config(config(policy(is_client, keys))?)?
+            .set_blinding(Blinding::SelfService)?;
         for key in keys {
             connection.append_psk(&psk(key)?)?;
         }
@@ -257,7 +262,7 @@ impl Handshake {
         let len = self.connection.negotiated_psk_identity_length().ok().filter(|&len| len > 0)?;
         let mut identity = vec![0; len];
         self.connection.negotiated_psk_identity(&mut identity).ok()?;
-        let (suite, [client, server]) = self.secrets()?;
+        let (suite, client, server) = self.secrets()?;
         let (tx_secret, rx_secret) =
             if self.is_client { (client, server) } else { (server, client) };
         Some(Agreed { suite, tx_secret, rx_secret, identity })
@@ -265,7 +270,7 @@ impl Handshake {
 
     /// Suite and secrets, client's and server's. The library forgets them: it hands a connection
     /// over in a form that it may be gone on with elsewhere.
-    fn secrets(&mut self) -> Option<(Suite, [Secret; 2])> {
+    fn secrets(&mut self) -> Option<(Suite, Secret, Secret)> {
         /// The form's version; protocol version 3.4.
         const HEAD: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 1, 3, 4];
         let mut form = Zeroizing::new(vec![0; self.connection.serialization_length().ok()?]);
@@ -285,7 +290,7 @@ impl Handshake {
             let bytes = rest.get(nth * hash_bytes..)?.get(..hash_bytes)?;
             Some(Zeroizing::new(bytes.to_vec()))
         };
-        Some((suite, [secret(0)?, secret(1)?]))
+        Some((suite, secret(0)?, secret(1)?))
     }
 }
 
@@ -300,11 +305,19 @@ impl From<Error> for Unusable {
     }
 }
 
-fn config() -> Result<Config, Error> {
+/// What an end with these keys speaks. A server takes the suite that goes with the key. A client
+/// whose keys are all of SHA-384 offers no other suite: OpenSSL's servers choose the suite first,
+/// and then leave alone what does not go with it.
+fn policy(is_client: bool, keys: &[Key]) -> &'static str {
+    let is_sha384 = |key: &Key| key.hash == Hash::Sha384;
+    if is_client && !keys.is_empty() && keys.iter().all(is_sha384) { POLICY_SHA384 } else { POLICY }
+}
+
+fn config(policy: &str) -> Result<Config, Error> {
     let mut config = Config::builder();
     // No certificates, nobody who vouches for one, no tickets.
     config.with_system_certs(false)?;
-    config.set_security_policy(&Policy::from_version(POLICY)?)?;
+    config.set_security_policy(&Policy::from_version(policy)?)?;
     config.set_serialization_version(SerializationVersion::V1)?;
     config.build()
 }

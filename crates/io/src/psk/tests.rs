@@ -1,3 +1,5 @@
+//! Handshakes of both ends with each other, with nonsense, and with what other versions say.
+
 use proptest::prelude::*;
 
 use super::*;
