@@ -9,6 +9,7 @@ use rustls::pki_types::ServerName;
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
+use super::key::KeyVerb;
 use crate::args::{CertArgs, DiskArg, StackArgs, SwitchArg};
 
 /// The verbs below `outboard nvme`.
@@ -28,6 +29,9 @@ pub(crate) enum Nvme {
     Fio(Box<FioArgs>),
     /// Offer a namespace to programs of this machine as a Network Block Device
     Nbd(Box<NbdArgs>),
+    /// Make pre-shared keys, and show what comes of one
+    #[command(subcommand)]
+    Key(KeyVerb),
 }
 
 /// What every verb that connects to a target has.

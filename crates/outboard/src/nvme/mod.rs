@@ -3,12 +3,13 @@
 //! [`target`] serves files and block devices until a signal. The other verbs run an initiator
 //! ([`session`]): [`list`] shows what there is, [`copy`] reads and writes ranges, [`fio`] checks
 //! and measures, [`export`] lets programs of this machine in by NBD ([`nbd`]). The threads are
-//! [`crate::stack`]'s.
+//! [`crate::stack`]'s. [`key`] makes pre-shared keys, and shows what comes of one.
 
 mod args;
 mod copy;
 mod export;
 mod fio;
+mod key;
 mod list;
 mod nbd;
 mod pipe;
@@ -39,6 +40,7 @@ pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
         Nvme::Write(args) => copy::write(args),
         Nvme::Fio(args) => fio::run(args),
         Nvme::Nbd(args) => export::run(args),
+        Nvme::Key(verb) => key::run(verb),
     }
 }
 

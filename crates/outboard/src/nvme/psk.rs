@@ -169,16 +169,22 @@ impl Handshake for Shake {
     }
 }
 
+impl From<DerivationArg> for Derivation {
+    fn from(arg: DerivationArg) -> Self {
+        match arg {
+            DerivationArg::Rfc8446 => Self::Rfc8446,
+            DerivationArg::Libnvme => Self::Libnvme,
+        }
+    }
+}
+
 fn derive(
     key: &ConfiguredPsk,
     version: IdentityVersion,
     (host, subsystem): (&Nqn, &Nqn),
     derivation: DerivationArg,
 ) -> Result<TlsPsk, Failure> {
-    let derivation = match derivation {
-        DerivationArg::Rfc8446 => Derivation::Rfc8446,
-        DerivationArg::Libnvme => Derivation::Libnvme,
-    };
+    let derivation = derivation.into();
     let retained = key.retained(host.as_str(), derivation);
     retained
         .and_then(|key| key.tls(version, host.as_str(), subsystem.as_str(), derivation))

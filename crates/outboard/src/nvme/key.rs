@@ -1,0 +1,222 @@
+//! `outboard nvme key`: pre-shared keys of NVMe/TCP's secure channel, made and looked at.
+//!
+//! `generate` prints one that both ends are given; `show` prints what comes of one between a host
+//! and a subsystem, as `nvme check-tls-key` does, to see where two ends differ.
+
+use std::io::Read as _;
+
+use clap::{Args, Subcommand, ValueEnum};
+use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use super::args::{DerivationArg, NqnArg};
+use crate::error::Failure;
+
+/// The verbs below `outboard nvme key`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyVerb {
+    /// Make a key of random bytes
+    Generate(GenerateArgs),
+    /// Show what comes of a key between a host and a subsystem. It shows secrets
+    Show(Box<ShowArgs>),
+}
+
+/// `outboard nvme key generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// The hash of the key, which says how long it is and which cipher goes with it
+    #[arg(long, value_enum, default_value_t = HashArg::Sha256)]
+    hash: HashArg,
+}
+
+/// `outboard nvme key show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// NVMeTLSkey-1:...; - reads it from standard input, where other users do not see it
+    #[arg(value_name = "KEY")]
+    key: String,
+    /// Name of the host
+    #[arg(long, value_name = "NQN")]
+    hostnqn: NqnArg,
+    /// Name of the subsystem
+    #[arg(long, value_name = "NQN")]
+    subsysnqn: NqnArg,
+    /// How keys are derived from the one that is given
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    derivation: DerivationArg,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+/// The hash of a new key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HashArg {
+    /// 32 bytes, for AES-128-GCM
+    Sha256,
+    /// 48 bytes, for AES-256-GCM
+    Sha384,
+    /// 32 bytes that are used as they are, and not made into a key of each host
+    None,
+}
+
+/// Runs `outboard nvme key`.
+///
+/// # Errors
+/// What is wrong with the key.
+pub(super) fn run(verb: &KeyVerb) -> Result<(), Failure> {
+    let text = match verb {
+        KeyVerb::Generate(args) => generate(args.hash)?,
+        KeyVerb::Show(args) => show(args)?,
+    };
+    println!("{}", *text);
+    Ok(())
+}
+
+fn generate(hash: HashArg) -> Result<Zeroizing<String>, Failure> {
+    let hash = match hash {
+        HashArg::Sha256 => Some(PskHash::Sha256),
+        HashArg::Sha384 => Some(PskHash::Sha384),
+        HashArg::None => None,
+    };
+    let len = hash.unwrap_or(PskHash::Sha256).bytes();
+    let words = std::iter::repeat_with(io::clock::entropy);
+    let psk: Vec<u8> = words.flat_map(u64::to_ne_bytes).take(len).collect();
+    let key = ConfiguredPsk::new(hash, Zeroizing::new(psk));
+    let key = key.map_err(|e| Failure::System(e.to_string()))?;
+    Ok(key.to_interchange())
+}
+
+fn show(args: &ShowArgs) -> Result<Zeroizing<String>, Failure> {
+    let text = match args.key.as_str() {
+        "-" => {
+            let mut text = Zeroizing::new(String::new());
+            let read = std::io::stdin().read_to_string(&mut text);
+            read.map_err(|e| Failure::NoInput(format!("standard input: {e}")))?;
+            text
+        }
+        key => Zeroizing::new(key.to_owned()),
+    };
+    let key = text.trim().parse::<ConfiguredPsk>();
+    let key = key.map_err(|e| Failure::Usage(format!("KEY: {e}")))?;
+    let (host, subsystem) = (args.hostnqn.0.to_string(), args.subsysnqn.0.to_string());
+    let derivation = Derivation::from(args.derivation);
+    let long = || Failure::Usage(format!("{host} is too long for a key"));
+    let retained = key.retained(&host, derivation).ok_or_else(long)?;
+    let digest = retained.digest(&host, &subsystem);
+    let tls = |version| retained.tls(version, &host, &subsystem, derivation);
+    let shown = [(0, tls(IdentityVersion::Zero)), (1, tls(IdentityVersion::One))];
+    if args.json {
+        let all: Vec<_> = shown.iter().map(|(version, tls)| as_json(*version, tls)).collect();
+        let hash = key.hash().map(name);
+        let all = json!({ "hash": hash, "digest": digest, "identities": all });
+        return Ok(Zeroizing::new(format!("{all:#}")));
+    }
+    let hash = key.hash().map_or("none", name);
+    let mut text = Zeroizing::new(format!("hash        {hash}\ndigest      {digest}"));
+    for (version, tls) in &shown {
+        let line = match tls {
+            Some(TlsPsk { identity, secret, .. }) => {
+                let secret = hex(secret);
+                format!("\nidentity {version}  {identity}\nsecret {version}    {}", *secret)
+            }
+            None => format!("\nidentity {version}  none: the names are too long"),
+        };
+        text.push_str(&Zeroizing::new(line));
+    }
+    Ok(text)
+}
+
+fn as_json(version: u8, tls: &Option<TlsPsk>) -> serde_json::Value {
+    json!({
+        "version": version,
+        "identity": tls.as_ref().map(|tls| &tls.identity),
+        "tls_psk": tls.as_ref().map(|tls| hex(&tls.secret).to_string()),
+    })
+}
+
+const fn name(hash: PskHash) -> &'static str {
+    match hash {
+        PskHash::Sha256 => "sha256",
+        PskHash::Sha384 => "sha384",
+    }
+}
+
+fn hex(bytes: &[u8]) -> Zeroizing<String> {
+    Zeroizing::new(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key of libnvme's test/psk.c.
+    const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    const HOST: &str = "nqn.2026-11.org.example:host";
+    const SUBSYSTEM: &str = "nqn.2026-11.org.example:disks";
+
+    fn args(key: &str, derivation: DerivationArg, json: bool) -> ShowArgs {
+        ShowArgs {
+            key: key.to_owned(),
+            hostnqn: HOST.parse().unwrap(),
+            subsysnqn: SUBSYSTEM.parse().unwrap(),
+            derivation,
+            json,
+        }
+    }
+
+    #[test]
+    fn generates_keys_of_each_length() {
+        for (hash, prefix, len) in [
+            (HashArg::Sha256, "NVMeTLSkey-1:01:", 65),
+            (HashArg::Sha384, "NVMeTLSkey-1:02:", 89),
+            (HashArg::None, "NVMeTLSkey-1:00:", 65),
+        ] {
+            let (one, other) = (generate(hash).unwrap(), generate(hash).unwrap());
+            assert!(one.starts_with(prefix) && one.len() == len, "{}", *one);
+            assert_ne!(one, other);
+            assert!(one.parse::<ConfiguredPsk>().is_ok());
+        }
+    }
+
+    /// What comes of [`KEY`]: digest, identity and secret of a version.
+    fn wanted(version: IdentityVersion, derivation: Derivation) -> (String, String, String) {
+        let key: ConfiguredPsk = KEY.parse().unwrap();
+        let retained = key.retained(HOST, derivation).unwrap();
+        let tls = retained.tls(version, HOST, SUBSYSTEM, derivation).unwrap();
+        (retained.digest(HOST, SUBSYSTEM), tls.identity, hex(&tls.secret).to_string())
+    }
+
+    #[test]
+    fn shows_what_comes_of_a_key() {
+        let text = show(&args(KEY, DerivationArg::Rfc8446, false)).unwrap();
+        let (digest, zero, zero_secret) = wanted(IdentityVersion::Zero, Derivation::Rfc8446);
+        let (_, one, one_secret) = wanted(IdentityVersion::One, Derivation::Rfc8446);
+        let lines = [
+            "hash        sha256".to_owned(),
+            format!("digest      {digest}"),
+            format!("identity 0  {zero}"),
+            format!("secret 0    {zero_secret}"),
+            format!("identity 1  {one}"),
+            format!("secret 1    {one_secret}"),
+        ];
+        assert_eq!(*text, lines.join("\n"));
+    }
+
+    #[test]
+    fn shows_it_to_machines() {
+        let text = show(&args(KEY, DerivationArg::Libnvme, true)).unwrap();
+        let shown: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let (digest, identity, secret) = wanted(IdentityVersion::One, Derivation::Libnvme);
+        assert_eq!((&shown["hash"], &shown["digest"]), (&"sha256".into(), &digest.into()));
+        let one = json!({ "version": 1, "identity": identity, "tls_psk": secret });
+        assert_eq!(shown["identities"][1], one);
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_key() {
+        let why = show(&args(&KEY[1..], DerivationArg::Rfc8446, false)).unwrap_err();
+        assert_eq!(why.to_string(), "KEY: a key of NVMe/TCP begins with `NVMeTLSkey-1:`");
+    }
+}
