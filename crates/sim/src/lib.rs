@@ -14,6 +14,7 @@
 //! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
 //! | `machines`, `proxied`, `quic` | servers, clients, the proxy, endpoints of QUIC |
+//! | `storage`, `namespace` | NVMe over TCP: users, and what may be in namespaces |
 //! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
@@ -43,6 +44,7 @@ mod node;
 mod proxied;
 mod quic;
 mod report;
+pub mod storage;
 mod tls;
 mod trace;
 mod world;

@@ -15,7 +15,8 @@ use wire::nvme::status::Status;
 
 use crate::lab::{App, Faults, Lab};
 use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
-use crate::user::{Load, Shelf, User};
+use crate::shelf::Shelf;
+use sim::storage::{Load, User};
 
 /// One end of a handshake that is none: a hello, an answer of two records, of which the second is
 /// sealed, and an end. The alert is TLS's own.

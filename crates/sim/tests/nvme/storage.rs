@@ -11,6 +11,7 @@ use base::{Duration, Prng};
 use crypto::Provider;
 use host::{TlsClient, TlsServer};
 use nic::DeviceConfig;
+use sim::storage::user::{Load, Todo, User};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
@@ -18,7 +19,7 @@ use wire::nvme::status::Status;
 use crate::disk::PATH;
 use crate::lab::{Faults, Lab};
 use crate::secure::Script;
-use crate::user::{Load, Shelf, Todo, User};
+use crate::shelf::Shelf;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 pub(crate) const HOST: &str = "nqn.2026-11.example:host";

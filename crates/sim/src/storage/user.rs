@@ -1,29 +1,32 @@
-//! Who uses a namespace through an initiator, and checks all that it gives; and the target.
+//! Who uses a namespace through an initiator, and checks all that it gives.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use apps::nvme::initiator::{Config, Error, Event, Initiator, Request, State};
-use apps::nvme::target::Target;
 use base::{Instant, Prng};
 use bytes::Bytes;
 use host::{Host, Notice};
 use wire::Endpoint;
 
-use crate::lab::App;
-use crate::model::{Extent, Model, SECTOR, fill};
+use super::model::{Extent, Model, SECTOR, fill};
 
 /// The namespace.
 const NSID: u32 = 1;
 
 /// What is to be done, with blocks: the first, and how many.
 #[derive(Clone, Debug)]
-pub(crate) enum Todo {
+pub enum Todo {
+    /// Read.
     Read((u64, u32)),
+    /// Write the next version; with FUA.
     Write((u64, u32), bool),
+    /// Make zeros; with FUA.
     Zero((u64, u32), bool),
+    /// Deallocate.
     Deallocate(Vec<(u64, u32)>),
+    /// Flush.
     Flush,
     /// With what the model says is there.
     Compare((u64, u32), u64),
@@ -40,37 +43,47 @@ enum Asked {
 
 /// What the requests of a user are like.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    pub(crate) depth: usize,
+pub struct Load {
+    /// Requests that are open at one time.
+    pub depth: usize,
     /// Bytes of a request, at most.
-    pub(crate) bytes_max: u64,
+    pub bytes_max: u64,
     /// Changes among them, of ten.
-    pub(crate) changes: u64,
+    pub changes: u64,
 }
 
 /// The user.
-pub(crate) struct User {
-    pub(crate) initiator: Initiator,
-    pub(crate) load: Load,
+pub struct User {
+    /// What asks for it.
+    pub initiator: Initiator,
+    /// What its requests are like.
+    pub load: Load,
     /// Requests to be made at random.
-    pub(crate) left: usize,
+    pub left: usize,
     /// To be asked before those.
-    pub(crate) script: VecDeque<Todo>,
-    pub(crate) model: Model,
+    pub script: VecDeque<Todo>,
+    /// What the namespace may hold.
+    pub model: Model,
     rng: Prng,
     shift: u8,
     blocks: u64,
     open: BTreeMap<u64, Asked>,
     next: u64,
-    pub(crate) results: BTreeMap<u64, Result<u64, Error>>,
+    /// How each request ended.
+    pub results: BTreeMap<u64, Result<u64, Error>>,
     /// Hashes of what reads gave that nothing made uncertain.
-    pub(crate) settled: BTreeMap<u64, u64>,
-    pub(crate) events: Vec<Event>,
+    pub settled: BTreeMap<u64, u64>,
+    /// What the initiator said beyond that.
+    pub events: Vec<Event>,
+    /// The first thing that may not be.
+    pub wrong: Option<String>,
     hash: DefaultHasher,
 }
 
 impl User {
-    pub(crate) fn new(
+    /// A user of a namespace of so many blocks of so many bytes, as a power of two.
+    #[must_use]
+    pub fn new(
         config: Config,
         remote: Endpoint,
         load: Load,
@@ -82,7 +95,7 @@ impl User {
             load,
             left: 0,
             script: VecDeque::new(),
-            model: Model::new(usize::try_from(blocks << shift).unwrap() / SECTOR),
+            model: Model::new((blocks << shift) as usize / SECTOR),
             rng,
             shift,
             blocks,
@@ -91,39 +104,52 @@ impl User {
             results: BTreeMap::new(),
             settled: BTreeMap::new(),
             events: Vec::new(),
+            wrong: None,
             hash: DefaultHasher::new(),
         }
     }
 
     /// What all completions come to, and when they came.
-    pub(crate) fn hash(&self) -> u64 {
+    #[must_use]
+    pub fn hash(&self) -> u64 {
         self.hash.finish()
     }
 
-    pub(crate) fn open(&self) -> usize {
+    /// Requests that are open.
+    #[must_use]
+    pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
+    /// Whether all that was to be asked for has ended.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         self.open.is_empty() && self.left == 0 && self.script.is_empty()
     }
 
-    pub(crate) fn failures(&self) -> Vec<Error> {
+    /// What requests failed with.
+    #[must_use]
+    pub fn failures(&self) -> Vec<Error> {
         self.results.values().filter_map(|result| result.err()).collect()
     }
 
-    pub(crate) fn count(&self, wanted: &str) -> u64 {
+    /// A counter of the initiator, by its name.
+    ///
+    /// # Panics
+    /// Where there is none of that name.
+    #[must_use]
+    pub fn count(&self, wanted: &str) -> u64 {
         let mut found = None;
         self.initiator.counters().visit(&mut |name, value| {
             if name == wanted {
                 found = Some(value);
             }
         });
-        found.expect("there is such a counter")
+        found.unwrap_or_else(|| panic!("{wanted}: no such counter"))
     }
 
     /// The target has lost power.
-    pub(crate) fn note_power_loss(&mut self) {
+    pub fn note_power_loss(&mut self) {
         self.model.lose();
         for asked in self.open.values_mut() {
             match asked {
@@ -135,15 +161,15 @@ impl User {
         }
     }
 
-    /// The machine stops and starts again: nobody knows what was done of what was open.
-    pub(crate) fn restart(&mut self, config: Config, remote: Endpoint) {
+    /// Its machine stops and starts again: nobody knows what was done of what was open.
+    pub fn restart(&mut self, config: Config, remote: Endpoint) {
         self.open.clear();
         self.initiator = Initiator::new(config, remote);
     }
 
     fn sectors(&self, (lba, count): (u64, u32)) -> Extent {
         let by = self.shift - 9;
-        (usize::try_from(lba << by).unwrap(), (count as usize) << by)
+        ((lba << by) as usize, (count as usize) << by)
     }
 
     fn draw_range(&mut self) -> (u64, u32) {
@@ -151,7 +177,7 @@ impl User {
         // As many small ones as large ones.
         let most = 1 << self.rng.below(u64::from(most.ilog2()) + 1);
         let count = self.rng.range(most / 2 + 1, most).min(self.blocks);
-        (self.rng.below(self.blocks - count + 1), u32::try_from(count).unwrap())
+        (self.rng.below(self.blocks - count + 1), count as u32)
     }
 
     fn draw(&mut self) -> Todo {
@@ -218,21 +244,32 @@ impl User {
         };
         self.next += 1;
         self.open.insert(self.next, asked);
-        self.initiator.submit(host, now, (self.next, NSID), request, buffer).expect("room");
+        let busy = self.initiator.submit(host, now, (self.next, NSID), request, buffer).is_err();
+        if busy {
+            self.fail("the initiator has no room");
+        }
+    }
+
+    fn fail(&mut self, what: impl Into<String>) {
+        self.wrong.get_or_insert_with(|| what.into());
     }
 
     fn take(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
         self.results.insert(token, result);
-        let asked = self.open.remove(&token).expect("it was asked for, once");
+        let Some(asked) = self.open.remove(&token) else {
+            return self.fail(format!("{token} was not open, and has ended"));
+        };
         if result.is_err() {
             return;
         }
         match asked {
             Asked::Read { extent: (first, count), oldest } => {
-                let buffer = buffer.expect("it comes back");
+                let Some(buffer) = buffer else {
+                    return self.fail(format!("{token} has no buffer any more"));
+                };
                 let bytes = &buffer.as_slice()[..count * SECTOR];
                 if let Err(why) = self.model.check(first, &oldest, bytes) {
-                    panic!("{token}: {why}");
+                    return self.fail(format!("{token}: {why}"));
                 }
                 let mut hash = DefaultHasher::new();
                 bytes.hash(&mut hash);
@@ -252,7 +289,7 @@ impl User {
     }
 
     /// Takes what ended and asks for more.
-    pub(crate) fn pump(&mut self, host: &mut Host, now: Instant) {
+    pub fn pump(&mut self, host: &mut Host, now: Instant) {
         while let Some(event) = self.initiator.poll_event() {
             (now.as_nanos(), format!("{event:?}")).hash(&mut self.hash);
             self.events.push(event);
@@ -278,49 +315,22 @@ impl User {
             self.submit(host, now, todo);
         }
     }
-}
 
-impl App for User {
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.initiator.handle_notice(host, now, &notice);
+    /// Takes a notice.
+    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: &Notice) {
+        self.initiator.handle_notice(host, now, notice);
         self.pump(host, now);
     }
 
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.initiator.handle_timeout(host, now);
         self.pump(host, now);
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
+    /// When something is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
         self.initiator.poll_timeout()
-    }
-}
-
-/// The target.
-pub(crate) struct Shelf(pub(crate) Target);
-
-impl Shelf {
-    pub(crate) fn count(&self, wanted: &str) -> u64 {
-        let mut found = None;
-        self.0.visit(&mut |name, value| {
-            if name == wanted {
-                found = Some(value);
-            }
-        });
-        found.expect("there is such a counter")
-    }
-}
-
-impl App for Shelf {
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.0.handle_notice(now, host, notice);
-    }
-
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.0.handle_timeout(now, host);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.0.poll_timeout()
     }
 }

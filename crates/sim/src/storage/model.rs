@@ -8,7 +8,7 @@
 use base::Prng;
 
 /// What is written at once or not at all.
-pub(crate) const SECTOR: usize = 512;
+pub const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 struct Sector {
@@ -20,15 +20,15 @@ struct Sector {
 
 /// The model.
 #[derive(Debug)]
-pub(crate) struct Model {
+pub struct Model {
     sectors: Vec<Sector>,
 }
 
 /// Sectors: the first, and how many.
-pub(crate) type Extent = (usize, usize);
+pub type Extent = (usize, usize);
 
 /// Fills sectors as a version has them.
-pub(crate) fn fill(version: u64, first: usize, out: &mut [u8]) {
+pub fn fill(version: u64, first: usize, out: &mut [u8]) {
     for (at, sector) in (first as u64..).zip(out.chunks_mut(SECTOR)) {
         let mut rng = Prng::new(version << 24 ^ at);
         for (index, word) in sector.chunks_mut(8).enumerate() {
@@ -42,9 +42,16 @@ pub(crate) fn fill(version: u64, first: usize, out: &mut [u8]) {
     }
 }
 
+/// A word of a sector.
+fn word(bytes: &[u8], from: usize) -> u64 {
+    let word = bytes.get(from..).and_then(|rest| rest.first_chunk());
+    word.map_or(0, |word| u64::from_le_bytes(*word))
+}
+
 impl Model {
     /// Of a namespace of zeros.
-    pub(crate) fn new(sectors: usize) -> Self {
+    #[must_use]
+    pub fn new(sectors: usize) -> Self {
         let sector = Sector { changes: vec![(0, true)], answered: 0, durable: 0 };
         Self { sectors: vec![sector; sectors] }
     }
@@ -54,14 +61,14 @@ impl Model {
     }
 
     /// A change was asked for.
-    pub(crate) fn begin(&mut self, version: u64, zero: bool, extent: Extent) {
+    pub fn begin(&mut self, version: u64, zero: bool, extent: Extent) {
         for sector in self.range(extent) {
             sector.changes.push((version, zero));
         }
     }
 
     /// It was answered, and done.
-    pub(crate) fn end(&mut self, version: u64, fua: bool, extent: Extent) {
+    pub fn end(&mut self, version: u64, fua: bool, extent: Extent) {
         for sector in self.range(extent) {
             sector.answered = sector.answered.max(version);
             if fua {
@@ -71,37 +78,43 @@ impl Model {
     }
 
     /// What a flush that is asked for now will make last.
-    pub(crate) fn answered(&self) -> Vec<u64> {
+    #[must_use]
+    pub fn answered(&self) -> Vec<u64> {
         self.sectors.iter().map(|sector| sector.answered).collect()
     }
 
     /// The flush was answered.
-    pub(crate) fn flushed(&mut self, answered: &[u64]) {
+    pub fn flushed(&mut self, answered: &[u64]) {
         for (sector, answered) in self.sectors.iter_mut().zip(answered) {
             sector.durable = sector.durable.max(*answered);
         }
     }
 
     /// The target has lost power.
-    pub(crate) fn lose(&mut self) {
+    pub fn lose(&mut self) {
         for sector in &mut self.sectors {
             sector.answered = sector.durable;
         }
     }
 
     /// The oldest versions that a read which is asked for now may give.
-    pub(crate) fn oldest(&self, (first, count): Extent) -> Vec<u64> {
+    #[must_use]
+    pub fn oldest(&self, (first, count): Extent) -> Vec<u64> {
         self.sectors[first..first + count].iter().map(|sector| sector.answered).collect()
     }
 
     /// Whether nothing was asked for since that would change what is read.
-    pub(crate) fn is_settled(&self, first: usize, oldest: &[u64]) -> bool {
+    #[must_use]
+    pub fn is_settled(&self, first: usize, oldest: &[u64]) -> bool {
         let last = |sector: &Sector| sector.changes.last().map_or(0, |change| change.0);
         self.sectors[first..].iter().zip(oldest).all(|(sector, oldest)| last(sector) == *oldest)
     }
 
     /// Whether the bytes may be what a read gives.
-    pub(crate) fn check(&self, first: usize, oldest: &[u64], bytes: &[u8]) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Which sector may not be what it is.
+    pub fn check(&self, first: usize, oldest: &[u64], bytes: &[u8]) -> Result<(), String> {
         let mut right = [0; SECTOR];
         for ((at, bytes), oldest) in (first..).zip(bytes.chunks(SECTOR)).zip(oldest) {
             let changes = &self.sectors[at].changes;
@@ -112,10 +125,9 @@ impl Model {
                 }
                 continue;
             }
-            let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+            let [whose, version] = [0, 8].map(|from| word(bytes, from));
             fill(version, at, &mut right);
             if bytes != right {
-                let whose = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                 return Err(format!("sector {at} is {whose} of version {version}, or torn"));
             }
             if !may.any(|change| *change == (version, false)) {
@@ -126,29 +138,34 @@ impl Model {
     }
 }
 
-#[test]
-fn the_model_sees_what_is_wrong() {
-    let mut model = Model::new(8);
-    let mut bytes = [0; 2 * SECTOR];
-    let all = (2, 2);
-    assert!(model.check(2, &model.oldest(all), &bytes).is_ok());
-    model.begin(1, false, all);
-    assert!(model.check(2, &model.oldest(all), &bytes).is_ok(), "it may not be there yet");
-    let before = model.oldest(all);
-    model.end(1, false, all);
-    assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it must be there");
-    assert!(model.check(2, &before, &bytes).is_ok(), "it was asked for before");
-    fill(1, 2, &mut bytes);
-    assert!(model.check(2, &model.oldest(all), &bytes).is_ok());
-    assert!(model.check(4, &model.oldest((4, 2)), &bytes).is_err(), "another place");
-    fill(2, 2, &mut bytes);
-    assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "nobody wrote it");
-    fill(1, 2, &mut bytes);
-    bytes[700] ^= 1;
-    assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it is torn");
-    model.lose();
-    assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_ok(), "it was not flushed");
-    model.end(1, true, (2, 1));
-    model.lose();
-    assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_err(), "it was");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_sees_what_is_wrong() {
+        let mut model = Model::new(8);
+        let mut bytes = [0; 2 * SECTOR];
+        let all = (2, 2);
+        assert!(model.check(2, &model.oldest(all), &bytes).is_ok());
+        model.begin(1, false, all);
+        assert!(model.check(2, &model.oldest(all), &bytes).is_ok(), "it may not be there yet");
+        let before = model.oldest(all);
+        model.end(1, false, all);
+        assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it must be there");
+        assert!(model.check(2, &before, &bytes).is_ok(), "it was asked for before");
+        fill(1, 2, &mut bytes);
+        assert!(model.check(2, &model.oldest(all), &bytes).is_ok());
+        assert!(model.check(4, &model.oldest((4, 2)), &bytes).is_err(), "another place");
+        fill(2, 2, &mut bytes);
+        assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "nobody wrote it");
+        fill(1, 2, &mut bytes);
+        bytes[700] ^= 1;
+        assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it is torn");
+        model.lose();
+        assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_ok(), "it was not flushed");
+        model.end(1, true, (2, 1));
+        model.lose();
+        assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_err(), "it was");
+    }
 }
