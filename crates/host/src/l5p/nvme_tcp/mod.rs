@@ -310,6 +310,12 @@ impl Transport {
         self.settle(host, tag);
     }
 
+    /// The connection is given up, by no fault of the peer's: nothing more is taken of what comes,
+    /// and nothing is said of it. Buffers still come back.
+    pub fn give_up(&mut self) {
+        self.phase = Phase::Ended;
+    }
+
     /// How far the peer's TCP has acknowledged: everything whose mark, as the `send` functions give
     /// it, is not above.
     #[must_use]
