@@ -33,7 +33,7 @@ use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
 use wire::nvme::status::Status;
 
 use super::Config;
-use super::command::{Data, Limits, Loss, Namespace};
+use super::command::{Data, IO_QUEUE, Limits, Loss, Namespace};
 use super::counters::InitiatorCounters;
 use super::queue::{Answer, Happened, Late, Owner, Queue};
 use crate::nvme::channel::Channel;
@@ -96,7 +96,7 @@ impl Step {
             Self::ChangedLog => "list of changed namespaces",
             Self::Namespaces => "list of namespaces",
             Self::Namespace(_) => "Identify Namespace",
-            Self::Idle => "connect of an I/O queue",
+            Self::Idle => IO_QUEUE,
         }
     }
 }
@@ -490,8 +490,7 @@ impl Association {
         completion: &Completion,
     ) -> Result<Progress, Loss> {
         if !completion.status.is_success() {
-            let step = "connect of an I/O queue";
-            return Err(Loss::Refused { step, status: completion.status });
+            return Err(Loss::Refused { step: IO_QUEUE, status: completion.status });
         }
         let units = self.controller.as_ref().filter(|c| c.icdoff == 0).map_or(0, |c| c.ioccsz);
         let bytes = u64::from(units.saturating_sub(ENTRY_UNITS)) * 16;

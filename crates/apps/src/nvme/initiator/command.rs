@@ -12,6 +12,8 @@ use crate::nvme::Insecure;
 
 /// Most blocks of a command: NLB has 16 bits.
 const BLOCKS_MAX: u32 = 1 << 16;
+/// The step in which an I/O queue is connected.
+pub(super) const IO_QUEUE: &str = "connect of an I/O queue";
 /// Most ranges of a dataset management command.
 const RANGES_MAX: usize = 256;
 
@@ -186,8 +188,11 @@ pub enum Loss {
 impl Loss {
     /// Whether to try again is of no use: the controller has said so, or can never be used.
     #[must_use]
-    pub const fn is_final(&self) -> bool {
+    pub fn is_final(&self) -> bool {
         match self {
+            // A controller that does not know its I/O queues is another than it was a moment ago:
+            // the target has started again.
+            Self::Refused { step: IO_QUEUE, .. } => false,
             Self::Refused { status, .. } => status.is_final(),
             Self::Authentication | Self::Unusable(_) => true,
             _ => false,
