@@ -44,11 +44,12 @@ const NO_OPCODE: Status = Status::INVALID_OPCODE.do_not_retry();
 /// Answers a Fabrics command of a connected admin queue.
 pub(super) fn fabrics(shared: &mut Shared, cntlid: u16, command: &Command) -> Answer {
     let mqes = shared.config.queue_entries_max - 1;
+    let opening = shared.is_opening();
     let Some(controller) = shared.controllers.get_mut(cntlid) else {
         return Answer::Failed(Status::INTERNAL);
     };
     match Fabrics::of(command) {
-        Some(Fabrics::PropertyGet(get)) => controller.property(get, mqes).into(),
+        Some(Fabrics::PropertyGet(get)) => controller.property(get, mqes, opening).into(),
         Some(Fabrics::PropertySet(set)) => controller.set_property(set).map(|()| 0).into(),
         // It is connected.
         Some(Fabrics::Connect(_)) => Answer::Failed(Status::COMMAND_SEQUENCE.do_not_retry()),

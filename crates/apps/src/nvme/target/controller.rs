@@ -192,16 +192,24 @@ impl Controller {
         self.queues.iter().skip(1).copied().flatten()
     }
 
-    /// Property Get.
+    /// Property Get. `opening`: namespaces are being opened. A host that came back to a target
+    /// which has just started would take them for gone: it is told to wait (CSTS.RDY).
     ///
     /// # Errors
     /// Offsets that fabrics do not have, and the wrong size.
-    pub(super) fn property(&self, get: PropertyGet, mqes: u16) -> Result<u64, Status> {
+    pub(super) fn property(
+        &self,
+        get: PropertyGet,
+        mqes: u16,
+        opening: bool,
+    ) -> Result<u64, Status> {
+        let ready = self.status.ready && !opening;
+        let status = ControllerStatus { ready, ..self.status };
         Ok(match (get.offset, get.attribute) {
             (property::CAP, 1) => capabilities(mqes).to_value(),
             (property::VS, 0) => u64::from(VERSION),
             (property::CC, 0) => u64::from(self.configuration.to_value()),
-            (property::CSTS, 0) => u64::from(self.status.to_value()),
+            (property::CSTS, 0) => u64::from(status.to_value()),
             _ => return Err(Status::INVALID_FIELD.do_not_retry()),
         })
     }

@@ -11,7 +11,7 @@ use super::buffers::{Buffers, Lease};
 use super::controller::{ConnKey, Controllers};
 use super::counters::Counters;
 use super::locks::LockId;
-use super::subsystem::{Namespace, Subsystem};
+use super::subsystem::{Namespace, State, Subsystem};
 
 /// An operation: a slot, and how often it was used before. Also the token of what it asks the disk,
 /// and the owner of its lock.
@@ -228,6 +228,11 @@ impl Shared {
         let Some(namespace) = self.namespaces.get_mut(place) else { return };
         let ready = &mut self.ready;
         namespace.locks.release(lock, &mut |owner| ready.push_back(OpId(owner)));
+    }
+
+    /// Whether it is not known yet of some namespace whether there is one.
+    pub(super) fn is_opening(&self) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.state == State::Opening)
     }
 
     /// Commands that wait for others on the same blocks.
