@@ -100,7 +100,6 @@ impl Locks {
     }
 
     /// Locks that are held.
-    #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.locks.iter().flatten().filter(|lock| lock.held).count()
     }

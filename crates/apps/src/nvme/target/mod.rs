@@ -267,6 +267,9 @@ impl Target {
         let config = &self.server.shared.config;
         // PDUs are written whole, so Nagle's algorithm could only hold their ends back.
         host.set_option(now, socket, SocketOption::NoDelay(true));
+        // A host without a keep alive of its own that is gone without a word would stay for ever.
+        let probes = SocketOption::KeepAlive(Some(config.send_timeout));
+        host.set_option(now, socket, probes);
         // Who acknowledges nothing would keep others from writing.
         host.set_option(now, socket, SocketOption::UserTimeout(config.send_timeout));
         let transport = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
@@ -310,7 +313,7 @@ impl Target {
     }
 
     /// Calls `f` with the name and value of each counter, and of gauges: connections, controllers,
-    /// operations under way, and bytes of memory in use for writes.
+    /// operations under way, bytes of memory in use for writes, and locks on ranges.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
@@ -318,5 +321,8 @@ impl Target {
         f("nvmet_controllers_open", shared.controllers.len() as u64);
         f("nvmet_operations_open", shared.ops.len() as u64);
         f("nvmet_buffer_bytes", shared.buffers.used_bytes() as u64);
+        let held = shared.namespaces.iter().map(|namespace| namespace.locks.held());
+        f("nvmet_locks_held", held.sum::<usize>() as u64);
+        f("nvmet_locks_waiting", shared.waiting() as u64);
     }
 }
