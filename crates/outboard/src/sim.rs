@@ -42,6 +42,12 @@ pub(crate) struct SimArgs {
     /// With all QUIC offload or with none, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     quic_offload: Option<bool>,
+    /// With all NVMe offload or with none, whatever the seed says
+    #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
+    nvme_offload: Option<bool>,
+    /// Worlds of storage only, whatever the seeds say
+    #[arg(long)]
+    storage: bool,
     /// Whether a proxy asks for splices, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     splice: Option<bool>,
@@ -70,13 +76,22 @@ fn offload(text: &str) -> Result<bool, String> {
 }
 
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
-    let &SimArgs { offload, tls_offload, quic_offload, splice, trace, .. } = args;
-    let forced = [offload, tls_offload, quic_offload, splice];
+    let &SimArgs { offload, tls_offload, quic_offload, nvme_offload, splice, trace, .. } = args;
+    let forced = [offload, tls_offload, quic_offload, nvme_offload, splice];
     let outcome = if trace || forced.iter().any(Option::is_some) {
-        let options = sim::Options { offload, tls_offload, quic_offload, splice, trace };
+        let storage = args.storage;
+        let options = sim::Options {
+            offload,
+            tls_offload,
+            quic_offload,
+            nvme_offload,
+            splice,
+            storage,
+            trace,
+        };
         sim::run_seed(seed, &options)
     } else {
-        sim::check_seed(seed)
+        check(seed, args.storage)
     };
     let mut totals = Totals::default();
     totals.add(&outcome);
@@ -95,6 +110,10 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     }
 }
 
+fn check(seed: u64, storage: bool) -> Outcome {
+    if storage { sim::check_storage(seed) } else { sim::check_seed(seed) }
+}
+
 fn run_many(args: &SimArgs) -> Result<(), Failure> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(processors).max(1);
@@ -109,7 +128,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end || send.send(sim::check_seed(seed)).is_err() {
+                    if seed >= end || send.send(check(seed, args.storage)).is_err() {
                         break;
                     }
                 }
@@ -155,7 +174,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 86] = [
+const SHOWN: [(&str, &str); 113] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -235,6 +254,33 @@ const SHOWN: [(&str, &str); 86] = [
     ("quic_out_late", "QUIC packets whose files the host had to read after all"),
     ("quic_not_sealed", "times that a device sealed no more"),
     ("quic_device_refused_full", "QUIC connections refused: the device's table was full"),
+    ("worlds_with_storage", "worlds of storage"),
+    ("nvmei_requests", "requests of users of namespaces"),
+    ("nvmei_read_bytes", "bytes that they read"),
+    ("nvmei_written_bytes", "bytes that they wrote"),
+    ("nvmei_failed", "requests that failed"),
+    ("nvmei_associations_lost", "associations lost"),
+    ("nvmei_replayed", "commands sent again for that"),
+    ("machines_killed", "fault: machines killed"),
+    ("disk_lost_sectors", "fault: sectors lost with the power"),
+    ("disk_write_errors", "fault: writes and flushes failed"),
+    ("net_corrupted_unseen", "fault: corruption that TCP's checksum does not see"),
+    ("nvme_data_digest_errors", "data digests that were wrong"),
+    ("rogue_pdus", "fault: PDUs that no initiator would send"),
+    ("nvme_rx_placed_bytes", "bytes that devices placed"),
+    ("nvme_rx_copied_bytes", "bytes that hosts copied"),
+    ("nvme_tcp_out_of_order_bytes", "bytes placed or summed out of order"),
+    ("nvme_rx_digests_device", "data digests that devices checked"),
+    ("nvme_rx_digests_host", "data digests that hosts checked"),
+    ("nvme_tx_digests_device", "data digests that devices made"),
+    ("nvme_tx_digests_host", "data digests that hosts made"),
+    ("nvme_over_tls_placed_bytes", "bytes that devices placed, opened before"),
+    ("nvme_rx_resync", "times that a device was told whether a PDU begins somewhere"),
+    ("rx_nvmeotcp_sk_add_fail", "contexts for PDUs refused"),
+    ("nvme_ddp_refused", "buffers refused"),
+    ("rx_nvmeotcp_ddp_teardown", "buffers that hosts wanted back"),
+    ("nvmet_waits_range", "commands that waited for others on their blocks"),
+    ("file_invalidated_blocks", "blocks that devices read anew"),
     ("l5o_cache_evictions", "contexts that left the modelled cache"),
     ("tcp_retrans", "retransmissions"),
     ("tcp_timeouts", "retransmission time-outs"),
@@ -282,7 +328,10 @@ mod tests {
     #[test]
     fn every_name_in_the_summary_is_a_counter() {
         let mut totals = Totals::default();
-        (0..20).for_each(|seed| totals.add(&sim::run_seed(seed, &sim::Options::default())));
+        for storage in [false, true] {
+            let options = sim::Options { storage, ..sim::Options::default() };
+            (0..20).for_each(|seed| totals.add(&sim::run_seed(seed, &options)));
+        }
         for (name, _) in SHOWN {
             assert!(totals.counters.contains_key(name), "{name}");
         }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Prng};
 
@@ -245,8 +245,33 @@ impl SimDisk {
         self.forget(node);
     }
 
+    /// A machine is killed and will start again: what it asked for is not answered. With `power` it
+    /// has crashed besides.
+    pub(crate) fn kill(&mut self, node: usize, power: bool, rng: &mut Prng) {
+        let of: BTreeSet<usize> =
+            self.open.values().filter(|(by, _)| by.0 == node).map(|&(_, inode)| inode).collect();
+        if power {
+            self.crash(node, rng);
+        } else {
+            for inode in of {
+                if let Some(namespace) = self.namespaces.get_mut(&inode) {
+                    namespace.stop(node, rng);
+                }
+            }
+            self.forget(node);
+        }
+        self.in_flight.retain(|by, _| by.0 != node);
+    }
+
+    /// All bytes of a namespace.
+    pub(crate) fn namespace_bytes(&self, path: &str) -> Option<Vec<u8>> {
+        let namespace = self.namespaces.get(self.names.get(path)?)?;
+        let mut bytes = vec![0; namespace.size() as usize];
+        namespace.read(0, &mut bytes);
+        Some(bytes)
+    }
+
     /// Adds a namespace of `size` zero bytes.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no scenario has a namespace yet"))]
     pub(crate) fn add_namespace(&mut self, path: &str, size: usize) {
         let inode = Inode { generation: 0, kind: FileKind::Regular, size: size as u64, version: 0 };
         self.inodes.push(inode);
@@ -257,9 +282,11 @@ impl SimDisk {
     /// Takes a request; gives the work and how long it takes, or nothing for a close.
     pub(crate) fn submit(&mut self, by: Asker, request: DiskRequest) -> Option<(Duration, Work)> {
         let work = match request {
-            DiskRequest::Open { id, path, .. } => {
+            DiskRequest::Open { id, path, access, .. } => {
                 self.counters.disk_opens += 1;
-                let fails = self.rng.chance(self.faults.open_error);
+                // Who serves a namespace that cannot be opened would have nothing to do.
+                let serves = by.1 == Side::Host && access == DiskAccess::NamespaceWrite;
+                let fails = self.rng.chance(self.faults.open_error) && !serves;
                 self.counters.disk_open_errors += u64::from(fails);
                 let fault = if self.rng.chance(0.5) { FileFault::Io } else { FileFault::Denied };
                 Work::Open { id, path, fault: fails.then_some(fault) }

@@ -38,8 +38,8 @@ pub(crate) enum Event {
     Frame(usize, Arrival),
     /// Half a node looks at its queues.
     Turn(usize, Side),
-    /// The disk has done something for half a node.
-    Disk(Asker, Work),
+    /// The disk has done something for half a node, in the life of the node that has this number.
+    Disk(Asker, u32, Work),
     /// A file changes.
     Change,
     /// A node's device loses its state.
@@ -50,6 +50,10 @@ pub(crate) enum Event {
     Rebind(usize),
     /// A client's machine stops.
     Vanish(usize),
+    /// A machine is killed, with the power lost or not.
+    Kill(usize, bool),
+    /// It starts again.
+    Start(usize),
     /// Somebody sends what no client would.
     Attack,
     /// All faults end.

@@ -14,6 +14,7 @@ use nic::FileConfig;
 
 use crate::proxied::Proxied;
 use crate::quic::Quic;
+use crate::storage::{self, Storage};
 use crate::tls::KEY_RECORDS;
 
 /// A queue that never loses.
@@ -280,6 +281,8 @@ pub(crate) struct Scenario {
     pub(crate) proxied: Option<Proxied>,
     /// HTTP/3 besides, over UDP.
     pub(crate) quic: Option<Quic>,
+    /// NVMe over TCP, and no HTTP.
+    pub(crate) storage: Option<Storage>,
     /// Whether the device sends files.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -307,6 +310,11 @@ pub(crate) struct Scenario {
 impl Scenario {
     /// The scenario of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
+        Self::of(seed, false)
+    }
+
+    /// The same; of storage in any case where that is `wanted`.
+    pub(crate) fn of(seed: u64, wanted: bool) -> Self {
         let mut rng = Prng::new(seed ^ 0x5eed_0f0b);
         let r = &mut rng;
         let calm_net = r.chance(0.25);
@@ -324,12 +332,15 @@ impl Scenario {
         };
         let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
         let tls = Tls::draw(seed);
-        let proxied = Proxied::draw(seed, tls.is_some(), calm_net, links.runs);
+        let proxied = Proxied::draw(seed, tls.is_some(), calm_net, links.runs).filter(|_| !wanted);
         if let Some(proxied) = &proxied {
             crowd.abort_bytes_max = proxied.abort_bytes_max;
         }
-        Self {
+        let storage = Storage::draw(seed, wanted, (calm_net, calm_disk), tls.is_some());
+        let storage = storage.filter(|_| proxied.is_none());
+        let mut scenario = Self {
             seed,
+            storage: None,
             hand_over: HandOver::draw(seed),
             quic: Quic::draw(seed, calm_net).filter(|_| proxied.is_none()),
             proxied,
@@ -352,7 +363,16 @@ impl Scenario {
             backlog: if r.chance(0.2) && !calm_net { r.range(1, 4) as usize } else { 64 },
             content: draw_content(r),
             clock_ahead_ms: if r.chance(0.3) { r.below(1 << 33) } else { 0 },
+        };
+        scenario.shape(storage);
+        scenario
+    }
+
+    fn shape(&mut self, storage: Option<Storage>) {
+        if let Some(storage) = &storage {
+            storage.shape(self);
         }
+        self.storage = storage;
     }
 
     /// Whether nothing can go wrong between the nodes: no packet may be sent twice then.
@@ -377,7 +397,11 @@ impl Scenario {
 
     /// The server's port.
     pub(crate) const fn port(&self) -> u16 {
-        if self.tls.is_some() { 443 } else { 80 }
+        match (&self.storage, &self.tls) {
+            (Some(_), _) => storage::PORT,
+            (None, Some(_)) => 443,
+            (None, None) => 80,
+        }
     }
 
     /// What a node is.

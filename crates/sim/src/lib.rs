@@ -14,7 +14,7 @@
 //! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
 //! | `machines`, `proxied`, `quic` | servers, clients, the proxy, endpoints of QUIC |
-//! | `storage`, `namespace` | NVMe over TCP: users, and what may be in namespaces |
+//! | `storage`, `namespace` | NVMe over TCP: machines, users, and what may be in namespaces |
 //! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
 //! | `checkers` | what must hold |
@@ -68,8 +68,12 @@ pub struct Options {
     pub tls_offload: Option<bool>,
     /// With all QUIC offload or with none, whatever the seed says.
     pub quic_offload: Option<bool>,
+    /// With all NVMe offload or with none, whatever the seed says.
+    pub nvme_offload: Option<bool>,
     /// Whether a proxy asks for splices, whatever the seed says.
     pub splice: Option<bool>,
+    /// A world of storage, whatever the seed says.
+    pub storage: bool,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -105,6 +109,10 @@ pub struct Outcome {
     pub comparable: bool,
     /// What was said about QUIC offload.
     pub quic_offload: Option<bool>,
+    /// What was said about NVMe offload.
+    pub nvme_offload: Option<bool>,
+    /// Whether a world of storage was asked for.
+    pub storage: bool,
     /// What was said about splicing.
     pub splice: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
@@ -125,7 +133,9 @@ impl Outcome {
         let forced = [
             given("tls-offload", self.tls_offload),
             given("quic-offload", self.quic_offload),
+            given("nvme-offload", self.nvme_offload),
             given("splice", self.splice),
+            self.storage.then(|| String::from(" --storage")),
         ];
         let (seed, forced) = (self.seed, forced.into_iter().flatten().collect::<String>());
         Some(format!(
@@ -142,13 +152,16 @@ impl Outcome {
 /// A panic of the code under test is a violation like others.
 #[must_use]
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
-    let mut scenario = Scenario::draw(seed);
+    let mut scenario = Scenario::of(seed, options.storage);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
     }
     if let (Some(quic), Some(offload)) = (&mut scenario.quic, options.quic_offload) {
         quic.force(offload);
+    }
+    if let (Some(storage), Some(offload)) = (&mut scenario.storage, options.nvme_offload) {
+        storage.force(offload);
     }
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
@@ -166,6 +179,14 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     world.net.counters.visit(&mut add);
     world.disk.counters.visit(&mut add);
     world.nodes.iter().for_each(|node| node.visit(&mut add));
+    for (name, value) in &world.past {
+        add(name, *value);
+    }
+    let stored = world.scenario.storage.is_some();
+    add("machines_killed", 0);
+    add("worlds_with_storage", u64::from(stored));
+    let placed: u64 = world.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
+    add("nvme_over_tls_placed_bytes", if world.scenario.tls.is_some() { placed } else { 0 });
     add("wire_repeated_packets", world.wire.repeated);
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
@@ -188,6 +209,8 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         tls_offload: options.tls_offload,
         comparable: checkers::same::applies(&world.scenario),
         quic_offload: options.quic_offload,
+        nvme_offload: options.nvme_offload,
+        storage: options.storage,
         splice: options.splice,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
@@ -198,12 +221,21 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
 /// same bytes; gives the first run, with whatever differed as its violation.
 #[must_use]
 pub fn check_seed(seed: u64) -> Outcome {
-    let options = Options::default();
-    let mut outcome = run_seed(seed, &options);
+    check(seed, &Options::default())
+}
+
+/// As [`check_seed`], in a world of storage whatever the seed says.
+#[must_use]
+pub fn check_storage(seed: u64) -> Outcome {
+    check(seed, &Options { storage: true, ..Options::default() })
+}
+
+fn check(seed: u64, options: &Options) -> Outcome {
+    let mut outcome = run_seed(seed, options);
     if outcome.violation.is_some() {
         return outcome;
     }
-    let again = run_seed(seed, &options);
+    let again = run_seed(seed, options);
     let fail = |checker, what| Some(Violation { at: again.end, checker, what });
     if (outcome.hash, outcome.events) != (again.hash, again.events) {
         let what = format!(
@@ -213,7 +245,10 @@ pub fn check_seed(seed: u64) -> Outcome {
         outcome.violation = fail("trace", what);
         return outcome;
     }
-    let scenario = Scenario::draw(seed);
+    let scenario = Scenario::of(seed, options.storage);
+    if scenario.storage.is_some() {
+        return check_offloads(seed, options, &scenario, outcome);
+    }
     if seed % 8 == 1 {
         if let Some(failed) = check_tls(seed).filter(|outcome| outcome.violation.is_some()) {
             return failed;
@@ -226,8 +261,8 @@ pub fn check_seed(seed: u64) -> Outcome {
         }
     }
     let other = match (seed % 4, &scenario.proxied) {
-        (0, _) => Some(Options { offload: Some(!scenario.offload), ..options }),
-        (2, Some(proxied)) => Some(Options { splice: Some(!proxied.splice), ..options }),
+        (0, _) => Some(Options { offload: Some(!scenario.offload), ..options.clone() }),
+        (2, Some(proxied)) => Some(Options { splice: Some(!proxied.splice), ..options.clone() }),
         _ => None,
     };
     if let Some(other) = other.filter(|_| checkers::same::applies(&scenario)) {
@@ -237,6 +272,32 @@ pub fn check_seed(seed: u64) -> Outcome {
         } else if let Err(what) = checkers::same::compare(outcome.rows.clone(), other.rows) {
             outcome.violation = fail("same", what);
         }
+    }
+    outcome
+}
+
+/// Runs some seeds of storage once more with another offload forced, which has to come to the same
+/// where nothing depends on timing.
+fn check_offloads(
+    seed: u64,
+    options: &Options,
+    scenario: &Scenario,
+    mut outcome: Outcome,
+) -> Outcome {
+    let other = match seed % 8 {
+        0 => Options { offload: Some(!scenario.offload), ..options.clone() },
+        2 => Options { tls_offload: Some(true), nvme_offload: Some(true), ..options.clone() },
+        5 => Options { tls_offload: Some(false), nvme_offload: Some(false), ..options.clone() },
+        _ => return outcome,
+    };
+    let other = run_seed(seed, &other);
+    if other.violation.is_some() {
+        return other;
+    }
+    if checkers::same::applies(scenario) {
+        let result = checkers::same::compare_storage(outcome.rows.clone(), other.rows);
+        let fail = |what| Violation { at: outcome.end, checker: "same", what };
+        outcome.violation = result.err().map(fail);
     }
     outcome
 }

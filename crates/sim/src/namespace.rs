@@ -120,13 +120,7 @@ impl Namespace {
     /// The machine crashes: what it was writing is written in part, and what was not flushed is
     /// lost in part, by sectors or by pages. Gives how many sectors were lost.
     pub fn crash(&mut self, node: usize, rng: &mut Prng) -> u64 {
-        self.flushes.retain(|_, flush| flush.0 != node);
-        let (cut, others) =
-            core::mem::take(&mut self.changes).into_iter().partition(|(_, c)| c.node == node);
-        self.changes = others;
-        for change in BTreeMap::into_values(cut) {
-            self.apply(&change, |_| rng.chance(0.5));
-        }
+        self.stop(node, rng);
         let unit = if rng.chance(0.5) { 1 } else { PAGE_SECTORS };
         let mut kept = BTreeMap::new();
         let mut lost = 0;
@@ -140,6 +134,18 @@ impl Namespace {
             }
         }
         lost
+    }
+
+    /// The machine's programs stop: what they were writing is written in part, and nothing of what
+    /// was written is lost.
+    pub fn stop(&mut self, node: usize, rng: &mut Prng) {
+        self.flushes.retain(|_, flush| flush.0 != node);
+        let all = core::mem::take(&mut self.changes);
+        let (cut, others) = all.into_iter().partition(|(_, change)| change.node == node);
+        self.changes = others;
+        for change in BTreeMap::into_values(cut) {
+            self.apply(&change, |_| rng.chance(0.5));
+        }
     }
 
     /// Writes the sectors of a change that `keep` says.

@@ -52,6 +52,8 @@ base::counters! {
         net_duplicated,
         /// Delivered with a bit turned over.
         net_corrupted,
+        /// Of these, those of which TCP's checksum says nothing.
+        net_corrupted_unseen,
         /// Held back, so that others overtook them.
         net_held_back,
         /// Marked with CE.
@@ -100,6 +102,8 @@ pub(crate) struct Net {
     back: Option<Back>,
     rng: Prng,
     ports: Vec<Port>,
+    /// Of the frames that are corrupted, those of which TCP's checksum says nothing.
+    unseen: f64,
     /// The last frame was lost: the next may be, too.
     losing: bool,
     pub(crate) counters: NetCounters,
@@ -129,6 +133,7 @@ impl Net {
             back,
             rng,
             ports,
+            unseen: scenario.storage.as_ref().map_or(0.0, |storage| storage.unseen),
             losing: false,
             counters: NetCounters::default(),
             fates: Vec::new(),
@@ -243,7 +248,10 @@ impl Net {
         // sum.
         let honest = from + 1 < self.ports.len();
         let corrupt = self.rng.chance(faults.corrupt) && honest;
-        let unseen = corrupt && turn_datagram_bit(&mut frame, &mut self.rng);
+        let passes = corrupt && self.unseen > 0.0 && self.rng.chance(self.unseen);
+        let segment = passes && turn_segment_bit(&mut frame, &mut self.rng);
+        self.counters.net_corrupted_unseen += u64::from(segment);
+        let unseen = segment || corrupt && turn_datagram_bit(&mut frame, &mut self.rng);
         if unseen || corrupt && turn_bit(&mut frame.bytes, &mut self.rng) {
             self.fate(Fate::Corrupted, from, len);
         }
@@ -341,6 +349,30 @@ fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
         sum => sum,
     };
     bytes[ip.l4 + 6..ip.l4 + 8].copy_from_slice(&sum.to_be_bytes());
+    true
+}
+
+/// Payload of a segment that has more in it than what NVMe/TCP sends without a digest: ICReq or
+/// ICResp, which nobody says anything behind before it was answered.
+const PROTECTED: usize = 128;
+
+/// Turns one bit of TCP's payload over, and mends the checksum.
+fn turn_segment_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
+    let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
+    let offset = frame.bytes.get(ip.l4 + 12).map_or(0, |byte| usize::from(byte >> 4) * 4);
+    let at = ip.l4 + offset;
+    if ip.protocol != protocol::TCP || offset < 20 || at + PROTECTED >= ip.end {
+        return false;
+    }
+    // Whole words of the sum: TCP's header has an even length.
+    let word = at + rng.below((ip.end - at) as u64 / 2) as usize * 2;
+    let bytes = &mut frame.bytes;
+    let old = u16::from_be_bytes([bytes[word], bytes[word + 1]]);
+    let new = old ^ 1 << rng.below(16);
+    bytes[word..word + 2].copy_from_slice(&new.to_be_bytes());
+    let sum = u16::from_be_bytes([bytes[ip.l4 + 16], bytes[ip.l4 + 17]]);
+    let sum = wire::checksum::adjust(sum, old, new);
+    bytes[ip.l4 + 16..ip.l4 + 18].copy_from_slice(&sum.to_be_bytes());
     true
 }
 

@@ -11,6 +11,7 @@ use abi::port::{RxFrame, TxFrame};
 use abi::splice::{Splice, SpliceId};
 use abi::{Event, Op, PacketBuf};
 use apps::content::ContentServer;
+use apps::nvme::target::Target;
 use apps::proxy::{Proxy, Table};
 use base::{Duration, Instant};
 use host::Host;
@@ -20,6 +21,9 @@ use crate::client::{Client, Context};
 use crate::disk::SimDisk;
 use crate::events::Arrival;
 use crate::report::Report;
+use crate::storage::rogue::Rogue;
+use crate::storage::user::User;
+use crate::trace::What;
 
 /// Taken from each source in a turn.
 const BATCH: usize = 64;
@@ -33,6 +37,9 @@ pub(crate) enum App {
     Server(Box<ContentServer>),
     Proxy(Box<Proxy>),
     Client(Box<Client>),
+    Target(Box<Target>),
+    User(Box<User>),
+    Rogue(Box<Rogue>),
 }
 
 /// What a turn came to.
@@ -49,6 +56,8 @@ pub(crate) struct Turn {
 /// What a turn may use of the world.
 pub(crate) struct Around<'a> {
     pub(crate) now: Instant,
+    /// Whose turn it is.
+    pub(crate) node: usize,
     pub(crate) disk: &'a mut SimDisk,
     pub(crate) report: &'a mut Report,
     /// Requests for the disk, to be submitted by the world.
@@ -84,8 +93,10 @@ pub(crate) struct Node {
     pub(crate) turns: [Instant; 2],
     /// By how much its clock is ahead of the world's.
     ahead: Duration,
-    /// It has stopped, for good.
+    /// It has stopped, for good or until it starts again.
     pub(crate) stopped: bool,
+    /// Times that it was killed.
+    pub(crate) life: u32,
     slots: usize,
 }
 
@@ -107,6 +118,7 @@ impl Node {
             turns: [Instant::FAR_FUTURE; 2],
             ahead,
             stopped: false,
+            life: 0,
             slots,
         }
     }
@@ -128,6 +140,27 @@ impl Node {
         } else {
             self.receive_overruns += 1;
         }
+    }
+
+    /// It is killed: what was in it is nowhere.
+    pub(crate) fn kill(&mut self) {
+        self.stopped = true;
+        self.life += 1;
+        self.turns = [Instant::FAR_FUTURE; 2];
+        self.ops.clear();
+        self.recycle.clear();
+        self.events.clear();
+        self.waiting = None;
+        self.splices.clear();
+        self.received.clear();
+        self.device_disk.clear();
+        self.host_disk.clear();
+    }
+
+    /// It starts again, with this device and host.
+    pub(crate) fn start(&mut self, device: Device, host: Host) {
+        (self.device, self.host) = (device, host);
+        self.stopped = false;
     }
 
     /// Whether anything waits between the halves.
@@ -282,6 +315,9 @@ impl Node {
             App::Server(server) => server.poll_timeout(),
             App::Proxy(proxy) => proxy.poll_timeout(),
             App::Client(client) => client.poll_timeout(),
+            App::Target(target) => target.poll_timeout(),
+            App::User(user) => user.poll_timeout(),
+            App::Rogue(rogue) => rogue.poll_timeout(),
         };
         let due = [self.host.poll_timeout(), app_due].into_iter().flatten().min();
         let due = due.map(|at| self.global(at).max(around.now + Duration::from_micros(1)));
@@ -324,6 +360,23 @@ impl Node {
                 }
                 client.advance(&mut cx);
             }
+            App::Target(target) => {
+                if target.poll_timeout().is_some_and(|at| at <= local) {
+                    target.handle_timeout(local, host);
+                }
+                while let Some(notice) = host.poll_notice() {
+                    target.handle_notice(local, host, notice);
+                }
+            }
+            App::User(user) => run_user(user, host, local, around),
+            App::Rogue(rogue) => {
+                if rogue.poll_timeout().is_some_and(|at| at <= local) {
+                    rogue.handle_timeout(local, host);
+                }
+                while let Some(notice) = host.poll_notice() {
+                    rogue.handle_notice(local, host, &notice);
+                }
+            }
         }
     }
 
@@ -360,6 +413,27 @@ impl Node {
                     h3.visit(f);
                 }
             }
+            App::Target(target) => target.visit(f),
+            App::User(user) => user.initiator.counters().visit(f),
+            App::Rogue(rogue) => rogue.counters.visit(f),
         }
+    }
+}
+
+/// The turn of a namespace's user.
+fn run_user(user: &mut User, host: &mut Host, local: Instant, around: &mut Around<'_>) {
+    // What it is not told in time, as after a start, it finds out here.
+    user.initiator.connect(host, local);
+    if user.poll_timeout().is_some_and(|at| at <= local) {
+        user.handle_timeout(local, host);
+    }
+    while let Some(notice) = host.poll_notice() {
+        user.handle_notice(local, host, &notice);
+    }
+    for fields in user.log.drain(..) {
+        around.report.trace.note(around.now, around.node, What::User, fields);
+    }
+    if let Some(what) = user.wrong.take() {
+        around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
     }
 }

@@ -41,6 +41,8 @@ pub(crate) enum What {
     Close,
     /// A device began to relay a pair.
     Splice,
+    /// A user of a namespace asked for something, or heard of it.
+    User,
 }
 
 impl What {
@@ -60,6 +62,7 @@ impl What {
             Self::Error => ("error", ["session", "kind", "read", "", ""]),
             Self::Close => ("close", ["session", "read", "", "", ""]),
             Self::Splice => ("splice", ["pair", "", "", "", ""]),
+            Self::User => ("user", ["what", "token", "lba", "blocks", ""]),
         }
     }
 }

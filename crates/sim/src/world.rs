@@ -4,6 +4,10 @@
 //! everything that was begun must end. The world is over when nothing is left to happen; then all
 //! gauges must be zero. It is single-threaded and depends on its seed alone.
 
+mod kills;
+
+use std::collections::BTreeMap;
+
 use abi::Checksum;
 use base::{Duration, Instant, Prng};
 use wire::Endpoint;
@@ -12,7 +16,7 @@ use wire::frame::{Frame, parse, protocol};
 use crate::Options;
 use crate::checkers::progress::Progress;
 use crate::checkers::wire::Wire;
-use crate::checkers::{conserve, counters, proxy};
+use crate::checkers::{conserve, counters, proxy, storage};
 use crate::disk::{Asker, SimDisk, Work};
 use crate::events::{Arrival, Event, Queue, Side};
 use crate::faults::Scenario;
@@ -22,6 +26,7 @@ use crate::net::Net;
 use crate::node::{App, Around, Node, Turn};
 use crate::proxied;
 use crate::report::Report;
+use crate::storage::Storage;
 use crate::tls;
 use crate::trace::What;
 
@@ -33,6 +38,8 @@ const LAST_SESSION: Duration = Duration::from_secs(4);
 /// may wait for an answer that was lost with its server's connection, and takes that for a bad sign
 /// then; and a server that was down it does not try again at once.
 const LAST_PROXIED: Duration = Duration::from_secs(20);
+/// A machine that was killed starts again after at most so long.
+const DOWN_MAX_MS: u64 = 1_500;
 /// How often it is looked whether clients are done.
 const CHECKS_END: Duration = Duration::from_secs(10);
 
@@ -58,6 +65,8 @@ pub(crate) struct World {
     pub(crate) events: u64,
     /// Pairs that the proxy had spliced when the faults ended.
     pub(crate) spliced_before: u64,
+    /// Counters of machines that were killed.
+    pub(crate) past: BTreeMap<&'static str, u64>,
 }
 
 impl World {
@@ -70,9 +79,13 @@ impl World {
         // One port more: the attacker's.
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
         let net = Net::new(&scenario, &macs, rng.fork());
-        let disk = SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
-        let mut nodes = vec![server(SERVER, &scenario, &net, &mut rng)];
-        for node in 1..=clients {
+        let mut disk =
+            SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
+        let mut nodes = match &scenario.storage {
+            Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
+            None => vec![server(SERVER, &scenario, &net, &mut rng)],
+        };
+        for node in nodes.len()..=clients {
             nodes.push(client(node, &scenario, &net, &disk, &mut rng));
         }
         if let Some(proxied) = &scenario.proxied {
@@ -107,6 +120,7 @@ impl World {
             seen_quic: Vec::new(),
             events: 0,
             spliced_before: 0,
+            past: BTreeMap::new(),
             scenario,
         };
         world.plan();
@@ -117,7 +131,9 @@ impl World {
     fn plan(&mut self) {
         let end = self.scenario.fault_time;
         let clients = self.scenario.crowd.clients as u64;
-        let tls = self.scenario.tls.is_some() || self.scenario.quic.is_some();
+        let scenario = &self.scenario;
+        let everybody =
+            scenario.tls.is_some() || scenario.quic.is_some() || scenario.storage.is_some();
         let (proxy, nodes) = (self.scenario.proxy(), self.nodes.len() as u64);
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
@@ -128,8 +144,8 @@ impl World {
             let node = match proxy {
                 // Its device holds the most, and the others' behind it hold some.
                 Some(proxy) => (proxy as u64 + reset) % nodes,
-                // The clients' devices hold state too where they do TLS.
-                None if tls => reset % (clients + 1),
+                // The clients' devices hold state too where they do TLS, or place data.
+                None if everybody => reset % (clients + 1),
                 None => 0,
             };
             queue.push(at(r), Event::Reset(node as usize));
@@ -164,6 +180,14 @@ impl World {
         if self.scenario.hostile.interval.is_some() {
             queue.push(at(r), Event::Attack);
         }
+        for (kills, nodes) in self.scenario.storage.iter().flat_map(Storage::kills) {
+            for _ in 0..kills {
+                let (node, from) = (r.range(nodes.0, nodes.1) as usize, at(r));
+                queue.push(from, Event::Kill(node, r.chance(0.5)));
+                let down = Duration::from_millis(r.range(1, DOWN_MAX_MS));
+                queue.push(from + down, Event::Start(node));
+            }
+        }
         queue.push(Instant::ZERO + end, Event::Heal);
         for node in 0..self.nodes.len() {
             self.wake(node, Side::Host, Instant::ZERO);
@@ -194,7 +218,11 @@ impl World {
                     self.turn(node, side);
                 }
             }
-            Event::Disk(by, work) => self.disk_done(by, work),
+            Event::Disk(by, life, work) => {
+                if self.nodes[by.0].life == life {
+                    self.disk_done(by, work);
+                }
+            }
             Event::Change => {
                 let (file, how, size) = self.disk.change();
                 self.note(SERVER, What::Change, [file as u64, how, size, 0, 0]);
@@ -223,6 +251,8 @@ impl World {
                 self.disk.crash(node, &mut self.rng);
                 self.net.cut(node, true);
             }
+            Event::Kill(node, power) => self.kill(node, power),
+            Event::Start(node) => self.start(node),
             Event::Attack => self.attack(),
             Event::Heal => self.heal(),
             Event::StopChecks => self.stop_checks(),
@@ -246,11 +276,16 @@ impl World {
             self.queue.push(at, Event::StopChecks);
         }
         for node in 1..self.nodes.len() {
+            let local = self.nodes[node].local(at);
+            match &mut self.nodes[node].app {
+                App::User(user) => user.finish_at(local),
+                App::Rogue(rogue) => rogue.finish(),
+                _ => {}
+            }
             if self.nodes[node].stopped {
                 continue;
             }
             self.net.cut(node, false);
-            let local = self.nodes[node].local(at);
             if let App::Client(client) = &mut self.nodes[node].app {
                 client.add_last(&self.disk.files(), local);
             }
@@ -267,7 +302,7 @@ impl World {
         };
         let busy = |node: &Node| match &node.app {
             App::Client(client) => !node.stopped && !client.is_done(),
-            App::Proxy(_) | App::Server(_) => false,
+            _ => false,
         };
         if self.nodes.iter().any(busy) {
             return self.queue.push(self.now + CHECKS_END, Event::StopChecks);
@@ -344,6 +379,7 @@ impl World {
         let disk_room = self.disk.room((index, side));
         let mut around = Around {
             now: self.now,
+            node: index,
             port_ready: self.net.ready_at(self.now, index),
             disk: &mut self.disk,
             report: &mut self.report,
@@ -366,7 +402,8 @@ impl World {
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
             if let Some((after, work)) = self.disk.submit((index, side), request) {
-                self.queue.push(self.now + after, Event::Disk((index, side), work));
+                let life = self.nodes[index].life;
+                self.queue.push(self.now + after, Event::Disk((index, side), life, work));
             }
         }
         for frame in &frames {
@@ -498,7 +535,10 @@ impl World {
             counters::check(now, index, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();
-        if self.disk.open_files() != 0 || self.disk.bad_handles != 0 {
+        storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
+        // A target has its namespaces open for good.
+        let open = self.scenario.storage.is_none() && self.disk.open_files() != 0;
+        if open || self.disk.bad_handles != 0 {
             let (open, bad) = (self.disk.open_files(), self.disk.bad_handles);
             let what = format!("{open} files are open on the disk; {bad} wrong handles");
             self.report.fail(now, "counters", what);

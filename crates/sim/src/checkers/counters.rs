@@ -2,6 +2,7 @@
 //! everything is over.
 
 use abi::FileLimits;
+use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use base::Instant;
 
 use crate::faults::{Role, Scenario, TlsDevice};
@@ -9,7 +10,7 @@ use crate::node::Node;
 use crate::report::Report;
 
 /// Gauges of a machine that are zero when nothing goes on any more.
-const EMPTY_AT_END: [&str; 28] = [
+const EMPTY_AT_END: [&str; 38] = [
     "connections_quasi",
     "connections_closing_on_device",
     "l5o_contexts",
@@ -38,6 +39,16 @@ const EMPTY_AT_END: [&str; 28] = [
     "quic_routes",
     "quic_waiting",
     "quic_waiting_bytes",
+    "nvme_tcp_contexts",
+    "nvme_tcp_pdus_open",
+    "nvme_tcp_buffers",
+    "nvme_tcp_buffer_bytes",
+    "nvmet_connections_open",
+    "nvmet_controllers_open",
+    "nvmet_operations_open",
+    "nvmet_buffer_bytes",
+    "nvmet_locks_held",
+    "nvmet_locks_waiting",
 ];
 
 /// Counters that only faults of the network move, on any node.
@@ -90,6 +101,7 @@ pub(crate) fn check(
         && scenario.is_quick()
         && scenario.resets == 0
         && scenario.crowd.vanish == 0
+        && (scenario.storage.as_ref()).is_none_or(|s| s.is_plain() && !scenario.disk.any())
     {
         let overshoots = scenario.overshoots();
         for name in CALM_NET {
@@ -101,7 +113,8 @@ pub(crate) fn check(
         // RFC 8985 section 7: a probe may be too early where a queue grows, and is no harm.
         let (again, probes) = (node.counter("tcp_retrans"), node.counter("tcp_tail_probes"));
         // What was handed over for a context that was then refused is dropped, and comes again.
-        let dropped = overshoots || node.counter("tls_tx_device_refused") > 0;
+        let refused = ["tls_tx_device_refused", "nvme_tx_device_refused"];
+        let dropped = overshoots || refused.iter().any(|name| node.counter(name) > 0);
         if again > probes && !dropped {
             fail(format!(
                 "{again} retransmissions, {probes} probes without a fault of the network"
@@ -110,8 +123,10 @@ pub(crate) fn check(
     }
     check_never(index, node, scenario, retries_of_proxy, &mut fail);
     let capabilities = node.device.capabilities();
-    // What precedes a range in its record may come with each extent.
-    let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES } else { 0 };
+    // What precedes a range in its record, or its PDU, may come with each extent.
+    let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
+    let pdu = if pdu { PREFIX_BYTES_MAX } else { 0 };
+    let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES + pdu } else { 0 };
     let most = capabilities.transmit_bytes_max + prefixes;
     let limit = scenario.device.clone().clamped(most).memory_bytes_max;
     let memory = node.counter("file_memory_bytes");
@@ -132,6 +147,7 @@ pub(crate) fn check(
     match scenario.role(index) {
         Role::Client => {}
         Role::Proxy => check_hand_over(node, scenario, true, &mut fail),
+        Role::Server if scenario.storage.is_some() => {}
         Role::Server => {
             check_hand_over(node, scenario, false, &mut fail);
             check_files(node, scenario, lost > 0, &mut fail);
@@ -146,7 +162,12 @@ fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) 
         // Where a stream is given up while the device reads for it, what is sent of it afterwards
         // is held until its room is needed.
         let given_up = name == "file_held_bytes" && scenario.quic.is_some();
-        if value != 0 && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail())) {
+        // A target has its namespaces open for good.
+        let served = name == "file_open_files" && scenario.storage.is_some();
+        if value != 0
+            && !served
+            && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail()))
+        {
             fail(format!("{name} is {value} at the end"));
         }
     }
@@ -163,9 +184,13 @@ fn check_never(
     let by_proxy = scenario.role(index) == Role::Client && scenario.proxy_alerts();
     for name in NEVER {
         let value = node.counter(name);
+        // What TCP's checksum does not see, TLS does.
+        let damaged = scenario.storage.as_ref().is_some_and(|storage| storage.unseen > 0.0);
         let allowed = match name {
+            _ if damaged && name.starts_with("tls_") => true,
             // After a reset the device knows none of the host's files.
-            "file_unknown" => scenario.resets > 0,
+            // While it opens a namespace the host tells it of changes.
+            "file_unknown" => scenario.resets > 0 || scenario.storage.is_some(),
             // A proxy without a server says so: each of these was looked at when it came.
             "tls_handshake_failures" => by_proxy && value <= retries_of_proxy,
             _ => false,

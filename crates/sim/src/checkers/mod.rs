@@ -10,6 +10,7 @@
 //! | [`counters`] | what the counters and gauges say at the end |
 //! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
 //! | [`quic`] | who protected QUIC's packets and read their files |
+//! | [`storage`] | users of namespaces came to their ends, and the disk holds what it may |
 //! | [`conserve`] | what was acknowledged is what was read |
 //! | [`same`] | the same seed without offload: the same bytes |
 
@@ -21,4 +22,5 @@ pub(crate) mod proxy;
 pub(crate) mod quic;
 pub(crate) mod same;
 pub(crate) mod splice;
+pub(crate) mod storage;
 pub(crate) mod wire;

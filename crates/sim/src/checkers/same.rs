@@ -9,6 +9,9 @@ use crate::report::{Row, StreamRow};
 
 /// Whether a scenario's answers depend on its timing.
 pub(crate) fn applies(scenario: &Scenario) -> bool {
+    if let Some(storage) = &scenario.storage {
+        return storage.is_certain(scenario);
+    }
     !scenario.may_fail() && scenario.crowd.abort == 0.0 && scenario.crowd.vanish == 0
 }
 
@@ -27,6 +30,20 @@ pub(crate) fn compare(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String>
         Some((on, off)) => format!("with offload {on:?}, without {off:?}"),
         None => format!("{} answers with offload, {} without", on.len(), off.len()),
     })
+}
+
+/// Compares how the requests of users of namespaces ended in two runs, what was read where nothing
+/// made that uncertain, and what the namespaces hold in the end.
+///
+/// # Errors
+/// The first difference.
+pub(crate) fn compare_storage(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String> {
+    for (a, b) in on.iter_mut().zip(&mut off) {
+        if a.version.is_none() || b.version.is_none() {
+            (a.version, b.version) = (None, None);
+        }
+    }
+    compare(on, off)
 }
 
 /// Compares what crossed the wire in two runs.

@@ -103,6 +103,13 @@ impl Model {
         self.sectors[first..first + count].iter().map(|sector| sector.answered).collect()
     }
 
+    /// The version that a sector has when all that was asked for is done; none for zeros.
+    #[must_use]
+    pub fn latest(&self, sector: usize) -> Option<u64> {
+        let last = self.sectors.get(sector)?.changes.last()?;
+        (!last.1).then_some(last.0)
+    }
+
     /// Whether nothing was asked for since that would change what is read.
     #[must_use]
     pub fn is_settled(&self, first: usize, oldest: &[u64]) -> bool {

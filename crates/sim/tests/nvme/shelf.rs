@@ -10,11 +10,13 @@ use crate::lab::App;
 impl App for User {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.handle_notice(now, host, &notice);
+        self.log.clear();
         assert_eq!(self.wrong, None);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.handle_timeout(now, host);
+        self.log.clear();
         assert_eq!(self.wrong, None);
     }
 

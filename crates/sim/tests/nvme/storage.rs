@@ -11,7 +11,7 @@ use base::{Duration, Prng};
 use crypto::Provider;
 use host::{TlsClient, TlsServer};
 use nic::DeviceConfig;
-use sim::storage::user::{Load, Todo, User};
+use sim::storage::user::{Load, Part, Todo, User};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
@@ -148,7 +148,7 @@ impl Run {
         lab.faults = self.faults;
         let tls = self.tls.then(tls);
         let shelf = self.target(&mut lab, tls.as_ref());
-        let space = (self.shift, self.bytes >> self.shift);
+        let space = Part { shift: self.shift, first: 0, blocks: self.bytes >> self.shift };
         let rng = Prng::new(self.seed);
         let mut user = User::new(self.initiator(tls.as_ref()), REMOTE, self.load, space, rng);
         user.left = self.requests;

@@ -1,0 +1,166 @@
+//! Storage at the end of a run: every user came to its end, what its requests came to has a cause,
+//! and the namespaces hold what they may.
+//!
+//! What was read on the way, users look at themselves ([`crate::storage::user`]). Gauges are
+//! [`super::counters`]'.
+
+use apps::nvme::initiator::{Error, Loss, State};
+use base::Instant;
+use wire::nvme::status::Status;
+
+use crate::disk::SimDisk;
+use crate::faults::Scenario;
+use crate::node::{App, Node};
+use crate::report::{Report, Row};
+use crate::storage::user::User;
+use crate::storage::{Storage, path};
+use crate::trace::hash_bytes;
+
+/// Counters that wrong digests move, on any machine, and that nothing else may.
+const DIGESTS: [&str; 5] = [
+    "nvme_data_digest_errors",
+    "nvme_header_digest_errors",
+    "nvme_tcp_digest_errors",
+    "nvmet_errors_digest",
+    "nvmei_digest_retries",
+];
+/// Counters that a peer moves that breaks the rules.
+const RULES: [&str; 3] =
+    ["nvme_terminations", "nvmei_protocol_errors", "nvmet_connections_terminated"];
+
+/// Checks a world of storage.
+pub(crate) fn check(
+    now: Instant,
+    scenario: &Scenario,
+    nodes: &[Node],
+    disk: &SimDisk,
+    report: &mut Report,
+) {
+    let Some(storage) = &scenario.storage else { return };
+    for (index, node) in nodes.iter().enumerate() {
+        let result = match &node.app {
+            App::User(user) if storage.is_user(index) => {
+                check_user(index, user, scenario, storage, disk, report)
+            }
+            App::User(user) => check_stranger(user),
+            App::Rogue(rogue) if !rogue.is_done() => Err(String::from("the rogue is not done")),
+            _ => Ok(()),
+        };
+        if let Err(what) = result.and_then(|()| check_counters(index, node, scenario, storage)) {
+            let events = match &node.app {
+                App::User(user) => &user.events[..],
+                _ => &[],
+            };
+            report.fail(now, "storage", format!("n{index}: {what}; {events:?}"));
+        }
+    }
+}
+
+fn check_user(
+    index: usize,
+    user: &User,
+    scenario: &Scenario,
+    storage: &Storage,
+    disk: &SimDisk,
+    report: &mut Report,
+) -> Result<(), String> {
+    if !user.is_done() || user.open() > 0 {
+        let state = user.initiator.state();
+        let (open, left) = (user.open(), user.left);
+        return Err(format!("stuck: {open} open, {left} left, {state:?}"));
+    }
+    for failure in &user.failed {
+        if failure.strict || !has_cause(failure.error, scenario, storage) {
+            return Err(format!("{failure:?} without a cause"));
+        }
+    }
+    let namespace = disk.namespace_bytes(&path(storage.owner(index))).unwrap_or_default();
+    user.check(&namespace).map_err(|what| format!("at the end: {what}"))?;
+    let row = |request, status, version, hash| Row {
+        node: index,
+        session: 0,
+        request,
+        status,
+        version,
+        bytes: 0,
+        hash,
+    };
+    for (token, result) in &user.results {
+        let status = u16::from(result.is_err());
+        report.rows.push(row(*token as usize, status, user.settled.get(token).copied(), 0));
+    }
+    let content = hash_bytes(0, namespace.get(user.bytes()).unwrap_or_default());
+    report.rows.push(row(usize::MAX, 0, None, content));
+    Ok(())
+}
+
+/// Whether a request may have failed so.
+fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
+    let disk = &scenario.disk;
+    match error {
+        Error::Status(status) => match status.code() {
+            Status::WRITE_FAULT => disk.write_error > 0.0,
+            Status::CAPACITY_EXCEEDED => disk.no_space > 0.0,
+            Status::UNRECOVERED_READ => disk.read_error + disk.short_read > 0.0,
+            Status::TRANSIENT_TRANSPORT => storage.unseen > 0.0,
+            _ => false,
+        },
+        Error::DataDigest(_) | Error::Protocol(_) => storage.unseen > 0.0,
+        _ => false,
+    }
+}
+
+/// Who is not admitted hears so, and tries no more.
+fn check_stranger(user: &User) -> Result<(), String> {
+    match user.initiator.state() {
+        State::Failed(Loss::Refused { status, .. }) if status.code() == Status::INVALID_HOST => {
+            Ok(())
+        }
+        state => Err(format!("a stranger is {state:?}")),
+    }
+}
+
+fn check_counters(
+    index: usize,
+    node: &Node,
+    scenario: &Scenario,
+    storage: &Storage,
+) -> Result<(), String> {
+    let value = |name: &str| node.counter(name);
+    let never = |names: &[&'static str]| match names.iter().find(|name| value(name) > 0) {
+        Some(name) => Err(format!("{name} is {} without a cause", value(name))),
+        None => Ok(()),
+    };
+    let damaged = storage.unseen > 0.0;
+    // What it sends has no digests where it should, and the target says so.
+    let abused = storage.rogue && index == 0;
+    if !(damaged || abused) {
+        never(&DIGESTS)?;
+    }
+    if !(damaged || abused || storage.is_rogue(index)) {
+        never(&RULES)?;
+    }
+    let side = storage.side(index);
+    if !side.uses_nvme() {
+        never(&["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"])?;
+    }
+    if !scenario.offload {
+        never(&["file_offload_bytes"])?;
+    }
+    if storage.digests == (false, false) && !storage.rogue {
+        never(&["nvme_rx_digests_device", "nvme_rx_digests_host", "nvme_tx_digests_device"])?;
+    }
+    // Where nothing is lost or refused the device does all of it.
+    // A disk that fails a read ends the connection that it is for.
+    let calm = scenario.calm_net() && scenario.resets == 0 && !scenario.disk.any();
+    let sure = calm && side.has_room();
+    let all = sure && scenario.tls.is_none() && side.does_all() && storage.is_plain();
+    if all && !storage.rogue && value("nvme_ddp_refused") == 0 {
+        never(&["nvme_rx_digests_host"])?;
+        // Data in capsules is the host's to copy, and so is what it reads itself to be summed.
+        if index > 0 {
+            never(&["nvme_rx_copied_bytes", "nvme_tx_digests_host"])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Who sends a target what no initiator would: PDUs out of order, altered, cut off or made up.
+//!
+//! It is admitted to a subsystem of its own, so that its commands get as far as anybody's; whatever
+//! it does there is its own business. Nobody else may notice: their users look
+//! ([`super::user`]). It opens one connection after the other until the faults have ended.
+
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use host::{Host, Notice, SocketId, TlsClient};
+use wire::Endpoint;
+use wire::nvme::command::{Blocks, Command, Sgl, io};
+use wire::nvme::fabrics::{
+    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+};
+use wire::nvme::nqn::Nqn;
+use wire::nvme::pdu::{DataHeader, Fault, Header, IcReq, Rules};
+
+/// Its namespace, and the bytes of that.
+pub(crate) const PATH: &str = "rogue";
+pub(crate) const BYTES: usize = 64 << 10;
+/// What it is called by.
+pub(crate) const NUMBER: usize = 77;
+/// Bytes of ICResp.
+const SETUP_BYTES: usize = 128;
+
+base::counters! {
+    /// What it did.
+    pub(crate) struct RogueCounters {
+        /// Connections opened.
+        rogue_connections,
+        /// Of those, the ones that the target ended.
+        rogue_ended,
+        /// PDUs sent.
+        rogue_pdus,
+        /// Of those, the ones that were altered.
+        rogue_altered,
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Line {
+    socket: SocketId,
+    /// What came first.
+    head: Vec<u8>,
+    /// PDUs sent, and how many there will be.
+    sent: u64,
+    most: u64,
+}
+
+/// It: a connection for an admin queue, and one for an I/O queue.
+pub(crate) struct Rogue {
+    remote: Endpoint,
+    tls: Option<TlsClient>,
+    /// Its own name, and its subsystem's.
+    names: (Nqn, Nqn),
+    rng: Prng,
+    lines: [Option<Line>; 2],
+    /// When it does the next thing.
+    wake: Instant,
+    over: bool,
+    pub(crate) counters: RogueCounters,
+}
+
+impl Rogue {
+    pub(crate) fn new(
+        remote: Endpoint,
+        tls: Option<TlsClient>,
+        names: (Nqn, Nqn),
+        rng: Prng,
+        start: Instant,
+    ) -> Self {
+        Self {
+            remote,
+            tls,
+            names,
+            rng,
+            lines: [None, None],
+            wake: start,
+            over: false,
+            counters: RogueCounters::default(),
+        }
+    }
+
+    /// It goes.
+    pub(crate) const fn finish(&mut self) {
+        self.over = true;
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.over && self.lines.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.is_done()).then_some(self.wake)
+    }
+
+    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: &Notice) {
+        let Notice::Socket(socket) = *notice else { return };
+        for line in &mut self.lines {
+            let ended = line.as_mut().filter(|l| l.socket == socket).is_some_and(|l| l.read(host));
+            if ended {
+                self.counters.rogue_ended += 1;
+                host.close(now, socket);
+                *line = None;
+            }
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.wake = now + Duration::from_micros(self.rng.range(20, 6_000));
+        for index in 0..self.lines.len() {
+            match &self.lines[index] {
+                Some(line) if self.over || line.sent >= line.most => self.leave(now, host, index),
+                Some(_) => self.send(host, index),
+                // An I/O queue wants a controller.
+                None if !self.over && (index == 0 || self.controller().is_some()) => {
+                    self.open(now, host, index);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The controller of its admin queue: CapsuleResp has its number in the first dword.
+    fn controller(&self) -> Option<u16> {
+        let head = &self.lines[0].as_ref()?.head;
+        let id = head.get(SETUP_BYTES + 8..)?.first_chunk()?;
+        Some(u16::from_le_bytes(*id))
+    }
+
+    fn open(&mut self, now: Instant, host: &mut Host, index: usize) {
+        let socket = match &self.tls {
+            Some(tls) => host.connect_tls(now, self.remote, tls),
+            None => host.connect(now, self.remote),
+        };
+        let Ok(socket) = socket else { return };
+        self.counters.rogue_connections += 1;
+        let most = self.rng.range(1, 60);
+        self.lines[index] = Some(Line { socket, head: Vec::new(), sent: 0, most });
+    }
+
+    fn send(&mut self, host: &mut Host, index: usize) {
+        let Some(line) = &self.lines[index] else { return };
+        let (socket, sent, set_up) = (line.socket, line.sent, line.head.len() >= SETUP_BYTES);
+        // ICReq, then, when that was answered, the rest; or without waiting for it.
+        let may = sent == 0 || set_up || self.rng.chance(0.02);
+        if !may || !host.readiness(socket).writable {
+            return;
+        }
+        // Its admin queue is used less, so that it lasts.
+        if index == 0 && sent > 2 && self.rng.chance(0.95) {
+            return;
+        }
+        let pdu = self.next(index, sent);
+        self.counters.rogue_pdus += 1;
+        // What there is no room for is cut off.
+        let _ = host.send(socket, Bytes::from(pdu));
+        if let Some(line) = &mut self.lines[index] {
+            line.sent += 1;
+        }
+    }
+
+    fn leave(&mut self, now: Instant, host: &mut Host, index: usize) {
+        // First it says nothing for a while.
+        if !self.over && self.rng.chance(0.95) {
+            return;
+        }
+        let Some(line) = self.lines[index].take() else { return };
+        if self.rng.chance(0.5) {
+            host.close(now, line.socket);
+        } else {
+            host.abort(now, line.socket);
+        }
+    }
+
+    /// The next thing to send.
+    fn next(&mut self, index: usize, sent: u64) -> Vec<u8> {
+        let mut pdu = match sent {
+            0 => self.setup(),
+            1 => self.connect(index),
+            2 if index == 0 => enable(),
+            _ => self.any(),
+        };
+        if self.rng.chance(if sent < 3 { 0.02 } else { 0.08 }) {
+            self.counters.rogue_altered += 1;
+            match self.rng.below(3) {
+                0 => pdu.truncate(self.rng.below(pdu.len() as u64 + 1) as usize),
+                1 => pdu.iter_mut().take(24).for_each(|byte| *byte = 0xff),
+                _ if pdu.is_empty() => {}
+                _ => {
+                    let at = self.rng.below(pdu.len().min(80) as u64) as usize;
+                    pdu[at] ^= 1 << self.rng.below(8);
+                }
+            }
+        }
+        pdu
+    }
+
+    fn setup(&mut self) -> Vec<u8> {
+        let digest = self.rng.chance(0.1);
+        let hpda = if self.rng.chance(0.9) { 0 } else { self.rng.below(64) as u8 };
+        let request = IcReq { pfv: 0, hpda, header_digest: digest, data_digest: digest, maxr2t: 0 };
+        pdu(&Header::ICReq(request), &[])
+    }
+
+    fn connect(&mut self, index: usize) -> Vec<u8> {
+        let qid = if self.rng.chance(0.95) { index as u16 } else { self.rng.below(3) as u16 };
+        let controller = self.controller().filter(|_| index > 0);
+        let connect = Connect { qid, sqsize: self.rng.range(1, 40) as u16, ..Connect::default() };
+        let (host, subsystem) = self.names;
+        let cntlid = controller.unwrap_or(CNTLID_DYNAMIC);
+        let cntlid = if self.rng.chance(0.95) { cntlid } else { self.rng.below(8) as u16 };
+        let data =
+            ConnectData { hostid: [7; 16], cntlid, subnqn: Some(subsystem), hostnqn: Some(host) };
+        let data = data.to_bytes();
+        let sgl = Sgl::InCapsule { offset: 0, len: data.len() as u32 };
+        capsule(&Fabrics::Connect(connect).to_command(0, sgl), &data)
+    }
+
+    fn any(&mut self) -> Vec<u8> {
+        match self.rng.below(10) {
+            0..=4 => self.command(),
+            5..=7 => self.data(),
+            8 => {
+                let mut noise = vec![0; self.rng.range(1, 200) as usize];
+                noise.fill_with(|| (self.rng.next_u64() & 0xff) as u8);
+                noise
+            }
+            _ if self.rng.chance(0.7) => self.command(),
+            _ => pdu(&Header::H2CTermReq(Fault::SEQUENCE), &[0; 24]),
+        }
+    }
+
+    /// A command that could be one, or any.
+    fn command(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let cid = r.below(12) as u16;
+        if r.chance(0.2) {
+            let mut entry = [0; 64];
+            entry.fill_with(|| (r.next_u64() & 0xff) as u8);
+            (entry[1], entry[2], entry[3]) = (0x40, cid as u8, 0);
+            entry[0] = r.below(0x90) as u8;
+            (entry[4], entry[5], entry[6], entry[7]) = (r.below(3) as u8, 0, 0, 0);
+            return pdu(&Header::CapsuleCmd(entry), &[]);
+        }
+        let ops = [io::READ, io::WRITE, io::WRITE, io::COMPARE, io::FLUSH, io::WRITE_ZEROES];
+        let opcode = ops[r.below(ops.len() as u64) as usize];
+        let blocks = r.range(1, 16) as u32;
+        let command = Command::new(opcode, cid, r.below(3) as u32);
+        let command = Blocks::new(r.below(140), blocks).put(command);
+        let data = if r.chance(0.5) { vec![0x5a; (blocks as usize) << 9] } else { Vec::new() };
+        let len = if r.chance(0.9) { blocks << 9 } else { r.next_u32() };
+        let sgl = if data.is_empty() {
+            Sgl::Transport { len }
+        } else {
+            Sgl::InCapsule { offset: 0, len }
+        };
+        capsule(&command.with_data(sgl), &data)
+    }
+
+    /// Data that was asked for, perhaps.
+    fn data(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let len = (r.range(1, 16) as u32) << 9;
+        let header = DataHeader {
+            cccid: r.below(12) as u16,
+            ttag: r.below(3) as u16,
+            offset: if r.chance(0.8) { 0 } else { r.next_u32() & !3 },
+            len,
+            last: r.chance(0.7),
+            success: false,
+        };
+        pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
+    }
+}
+
+impl Line {
+    /// Takes what came; says whether the target has ended it.
+    fn read(&mut self, host: &mut Host) -> bool {
+        loop {
+            let bytes = host.peek(self.socket);
+            let len = bytes.len();
+            if len == 0 {
+                break;
+            }
+            let room = (SETUP_BYTES + 24).saturating_sub(self.head.len());
+            self.head.extend_from_slice(&bytes[..len.min(room)]);
+            host.consume(self.socket, len);
+        }
+        let ready = host.readiness(self.socket);
+        ready.error.is_some() || ready.peer_closed
+    }
+}
+
+fn enable() -> Vec<u8> {
+    let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+    capsule(&Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
+}
+
+fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
+    pdu(&Header::CapsuleCmd(command.to_bytes()), data)
+}
+
+/// A PDU without digests.
+fn pdu(header: &Header, data: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; SETUP_BYTES];
+    let common = header.write(data.len() as u32, &Rules::NONE, &mut out);
+    let header_bytes = common.map_or(0, |common| common.header_bytes as usize);
+    out.truncate(header_bytes);
+    out.extend_from_slice(data);
+    out
+}
