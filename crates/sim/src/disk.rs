@@ -517,7 +517,7 @@ mod tests {
     }
 
     fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
-        let access = abi::disk::DiskAccess::NamespaceWrite;
+        let access = DiskAccess::NamespaceWrite;
         let request = DiskRequest::Open { id: RequestId(1), path: path.into(), access };
         let (_, work) = disk.submit(HOST, request).expect("it is answered");
         match disk.complete(HOST, work) {

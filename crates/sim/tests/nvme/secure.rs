@@ -11,12 +11,12 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::Ended;
 use host::{Alert, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use sim::storage::user::{Load, User};
 use wire::nvme::status::Status;
 
 use crate::lab::{App, Faults, Lab};
-use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
 use crate::shelf::Shelf;
-use sim::storage::{Load, User};
+use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
 
 /// One end of a handshake that is none: a hello, an answer of two records, of which the second is
 /// sealed, and an end. The alert is TLS's own.

@@ -415,7 +415,7 @@ impl Queue {
         counters: &mut InitiatorCounters,
     ) -> Vec<(Owner, Option<AlignedBuf>)> {
         // Data that still comes for what is taken back would be called the controller's fault.
-        self.transport.give_up();
+        self.channel.transport.give_up();
         let awaited = |open: &Open| matches!(open.moves, Moves::In { buffer: None, .. });
         for cid in 0..u16::try_from(self.open.len()).unwrap_or(u16::MAX) {
             if self.open_mut(cid).is_some_and(|open| awaited(open)) {
