@@ -8,8 +8,9 @@
 //! [`fault`] and [`pcap`] wrap any of them, [`bridge`] joins two. Disks: io_uring, a pool of
 //! threads, or plain calls, all chosen by [`disk::open_disk`].
 //!
-//! This crate holds no protocol: it looks into a frame only where a wire's format asks for it. Its
-//! `unsafe` is in the modules that make system calls, each of which says so at its head.
+//! This crate holds no protocol: it looks into a frame only where a wire's or a capture's format
+//! asks for it. Its `unsafe` is in the modules that make system calls, each of which says so at its
+//! head.
 #![deny(unsafe_code)]
 
 pub mod bridge;
@@ -21,6 +22,7 @@ pub mod mem;
 pub mod notify;
 pub mod pcap;
 pub mod psk;
+mod segment;
 pub mod tap;
 pub mod wire;
 

@@ -1,8 +1,9 @@
 //! A wire that writes what passes to a pcapng file, for Wireshark and tcpdump.
 //!
-//! For `--pcap`. It shows the frames as they cross the wire it wraps: runs of segments whole and
-//! checksums unfinished where the wire took them so, as captures on a Linux interface do. Around
-//! [`crate::fault`] it shows what the device sent; inside, what really left.
+//! For `--pcap`. It shows the packets that a cable would have: runs of segments are cut and
+//! unfinished checksums filled in ([`crate::segment`]), for readers of captures take no frames that
+//! are longer than packets. Around [`crate::fault`] it shows what the device sent; inside, what
+//! really left.
 //!
 //! The blocks are written by the `pcap-file` crate. It takes a packet as one slice, so each frame
 //! is gathered in a buffer that is kept; per packet it allocates four bytes of options, which a
@@ -15,8 +16,8 @@ use std::io::{self, BufWriter, Write};
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use abi::PacketPool;
 use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
@@ -25,6 +26,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
+use crate::segment::{Layout, cut};
 use crate::wire::{TxStatus, Wire};
 
 base::counters! {
@@ -41,6 +43,9 @@ base::counters! {
 /// it grows.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 const BUFFER_BYTES: usize = 256 * 1024;
+/// Most bytes of a packet that tshark reads (Wireshark's `WTAP_MAX_PACKET_SIZE_STANDARD`). No
+/// packet is as long, but a frame that cannot be cut may be.
+const PACKET_BYTES_MAX: usize = 262_144;
 /// `if_tsresol`: timestamps count 10^-9 seconds.
 const NANOSECONDS: u8 = 9;
 
@@ -59,6 +64,8 @@ pub struct PcapWire<W> {
     unix_epoch: Duration,
     /// The frame being written, in one piece.
     scratch: Vec<u8>,
+    /// A packet of it.
+    packet: Vec<u8>,
     last_flush: Instant,
     counters: PcapCounters,
 }
@@ -105,6 +112,7 @@ impl<W: Wire> PcapWire<W> {
             file: Some(file),
             unix_epoch,
             scratch: Vec::new(),
+            packet: Vec::new(),
             last_flush: Instant::ZERO,
             counters: PcapCounters::default(),
         })
@@ -116,20 +124,33 @@ impl<W: Wire> PcapWire<W> {
         &self.counters
     }
 
-    /// Writes the frame in `scratch`.
-    fn write(&mut self, now: Instant, direction: Direction) {
+    /// Writes the frame in `scratch`, packet by packet: a run has a segment size, and the checksum
+    /// may be unfinished.
+    fn write(
+        &mut self,
+        now: Instant,
+        direction: Direction,
+        layout: Option<Layout>,
+        run: (u16, bool),
+    ) {
         let Some(file) = &mut self.file else { return };
-        let since_1970 = self.unix_epoch + now.since(Instant::ZERO);
-        let block = EnhancedPacketBlock {
-            interface_id: 0,
-            timestamp: std::time::Duration::from_nanos(since_1970.as_nanos()),
-            original_len: u32::try_from(self.scratch.len()).unwrap_or(u32::MAX),
-            data: Cow::Borrowed(&self.scratch),
-            options: vec![EnhancedPacketOption::Flags(direction as u32)],
-        };
-        match file.write_pcapng_block(block) {
-            Ok(_) => self.counters.pcap_packets += 1,
-            Err(error) => self.fail(&into_io_error(error)),
+        let timestamp = (self.unix_epoch + now.since(Instant::ZERO)).as_nanos();
+        let mut result = Ok(());
+        cut(&self.scratch, layout, run, &mut self.packet, |packet| {
+            if result.is_err() {
+                return;
+            }
+            let block = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: std::time::Duration::from_nanos(timestamp),
+                original_len: u32::try_from(packet.len()).unwrap_or(u32::MAX),
+                data: Cow::Borrowed(packet.get(..PACKET_BYTES_MAX).unwrap_or(packet)),
+                options: vec![EnhancedPacketOption::Flags(direction as u32)],
+            };
+            result = file.write_pcapng_block(block).map(|_| self.counters.pcap_packets += 1);
+        });
+        if let Err(error) = result {
+            self.fail(&into_io_error(error));
         }
         self.flush_if_due(now);
     }
@@ -172,9 +193,7 @@ fn into_io_error(error: PcapError) -> io::Error {
 
 impl<W: Wire> Wire for PcapWire<W> {
     fn capabilities(&self) -> WireCaps {
-        // Whoever reads the capture could not tell the datagrams of a run apart: those of QUIC say
-        // nothing of their length.
-        WireCaps { udp_segmentation: false, ..self.inner.capabilities() }
+        self.inner.capabilities()
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
@@ -182,7 +201,9 @@ impl<W: Wire> Wire for PcapWire<W> {
         if status == TxStatus::Sent && self.file.is_some() {
             self.scratch.resize(frame.len(), 0);
             frame.copy_to(&mut self.scratch);
-            self.write(now, Direction::Out);
+            let layout = Layout::of(&self.scratch, frame.header.l3(), frame.header.l4());
+            let run = (frame.segment_size, frame.checksum_partial);
+            self.write(now, Direction::Out, layout, run);
         }
         status
     }
@@ -195,7 +216,8 @@ impl<W: Wire> Wire for PcapWire<W> {
         if self.file.is_some() {
             self.scratch.clear();
             self.scratch.extend_from_slice(frame.packet.as_slice());
-            self.write(now, Direction::In);
+            let run = (frame.segment_size, frame.checksum == Checksum::Partial);
+            self.write(now, Direction::In, Layout::find(&self.scratch), run);
         }
         Some(frame)
     }
