@@ -674,6 +674,25 @@ fn closing() {
     assert_eq!((done.result, done.buffer.is_some()), (Err(Error::Closed), true));
     assert_eq!((net.initiator.state(), net.target.io_conns().len()), (State::Closed, 0));
     assert_eq!(net.ask(Request::Flush, 0).result, Err(Error::Closed));
+    // The controller has said that it shuts down, and no connection was reset.
+    let resets =
+        |host: &host::Host| host.counters().tcp_out_rsts + host.counters().tcp_estab_resets;
+    assert_eq!((net.client.host.sockets().count(), resets(&net.client.host)), (0, 0));
+    assert_eq!((net.server.host.sockets().count(), resets(&net.server.host)), (0, 0));
+    assert_eq!(net.initiator.poll_timeout(), None);
+}
+
+#[test]
+fn a_controller_that_does_not_shut_down_has_two_seconds() {
+    let mut net = Net::live(|_| {});
+    net.cut = true;
+    let until = net.now + Duration::from_secs(2);
+    net.initiator.close(&mut net.client.host, net.now);
+    net.run_ms(1990);
+    net.initiator.close(&mut net.client.host, net.now);
+    assert_eq!(net.initiator.poll_timeout(), Some(until), "once is enough");
+    net.run_ms(20);
+    assert_eq!((net.initiator.poll_timeout(), net.initiator.state()), (None, State::Closed));
 }
 
 fn log(generation: u64, entries: u64) -> Vec<u8> {

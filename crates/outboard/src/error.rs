@@ -22,10 +22,14 @@ pub(crate) enum Failure {
     /// The user is not allowed to.
     #[error("{0}")]
     NoPermission(String),
+    /// A signal came before the end.
+    #[error("interrupted")]
+    Interrupted(i32),
 }
 
 impl Failure {
-    /// The exit code: EX_USAGE is clap's 2, the others are those of `sysexits.h`.
+    /// The exit code: EX_USAGE is clap's 2, a signal's what shells make of it, the others are those
+    /// of `sysexits.h`.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => 2,
@@ -33,6 +37,7 @@ impl Failure {
             Self::Unavailable(_) => 69,
             Self::System(_) => 71,
             Self::NoPermission(_) => 77,
+            Self::Interrupted(signal) => 128 | u8::try_from(*signal).unwrap_or(0),
         })
     }
 }

@@ -7,12 +7,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{Done, Request};
 
-use super::session::{Handle, Order};
+use super::session::{Handle, Interrupt, Order, Session};
 use crate::error::Failure;
 
 /// A number of requests.
 pub(super) struct Pipe {
     handle: Handle,
+    interrupt: Interrupt,
     nsid: u32,
     replies: Sender<Done>,
     done: Receiver<Done>,
@@ -21,9 +22,10 @@ pub(super) struct Pipe {
 
 impl Pipe {
     /// Requests of a namespace.
-    pub(super) fn new(handle: Handle, nsid: u32) -> Self {
+    pub(super) fn new(session: &Session, nsid: u32) -> Self {
         let (replies, done) = channel();
-        Self { handle, nsid, replies, done, open: 0 }
+        let (handle, interrupt) = (session.handle(), session.interrupt());
+        Self { handle, interrupt, nsid, replies, done, open: 0 }
     }
 
     /// Requests under way.
@@ -47,7 +49,7 @@ impl Pipe {
         self.open -= 1;
         match done.result {
             Ok(_) => Ok((done.token, done.buffer)),
-            Err(error) => Err(Failure::Unavailable(error.to_string())),
+            Err(error) => Err(self.interrupt.or(Failure::Unavailable(error.to_string()))),
         }
     }
 }

@@ -3,17 +3,19 @@
 //!
 //! [`Session::connect`] starts the threads of a queue with an [`Initiator`] on top and waits until
 //! it stands. A [`Handle`] gives requests to it; each has a channel that its end goes to. When the
-//! session is dropped the association is ended in an orderly way.
+//! session is dropped the association is ended in an orderly way, and when a signal comes: what is
+//! open fails then, and whoever waits for it ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{
     Busy, Config, Discovery, DiscoveryError, Done, Event, Initiator, Namespace, Request,
 };
-use base::Instant;
+use base::{Duration, Instant};
 use host::{Host, Notice};
 use io::clock::{self, Clock};
 use io::disk::Disk;
@@ -25,7 +27,10 @@ use super::args::ConnectArgs;
 use super::security::Security;
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
-use crate::stack::{self, App, NoDisk, Parts, Threads};
+use crate::stack::{self, App, NoDisk, Parts, Threads, drain, spawn};
+
+/// Longest that the end waits for the target: it shuts down, and acknowledges the end.
+const END_WAIT: Duration = Duration::from_secs(3);
 
 /// What another thread wants of the initiator.
 pub(super) enum Order {
@@ -51,7 +56,8 @@ pub(super) enum Order {
 /// The initiator as the host thread drives it.
 pub(super) struct Client {
     initiator: Initiator,
-    events: Sender<Event>,
+    /// None once it was closed.
+    events: Option<Sender<Event>>,
     replies: BTreeMap<u64, (u64, Sender<Done>)>,
     next: u64,
     /// What the initiator has no room for.
@@ -77,7 +83,7 @@ impl Client {
     fn settle(&mut self, now: Instant, host: &mut Host) {
         while let Some(event) = self.initiator.poll_event() {
             // Nobody listens any more where the verb is at its end.
-            let _gone = self.events.send(event);
+            let _gone = self.events.as_ref().map(|events| events.send(event));
         }
         let mut ended = false;
         while let Some(done) = self.initiator.poll_done() {
@@ -117,7 +123,10 @@ impl App for Client {
                 let most = self.initiator.data_bytes_max().unwrap_or(0);
                 let _gone = reply.send((all, most));
             }
-            Order::Close => self.initiator.close(host, now),
+            Order::Close => {
+                self.events = None;
+                self.initiator.close(host, now);
+            }
         }
         self.settle(now, host);
     }
@@ -160,10 +169,41 @@ impl<A: App> Gate<A> {
 /// The way to a session's initiator, from any thread.
 pub(super) type Handle = Gate<Client>;
 
+/// The signal that has ended a session; zero for none.
+#[derive(Clone, Default)]
+pub(super) struct Interrupt(Arc<AtomicI32>);
+
+impl Interrupt {
+    /// Ends the association when a signal comes, and the program when another does.
+    fn watch(&self, handle: Handle) -> Result<(), Failure> {
+        let (signals, seen) = (drain::signals()?, Arc::clone(&self.0));
+        let watch = move || {
+            for signal in signals {
+                if seen.swap(signal, Ordering::AcqRel) != 0 {
+                    // What it does to a program that has said nothing about it.
+                    let _failed = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                handle.tell(Order::Close);
+            }
+        };
+        spawn("interrupts".to_owned(), watch).map(drop)
+    }
+
+    /// Why something failed: a signal, or what it says itself.
+    pub(super) fn or(&self, failure: Failure) -> Failure {
+        match self.0.load(Ordering::Acquire) {
+            0 => failure,
+            signal => Failure::Interrupted(signal),
+        }
+    }
+}
+
 /// A running initiator.
 pub(super) struct Session {
-    threads: Threads,
+    /// None once they have ended.
+    threads: Option<Threads>,
     handle: Handle,
+    interrupt: Interrupt,
     pub(super) namespaces: Vec<Namespace>,
     /// Most bytes of a request's data.
     pub(super) data_bytes_max: u64,
@@ -184,18 +224,21 @@ impl Session {
             let mut initiator = Initiator::new(config, args.target.0);
             initiator.connect(host, clock.now());
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
-            Client { initiator, events: sender, replies, next: 0, waiting }
+            Client { initiator, events: Some(sender), replies, next: 0, waiting }
         };
         let (threads, handle, socket_file) = start(args, make)?;
+        let interrupt = Interrupt::default();
+        interrupt.watch(handle.clone())?;
         let mut session = Self {
-            threads,
+            threads: Some(threads),
             handle,
+            interrupt,
             namespaces: Vec::new(),
             data_bytes_max: 0,
             events,
             _socket_file: Some(socket_file),
         };
-        session.wait(args, &security)?;
+        session.wait(args, &security).map_err(|failure| session.interrupt.or(failure))?;
         Ok(session)
     }
 
@@ -246,18 +289,46 @@ impl Session {
         })
     }
 
+    /// The signal that ends it.
+    pub(super) fn interrupt(&self) -> Interrupt {
+        self.interrupt.clone()
+    }
+
+    /// What its parts have counted: `{"host": {..}, "nic": {..}}`.
+    pub(super) fn counters(&self) -> serde_json::Value {
+        control::counters(self.threads.as_ref().map_or(&[], Threads::probes))
+    }
+
     /// Ends the association and the threads.
     ///
     /// # Errors
     /// Where a thread panicked.
-    pub(super) fn end(self) -> Result<(), Failure> {
+    pub(super) fn end(mut self) -> Result<(), Failure> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<(), Failure> {
+        let Some(threads) = self.threads.take() else { return Ok(()) };
         self.handle.tell(Order::Close);
         // Orders are taken before this answer: so the association was ended.
         let (reply, answer) = channel();
         self.handle.tell(Order::Namespaces(reply));
         drop(answer.recv());
-        self.threads.stop()
+        end(threads)
     }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Whoever wants to know of a panic has called `end`.
+        drop(self.close());
+    }
+}
+
+/// Ends threads whose connections are being closed: the target is to hear of it.
+fn end(threads: Threads) -> Result<(), Failure> {
+    drain::settle(&Clock::new(), END_WAIT, threads.probes());
+    threads.stop()
 }
 
 /// The reading of a discovery log, as the host thread drives it.
@@ -314,8 +385,8 @@ pub(super) fn discover(
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
     let security = Security::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
-    // Somebody waits for the answer: one failed attempt is enough.
-    config.back_off.ctrl_loss = Some(base::Duration::ZERO);
+    // As with [`Session::connect`] one failed attempt is enough.
+    config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
     let make = |clock: &Clock, host: &mut Host| Reader {
         discovery: Discovery::new(host, clock.now(), config, args.target.0),
@@ -323,7 +394,7 @@ pub(super) fn discover(
     };
     let (threads, _, _socket_file) = start(args, make)?;
     let log = log.recv();
-    threads.stop()?;
+    end(threads)?;
     let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
     log.map_err(|error| {
         let why = match &error {
@@ -394,6 +465,6 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     config.data_digest = args.data_digest;
     config.queues = args.io_queues;
     config.queue_entries = args.queue_size;
-    config.back_off.ctrl_loss = Some(base::Duration::from_secs(args.ctrl_loss_timeout.into()));
+    config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
     Ok(config)
 }

@@ -17,6 +17,8 @@ use crate::error::Failure;
 
 /// Between two looks at the gauges.
 const LOOK: Duration = Duration::from_millis(50);
+/// The same for a program that is at its end: what it waits for takes a round trip.
+const GLANCE: Duration = Duration::from_millis(1);
 /// What a host has of connections: its own, those that the device relays or is to relay, and those
 /// that the device brings to an end; and QUIC's.
 const OPEN: [&str; 5] = [
@@ -67,5 +69,20 @@ pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, prob
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
         }
         open = control::sum(probes, &OPEN);
+    }
+}
+
+/// Waits until the connections that were closed are gone, or for `limit`: for the end of a program
+/// whose peers shall know of it.
+pub(crate) fn settle(clock: &Clock, limit: Duration, probes: &[Probe]) {
+    let until = clock.now() + limit;
+    // Nobody says anything here: it is the time between two looks.
+    let (_quiet, nothing) = channel::<()>();
+    while control::sum(probes, &OPEN) > 0 {
+        let left = until.since(clock.now()).min(GLANCE);
+        if left == Duration::ZERO {
+            return;
+        }
+        let _elapsed = nothing.recv_timeout(std::time::Duration::from_micros(left.as_micros()));
     }
 }

@@ -155,7 +155,7 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Loss {
     /// A connection ended.
-    #[error("connection {0}")]
+    #[error("{0}")]
     Connection(Ended),
     /// There was no secure channel, or no other.
     #[error("{0}")]

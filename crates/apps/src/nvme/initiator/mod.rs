@@ -32,7 +32,7 @@ mod recovery;
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::aligned::AlignedBuf;
-use base::Instant;
+use base::{Duration, Instant};
 use host::{Host, Notice};
 use wire::Endpoint;
 use wire::nvme::command::Completion;
@@ -44,7 +44,7 @@ use self::command::{Data, Limits};
 pub use self::config::{Config, Event, State};
 pub use self::counters::InitiatorCounters;
 pub use self::discovery::{Discovery, DiscoveryError};
-use self::queue::Owner;
+use self::queue::{Answer, Happened, Owner};
 pub use self::recovery::BackOff;
 use self::recovery::{Changes, Outage};
 
@@ -52,6 +52,9 @@ use self::recovery::{Changes, Outage};
 const ADMIN_RESERVED: usize = 8;
 /// The admin queue.
 const ADMIN: usize = 0;
+/// How long a controller may take to shut down. What it has is written: only caches are not, and
+/// whoever wants those written has sent a flush.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A request that is open.
 #[derive(Debug)]
@@ -70,6 +73,8 @@ struct Pending {
 enum Phase {
     Idle,
     Up(Box<Association>),
+    /// Closed by its user; until then the controller may say that it has shut down.
+    Closing(Box<Association>, Instant),
     Waiting(Instant),
     Failed(Loss),
     Closed,
@@ -134,7 +139,7 @@ impl Initiator {
             Phase::Up(_) => State::Connecting,
             Phase::Waiting(_) => State::Waiting,
             Phase::Failed(loss) => State::Failed(*loss),
-            Phase::Closed => State::Closed,
+            Phase::Closing(..) | Phase::Closed => State::Closed,
         }
     }
 
@@ -225,9 +230,12 @@ impl Initiator {
     /// Takes a notice of the host's; says whether it was about a socket of ours.
     pub fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) -> bool {
         let Notice::Socket(socket) = *notice else { return false };
-        let Phase::Up(association) = &self.phase else { return false };
+        let (Phase::Up(association) | Phase::Closing(association, _)) = &self.phase else {
+            return false;
+        };
         let Some(index) = association.queue_of(socket) else { return false };
         self.turn(host, now, index);
+        self.end_closing(host, now);
         self.pump(host, now);
         true
     }
@@ -236,6 +244,7 @@ impl Initiator {
     pub fn handle_timeout(&mut self, host: &mut Host, now: Instant) {
         match &mut self.phase {
             Phase::Waiting(until) if now >= *until => self.begin(host, now),
+            Phase::Closing(..) => self.end_closing(host, now),
             Phase::Up(association) => {
                 let queues = association.queues.len();
                 let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
@@ -255,23 +264,49 @@ impl Initiator {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Waiting(until) => Some(*until),
+            Phase::Waiting(until) | Phase::Closing(_, until) => Some(*until),
             Phase::Up(association) => association.poll_timeout(),
             _ => None,
         }
     }
 
-    /// Ends the association in an orderly way. What is open fails with [`Error::Closed`].
+    /// Ends the association in an orderly way: the I/O queues, then the controller, and when that
+    /// has shut down the admin queue. What is open fails with [`Error::Closed`].
     pub fn close(&mut self, host: &mut Host, now: Instant) {
         let phase = core::mem::replace(&mut self.phase, Phase::Closed);
-        if let Phase::Up(mut association) = phase {
-            let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
-            if association.live {
-                association.shut_down(&mut cx);
+        match phase {
+            Phase::Up(mut association) => {
+                self.take_back(host, now, &mut association);
+                let orderly = association.live;
+                hang_up(host, now, &association, usize::from(orderly), true);
+                if orderly {
+                    let (config, counters) = (&self.config, &mut self.counters);
+                    association.shut_down(&mut Cx { host, now, config, counters });
+                    self.phase = Phase::Closing(association, now + CLOSE_TIMEOUT);
+                }
             }
-            self.take_back(host, now, &mut association, true);
+            Phase::Closing(..) => self.phase = phase,
+            _ => {}
         }
         self.fail_all(Error::Closed);
+    }
+
+    /// Goes on with the end: the controller has answered, or has ended, or had its time.
+    fn end_closing(&mut self, host: &mut Host, now: Instant) {
+        let Phase::Closing(association, until) = &mut self.phase else { return };
+        let Some(admin) = association.queues.get_mut(ADMIN) else { return };
+        let over = loop {
+            match admin.poll(host, now, &mut self.counters) {
+                None => break now >= *until,
+                Some(Happened::Answer(Answer { owner: Owner::SetUp, .. })) => break true,
+                Some(Happened::Ended(_)) => break true,
+                Some(_) => {}
+            }
+        };
+        if over {
+            host.close(now, admin.socket());
+            self.phase = Phase::Closed;
+        }
     }
 
     /// Whether a request can be sent at all.
@@ -487,7 +522,8 @@ impl Initiator {
             };
             *counter += 1;
             let orderly = matches!(loss, Loss::Connection(_) | Loss::Insecure(_));
-            let open = self.take_back(host, now, &mut association, orderly);
+            let open = self.take_back(host, now, &mut association);
+            hang_up(host, now, &association, ADMIN, orderly);
             for (queue, serial) in open {
                 // Those of other queues have nothing to do with it.
                 let here = association.queues.get(queue).filter(|_| Some(queue) == index);
@@ -518,14 +554,13 @@ impl Initiator {
         self.ready[usize::from(pending.request.is_io())].push_back(serial);
     }
 
-    /// Closes all connections; gives the requests that were open on them, which have their buffers
-    /// again, each with the place of its queue.
+    /// Gives the requests that were open on the queues, which have their buffers again, each with
+    /// the place of its queue.
     fn take_back(
         &mut self,
         host: &mut Host,
         now: Instant,
         association: &mut Association,
-        orderly: bool,
     ) -> Vec<(usize, u64)> {
         let mut serials = Vec::new();
         for (index, queue) in association.queues.iter_mut().enumerate() {
@@ -535,11 +570,6 @@ impl Initiator {
                 if let (Some(pending), true) = (self.requests.get_mut(&serial), buffer.is_some()) {
                     pending.buffer = buffer;
                 }
-            }
-            if orderly {
-                host.close(now, queue.socket());
-            } else {
-                host.abort(now, queue.socket());
             }
         }
         serials
@@ -567,6 +597,17 @@ impl Initiator {
         self.changes = Changes::default();
         while let Some((_, pending)) = self.requests.pop_first() {
             self.end(pending.token, Err(error), pending.buffer);
+        }
+    }
+}
+
+/// Ends the connections of the queues from `first` on.
+fn hang_up(host: &mut Host, now: Instant, of: &Association, first: usize, orderly: bool) {
+    for queue in of.queues.iter().skip(first) {
+        if orderly {
+            host.close(now, queue.socket());
+        } else {
+            host.abort(now, queue.socket());
         }
     }
 }
