@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 
+use ::io::clock::Clock;
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{Namespace, Request};
+use base::Duration;
 use bytes::Bytes;
+use serde_json::json;
 
-use super::args::{ReadArgs, WriteArgs};
+use super::args::{ConnectArgs, ReadArgs, WriteArgs};
 use super::pipe::{Pipe, buffer};
+use super::progress::Progress;
 use super::session::Session;
 use crate::error::Failure;
 
@@ -25,7 +29,12 @@ const CHUNK: u64 = 256 << 10;
 pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let shown = args.output.display().to_string();
     let stuck = |error: io::Error| Failure::NoInput(format!("--output {shown}: {error}"));
-    let mut output: Box<dyn Write> = match args.output.as_os_str() == "-" {
+    let plain = args.output.as_os_str() == "-";
+    if plain && args.connect.json {
+        let line = "--json: standard output has the data; give it a file by --output";
+        return Err(Failure::Usage(line.to_owned()));
+    }
+    let mut output: Box<dyn Write> = match plain {
         true => Box::new(io::stdout().lock()),
         false => Box::new(File::create(&args.output).map_err(stuck)?),
     };
@@ -35,7 +44,9 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
     let range = check(&namespace, args.offset, length)?;
     let chunk = chunk(&session, &namespace);
-    let mut pipe = Pipe::new(session.handle(), args.nsid);
+    let mut pipe = Pipe::new(&session, args.nsid);
+    let (clock, mut progress) = (Clock::new(), Progress::new(length, "bytes"));
+    let begun = clock.now();
     let (mut asked, mut written) = (range.0, range.0);
     let mut early: BTreeMap<u64, AlignedBuf> = BTreeMap::new();
     while written < range.1 {
@@ -53,9 +64,12 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
             let data = data.as_slice().get(..usize::try_from(len).unwrap_or(0));
             output.write_all(data.unwrap_or_default()).map_err(stuck)?;
             written += len;
+            progress.show(written - range.0);
         }
     }
     output.flush().map_err(stuck)?;
+    drop(progress);
+    report(&args.connect, length, clock.now().since(begun));
     session.end()
 }
 
@@ -67,14 +81,15 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let shown = args.input.display().to_string();
     let stuck = |error: io::Error| Failure::NoInput(format!("--input {shown}: {error}"));
     let mut input = File::open(&args.input).map_err(stuck)?;
-    let length = input.metadata().map_err(stuck)?.len();
+    let length = super::length_of(&mut input).map_err(stuck)?;
     let session = Session::connect(&args.connect)?;
     let namespace = session.namespace(args.nsid)?;
     let padded = length.next_multiple_of(1 << namespace.shift);
     let range = check(&namespace, args.offset, padded)?;
     let chunk = chunk(&session, &namespace);
-    let mut pipe = Pipe::new(session.handle(), args.nsid);
-    let mut at = range.0;
+    let mut pipe = Pipe::new(&session, args.nsid);
+    let (clock, mut progress) = (Clock::new(), Progress::new(length, "bytes"));
+    let (begun, mut at) = (clock.now(), range.0);
     while at < range.1 || pipe.open() > 0 {
         if at < range.1 && pipe.open() < DEPTH {
             let len = chunk.min(range.1 - at);
@@ -85,11 +100,22 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
             at += len;
         } else {
             pipe.wait()?;
+            progress.show(at - range.0);
         }
     }
     pipe.submit(0, Request::Flush, None);
     pipe.wait()?;
+    drop(progress);
+    report(&args.connect, length, clock.now().since(begun));
     session.end()
+}
+
+/// Says to machines what was moved. People see that it ended well, and standard output may have the
+/// data.
+fn report(args: &ConnectArgs, bytes: u64, took: Duration) {
+    if args.json {
+        println!("{:#}", json!({ "bytes": bytes, "microseconds": took.as_micros() }));
+    }
 }
 
 /// Reads as much as there is; what follows is zeros.

@@ -4,8 +4,6 @@
 //! follows from those: a read tells whether it is what was written last, and whether all of it is.
 //! Places have one request at a time, so that there is no doubt what was last.
 
-use std::io::{IsTerminal as _, Write as _};
-
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::Request;
 use base::{Duration, Instant, Prng};
@@ -15,6 +13,7 @@ use serde_json::json;
 
 use super::args::FioArgs;
 use super::pipe::{Pipe, buffer};
+use super::progress::Progress;
 use super::session::Session;
 use crate::error::Failure;
 
@@ -74,7 +73,7 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
         return Err(Failure::Usage("--size: fewer places than --iodepth".to_owned()));
     }
     let mut run = Run {
-        pipe: Pipe::new(session.handle(), args.nsid),
+        pipe: Pipe::new(&session, args.nsid),
         places: vec![Place::default(); places],
         open: vec![None; args.iodepth.into()],
         rng: Prng::new(clock::entropy()),
@@ -89,14 +88,14 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     let begun = clock.now();
     run.all(args.requests, args.iodepth.into())?;
     let took = clock.now().since(begun);
-    run.report(args, took);
+    run.report(args, took, session.counters());
     session.end()
 }
 
 impl Run {
     fn all(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
-        let terminal = std::io::stderr().is_terminal();
-        let (mut begun, mut ended, mut shown) = (0, 0, self.clock.now());
+        let mut progress = Progress::new(requests, "requests");
+        let (mut begun, mut ended) = (0, 0);
         while ended < requests {
             while begun < requests && self.pipe.open() < depth {
                 self.begin();
@@ -105,14 +104,7 @@ impl Run {
             let (token, data) = self.pipe.wait()?;
             self.end(token, data.as_ref())?;
             ended += 1;
-            if terminal && self.clock.now().since(shown) >= Duration::from_secs(1) {
-                shown = self.clock.now();
-                eprint!("\r{ended} of {requests} requests");
-                drop(std::io::stderr().flush());
-            }
-        }
-        if terminal {
-            eprintln!();
+            progress.show(ended);
         }
         Ok(())
     }
@@ -180,7 +172,7 @@ impl Run {
         text.into()
     }
 
-    fn report(&mut self, args: &FioArgs, took: Duration) {
+    fn report(&mut self, args: &FioArgs, took: Duration, counters: serde_json::Value) {
         #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
         let (seconds, bs) = (took.as_micros().max(1) as f64 / 1e6, self.bs as f64);
         let mut rows = Vec::new();
@@ -200,9 +192,11 @@ impl Run {
                     "p999_us": us[2], "max_us": us[3] })
             };
             let rows: Vec<_> = rows.iter().map(shown).collect();
+            let verified = self.verified;
             println!(
                 "{:#}",
-                json!({ "rows": rows, "verified": self.verified, "seconds": seconds })
+                json!({ "rows": rows, "verified": verified, "seconds": seconds,
+                    "counters": counters })
             );
             return;
         }

@@ -13,11 +13,15 @@ mod key;
 mod list;
 mod nbd;
 mod pipe;
+mod progress;
 mod psk;
 mod security;
 mod session;
 mod target;
 
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 
 use nic::L5oConfig;
@@ -55,4 +59,15 @@ fn l5o_config(offload: OffloadArg, tls: bool) -> Option<L5oConfig> {
         nvme_tcp_rx: nvme,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     })
+}
+
+/// Bytes of a file or a block device, of which nothing was read yet.
+fn length_of(input: &mut File) -> io::Result<u64> {
+    let kind = input.metadata()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("it is neither a file nor a block device"));
+    }
+    let length = input.seek(SeekFrom::End(0))?;
+    input.rewind()?;
+    Ok(length)
 }

@@ -119,8 +119,7 @@ fn config(args: &TargetArgs) -> Result<Config, Failure> {
         };
         // Links lead anywhere; the disk follows none out of its root.
         let real = path.canonicalize().map_err(|error| wrong(&error))?;
-        let writable = std::fs::OpenOptions::new().read(true).write(true).open(&real);
-        drop(writable.map_err(|error| wrong(&error))?);
+        look_at(&real, path, args.block_size.into()).map_err(|error| wrong(&error))?;
         let text = real.to_str().ok_or_else(|| wrong(&"the path is no UTF-8"))?;
         let mut namespace = NamespaceConfig::new(&args.nqn.0, text.trim_start_matches('/'));
         // A power of two: clap has seen to it.
@@ -139,6 +138,21 @@ fn config(args: &TargetArgs) -> Result<Config, Failure> {
         data_digest: args.data_digest == SwitchArg::On,
         ..Config::default()
     })
+}
+
+/// Looks whether a file can be a namespace: it can be written, and has a block.
+fn look_at(real: &Path, shown: &Path, block: u64) -> std::io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(real)?;
+    let length = super::length_of(&mut file)?;
+    if length < block {
+        let line = format!("it has {length} bytes, and a block has {block}: see --block-size");
+        return Err(std::io::Error::other(line));
+    }
+    if length % block != 0 {
+        let (shown, rest) = (shown.display(), length % block);
+        eprintln!("outboard: --namespace {shown}: the last {rest} bytes are no block: not served");
+    }
+    Ok(())
 }
 
 /// A serial number for a subsystem: the same every time, for hosts that tell controllers by it.
