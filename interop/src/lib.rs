@@ -28,4 +28,5 @@ pub use daemon::Daemon;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
 pub use server::{ADDR, Ended, PEER, Server, outboard};
+pub use tool::{Watchdog, finish, run};
 pub use vm::{VM_ADDR, Vm};

@@ -2,7 +2,12 @@
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// Longer than any command takes that works.
+const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A command that finds what administrators find: `ip` is in `/usr/sbin`, which a user's `PATH` on
 /// Debian leaves out.
@@ -13,14 +18,44 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs `command` to its end.
+/// Runs `command` to its end; one that takes minutes is killed.
 ///
 /// # Panics
 /// Where it cannot be started.
-pub(crate) fn run(command: &mut Command) -> Output {
-    match command.output() {
-        Ok(output) => output,
+pub fn run(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    match command.spawn() {
+        Ok(child) => finish(child),
         Err(e) => panic!("cannot run {command:?}: {e}; `make setup` installs what tests need"),
+    }
+}
+
+/// Waits for the end of a child; one that takes minutes is killed.
+///
+/// # Panics
+/// Where it is none of ours.
+#[must_use]
+pub fn finish(child: Child) -> Output {
+    let _watchdog = Watchdog::of(&child);
+    child.wait_with_output().unwrap_or_else(|e| panic!("cannot wait for a child: {e}"))
+}
+
+/// Kills a child that takes minutes, unless it is dropped before.
+#[derive(Debug)]
+pub struct Watchdog(#[expect(dead_code, reason = "its end is what is waited for")] Sender<()>);
+
+impl Watchdog {
+    /// Watches a child.
+    #[must_use]
+    pub fn of(child: &Child) -> Self {
+        let (pid, (dropped, watch)) = (child.id(), channel());
+        std::thread::spawn(move || {
+            if watch.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("process {pid} is still there after {WATCHDOG:?}");
+                signal("KILL", pid);
+            }
+        });
+        Self(dropped)
     }
 }
 

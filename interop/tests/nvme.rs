@@ -1,6 +1,8 @@
 //! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
-use interop::{ADDR, Counters, Files, Netns, PEER, Server, VM_ADDR, Vm, outboard, sha256};
+use interop::{
+    ADDR, Counters, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, outboard, run, sha256,
+};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -43,8 +45,7 @@ impl Lab {
     /// The file system on the namespace is as it should be.
     fn check_file_system(&self) {
         let mut command = self.server.command("e2fsck");
-        let output = command.arg("-fn").arg(self.files.path().join("disk")).output();
-        let output = output.expect("e2fsck runs");
+        let output = run(command.arg("-fn").arg(self.files.path().join("disk")));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{said}");
     }
@@ -100,7 +101,7 @@ fn dissect(capture: &Path) -> (String, usize) {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(capture).args(["-o", "nvme-tcp.check_hdgst:TRUE"]);
         command.args(["-o", "nvme-tcp.check_ddgst:TRUE", "-Y", filter]);
-        let output = command.output().expect("tshark runs");
+        let output = run(&mut command);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
@@ -112,8 +113,7 @@ fn dissect(capture: &Path) -> (String, usize) {
 fn linux_reads_and_writes_with_digests() {
     let scratch = Files::new(TMP);
     let capture = scratch.path().join("wire.pcapng");
-    // With faults, however rare, packets are as long as on a cable: tshark takes no longer ones.
-    let lab = Lab::start(&["--dup", "0.000001", "--pcap", capture.to_str().expect("UTF-8")]);
+    let lab = Lab::start(&["--pcap", capture.to_str().expect("UTF-8")]);
     let said = lab.vm(&(connect(",hdr_digest,data_digest") + WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     let counters = lab.server.stat();
@@ -216,7 +216,7 @@ const LINUX_TARGET: &str = "\
 
 /// Runs a command to a good end; gives what it printed.
 fn printed(command: &mut Command) -> String {
-    let output = command.output().expect("it runs");
+    let output = run(command);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}: {out}{err}", output.status);
@@ -229,26 +229,27 @@ fn linux_is_the_target() {
     let (netns, scratch) = (Netns::new(), Files::new(TMP));
     let mut vm = Vm::start(|program| netns.command(program), scratch.path(), LINUX_TARGET);
     vm.wait_for("target: ready");
-    let run = |verb: &str, more: &[&str]| {
+    let verb = |verb: &str, more: &[&str]| {
         let control = scratch.path().join("control");
         let mut command = outboard(&netns);
         command.args(["nvme", verb, VM_ADDR, "--gateway", PEER, "--control"]).arg(control);
+        command.args(["--ctrl-loss-timeout", "30"]);
         printed(command.args(["--nqn", "nqn.2026-11.org.example:linux"]).args(more))
     };
-    let found = run("discover", &[]);
+    let found = verb("discover", &[]);
     assert!(found.contains("nqn.2026-11.org.example:linux"), "{found}");
     let data = scratch.fill("data", 5 << 20);
     let (input, back) = (data.to_str().expect("UTF-8"), scratch.path().join("back"));
     let output = back.to_str().expect("UTF-8");
     for digests in [&[][..], &["--header-digest", "--data-digest"]] {
-        let list = run("list", &[digests, &["--json"]].concat());
+        let list = verb("list", &[digests, &["--json"]].concat());
         assert!(list.contains("\"bytes\": 33554432"), "{list}");
-        run("write", &[digests, &["--input", input, "--offset", "1048576"]].concat());
+        verb("write", &[digests, &["--input", input, "--offset", "1048576"]].concat());
         let range = ["--offset", "1048576", "--length", "5242880", "--output", output];
-        run("read", &[digests, &range].concat());
+        verb("read", &[digests, &range].concat());
         assert_eq!(sha256(&back), sha256(&data));
         let work = ["--requests", "2000", "--writes", "40", "--iodepth", "16", "--json"];
-        let said = run("fio", &[digests, &work, &["--io-queues", "2"]].concat());
+        let said = verb("fio", &[digests, &work, &["--io-queues", "2"]].concat());
         let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
         assert!(said["verified"].as_u64() > Some(0), "{said}");
     }
@@ -263,8 +264,10 @@ fn a_file_system_through_nbd() {
     let mut command = outboard(lab.server.netns());
     command.args(["nvme", "nbd", ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
     command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--data-digest"]);
+    command.args(["--ctrl-loss-timeout", "30"]);
     command.arg("--control").arg(control).stdout(std::process::Stdio::piped());
     let mut nbd = command.spawn().expect("it runs");
+    let _watchdog = Watchdog::of(&nbd);
     let mut line = String::new();
     let stdout = nbd.stdout.take().expect("a pipe");
     std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("a line");

@@ -1,0 +1,411 @@
+//! `outboard nvme fio` against `outboard nvme target`: sizes, depths, digests, bad wires, offload
+//! at either end, and targets that die. Every block that is read is compared with what was written.
+
+use interop::{ADDR, Counters, Files, Netns, Server, finish, outboard, run, sha256};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+/// Bytes of the namespace: more than any cell uses at one time.
+const DISK: u64 = 512 << 20;
+
+/// The initiator's end of the network, with the kernel between it and the target.
+const INITIATOR: [&str; 8] = [
+    "--wire",
+    "tap:ob1",
+    "--addr",
+    "10.78.0.2/24",
+    "--peer",
+    "10.78.0.1/24",
+    "--gateway",
+    "10.78.0.1",
+];
+
+/// A target on an empty file, and a network with room for an initiator.
+struct Lab {
+    server: Server,
+    files: Files,
+}
+
+impl Lab {
+    fn start(options: &[&str]) -> Self {
+        let files = Files::new(TMP);
+        let disk = std::fs::File::create(files.path().join("disk")).expect("a file can be made");
+        disk.set_len(DISK).expect("a file can be so long");
+        let netns = Arc::new(Netns::new());
+        printed(netns.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
+        Self { server: Self::target(netns, &files, options), files }
+    }
+
+    fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> Server {
+        let disk = files.path().join("disk");
+        let all = ["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
+        Server::nvme_target(netns, &[&all, options].concat())
+    }
+
+    /// Another target takes the place of this one, which was killed.
+    fn again(self, options: &[&str]) -> Self {
+        let Self { server, files } = self;
+        Self { server: Self::target(server.crash(), &files, options), files }
+    }
+
+    fn initiator(&self, verb: &str) -> Command {
+        let mut command = outboard(self.server.netns());
+        command.args(["nvme", verb, ADDR, "--ctrl-loss-timeout", "30"]).args(INITIATOR);
+        command.arg("--control").arg(self.path("initiator"));
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.files.path().join(name)
+    }
+}
+
+/// What a command printed that came to a good end.
+fn good(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    out
+}
+
+/// Runs a command to a good end; gives what it printed.
+fn printed(command: &mut Command) -> String {
+    good(&run(command))
+}
+
+/// What `fio` has found: reads that were compared, and the initiator's counters.
+fn report(printed: &str) -> (u64, Counters) {
+    let said: serde_json::Value = serde_json::from_str(printed).expect("JSON");
+    let counters = Counters::parse(&said["counters"].to_string()).expect("counters");
+    (said["verified"].as_u64().expect("a number"), counters)
+}
+
+/// Most bytes of a write that come with the command.
+const IN_CAPSULE: u32 = 8 << 10;
+/// Bytes of a request.
+const SIZES: [u32; 5] = [512, 4 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Requests at one time.
+const DEPTHS: [u16; 5] = [1, 32, 256, 32, 1];
+/// Digests of headers, and of data.
+const DIGESTS: [(bool, bool); 5] =
+    [(false, false), (true, true), (true, false), (false, true), (true, true)];
+/// What the wire does, and the counters that say so.
+const FAULTS: [(&[&str], &[&str]); 5] = [
+    (&[], &[]),
+    (&["--drop", "0.01"], &["fault_tx_dropped", "fault_rx_dropped"]),
+    (&["--reorder", "0.02"], &["fault_tx_reordered", "fault_rx_reordered"]),
+    (&["--dup", "0.02"], &["fault_tx_duplicated", "fault_rx_duplicated"]),
+    (&["--corrupt", "0.01"], &["fault_tx_corrupted", "fault_rx_corrupted"]),
+];
+/// Whether the wire is the target's or the initiator's: of one, of the other, or of both.
+const BAD_WIRES: [[bool; 2]; 5] =
+    [[true, false], [false, true], [true, true], [false, true], [true, false]];
+/// Whether the target's device follows PDUs, and the initiator's.
+const OFFLOADS: [[bool; 2]; 5] =
+    [[true, true], [true, false], [false, true], [false, false], [true, true]];
+
+/// A place in the matrix.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    bs: u32,
+    depth: u16,
+    digests: (bool, bool),
+    faults: usize,
+    bad: [bool; 2],
+    offload: [bool; 2],
+}
+
+impl Cell {
+    /// The cells of a size. All sizes together are an orthogonal array of strength 2 (Bose, 1938:
+    /// the Latin squares `row + k * column` of a prime order), so that any two values of any two
+    /// factors meet in some cell.
+    fn all(row: usize) -> [Self; 5] {
+        [0, 1, 2, 3, 4].map(|column| {
+            let square = |k: usize| (row + k * column) % 5;
+            Self {
+                bs: SIZES[row],
+                faults: column,
+                digests: DIGESTS[square(1)],
+                offload: OFFLOADS[square(2)],
+                depth: DEPTHS[square(3)],
+                bad: BAD_WIRES[square(4)],
+            }
+        })
+    }
+
+    /// Options that both ends have.
+    fn stack(&self, end: usize) -> Vec<&'static str> {
+        let mut all = vec!["--offload", if self.offload[end] { "all" } else { "none" }];
+        if self.bad[end] {
+            all.extend(FAULTS[self.faults].0);
+        }
+        all
+    }
+
+    /// As many as take a second or so. One at a time, whatever is lost costs a time-out.
+    fn requests(&self) -> u32 {
+        let some = (64 << 20) / self.bs.max(64 << 10);
+        let most = if self.depth == 1 { 300 } else { u32::MAX };
+        some.clamp(u32::from(self.depth) + 99, most)
+    }
+
+    fn run(&self) {
+        eprintln!("{self:?}");
+        let lab = Lab::start(&[&self.stack(0)[..], &["--block-size", "512"]].concat());
+        let mut fio = lab.initiator("fio");
+        fio.args(self.stack(1)).args(["--seed", "2", "--writes", "50", "--json"]);
+        fio.args(["--queue-size", "300", "--bs", &self.bs.to_string()]);
+        fio.args(["--iodepth", &self.depth.to_string()]);
+        fio.args(["--requests", &self.requests().to_string()]);
+        // Few places, so that most reads find what was written.
+        let places = u64::from(self.depth) + 16;
+        fio.args(["--size", &(places * u64::from(self.bs)).to_string()]);
+        fio.args(self.digests.0.then_some("--header-digest"));
+        fio.args(self.digests.1.then_some("--data-digest"));
+        let (verified, counters) = report(&printed(&mut fio));
+        assert!(verified > 0, "{self:?}");
+        for (end, counters) in [lab.server.stat(), counters].iter().enumerate() {
+            self.check_end(end, counters);
+        }
+        lab.server.stop();
+    }
+
+    /// Each end has data to receive, since there are reads and writes, and to send.
+    fn check_end(&self, end: usize, counters: &Counters) {
+        let (data_digest, device) = (self.digests.1, self.offload[end]);
+        // What comes in a command's capsule is no buffer's.
+        let placed = end == 1 || self.bs > IN_CAPSULE;
+        let moves = |name: &str, moves: bool| {
+            let value = counters.get(name);
+            assert_eq!(value > 0, moves, "{name} is {value} at end {end} of {self:?}");
+        };
+        moves("nvme_rx_placed_bytes", device && placed);
+        moves("nvme_rx_digests_device", device && data_digest);
+        moves("nvme_tx_digests_device", device && data_digest);
+        if !device {
+            moves("nvme_rx_copied_bytes", true);
+            moves("nvme_rx_digests_host", data_digest);
+            moves("nvme_tx_digests_host", data_digest);
+            moves("nvme_rx_pdus_full", false);
+        }
+        if device && self.faults == 0 {
+            moves("nvme_tx_digests_host", false);
+        }
+        if !data_digest {
+            moves("nvme_rx_digests_host", false);
+            moves("nvme_tx_digests_host", false);
+        }
+        // What was corrupted TCP has found.
+        moves("nvme_data_digest_errors", false);
+        moves("nvme_header_digest_errors", false);
+        moves("nvme_terminations", false);
+        if self.bad[end] {
+            FAULTS[self.faults].1.iter().for_each(|name| moves(name, true));
+        }
+    }
+}
+
+#[test]
+fn requests_of_512_bytes() {
+    Cell::all(0).iter().for_each(Cell::run);
+}
+
+#[test]
+fn requests_of_4_kib() {
+    Cell::all(1).iter().for_each(Cell::run);
+}
+
+#[test]
+fn requests_of_64_kib() {
+    Cell::all(2).iter().for_each(Cell::run);
+}
+
+#[test]
+fn requests_of_256_kib() {
+    Cell::all(3).iter().for_each(Cell::run);
+}
+
+#[test]
+fn requests_of_1_mib() {
+    Cell::all(4).iter().for_each(Cell::run);
+}
+
+/// The target dies twice, and `fio` goes on and finds all that was written.
+fn dies(target: &[&str], initiator: &[&str]) -> Counters {
+    let mut lab = Lab::start(target);
+    let mut fio = lab.initiator("fio");
+    fio.args(initiator).args(["--requests", "20000", "--writes", "50", "--json"]);
+    fio.args(["--data-digest", "--size", "1048576"]);
+    let fio = fio.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    for _ in 0..2 {
+        // Each look is a process of its own.
+        let enough = || lab.server.stat().get("nvmet_writes") >= 500;
+        assert!((0..2000).any(|_| enough()), "fio goes on");
+        lab = lab.again(target);
+    }
+    let (verified, counters) = report(&good(&finish(fio)));
+    assert!(verified > 1000, "{verified}");
+    assert_eq!(counters.get("nvmei_associations"), 3);
+    assert_eq!(counters.get("nvmei_associations_lost"), 2);
+    // With 32 requests at one time some were open.
+    assert!(counters.get("nvmei_replayed") > 0);
+    for name in ["nvmei_not_replayed", "nvmei_failed", "nvme_data_digest_errors"] {
+        assert_eq!(counters.get(name), 0, "{name}");
+    }
+    counters
+}
+
+#[test]
+fn the_target_is_killed_under_fio() {
+    let counters = dies(&[], &[]);
+    assert!(counters.get("nvme_rx_placed_bytes") > 0);
+    assert!(counters.get("nvme_tx_digests_device") > 0);
+}
+
+#[test]
+fn the_target_is_killed_under_fio_without_offload() {
+    let counters = dies(&["--offload", "none"], &["--offload", "none"]);
+    assert_eq!(counters.get("nvme_rx_placed_bytes"), 0);
+}
+
+/// A target hears of the end of whoever uses it.
+#[test]
+fn good_byes() {
+    let lab = Lab::start(&[]);
+    let fio = ["--requests", "100", "--io-queues", "2"];
+    let wrong = ["--nsid", "7", "--output", "/dev/null"];
+    let verbs: [(&str, &[&str], bool); 4] = [
+        ("list", &[], true),
+        ("discover", &[], true),
+        ("fio", &fio, true),
+        ("read", &wrong, false),
+    ];
+    for (number, (verb, more, good)) in (1..).zip(verbs) {
+        let output = run(lab.initiator(verb).args(more));
+        assert_eq!(output.status.success(), good, "{output:?}");
+        assert_eq!(lab.server.stat().get("nvmet_controllers"), number);
+        // The last acknowledgment may be under way.
+        let gone = || lab.server.stat().get("connections") == 0;
+        assert!((0..1000).any(|_| gone()), "{verb}: {:?}", lab.server.connections());
+        let counters = lab.server.stat();
+        for name in ["nvmet_connections_lost", "nvmet_timeouts_keep_alive", "tcp_estab_resets"] {
+            assert_eq!(counters.get(name), 0, "{verb}: {name}: {counters:?}");
+        }
+    }
+}
+
+/// What cannot be done is said in one line, and by the exit code.
+#[test]
+fn what_cannot_be_done() {
+    let lab = Lab::start(&[]);
+    std::fs::write(lab.path("short"), [1; 5000]).expect("a file");
+    let (short, out) = (lab.path("short"), lab.path("out"));
+    let (short, out) = (short.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    let cases: [(&str, &[&str], i32, &str); 16] = [
+        ("list", &["--queues", "2"], 2, "--queues"),
+        ("list", &["--nqn", "nqn.2026-11.org.example:other"], 69, "invalid parameters"),
+        ("read", &["--output", "/dev/full"], 66, "No space left"),
+        ("read", &["--output", "/"], 66, "Is a directory"),
+        ("read", &["--offset", "5", "--output", out], 2, "blocks have 4096 bytes"),
+        ("read", &["--offset", "1099511627776", "--output", out], 2, "the namespace has"),
+        ("read", &["--nsid", "9"], 69, "no namespace 9"),
+        ("read", &["--json"], 2, "--output"),
+        ("write", &["--input", "/nothing"], 66, "No such file"),
+        ("write", &["--input", "/"], 66, "neither a file nor a block device"),
+        ("write", &["--input", "/dev/zero"], 66, "neither a file nor a block device"),
+        ("write", &["--input", short, "--offset", "536866816"], 2, "the namespace has"),
+        ("fio", &["--bs", "1000"], 2, "whole blocks of 4096"),
+        ("fio", &["--size", "4096"], 2, "--iodepth"),
+        ("nbd", &["--listen", "10.99.99.99:1"], 69, "--listen"),
+        ("discover", &["--queues", "2"], 2, "--queues"),
+    ];
+    for (verb, more, code, said) in cases {
+        fails(lab.initiator(verb).args(more), code, said);
+    }
+    let files: [(&str, i32, &str); 3] = [
+        ("/nothing", 66, "No such file"),
+        ("/", 66, "Is a directory"),
+        ("/dev/null", 66, "neither a file nor a block device"),
+    ];
+    for (file, code, said) in files {
+        let mut command = outboard(lab.server.netns());
+        command.args([
+            "nvme",
+            "target",
+            "--wire",
+            "tap:ob5",
+            "--addr",
+            "10.80.0.2/24",
+            "--control",
+        ]);
+        fails(command.arg(lab.path("second")).args(["--namespace", file]), code, said);
+    }
+    let none = "10.77.0.2:81";
+    for verb in ["list", "discover"] {
+        let mut command = outboard(lab.server.netns());
+        command.args(["nvme", verb, none, "--control"]).arg(lab.path("initiator"));
+        fails(command.args(INITIATOR), 69, "10.77.0.2:81: connection refused");
+    }
+    // The last block is filled up.
+    let wrote = printed(lab.initiator("write").args(["--input", short, "--json"]));
+    assert!(wrote.contains("\"bytes\": 5000"), "{wrote}");
+    assert_eq!(lab.server.stat().get("nvmet_written_bytes"), 8192);
+}
+
+fn fails(command: &mut Command, code: i32, said: &str) {
+    let output = run(command);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {stderr}");
+    assert!(stderr.contains(said) && stderr.lines().count() == 1, "{command:?}: {stderr}");
+}
+
+/// A signal ends a write: the target is told.
+#[test]
+fn a_write_is_interrupted() {
+    let lab = Lab::start(&[]);
+    let file = std::fs::File::create(lab.path("file")).expect("a file can be made");
+    file.set_len(DISK).expect("a file can be so long");
+    let mut write = lab.initiator("write");
+    // Lost packets make it slow enough to be met in the middle.
+    write.args(["--drop", "0.02", "--input"]).arg(lab.path("file"));
+    let write = write.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    assert!((0..2000).any(|_| lab.server.stat().get("nvmet_writes") > 0), "it writes");
+    printed(lab.server.command("kill").args(["-s", "INT", &write.id().to_string()]));
+    let output = finish(write);
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "outboard: interrupted\n");
+    let counters = lab.server.stat();
+    assert!(counters.get("nvmet_written_bytes") < DISK);
+    assert_eq!(counters.get("nvmet_timeouts_keep_alive"), 0);
+}
+
+/// A file system that programs of others make and check.
+#[test]
+fn a_file_system_is_written_and_read() {
+    let lab = Lab::start(&["--block-size", "512"]);
+    std::fs::create_dir(lab.path("tree")).expect("a folder");
+    lab.files.fill("tree/file", 3 << 20);
+    let (made, back) = (lab.path("made"), lab.path("back"));
+    let shell = |script: &str| {
+        printed(lab.server.command("sh").args(["-c", script]).current_dir(lab.files.path()))
+    };
+    shell("mkfs.ext4 -q -F -d tree made 32M");
+    let copy = |verb: &str, option: &str, file: &Path, more: &[&str]| {
+        printed(lab.initiator(verb).args(["--data-digest", option]).arg(file).args(more))
+    };
+    copy("write", "--input", &made, &["--offset", "4096"]);
+    copy("read", "--output", &back, &["--offset", "4096", "--length", "33554432"]);
+    assert_eq!(sha256(&back), sha256(&made));
+    shell("e2fsck -fn back >said 2>&1 || { cat said; exit 1; }");
+    let counters = lab.server.stat();
+    for name in ["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"] {
+        assert!(counters.get(name) > 0, "{name}: {counters:?}");
+    }
+    // The bytes are where they belong.
+    let whole = std::fs::read(lab.path("disk")).expect("the namespace can be read");
+    let text = std::fs::read(&made).expect("it can be read");
+    assert!(whole[4096..4096 + text.len()] == text[..], "the namespace has what was written");
+    assert!(whole[..4096].iter().all(|byte| *byte == 0), "and nothing before it");
+}
