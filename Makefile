@@ -7,13 +7,14 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup test lint checks unit loom sim interop bench
+.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz
 
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
 	@echo "make test     install what the tests need and run them all"
 	@echo "make build    the program, at $(OUTBOARD)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
+	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
 	@echo "make bench    every measurement: a quarter of an hour, and a machine with nothing else to do"
 
 run: build
@@ -65,6 +66,27 @@ sim: build
 # Against programs that we did not write, in network namespaces.
 interop: build
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
+
+# libFuzzer on each target, with what is checked in and what was found before. Coverage is counted by
+# LLVM's pass, which is in every compiler; --target keeps build scripts without it. What makes a
+# target panic is left in the folder that it says, and replayed by the program with a file to run.
+FUZZ_SECONDS ?= 120
+FUZZ_TARGETS := formats transport target
+FUZZ_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 \
+	-Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+	-Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+fuzz:
+	RUSTFLAGS="$(FUZZ_FLAGS)" CARGO_TARGET_DIR="$(TARGET_DIR)/fuzz" \
+		cargo build -p fuzz --profile fuzz --target $(FUZZ_HOST)
+	@for target in $(FUZZ_TARGETS); do \
+		mkdir -p "$(TARGET_DIR)/fuzz/found/$$target" && \
+		"$(TARGET_DIR)/fuzz/$(FUZZ_HOST)/fuzz/$$target" -max_total_time=$(FUZZ_SECONDS) \
+			-max_len=2048 -timeout=20 -artifact_prefix="$(TARGET_DIR)/fuzz/$$target-" \
+			"$(TARGET_DIR)/fuzz/found/$$target" fuzz/corpus/$$target || exit 1; \
+	done
 
 # See README.md, "Measurements". Nginx, HAProxy and wrk are installed if they are missing.
 bench: build

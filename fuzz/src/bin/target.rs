@@ -1,0 +1,11 @@
+//! Fuzzes the whole target of NVMe over TCP: see `fuzz::target`.
+#![cfg_attr(fuzzing, no_main)]
+#![forbid(unsafe_code)]
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz::target::run(data));
+
+#[cfg(not(fuzzing))]
+fn main() -> std::io::Result<()> {
+    fuzz::replay(fuzz::target::run)
+}

@@ -1,0 +1,38 @@
+//! Bytes as a source of choices: zeros where they are at their end.
+
+/// What is left of an input.
+#[derive(Clone, Debug)]
+pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Input<'a> {
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next bytes, as many as there are of that number.
+    pub(crate) fn take(&mut self, len: usize) -> &'a [u8] {
+        let (here, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        here
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let here = self.take(N);
+        out[..here.len()].copy_from_slice(here);
+        out
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        let [byte] = self.array();
+        byte
+    }
+
+    pub(crate) fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    pub(crate) fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+}

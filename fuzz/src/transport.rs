@@ -1,0 +1,134 @@
+//! PDUs of NVMe over TCP from any peer, to a [`Transport`] of either role: the same comes of them
+//! with a device that follows PDUs, digests and places, and without one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use base::Instant;
+use crypto::Provider;
+use host::nvme::{Incoming, Initiate, Serve, Transport};
+use host::{Host, Listen, Notice};
+use wire::nvme::pdu::Rules;
+
+use crate::input::Input;
+use crate::net::{Net, PORT, Subject};
+use crate::script;
+
+/// Tags for which data is awaited, and how much.
+const TAGS: u16 = 4;
+const AWAITED: u32 = 8192;
+
+/// A transport, and what has come of the bytes.
+#[derive(Default)]
+struct Seen {
+    transport: Option<Transport>,
+    ready: bool,
+    /// Data by its tag, and what is no data.
+    data: BTreeMap<u16, Vec<String>>,
+    came: Vec<String>,
+    /// Buffers that all data has come to, and those that were awaited.
+    buffers: BTreeMap<u16, Vec<u8>>,
+    awaited: u16,
+}
+
+impl Seen {
+    fn turn(&mut self, host: &mut Host, now: Instant) {
+        let Some(transport) = &mut self.transport else { return };
+        while let Some(incoming) = transport.poll(host, now) {
+            match incoming {
+                Incoming::Buffer { tag, buffer } => {
+                    assert!(tag < self.awaited, "a buffer that nobody has lent: {tag}");
+                    let before = self.buffers.insert(tag, buffer.as_slice().to_vec());
+                    assert!(before.is_none(), "buffer {tag} came twice");
+                    continue;
+                }
+                Incoming::Ready => {
+                    self.ready = true;
+                    for tag in 0..TAGS {
+                        let back = transport.expect(host, tag, 0, AWAITED, AlignedBuf::new(2));
+                        assert!(back.is_none());
+                    }
+                    self.awaited = TAGS;
+                }
+                Incoming::Ended(_) => self.ready = true,
+                _ => {}
+            }
+            let shown = format!("{incoming:?}");
+            match incoming {
+                Incoming::ReadData { cccid: tag, .. } | Incoming::WriteData { ttag: tag, .. } => {
+                    self.data.entry(tag).or_default().push(shown);
+                }
+                _ => self.came.push(shown),
+            }
+        }
+    }
+}
+
+impl Subject for Seen {
+    fn notice(&mut self, host: &mut Host, now: Instant, notice: Notice) {
+        if let Notice::Accepted(_, socket) = notice {
+            let in_capsule_max = 8192;
+            let (header_digest, data_digest) = (true, true);
+            let params =
+                Serve { header_digest, data_digest, cpda: 0, maxh2cdata: 8192, in_capsule_max };
+            self.transport = Some(Transport::serve(socket, Arc::new(Provider), params));
+        }
+        self.turn(host, now);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.transport.as_ref().and_then(Transport::poll_timeout)
+    }
+
+    fn timeout(&mut self, host: &mut Host, now: Instant) {
+        self.turn(host, now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready
+    }
+}
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let [with, without] = [true, false].map(|offload| outcome(data, offload));
+    assert_eq!(with.came, without.came, "with a device, and without");
+    // A digest that the device did not check waits for the buffer: other things are said before,
+    // and it is never said where the connection ends first.
+    for (tag, said) in &with.data {
+        let other = without.data.get(tag).map_or(&[][..], |all| all);
+        assert!(other.starts_with(said), "tag {tag}: {said:?}, and without a device {other:?}");
+    }
+    for (tag, bytes) in &with.buffers {
+        let other = without.buffers.get(tag);
+        assert!(other.is_none_or(|other| other == bytes), "buffer {tag} has other bytes");
+    }
+}
+
+/// What comes of an input: flags, fates of frames, and the script of the peer.
+fn outcome(data: &[u8], offload: bool) -> Seen {
+    let mut input = Input(data);
+    let flags = input.byte();
+    let fates = Input(input.take(usize::from(flags >> 4)));
+    let (initiates, begins) = (flags & 1 != 0, flags & 8 == 0);
+    let (header_digest, data_digest) = (flags & 2 != 0, flags & 4 != 0);
+    let rules = Rules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
+    let first = if initiates { script::response(&rules) } else { script::request(&rules) };
+    let first = if begins { script::pdu(&first, &[], &Rules::NONE) } else { Vec::new() };
+    let pieces = [first, script::stream(&mut input, &rules)];
+    let mut net = Net::new(offload, !initiates, pieces, fates, |host, now, remote| {
+        let mut seen = Seen { ready: !begins, ..Seen::default() };
+        if initiates {
+            let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+            let socket = host.connect(now, remote).ok();
+            seen.transport =
+                socket.map(|socket| Transport::initiate(socket, Arc::new(Provider), params));
+        } else {
+            let _ = host.listen(Listen { addr: None, port: PORT, backlog: 4 });
+        }
+        seen
+    });
+    net.run();
+    net.subject
+}

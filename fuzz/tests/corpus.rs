@@ -1,0 +1,38 @@
+//! Every target over what fuzzing has found worth keeping, and over some bytes that it has not.
+
+use base::Prng;
+
+/// Runs a target over the files of its corpus.
+fn replay(name: &str) {
+    let target = fuzz::by_name(name).expect("a target");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        target(&std::fs::read(&path).expect("a file"));
+        files += 1;
+    }
+    assert!(files > 0, "an empty corpus shows nothing");
+    let mut prng = Prng::new(1);
+    for _ in 0..100 {
+        let len = usize::try_from(prng.range(0, 1024)).expect("small");
+        let bytes: Vec<u8> = (0..len).map(|_| prng.next_u64().to_le_bytes()[0]).collect();
+        target(&bytes);
+    }
+    target(&[]);
+}
+
+#[test]
+fn formats() {
+    replay("formats");
+}
+
+#[test]
+fn transport() {
+    replay("transport");
+}
+
+#[test]
+fn target() {
+    replay("target");
+}
