@@ -263,11 +263,10 @@ impl Host {
             self.with_clean(now, id, Connection::output);
         }
         arp::solicit(&mut self.out);
-        let op = self.out.ops.pop_front();
-        if op.is_none() && self.out.ops.capacity() > OPS_KEPT {
+        if self.out.ops.is_empty() && self.out.ops.capacity() > OPS_KEPT {
             self.out.ops = VecDeque::new();
         }
-        op
+        self.out.ops.pop_front()
     }
 
     /// A buffer to give back to the device.
@@ -333,8 +332,7 @@ impl Host {
             self.out.recycle.push_back(received.packet);
             return;
         };
-        let hash = self.table.hash_of(&tuple);
-        let place = self.table.place_of(&tuple, hash);
+        let (hash, place) = self.table.look_up(&tuple);
         self.hand_over.note_taken(received.teardowns);
         if place.is_none() && self.hand_over.is_fresh(hash) {
             self.out.counters.hand_over_frames_returned += 1;

@@ -117,6 +117,9 @@ pub(crate) struct Table {
     pub(crate) syn_cache: SynCache,
     pub(crate) time_wait: TimeWait,
     routes: HashTable<Route>,
+    /// The connection whose tuple was looked up last, and the tuple's hash: most segments come in
+    /// runs of one connection's. None where a route has changed since.
+    last: Option<(Tuple, u64, u32)>,
     hash: Keyed,
     /// Quasi-TCBs, and which of their places are free.
     quasis: Vec<Option<Quasi>>,
@@ -135,6 +138,7 @@ impl Table {
             syn_cache: SynCache::default(),
             time_wait: TimeWait::default(),
             routes: HashTable::new(),
+            last: None,
             hash,
             // Place 0 names none.
             quasis: vec![None],
@@ -245,6 +249,7 @@ impl Table {
         let Some(place) = self.quasi_place(id) else { return };
         let Some(quasi) = self.quasis[place].as_mut().filter(|quasi| !quasi.routed) else { return };
         quasi.routed = true;
+        self.last = None;
         let (hash, place) = (quasi.hash, Place::Connection(id.index));
         self.routes.insert_unique(hash, Route { hash, place }, |r| r.hash);
     }
@@ -265,6 +270,7 @@ impl Table {
 
     /// Empties a slot; its id is never used again.
     pub(crate) fn remove(&mut self, index: u32) {
+        self.last = None;
         let slot = &mut self.slots[index as usize];
         slot.conn = None;
         (slot.session, slot.nvme) = (None, None);
@@ -298,6 +304,22 @@ impl Table {
         if slot.generation == id.generation { slot.conn.as_deref_mut() } else { None }
     }
 
+    /// What the tuple of a segment leads to, and its hash; gives a quasi-TCB its route where it is
+    /// looked for.
+    pub(crate) fn look_up(&mut self, tuple: &Tuple) -> (u64, Option<Place>) {
+        if let Some((last, hash, index)) = &self.last {
+            if last == tuple {
+                return (*hash, Some(Place::Connection(*index)));
+            }
+        }
+        let hash = self.hash.tuple(tuple);
+        let place = self.place_of(tuple, hash);
+        if let Some(Place::Connection(index)) = place {
+            self.last = Some((*tuple, hash, index));
+        }
+        (hash, place)
+    }
+
     /// The hash that tuples are looked up by.
     pub(crate) fn hash_of(&self, tuple: &Tuple) -> u64 {
         self.hash.tuple(tuple)
@@ -312,9 +334,7 @@ impl Table {
         self.routes.find(hash, |r| self.leads(r, hash, tuple)).map(|r| r.place)
     }
 
-    /// As [`Self::find`], where the hash is known; gives a quasi-TCB its route where it is looked
-    /// for.
-    pub(crate) fn place_of(&mut self, tuple: &Tuple, hash: u64) -> Option<Place> {
+    fn place_of(&mut self, tuple: &Tuple, hash: u64) -> Option<Place> {
         if let Some(place) = self.find_hashed(tuple, hash) {
             return Some(place);
         }
@@ -347,6 +367,7 @@ impl Table {
 
     /// Makes a tuple lead somewhere; `before` is where it led.
     pub(crate) fn route(&mut self, tuple: &Tuple, place: Place, before: Option<Place>) {
+        self.last = None;
         let hash = self.hash.tuple(tuple);
         let old = |r: &Route| r.hash == hash && Some(r.place) == before;
         match self.routes.find_mut(hash, old) {
@@ -359,6 +380,7 @@ impl Table {
 
     /// Makes a tuple lead nowhere, if it led to `place`.
     pub(crate) fn unroute(&mut self, tuple: &Tuple, place: Place) {
+        self.last = None;
         let hash = self.hash.tuple(tuple);
         if let Ok(entry) = self.routes.find_entry(hash, |r| r.hash == hash && r.place == place) {
             entry.remove();

@@ -149,6 +149,11 @@ impl Board {
         self.total
     }
 
+    /// The oldest entry.
+    pub(crate) fn front(&self) -> Option<&Sent> {
+        self.list.front()
+    }
+
     /// The newest entry.
     pub(crate) fn back(&self) -> Option<&Sent> {
         self.list.back()

@@ -91,10 +91,21 @@ impl Rack {
         mss: u32,
         recovering: bool,
     ) -> (bool, Option<Duration>) {
-        if self.end == 0 {
+        let front = flight.front();
+        if self.end == 0 || front.is_none_or(|front| self.precedes_all(front)) {
             return (false, None);
         }
         let window = self.rtt + self.reordering_window(flight, rtt, mss, recovering);
+        self.scan(now, flight, window)
+    }
+
+    /// The same, with what `window` is, and looking at all that is outstanding.
+    fn scan(
+        &self,
+        now: Instant,
+        flight: &mut Flight,
+        window: Duration,
+    ) -> (bool, Option<Duration>) {
         let mut wait: Option<Duration> = None;
         let any = flight.mark_lost(|sent| {
             if (sent.xmit, sent.end) >= (self.xmit, self.end) {
@@ -109,6 +120,13 @@ impl Rack {
             false
         });
         (any, wait)
+    }
+
+    /// Whether what arrived last was sent before all that is outstanding, of which `front` is the
+    /// first: transmits leave in the order of their positions, and a retransmission only makes a
+    /// range younger than those behind it.
+    fn precedes_all(&self, front: &Sent) -> bool {
+        !front.ever_resent() && (front.xmit, front.end) >= (self.xmit, self.end)
     }
 
     fn reordering_window(
@@ -130,6 +148,7 @@ impl Rack {
 mod tests {
     use super::*;
     use crate::tcp::flight::Delivered;
+    use proptest::prelude::*;
 
     fn us(n: u64) -> Instant {
         Instant::from_micros(n)
@@ -187,5 +206,45 @@ mod tests {
             rack.on_recovery_end();
         }
         assert_eq!(rack.reo_wnd_mult, 1);
+    }
+
+    proptest! {
+        /// What is not looked at would not have been found lost.
+        #[test]
+        fn a_glance_at_the_oldest_finds_what_a_look_at_all_finds(
+            steps in proptest::collection::vec((0..6_u8, 0..12_u64), 1..40),
+        ) {
+            let rtt = scene(&[]).2;
+            let scenes = [scene(&[]), scene(&[])];
+            let [(mut flight, mut rack, _), (mut slow, mut other, _)] = scenes;
+            let (mut una, mut nxt) = (1, 1001);
+            for (i, (what, at)) in steps.into_iter().enumerate() {
+                let now = us(1000 + i as u64 * 90);
+                let (start, end) = (1 + at * 100, (101 + at * 100).min(nxt));
+                for (flight, rack) in [(&mut flight, &mut rack), (&mut slow, &mut other)] {
+                    let seen = &mut Delivered::default();
+                    match what {
+                        0 | 1 => flight.push(nxt, nxt + 100, now, 0, false),
+                        2 => flight.acknowledge(end.max(una), now, seen, |s| {
+                            rack.on_delivered(now, s, &rtt, false);
+                        }),
+                        3 if start >= una && start < end => flight.sack(start, end, now, seen, |s| {
+                            rack.on_delivered(now, s, &rtt, false);
+                        }),
+                        4 => if let Some((start, end)) = flight.next_lost() {
+                            flight.resend(start, end, now, 0, false);
+                        },
+                        _ => {}
+                    }
+                }
+                nxt += if what < 2 { 100 } else { 0 };
+                una = if what == 2 { una.max(end) } else { una };
+                let found = rack.detect(now, &mut flight, &rtt, 100, false);
+                let window = other.rtt + other.reordering_window(&slow, &rtt, 100, false);
+                let all = if other.end == 0 { (false, None) } else { other.scan(now, &mut slow, window) };
+                prop_assert_eq!(found, all);
+                prop_assert_eq!(flight.next_lost(), slow.next_lost());
+            }
+        }
     }
 }

@@ -225,11 +225,14 @@ pub(crate) struct SpanMap {
     spans: VecDeque<Span>,
     /// Bytes of host memory held.
     memory: usize,
+    /// Some of the spans may have to be read by the host: none is looked at for that while the
+    /// device reads all.
+    unread: bool,
 }
 
 impl SpanMap {
     pub(crate) const fn new() -> Self {
-        Self { start: 1, spans: VecDeque::new(), memory: 0 }
+        Self { start: 1, spans: VecDeque::new(), memory: 0, unread: false }
     }
 
     /// Position behind the last byte.
@@ -255,6 +258,7 @@ impl SpanMap {
     /// Appends records that are made from `source`.
     pub(crate) fn push_records(&mut self, source: Source, records: Records) {
         self.memory += source.memory();
+        self.unread |= source.unread().is_some();
         let end = self.end() + records.run.wire_len();
         self.spans.push_back(Span { end, source, records: Some(records) });
     }
@@ -268,6 +272,7 @@ impl SpanMap {
     /// Appends `len` bytes of a file.
     pub(crate) fn push_file(&mut self, source: Source, len: u64) {
         if len > 0 {
+            self.unread |= source.unread().is_some();
             let end = self.end() + len;
             self.spans.push_back(Span { end, source, records: None });
         }
@@ -298,6 +303,7 @@ impl SpanMap {
                 self.spans.pop_front();
             }
         }
+        self.unread &= !self.spans.is_empty();
     }
 
     /// The end of the record, or of the PDU, that has bytes before and behind `position`;
@@ -350,6 +356,9 @@ impl SpanMap {
     /// sent, or of the record or the PDU that it lies in; the file and offset of it, how many bytes
     /// of content follow, and the least that a read must bring.
     pub(crate) fn first_unread(&self, position: u64) -> Option<Unread> {
+        if !self.unread {
+            return None;
+        }
         (self.index_of(position)..self.spans.len()).find_map(|index| {
             let span = &self.spans[index];
             let (file, offset) = span.source.unread()?;
@@ -522,6 +531,7 @@ impl SpanMap {
     /// The device is gone, or some of its contexts are: what it would have read the host reads, and
     /// seals, and computes digests of. What is in memory is made at once.
     pub(crate) fn read_on_host(&mut self, sealer: Option<&Sealer>, mut pdus: Option<&mut Pdus>) {
+        self.unread = true;
         let mut index = 0;
         while index < self.spans.len() {
             let before = self.spans.len();

@@ -120,7 +120,7 @@ impl<A: App> HostThread<A> {
 
     fn give_ops(&mut self, now: Instant) -> bool {
         let mut any = false;
-        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
+        while let Some(op) = self.next_op(now) {
             if let Err(op) = self.queue.ops.push(op) {
                 self.waiting = Some(op);
                 break;
@@ -136,6 +136,11 @@ impl<A: App> HostThread<A> {
             self.queue.device_bell.ring();
         }
         any
+    }
+
+    /// The next operation. An operation is large: one that does not wait is not moved.
+    fn next_op(&mut self, now: Instant) -> Option<Op> {
+        if self.waiting.is_some() { self.waiting.take() } else { self.host.poll_op(now) }
     }
 
     fn give_requests(&mut self) -> bool {

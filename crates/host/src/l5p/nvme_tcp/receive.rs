@@ -132,6 +132,17 @@ impl Receiver {
         self.count += 1;
     }
 
+    /// Takes what is missing to `wanted` bytes of a header or a digest; gives how many that were.
+    fn gather(&mut self, bytes: &[u8], wanted: usize) -> usize {
+        let take = bytes.len().min(wanted.saturating_sub(self.have));
+        let end = self.have + take;
+        if let Some(room) = self.front.get_mut(self.have..end) {
+            room.copy_from_slice(&bytes[..take]);
+        }
+        self.have = end;
+        take
+    }
+
     fn advance(&mut self, bytes: usize) {
         self.position += u32::try_from(bytes).unwrap_or(0);
     }
@@ -167,9 +178,11 @@ impl Transport {
         if self.receiver.attached {
             if let Some((placed, at)) = host.nvme_placed(self.socket) {
                 run = run_at(placed, at, len);
-                let verified = core::mem::take(&mut placed.verified);
-                let room = VERIFIED_MAX.saturating_sub(self.receiver.verified.len());
-                self.receiver.verified.extend(verified.into_iter().take(room));
+                if !placed.verified.is_empty() {
+                    let verified = core::mem::take(&mut placed.verified);
+                    let room = VERIFIED_MAX.saturating_sub(self.receiver.verified.len());
+                    self.receiver.verified.extend(verified.into_iter().take(room));
+                }
             }
         }
         let taken = match &self.receiver.pdu {
@@ -209,28 +222,21 @@ impl Transport {
     }
 
     /// Gathers a header; gives how many bytes were taken.
-    fn read_header(&mut self, host: &mut Host, len: usize) -> usize {
+    fn read_header(&mut self, host: &Host, len: usize) -> usize {
         let receiver = &mut self.receiver;
         if receiver.have == 0 {
             receiver.note_boundary();
         }
-        let wanted = match receiver.front.first_chunk() {
-            Some(first) if receiver.have >= COMMON_BYTES => {
-                match Common::parse(first, &receiver.rules) {
-                    Ok(common) => front_bytes(&common),
-                    // It was found wrong when it was complete.
-                    Err(_) => COMMON_BYTES,
-                }
+        let bytes = &host.peek(self.socket)[..len];
+        let mut taken = receiver.gather(bytes, COMMON_BYTES);
+        if let Some(first) = receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
+        {
+            // Where that is wrong it is said when this is back.
+            if let Ok(common) = Common::parse(first, &receiver.rules) {
+                taken += receiver.gather(&bytes[taken..], front_bytes(&common));
             }
-            _ => COMMON_BYTES,
-        };
-        let take = len.min(wanted.saturating_sub(receiver.have));
-        let end = receiver.have + take;
-        if let Some(room) = receiver.front.get_mut(receiver.have..end) {
-            room.copy_from_slice(&host.peek(self.socket)[..take]);
         }
-        receiver.have = end;
-        take
+        taken
     }
 
     /// Reads data; gives how many bytes were taken.
@@ -271,14 +277,7 @@ impl Transport {
 
     /// Gathers a data digest; gives how many bytes were taken.
     fn read_digest(&mut self, host: &Host, len: usize) -> usize {
-        let receiver = &mut self.receiver;
-        let take = len.min((DIGEST_BYTES as usize).saturating_sub(receiver.have));
-        let end = receiver.have + take;
-        if let Some(room) = receiver.front.get_mut(receiver.have..end) {
-            room.copy_from_slice(&host.peek(self.socket)[..take]);
-        }
-        receiver.have = end;
-        take
+        self.receiver.gather(&host.peek(self.socket)[..len], DIGEST_BYTES as usize)
     }
 
     /// Goes on where a header, or a PDU, is complete.

@@ -5,10 +5,9 @@
 //! when the data is at hand ([`Host::send_pdu`]). Whatever is handed in is taken: callers bound
 //! themselves by the commands that they have open.
 
-use alloc::vec;
-
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use bytes::Bytes;
+use smallvec::{SmallVec, smallvec};
 use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
 
 use super::{Ended, Initiate, Role, Serve, Transport};
@@ -16,8 +15,9 @@ use crate::api::FileId;
 use crate::host::Host;
 use crate::l5p::nvme_tcp::tx::PduData;
 
-/// Most data in a C2HData: what has to be summed again where a part of it is lost.
-const C2H_DATA_MAX: u32 = 128 << 10;
+/// Most data in a C2HData: what has to be summed again where its end is lost. Each costs the host
+/// about as much, whatever its length; and a transmit is as long.
+const C2H_DATA_MAX: u32 = 256 << 10;
 
 /// Most data in an H2CData, where the controller takes so much. Linux's target (6.1) finds digests
 /// wrong where an R2T is answered by several of them; its own initiator sends one.
@@ -199,7 +199,8 @@ impl Transport {
         };
         let front = if data_len > 0 { common.data().start } else { common.plen } as usize;
         let bare = usize::from(common.kind.header_len());
-        let mut bytes = vec![0; front];
+        // In one piece of the heap with its count of users, of which there are two at once.
+        let mut bytes: SmallVec<[u8; 80]> = smallvec![0; front];
         let copied = bare.min(front);
         bytes[..copied].copy_from_slice(&room[..copied]);
         if common.header_bytes as usize > bare {
@@ -210,7 +211,7 @@ impl Transport {
         }
         let (now, digest) = (host.latest, common.data_digest().is_some());
         // Where the connection is gone nothing more is acknowledged, and its end is said by itself.
-        if let Ok(mark) = host.send_pdu(now, self.socket, Bytes::from(bytes), data, digest) {
+        if let Ok(mark) = host.send_pdu(now, self.socket, Bytes::from_owner(bytes), data, digest) {
             self.written = mark;
         }
         self.written

@@ -67,6 +67,20 @@ fn unread_bytes_wait_for_the_host() {
     assert_eq!(map.memory(), 110);
 }
 
+#[test]
+fn nothing_is_to_be_read_until_the_host_has_to() {
+    let mut map = SpanMap::new();
+    map.push_file(Source::Device { file: FILE, offset: 0 }, 100);
+    assert_eq!(map.first_unread(1), None);
+    map.read_on_host(None, None);
+    assert_eq!(unread(&map, 1), (1, 0, 100));
+    map.advance(101, |_, _, _| {});
+    map.push_file(Source::Device { file: FILE, offset: 0 }, 100);
+    assert_eq!(map.first_unread(101), None);
+    map.push_file(Source::Unread { file: FILE, offset: 500 }, 100);
+    assert_eq!(unread(&map, 101), (201, 500, 100));
+}
+
 proptest! {
     /// Whatever is pushed, acknowledged and asked for, the bytes at a position are always the
     /// same.

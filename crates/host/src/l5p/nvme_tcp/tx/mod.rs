@@ -153,7 +153,8 @@ impl Host {
             self.with_session(now, socket, |session, conn, cx| session.send_pdu(conn, cx, pdu));
             self.touch(socket);
         } else {
-            self.with(now, socket, |conn, cx| conn.write_pdu(cx, pdu));
+            self.touch(socket);
+            self.with_unsettled(now, socket, |conn, cx| conn.write_pdu(cx, pdu));
         }
     }
 
