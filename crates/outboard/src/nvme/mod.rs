@@ -31,6 +31,10 @@ use crate::error::Failure;
 
 pub(crate) use args::Nvme;
 
+/// Bytes of data from which lending the device a buffer for it costs the host less than copying,
+/// by `outboard bench nvme`: at 8 KiB it costs some 400 cycles more, at 16 KiB as many less.
+const DDP_IO_THRESHOLD: u32 = 12 << 10;
+
 /// Runs `outboard nvme`.
 ///
 /// # Errors
@@ -57,6 +61,7 @@ fn l5o_config(offload: OffloadArg, tls: bool) -> Option<L5oConfig> {
         tls_rx,
         nvme_tcp_tx: nvme,
         nvme_tcp_rx: nvme,
+        ddp_io_threshold: DDP_IO_THRESHOLD,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     })
 }
