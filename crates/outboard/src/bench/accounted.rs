@@ -151,7 +151,7 @@ impl Node {
             busy = true;
         }
         busy |= self.app_turn(now);
-        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(now)) {
+        while let Some(op) = self.next_op(now) {
             self.host_packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
             if let Err(op) = self.ops.0.push(op) {
                 self.waiting = Some(op);
@@ -174,6 +174,11 @@ impl Node {
             self.cycles.host += cycles() - from;
         }
         busy
+    }
+
+    /// The next operation. An operation is large: one that does not wait is not moved.
+    fn next_op(&mut self, now: Instant) -> Option<Op> {
+        if self.waiting.is_some() { self.waiting.take() } else { self.host.poll_op(now) }
     }
 
     fn app_turn(&mut self, now: Instant) -> bool {

@@ -1,7 +1,7 @@
 //! `outboard bench nvme-loss`: what loss and reordering leave of the offload of NVMe over TCP
 //! (autonomous-nic-offloads.md section 6.4, for section 5.1's protocol).
 //!
-//! Reads of 16 KiB, a PDU each, and of 256 KiB, two PDUs each, with both digests; packets of a full
+//! Reads of 16 KiB and of 256 KiB, a PDU each, with both digests; packets of a full
 //! segment each, for faults are per packet, on the initiator's wire in both directions. Of the PDUs
 //! with data that the initiator received: how many the device did whole (every byte placed, digest
 //! checked), in part and not at all, and the share of bytes placed, with the paper's algorithm and
@@ -9,6 +9,7 @@
 
 use std::io::Write as _;
 
+use base::Duration;
 use clap::Args;
 use io::fault::FaultConfig;
 use serde_json::{Value, json};
@@ -21,6 +22,8 @@ const RATES: [u32; 5] = [0, 10, 20, 30, 50];
 const SIZES: [u32; 2] = [16 << 10, 256 << 10];
 const CONNECTIONS: u32 = 32;
 const DEPTH: u16 = 4;
+/// Single packets come so fast that nobody looks at each alone.
+const MODERATION: Duration = Duration::from_micros(5);
 const NAMESPACE_BYTES: usize = 32 << 20;
 /// Bytes of reads that warm up, and that are measured.
 const WARM_BYTES: u64 = 32 << 20;
@@ -151,6 +154,7 @@ fn measure_row(
         connections: CONNECTIONS,
         faults,
         out_of_order: ours,
+        moderation: MODERATION,
         warm: WARM_BYTES.min(measured_bytes) / u64::from(bytes),
         commands: measured_bytes / u64::from(bytes),
         namespace,

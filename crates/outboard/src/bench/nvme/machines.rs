@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use wire::Endpoint;
 
 use super::ends::{self, Agreed, FILE, NvmeEnd};
-use crate::bench::accounted::{App, Cycles, Node, World};
+use crate::bench::accounted::{App, Node, World};
 use crate::bench::disk::ModelledDisk;
 use crate::bench::failed;
 use crate::bench::io_tcp::{DEVICE_MEMORY_BYTES, FAST_DISK, TRANSMIT_RING, host_config};
@@ -54,7 +54,7 @@ pub(crate) struct Way {
 }
 
 /// One run's configuration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) side: Side,
     pub(crate) way: Way,
@@ -70,6 +70,8 @@ pub(crate) struct Run<'a> {
     pub(crate) faults: FaultConfig,
     /// Whether PDUs are followed in any order, or as the paper has it.
     pub(crate) out_of_order: bool,
+    /// What happens within this time is seen together.
+    pub(crate) moderation: Duration,
     pub(crate) warm: u64,
     /// Commands to measure.
     pub(crate) commands: u64,
@@ -82,16 +84,28 @@ pub(crate) struct Namespace<'a> {
     content: Bytes,
 }
 
-/// One run's result.
+/// The result of a run, or of several of one setting.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
     pub(crate) setting: Setting,
     commands: u64,
-    cycles: Cycles,
-    /// Cycles of digests that the host computed.
-    digests: u64,
+    /// Parts of the runs, one after the other.
+    slices: Vec<Slice>,
     counters: BTreeMap<&'static str, u64>,
 }
+
+/// Cycles of a part of a run, per command.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    host: f64,
+    /// Of these, digests.
+    digests: f64,
+    device: f64,
+}
+
+/// Parts of a run: of a machine with other work the thread is stopped now and then, which falls to
+/// whatever part it happens in, so that a median of short ones is of those in which it did not.
+const SLICES: u64 = 16;
 
 impl<'a> Namespace<'a> {
     /// Makes one of so many bytes, in memory and in a file.
@@ -115,8 +129,23 @@ impl Measured {
         self.counters.get(name).copied().unwrap_or_default()
     }
 
+    /// Adds another run of the same setting.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.commands += other.commands;
+        self.slices.extend(other.slices);
+        for (name, value) in other.counters {
+            *self.counters.entry(name).or_default() += value;
+        }
+    }
+
+    fn median(&self, value: fn(&Slice) -> f64) -> f64 {
+        let mut all: Vec<f64> = self.slices.iter().map(value).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
+
     pub(crate) fn host_per_command(&self) -> f64 {
-        self.cycles.host as f64 / self.commands as f64
+        self.median(|slice| slice.host)
     }
 
     pub(crate) fn host_per_byte(&self) -> f64 {
@@ -125,11 +154,11 @@ impl Measured {
 
     /// Host cycles of data digests, per command.
     pub(crate) fn digests_per_command(&self) -> f64 {
-        self.digests as f64 / self.commands as f64
+        self.median(|slice| slice.digests)
     }
 
     pub(crate) fn device_per_byte(&self) -> f64 {
-        self.cycles.device as f64 / self.commands as f64 / f64::from(self.setting.bytes)
+        self.median(|slice| slice.device) / f64::from(self.setting.bytes)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -156,16 +185,32 @@ pub(crate) fn measure(run: &Run<'_>) -> Result<Measured, Failure> {
     let setting = run.setting;
     let mut world = build(run)?;
     world.start();
-    let node = |w: &World, side: Side| match side {
-        Side::Initiator => (w.client.cycles, w.client.counters(), w.nvme()[1].digests.cycles()),
-        _ => (w.server.cycles, w.server.counters(), w.nvme()[0].digests.cycles()),
+    let node = |w: &World| match setting.side {
+        Side::Initiator => (w.client.cycles, w.nvme()[1].digests.cycles()),
+        _ => (w.server.cycles, w.nvme()[0].digests.cycles()),
+    };
+    let counters = |w: &World| match setting.side {
+        Side::Initiator => w.client.counters(),
+        _ => w.server.counters(),
     };
     let done = |w: &World| w.nvme()[1].commands;
     let wrong = |w: &World| w.nvme().iter().any(|end| !end.errors.is_empty());
     let mut alive = world.run_until(|w| done(w) >= run.warm || wrong(w));
-    let (cycles, before, digests) = node(&world, setting.side);
-    let from = done(&world);
-    alive = alive && world.run_until(|w| done(w) >= from + run.commands || wrong(w));
+    let (before, from) = (counters(&world), done(&world));
+    let mut slices = Vec::new();
+    for part in 1..=SLICES {
+        let (mark, (cycles, digests)) = (done(&world), node(&world));
+        let until = from + run.commands * part / SLICES;
+        alive = alive && world.run_until(|w| done(w) >= until || wrong(w));
+        let ((after, digested), commands) = (node(&world), (done(&world) - mark) as f64);
+        if commands > 0.0 {
+            slices.push(Slice {
+                host: (after.host - cycles.host) as f64 / commands,
+                digests: (digested - digests) as f64 / commands,
+                device: (after.device - cycles.device) as f64 / commands,
+            });
+        }
+    }
     if !alive || wrong(&world) {
         let what = world.nvme().iter().find_map(|end| end.errors.first().cloned());
         return Err(Failure::System(format!(
@@ -173,18 +218,12 @@ pub(crate) fn measure(run: &Run<'_>) -> Result<Measured, Failure> {
             what.unwrap_or_else(|| "nothing left to happen".to_owned())
         )));
     }
-    let (after, mut counters, digested) = node(&world, setting.side);
+    let mut counters = counters(&world);
     counters.retain(|name, value| {
         *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
         *value > 0
     });
-    let cycles = Cycles {
-        host: after.host - cycles.host,
-        device: after.device - cycles.device,
-        wire: after.wire - cycles.wire,
-    };
-    let commands = done(&world) - from;
-    Ok(Measured { setting, commands, cycles, digests: digested - digests, counters })
+    Ok(Measured { setting, commands: done(&world) - from, slices, counters })
 }
 
 /// A silent fallback to software is the characteristic bug: the path that was asked for has to be
@@ -250,9 +289,7 @@ fn build(run: &Run<'_>) -> Result<World, Failure> {
     let server = node(run, ("10.0.0.1", 1), target, Box::new(far), answers)?;
     let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: ends::PORT };
     let client = node(run, ("10.0.0.2", 2), NvmeEnd::initiator(agreed, remote), near, asks)?;
-    // Single packets come so fast that nobody looks at each alone.
-    let moderation = if segmentation { Duration::ZERO } else { Duration::from_micros(5) };
-    Ok(World { now: Instant::from_millis(1000), moderation, server, client })
+    Ok(World { now: Instant::from_millis(1000), moderation: run.moderation, server, client })
 }
 
 fn node(
