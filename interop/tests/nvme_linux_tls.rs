@@ -1,0 +1,192 @@
+//! NVMe over TLS with the Linux kernel at one end, by pre-shared keys: nvme-cli derives them, tlshd
+//! shakes hands, kTLS is Linux's record layer. All of it runs in a virtual machine.
+
+use interop::{ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, outboard, sha256};
+use std::process::Command;
+use std::sync::Arc;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const NQN: &str = "nqn.2026-11.io.outboard:storage";
+const LINUX_NQN: &str = "nqn.2026-11.org.example:linux";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
+const HOST_ID: &str = "11111111-1111-4111-8111-111111111111";
+/// Made by `nvme gen-tls-key --hmac 1 --secret 0001..1f`. Keys with SHA-384 are of no use: GnuTLS
+/// 3.8.9 binds them with SHA-256, so that two ends of Linux find no suite that kTLS has.
+const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const OTHER_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+/// Starts what shakes hands for the kernel, and gives it a key.
+fn keyed(subsystem: &str, key: &str, version: u8) -> String {
+    format!(
+        "set -e\n\
+         tlshd -s >/tmp/tlshd.log 2>&1 &\n\
+         nvme check-tls-key -i -n {HOST} -c {subsystem} -I {version} -d {key}\n"
+    )
+}
+
+/// What Linux's initiator does to connect. tlshd may not be there yet, then it is done again.
+fn connect(options: &str) -> String {
+    format!(
+        "for try in 1 2 3 4 5; do\n\
+           echo 'transport=tcp,traddr={ADDR},trsvcid=4420,nqn={NQN},hostnqn={HOST},\
+             hostid={HOST_ID},tls{options}' >/dev/nvme-fabrics && break\n\
+           sleep 1\n\
+         done\n"
+    )
+}
+
+/// Until the namespace is there; says what was wrong where it never will.
+const WAIT: &str = "\
+    [ -e /dev/nvme0 ] || { cat /tmp/tlshd.log; dmesg | tail; exit 1; }\n\
+    until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n";
+
+/// Writes, reads, and a file system; ends in order.
+const WORK: &str = "\
+    dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
+    dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=256k count=32 iflag=direct 2>/dev/null\n\
+    cmp /tmp/data /tmp/back\n\
+    mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cp /tmp/data /mnt/data\n\
+    sync\n\
+    umount /mnt\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cmp /tmp/data /mnt/data\n\
+    umount /mnt\n\
+    echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
+
+struct Lab {
+    server: Server,
+    files: Files,
+}
+
+impl Lab {
+    /// A target that takes connections with a key alone.
+    fn start(options: &[&str]) -> Self {
+        let files = Files::new(TMP);
+        let disk = files.write("disk", b"");
+        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
+        file.set_len(48 << 20).expect("a file can be so long");
+        let key = format!("{HOST}={KEY}");
+        let disk = disk.to_str().expect("UTF-8");
+        let all = ["--gateway", PEER, "--namespace", disk, "--tls-psk", &key];
+        let derivation = ["--tls-psk-derivation", "libnvme"];
+        let options = [&all[..], &derivation, options].concat();
+        Self { server: Server::nvme_target(Arc::new(Netns::new()), &options), files }
+    }
+
+    fn run(&self, script: &str) -> String {
+        let vm = Vm::start(|program| self.server.command(program), self.files.path(), script);
+        vm.finish()
+    }
+}
+
+/// Runs a command to a good end; gives what it printed.
+fn printed(command: &mut Command) -> String {
+    let output = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}: {out}{err}", output.status);
+    out
+}
+
+fn moved(lab: &Lab, names: &[&str]) {
+    let counters = lab.server.stat();
+    for name in names {
+        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
+    }
+}
+
+/// What the device has to have done in both directions, for TLS and for NVMe/TCP in it.
+const OFFLOADED: [&str; 6] = [
+    "tls_rx_records_full",
+    "tls_tx_device",
+    "nvme_rx_placed_bytes",
+    "nvmet_reads",
+    "nvmet_writes",
+    "nvmet_flushes",
+];
+
+#[test]
+fn linux_with_a_key_of_version_1() {
+    let lab = Lab::start(&[]);
+    let connect = connect(",hdr_digest,data_digest");
+    let said = lab.run(&(keyed(NQN, KEY, 1) + &connect + WAIT + WORK));
+    assert!(!said.contains("I/O error"), "{said}");
+    moved(&lab, &OFFLOADED);
+    moved(&lab, &["nvme_rx_digests_device", "nvme_tx_digests_device"]);
+}
+
+#[test]
+fn linux_with_a_key_of_version_0_on_a_bad_wire() {
+    let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01"]);
+    let said = lab.run(&(keyed(NQN, KEY, 0) + &connect(",nr_io_queues=2") + WAIT + WORK));
+    assert!(!said.contains("I/O error"), "{said}");
+    moved(&lab, &OFFLOADED);
+}
+
+#[test]
+fn linux_with_another_key() {
+    let lab = Lab::start(&[]);
+    let script = keyed(NQN, OTHER_KEY, 0) + &connect("") + "ls /dev/nvme0 || echo refused\n";
+    let said = lab.run(&script);
+    assert!(said.contains("refused"), "{said}");
+    moved(&lab, &["nvmet_tls_handshakes_failed"]);
+    assert_eq!(lab.server.stat().get("nvmet_controllers"), 0);
+}
+
+/// Linux's target on a loop device, that takes connections with a key alone.
+fn linux_target() -> String {
+    format!(
+        "dd if=/dev/zero of=/tmp/disk bs=1M count=32 2>/dev/null\n\
+         losetup /dev/loop0 /tmp/disk\n\
+         cd /sys/kernel/config/nvmet\n\
+         mkdir subsystems/{LINUX_NQN}\n\
+         mkdir subsystems/{LINUX_NQN}/namespaces/1\n\
+         echo 1 >subsystems/{LINUX_NQN}/attr_allow_any_host\n\
+         echo -n /dev/loop0 >subsystems/{LINUX_NQN}/namespaces/1/device_path\n\
+         echo 1 >subsystems/{LINUX_NQN}/namespaces/1/enable\n\
+         mkdir ports/1\n\
+         cd ports/1\n\
+         echo tcp >addr_trtype\n\
+         echo ipv4 >addr_adrfam\n\
+         echo {VM_ADDR} >addr_traddr\n\
+         echo 4420 >addr_trsvcid\n\
+         echo tls1.3 >addr_tsas\n\
+         echo required >addr_treq\n\
+         ln -s /sys/kernel/config/nvmet/subsystems/{LINUX_NQN} subsystems/\n\
+         until grep -q linked /tmp/tlshd.log; do sleep 0.1; done\n\
+         echo target: ready\n\
+         sleep 600\n"
+    )
+}
+
+#[test]
+fn linux_is_the_target() {
+    for version in [0, 1] {
+        let (netns, files) = (Netns::new(), Files::new(TMP));
+        let script = keyed(LINUX_NQN, KEY, version) + &linux_target();
+        let mut vm = Vm::start(|program| netns.command(program), files.path(), &script);
+        vm.wait_for("target: ready");
+        let run = |verb: &str, more: &[&str]| {
+            let mut command = outboard(&netns);
+            command.args(["nvme", verb, VM_ADDR, "--gateway", PEER, "--control"]);
+            command.arg(files.path().join("control")).args(["--nqn", LINUX_NQN]);
+            command.args(["--hostnqn", HOST, "--ctrl-loss-timeout", "30", "--tls-psk", KEY]);
+            command.args(["--tls-psk-derivation", "libnvme", "--tls-psk-version"]);
+            printed(command.arg(version.to_string()).args(["--header-digest"]).args(more))
+        };
+        let list = run("list", &["--json"]);
+        assert!(list.contains("\"bytes\": 33554432"), "{list}");
+        let data = files.fill("data", 5 << 20);
+        let (input, back) = (data.to_str().expect("UTF-8"), files.path().join("back"));
+        run("write", &["--input", input, "--data-digest"]);
+        let output = back.to_str().expect("UTF-8");
+        run("read", &["--length", "5242880", "--output", output, "--data-digest"]);
+        assert_eq!(sha256(&back), sha256(&data));
+        let said = run("fio", &["--requests", "2000", "--writes", "40", "--json"]);
+        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert!(said["verified"].as_u64() > Some(0), "{said}");
+    }
+}
