@@ -420,6 +420,9 @@ impl Connection {
             self.count_digests(cx);
             // What it has of the file it will not send: what was handed over comes again.
             self.snd.void_before = self.snd.next_tag;
+            if let Some(pdus) = &mut self.snd.pdus {
+                pdus.note_all_left();
+            }
             self.snd.flight.depart_all(cx.now);
             self.snd.flight.mark_lost(|_| true);
             self.rearm_retransmit(cx);
@@ -458,6 +461,9 @@ impl Connection {
         delay: Duration,
         outcome: TransmitOutcome,
     ) {
+        if let Some(pdus) = &mut self.snd.pdus {
+            pdus.note_left(tag);
+        }
         if self.state == State::Closed {
             self.snd.flight.echo(tag, delay);
             self.release_waiting(cx);
@@ -535,6 +541,7 @@ impl Connection {
         }
         if let Some(pdus) = &mut self.snd.pdus {
             pdus.take_context();
+            pdus.note_all_left();
         }
         self.snd.read_on_host();
         self.count_digests(cx);

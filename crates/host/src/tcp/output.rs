@@ -399,6 +399,9 @@ impl Connection {
             // The user time-out counts from here, however long nothing was sent before (RFC 5482).
             self.snd.progress_at = cx.now;
         }
+        if let (true, Some(pdus)) = (again && pending, &mut self.snd.pdus) {
+            pdus.note_reread(start, tag);
+        }
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, tag, pending);
         } else {

@@ -122,6 +122,9 @@ pub(crate) struct Pdus {
     marks: VecDeque<(u64, u64)>,
     /// The same of the last that it has.
     acknowledged: u64,
+    /// Where the first retransmission begins that the device still reads bytes for, and the tag of
+    /// the last.
+    rereads: Option<(u64, u32)>,
 }
 
 impl fmt::Debug for Pdus {
@@ -177,8 +180,32 @@ impl Pdus {
         self.written
     }
 
+    /// Bytes from `start` on are sent again by the transmit `tag`, which the device reads a file for
+    /// or which waits behind such a one. Until it has left they are not done with, though the first
+    /// copy was acknowledged meanwhile: what leaves may not differ from it, under TLS least of all.
+    pub(crate) fn note_reread(&mut self, start: u64, tag: u32) {
+        let first = self.rereads.map_or(start, |(first, _)| first.min(start));
+        self.rereads = Some((first, tag));
+    }
+
+    /// The transmit `tag` has left, or never will, as those before it.
+    pub(crate) fn note_left(&mut self, tag: u32) {
+        self.rereads = self.rereads.filter(|(_, last)| *last != tag);
+    }
+
+    /// Nothing of what was handed over before leaves any more.
+    pub(crate) const fn note_all_left(&mut self) {
+        self.rereads = None;
+    }
+
+    /// Up to where nobody reads the stream's bytes any more, of which `una` is acknowledged.
+    fn settled(&self, una: u64) -> u64 {
+        self.rereads.map_or(una, |(first, _)| first.min(una))
+    }
+
     /// The PDU with this mark ends at `position` of the stream, of which `una` is acknowledged.
     pub(crate) fn note(&mut self, mark: u64, position: u64, una: u64) {
+        let una = self.settled(una);
         while let Some(&(mark, _)) = self.marks.front().filter(|(_, end)| *end <= una) {
             self.acknowledged = mark;
             self.marks.pop_front();
@@ -186,8 +213,9 @@ impl Pdus {
         self.marks.push_back((mark, position));
     }
 
-    /// The mark of the last PDU of which every byte is before `una`.
+    /// The mark of the last PDU of which every byte is before `una`, and done with.
     pub(crate) fn acknowledged(&self, una: u64) -> u64 {
+        let una = self.settled(una);
         let behind = self.marks.partition_point(|(_, end)| *end <= una);
         let last = behind.checked_sub(1).and_then(|last| self.marks.get(last));
         last.map_or(self.acknowledged, |(mark, _)| *mark)
