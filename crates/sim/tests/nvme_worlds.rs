@@ -102,6 +102,19 @@ fn users_find_what_they_wrote() {
     }
 }
 
+/// Seeds that failed once, each with what it found.
+const FOUND: [(u64, &str); 1] =
+    [(544, "a retransmission that was acknowledged while the device read it had other bytes")];
+
+#[test]
+fn seeds_that_failed_once_hold() {
+    for (seed, found) in FOUND {
+        if let Some(text) = sim::check_storage(seed).explain() {
+            panic!("{text}\nit had found: {found}");
+        }
+    }
+}
+
 /// With all offload and with none: the devices do it, or nothing of it.
 #[test]
 fn offload_is_all_or_nothing() {
