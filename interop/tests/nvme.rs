@@ -131,12 +131,14 @@ fn linux_reads_and_writes_with_digests() {
         &["nvmet_writes", "nvmet_flushes", "rx_nvmeotcp_bytes", "tx_nvmeotcp_digests"],
     );
     // What a TAP device has dropped, and came again, the host may have to sum.
-    still(&counters, &["nvme_tx_digests_host", "nvme_data_digest_errors", "nvme_rx_sw"]);
+    still(&counters, &["nvme_tx_digests_host", "nvme_rx_sw"]);
     lab.check_file_system();
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     let (wrong, pdus) = dissect(&capture);
-    assert_eq!(wrong, "", "tshark finds nothing wrong");
+    // A digest that we find wrong is wrong on the wire.
+    let errors = counters.get("nvme_data_digest_errors");
+    assert_eq!(wrong.lines().count() as u64, errors, "tshark finds nothing else wrong: {wrong}");
     assert!(pdus > 100, "{pdus} PDUs");
 }
 

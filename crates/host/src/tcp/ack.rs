@@ -178,7 +178,8 @@ impl Connection {
     /// Frees what was acknowledged and tells the device, a threshold's worth at a time (IO-TCP
     /// section 3.5).
     fn advance_una(&mut self, cx: &mut Cx<'_>, una: u64) {
-        /// The paper has 32 KB; a transmit is eight times that, and each costs the host an operation.
+        /// The paper has 32 KB; a transmit is eight times that, and each report costs the host an
+        /// operation.
         const REPORT_BYTES: u64 = 256 * 1024;
         self.snd.una = una;
         self.snd.progress_at = cx.now;

@@ -202,6 +202,8 @@ pub(crate) struct Connection {
     pub(crate) last_ack_sent: SeqNum,
     /// When TS.Recent was set: it expires (RFC 7323 section 5.5).
     pub(crate) ts_recent_at: Instant,
+    /// What the peer last echoed of our timestamps: its TS.Recent.
+    pub(crate) ts_echoed: u32,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) user_timeout: Duration,
     /// When a challenge acknowledgment was last sent.
@@ -291,6 +293,7 @@ impl Connection {
             timers: Timers::new(),
             last_ack_sent: irs + 1,
             ts_recent_at: now,
+            ts_echoed: 0,
             keep_alive: None,
             user_timeout: config.user_timeout,
             challenged_at: Instant::ZERO,

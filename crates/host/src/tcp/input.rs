@@ -189,6 +189,7 @@ impl Connection {
         let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
             return;
         };
+        self.ts_echoed = ts.echo;
         let newer = SeqNum(ts.value).ge(SeqNum(self.options.ts_recent));
         if newer && segment.seq.le(self.last_ack_sent) {
             self.options.ts_recent = ts.value;

@@ -6,7 +6,7 @@
 //! from a file leave together.
 
 use abi::{FlowId, Part, Parts};
-use base::{Duration, Instant};
+use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use super::ack::timestamp;
@@ -101,7 +101,13 @@ impl Connection {
         if let (Some(ts), Some((_, handed))) = (&mut segment.options.timestamps, waiting) {
             // No younger than that of what waits, which PAWS would drop otherwise (RFC 7323 section
             // 5.2).
-            ts.value = timestamp(handed, self.options.ts_offset);
+            let offset = self.options.ts_offset;
+            let [handed, now] = [handed, cx.now].map(|at| timestamp(at, offset));
+            // Nor older than what the peer has seen: what waited before that has left with a
+            // timestamp that the device has moved on, and so will this.
+            let seen = SeqNum(self.ts_echoed);
+            let moved_on = SeqNum(handed).lt(seen) && seen.le(SeqNum(now));
+            ts.value = if moved_on { self.ts_echoed } else { handed };
         }
         if self.options.sack && self.rcv.has_holes() {
             self.rcv.sack_blocks(&mut segment.options, SACK_BLOCKS);
@@ -116,7 +122,7 @@ impl Connection {
 
     /// A transmit that may wait for a disk carries an acknowledgment: it counts once the transmit
     /// has left, and is sent on its own if that takes longer than an acknowledgment may be delayed.
-    fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: base::SeqNum) {
+    fn carry_ack(&mut self, cx: &Cx<'_>, tag: u32, ack: SeqNum) {
         self.snd.carried = Some((tag, ack));
         if self.rcv.delay_ack() && !self.timers.is_set(Timer::DelayedAck) {
             self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
@@ -139,7 +145,7 @@ impl Connection {
         }
     }
 
-    fn note_acked(&mut self, ack: base::SeqNum) {
+    fn note_acked(&mut self, ack: SeqNum) {
         self.last_ack_sent = ack;
         self.rcv.acked();
         self.timers.stop(Timer::DelayedAck);
@@ -178,7 +184,7 @@ impl Connection {
             source: self.tuple.local.port,
             destination: self.tuple.remote.port,
             seq: self.seq(position),
-            ack: if acks { self.rcv.ack() } else { base::SeqNum(0) },
+            ack: if acks { self.rcv.ack() } else { SeqNum(0) },
             flags,
             window: self.rcv.offer(cx.config.receive_bytes_max, self.snd.mss),
             options: Options { timestamps, ..Options::default() },

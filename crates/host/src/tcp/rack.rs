@@ -241,7 +241,9 @@ mod tests {
                 una = if what == 2 { una.max(end) } else { una };
                 let found = rack.detect(now, &mut flight, &rtt, 100, false);
                 let window = other.rtt + other.reordering_window(&slow, &rtt, 100, false);
-                let all = if other.end == 0 { (false, None) } else { other.scan(now, &mut slow, window) };
+                let nothing = other.end == 0;
+                let all = other.scan(now, &mut slow, window);
+                let all = if nothing { (false, None) } else { all };
                 prop_assert_eq!(found, all);
                 prop_assert_eq!(flight.next_lost(), slow.next_lost());
             }

@@ -101,7 +101,7 @@ pub(crate) fn check(
         && scenario.is_quick()
         && scenario.resets == 0
         && scenario.crowd.vanish == 0
-        && (scenario.storage.as_ref()).is_none_or(|s| s.is_plain() && !scenario.disk.any())
+        && (scenario.storage.as_ref()).is_none_or(|storage| storage.is_plain())
     {
         let overshoots = scenario.overshoots();
         for name in CALM_NET {

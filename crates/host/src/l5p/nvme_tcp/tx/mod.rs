@@ -159,7 +159,8 @@ impl Host {
     }
 
     /// The largest result of [`Self::send_pdu`] all of whose bytes the peer's TCP has acknowledged,
-    /// and which the device reads no more, for a retransmission that was in vain; zero where there is none.
+    /// and which the device reads no more, for a retransmission that was in vain; zero where there
+    /// is none.
     #[must_use]
     pub fn pdus_acknowledged(&self, socket: SocketId) -> u64 {
         let conn = self.table.get(socket);

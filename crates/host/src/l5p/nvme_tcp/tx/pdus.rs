@@ -180,9 +180,10 @@ impl Pdus {
         self.written
     }
 
-    /// Bytes from `start` on are sent again by the transmit `tag`, which the device reads a file for
-    /// or which waits behind such a one. Until it has left they are not done with, though the first
-    /// copy was acknowledged meanwhile: what leaves may not differ from it, under TLS least of all.
+    /// Bytes from `start` on are sent again by the transmit `tag`, which the device reads a file
+    /// for or which waits behind such a one. Until it has left they are not done with, though the
+    /// first copy was acknowledged meanwhile: what leaves may not differ from it, under TLS least
+    /// of all.
     pub(crate) fn note_reread(&mut self, start: u64, tag: u32) {
         let first = self.rereads.map_or(start, |(first, _)| first.min(start));
         self.rereads = Some((first, tag));
