@@ -515,8 +515,8 @@ fn keys_change() {
     }
 }
 
-/// RFC 8446 section 4.6.3: many requests are answered once, before the next data; so nothing is kept
-/// for a peer that asks and does not read.
+/// RFC 8446 section 4.6.3: many requests are answered once, before the next data; so nothing is
+/// kept for a peer that asks and does not read.
 #[test]
 fn keys_that_change_again_and_again() {
     let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));

@@ -406,8 +406,8 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// Ends a command that waits for memory, its range or an event. Says whether it does: what data was
-    /// asked for comes, and what the disk does cannot be taken back.
+    /// Ends a command that waits for memory, its range or an event. Says whether it does: what data
+    /// was asked for comes, and what the disk does cannot be taken back.
     pub(super) fn abort(&mut self, cid: u16) -> bool {
         let queue = self.conn.queue.as_ref().filter(|queue| queue.is.qid == 0);
         let controller = queue.and_then(|queue| self.shared.controllers.get_mut(queue.is.cntlid));
