@@ -44,7 +44,7 @@ use self::command::{Data, Limits};
 pub use self::config::{Config, Event, State};
 pub use self::counters::InitiatorCounters;
 pub use self::discovery::{Discovery, DiscoveryError};
-use self::queue::{Answer, Happened, Owner};
+use self::queue::{Answer, Happened, Owner, Queue};
 pub use self::recovery::BackOff;
 use self::recovery::{Changes, Outage};
 
@@ -276,9 +276,12 @@ impl Initiator {
         let phase = core::mem::replace(&mut self.phase, Phase::Closed);
         match phase {
             Phase::Up(mut association) => {
-                self.take_back(host, now, &mut association);
-                let orderly = association.live;
-                hang_up(host, now, &association, usize::from(orderly), true);
+                // Data has nowhere to go any more. Then the end of the connections has to do.
+                let busy = association.queues.get(ADMIN).is_some_and(Queue::awaits_data);
+                let orderly = association.live && !busy;
+                let first = if orderly { ADMIN + 1 } else { ADMIN };
+                self.take_back(host, now, &mut association, first);
+                hang_up(host, now, &association, first, true);
                 if orderly {
                     let (config, counters) = (&self.config, &mut self.counters);
                     association.shut_down(&mut Cx { host, now, config, counters });
@@ -318,7 +321,7 @@ impl Initiator {
     ) -> Result<Namespace, Error> {
         match &self.phase {
             Phase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
-            Phase::Closed => return Err(Error::Closed),
+            Phase::Closing(..) | Phase::Closed => return Err(Error::Closed),
             _ => {}
         }
         let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
@@ -522,7 +525,7 @@ impl Initiator {
             };
             *counter += 1;
             let orderly = matches!(loss, Loss::Connection(_) | Loss::Insecure(_));
-            let open = self.take_back(host, now, &mut association);
+            let open = self.take_back(host, now, &mut association, ADMIN);
             hang_up(host, now, &association, ADMIN, orderly);
             for (queue, serial) in open {
                 // Those of other queues have nothing to do with it.
@@ -555,15 +558,16 @@ impl Initiator {
     }
 
     /// Gives the requests that were open on the queues, which have their buffers again, each with
-    /// the place of its queue.
+    /// the place of its queue. Queues before `first` go on.
     fn take_back(
         &mut self,
         host: &mut Host,
         now: Instant,
         association: &mut Association,
+        first: usize,
     ) -> Vec<(usize, u64)> {
         let mut serials = Vec::new();
-        for (index, queue) in association.queues.iter_mut().enumerate() {
+        for (index, queue) in association.queues.iter_mut().enumerate().skip(first) {
             for (owner, buffer) in queue.abandon(host, now, &mut self.counters) {
                 let Owner::Request(serial) = owner else { continue };
                 serials.push((index, serial));

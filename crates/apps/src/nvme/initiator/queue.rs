@@ -159,6 +159,11 @@ impl Queue {
         (self.most as usize).saturating_sub(self.in_flight)
     }
 
+    /// Whether data is to come for a command.
+    pub(super) fn awaits_data(&self) -> bool {
+        self.open.iter().flatten().any(|open| matches!(open.moves, Moves::In { .. }))
+    }
+
     /// SQSIZE: one less than its entries.
     pub(super) const fn sqsize(&self) -> u16 {
         self.most
