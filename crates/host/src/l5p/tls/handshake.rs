@@ -15,6 +15,7 @@ use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, Un
 use rustls::{ClientConfig, ExtractedSecrets, ServerConfig};
 
 use super::open::Kernel;
+use super::record::content;
 
 /// A handshake under way.
 pub(crate) struct Handshake {
@@ -167,14 +168,20 @@ fn advance<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) 
     }
 }
 
-/// Takes what is left to be sent. rustls wants the bytes that it has not used: it looks at them
-/// again, and panics where they are not there.
+/// Takes what is left to be sent, up to the alert. Asked once more rustls would look at its input
+/// again, and panic: of bytes that are gone, or of the second alert that they are worth.
 fn drain<P: Process>(conn: &mut P, incoming: &mut Vec<u8>, out: &mut Vec<u8>) {
     loop {
+        let start = out.len();
         let UnbufferedStatus { discard, state, .. } = conn.process(incoming);
         let Ok(ConnectionState::EncodeTlsData(mut data)) = state else { return };
         append(out, |free| data.encode(free));
         incoming.drain(..discard);
+        // An alert is sealed where there are keys already.
+        let last = [content::ALERT, content::APPLICATION_DATA];
+        if out.get(start).is_none_or(|kind| last.contains(kind)) {
+            return;
+        }
     }
 }
 
