@@ -539,11 +539,9 @@ impl Connection {
             return;
         }
         self.snd.void_before = self.snd.next_tag;
-        if let Some(sealer) = &mut self.snd.sealer {
-            sealer.lose(None);
-        }
+        // What was in the ring when it was reset it has made since.
+        cx.out.ops.extend(self.snd.take_contexts().map(|context| Op::L5oDestroy { context }));
         if let Some(pdus) = &mut self.snd.pdus {
-            pdus.take_context();
             pdus.note_all_left();
         }
         self.snd.read_on_host();

@@ -4,7 +4,6 @@ use base::{Duration, Instant};
 
 use super::conn::{Connection, Cx};
 use super::recovery::Phase;
-use super::state::State;
 use super::timers::{Retransmit, Timer};
 use crate::api::SocketError;
 
@@ -44,7 +43,7 @@ impl Connection {
     /// 5482).
     fn gives_up(&mut self, cx: &mut Cx<'_>) -> bool {
         let silent = cx.now.since(self.snd.progress_at);
-        let opening = matches!(self.state, State::SynSent | State::SynReceived);
+        let opening = self.is_opening();
         let up =
             silent > self.user_timeout || opening && self.snd.rtt.backoff >= cx.config.syn_retries;
         if up {
@@ -62,7 +61,7 @@ impl Connection {
         cx.out.counters.tcp_timeouts += 1;
         self.snd.rtt.backoff = self.snd.rtt.backoff.saturating_add(1);
         self.snd.probe = None;
-        if matches!(self.state, State::SynSent | State::SynReceived) {
+        if self.is_opening() {
             self.snd.flight.resend(0, 1, cx.now, 0, false);
             self.send_syn(cx);
             self.arm_retransmit(cx, None);

@@ -37,7 +37,7 @@ impl Connection {
     pub(crate) fn output(&mut self, cx: &mut Cx<'_>) {
         match self.state {
             State::Closed | State::TimeWait => {}
-            State::SynSent | State::SynReceived => self.output_syn(cx),
+            _ if self.is_opening() => self.output_syn(cx),
             _ => {
                 self.restart_after_idle(cx.now, cx.config);
                 if self.send_lost(cx) {
@@ -58,6 +58,12 @@ impl Connection {
         }
     }
 
+    /// Whether our SYN is not acknowledged. Where both ends opened at the same time it may be
+    /// closed already (RFC 9293 section 3.10.4).
+    pub(crate) const fn is_opening(&self) -> bool {
+        self.snd.una == 0
+    }
+
     /// Our SYN, with or without an acknowledgment: RFC 9293 section 3.5.
     fn output_syn(&mut self, cx: &mut Cx<'_>) {
         if self.snd.nxt > 0 {
@@ -71,7 +77,7 @@ impl Connection {
     }
 
     pub(crate) fn send_syn(&mut self, cx: &mut Cx<'_>) {
-        let answering = self.state == State::SynReceived;
+        let answering = self.state != State::SynSent;
         let mut flags = Flags::SYN;
         if answering {
             flags = flags.with(Flags::ACK);

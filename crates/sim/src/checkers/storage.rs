@@ -156,7 +156,11 @@ fn check_counters(
     let sure = calm && side.has_room();
     let all = sure && scenario.tls.is_none() && side.does_all() && storage.is_plain();
     if all && !storage.rogue && value("nvme_ddp_refused") == 0 {
-        never(&["nvme_rx_digests_host"])?;
+        // Of a PDU whose last bytes came twice the host may have dropped the word.
+        let [by_host, by_device] = ["nvme_rx_digests_host", "nvme_rx_digests_device"].map(value);
+        if by_host > 2 + by_device / 50 {
+            return Err(format!("hosts checked {by_host} digests, devices {by_device}"));
+        }
         // Data in capsules is the host's to copy, and so is what it reads itself to be summed.
         if index > 0 {
             never(&["nvme_rx_copied_bytes", "nvme_tx_digests_host"])?;

@@ -132,7 +132,7 @@ impl Session {
             return;
         }
         if let Some(offload) = &mut self.offload {
-            offload.lost(conn.rcv.edge(), Refusal::DeviceReset);
+            offload.lost(cx.out, conn.rcv.edge(), Refusal::DeviceReset);
         }
         if conn.state.may_write() {
             self.install_tx(conn, cx);

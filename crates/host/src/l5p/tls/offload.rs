@@ -172,9 +172,9 @@ impl RxOffload {
         self.context = Err(why);
     }
 
-    /// The device has no context any more.
-    pub(super) fn lost(&mut self, edge: u64, why: Refusal) {
-        self.forget_context(None, edge, why);
+    /// The device has lost its contexts, but for those that it makes of what was in the ring.
+    pub(super) fn lost(&mut self, out: &mut Outbox, edge: u64, why: Refusal) {
+        self.forget_context(Some(out), edge, why);
     }
 
     fn forget_context(&mut self, out: Option<&mut Outbox>, edge: u64, why: Refusal) {
