@@ -6,7 +6,6 @@ use base::Prng;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use tempfile::TempDir;
 
 /// A folder of files to serve.
@@ -93,7 +92,7 @@ pub fn pattern(bytes: usize) -> Vec<u8> {
 #[must_use]
 pub fn sha256(path: &Path) -> String {
     let file = File::open(path).unwrap_or_else(|e| panic!("cannot open {}: {e}", path.display()));
-    let output = tool::run(tool::command("sha256sum").stdin(Stdio::from(file)));
+    let output = tool::run_on(file, &mut tool::command("sha256sum"));
     assert!(output.status.success(), "sha256sum of {}", path.display());
     first_word(&output.stdout)
 }

@@ -18,12 +18,17 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs `command` to its end; one that takes minutes is killed.
+/// Runs `command` to its end, with nothing to read; one that takes minutes is killed.
 ///
 /// # Panics
 /// Where it cannot be started.
 pub fn run(command: &mut Command) -> Output {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    run_on(Stdio::null(), command)
+}
+
+/// As [`run`], with something to read.
+pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
     match command.spawn() {
         Ok(child) => finish(child),
         Err(e) => panic!("cannot run {command:?}: {e}; `make setup` installs what tests need"),
