@@ -389,7 +389,9 @@ impl Scenario {
     /// there, for as long as a disk takes, and no echo tells of that.
     pub(crate) fn is_quick(&self) -> bool {
         let alone = self.crowd.sessions_max == 1 && self.quic.is_none();
-        self.rings.late == 0.0
+        // Users of namespaces move more over one link than any crowd of clients.
+        self.storage.is_none()
+            && self.rings.late == 0.0
             && self.pending_transmits_max > 16
             && self.backlog >= 64
             && (alone || self.links.down_bytes_per_s > 100_000_000)

@@ -101,7 +101,6 @@ pub(crate) fn check(
         && scenario.is_quick()
         && scenario.resets == 0
         && scenario.crowd.vanish == 0
-        && (scenario.storage.as_ref()).is_none_or(|storage| storage.is_plain())
     {
         // What was handed over for a context that was then refused is dropped, and comes again.
         let refused = ["tls_tx_device_refused", "nvme_tx_device_refused"];
