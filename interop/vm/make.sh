@@ -8,9 +8,6 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$1
-work=$folder/work
-root=$folder/root
 libs=usr/lib/x86_64-linux-gnu
 programs="usr/bin/keyctl usr/sbin/nvme usr/sbin/tlshd"
 
@@ -19,7 +16,11 @@ fail() {
     exit 1
 }
 
-rm -rf "$folder"
+rm -rf "$1"
+mkdir -p "$1"
+folder=$(cd "$1" && pwd) # apt takes what is relative from places of its own
+work=$folder/work
+root=$folder/root
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/packages"
 
 # An apt of our own, which knows of this release alone and changes nothing of the machine's.
