@@ -1,5 +1,5 @@
 //! What tests of the stack share: a DSL for TCP exchanges, counter assertions, two hosts joined by
-//! a small wire, and TLS of both ends ([`tls13`]).
+//! a small wire, TLS of both ends ([`tls13`]), and PDUs of NVMe/TCP ([`pdu`]).
 //!
 //! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in
 //! packetdrill. [`Pair`] is two hosts that talk to each other over a path that delays, loses,
@@ -8,12 +8,14 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod nvme;
 mod pair;
 mod peer;
 mod seg;
 mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
+pub use nvme::pdu;
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};
 pub use seg::Seg;

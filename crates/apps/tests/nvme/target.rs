@@ -21,26 +21,6 @@ use wire::nvme::status::Status;
 const SHIFT: u8 = 9;
 const BLOCKS: u64 = 4096;
 
-/// The bytes of a PDU, by the receiver's rules. `data_digest` is what the digest becomes by it.
-fn pdu(header: &Header, data: &[u8], rules: &Rules, spoil: u32) -> Vec<u8> {
-    let mut room = [0; HEADER_BYTES_MAX];
-    let common = header.write(u32::try_from(data.len()).unwrap(), rules, &mut room).unwrap();
-    let bare = usize::from(common.kind.header_len());
-    let mut out = room[..bare].to_vec();
-    if common.header_bytes as usize > bare {
-        out.extend(Provider.crc32c(0, &room[..bare]).to_le_bytes());
-    }
-    if !data.is_empty() {
-        out.resize(common.data().start as usize, 0);
-        out.extend(data);
-    }
-    if common.data_digest().is_some() {
-        out.extend((Provider.crc32c(0, data) ^ spoil).to_le_bytes());
-    }
-    assert_eq!(out.len(), common.plen as usize);
-    out
-}
-
 /// What a script does with an I/O command.
 pub(crate) enum Answer {
     /// What a good controller does.
@@ -186,7 +166,11 @@ impl Target {
         spoil: u32,
     ) {
         let Some(conn) = self.conn(socket) else { return };
-        let bytes = pdu(header, data, &conn.send, spoil);
+        let mut bytes = testkit::pdu(header, data, &conn.send, &Provider).unwrap();
+        if !data.is_empty() && conn.send.data_digest {
+            let digest = bytes.last_chunk_mut::<4>().unwrap();
+            *digest = (u32::from_le_bytes(*digest) ^ spoil).to_le_bytes();
+        }
         conn.unsent.extend(bytes);
         self.flush(host, socket);
     }

@@ -19,22 +19,8 @@ use crate::transport::{Asker, Command, Server, changing, connect, listen, text};
 const PDU_DATA: u32 = 65_536;
 const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
 
-/// A PDU with its digests.
 fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
-    let mut out = vec![0; 128];
-    let common = header.write(u32::try_from(data.len()).unwrap(), rules, &mut out).unwrap();
-    let bare = usize::from(common.kind.header_len());
-    out.truncate(bare);
-    if common.header_bytes as usize > bare {
-        out.extend_from_slice(&Provider.crc32c(0, &out).to_le_bytes());
-    }
-    out.resize(out.len().max(common.data().start as usize).min(common.plen as usize), 0);
-    out.extend_from_slice(data);
-    if common.data_digest().is_some() {
-        out.extend_from_slice(&Provider.crc32c(0, data).to_le_bytes());
-    }
-    assert_eq!(out.len(), common.plen as usize);
-    out
+    testkit::pdu(header, data, rules, &Provider).unwrap()
 }
 
 /// An initiator that writes, or a target that is read from; it knows nothing of devices.

@@ -130,20 +130,7 @@ const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, ple
 
 /// A PDU with data of zeros and right digests.
 fn pdu(header: &Header, data: u32, rules: &Rules) -> Vec<u8> {
-    let mut out = vec![0; 128];
-    let common = header.write(data, rules, &mut out).unwrap();
-    let bare = usize::from(common.kind.header_len());
-    out.truncate(bare);
-    if common.header_bytes as usize > bare {
-        let digest = Provider.crc32c(0, &out).to_le_bytes();
-        out.extend_from_slice(&digest);
-    }
-    out.resize(common.data().end as usize, 0);
-    if common.data_digest().is_some() {
-        out.extend_from_slice(&Provider.crc32c(0, &vec![0; data as usize]).to_le_bytes());
-    }
-    assert_eq!(out.len(), common.plen as usize);
-    out
+    testkit::pdu(header, &vec![0; data as usize], rules, &Provider).unwrap()
 }
 
 fn ic_req(change: impl Fn(&mut IcReq)) -> Vec<u8> {
