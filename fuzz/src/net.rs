@@ -140,19 +140,27 @@ pub(crate) struct Net<'a, S> {
     pub(crate) node: Node,
     pub(crate) subject: S,
     peer: Node,
-    socket: Option<SocketId>,
-    unsent: VecDeque<Vec<u8>>,
+    /// The connections that there are, the last of which the peer sends on.
+    sockets: Vec<SocketId>,
+    /// What it sends on each that has not been sent: a piece, and the next when nothing moves.
+    unsent: VecDeque<VecDeque<Vec<u8>>>,
+    /// A piece was sent.
+    spoke: bool,
+    /// What comes of it is awaited.
+    waits: bool,
+    connects: bool,
     /// What happens to frames, one after the other.
     fates: Input<'a>,
 }
 
 impl<'a, S: Subject> Net<'a, S> {
-    /// A peer that sends `pieces`, the second when the subject is ready. `connects`: it is the
-    /// peer that opens the connection, or else the subject, by what `make` does.
+    /// A peer that sends the pieces of `talks` on a connection each, those after the first when the
+    /// subject is ready. `connects`: it is the peer that opens connections, one after the other, or
+    /// else the subject does, by what `make` does.
     pub(crate) fn new(
         offload: bool,
         connects: bool,
-        pieces: [Vec<u8>; 2],
+        talks: impl IntoIterator<Item = VecDeque<Vec<u8>>>,
         fates: Input<'a>,
         make: impl FnOnce(&mut Host, Instant, Endpoint) -> S,
     ) -> Self {
@@ -163,21 +171,28 @@ impl<'a, S: Subject> Net<'a, S> {
             let _ = peer.host.listen(Listen { addr: None, port: PORT, backlog: 4 });
         }
         let subject = make(&mut node.host, now, at(2));
+        let (sockets, unsent) = (Vec::new(), talks.into_iter().collect());
+        let (spoke, waits) = (false, false);
         let mut net =
-            Self { now, node, subject, peer, socket: None, unsent: VecDeque::new(), fates };
-        net.unsent.extend(pieces);
+            Self { now, node, subject, peer, sockets, unsent, spoke, waits, connects, fates };
         net.settle();
-        if connects {
-            net.socket = net.peer.host.connect(now, at(1)).ok();
-        }
+        net.connect();
         net
+    }
+
+    /// The peer opens a connection, if it is to and has something to send on it.
+    fn connect(&mut self) {
+        if self.connects && !self.unsent.is_empty() {
+            let to = Endpoint { addr: [10, 77, 0, 1].into(), port: PORT };
+            self.sockets.extend(self.peer.host.connect(self.now, to));
+        }
     }
 
     /// Everything until nothing is left to happen, or it has been long enough.
     pub(crate) fn run(&mut self) {
         let end = self.now + Duration::from_secs(20);
         for _ in 0..TURNS_MAX {
-            if self.settle() {
+            if self.settle() || core::mem::take(&mut self.waits) {
                 continue;
             }
             let due = [
@@ -214,26 +229,39 @@ impl<'a, S: Subject> Net<'a, S> {
         let host = &mut self.peer.host;
         while let Some(notice) = host.poll_notice() {
             if let Notice::Accepted(_, socket) = notice {
-                self.socket = Some(socket);
+                self.sockets.push(socket);
             }
         }
-        let Some(socket) = self.socket else { return false };
-        while host.read(socket, &mut [0; 4096]) > 0 {}
-        if self.unsent.len() == 1 && !self.subject.is_ready() {
+        for &socket in &self.sockets {
+            while host.read(socket, &mut [0; 4096]) > 0 {}
+        }
+        let (Some(&socket), Some(pieces)) = (self.sockets.last(), self.unsent.front_mut()) else {
+            return false;
+        };
+        // What is not open yet would be forgotten with the shutdown.
+        if self.waits || !host.readiness(socket).writable {
             return false;
         }
-        let Some(piece) = self.unsent.front_mut() else { return false };
+        if self.spoke && !self.subject.is_ready() {
+            return false;
+        }
+        let Some(piece) = pieces.front_mut() else { return false };
         let taken = host.send(socket, Bytes::copy_from_slice(piece)).unwrap_or(0);
         piece.drain(..taken);
-        if piece.is_empty() {
-            self.unsent.pop_front();
-            if self.unsent.is_empty() {
-                // It reads on: a reset would come at a time of its own.
-                host.shutdown(socket);
-            }
-            return true;
+        if !piece.is_empty() {
+            return taken > 0;
         }
-        taken > 0
+        pieces.pop_front();
+        (self.spoke, self.waits) = (true, true);
+        if pieces.is_empty() {
+            self.unsent.pop_front();
+            self.connect();
+        }
+        if self.unsent.is_empty() {
+            // It reads on: a reset would come at a time of its own.
+            self.sockets.iter().for_each(|&socket| self.peer.host.shutdown(socket));
+        }
+        true
     }
 
     /// Frames to the subject: as they are, after the next one, twice, or never.

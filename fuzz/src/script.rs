@@ -1,35 +1,22 @@
 //! PDUs that are right in some of their parts, as inputs choose: raw bytes hardly ever get past a
 //! digest.
 
-use abi::crypto::CryptoProvider as _;
+use std::collections::VecDeque;
+
 use crypto::Provider;
-use wire::nvme::pdu::{
-    DataHeader, Fault, Fes, HEADER_BYTES_MAX, Header, IcReq, IcResp, R2t, Rules,
-};
+use wire::nvme::command::{Blocks, Command, Sgl, io};
+use wire::nvme::pdu::{DataHeader, Fault, Fes, Header, IcReq, IcResp, R2t, Rules};
 
 use crate::input::Input;
 
+/// Bytes of a namespace's block.
+const BLOCK_BYTES: u32 = 4096;
 /// Most bytes of a script's stream.
 const STREAM_BYTES_MAX: usize = 64 << 10;
 
-/// The bytes of a PDU, by the receiver's rules, with the digests that it is to have.
+/// A PDU with the digests that it is to have; nothing where there is no such PDU.
 pub(crate) fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
-    let mut room = [0; HEADER_BYTES_MAX];
-    let len = u32::try_from(data.len()).unwrap_or(0);
-    let Some(common) = header.write(len, rules, &mut room) else { return Vec::new() };
-    let bare = usize::from(common.kind.header_len());
-    let mut out = room[..bare].to_vec();
-    if common.header_bytes as usize > bare {
-        out.extend(Provider.crc32c(0, &room[..bare]).to_le_bytes());
-    }
-    if !data.is_empty() {
-        out.resize(common.data().start as usize, 0);
-        out.extend(data);
-    }
-    if common.data_digest().is_some() {
-        out.extend(Provider.crc32c(0, data).to_le_bytes());
-    }
-    out
+    testkit::pdu(header, data, rules, &Provider).unwrap_or_default()
 }
 
 /// An ICReq that is right.
@@ -45,41 +32,66 @@ pub(crate) const fn response(rules: &Rules) -> Header {
     Header::ICResp(IcResp { pfv, cpda, header_digest, data_digest, maxh2cdata })
 }
 
-/// What a peer sends.
-pub(crate) fn stream(input: &mut Input<'_>, rules: &Rules) -> Vec<u8> {
-    let mut out = Vec::new();
-    while !input.is_empty() && out.len() < STREAM_BYTES_MAX {
-        let from = out.len();
+/// What a peer sends: `first`, and pieces that each wait for what comes of those before.
+pub(crate) fn stream(first: Vec<u8>, input: &mut Input<'_>, rules: &Rules) -> VecDeque<Vec<u8>> {
+    let (mut pieces, mut piece, mut all) = (VecDeque::from([first]), Vec::new(), 0);
+    while !input.is_empty() && all < STREAM_BYTES_MAX {
         let kind = input.byte();
-        if kind % 16 == 15 {
+        let mut bytes = if kind % 16 == 15 {
             let len = usize::from(input.byte());
-            out.extend_from_slice(input.take(len));
+            input.take(len).to_vec()
         } else {
             let (header, data) = any(kind % 16, input);
-            out.extend(pdu(&header, &data, rules));
-        }
+            pdu(&header, &data, rules)
+        };
         if kind & 0x80 != 0 {
             let (at, with) = (usize::from(input.u16()), input.byte());
-            if let Some(byte) = out.get_mut(from..).and_then(|pdu| pdu.get_mut(at)) {
+            if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= with;
             }
         }
+        all += bytes.len();
+        piece.extend(bytes);
+        if kind & 0x40 != 0 {
+            pieces.push_back(core::mem::take(&mut piece));
+        }
     }
-    out
+    pieces.push_back(piece);
+    pieces
 }
 
 /// A header with its data.
 fn any(kind: u8, input: &mut Input<'_>) -> (Header, Vec<u8>) {
     match kind {
-        0 | 1 => (Header::CapsuleCmd(input.array()), Vec::new()),
-        2 | 3 => {
+        0 => (Header::CapsuleCmd(input.array()), Vec::new()),
+        1 => {
+            let command = blocks(input);
+            let len = Blocks::of(&command).count * BLOCK_BYTES;
+            let command = command.with_data(Sgl::Transport { len });
+            (Header::CapsuleCmd(command.to_bytes()), Vec::new())
+        }
+        2 => {
             let entry = input.array();
             (Header::CapsuleCmd(entry), data(input))
         }
+        3 => {
+            let (command, data) = (blocks(input), data(input));
+            let len = u32::try_from(data.len()).unwrap_or(0);
+            let command = command.with_data(Sgl::InCapsule { offset: 0, len });
+            (Header::CapsuleCmd(command.to_bytes()), data)
+        }
         4 => (Header::CapsuleResp(input.array()), Vec::new()),
-        5 | 6 => {
+        5 => {
             let data = data(input);
             (Header::H2CData(data_header(input, data.len())), data)
+        }
+        6 => {
+            // All that an R2T asks for, where the tags are right.
+            let (tags, kind) = (input.byte(), input.byte());
+            let (cccid, ttag) = ((tags & 15).into(), (tags >> 4).into());
+            let len = (u32::from(kind & 3) + 1) * BLOCK_BYTES;
+            let header = DataHeader { cccid, ttag, offset: 0, len, last: true, success: false };
+            (Header::H2CData(header), bytes(len, kind))
         }
         7..=9 => {
             let data = data(input);
@@ -114,9 +126,23 @@ fn any(kind: u8, input: &mut Input<'_>) -> (Header, Vec<u8>) {
     }
 }
 
+/// A command for blocks of the namespace, most of them there, without its data.
+fn blocks(input: &mut Input<'_>) -> Command {
+    let opcodes =
+        [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT, io::FLUSH];
+    let (cid, kind, place) = (input.byte() & 15, input.byte(), input.byte());
+    let opcode = opcodes[usize::from(kind & 15) % opcodes.len()];
+    let blocks = Blocks::new((place & 31).into(), u32::from(place >> 5 & 3) + 1);
+    Blocks { fua: kind & 16 != 0, ..blocks }.put(Command::new(opcode, cid.into(), 1))
+}
+
 /// Up to 8 KiB of bytes that differ.
 fn data(input: &mut Input<'_>) -> Vec<u8> {
     let (len, seed) = (input.u16() % 8193, input.byte());
+    bytes(len.into(), seed)
+}
+
+fn bytes(len: u32, seed: u8) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at % 251).unwrap_or(0) ^ seed).collect()
 }
 

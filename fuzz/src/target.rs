@@ -1,13 +1,14 @@
-//! The whole target: a peer connects to the admin queue, or does not, and then sends commands and
-//! whatever else it likes.
+//! The whole target: a peer connects to the admin queue, and then to a queue for reads and writes, or
+//! does not, and then sends commands and whatever else it likes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
 use base::Instant;
 use crypto::Provider;
 use host::{Host, Listen, Notice};
-use wire::nvme::command::Sgl;
+use wire::nvme::command::{Command, Features, QueueCounts, Sgl, admin, feature};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
 };
@@ -38,19 +39,28 @@ fn nqn(name: &str) -> Option<Nqn> {
 
 /// Runs the target of this name.
 pub fn run(data: &[u8]) {
+    talk(data);
+}
+
+fn talk(data: &[u8]) -> Net<'_, Target> {
     let mut input = Input(data);
     let flags = input.byte();
     let fates = Input(input.take(usize::from(flags >> 5)));
     let (header_digest, data_digest) = (flags & 1 != 0, flags & 2 != 0);
     let rules = Rules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
-    let qid = u16::from(flags & 16 != 0);
-    let mut first = script::pdu(&script::request(&rules), &[], &Rules::NONE);
-    if flags & 4 == 0 {
-        first.extend(hello(&rules, qid));
+    let mut talks = Vec::new();
+    if flags & 16 != 0 {
+        talks.push(VecDeque::from([hello(&rules, 0)]));
     }
-    let pieces = [first, script::stream(&mut input, &rules)];
-    let mut net = Net::new(flags & 8 != 0, true, pieces, fates, |host, _, _| target(host));
+    let first = if flags & 4 == 0 {
+        hello(&rules, talks.len())
+    } else {
+        script::pdu(&script::request(&rules), &[], &Rules::NONE)
+    };
+    talks.push(script::stream(first, &mut input, &rules));
+    let mut net = Net::new(flags & 8 != 0, true, talks, fates, |host, _, _| target(host));
     net.run();
+    net
 }
 
 fn target(host: &mut Host) -> Target {
@@ -69,15 +79,61 @@ fn target(host: &mut Host) -> Target {
     }
 }
 
-/// Connect, and the controller enabled.
-fn hello(rules: &Rules, qid: u16) -> Vec<u8> {
-    let connect = Connect { qid, sqsize: 31, ..Connect::default() };
+/// What connects queue `qid`; with the admin queue the first controller is made and enabled.
+fn hello(rules: &Rules, qid: usize) -> Vec<u8> {
+    let first = script::pdu(&script::request(rules), &[], &Rules::NONE);
+    let qid = u16::try_from(qid).unwrap_or(0);
+    let connect = Connect { qid, sqsize: 15, ..Connect::default() };
     let (subnqn, hostnqn) = (nqn("disks"), nqn("host"));
-    let data = ConnectData { hostid: [1; 16], cntlid: CNTLID_DYNAMIC, subnqn, hostnqn };
+    let cntlid = if qid == 0 { CNTLID_DYNAMIC } else { 1 };
+    let data = ConnectData { hostid: [1; 16], cntlid, subnqn, hostnqn };
     let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
     let connect = Fabrics::Connect(connect).to_command(0, sgl);
-    let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
-    let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
-    let first = script::pdu(&Header::CapsuleCmd(connect.to_bytes()), &data.to_bytes(), rules);
-    [first, script::pdu(&Header::CapsuleCmd(set.to_bytes()), &[], rules)].concat()
+    let mut out = first;
+    out.extend(script::pdu(&Header::CapsuleCmd(connect.to_bytes()), &data.to_bytes(), rules));
+    if qid == 0 {
+        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+        let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
+        let queues = QueueCounts { submission: 1, completion: 1 }.to_value();
+        let queues = Features::set(
+            feature::NUMBER_OF_QUEUES,
+            queues,
+            Command::new(admin::SET_FEATURES, 2, 0),
+        );
+        for command in [set, queues] {
+            out.extend(script::pdu(&Header::CapsuleCmd(command.to_bytes()), &[], rules));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A script of few bytes gets to the disk.
+    #[test]
+    fn blocks_are_read_and_written() {
+        let script = [
+            [&[0x1b][..], &[]],
+            // A write of a block, and its data when it was asked for; one with its data; a read.
+            [&[0x41, 1, 1, 3], &[6, 1, 0]],
+            [&[3, 2, 1, 4], &[0, 16, 7]],
+            [&[0x41, 3, 0, 3], &[]],
+        ];
+        let script = script.concat().concat();
+        let net = talk(&script);
+        let mut counters = std::collections::BTreeMap::new();
+        net.subject.visit(&mut |name, value| drop(counters.insert(name, value)));
+        net.node.host.visit(&mut |name, value| drop(counters.insert(name, value)));
+        for (name, value) in [
+            ("nvmet_writes", 2),
+            ("nvmet_written_bytes", 8192),
+            ("nvmet_reads", 1),
+            ("nvme_rx_placed_bytes", 4096),
+            ("nvme_rx_digests_device", 2),
+        ] {
+            assert_eq!(counters.get(name), Some(&value), "{name}: {counters:?}");
+        }
+    }
 }

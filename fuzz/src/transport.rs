@@ -116,8 +116,8 @@ fn outcome(data: &[u8], offload: bool) -> Seen {
     let rules = Rules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
     let first = if initiates { script::response(&rules) } else { script::request(&rules) };
     let first = if begins { script::pdu(&first, &[], &Rules::NONE) } else { Vec::new() };
-    let pieces = [first, script::stream(&mut input, &rules)];
-    let mut net = Net::new(offload, !initiates, pieces, fates, |host, now, remote| {
+    let talk = script::stream(first, &mut input, &rules);
+    let mut net = Net::new(offload, !initiates, [talk], fates, |host, now, remote| {
         let mut seen = Seen { ready: !begins, ..Seen::default() };
         if initiates {
             let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
