@@ -27,6 +27,7 @@ use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
 use s2n_tls::error::Error;
 use s2n_tls::psk::Psk;
 use s2n_tls::security::Policy;
+use wire::tls::content;
 use zeroize::Zeroizing;
 
 use link::Link;
@@ -38,6 +39,9 @@ const BYTES_MAX: usize = 1 << 16;
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3";
 /// TLS 1.3 only; P-384; AES-256-GCM.
 const POLICY_SHA384: &str = "20250211";
+
+/// A key, or a traffic secret.
+pub type Secret = Zeroizing<Vec<u8>>;
 
 /// The hash that a key goes with: RFC 8446 section 4.2.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +58,7 @@ pub struct Key {
     /// What it is called on the wire.
     pub identity: Vec<u8>,
     /// At least 16 bytes: RFC 9257 section 6.
-    pub secret: Zeroizing<Vec<u8>>,
+    pub secret: Secret,
     /// The hash that it goes with.
     pub hash: Hash,
 }
@@ -66,18 +70,15 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A traffic secret.
-type Secret = Zeroizing<Vec<u8>>;
-
 /// What both ends have agreed on.
 pub struct Agreed {
     /// The AEAD of the records that follow.
     pub suite: Suite,
     /// `client_application_traffic_secret_0` or the server's, whichever is ours: RFC 8446
     /// section 7.1.
-    pub tx_secret: Zeroizing<Vec<u8>>,
+    pub tx_secret: Secret,
     /// The peer's.
-    pub rx_secret: Zeroizing<Vec<u8>>,
+    pub rx_secret: Secret,
     /// The identity of the key.
     pub identity: Vec<u8>,
 }
@@ -250,7 +251,7 @@ impl Handshake {
         let sealed = self.sent.sealed || self.received.sealed;
         if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
             // Alert, TLS 1.2 (RFC 8446 section 5.1: whatever it is), two bytes; fatal.
-            out.extend_from_slice(&[21, 3, 3, 0, 2, 2, description]);
+            out.extend_from_slice(&[content::ALERT, 3, 3, 0, 2, 2, description]);
         }
     }
 

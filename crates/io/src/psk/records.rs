@@ -1,9 +1,6 @@
 //! Follows the headers of TLS records through a stream: RFC 8446 section 5.1.
 
-/// Bytes of a record's header: content type, version, length.
-const HEADER_BYTES: usize = 5;
-const ALERT: u8 = 21;
-const APPLICATION_DATA: u8 = 23;
+use wire::tls::{HEADER_BYTES, content};
 
 /// What kinds of records one direction has had.
 #[derive(Debug, Default)]
@@ -22,9 +19,9 @@ pub(super) struct Records {
 impl Records {
     pub(super) fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let content = bytes.len().min(self.left);
-            self.left -= content;
-            bytes = bytes.get(content..).unwrap_or_default();
+            let here = bytes.len().min(self.left);
+            self.left -= here;
+            bytes = bytes.get(here..).unwrap_or_default();
             let Some((&byte, rest)) = bytes.split_first() else { break };
             bytes = rest;
             if let Some(at) = self.header.get_mut(self.have) {
@@ -33,8 +30,8 @@ impl Records {
             }
             if self.have == HEADER_BYTES {
                 let [kind, _, _, high, low] = self.header;
-                self.sealed |= kind == APPLICATION_DATA;
-                self.alert = kind == ALERT;
+                self.sealed |= kind == content::APPLICATION_DATA;
+                self.alert = kind == content::ALERT;
                 self.left = usize::from(u16::from_be_bytes([high, low]));
                 self.have = 0;
             }
