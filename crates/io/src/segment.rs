@@ -104,13 +104,7 @@ fn number(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), la
         *seq = u32::from_be_bytes(*seq).wrapping_add(before as u32).to_be_bytes();
     }
     let flags = &mut packet[l4 + 13];
-    if !last {
-        *flags = Flags(*flags).without(Flags::FIN.with(Flags::PSH)).0;
-    }
-    // RFC 3168 section 6.1.2: CWR stands in the first packet only.
-    if index > 0 {
-        *flags = Flags(*flags).without(Flags::CWR).0;
-    }
+    *flags = Flags(*flags).of_run(index == 0, last).0;
 }
 
 /// Fills in the transport checksum at `at`.

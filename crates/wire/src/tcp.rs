@@ -34,6 +34,15 @@ impl Flags {
         Self(self.0 | other.0)
     }
 
+    /// What of a run's flags a packet of it has: its end and PSH are the last packet's, and CWR,
+    /// which answers an ECE once, is the first's (RFC 3168 section 6.1.2).
+    #[must_use]
+    pub const fn of_run(self, first: bool, last: bool) -> Self {
+        let later = if first { Self::NONE } else { Self::CWR };
+        let before = if last { Self::NONE } else { Self::FIN.with(Self::PSH) };
+        self.without(later.with(before))
+    }
+
     /// This set without those of `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {

@@ -136,9 +136,10 @@ impl Run {
         };
         let mut header = self.header.clone();
         let flags_at = header.l4() + FLAGS_AT;
-        if !last && self.kind == Kind::Tcp {
+        if self.kind == Kind::Tcp {
             let flags = &mut header.as_mut_slice()[flags_at];
-            *flags = Flags(*flags).without(Flags::FIN.with(Flags::PSH)).0;
+            // What the first packet alone has is gone from the template by then.
+            *flags = Flags(*flags).of_run(true, last).0;
         }
         let identification = self.identification;
         let checksum_partial =
@@ -151,8 +152,7 @@ impl Run {
         Cut { frame, packets: packets as u64, bytes, last }
     }
 
-    /// Makes the template that of the next packet. CWR answers an ECE once: RFC 3168 section 6.1.2,
-    /// so it stands in the first packet only.
+    /// Makes the template that of the next packet.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "sequence numbers and identifications wrap"
@@ -165,7 +165,7 @@ impl Run {
         }
         let seq_at = self.header.l4() + SEQ_AT;
         let bytes = self.header.as_mut_slice();
-        bytes[flags_at] = Flags(bytes[flags_at]).without(Flags::CWR).0;
+        bytes[flags_at] = Flags(bytes[flags_at]).of_run(false, true).0;
         if let Some(field) = bytes[seq_at..].first_chunk_mut::<4>() {
             *field = u32::from_be_bytes(*field).wrapping_add(by as u32).to_be_bytes();
         }
