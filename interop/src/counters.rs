@@ -52,6 +52,28 @@ impl Counters {
         values.iter().sum()
     }
 
+    /// Each of `names` is above zero.
+    ///
+    /// # Panics
+    /// Where one is not.
+    #[track_caller]
+    pub fn expect_moved(&self, names: &[&str]) {
+        for name in names {
+            assert!(self.get(name) > 0, "{name} has not moved: {self:?}");
+        }
+    }
+
+    /// Each of `names` is zero.
+    ///
+    /// # Panics
+    /// Where one is not.
+    #[track_caller]
+    pub fn expect_still(&self, names: &[&str]) {
+        for name in names {
+            assert_eq!(self.get(name), 0, "{name} has moved: {self:?}");
+        }
+    }
+
     /// How far `name` moved since `before`.
     ///
     /// # Panics

@@ -64,6 +64,17 @@ impl Files {
         path
     }
 
+    /// Makes a file of `bytes` zeros that takes no room, as an empty disk.
+    ///
+    /// # Panics
+    /// Where it cannot be made.
+    pub fn sparse(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.prepare(name);
+        let made = File::create(&path).and_then(|file| file.set_len(bytes));
+        made.unwrap_or_else(|e| panic!("cannot make {name}: {e}"));
+        path
+    }
+
     fn prepare(&self, name: &str) -> PathBuf {
         let path = self.path().join(name);
         if let Some(folder) = path.parent() {

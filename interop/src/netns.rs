@@ -43,6 +43,14 @@ impl Netns {
         Self { holder, has_user_namespace }
     }
 
+    /// Has the kernel of the namespace carry packets from device to device.
+    ///
+    /// # Panics
+    /// Where it will not.
+    pub fn forward(&self) {
+        tool::printed(self.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
+    }
+
     /// A command that will run inside. Its process id is the program's own: every step replaces the
     /// one before. It is killed where the thread that spawned it ends first.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

@@ -35,6 +35,32 @@ pub(crate) fn run_on(input: impl Into<Stdio>, command: &mut Command) -> Output {
     }
 }
 
+/// What a command printed that came to a good end.
+///
+/// # Panics
+/// Where it did not; all that it said is in the message.
+#[must_use]
+#[track_caller]
+pub fn good(output: &Output) -> String {
+    assert!(output.status.success(), "{}: {}", output.status, said(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command to a good end, as [`run`]; gives what it printed.
+///
+/// # Panics
+/// Where it cannot be started, or fails.
+#[track_caller]
+pub fn printed(command: &mut Command) -> String {
+    good(&run(command))
+}
+
+/// All that a command said: what it printed, and what it complained of.
+#[must_use]
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
 /// Waits for the end of a child; one that takes minutes is killed.
 ///
 /// # Panics

@@ -1,6 +1,6 @@
 //! HTTP/3 as quinn, aioquic, a browser and Wireshark see it.
 
-use interop::{Files, Server, pattern};
+use interop::{Files, Server, good, pattern, printed};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -23,11 +23,6 @@ fn get(server: &Server, paths: &str, fields: &[&str]) -> (Output, Vec<u8>) {
     (output, std::fs::read(&to).unwrap_or_default())
 }
 
-fn printed(output: &Output) -> String {
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 #[test]
 fn files_ranges_and_errors() {
     let files = Files::new(TMP);
@@ -36,14 +31,14 @@ fn files_ranges_and_errors() {
     let server = Server::start(files.path(), &OPTIONS);
     let before = server.stat();
     let (output, body) = get(&server, "/b.txt,/a.bin", &[]);
-    let said = printed(&output);
+    let said = good(&output);
     assert!(said.starts_with("200\n") && said.contains("content-length: 10000000"), "{said}");
     assert!(body == pattern(10_000_000), "{} bytes, or wrong ones", body.len());
     let (output, body) = get(&server, "/a.bin", &["range:bytes=1000-1999"]);
-    assert!(printed(&output).contains("content-range: bytes 1000-1999/10000000"));
+    assert!(good(&output).contains("content-range: bytes 1000-1999/10000000"));
     assert_eq!(body, pattern(10_000_000)[1000..2000]);
-    assert!(printed(&get(&server, "/none", &[]).0).starts_with("404\n"));
-    assert!(printed(&get(&server, "/../x", &[]).0).starts_with("40"), "above the root");
+    assert!(good(&get(&server, "/none", &[]).0).starts_with("404\n"));
+    assert!(good(&get(&server, "/../x", &[]).0).starts_with("40"), "above the root");
     let after = server.stat();
     let moved = |name| after.moved(&before, name);
     assert_eq!((moved("http3_requests"), moved("quic_connections")), (5, 4));
@@ -56,7 +51,7 @@ fn files_ranges_and_errors() {
     assert!(moved("quic_tx_sealed") > 5_000 && moved("quic_rx_opened") > 0, "{after:?}");
     // HTTPS says where HTTP/3 is.
     let curl = server.command("curl").args(["-sik", "https://10.77.0.2/b.txt"]).output();
-    let curl = printed(&curl.expect("curl"));
+    let curl = good(&curl.expect("curl"));
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
@@ -76,7 +71,7 @@ fn plant(files: &Files) -> Vec<String> {
 /// The SHA-256 of every file in a folder, with its path.
 fn sums(folder: &Path) -> String {
     let script = "cd \"$0\" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum";
-    printed(&Command::new("sh").args(["-c", script]).arg(folder).output().expect("sh"))
+    printed(Command::new("sh").args(["-c", script]).arg(folder))
 }
 
 /// Fetches a tree by three connections, with what the device may do, over good and bad wires: the
@@ -95,7 +90,7 @@ fn tree_arrives(client: &[&str]) {
         let got = Files::new(TMP);
         let mut command = server.command("timeout");
         command.arg("240").args(client).arg("10.77.0.2:443").arg(got.path()).arg("3").args(&paths);
-        printed(&command.output().expect("timeout"));
+        let _said = good(&command.output().expect("timeout"));
         assert!(sums(got.path()) == want, "{offload} {faults:?}: other files");
         let stat = server.stat();
         let of = |name| stat.get(name);
@@ -143,8 +138,7 @@ fn varint(bytes: &[u8]) -> (usize, &[u8]) {
 fn first_response(capture: &Path, log: &Path) -> Vec<u8> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(capture).args(["-o", &format!("tls.keylog_file:{}", log.display())]);
-    let followed =
-        printed(&command.args(["-q", "-z", "follow,quic,raw,0,0"]).output().expect("tshark"));
+    let followed = printed(command.args(["-q", "-z", "follow,quic,raw,0,0"]));
     let digits: String = followed.lines().filter_map(|line| line.strip_prefix('\t')).collect();
     let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal digits");
     (0..digits.len()).step_by(2).map(byte).collect()
@@ -272,7 +266,7 @@ fn browser_over_http3() {
         .arg("https://10.77.0.2/")
         .output()
         .expect("chromium: `make setup` installs it");
-    let dom = printed(&output);
+    let dom = good(&output);
     let said = dom.split_once("[/=").and_then(|(_, rest)| rest.split_once(']'));
     let said: Vec<&str> = said.unwrap_or_else(|| panic!("{output:?}")).0.split(' ').collect();
     let mut want = vec!["h3".to_owned()];
@@ -303,5 +297,5 @@ fn certificate(folder: &Path) -> (String, String, String) {
          openssl dgst -sha256 -binary | base64"
     );
     let pin = Command::new("sh").args(["-c", &script]).output().expect("sh");
-    (cert, key, printed(&pin).trim().to_owned())
+    (cert, key, good(&pin).trim().to_owned())
 }

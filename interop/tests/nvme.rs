@@ -1,7 +1,7 @@
 //! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
 use interop::{
-    ADDR, Counters, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, outboard, run, sha256,
+    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, outboard, printed, sha256,
 };
 use std::path::Path;
 use std::process::Command;
@@ -24,9 +24,7 @@ struct Lab {
 impl Lab {
     fn start(options: &[&str]) -> Self {
         let (files, scratch) = (Files::new(TMP), Files::new(TMP));
-        let disk = files.write("disk", b"");
-        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
-        file.set_len(DISK).expect("a file can be so long");
+        files.sparse("disk", DISK);
         let server = Self::target(Arc::new(Netns::new()), &files, options);
         Self { server, files, scratch }
     }
@@ -45,9 +43,7 @@ impl Lab {
     /// The file system on the namespace is as it should be.
     fn check_file_system(&self) {
         let mut command = self.server.command("e2fsck");
-        let output = run(command.arg("-fn").arg(self.files.path().join("disk")));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{said}");
+        printed(command.arg("-fn").arg(self.files.path().join("disk")));
     }
 }
 
@@ -83,27 +79,13 @@ const WORK: &str = "\
     umount /mnt\n\
     echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
 
-fn moved(counters: &Counters, names: &[&str]) {
-    for name in names {
-        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
-    }
-}
-
-fn still(counters: &Counters, names: &[&str]) {
-    for name in names {
-        assert_eq!(counters.get(name), 0, "{name} has moved");
-    }
-}
-
 /// Says what a dissector that we did not write finds wrong in a capture, and how many PDUs it saw.
 fn dissect(capture: &Path) -> (String, usize) {
     let tshark = |filter: &str| {
         let mut command = Command::new("tshark");
         command.arg("-r").arg(capture).args(["-o", "nvme-tcp.check_hdgst:TRUE"]);
         command.args(["-o", "nvme-tcp.check_ddgst:TRUE", "-Y", filter]);
-        let output = run(&mut command);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        printed(&mut command)
     };
     let wrong = "_ws.malformed or nvme-tcp.hdgst.status == 0 or nvme-tcp.ddgst.status == 0";
     (tshark(wrong), tshark("nvme-tcp").lines().count())
@@ -117,21 +99,12 @@ fn linux_reads_and_writes_with_digests() {
     let said = lab.vm(&(connect(",hdr_digest,data_digest") + WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     let counters = lab.server.stat();
-    moved(
-        &counters,
-        &[
-            "nvme_rx_placed_bytes",
-            "nvme_rx_digests_device",
-            "nvme_tx_digests_device",
-            "nvmet_reads",
-        ],
-    );
-    moved(
-        &counters,
-        &["nvmet_writes", "nvmet_flushes", "rx_nvmeotcp_bytes", "tx_nvmeotcp_digests"],
-    );
+    let device = ["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"];
+    counters.expect_moved(&device);
+    counters.expect_moved(&["nvmet_reads", "nvmet_writes", "nvmet_flushes"]);
+    counters.expect_moved(&["rx_nvmeotcp_bytes", "tx_nvmeotcp_digests"]);
     // What a TAP device has dropped, and came again, the host may have to sum.
-    still(&counters, &["nvme_tx_digests_host", "nvme_rx_sw"]);
+    counters.expect_still(&["nvme_tx_digests_host", "nvme_rx_sw"]);
     lab.check_file_system();
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
@@ -148,8 +121,12 @@ fn linux_reads_and_writes_without_offload() {
     let said = lab.vm(&(connect(",data_digest") + WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     let counters = lab.server.stat();
-    moved(&counters, &["nvme_rx_digests_host", "nvme_tx_digests_host", "nvme_rx_copied_bytes"]);
-    still(&counters, &["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
+    counters.expect_moved(&[
+        "nvme_rx_digests_host",
+        "nvme_tx_digests_host",
+        "nvme_rx_copied_bytes",
+    ]);
+    counters.expect_still(&["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
     lab.check_file_system();
 }
 
@@ -158,7 +135,7 @@ fn linux_on_a_bad_wire() {
     let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"]);
     let said = lab.vm(&(connect(",hdr_digest,data_digest,nr_io_queues=2") + WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
-    moved(&lab.server.stat(), &["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
+    lab.server.stat().expect_moved(&["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
     lab.check_file_system();
 }
 
@@ -191,7 +168,7 @@ fn the_target_is_killed_and_comes_back() {
     server = Lab::target(netns, &files, &[]);
     let said = vm.finish();
     assert!(!said.contains("I/O error"), "{said}");
-    moved(&server.stat(), &["nvmet_writes", "nvme_rx_placed_bytes"]);
+    server.stat().expect_moved(&["nvmet_writes", "nvme_rx_placed_bytes"]);
 }
 
 /// Linux's target on a loop device.
@@ -215,15 +192,6 @@ const LINUX_TARGET: &str = "\
     ln -s /sys/kernel/config/nvmet/subsystems/nqn.2026-11.org.example:linux subsystems/\n\
     echo target: ready\n\
     sleep 600\n";
-
-/// Runs a command to a good end; gives what it printed.
-fn printed(command: &mut Command) -> String {
-    let output = run(command);
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}: {out}{err}", output.status);
-    out
-}
 
 /// Our initiator reads, writes and checks what Linux's target has.
 #[test]
@@ -252,8 +220,7 @@ fn linux_is_the_target() {
         assert_eq!(sha256(&back), sha256(&data));
         let work = ["--requests", "2000", "--writes", "40", "--iodepth", "16", "--json"];
         let said = verb("fio", &[digests, &work, &["--io-queues", "2"]].concat());
-        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        assert!(said["verified"].as_u64() > Some(0), "{said}");
+        assert!(fio_report(&said).0 > 0, "{said}");
     }
 }
 
@@ -261,7 +228,7 @@ fn linux_is_the_target() {
 #[test]
 fn a_file_system_through_nbd() {
     let lab = Lab::start(&["--block-size", "512"]);
-    printed(lab.server.command("sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]));
+    lab.server.netns().forward();
     let control = lab.scratch.path().join("initiator");
     let mut command = outboard(lab.server.netns());
     command.args(["nvme", "nbd", ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
@@ -281,7 +248,11 @@ fn a_file_system_through_nbd() {
     lab.scratch.fill("tree/file", 3 << 20);
     printed(lab.server.command("sh").args(["-c", script]).current_dir(lab.scratch.path()));
     let counters = lab.server.stat();
-    moved(&counters, &["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"]);
+    counters.expect_moved(&[
+        "nvme_rx_placed_bytes",
+        "nvme_rx_digests_device",
+        "nvme_tx_digests_device",
+    ]);
     let pid = nbd.id().to_string();
     printed(lab.server.command("kill").args(["-s", "TERM", &pid]));
     assert!(nbd.wait().expect("it was ours").success());

@@ -1,8 +1,9 @@
 //! NVMe over TLS with the Linux kernel at one end, by pre-shared keys: nvme-cli derives them, tlshd
 //! shakes hands, kTLS is Linux's record layer. All of it runs in a virtual machine.
 
-use interop::{ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, outboard, sha256};
-use std::process::Command;
+use interop::{
+    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, fio_report, outboard, printed, sha256,
+};
 use std::sync::Arc;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -65,9 +66,7 @@ impl Lab {
     /// A target that takes connections with a key alone.
     fn start(options: &[&str]) -> Self {
         let files = Files::new(TMP);
-        let disk = files.write("disk", b"");
-        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
-        file.set_len(48 << 20).expect("a file can be so long");
+        let disk = files.sparse("disk", 48 << 20);
         let key = format!("{HOST}={KEY}");
         let disk = disk.to_str().expect("UTF-8");
         let all = ["--gateway", PEER, "--namespace", disk, "--tls-psk", &key];
@@ -79,22 +78,6 @@ impl Lab {
     fn run(&self, script: &str) -> String {
         let vm = Vm::start(|program| self.server.command(program), self.files.path(), script);
         vm.finish()
-    }
-}
-
-/// Runs a command to a good end; gives what it printed.
-fn printed(command: &mut Command) -> String {
-    let output = command.output().expect("it runs");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}: {out}{err}", output.status);
-    out
-}
-
-fn moved(lab: &Lab, names: &[&str]) {
-    let counters = lab.server.stat();
-    for name in names {
-        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
     }
 }
 
@@ -114,8 +97,8 @@ fn linux_with_a_key_of_version_1() {
     let connect = connect(",hdr_digest,data_digest");
     let said = lab.run(&(keyed(NQN, KEY, 1) + &connect + WAIT + WORK));
     assert!(!said.contains("I/O error"), "{said}");
-    moved(&lab, &OFFLOADED);
-    moved(&lab, &["nvme_rx_digests_device", "nvme_tx_digests_device"]);
+    lab.server.stat().expect_moved(&OFFLOADED);
+    lab.server.stat().expect_moved(&["nvme_rx_digests_device", "nvme_tx_digests_device"]);
 }
 
 #[test]
@@ -123,7 +106,7 @@ fn linux_with_a_key_of_version_0_on_a_bad_wire() {
     let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01"]);
     let said = lab.run(&(keyed(NQN, KEY, 0) + &connect(",nr_io_queues=2") + WAIT + WORK));
     assert!(!said.contains("I/O error"), "{said}");
-    moved(&lab, &OFFLOADED);
+    lab.server.stat().expect_moved(&OFFLOADED);
 }
 
 #[test]
@@ -132,7 +115,7 @@ fn linux_with_another_key() {
     let script = keyed(NQN, OTHER_KEY, 0) + &connect("") + "ls /dev/nvme0 || echo refused\n";
     let said = lab.run(&script);
     assert!(said.contains("refused"), "{said}");
-    moved(&lab, &["nvmet_tls_handshakes_failed"]);
+    lab.server.stat().expect_moved(&["nvmet_tls_handshakes_failed"]);
     assert_eq!(lab.server.stat().get("nvmet_controllers"), 0);
 }
 
@@ -186,7 +169,6 @@ fn linux_is_the_target() {
         run("read", &["--length", "5242880", "--output", output, "--data-digest"]);
         assert_eq!(sha256(&back), sha256(&data));
         let said = run("fio", &["--requests", "2000", "--writes", "40", "--json"]);
-        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        assert!(said["verified"].as_u64() > Some(0), "{said}");
+        assert!(fio_report(&said).0 > 0, "{said}");
     }
 }

@@ -2,7 +2,7 @@
 //! keys, offload and none, bad wires, whoever is not let in; and Wireshark, which opens a capture
 //! with the key log.
 
-use interop::{ADDR, Counters, Files, Netns, Server, outboard};
+use interop::{ADDR, Files, Netns, Server, fio_report, good, outboard, printed, run, said};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -27,16 +27,12 @@ struct Lab {
 impl Lab {
     fn start(options: &[&str]) -> Self {
         let files = Files::new(TMP);
-        let disk = files.write("disk", b"");
-        let file = std::fs::OpenOptions::new().write(true).open(&disk).expect("it is there");
-        file.set_len(DISK).expect("a file can be so long");
+        let disk = files.sparse("disk", DISK);
         let all = ["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
-        let server = Server::nvme_target(Arc::new(Netns::new()), &[&all, options].concat());
+        let netns = Netns::new();
         // The kernel is between the TAP devices.
-        let mut forward = server.command("sh");
-        let done = forward.args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]).status();
-        assert!(done.expect("it runs").success());
-        Self { server, files }
+        netns.forward();
+        Self { server: Server::nvme_target(Arc::new(netns), &[&all, options].concat()), files }
     }
 
     /// A verb of an initiator.
@@ -49,13 +45,11 @@ impl Lab {
     }
 
     fn run(&self, verb: &str, options: &[&str]) -> Output {
-        self.command(verb, options).output().expect("it runs")
+        run(&mut self.command(verb, options))
     }
 
     fn printed(&self, verb: &str, options: &[&str]) -> String {
-        let output = self.run(verb, options);
-        assert!(output.status.success(), "{verb} {options:?}: {}", text(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        good(&self.run(verb, options))
     }
 
     /// Reads and writes, and looks at every byte.
@@ -63,15 +57,13 @@ impl Lab {
         let all = ["--requests", requests, "--writes", "40", "--bs", "16384", "--iodepth", "16"];
         let rest = ["--io-queues", "2", "--header-digest", "--data-digest", "--size", "1048576"];
         let said = self.printed("fio", &[&all[..], &rest, &["--json"], options].concat());
-        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        assert!(said["verified"].as_u64() > Some(0), "{said}");
+        assert!(fio_report(&said).0 > 0, "{said}");
     }
 
     /// It fails in time, with this exit code and these words.
     fn refused(&self, options: &[&str], code: i32, words: &str) {
-        let mut command = self.command("list", options);
-        let output = command.output().expect("it runs");
-        let said = text(&output);
+        let output = self.run("list", options);
+        let said = said(&output);
         assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
         assert!(said.contains(words), "{options:?}: {said}");
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
@@ -85,36 +77,19 @@ impl Lab {
     }
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
-
-fn moved(counters: &Counters, names: &[&str]) {
-    for name in names {
-        assert!(counters.get(name) > 0, "{name} has not moved: {counters:?}");
-    }
-}
-
-fn still(counters: &Counters, names: &[&str]) {
-    for name in names {
-        assert_eq!(counters.get(name), 0, "{name} has moved: {counters:?}");
-    }
-}
-
 /// A certificate for the target's address that nobody else has signed, and its key.
 fn certificate(folder: &Path) -> [String; 2] {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name));
-    let output = Command::new("openssl")
+    let mut command = Command::new("openssl");
+    command
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
         .args(["-days", "2", "-subj", "/CN=target", "-addext"])
         .arg(format!("subjectAltName=IP:{ADDR},DNS:disks.example.org"))
         .arg("-keyout")
         .arg(&key)
         .arg("-out")
-        .arg(&cert)
-        .output()
-        .expect("openssl: `make setup` installs it");
-    assert!(output.status.success(), "{}", text(&output));
+        .arg(&cert);
+    printed(&mut command);
     [cert, key].map(|path| path.to_string_lossy().into_owned())
 }
 
@@ -125,13 +100,13 @@ fn check_offload(lab: &Lab, on: bool) {
     let digests = ["nvme_rx_digests_device", "nvme_tx_digests_device"];
     let host = ["tls_tx_sw", "tls_rx_sw", "nvme_rx_digests_host", "nvme_tx_digests_host"];
     let wrong = ["nvme_data_digest_errors", "tls_decrypt_error", "tls_alerts_sent"];
-    still(&counters, &wrong);
+    counters.expect_still(&wrong);
     if on {
-        moved(&counters, &[&device[..], &digests].concat());
-        still(&counters, &["tls_tx_sw", "tls_rx_sw", "nvme_tx_digests_host"]);
+        counters.expect_moved(&[&device[..], &digests].concat());
+        counters.expect_still(&["tls_tx_sw", "tls_rx_sw", "nvme_tx_digests_host"]);
     } else {
-        moved(&counters, &[&host[..], &["file_fallback_bytes"]].concat());
-        still(&counters, &[&device[..], &digests].concat());
+        counters.expect_moved(&[&host[..], &["file_fallback_bytes"]].concat());
+        counters.expect_still(&[&device[..], &digests].concat());
     }
 }
 
@@ -152,13 +127,13 @@ fn certificates() {
         lab.refused(&["--tls"], 2, "--tls-ca FILE");
         lab.refused(&[&ca[..], &["--tls-name", "example.org"]].concat(), 69, "not valid for name");
         let discovery = lab.run("discover", &["--tls", "--tls-ca", &cert, "--tls-name", "x.org"]);
-        assert_eq!(discovery.status.code(), Some(69), "{}", text(&discovery));
+        assert_eq!(discovery.status.code(), Some(69), "{}", said(&discovery));
         lab.refused(&["--tls", "--tls-ca", &key], 66, "no certificate in it");
         lab.refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key of this");
         lab.refused(&[], 69, "the peer speaks TLS only; see --tls");
         let counters = lab.server.stat();
         assert_eq!(counters.get("nvmet_tls_plain"), 1);
-        moved(&counters, &["nvmet_tls_handshakes_failed"]);
+        counters.expect_moved(&["nvmet_tls_handshakes_failed"]);
         lab.work(&ca, "200");
     }
 }
@@ -198,7 +173,7 @@ fn pre_shared_keys() {
             let counters = lab.server.stat();
             // Three queues of each of four, and two logs.
             assert_eq!(counters.get("nvmet_tls_handshakes"), 14);
-            still(&counters, &["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
+            counters.expect_still(&["nvmet_tls_handshakes_failed", "nvmet_refused_connect"]);
         }
     }
 }
@@ -215,7 +190,7 @@ fn bad_wires() {
             let lab = Lab::start(&[&target[..], &faults, &["--offload", offload]].concat());
             lab.work(&[&initiator[..], &["--offload", offload]].concat(), "1000");
             let counters = lab.server.stat();
-            still(&counters, &["nvme_data_digest_errors", "tls_decrypt_error"]);
+            counters.expect_still(&["nvme_data_digest_errors", "tls_decrypt_error"]);
             let placed = counters.get("nvme_rx_placed_bytes");
             assert_eq!(placed > 0, offload == "all", "{placed}");
         }
@@ -240,7 +215,7 @@ fn who_is_not_let_in() {
     let counters = lab.server.stat();
     assert_eq!(counters.get("nvmet_tls_handshakes_failed"), 6);
     assert_eq!(counters.get("nvmet_tls_plain"), 1);
-    still(&counters, &["nvmet_controllers", "nvmet_tls_handshakes"]);
+    counters.expect_still(&["nvmet_controllers", "nvmet_tls_handshakes"]);
     lab.work(&with(&["--tls-psk", KEY]), "200");
 }
 
@@ -271,7 +246,7 @@ fn keys_that_are_none() {
         lab.refused(&options, code, words);
     }
     let both = lab.run("list", &[&host[..], &["--tls-psk", KEY, "--tls-ca", &empty]].concat());
-    assert_eq!(both.status.code(), Some(2), "{}", text(&both));
+    assert_eq!(both.status.code(), Some(2), "{}", said(&both));
 }
 
 /// A capture of the wire is opaque, opens with the keys that `SSLKEYLOGFILE` got, and has right
@@ -286,14 +261,12 @@ fn wireshark_opens_the_capture_with_the_key_log() {
     let lab = Lab::start(&[&["--tls", "--pcap", &pcap][..], &rare].concat());
     let work = ["--tls", "--insecure", "--header-digest", "--data-digest", "--requests", "300"];
     let mut command = lab.command("fio", &[&work[..], &["--writes", "40"], &rare].concat());
-    let output = command.env("SSLKEYLOGFILE", &log).output().expect("it runs");
-    assert!(output.status.success(), "{}", text(&output));
+    printed(command.env("SSLKEYLOGFILE", &log));
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     // Wireshark 4.0 knows NVMe/TCP inside of TLS only by its list of servers' keys.
     let key = folder.path().join("rsa.pem");
-    let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).output();
-    assert!(made.expect("openssl").status.success());
+    printed(Command::new("openssl").args(["genrsa", "-out"]).arg(&key));
     let servers = format!("tls.keys_list:{ADDR},4420,nvme-tcp,{}", key.display());
     let tshark = |keys: bool, filter: &str| {
         let mut command = Command::new("tshark");
@@ -302,9 +275,7 @@ fn wireshark_opens_the_capture_with_the_key_log() {
         if keys {
             command.args(["-o", &format!("tls.keylog_file:{}", log.display())]);
         }
-        let output = command.args(["-Y", filter]).output().expect("tshark: `make setup`");
-        assert!(output.status.success(), "{}", text(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        printed(command.args(["-Y", filter]))
     };
     assert_eq!(tshark(false, "nvme-tcp"), "");
     let pdus = tshark(true, "nvme-tcp").lines().count();

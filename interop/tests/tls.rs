@@ -1,9 +1,9 @@
 //! HTTPS as curl, OpenSSL, a browser and Wireshark see it.
 
-use interop::{Files, Server, sha256};
+use interop::{Files, Server, run, said, sha256};
 use std::io::{Read as _, Write as _};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
@@ -30,14 +30,6 @@ fn fetch(server: &Server, offer: &[&str]) -> String {
         .arg("https://10.77.0.2/a.bin"));
     assert!(output.status.success(), "{offer:?}: {output:?}");
     sha256(&to)
-}
-
-fn run(command: &mut Command) -> Output {
-    command.output().expect("`make setup` installs what tests need")
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 #[test]
@@ -80,7 +72,7 @@ fn requests_are_opened_by_the_device() {
         let mut curl = server.command("curl");
         curl.args(["--silent", "--insecure", "--max-time", "60"]).args(offer);
         curl.args(["https://10.77.0.2/a.txt"; 20]);
-        let said = text(&run(&mut curl));
+        let said = said(&run(&mut curl));
         assert_eq!(said, "what was asked for\n".repeat(20), "{offer:?}");
         let after = server.stat();
         let moved = |name| after.moved(&before, name);
@@ -151,7 +143,7 @@ fn openssl_changes_keys_and_resumes() {
     for version in ["-tls1_3", "-tls1_2"] {
         let mut command = server.command("openssl");
         command.args(["s_client", "-connect", "10.77.0.2:443", version, "-reconnect"]);
-        let said = text(&run(command.stdin(Stdio::null())));
+        let said = interop::said(&run(&mut command));
         let reused = said.matches("Reused, TLSv1").count();
         assert!(version == "-tls1_3" || reused == 5, "{reused} of 5: {said}");
     }
@@ -173,7 +165,7 @@ fn certificates_by_name_and_again() {
         let mut command = server.command("curl");
         command.args(["--silent", "--show-error", "--cacert", trust, "--resolve"]);
         command.args([&format!("{host}:443:10.77.0.2"), &format!("https://{host}/a.txt")]);
-        text(&run(&mut command))
+        said(&run(&mut command))
     };
     assert_eq!(get(&server, "one.example", &pairs[0].0), "hello\n");
     assert_eq!(get(&server, "two.example", &pairs[1].0), "hello\n");
@@ -239,8 +231,8 @@ fn wrong_certificates_say_so() {
         let control = keys.path().join("control").to_string_lossy().into_owned();
         let args = [&["serve", &folder, "--control", &control, "--tls"][..], &options].concat();
         let output = server.outboard(&args);
-        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", text(&output));
-        assert!(text(&output).contains(what), "{options:?}: {}", text(&output));
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", said(&output));
+        assert!(said(&output).contains(what), "{options:?}: {}", said(&output));
     }
 }
 
@@ -259,7 +251,7 @@ fn browser_over_https() {
         .arg("https://10.77.0.2/")
         .output()
         .expect("chromium: `make setup` installs it");
-    assert!(text(&output).contains("ran-42"), "{}", text(&output));
+    assert!(said(&output).contains("ran-42"), "{}", said(&output));
     assert!(server.stat().get("tls_handshakes") > 0);
 }
 

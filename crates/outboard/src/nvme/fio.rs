@@ -2,7 +2,8 @@
 //!
 //! Every block that is written begins with its place and the number of the write, and the rest
 //! follows from those: a read tells whether it is what was written last, and whether all of it is.
-//! Places have one request at a time, so that there is no doubt what was last.
+//! Places have one request at a time, so that there is no doubt what was last. In the end every place
+//! that was written is read once more, which no rate counts.
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::Request;
@@ -88,40 +89,73 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     let begun = clock.now();
     run.all(args.requests, args.iodepth.into())?;
     let took = clock.now().since(begun);
-    run.report(args, took, session.counters());
+    let latencies = std::mem::take(&mut run.latencies);
+    run.read_back(args.iodepth.into())?;
+    run.report(args, took, latencies, session.counters());
     session.end()
 }
 
 impl Run {
+    /// Random reads and writes.
     fn all(&mut self, requests: u64, depth: usize) -> Result<(), Failure> {
-        let mut progress = Progress::new(requests, "requests");
-        let (mut begun, mut ended) = (0, 0);
-        while ended < requests {
-            while begun < requests && self.pipe.open() < depth {
-                self.begin();
-                begun += 1;
+        self.each(0..requests, Progress::new(requests, "requests"), depth, |run, _| {
+            let place = run.free_place();
+            (place, run.below(100) < usize::from(run.writes))
+        })
+    }
+
+    /// Reads every place that was written.
+    fn read_back(&mut self, depth: usize) -> Result<(), Failure> {
+        let places = self.places.iter().enumerate();
+        let written: Vec<_> =
+            places.filter(|(_, place)| place.version > 0).map(|(place, _)| place).collect();
+        let progress = Progress::new(written.len() as u64, "places read back");
+        self.each(written, progress, depth, |_, place| (place, false))
+    }
+
+    /// Keeps `depth` requests under way, one for each of `all`: for the place that `next` says, and
+    /// whether it is a write.
+    fn each<T>(
+        &mut self,
+        all: impl IntoIterator<Item = T>,
+        mut progress: Progress,
+        depth: usize,
+        mut next: impl FnMut(&mut Self, T) -> (usize, bool),
+    ) -> Result<(), Failure> {
+        let mut all = all.into_iter().fuse();
+        let mut ended = 0;
+        loop {
+            while self.pipe.open() < depth {
+                let Some(one) = all.next() else { break };
+                let (place, writes) = next(self, one);
+                self.begin(place, writes);
+            }
+            if self.pipe.open() == 0 {
+                return Ok(());
             }
             let (token, data) = self.pipe.wait()?;
             self.end(token, data.as_ref())?;
             ended += 1;
             progress.show(ended);
         }
-        Ok(())
     }
 
     fn below(&mut self, most: usize) -> usize {
         usize::try_from(self.rng.next_u64() % most.max(1) as u64).unwrap_or(0)
     }
 
-    fn begin(&mut self) {
-        let Some(slot) = self.open.iter().position(Option::is_none) else { return };
-        // Fewer requests than places: there is a free one.
+    /// Some place without a request: there are fewer requests than places.
+    fn free_place(&mut self) -> usize {
         let mut place = self.below(self.places.len());
         while self.places[place].busy {
             place = (place + 1) % self.places.len();
         }
+        place
+    }
+
+    fn begin(&mut self, place: usize, writes: bool) {
+        let Some(slot) = self.open.iter().position(Option::is_none) else { return };
         self.places[place].busy = true;
-        let writes = self.below(100) < usize::from(self.writes);
         let lba = (place as u64 * self.bs as u64) >> self.shift;
         let begun = self.clock.now();
         self.open[slot] = Some(Open { place, begun, writes });
@@ -172,11 +206,17 @@ impl Run {
         text.into()
     }
 
-    fn report(&mut self, args: &FioArgs, took: Duration, counters: serde_json::Value) {
+    fn report(
+        &self,
+        args: &FioArgs,
+        took: Duration,
+        latencies: [Vec<u32>; 2],
+        counters: serde_json::Value,
+    ) {
         #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
         let (seconds, bs) = (took.as_micros().max(1) as f64 / 1e6, self.bs as f64);
         let mut rows = Vec::new();
-        for (name, all) in ["read", "write"].into_iter().zip(&mut self.latencies) {
+        for (name, mut all) in ["read", "write"].into_iter().zip(latencies) {
             all.sort_unstable();
             let at = |share: usize| all.get(all.len() * share / 1000).copied().unwrap_or(0);
             let last = all.last().copied().unwrap_or(0);
