@@ -1,13 +1,14 @@
 //! The device: the parts of this crate behind one sans-IO object.
 
+mod transmit;
+
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::l5o::{L5oCreate, L5oId, L5oRefused};
 use abi::nvme_tcp::{DdpSetup, PREFIX_BYTES_MAX};
-use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
-use abi::quic::{QuicId, QuicStatus, QuicTrouble};
+use abi::port::{RxFrame, TxFrame, WireCaps};
 use abi::{
-    Capabilities, Event, FileAccess, FileExtent, FileFault, FileId, FileLimits, FileOpened, FlowId,
-    Op, PacketPool, Part, Parts, Received, Refusal, Transmit, TransmitDone, TransmitOutcome,
+    Capabilities, Event, FileAccess, FileExtent, FileFault, FileId, FileLimits, FileOpened, Op,
+    PacketPool, Received, Refusal,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -18,18 +19,13 @@ use wire::tls::CONTENT_BYTES_MAX;
 use crate::config::{DeviceConfig, L5oConfig, RUN_BYTES_MAX};
 use crate::connections::Connections;
 use crate::counters::TxCounters;
-use crate::engine::Resolved;
-use crate::engine::file::{FileEngine, Start};
-use crate::engine::l5o::{L5oEngine, Refused};
+use crate::engine::file::FileEngine;
+use crate::engine::l5o::L5oEngine;
 use crate::engine::quic::{Datagram, QuicEngine, batch};
 use crate::engine::splice::SpliceEngine;
-use crate::flow::{FlowTable, Line, Pending, State};
+use crate::flow::FlowTable;
 use crate::pipeline::rx::{Arrived, Receiver, TcpAt, Transport, tcp_payload};
-use crate::pipeline::tx::{Outgoing, check};
 use crate::pipeline::{Outlet, RUNS_MAX, Run, Stamps};
-
-/// How a transmit ends that no context could complete: the host has to seal it.
-const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 /// When to look again whether the wire has let go of memory that a transmit waits for.
 const STARVED_RETRY: Duration = Duration::from_millis(1);
@@ -477,231 +473,6 @@ impl Device {
     /// A packet of an engine's, ready for the wire.
     pub(crate) fn push_run(&mut self, run: Run) {
         Outlet { runs: &mut self.runs, tx: &mut self.tx, pool: &mut self.pool }.send(Some(run));
-    }
-
-    /// Takes a transmit of the host of `queue`; `names` says whose names its files have.
-    pub(crate) fn transmit(
-        &mut self,
-        now: Instant,
-        queue: usize,
-        names: usize,
-        mut transmit: Transmit,
-    ) {
-        let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let (quic, sealing) = match self.plan_sealing(queue, &mut transmit) {
-            Ok((quic, sealing)) => (quic, sealing),
-            Err(quic) => return self.drop_unsealed(queue, flow, quic, echo),
-        };
-        let checked = check(queue, now, transmit, self.wire.mtu, self.config.transmit_bytes_max);
-        let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
-        let (outgoing, parts) = match planned {
-            Some((mut outgoing, Ok(parts))) => {
-                outgoing.sealing = sealing;
-                (outgoing, Some(parts))
-            }
-            Some((outgoing, Err(Refused::Unsealed))) => (outgoing, None),
-            None | Some((_, Err(Refused::Malformed))) => {
-                if let Some(quic) = quic {
-                    self.quic.as_mut().map(QuicEngine::refuse_malformed);
-                    return self.drop_unsealed(queue, flow, quic, echo);
-                }
-                self.tx.tx_dropped_malformed += 1;
-                let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
-                return self.report(queue, flow, echo, Duration::ZERO, outcome);
-            }
-        };
-        let behind = self.flows.is_waiting(queue, flow);
-        let state = match parts {
-            Some(parts) => self.resolve(names, parts, first),
-            None => State::Failed(UNSEALED),
-        };
-        match state {
-            State::Ready(resolved) if !behind => {
-                self.send(now, outgoing, resolved);
-            }
-            State::Failed(fault) if !behind => self.drop_transmit(now, &outgoing, fault),
-            state => self.wait(now, outgoing, state),
-        }
-    }
-
-    /// Leaves of a transmit's sealed parts what they are made from.
-    fn plan(&mut self, mut outgoing: Outgoing, parts: Parts) -> (Outgoing, Result<Parts, Refused>) {
-        if !parts.iter().any(|part| matches!(part, Part::Sealed(_) | Part::Pdu(_))) {
-            return (outgoing, Ok(parts));
-        }
-        let planned = match &mut self.l5o {
-            Some(l5o) => l5o.plan(outgoing.queue, parts),
-            None => Err(Refused::Unsealed),
-        };
-        let parts = planned.map(|(pieces, parts)| {
-            outgoing.pieces = pieces;
-            parts
-        });
-        (outgoing, parts)
-    }
-
-    /// Finds the payload of a transmit, as far as it is at hand.
-    fn resolve(&mut self, names: usize, parts: Parts, first: bool) -> State {
-        if parts.iter().any(|part| matches!(part, Part::File(_))) {
-            let Some(files) = &mut self.files else { return State::Failed(FileFault::BadExtent) };
-            return match files.start(names, parts, first) {
-                Ok(Start::Ready(resolved)) => State::Ready(resolved),
-                Ok(Start::Waiting(job)) => State::Waiting(job),
-                Err(fault) => State::Failed(fault),
-            };
-        }
-        let mut resolved = Resolved::default();
-        for part in parts {
-            if let Part::Host(bytes) = part {
-                if !bytes.is_empty() {
-                    resolved.payloads.push(Payload::Host(bytes));
-                }
-            }
-        }
-        State::Ready(resolved)
-    }
-
-    /// Puts a transmit into the line of its flow.
-    fn wait(&mut self, now: Instant, outgoing: Outgoing, state: State) {
-        let job = match state {
-            State::Waiting(job) => Some(job),
-            State::Ready(_) | State::Failed(_) => None,
-        };
-        if self.flows.len() >= self.config.pending_transmits_max {
-            self.tx.tx_dropped_table_full += 1;
-            if let (Some(job), Some(files)) = (job, &mut self.files) {
-                files.cancel(job);
-            }
-            let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::TableFull));
-            return self.report_end(now, &outgoing, outcome);
-        }
-        self.tx.tx_waits += 1;
-        let token = self.flows.push(Pending { outgoing, state });
-        if let (Some(job), Some(files)) = (job, &mut self.files) {
-            files.admit(job, token);
-        }
-    }
-
-    /// Sends what the file engine has completed, and what waited behind it.
-    fn settle_done(&mut self, now: Instant) {
-        while let Some((transmit, result)) = self.files.as_mut().and_then(FileEngine::poll_done) {
-            let state = result.map_or_else(State::Failed, State::Ready);
-            self.flows.set(transmit, state);
-            if let Some(line) = self.flows.line_of(transmit) {
-                self.settle(now, line);
-            }
-        }
-        if let Some(l5o) = &mut self.l5o {
-            l5o.sweep();
-        }
-    }
-
-    /// Sends from the head of a line what is ready. Where the head has failed the whole line is
-    /// dropped, so that nothing follows a hole; the flow's entry goes with it, and what the host
-    /// sends later goes out. QUIC's packets do not mind holes.
-    fn settle(&mut self, now: Instant, line: Line) {
-        while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
-            let alone = outgoing.sealing.is_some();
-            match state {
-                State::Ready(resolved) => {
-                    if self.send(now, outgoing, resolved) {
-                        continue;
-                    }
-                }
-                State::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
-                State::Waiting(_) => continue,
-            }
-            if alone {
-                continue;
-            }
-            while let Some(behind) = self.flows.pop(line) {
-                self.drop_behind(now, behind);
-            }
-        }
-    }
-
-    /// Sends a transmit whose parts are at hand. Says whether it could be completed; else it is
-    /// dropped.
-    fn send(&mut self, now: Instant, mut outgoing: Outgoing, mut resolved: Resolved) -> bool {
-        if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.l5o) {
-            let pieces = core::mem::take(&mut outgoing.pieces);
-            let (seq, size) = (outgoing.seq(), outgoing.segment_size());
-            match l5o.seal(pieces, seq, size, &resolved.payloads) {
-                Ok(sealed) => resolved.payloads = sealed,
-                Err(_) => {
-                    self.drop_transmit(now, &outgoing, UNSEALED);
-                    return false;
-                }
-            }
-        }
-        if let Some(sealing) = outgoing.sealing.take() {
-            let sealed = self.quic.as_mut().map(|quic| quic.seal(&sealing, &resolved.payloads));
-            let Some(Ok(sealed)) = sealed else {
-                self.drop_unsealed(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
-                return false;
-            };
-            resolved.payloads = sealed;
-        }
-        self.report_end(now, &outgoing, TransmitOutcome::Sent);
-        if let Some(files) = &mut self.files {
-            files.departed(&resolved.holds, resolved.file_bytes);
-        }
-        let delay = now.since(outgoing.arrived);
-        let run = outgoing.into_run(resolved.payloads, delay, self.stamps.as_mut());
-        self.push_run(run);
-        true
-    }
-
-    fn drop_transmit(&mut self, now: Instant, outgoing: &Outgoing, fault: FileFault) {
-        *match fault {
-            FileFault::Refused(_) => &mut self.tx.tx_dropped_l5o,
-            _ => &mut self.tx.tx_dropped_file,
-        } += 1;
-        self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
-    }
-
-    /// Drops a transmit whose QUIC packets cannot be sealed: for the connection it is a loss.
-    fn drop_unsealed(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
-        self.tx.tx_dropped_quic += 1;
-        self.emit(queue, Event::QuicStatus(QuicStatus { quic, flow, why: QuicTrouble::NotSealed }));
-        let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit));
-        self.report(queue, flow, echo, Duration::ZERO, outcome);
-    }
-
-    fn drop_behind(&mut self, now: Instant, behind: Pending) {
-        if let (State::Waiting(job), Some(files)) = (behind.state, &mut self.files) {
-            files.cancel(job);
-        }
-        self.tx.tx_dropped_flow_failed += 1;
-        let outcome = TransmitOutcome::Dropped(FileFault::FlowFailed);
-        self.report_end(now, &behind.outgoing, outcome);
-    }
-
-    /// Drops what still waits of a flow.
-    pub(crate) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
-        let Some(line) = self.flows.line_of_flow(queue, flow) else { return };
-        while let Some(behind) = self.flows.pop(line) {
-            self.drop_behind(now, behind);
-        }
-    }
-
-    fn report_end(&mut self, now: Instant, outgoing: &Outgoing, outcome: TransmitOutcome) {
-        let delay = now.since(outgoing.arrived);
-        self.report(outgoing.queue, outgoing.flow, outgoing.echo, delay, outcome);
-    }
-
-    /// Tells the host how a transmit ended, if it wants to know.
-    fn report(
-        &mut self,
-        queue: usize,
-        flow: FlowId,
-        echo: Option<u32>,
-        delay: Duration,
-        outcome: TransmitOutcome,
-    ) {
-        let Some(tag) = echo else { return };
-        self.tx.tx_echoes += u64::from(outcome == TransmitOutcome::Sent);
-        self.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
     }
 
     fn open(&mut self, queue: usize, file: FileId, path: Box<str>, access: FileAccess) {

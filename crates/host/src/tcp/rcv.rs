@@ -3,17 +3,18 @@
 //! Payload stays in the packet buffers that it came in; what the application reads are slices of
 //! them. Positions are 64 bits wide like the sender's: 0 is the peer's SYN, 1 its first byte.
 
-use alloc::boxed::Box;
+mod chunk;
+
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
-use abi::l5o::Opened;
 use abi::nvme_tcp::Placed;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::tcp::{Options, SackBlock};
 
+pub(crate) use self::chunk::{Chunk, Piece};
 use crate::rare::{AtRest, Rare};
 
 /// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by
@@ -26,76 +27,6 @@ const SPARSE_CHUNKS_MAX: usize = 32;
 const OPENED_CHUNKS_MAX: usize = 4096;
 /// Segments acknowledged at once at the beginning of a connection: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
-
-/// Payload in the buffer it came in.
-#[derive(Debug)]
-pub(crate) struct Chunk {
-    buf: Buffer,
-    start: usize,
-    end: usize,
-    /// Where the payload began when it came: what `opened` counts from.
-    origin: usize,
-    /// What the device opened of it.
-    opened: Option<Opened>,
-    /// What the device did with the NVMe/TCP in it.
-    placed: Option<Box<Placed>>,
-}
-
-impl AsRef<[u8]> for Chunk {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
-#[derive(Debug)]
-enum Buffer {
-    Packet(PacketBuf),
-    Joined(Vec<u8>),
-}
-
-impl Chunk {
-    pub(crate) const fn new(
-        packet: PacketBuf,
-        start: usize,
-        end: usize,
-        opened: Option<Opened>,
-        placed: Option<Box<Placed>>,
-    ) -> Self {
-        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened, placed }
-    }
-
-    /// Whether its packet has to be kept as it came: what the device did to it is known of it
-    /// alone.
-    const fn is_marked(&self) -> bool {
-        self.opened.is_some() || self.placed.is_some()
-    }
-
-    fn bytes(&self) -> &[u8] {
-        let all = match &self.buf {
-            Buffer::Packet(packet) => packet.as_slice(),
-            Buffer::Joined(bytes) => bytes,
-        };
-        &all[self.start..self.end]
-    }
-
-    pub(crate) const fn len(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn footprint(&self) -> usize {
-        match &self.buf {
-            Buffer::Packet(packet) => packet.footprint(),
-            Buffer::Joined(bytes) => bytes.capacity(),
-        }
-    }
-
-    fn into_packet(self) -> Option<PacketBuf> {
-        match self.buf {
-            Buffer::Packet(packet) => Some(packet),
-            Buffer::Joined(_) => None,
-        }
-    }
-}
 
 /// A segment that waits for a hole before it to be filled.
 #[derive(Debug)]
@@ -268,7 +199,7 @@ impl Receive {
         }
         // What lies outside the window, or behind the FIN, is not taken.
         let stop = self.fin.map_or(self.edge, |fin| fin.min(self.edge));
-        let Some(start) = trim(&mut chunk, start, self.nxt, stop) else {
+        let Some(start) = chunk.trim(start, self.nxt, stop) else {
             if fin {
                 // RFC 5681 section 4.2: what comes out of order is answered at once; so is a FIN in
                 // order.
@@ -324,17 +255,8 @@ impl Receive {
         if held > 4 * self.ready_bytes {
             let mut bytes = Vec::with_capacity(self.ready_bytes * 2);
             self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
-            let end = bytes.len();
             self.ready.clear();
-            let buf = Buffer::Joined(bytes);
-            self.ready.push_back(Chunk {
-                buf,
-                start: 0,
-                end,
-                origin: 0,
-                opened: None,
-                placed: None,
-            });
+            self.ready.push_back(Chunk::joined(bytes));
         }
     }
 
@@ -355,7 +277,7 @@ impl Receive {
             let before = self.disorder.waiting[index - 1].end();
             let (from, to) = (start, (start + chunk.len() as u64).min(before));
             self.report_duplicate(from, to);
-            let Some(rest) = trim(&mut chunk, start, before, u64::MAX) else {
+            let Some(rest) = chunk.trim(start, before, u64::MAX) else {
                 return chunk.into_packet();
             };
             start = rest;
@@ -371,7 +293,7 @@ impl Receive {
                 self.disorder.bytes -= gone.chunk.len();
             } else {
                 let stop = next.start;
-                trim(&mut chunk, start, start, stop);
+                chunk.trim(start, start, stop);
                 break;
             }
         }
@@ -403,7 +325,7 @@ impl Receive {
         let mut spare = None;
         for mut waiting in moved {
             self.disorder.bytes -= waiting.chunk.len();
-            let Some(_) = trim(&mut waiting.chunk, waiting.start, self.nxt, u64::MAX) else {
+            let Some(_) = waiting.chunk.trim(waiting.start, self.nxt, u64::MAX) else {
                 spare = waiting.chunk.into_packet();
                 continue;
             };
@@ -548,16 +470,14 @@ impl Receive {
     /// What the device did with the NVMe/TCP in the segment that [`Self::peek`] shows, and where in
     /// its payload the bytes shown begin.
     pub(crate) fn placed(&mut self) -> Option<(&mut Placed, usize)> {
-        let front = self.ready.front_mut()?;
-        let at = front.start - front.origin;
-        Some((front.placed.as_deref_mut()?, at))
+        self.ready.front_mut()?.placed()
     }
 
     /// Takes bytes off the front; gives a buffer back when it is used up.
     pub(crate) fn consume(&mut self, bytes: usize) -> Option<PacketBuf> {
         let front = self.ready.front_mut()?;
         let bytes = bytes.min(front.len());
-        front.start += bytes;
+        front.consume(bytes);
         self.ready_bytes -= bytes;
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
     }
@@ -600,8 +520,7 @@ impl Receive {
             let from = skip.min(chunk.len());
             let here = left.min(chunk.len() - from);
             (skip, left) = (skip - from, left - here);
-            let at = chunk.start + from;
-            Some(Piece { chunk, at, len: here })
+            Some(chunk.piece(from, here))
         })
     }
 
@@ -609,8 +528,9 @@ impl Receive {
     pub(crate) fn copy_to(&self, skip: usize, out: &mut [u8]) -> bool {
         let mut done = 0;
         for piece in self.pieces(skip, out.len()) {
-            out[done..done + piece.len].copy_from_slice(piece.bytes());
-            done += piece.len;
+            let bytes = piece.bytes();
+            out[done..done + bytes.len()].copy_from_slice(bytes);
+            done += bytes.len();
         }
         done == out.len()
     }
@@ -662,64 +582,8 @@ impl Receive {
     }
 }
 
-/// Bytes of one segment that can be read.
-#[derive(Clone, Copy)]
-pub(crate) struct Piece<'a> {
-    chunk: &'a Chunk,
-    /// Where in the chunk's buffer.
-    at: usize,
-    len: usize,
-}
-
-impl<'a> Piece<'a> {
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        let all = match &self.chunk.buf {
-            Buffer::Packet(packet) => packet.as_slice(),
-            Buffer::Joined(bytes) => bytes,
-        };
-        &all[self.at..self.at + self.len]
-    }
-
-    /// The segment's payload as it came, and where in it the piece begins.
-    pub(crate) fn segment(&self) -> (&'a [u8], usize) {
-        let all = match &self.chunk.buf {
-            Buffer::Packet(packet) => packet.as_slice(),
-            Buffer::Joined(bytes) => bytes,
-        };
-        (
-            &all[self.chunk.origin..self.chunk.end.max(self.chunk.origin)],
-            self.at - self.chunk.origin,
-        )
-    }
-
-    pub(crate) const fn opened(&self) -> Option<&'a Opened> {
-        self.chunk.opened.as_ref()
-    }
-}
-
-impl Chunk {
-    const fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-}
-
 fn spare(chunk: Chunk) -> Taken {
     Taken { spare: chunk.into_packet(), ..Taken::default() }
-}
-
-/// Cuts a chunk that begins at `start` to what lies in from..to; gives its new start, or none where
-/// nothing is left.
-fn trim(chunk: &mut Chunk, start: u64, from: u64, to: u64) -> Option<u64> {
-    let end = start + chunk.len() as u64;
-    let (keep_from, keep_to) = (start.max(from), end.min(to));
-    if keep_from >= keep_to {
-        chunk.end = chunk.start;
-        return None;
-    }
-    // Both differences are below the chunk's length.
-    chunk.end -= usize::try_from(end - keep_to).unwrap_or(0);
-    chunk.start += usize::try_from(keep_from - start).unwrap_or(0);
-    Some(keep_from)
 }
 
 #[cfg(test)]

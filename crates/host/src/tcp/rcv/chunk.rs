@@ -1,0 +1,152 @@
+//! Payload in the buffer that it came in, and what the device did to it.
+//!
+//! [`Receive`](super::Receive) queues, cuts and reads chunks; the bytes stay where they are.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use abi::PacketBuf;
+use abi::l5o::Opened;
+use abi::nvme_tcp::Placed;
+
+/// Payload in the buffer it came in.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    buf: Buffer,
+    start: usize,
+    end: usize,
+    /// Where the payload began when it came: what `opened` counts from.
+    origin: usize,
+    /// What the device opened of it.
+    opened: Option<Opened>,
+    /// What the device did with the NVMe/TCP in it.
+    placed: Option<Box<Placed>>,
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+#[derive(Debug)]
+enum Buffer {
+    Packet(PacketBuf),
+    Joined(Vec<u8>),
+}
+
+impl Buffer {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Packet(packet) => packet.as_slice(),
+            Self::Joined(bytes) => bytes,
+        }
+    }
+}
+
+impl Chunk {
+    pub(crate) const fn new(
+        packet: PacketBuf,
+        start: usize,
+        end: usize,
+        opened: Option<Opened>,
+        placed: Option<Box<Placed>>,
+    ) -> Self {
+        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened, placed }
+    }
+
+    /// Bytes that were copied together.
+    pub(super) const fn joined(bytes: Vec<u8>) -> Self {
+        let end = bytes.len();
+        Self { buf: Buffer::Joined(bytes), start: 0, end, origin: 0, opened: None, placed: None }
+    }
+
+    /// Whether its packet has to be kept as it came: what the device did to it is known of it
+    /// alone.
+    pub(super) const fn is_marked(&self) -> bool {
+        self.opened.is_some() || self.placed.is_some()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buf.as_slice()[self.start..self.end]
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    pub(super) fn footprint(&self) -> usize {
+        match &self.buf {
+            Buffer::Packet(packet) => packet.footprint(),
+            Buffer::Joined(bytes) => bytes.capacity(),
+        }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Its buffer, where it is still the packet's.
+    pub(super) fn into_packet(self) -> Option<PacketBuf> {
+        match self.buf {
+            Buffer::Packet(packet) => Some(packet),
+            Buffer::Joined(_) => None,
+        }
+    }
+
+    /// What the device did with the NVMe/TCP in it, and where in its payload the bytes left begin.
+    pub(super) fn placed(&mut self) -> Option<(&mut Placed, usize)> {
+        let at = self.start - self.origin;
+        Some((self.placed.as_deref_mut()?, at))
+    }
+
+    /// Takes `bytes` off the front; it has as many.
+    pub(super) const fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+    }
+
+    /// `len` bytes from `from` on; it has as many.
+    pub(super) const fn piece(&self, from: usize, len: usize) -> Piece<'_> {
+        Piece { chunk: self, at: self.start + from, len }
+    }
+
+    /// Cuts it, which begins at `start`, to what lies in from..to; gives its new start, or none where
+    /// nothing is left.
+    pub(super) fn trim(&mut self, start: u64, from: u64, to: u64) -> Option<u64> {
+        let end = start + self.len() as u64;
+        let (keep_from, keep_to) = (start.max(from), end.min(to));
+        if keep_from >= keep_to {
+            self.end = self.start;
+            return None;
+        }
+        // Both differences are below its length.
+        self.end -= usize::try_from(end - keep_to).unwrap_or(0);
+        self.start += usize::try_from(keep_from - start).unwrap_or(0);
+        Some(keep_from)
+    }
+}
+
+/// Bytes of one segment that can be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    chunk: &'a Chunk,
+    /// Where in the chunk's buffer.
+    at: usize,
+    len: usize,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        &self.chunk.buf.as_slice()[self.at..self.at + self.len]
+    }
+
+    /// The segment's payload as it came, and where in it the piece begins.
+    pub(crate) fn segment(&self) -> (&'a [u8], usize) {
+        let Chunk { buf, origin, end, .. } = self.chunk;
+        (&buf.as_slice()[*origin..(*end).max(*origin)], self.at - origin)
+    }
+
+    pub(crate) const fn opened(&self) -> Option<&'a Opened> {
+        self.chunk.opened.as_ref()
+    }
+}
