@@ -339,23 +339,35 @@ fn fails(command: &mut Command, code: i32, said: &str) {
     assert!(stderr.contains(said) && stderr.lines().count() == 1, "{command:?}: {stderr}");
 }
 
-/// A signal ends a write: the target is told.
+/// A signal ends a write: the target is told. Before it `ss` says what the device does for it.
 #[test]
 fn a_write_is_interrupted() {
-    let lab = Lab::start(&[]);
-    let file = lab.files.sparse("file", DISK);
-    let mut write = lab.initiator("write");
-    // Lost packets make it slow enough to be met in the middle.
-    write.args(["--drop", "0.02", "--input"]).arg(file);
-    let write = write.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
-    assert!((0..2000).any(|_| lab.server.stat().get("nvmet_writes") > 0), "it writes");
-    printed(lab.server.command("kill").args(["-s", "INT", &write.id().to_string()]));
-    let output = finish(write);
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "outboard: interrupted\n");
-    let counters = lab.server.stat();
-    assert!(counters.get("nvmet_written_bytes") < DISK);
-    assert_eq!(counters.get("nvmet_timeouts_keep_alive"), 0);
+    for offload in ["all", "none"] {
+        let lab = Lab::start(&["--offload", offload]);
+        let file = lab.files.sparse("file", DISK);
+        let mut write = lab.initiator("write");
+        // Lost packets make it slow enough to be met in the middle.
+        write.args(["--data-digest", "--drop", "0.02", "--input"]).arg(file);
+        let write = write.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+        assert!((0..2000).any(|_| lab.server.stat().get("nvmet_writes") > 0), "it writes");
+        let connections = lab.server.connections();
+        assert!(connections.len() >= 2, "{connections:?}");
+        for connection in &connections {
+            for engine in ["nvme_rx", "nvme_tx"] {
+                let said = &connection["offload"][engine];
+                let why = said["reason"].as_str().unwrap_or("");
+                assert_eq!(said["active"].as_bool(), Some(offload == "all"), "{connections:?}");
+                assert_eq!(why.contains("--offload"), offload == "none", "{connections:?}");
+            }
+        }
+        printed(lab.server.command("kill").args(["-s", "INT", &write.id().to_string()]));
+        let output = finish(write);
+        assert_eq!(output.status.code(), Some(130), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "outboard: interrupted\n");
+        let counters = lab.server.stat();
+        assert!(counters.get("nvmet_written_bytes") < DISK);
+        assert_eq!(counters.get("nvmet_timeouts_keep_alive"), 0);
+    }
 }
 
 /// A file system that programs of others make and check.

@@ -241,6 +241,15 @@ pub struct TlsInfo {
     pub rx_records: [u64; 3],
 }
 
+/// What `outboard ss` shows of a connection's NVMe/TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvmeInfo {
+    /// Whether the device fills data digests in, or why not; none where there are none.
+    pub tx_offload: Option<Result<(), Refusal>>,
+    /// Whether the device places data and checks digests, or why not.
+    pub rx_offload: Result<(), Refusal>,
+}
+
 /// What `outboard ss` shows of a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SocketInfo {
@@ -272,4 +281,6 @@ pub struct SocketInfo {
     pub file_offload: Result<(), Refusal>,
     /// TLS on it, once its handshake is over.
     pub tls: Option<TlsInfo>,
+    /// NVMe/TCP on it, once both ends know how to speak it.
+    pub nvme: Option<NvmeInfo>,
 }

@@ -51,8 +51,8 @@ mod udp;
 
 pub use api::{
     ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, ListenerOption,
-    Notice, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption, SpliceEnd,
-    SpliceError, SpliceId, SpliceMeta, TlsInfo,
+    Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption,
+    SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
 };
 pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;

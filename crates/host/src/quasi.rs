@@ -379,6 +379,7 @@ impl Quasi {
             retransmitted_bytes: 0,
             file_offload,
             tls: None,
+            nvme: None,
         }
     }
 }

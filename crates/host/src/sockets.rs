@@ -398,7 +398,8 @@ impl Host {
         };
         let file = conn.snd.spans.files().next();
         let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
-        Some(conn.info(&self.config.tcp, offload, self.session_info(socket)))
+        let (tls, nvme) = (self.session_info(socket), self.nvme_info(socket));
+        Some(SocketInfo { tls, nvme, ..conn.info(&self.config.tcp, offload) })
     }
 
     /// Every connection.

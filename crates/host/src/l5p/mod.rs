@@ -151,7 +151,7 @@ impl Host {
             session.handle_refused(conn, cx, refused.context, refused.why);
         });
         let digests = |conn: &mut Connection, cx: &mut Cx<'_>| {
-            conn.lose_context(cx, Some(refused.context)).digests
+            conn.lose_context(cx, Some((refused.context, refused.why))).digests
         };
         if known.is_none() && self.with(now, id, digests) != Some(true) {
             self.out.counters.events_ignored += 1;

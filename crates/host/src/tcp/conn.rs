@@ -22,7 +22,7 @@ use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
 use super::state::State;
 use super::timers::Timers;
-use crate::api::{Readiness, SocketError, SocketInfo, SocketOption, TlsInfo};
+use crate::api::{Readiness, SocketError, SocketInfo, SocketOption};
 use crate::config::TcpConfig;
 use crate::files::Files;
 use crate::l5p::nvme_tcp::tx::pdus::Pdus;
@@ -409,7 +409,12 @@ impl Connection {
 
     /// The device has no such context, or none at all: what it was to seal the host seals, with the
     /// digests in it, and what it was to fill in the host computes. Says which were ours.
-    pub(crate) fn lose_context(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) -> Lost {
+    pub(crate) fn lose_context(
+        &mut self,
+        cx: &mut Cx<'_>,
+        refused: Option<(L5oId, Refusal)>,
+    ) -> Lost {
+        let context = refused.map(|(context, _)| context);
         let mut lost = Lost::default();
         if let Some(sealer) = &mut self.snd.sealer {
             if context.is_none() {
@@ -417,7 +422,7 @@ impl Connection {
             }
             lost.seals = sealer.lose(context);
         }
-        lost.digests = self.lose_digests(cx, context.filter(|_| !lost.seals));
+        lost.digests = self.lose_digests(cx, refused.filter(|_| !lost.seals));
         if lost.seals || lost.digests {
             self.snd.read_on_host();
             self.count_digests(cx);
@@ -578,12 +583,7 @@ impl Connection {
         }
     }
 
-    pub(crate) fn info(
-        &self,
-        config: &TcpConfig,
-        file_offload: Result<(), Refusal>,
-        tls: Option<TlsInfo>,
-    ) -> SocketInfo {
+    pub(crate) fn info(&self, config: &TcpConfig, file_offload: Result<(), Refusal>) -> SocketInfo {
         SocketInfo {
             local: self.tuple.local,
             remote: self.tuple.remote,
@@ -598,7 +598,8 @@ impl Connection {
             file_bytes_offloaded: self.snd.file_bytes,
             retransmitted_bytes: self.snd.resent_bytes,
             file_offload,
-            tls,
+            tls: None,
+            nvme: None,
         }
     }
 

@@ -165,6 +165,8 @@ fn describe_offload(offload: &Value) -> String {
         ("file", "file"),
         ("tls_tx", "tls-tx"),
         ("tls_rx", "tls-rx"),
+        ("nvme_tx", "nvme-tx"),
+        ("nvme_rx", "nvme-rx"),
         ("quic_tx", "quic-tx"),
         ("quic_rx", "quic-rx"),
     ];

@@ -200,6 +200,8 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
             "file": offload(info.file_offload),
             "tls_tx": info.tls.map(|tls| offload(tls.tx_offload)),
             "tls_rx": info.tls.map(|tls| offload(tls.rx_offload)),
+            "nvme_tx": info.nvme.and_then(|nvme| nvme.tx_offload).map(offload),
+            "nvme_rx": info.nvme.map(|nvme| offload(nvme.rx_offload)),
         },
     })
 }

@@ -18,7 +18,8 @@ use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Over
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
-use crate::api::{Notice, SocketId};
+use super::tx::pdus::Pdus;
+use crate::api::{Notice, NvmeInfo, SocketId};
 use crate::host::Host;
 use crate::l5p::tls::NextRecord;
 use crate::limit::PerSecond;
@@ -128,6 +129,14 @@ impl Host {
             self.out.counters.nvme_rx_lost += 1;
         }
         port.rx.is_err() && port.again
+    }
+
+    /// What `ss` shows.
+    pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
+        let conn = self.table.get(socket)?;
+        let port = self.table.slots.get(socket.index())?.nvme.as_deref()?;
+        let tx_offload = conn.snd.pdus.as_deref().and_then(Pdus::offload);
+        Some(NvmeInfo { tx_offload, rx_offload: port.rx.map(drop) })
     }
 
     /// The device's part in a connection, while there is one.

@@ -111,7 +111,7 @@ impl Session {
             return;
         }
         // Of older keys too: what was written under them is the host's to seal as well.
-        if conn.lose_context(cx, Some(context)).seals {
+        if conn.lose_context(cx, Some((context, why))).seals {
             self.tx_refused = Some(why);
             cx.out.counters.tls_tx_sw += 1;
             cx.out.counters.tls_tx_device_refused += 1;

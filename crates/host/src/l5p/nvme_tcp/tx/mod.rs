@@ -66,8 +66,18 @@ impl Host {
         }
     }
 
-    /// Asks the device for a context, where it may have one and there are digests to fill in.
+    /// Asks the device for a context, where it may have one and there are digests to fill in; keeps
+    /// why not.
     fn install_digests(&mut self, now: Instant, socket: SocketId) -> Result<L5oId, Refusal> {
+        let installed = self.try_digests(now, socket);
+        let pdus = self.table.get_mut(socket).and_then(|conn| conn.snd.pdus.as_deref_mut());
+        if let (Some(pdus), Err(why)) = (pdus, installed) {
+            pdus.refuse(why);
+        }
+        installed
+    }
+
+    fn try_digests(&mut self, now: Instant, socket: SocketId) -> Result<L5oId, Refusal> {
         let over = if self.has_session(socket) {
             // The device seals, or the digest is in what the host seals.
             let context = self.with_session(now, socket, |session, conn, _| session.tx_at(conn));
@@ -182,12 +192,17 @@ impl Connection {
 
     /// The device has no such context, or is not to use any: digests are the host's from now on.
     /// Says whether it was ours; what is written is still to be turned round.
-    pub(crate) fn lose_digests(&mut self, cx: &mut Cx<'_>, context: Option<L5oId>) -> bool {
+    pub(crate) fn lose_digests(
+        &mut self,
+        cx: &mut Cx<'_>,
+        refused: Option<(L5oId, Refusal)>,
+    ) -> bool {
         let Some(pdus) = &mut self.snd.pdus else { return false };
-        let ours = pdus.context().filter(|&c| context.is_none_or(|lost| lost == c));
+        let ours = pdus.context().filter(|&c| refused.is_none_or(|(lost, _)| lost == c));
         let Some(ours) = ours else { return false };
         pdus.take_context();
-        if context.is_some() {
+        if let Some((_, why)) = refused {
+            pdus.refuse(why);
             cx.out.counters.nvme_tx_device_refused += 1;
         } else {
             cx.out.counters.nvme_tx_device_lost += 1;

@@ -12,6 +12,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::fmt;
 
+use abi::Refusal;
 use abi::crypto::CryptoProvider;
 use abi::l5o::{Content, L5oId};
 use abi::nvme_tcp::{DIGEST_BYTES, Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange};
@@ -110,6 +111,8 @@ pub(crate) struct Pdus {
     /// What the device is asked for, and again after its reset.
     state: Option<NvmeTcpState>,
     context: Option<L5oId>,
+    /// Why the device did not take one, when it was last asked.
+    refused: Option<Refusal>,
     expected: Option<Expected>,
     /// Number of the next PDU.
     next: u64,
@@ -154,9 +157,20 @@ impl Pdus {
         self.context
     }
 
+    /// Whether the device fills digests in, or why not; none where there are none.
+    pub(crate) fn offload(&self) -> Option<Result<(), Refusal>> {
+        let why_not = self.refused.unwrap_or(Refusal::DeviceReset);
+        self.has_digests().then(|| self.context.map(drop).ok_or(why_not))
+    }
+
     /// The device was asked for a context.
     pub(crate) fn renew(&mut self, context: L5oId) {
-        (self.context, self.expected) = (Some(context), None);
+        (self.context, self.refused, self.expected) = (Some(context), None, None);
+    }
+
+    /// The device has no context, or will not have one.
+    pub(crate) const fn refuse(&mut self, why: Refusal) {
+        self.refused = Some(why);
     }
 
     /// Gives up the context.
