@@ -15,7 +15,7 @@ help:
 	@echo "make build    the program, at $(OUTBOARD)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
-	@echo "make bench    every measurement: a quarter of an hour, and a machine with nothing else to do"
+	@echo "make bench    the main measurements: half an hour, and a machine with nothing else to do"
 
 run: build
 	@scripts/run.sh
@@ -88,7 +88,7 @@ fuzz:
 			"$(TARGET_DIR)/fuzz/found/$$target" fuzz/corpus/$$target || exit 1; \
 	done
 
-# See README.md, "Measurements". Nginx, HAProxy and wrk are installed if they are missing.
+# See README.md, "Measuring and proving". Nginx, HAProxy and wrk are installed if they are missing.
 bench: build
 	$(OUTBOARD) bench io-tcp
 	$(OUTBOARD) bench memory

@@ -1,5 +1,5 @@
-//! The whole target: a peer connects to the admin queue, and then to a queue for reads and writes, or
-//! does not, and then sends commands and whatever else it likes.
+//! The whole target: a peer connects to the admin queue, and then to a queue for reads and writes,
+//! or does not, and then sends commands and whatever else it likes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! The counters of a running instance, and the names that the tests expect to find.
+//! The counters of a running instance, and the names that several tests expect to find.
 //!
-//! The names stand here once. A counter that is not there at all fails a test: a renamed counter
+//! A counter that is not there at all fails a test: a renamed counter
 //! must not look like one that did not move.
 
 use std::collections::BTreeMap;

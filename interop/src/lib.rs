@@ -1,4 +1,5 @@
-//! What the tests against real programs share: namespaces, the server as a child, curl, files.
+//! What the tests against real programs share: namespaces, the server as a child, curl, files, and
+//! Linux in a virtual machine.
 //!
 //! Called by `interop/tests`. The tests run the program as users get it and talk to it with
 //! programs that we did not write, over a TAP device and the kernel's TCP. Each test has a network

@@ -35,7 +35,7 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// A running `outboard serve` or `outboard proxy`.
+/// A running `outboard serve`, `outboard proxy` or `outboard nvme target`.
 #[derive(Debug)]
 pub struct Server {
     netns: Arc<Netns>,

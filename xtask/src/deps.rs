@@ -52,7 +52,7 @@ const RULES: &[Rule] = &[
             "thiserror",
             "zeroize",
         ],
-        "the only crate that knows a crypto library",
+        "ciphers and digests by libraries, for a device and a host that know none",
     ),
     only(
         "nic",

@@ -22,7 +22,7 @@ pub(crate) struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Serve the files of a folder over HTTP/1.1
+    /// Serve the files of a folder over HTTP/1.1, HTTPS and HTTP/3
     Serve(Box<ServeArgs>),
     /// Balance connections over backends, and have the device relay them
     Proxy(Box<ProxyArgs>),

@@ -1,8 +1,9 @@
-//! Protocols above TCP that the host speaks itself (the papers' L5Ps), as sessions between a
-//! connection and the application's socket.
+//! Protocols above TCP that the host speaks itself (the papers' L5Ps).
 //!
-//! [`crate::Host`] gives a session its turn whenever something happened to its connection; the
-//! socket calls go to the session instead of to the connection. TCP below knows nothing of it.
+//! TLS is a session between a connection and the application's socket: [`crate::Host`] gives it its
+//! turn whenever something happened to its connection; the socket calls go to the session instead
+//! of to the connection. TCP below knows nothing of it. NVMe/TCP is the application's, which polls
+//! a [`nvme_tcp::Transport`] of its own over the socket, plain or of TLS.
 
 pub(crate) mod nvme_tcp;
 pub(crate) mod tls;

@@ -1,8 +1,8 @@
 //! How a service ends: it accepts nobody any more, waits for those who are there, and stops.
 //!
-//! Called by the main threads of [`crate::serve`] and [`crate::proxy`] when a signal has come. It
-//! waits for another signal, for a bounded time, and for the threads' gauges, which it looks at
-//! now and then; it knows nothing of what the connections do.
+//! Called by the main threads of [`crate::serve`], [`crate::proxy`] and [`crate::nvme`] when a
+//! signal has come. It waits for another signal, for a bounded time, and for the threads' gauges,
+//! which it looks at now and then; it knows nothing of what the connections do.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 

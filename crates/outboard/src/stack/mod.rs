@@ -2,9 +2,9 @@
 //! application on top.
 //!
 //! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
-//! joined by rings ([`queue`]). [`crate::serve`] and [`crate::proxy`] make the parts of a queue and
-//! start them here ([`Threads`]); the control socket and the metrics have threads of their own
-//! ([`crate::control`]). Nothing here knows what the application does.
+//! joined by rings ([`queue`]). [`crate::serve`], [`crate::proxy`] and [`crate::nvme`] make the
+//! parts of a queue and start them here ([`Threads`]); the control socket and the metrics have
+//! threads of their own ([`crate::control`]). Nothing here knows what the application does.
 
 mod device_thread;
 pub(crate) mod drain;
