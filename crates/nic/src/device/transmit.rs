@@ -1,5 +1,5 @@
-//! A transmit of the host on its way through the device: planned, resolved from the disk, sealed, and
-//! made a run of packets; or dropped, which the host hears.
+//! A transmit of the host on its way through the device: planned, resolved from the disk, sealed,
+//! and made a run of packets; or dropped, which the host hears.
 //!
 //! [`Device`] calls it for transmits and when reads end. The transmits of a flow leave in the order
 //! in which they came, whatever each has to wait for; after one that failed those that wait behind

@@ -2,8 +2,8 @@
 //!
 //! Every block that is written begins with its place and the number of the write, and the rest
 //! follows from those: a read tells whether it is what was written last, and whether all of it is.
-//! Places have one request at a time, so that there is no doubt what was last. In the end every place
-//! that was written is read once more, which no rate counts.
+//! Places have one request at a time, so that there is no doubt what was last. In the end every
+//! place that was written is read once more, which no rate counts.
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::Request;

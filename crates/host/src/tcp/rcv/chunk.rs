@@ -110,8 +110,8 @@ impl Chunk {
         Piece { chunk: self, at: self.start + from, len }
     }
 
-    /// Cuts it, which begins at `start`, to what lies in from..to; gives its new start, or none where
-    /// nothing is left.
+    /// Cuts it, which begins at `start`, to what lies in from..to; gives its new start, or none
+    /// where nothing is left.
     pub(super) fn trim(&mut self, start: u64, from: u64, to: u64) -> Option<u64> {
         let end = start + self.len() as u64;
         let (keep_from, keep_to) = (start.max(from), end.min(to));
