@@ -2,7 +2,7 @@
 //!
 //! [`Psks`] has the keys of one end, made for all that they may be called, and makes a handshake
 //! for each connection. What goes over the wire is [`io::psk`]'s; how keys are written and derived
-//! [`crypto::nvme_psk`]'s. No key is in an error.
+//! [`crypto::nvme_psk`]'s. No key is in an error, and no word either that may be a misplaced one.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -201,10 +201,12 @@ fn host_key(text: &str) -> Result<HostKey, String> {
     pair(host, key.get(1..).unwrap_or_default())
 }
 
+/// What is wrong is said without the words themselves: one of them may be a key, wherever it is.
 fn pair(host: &str, key: &str) -> Result<HostKey, String> {
-    let name = Nqn::new(host).ok_or_else(|| format!("`{host}` is no name of a host"))?;
-    let key = key.parse().map_err(|why| format!("the key of {host}: {why}"))?;
-    Ok(HostKey { host: name, key })
+    let name = Nqn::new(host).filter(|_| !host.contains("NVMeTLSkey-"));
+    let host = name.ok_or("what comes first is no name of a host")?;
+    let key = key.parse().map_err(|why| format!("what follows the host: {why}"))?;
+    Ok(HostKey { host, key })
 }
 
 /// Reads a file of keys: a host's name and its key on each line.
@@ -248,7 +250,9 @@ mod tests {
         for (text, why) in [
             (key(), "what is given is HOSTNQN="),
             ("nqn.2026-11.example:a".to_owned(), "what is given is HOSTNQN="),
-            (format!("host={}", key()), "`host` is no name of a host"),
+            (format!("host={}", key()), "no name of a host"),
+            (format!("{}={}", key(), key()), "no name of a host"),
+            (format!("nqn.2026-11.example:{}={}", key(), key()), "no name of a host"),
             (format!("nqn.2026-11.example:a={wrong}"), "checksum"),
         ] {
             let said = host_key(&text).err().unwrap();
@@ -266,11 +270,16 @@ mod tests {
         for (text, why) in [
             ("# nothing\n".to_owned(), "no key in it"),
             (format!("{good}nqn.2026-11.example:b"), ", line 4: a line is"),
-            (format!("{good}nqn.2026-11.example:b NVMeTLSkey-1:01:AA"), ", line 4: the key of"),
+            (format!("{good}nqn.2026-11.example:b NVMeTLSkey-1:01:AA"), ", line 4: what follows"),
+            (format!("{} nqn.2026-11.example:a", key()), ", line 1: what comes first is no"),
+            (format!("host={} # one", key()), ", line 1: what comes first is no"),
+            (format!("nqn.2026-11.example:a={} # one", key()), ", line 1: what comes first is no"),
+            (format!("nqn.2026-11.example:a {} # one", key()), ", line 1: what follows"),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = read(&path).err().unwrap().to_string();
             assert!(said.contains(why), "{said}");
+            assert!(!said.contains("AAAA"), "{said}");
         }
         std::fs::remove_file(&path).unwrap();
     }
