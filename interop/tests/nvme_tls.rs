@@ -219,6 +219,38 @@ fn who_is_not_let_in() {
     lab.work(&with(&["--tls-psk", KEY]), "200");
 }
 
+/// A file of keys is read again on SIGHUP: who is new in it gets in, and who is gone does not; the
+/// key of the command line stays, and so do all of them where the file is wrong.
+#[test]
+fn keys_are_read_again() {
+    const THIRD: &str = "nqn.2026-11.org.example:three";
+    let keys = Files::new(TMP);
+    let file = keys.write("keys", format!("{HOST} {KEY}\n").as_bytes());
+    let given = format!("{THIRD}={KEY}");
+    let path = file.to_string_lossy().into_owned();
+    let lab = Lab::start(&["--tls-psk-file", &path, "--tls-psk", &given]);
+    let one = ["--hostnqn", HOST, "--tls-psk", KEY];
+    let two = ["--hostnqn", OTHER, "--tls-psk", LONG_KEY];
+    let three = ["--hostnqn", THIRD, "--tls-psk", KEY];
+    lab.printed("list", &one);
+    lab.refused(&two, 69, "it does not know the key");
+    std::fs::write(&file, format!("{OTHER} {LONG_KEY}\n")).expect("it can be written");
+    lab.server.signal("HUP");
+    // The signal and the connection race; nothing but this says that the file was read.
+    let again = || lab.run("list", &two).status.success();
+    assert!((0..1000).any(|_| again()), "the new host never gets in");
+    lab.refused(&one, 69, "it does not know the key");
+    lab.printed("list", &three);
+    std::fs::write(&file, format!("{KEY} {HOST}\n")).expect("it can be written");
+    lab.server.signal("HUP");
+    lab.work(&two, "200");
+    let ended = lab.server.stop();
+    assert!(ended.status.success(), "{ended:?}");
+    let wrong = format!("{path}, line 1: what comes first is no name of a host; the old keys stay");
+    assert!(ended.stderr.contains(&wrong), "{}", ended.stderr);
+    assert!(!ended.stderr.contains(&KEY[16..40]), "{}", ended.stderr);
+}
+
 #[test]
 fn tls_at_a_plain_target() {
     let lab = Lab::start(&[]);

@@ -89,7 +89,8 @@ pub(crate) struct SecurityArgs {
     /// of processes: --tls-psk-file keeps it from them
     #[arg(long, value_name = "KEY", conflicts_with_all = ["tls_ca", "insecure", "tls_psk_file"])]
     pub(crate) tls_psk: Option<String>,
-    /// The same, from a file with HOSTNQN and KEY on each line; # begins a comment
+    /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
+    /// comment
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_ca", "insecure"])]
     pub(crate) tls_psk_file: Option<PathBuf>,
     /// Version of the key's identity
@@ -257,7 +258,8 @@ pub(crate) struct TargetArgs {
     /// processes: --tls-psk-file keeps it from them
     #[arg(long, value_name = "HOSTNQN=KEY", conflicts_with = "tls_cert")]
     pub(crate) tls_psk: Vec<String>,
-    /// The same, from a file with HOSTNQN and KEY on each line; # begins a comment
+    /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
+    /// comment. SIGHUP reads it again
     #[arg(long, value_name = "FILE", conflicts_with = "tls_cert")]
     pub(crate) tls_psk_file: Option<PathBuf>,
     /// How keys are derived from those that are given

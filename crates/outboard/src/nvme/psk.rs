@@ -3,9 +3,10 @@
 //! [`Psks`] has the keys of one end, made for all that they may be called, and makes a handshake
 //! for each connection. What goes over the wire is [`io::psk`]'s; how keys are written and derived
 //! [`crypto::nvme_psk`]'s. No key is in an error, and no word either that may be a misplaced one.
+//! A target reads its file again on SIGHUP; one that is wrong then leaves the old keys in use.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
 use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
@@ -26,7 +27,7 @@ struct HostKey {
 
 /// Keys of one end.
 pub(super) struct Psks {
-    keys: Vec<psk::Key>,
+    keys: Mutex<Vec<psk::Key>>,
     provider: Arc<CryptoProvider>,
     /// Why the last handshake failed.
     why: Arc<Mutex<Option<psk::Why>>>,
@@ -38,29 +39,25 @@ impl Psks {
     /// # Errors
     /// What is wrong with a key, or with the file.
     pub(super) fn target(args: &TargetArgs) -> Result<Option<Arc<Self>>, Failure> {
-        let mut hosts = Vec::new();
-        for given in &args.tls_psk {
-            hosts.push(host_key(given).map_err(|why| Failure::Usage(format!("--tls-psk: {why}")))?);
-        }
-        if let Some(path) = &args.tls_psk_file {
-            hosts.extend(read(path)?);
-        }
+        let hosts = hosts(args)?;
         if hosts.is_empty() {
             return Ok(None);
         }
-        let mut all: Vec<TlsPsk> = Vec::new();
-        for HostKey { host, key } in &hosts {
-            for subsystem in [args.nqn.0, Nqn::discovery()] {
-                for version in [IdentityVersion::One, IdentityVersion::Zero] {
-                    let psk = derive(key, version, (host, &subsystem), args.tls_psk_derivation)?;
-                    // Of several keys of a host version 0 knows one: they are called the same.
-                    if all.iter().all(|other| other.identity != psk.identity) {
-                        all.push(psk);
-                    }
-                }
+        Self::new(derive_all(args, &hosts)?).map(Some)
+    }
+
+    /// Reads a target's file again; says on standard error how that went. Connections that stand
+    /// stay.
+    pub(super) fn reload(&self, args: &TargetArgs) {
+        let read =
+            hosts(args).and_then(|hosts| Ok((hosts.len(), usable(derive_all(args, &hosts)?)?)));
+        match read {
+            Ok((count, keys)) => {
+                *self.lock() = keys;
+                eprintln!("outboard: SIGHUP: {count} pre-shared keys from now on");
             }
+            Err(error) => eprintln!("outboard: SIGHUP: {error}; the old keys stay"),
         }
-        Self::new(all).map(Some)
     }
 
     /// That of an initiator towards a subsystem; none where it was given none.
@@ -94,25 +91,19 @@ impl Psks {
             0 => IdentityVersion::Zero,
             _ => IdentityVersion::One,
         };
-        let psk = derive(&key, version, (&host, subsystem), args.tls_psk_derivation)?;
-        Self::new(vec![psk]).map(Some)
+        let psk = derive(&key, version, (&host, subsystem), args.tls_psk_derivation);
+        Self::new(vec![psk.ok_or_else(|| too_long(&host, subsystem))?]).map(Some)
     }
 
     fn new(all: Vec<TlsPsk>) -> Result<Arc<Self>, Failure> {
-        let keys = all.into_iter().map(|psk| psk::Key {
-            identity: psk.identity.into_bytes(),
-            secret: psk.secret,
-            hash: match psk.hash {
-                PskHash::Sha256 => psk::Hash::Sha256,
-                PskHash::Sha384 => psk::Hash::Sha384,
-            },
-        });
-        let keys: Vec<_> = keys.collect();
-        // A library that refuses them says so now.
-        psk::Handshake::server(&keys)
-            .map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
+        let keys = Mutex::new(usable(all)?);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         Ok(Arc::new(Self { keys, provider, why: Arc::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<psk::Key>> {
+        // Nothing under the lock panics.
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the last handshake failed, where that was known at this end.
@@ -132,11 +123,11 @@ impl Psks {
 
 impl Handshakes for Psks {
     fn server(&self) -> Option<Box<dyn Handshake>> {
-        self.handshake(psk::Handshake::server(&self.keys), false)
+        self.handshake(psk::Handshake::server(&self.lock()), false)
     }
 
     fn client(&self) -> Option<Box<dyn Handshake>> {
-        self.handshake(psk::Handshake::client(&self.keys), true)
+        self.handshake(psk::Handshake::client(&self.lock()), true)
     }
 }
 
@@ -178,20 +169,70 @@ impl From<DerivationArg> for Derivation {
     }
 }
 
+/// The keys of a target's command line, and those of its file.
+fn hosts(args: &TargetArgs) -> Result<Vec<HostKey>, Failure> {
+    let wrong = |why| Failure::Usage(format!("--tls-psk: {why}"));
+    let given = args.tls_psk.iter().map(|given| host_key(given).map_err(wrong));
+    let mut all = given.collect::<Result<Vec<_>, _>>()?;
+    if let Some(path) = &args.tls_psk_file {
+        all.extend(read(path)?);
+    }
+    Ok(all)
+}
+
+/// All that the keys of a target's hosts may be called.
+fn derive_all(args: &TargetArgs, hosts: &[HostKey]) -> Result<Vec<TlsPsk>, Failure> {
+    let mut all: Vec<TlsPsk> = Vec::new();
+    for HostKey { host, key } in hosts {
+        for subsystem in [args.nqn.0, Nqn::discovery()] {
+            let versions = [IdentityVersion::One, IdentityVersion::Zero];
+            // Names may be too long for version 0 alone.
+            let derived = versions
+                .map(|version| derive(key, version, (host, &subsystem), args.tls_psk_derivation));
+            if derived.iter().all(Option::is_none) {
+                return Err(too_long(host, &subsystem));
+            }
+            for psk in derived.into_iter().flatten() {
+                // Of several keys of a host version 0 knows one: they are called the same.
+                if all.iter().all(|other| other.identity != psk.identity) {
+                    all.push(psk);
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Keys as handshakes take them; a library that refuses them says so now.
+fn usable(all: Vec<TlsPsk>) -> Result<Vec<psk::Key>, Failure> {
+    let keys = all.into_iter().map(|psk| psk::Key {
+        identity: psk.identity.into_bytes(),
+        secret: psk.secret,
+        hash: match psk.hash {
+            PskHash::Sha256 => psk::Hash::Sha256,
+            PskHash::Sha384 => psk::Hash::Sha384,
+        },
+    });
+    let keys: Vec<_> = keys.collect();
+    psk::Handshake::server(&keys).map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
+    Ok(keys)
+}
+
+/// None where the names are too long for this version.
 fn derive(
     key: &ConfiguredPsk,
     version: IdentityVersion,
     (host, subsystem): (&Nqn, &Nqn),
     derivation: DerivationArg,
-) -> Result<TlsPsk, Failure> {
+) -> Option<TlsPsk> {
     let derivation = derivation.into();
-    let retained = key.retained(host.as_str(), derivation);
-    retained
-        .and_then(|key| key.tls(version, host.as_str(), subsystem.as_str(), derivation))
-        .ok_or_else(|| {
-            let line = format!("{host} and {subsystem} are too long for the identity of a key");
-            Failure::Usage(line)
-        })
+    let retained = key.retained(host.as_str(), derivation)?;
+    retained.tls(version, host.as_str(), subsystem.as_str(), derivation)
+}
+
+fn too_long(host: &Nqn, subsystem: &Nqn) -> Failure {
+    let line = format!("{host} and {subsystem} are too long for the identity of a key");
+    Failure::Usage(line)
 }
 
 /// Reads `HOSTNQN=KEY`. Names may have a `=`, keys begin as they do.
@@ -241,6 +282,15 @@ mod tests {
         ConfiguredPsk::new(Some(PskHash::Sha256), psk).unwrap().to_interchange().to_string()
     }
 
+    fn target(options: &[&str]) -> TargetArgs {
+        use clap::Parser as _;
+        let all = [&["outboard", "nvme", "target", "--namespace", "disk"], options].concat();
+        match crate::args::Cli::parse_from(all).verb {
+            crate::args::Verb::Nvme(super::super::Nvme::Target(args)) => *args,
+            _ => panic!("a target"),
+        }
+    }
+
     #[test]
     fn keys_are_read_and_never_said() {
         let right = host_key(&format!("nqn.2026-11.example:a=b={}", key()));
@@ -280,6 +330,44 @@ mod tests {
             let said = read(&path).err().unwrap().to_string();
             assert!(said.contains(why), "{said}");
             assert!(!said.contains("AAAA"), "{said}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn names_too_long_for_version_0_have_version_1() {
+        let name = |letter: &str, len| format!("nqn.2026-11.example:{}", letter.repeat(len));
+        let nqn = format!("--nqn={}", name("s", 200));
+        let args = target(&[&nqn, &format!("--tls-psk={}={}", name("h", 120), key())]);
+        let all = derive_all(&args, &hosts(&args).unwrap()).unwrap();
+        let versions: Vec<_> = all.iter().map(|psk| &psk.identity[..8]).collect();
+        // The subsystem's, and both of the discovery service's, whose name is short.
+        assert_eq!(versions, ["NVMe1R01", "NVMe1R01", "NVMe0R01"]);
+    }
+
+    #[test]
+    fn a_file_is_read_again_and_a_wrong_one_changes_nothing() {
+        let path = std::env::temp_dir().join(format!("outboard-again-{}", std::process::id()));
+        let [one, two] = ["a", "b"].map(|host| format!("nqn.2026-11.example:{host}"));
+        let file = format!("--tls-psk-file={}", path.display());
+        let args = target(&[&file, &format!("--tls-psk={one}={}", key())]);
+        std::fs::write(&path, format!("{one} {}\n", key())).unwrap();
+        let psks = Psks::target(&args).unwrap().unwrap();
+        let known = |host: &str| {
+            let called = |key: &psk::Key| String::from_utf8_lossy(&key.identity).contains(host);
+            psks.lock().iter().any(called)
+        };
+        assert!(known(&one) && !known(&two));
+        for (text, has_two) in [
+            (format!("{two} {}\n", key()), true),
+            ("# none\n".to_owned(), true),
+            (format!("{one} {}\n", key()), false),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            psks.reload(&args);
+            // That of the command line stays.
+            assert!(known(&one));
+            assert_eq!(known(&two), has_two);
         }
         std::fs::remove_file(&path).unwrap();
     }

@@ -73,9 +73,10 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let certificates = args.tls && !args.has_psk();
     let certificates =
         certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let psks = Psks::target(args)?;
     let config = Config {
         tls: certificates.as_ref().map(tls::nvme_server).transpose()?,
-        psk: Psks::target(args)?.map(|psks| psks as Arc<dyn Handshakes>),
+        psk: psks.clone().map(|psks| psks as Arc<dyn Handshakes>),
         ..config(args)?
     };
     let mut threads = Threads::default();
@@ -99,8 +100,9 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let _socket_file = control.start(threads.probes().to_vec())?;
     announce(args, certificates.as_deref());
     for signal in &signals {
-        match (signal, &certificates) {
-            (SIGHUP, Some(certificates)) => certificates.reload(&args.cert),
+        match (signal, &certificates, &psks) {
+            (SIGHUP, Some(certificates), _) => certificates.reload(&args.cert),
+            (SIGHUP, _, Some(psks)) if args.tls_psk_file.is_some() => psks.reload(args),
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }
