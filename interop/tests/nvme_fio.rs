@@ -281,14 +281,16 @@ fn what_cannot_be_done() {
     std::fs::write(lab.path("short"), [1; 5000]).expect("a file");
     let (short, out) = (lab.path("short"), lab.path("out"));
     let (short, out) = (short.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
-    let cases: [(&str, &[&str], i32, &str); 16] = [
+    std::fs::write(out, "kept").expect("a file");
+    let cases: [(&str, &[&str], i32, &str); 17] = [
         ("list", &["--queues", "2"], 2, "--queues"),
         ("list", &["--nqn", "nqn.2026-11.org.example:other"], 69, "invalid parameters"),
         ("read", &["--output", "/dev/full"], 66, "No space left"),
         ("read", &["--output", "/"], 66, "Is a directory"),
         ("read", &["--offset", "5", "--output", out], 2, "blocks have 4096 bytes"),
         ("read", &["--offset", "1099511627776", "--output", out], 2, "the namespace has"),
-        ("read", &["--nsid", "9"], 69, "no namespace 9"),
+        ("read", &["--nsid", "9", "--output", out], 69, "no namespace 9"),
+        ("read", &["--nqn", "nqn.2026-11.org.example:no", "--output", out], 69, "invalid par"),
         ("read", &["--json"], 2, "--output"),
         ("write", &["--input", "/nothing"], 66, "No such file"),
         ("write", &["--input", "/"], 66, "neither a file nor a block device"),
@@ -326,6 +328,8 @@ fn what_cannot_be_done() {
         command.args(["nvme", verb, none, "--control"]).arg(lab.path("initiator"));
         fails(command.args(INITIATOR), 69, "10.77.0.2:81: connection refused");
     }
+    let kept = std::fs::read_to_string(out).expect("it is there");
+    assert_eq!(kept, "kept", "what reads nothing writes nothing");
     // The last block is filled up.
     let wrote = printed(lab.initiator("write").args(["--input", short, "--json"]));
     assert!(wrote.contains("\"bytes\": 5000"), "{wrote}");

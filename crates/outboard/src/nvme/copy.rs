@@ -34,15 +34,16 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
         let line = "--json: standard output has the data; give it a file by --output";
         return Err(Failure::Usage(line.to_owned()));
     }
-    let mut output: Box<dyn Write> = match plain {
-        true => Box::new(io::stdout().lock()),
-        false => Box::new(File::create(&args.output).map_err(stuck)?),
-    };
     let session = Session::connect(&args.connect)?;
     let namespace = session.namespace(args.nsid)?;
     let size = namespace.blocks << namespace.shift;
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
     let range = check(&namespace, args.offset, length)?;
+    // Not before it is known that there is something to read: a file loses what it had.
+    let mut output: Box<dyn Write> = match plain {
+        true => Box::new(io::stdout().lock()),
+        false => Box::new(File::create(&args.output).map_err(stuck)?),
+    };
     let chunk = chunk(&session, &namespace);
     let mut pipe = Pipe::new(&session, args.nsid);
     let (clock, mut progress) = (Clock::new(), Progress::new(length, "bytes"));
@@ -94,7 +95,7 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
         if at < range.1 && pipe.open() < DEPTH {
             let len = chunk.min(range.1 - at);
             let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
-            fill(&mut input, &mut data).map_err(stuck)?;
+            fill(&mut input, &mut data, length - (at - range.0)).map_err(stuck)?;
             let (lba, data) = (at >> namespace.shift, Bytes::from(data));
             pipe.submit(at, Request::Write { lba, data, fua: false }, None);
             at += len;
@@ -118,16 +119,17 @@ fn report(args: &ConnectArgs, bytes: u64, took: Duration) {
     }
 }
 
-/// Reads as much as there is; what follows is zeros.
-fn fill(input: &mut impl Read, mut out: &mut [u8]) -> io::Result<()> {
-    while !out.is_empty() {
-        let len = input.read(out)?;
-        if len == 0 {
-            return Ok(());
-        }
-        out = &mut out[len..];
-    }
-    Ok(())
+/// Reads what is `left` of the input, as far as there is room; what follows stays as it is.
+///
+/// # Errors
+/// Also where the input is shorter than it was: what is missing is no zeros.
+fn fill(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()> {
+    let len = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+    let (out, _) = out.split_at_mut(len);
+    input.read_exact(out).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::other("it became shorter while it was read"),
+        _ => error,
+    })
 }
 
 /// Bytes of a request: no more than the controller takes.
@@ -144,5 +146,23 @@ fn check(namespace: &Namespace, offset: u64, length: u64) -> Result<(u64, u64), 
         Some(end) if offset % block == 0 && length % block == 0 => Ok((offset, end)),
         Some(_) => Err(Failure::Usage(format!("offset and length: blocks have {block} bytes"))),
         None => Err(Failure::Usage(format!("offset and length: the namespace has {size} bytes"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_block_is_filled_up_and_no_other() {
+        let mut data = [0; 8];
+        fill(&mut &[7; 20][..], &mut data, 20).unwrap();
+        assert_eq!(data, [7; 8]);
+        let mut data = [0; 8];
+        fill(&mut &[7; 20][..], &mut data, 3).unwrap();
+        assert_eq!(data, [7, 7, 7, 0, 0, 0, 0, 0]);
+        // It had 20 bytes when it was looked at.
+        let error = fill(&mut &[7; 5][..], &mut [0; 8], 20).unwrap_err();
+        assert_eq!(error.to_string(), "it became shorter while it was read");
     }
 }
