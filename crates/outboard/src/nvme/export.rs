@@ -17,7 +17,7 @@ use wire::nvme::status::Status;
 use super::args::NbdArgs;
 use super::nbd::{self, Errno, Export, Work};
 use super::pipe::buffer;
-use super::session::{Handle, Order, Session};
+use super::session::{Handle, Order, Reply, Session};
 use crate::error::Failure;
 use crate::stack::{drain, spawn};
 
@@ -37,7 +37,7 @@ struct Client {
     namespace: Namespace,
     data_bytes_max: u64,
     open: Mutex<BTreeMap<u64, Open>>,
-    replies: Sender<Done>,
+    replies: Sender<Option<Done>>,
 }
 
 /// Runs `outboard nvme nbd`.
@@ -117,20 +117,20 @@ impl Client {
         for (index, (command, bytes)) in (0..).zip(commands) {
             let token = number << COMMANDS_BITS | index;
             self.handle.tell(Order::Submit {
-                token,
                 nsid: self.namespace.nsid,
                 request: command,
                 buffer: (bytes > 0).then(|| buffer(bytes)),
-                reply: self.replies.clone(),
+                reply: Reply::new(token, self.replies.clone()),
             });
         }
     }
 
     /// Answers requests whose commands have ended, until there are no more.
-    fn answer(&self, done: &Receiver<Done>) {
+    fn answer(&self, done: &Receiver<Option<Done>>) {
         let mut ending = false;
         while !(ending && self.lock().is_empty()) {
-            let Ok(done) = done.recv() else { return };
+            // None: there is no host thread any more, and with it goes the program.
+            let Ok(Some(done)) = done.recv() else { return };
             if done.token == END {
                 ending = true;
                 continue;
@@ -149,7 +149,7 @@ impl Client {
 
     /// No request comes any more.
     fn end(&self) {
-        let _gone = self.replies.send(Done { token: END, result: Ok(0), buffer: None });
+        let _gone = self.replies.send(Some(Done { token: END, result: Ok(0), buffer: None }));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Open>> {

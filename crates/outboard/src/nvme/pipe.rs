@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{Done, Request};
 
-use super::session::{Handle, Interrupt, Order, Session};
+use super::session::{Handle, Interrupt, Order, Reply, Session};
 use crate::error::Failure;
 
 /// A number of requests.
@@ -15,8 +15,8 @@ pub(super) struct Pipe {
     handle: Handle,
     interrupt: Interrupt,
     nsid: u32,
-    replies: Sender<Done>,
-    done: Receiver<Done>,
+    replies: Sender<Option<Done>>,
+    done: Receiver<Option<Done>>,
     open: usize,
 }
 
@@ -35,8 +35,8 @@ impl Pipe {
 
     /// Begins one.
     pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
-        let (nsid, reply) = (self.nsid, self.replies.clone());
-        self.handle.tell(Order::Submit { token, nsid, request, buffer, reply });
+        let (nsid, reply) = (self.nsid, Reply::new(token, self.replies.clone()));
+        self.handle.tell(Order::Submit { nsid, request, buffer, reply });
         self.open += 1;
     }
 
@@ -45,7 +45,9 @@ impl Pipe {
     /// # Errors
     /// Why it did not end well.
     pub(super) fn wait(&mut self) -> Result<(u64, Option<AlignedBuf>), Failure> {
-        let done = self.done.recv().map_err(|_| Failure::System("the host thread ended".into()))?;
+        let Ok(Some(done)) = self.done.recv() else {
+            return Err(Failure::System("the host thread ended".to_owned()));
+        };
         self.open -= 1;
         match done.result {
             Ok(_) => Ok((done.token, done.buffer)),
@@ -57,4 +59,19 @@ impl Pipe {
 /// Memory for so many bytes.
 pub(super) fn buffer(bytes: usize) -> AlignedBuf {
     AlignedBuf::new(bytes.div_ceil(abi::aligned::PAGE_BYTES).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::tests::nowhere;
+    use super::*;
+
+    #[test]
+    fn a_host_thread_that_is_gone_is_noticed() {
+        let (replies, done) = channel();
+        let interrupt = Interrupt::default();
+        let mut pipe = Pipe { handle: nowhere(), interrupt, nsid: 1, replies, done, open: 0 };
+        pipe.submit(1, Request::Flush, None);
+        assert_eq!(pipe.wait().unwrap_err().to_string(), "the host thread ended");
+    }
 }

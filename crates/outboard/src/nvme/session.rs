@@ -34,10 +34,8 @@ const END_WAIT: Duration = Duration::from_secs(3);
 
 /// What another thread wants of the initiator.
 pub(super) enum Order {
-    /// A request; its end goes to the channel, with the token.
+    /// A request; its end goes to whoever waits.
     Submit {
-        /// The asker's name for it.
-        token: u64,
         /// Of which namespace.
         nsid: u32,
         /// What.
@@ -45,7 +43,7 @@ pub(super) enum Order {
         /// Where data goes.
         buffer: Option<AlignedBuf>,
         /// Who waits.
-        reply: Sender<Done>,
+        reply: Reply,
     },
     /// The namespaces that there are.
     Namespaces(Sender<(Vec<Namespace>, u64)>),
@@ -53,12 +51,39 @@ pub(super) enum Order {
     Close,
 }
 
+/// Whoever waits for the end of a request. It is told of it once; that it is none where this is
+/// dropped, as when the host thread panics: nobody waits for ever.
+pub(super) struct Reply {
+    /// The asker's name for the request.
+    token: u64,
+    /// None once it was told.
+    to: Option<Sender<Option<Done>>>,
+}
+
+impl Reply {
+    /// To a channel, which may be that of many.
+    pub(super) const fn new(token: u64, to: Sender<Option<Done>>) -> Self {
+        Self { token, to: Some(to) }
+    }
+
+    fn send(mut self, done: Done) {
+        let done = Done { token: self.token, ..done };
+        let _gone = self.to.take().map(|to| to.send(Some(done)));
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        let _gone = self.to.take().map(|to| to.send(None));
+    }
+}
+
 /// The initiator as the host thread drives it.
 pub(super) struct Client {
     initiator: Initiator,
     /// None once it was closed.
     events: Option<Sender<Event>>,
-    replies: BTreeMap<u64, (u64, Sender<Done>)>,
+    replies: BTreeMap<u64, Reply>,
     next: u64,
     /// What the initiator has no room for.
     waiting: VecDeque<Order>,
@@ -66,37 +91,44 @@ pub(super) struct Client {
 
 impl Client {
     fn submit(&mut self, now: Instant, host: &mut Host, order: Order) {
-        let Order::Submit { token, nsid, request, buffer, reply } = order else { return };
+        let Order::Submit { nsid, request, buffer, reply } = order else { return };
         let name = self.next;
         match self.initiator.submit(host, now, (name, nsid), request, buffer) {
             Ok(()) => {
                 self.next += 1;
-                self.replies.insert(name, (token, reply));
+                self.replies.insert(name, reply);
             }
             Err(Busy(request, buffer)) => {
-                self.waiting.push_front(Order::Submit { token, nsid, request, buffer, reply });
+                self.waiting.push_front(Order::Submit { nsid, request, buffer, reply });
             }
         }
     }
 
-    /// Tells what has happened, and goes on with what waited.
+    /// Tells what has happened, and goes on with what waited. What is submitted here may end at
+    /// once: so until nothing moves.
     fn settle(&mut self, now: Instant, host: &mut Host) {
-        while let Some(event) = self.initiator.poll_event() {
-            // Nobody listens any more where the verb is at its end.
-            let _gone = self.events.as_ref().map(|events| events.send(event));
-        }
-        let mut ended = false;
-        while let Some(done) = self.initiator.poll_done() {
-            ended = true;
-            if let Some((token, reply)) = self.replies.remove(&done.token) {
-                let _gone = reply.send(Done { token, ..done });
+        loop {
+            while let Some(event) = self.initiator.poll_event() {
+                // Nobody listens any more where the verb is at its end.
+                let _gone = self.events.as_ref().map(|events| events.send(event));
             }
-        }
-        while ended {
-            let before = self.waiting.len();
-            let Some(order) = self.waiting.pop_front() else { return };
-            self.submit(now, host, order);
-            ended = self.waiting.len() < before;
+            let mut ended = false;
+            while let Some(done) = self.initiator.poll_done() {
+                ended = true;
+                if let Some(reply) = self.replies.remove(&done.token) {
+                    reply.send(done);
+                }
+            }
+            if !ended {
+                return;
+            }
+            while let Some(order) = self.waiting.pop_front() {
+                let left = self.waiting.len();
+                self.submit(now, host, order);
+                if self.waiting.len() > left {
+                    break;
+                }
+            }
         }
     }
 }
@@ -467,4 +499,58 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     config.queue_entries = args.queue_size;
     config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
     Ok(config)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The way to a host thread that has ended.
+    pub(in super::super) fn nowhere() -> Handle {
+        let (messages, _) = channel();
+        let queue = stack::mesh(1).unwrap().pop().unwrap();
+        let (bell, _) = control::probe("host", 0, queue.host.bell.notifier());
+        Gate { messages, bell }
+    }
+
+    fn flush(token: u64, to: &Sender<Option<Done>>) -> Order {
+        let reply = Reply::new(token, to.clone());
+        Order::Submit { nsid: 1, request: Request::Flush, buffer: None, reply }
+    }
+
+    #[test]
+    fn what_waited_and_ends_at_once_is_told() {
+        let wire = abi::port::WireCaps {
+            segmentation: false,
+            udp_segmentation: false,
+            checksum: false,
+            mtu: 1500,
+        };
+        let device = Device::new(nic::DeviceConfig::new([2; 6]), wire);
+        let mut host = Host::new(host::Config::default(), &device.capabilities(), 1);
+        let name = Nqn::discovery();
+        let config = Config::new(name, [1; 16], name, Arc::new(crypto::Provider));
+        let remote = wire::Endpoint { addr: [10, 0, 0, 1].into(), port: 4420 };
+        let (to, done) = channel();
+        let mut client = Client {
+            // It has no namespace yet: requests end at once.
+            initiator: Initiator::new(config, remote),
+            events: None,
+            replies: BTreeMap::new(),
+            next: 0,
+            waiting: [flush(2, &to), flush(3, &to)].into(),
+        };
+        client.submit(Instant::ZERO, &mut host, flush(1, &to));
+        client.settle(Instant::ZERO, &mut host);
+        let told: Vec<_> = done.try_iter().map(|done| done.map(|done| done.token)).collect();
+        assert_eq!(told, [Some(1), Some(2), Some(3)]);
+        assert!(client.replies.is_empty() && client.waiting.is_empty());
+    }
+
+    #[test]
+    fn who_waits_hears_that_the_thread_is_gone() {
+        let (to, done) = channel();
+        nowhere().tell(flush(1, &to));
+        assert!(done.recv().unwrap().is_none());
+    }
 }
