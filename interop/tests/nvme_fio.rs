@@ -2,8 +2,10 @@
 //! at either end, and targets that die. Every block that is read is compared with what was written.
 
 use interop::{
-    ADDR, Counters, Files, Netns, Server, finish, fio_report, good, outboard, printed, run, sha256,
+    ADDR, Counters, Files, Netns, Server, Watchdog, finish, fio_report, good, outboard, printed,
+    run, sha256,
 };
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -341,6 +343,66 @@ fn fails(command: &mut Command, code: i32, said: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{command:?}: {stderr}");
     assert!(stderr.contains(said) && stderr.lines().count() == 1, "{command:?}: {stderr}");
+}
+
+/// `nbd` says that its target is lost and that it is back, and ends when that is lost for good.
+#[test]
+fn nbd_lives_as_long_as_its_target() {
+    let files = Files::new(TMP);
+    files.sparse("disk", DISK);
+    let netns = Arc::new(Netns::new());
+    netns.forward();
+    let target = || Lab::target(Arc::clone(&netns), &files, &[]);
+    let server = target();
+    let mut nbd = outboard(&netns);
+    nbd.args(["nvme", "nbd", ADDR, "--listen", "127.0.0.1:0"]).args(INITIATOR);
+    nbd.args(["--ctrl-loss-timeout", "10", "--control"]).arg(files.path().join("initiator"));
+    let mut nbd = nbd.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let _watchdog = Watchdog::of(&nbd);
+    let line = |from: &mut dyn BufRead| {
+        let mut line = String::new();
+        from.read_line(&mut line).expect("a line");
+        line
+    };
+    let (stdout, stderr) = (nbd.stdout.take(), nbd.stderr.take());
+    let mut stdout = BufReader::new(stdout.expect("a pipe"));
+    let mut stderr = BufReader::new(stderr.expect("a pipe"));
+    let serving = line(&mut stdout);
+    // The port is the one that it has.
+    let at = serving.trim().strip_prefix("serving namespace 1 as nbd://127.0.0.1:");
+    let port = at.and_then(|at| at.strip_suffix('/')).expect("an address");
+    assert_ne!(port, "0");
+    server.stop();
+    let lost = "outboard: the controller is lost: ";
+    let said = line(&mut stderr);
+    assert!(said.starts_with(lost) && said.ends_with("; connecting again\n"), "{said}");
+    let server = target();
+    assert_eq!(line(&mut stderr), "outboard: connected again\n");
+    printed(server.command("nbdinfo").args(["--size", &format!("nbd://127.0.0.1:{port}")]));
+    server.stop();
+    assert!(line(&mut stderr).ends_with("; connecting again\n"));
+    // However often it has tried, there is one line more.
+    let said = line(&mut stderr);
+    assert!(said.starts_with(lost) && !said.contains(';'), "{said}");
+    assert_eq!(line(&mut stderr), "");
+    assert_eq!(nbd.wait().expect("it was ours").code(), Some(69));
+}
+
+/// What is under way ends with its target.
+#[test]
+fn fio_ends_with_its_target() {
+    let lab = Lab::start(&[]);
+    let mut fio = outboard(lab.server.netns());
+    fio.args(["nvme", "fio", ADDR, "--requests", "100000000", "--ctrl-loss-timeout", "0"]);
+    fio.args(INITIATOR).arg("--control").arg(lab.path("initiator"));
+    let fio = fio.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    assert!((0..2000).any(|_| lab.server.stat().get("nvmet_reads") > 0), "it reads");
+    lab.server.stop();
+    let output = finish(fio);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("outboard: the controller is lost: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 /// A signal ends a write: the target is told. Before it `ss` says what the device does for it.

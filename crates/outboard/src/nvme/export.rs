@@ -2,13 +2,16 @@
 //!
 //! Each client of NBD has threads of its own ([`super::nbd`]); requests go to the session's
 //! initiator, and their ends come back on a thread that answers them. A request longer than the
-//! controller takes is several commands, and ends with the last of them.
+//! controller takes is several commands, and ends with the last of them. There are so many clients
+//! at one time and no more ([`Door`]). The service ends by a signal, or when the controller is lost
+//! for good.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use apps::nvme::initiator::{Done, Error, Namespace, Request};
 use bytes::Bytes;
@@ -19,7 +22,45 @@ use super::nbd::{self, Errno, Export, Work};
 use super::pipe::buffer;
 use super::session::{Handle, Order, Reply, Session};
 use crate::error::Failure;
-use crate::stack::{drain, spawn};
+use crate::stack::spawn;
+
+/// Clients at one time, each with three threads. A kernel opens a connection for each of its cores
+/// at most, other clients a few.
+const CLIENTS_MAX: usize = 64;
+/// Until the next try where nobody could be accepted: without descriptors that fails at once.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Who may come in.
+#[derive(Default)]
+struct Door {
+    /// One is here, and one with each client.
+    seats: Arc<()>,
+    /// Whether it was said that nobody can be accepted.
+    told: bool,
+}
+
+impl Door {
+    /// Gives a client a seat until that is dropped. One for whom there is none is dropped itself.
+    fn admit<T>(&mut self, accepted: io::Result<T>) -> Option<(T, Arc<()>)> {
+        match accepted {
+            Ok(client) => {
+                self.told = false;
+                let free = Arc::strong_count(&self.seats) <= CLIENTS_MAX;
+                free.then(|| (client, Arc::clone(&self.seats)))
+            }
+            Err(error) => {
+                if !self.told {
+                    eprintln!("outboard: NBD clients cannot be accepted: {error}");
+                }
+                self.told = true;
+                // Nobody says anything here: it is the time between two tries.
+                let (_quiet, nothing) = channel::<()>();
+                let _elapsed = nothing.recv_timeout(ACCEPT_RETRY);
+                None
+            }
+        }
+    }
+}
 
 /// A request of a client, and how far its commands are.
 struct Open {
@@ -45,10 +86,11 @@ struct Client {
 /// # Errors
 /// What could not be opened or bound, and why.
 pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
-    let signals = drain::signals()?;
-    let listener = TcpListener::bind(args.listen).map_err(|error| {
+    let taken = |error: io::Error| {
         Failure::Unavailable(format!("--listen {}: {error}: choose another", args.listen))
-    })?;
+    };
+    let listener = TcpListener::bind(args.listen).map_err(taken)?;
+    let at = listener.local_addr().map_err(taken)?;
     let session = Session::connect(&args.connect)?;
     let namespace = session.namespace(args.nsid)?;
     let export = Export {
@@ -58,16 +100,21 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     };
     let (handle, most) = (session.handle(), session.data_bytes_max);
     spawn("nbd".to_owned(), move || {
-        for stream in listener.incoming().map_while(Result::ok) {
+        let mut door = Door::default();
+        for accepted in listener.incoming() {
+            let Some((stream, seat)) = door.admit(accepted) else { continue };
             let (export, handle) = (export.clone(), handle.clone());
+            let client = move || {
+                serve(&export, stream, handle, namespace, most);
+                drop(seat);
+            };
             // Where there is no thread for it the client sees its connection close.
-            let client = move || serve(&export, stream, handle, namespace, most);
             drop(spawn("nbd-client".to_owned(), client));
         }
     })?;
-    println!("serving namespace {} as nbd://{}/{}", args.nsid, args.listen, args.export);
-    drop(std::io::stdout().flush());
-    let _signal = signals.recv();
+    println!("serving namespace {} as nbd://{at}/{}", args.nsid, args.export);
+    drop(io::stdout().flush());
+    session.outlast()?;
     session.end()
 }
 
@@ -88,10 +135,11 @@ fn serve(
     };
     // Small replies do not wait for acknowledgments.
     let result = stream.set_nodelay(true).and_then(|()| stream.try_clone()).and_then(|output| {
-        let mut number = 0;
+        let mut number = 0_u32;
         nbd::serve(export, stream, output, &mut |request| {
             client.begin(number, request);
-            number += 1;
+            // The few that are open have other numbers.
+            number = number.wrapping_add(1);
         })
     });
     if let Err(error) = result {
@@ -101,14 +149,16 @@ fn serve(
     drop(answers.join());
 }
 
-/// Commands of a client's request are named by its number and theirs.
-const COMMANDS_BITS: u32 = 16;
-/// Said by [`Client::end`]: no request has this number.
+/// Commands of a client's request are named by its number and theirs: even one of 4 GiB in blocks
+/// has no more of them than this many bits can say.
+const COMMANDS_BITS: u32 = 32;
+/// Said by [`Client::end`]: no request has so many commands.
 const END: u64 = u64::MAX;
 
 impl Client {
     /// Sends a request's commands.
-    fn begin(&self, number: u64, mut request: nbd::Request) {
+    fn begin(&self, number: u32, mut request: nbd::Request) {
+        let number = u64::from(number);
         let shift = self.namespace.shift;
         let (commands, bytes) = commands(&mut request, shift, self.data_bytes_max);
         let left = commands.len();
@@ -225,5 +275,68 @@ const fn errno(error: Error) -> Errno {
         }
         Error::BadLength | Error::NotSupported => Errno::Invalid,
         _ => Errno::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::tests::{complete, somewhere};
+    use super::*;
+
+    #[test]
+    fn clients_are_bounded() {
+        let mut door = Door::default();
+        let mut seats: Vec<_> = (0..CLIENTS_MAX).map(|n| door.admit(Ok(n)).unwrap().1).collect();
+        assert!(door.admit(Ok(64)).is_none());
+        seats.pop();
+        assert!(door.admit(Ok(64)).is_some());
+    }
+
+    #[test]
+    fn a_client_that_cannot_be_accepted_is_said_once_and_the_next_is_served() {
+        let mut door = Door::default();
+        for _ in 0..2 {
+            assert!(door.admit::<()>(Err(io::Error::other("no descriptors"))).is_none());
+            assert!(door.told);
+        }
+        assert!(door.admit(Ok(())).is_some());
+        assert!(!door.told);
+    }
+
+    #[test]
+    fn a_request_of_many_commands_ends_with_the_last_of_them() {
+        // A controller that takes 4 KiB at a time: 131,072 commands, twice.
+        let (handle, orders) = somewhere();
+        let (replies, done) = channel();
+        let namespace = Namespace {
+            nsid: 1,
+            blocks: 1 << 30,
+            shift: 9,
+            nguid: [0; 16],
+            write_protected: false,
+        };
+        let open = Mutex::default();
+        let client = Client { handle, namespace, data_bytes_max: 4096, open, replies };
+        let mut answers = Vec::new();
+        for number in [u32::MAX, 0] {
+            let (request, answer) = nbd::tests::request(Work::Zero { len: 512 << 20, fua: false });
+            client.begin(number, request);
+            answers.push(answer);
+        }
+        let orders: Vec<_> = orders.try_iter().collect();
+        assert_eq!(orders.len(), 2 << 17);
+        let last = [(1 << 17) - 1, (2 << 17) - 1];
+        let mut kept = Vec::new();
+        for (index, order) in orders.into_iter().enumerate() {
+            if last.contains(&index) { kept.push(order) } else { complete(order) }
+        }
+        // It takes what is there, and that there is nothing else.
+        client.replies.send(None).unwrap();
+        client.answer(&done);
+        assert!(answers.iter().all(|answer| answer.try_recv().is_err()));
+        kept.into_iter().for_each(complete);
+        client.replies.send(None).unwrap();
+        client.answer(&done);
+        assert!(answers.iter().all(|answer| answer.try_recv().is_ok()));
     }
 }

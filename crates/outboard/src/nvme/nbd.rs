@@ -404,9 +404,16 @@ fn check(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+
+    /// A request, and where its answer comes.
+    pub(in super::super) fn request(work: Work) -> (Request, Receiver<impl Sized>) {
+        let places = Arc::new(Places { free: Mutex::new(1), freed: Condvar::new() });
+        let (replies, answer) = channel();
+        (Request { offset: 0, work, handle: 7, replies, _turn: Turn::of(&places) }, answer)
+    }
 
     fn export() -> Export {
         Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512 }
@@ -469,7 +476,7 @@ mod tests {
         assert_eq!(answer(client).0, REP_ACK);
     }
 
-    fn request(client: &mut TcpStream, command: u16, offset: u64, len: u32, data: &[u8]) {
+    fn ask(client: &mut TcpStream, command: u16, offset: u64, len: u32, data: &[u8]) {
         let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
         bytes.extend_from_slice(&[0; 2]);
         bytes.extend_from_slice(&command.to_be_bytes());
@@ -491,18 +498,18 @@ mod tests {
     fn what_is_written_is_read() {
         let (mut client, thread) = start();
         go(&mut client);
-        request(&mut client, CMD_WRITE, 4096, 1024, &[9; 1024]);
+        ask(&mut client, CMD_WRITE, 4096, 1024, &[9; 1024]);
         assert_eq!(result(&mut client), 0);
-        request(&mut client, CMD_READ, 4096 + 512, 1024, &[]);
+        ask(&mut client, CMD_READ, 4096 + 512, 1024, &[]);
         assert_eq!(result(&mut client), 0);
         let data: [u8; 1024] = read(&mut client).unwrap();
         assert_eq!((&data[..512], &data[512..]), (&[9; 512][..], &[0; 512][..]));
         for command in [CMD_FLUSH, CMD_TRIM, CMD_WRITE_ZEROES] {
             let len = if command == CMD_FLUSH { 0 } else { 512 };
-            request(&mut client, command, 0, len, &[]);
+            ask(&mut client, command, 0, len, &[]);
             assert_eq!(result(&mut client), 0);
         }
-        request(&mut client, CMD_DISC, 0, 0, &[]);
+        ask(&mut client, CMD_DISC, 0, 0, &[]);
         assert!(thread.join().unwrap().is_ok());
     }
 
@@ -519,10 +526,10 @@ mod tests {
             (9, 0, 512, 22),
         ];
         for (command, offset, len, error) in wrong {
-            request(&mut client, command, offset, len, &[]);
+            ask(&mut client, command, offset, len, &[]);
             assert_eq!(result(&mut client), error, "{command} {offset} {len}");
         }
-        request(&mut client, CMD_READ, 0, 512, &[]);
+        ask(&mut client, CMD_READ, 0, 512, &[]);
         assert_eq!(result(&mut client), 0);
         let _data: [u8; 512] = read(&mut client).unwrap();
         drop(client);
@@ -559,7 +566,7 @@ mod tests {
         assert!(thread.join().unwrap().is_err());
         let (mut client, thread) = start();
         go(&mut client);
-        request(&mut client, CMD_WRITE, 0, REQUEST_BYTES_MAX + 1, &[]);
+        ask(&mut client, CMD_WRITE, 0, REQUEST_BYTES_MAX + 1, &[]);
         assert!(thread.join().unwrap().is_err());
     }
 }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{
-    Busy, Config, Discovery, DiscoveryError, Done, Event, Initiator, Namespace, Request,
+    Busy, Config, Discovery, DiscoveryError, Done, Error, Event, Initiator, Namespace, Request,
 };
 use base::{Duration, Instant};
 use host::{Host, Notice};
@@ -221,6 +221,10 @@ impl Interrupt {
         spawn("interrupts".to_owned(), watch).map(drop)
     }
 
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+
     /// Why something failed: a signal, or what it says itself.
     pub(super) fn or(&self, failure: Failure) -> Failure {
         match self.0.load(Ordering::Acquire) {
@@ -301,6 +305,34 @@ impl Session {
             (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         }
         Ok(())
+    }
+
+    /// Waits until a signal ends the association, and says what happens to it meanwhile.
+    ///
+    /// # Errors
+    /// It was lost for good.
+    pub(super) fn outlast(&self) -> Result<(), Failure> {
+        let mut lost = false;
+        loop {
+            match self.events.recv() {
+                // Of an outage it is said once that it begins, and once that it is over.
+                Ok(Event::Lost(loss)) if !lost => {
+                    lost = true;
+                    eprintln!("outboard: the controller is lost: {loss}; connecting again");
+                }
+                Ok(Event::Connected) if lost => {
+                    lost = false;
+                    eprintln!("outboard: connected again");
+                }
+                Ok(Event::Failed(loss)) => {
+                    let line = Error::ControllerLost(loss).to_string();
+                    return Err(Failure::Unavailable(line));
+                }
+                Ok(_) => {}
+                Err(_) if self.interrupt.is_set() => return Ok(()),
+                Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
+            }
+        }
     }
 
     /// The way to the initiator.
@@ -505,12 +537,23 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
 pub(super) mod tests {
     use super::*;
 
-    /// The way to a host thread that has ended.
-    pub(in super::super) fn nowhere() -> Handle {
-        let (messages, _) = channel();
+    /// The way to a host thread, whose part is the test's.
+    pub(in super::super) fn somewhere() -> (Handle, Receiver<Order>) {
+        let (messages, orders) = channel();
         let queue = stack::mesh(1).unwrap().pop().unwrap();
         let (bell, _) = control::probe("host", 0, queue.host.bell.notifier());
-        Gate { messages, bell }
+        (Gate { messages, bell }, orders)
+    }
+
+    /// The way to one that has ended.
+    pub(in super::super) fn nowhere() -> Handle {
+        somewhere().0
+    }
+
+    /// The end of a request that went well.
+    pub(in super::super) fn complete(order: Order) {
+        let Order::Submit { reply, buffer, .. } = order else { panic!("a request") };
+        reply.send(Done { token: 0, result: Ok(0), buffer });
     }
 
     fn flush(token: u64, to: &Sender<Option<Done>>) -> Order {
