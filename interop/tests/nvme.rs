@@ -233,14 +233,16 @@ fn a_file_system_through_nbd() {
     let mut command = outboard(lab.server.netns());
     command.args(["nvme", "nbd", ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
     command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--data-digest"]);
-    command.args(["--ctrl-loss-timeout", "30"]);
+    command.args(["--ctrl-loss-timeout", "30", "--json"]);
     command.arg("--control").arg(control).stdout(std::process::Stdio::piped());
     let mut nbd = command.spawn().expect("it runs");
     let _watchdog = Watchdog::of(&nbd);
     let mut line = String::new();
     let stdout = nbd.stdout.take().expect("a pipe");
     std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("a line");
-    assert!(line.starts_with("serving namespace 1"), "{line}");
+    let serving: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    let at = serde_json::json!({ "nsid": 1, "uri": "nbd://127.0.0.1:10809/", "read_only": false });
+    assert_eq!(serving, at);
     let script = "mke2fs -q -F -t ext4 -d tree made 32M && nbdcopy made nbd://127.0.0.1:10809 && \
                   nbdcopy nbd://127.0.0.1:10809 back && cmp -n 33554432 made back && \
                   e2fsck -fn back >/dev/null 2>&1";

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use apps::nvme::initiator::{Done, Error, Namespace, Request};
 use bytes::Bytes;
+use serde_json::json;
 use wire::nvme::status::Status;
 
 use super::args::NbdArgs;
@@ -93,10 +94,12 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     let at = listener.local_addr().map_err(taken)?;
     let session = Session::connect(&args.connect)?;
     let namespace = session.namespace(args.nsid)?;
+    let read_only = namespace.write_protected;
     let export = Export {
         name: args.export.clone(),
         size: namespace.blocks << namespace.shift,
         block_bytes: 1 << namespace.shift,
+        read_only,
     };
     let (handle, most) = (session.handle(), session.data_bytes_max);
     spawn("nbd".to_owned(), move || {
@@ -112,7 +115,13 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
             drop(spawn("nbd-client".to_owned(), client));
         }
     })?;
-    println!("serving namespace {} as nbd://{at}/{}", args.nsid, args.export);
+    let uri = format!("nbd://{at}/{}", args.export);
+    if args.connect.json {
+        println!("{}", json!({ "nsid": args.nsid, "uri": uri, "read_only": read_only }));
+    } else {
+        let only = if read_only { ", to be read only" } else { "" };
+        println!("serving namespace {} as {uri}{only}", args.nsid);
+    }
     drop(io::stdout().flush());
     session.outlast()?;
     session.end()
@@ -232,6 +241,7 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
     let lba = |at: u64| (offset + at) >> shift;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(0);
     let blocks = |len: u64| u32::try_from(len >> shift).unwrap_or(u32::MAX);
+    let is_trim = matches!(request.work, Work::Trim { .. });
     match &mut request.work {
         Work::Flush => (vec![(Request::Flush, 0)], 0),
         Work::Read(len) => {
@@ -246,14 +256,15 @@ fn commands(request: &mut nbd::Request, shift: u8, most: u64) -> (Vec<(Request, 
             };
             (pieces(data.len() as u64, most).map(write).collect(), 0)
         }
-        Work::Trim(len) => {
+        Work::Trim { len, fua: false } => {
             let ranges = vec![(lba(0), blocks((*len).into()))];
             (vec![(Request::Deallocate { ranges }, 0)], 0)
         }
-        Work::Zero { len, fua } => {
+        Work::Zero { len, fua } | Work::Trim { len, fua } => {
+            // A deallocation cannot be forced to the medium; zeros can, and may leave a hole.
+            let (deallocate, fua) = (is_trim, *fua);
             // As many blocks as NLB may say, and no more than a command may have data.
             let zero = |(at, len)| {
-                let (deallocate, fua) = (false, *fua);
                 (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
             };
             (pieces((*len).into(), most.min(1 << 16 << shift)).map(zero).collect(), 0)
@@ -301,6 +312,21 @@ mod tests {
         }
         assert!(door.admit(Ok(())).is_some());
         assert!(!door.told);
+    }
+
+    #[test]
+    fn a_trim_that_is_to_last_is_zeros_that_are_forced() {
+        let asked = |fua| {
+            let (mut request, _) = nbd::tests::request(Work::Trim { len: 1024, fua });
+            commands(&mut request, 9, 512).0
+        };
+        assert!(
+            matches!(&asked(false)[..], [(Request::Deallocate { ranges }, 0)] if ranges == &[(0, 2)])
+        );
+        let forced = Request::WriteZeroes { lba: 1, blocks: 1, deallocate: true, fua: true };
+        let all = asked(true);
+        assert_eq!(all.len(), 2);
+        assert_eq!(format!("{:?}", all[1].0), format!("{forced:?}"));
     }
 
     #[test]

@@ -30,6 +30,8 @@ const FLAG_NO_ZEROES: u16 = 2;
 /// Transmission flags: flags are there, FLUSH, FUA, TRIM and WRITE_ZEROES are understood, and
 /// several connections see each other's writes.
 const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
+/// The same of an export that is only read.
+const TRANSMISSION_FLAGS_READ_ONLY: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 8;
 
 const OPT_EXPORT_NAME: u32 = 1;
 const OPT_ABORT: u32 = 2;
@@ -60,6 +62,8 @@ const CMD_FLAG_FUA: u16 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Errno {
+    /// A change of what is only read.
+    NotPermitted = 1,
     /// The disk failed, or the way to it.
     Io = 5,
     /// A request that makes no sense.
@@ -83,7 +87,12 @@ pub(crate) enum Work {
     /// Everything that was written is to be on the medium.
     Flush,
     /// So many bytes are not needed any more.
-    Trim(u32),
+    Trim {
+        /// How many.
+        len: u32,
+        /// On the medium before it is answered.
+        fua: bool,
+    },
     /// So many bytes read as zeros.
     Zero {
         /// How many.
@@ -161,6 +170,14 @@ pub(crate) struct Export {
     pub(crate) size: u64,
     /// Smallest unit of reads and writes, a power of two.
     pub(crate) block_bytes: u32,
+    /// Whether nothing of it can be changed.
+    pub(crate) read_only: bool,
+}
+
+impl Export {
+    const fn flags(&self) -> u16 {
+        if self.read_only { TRANSMISSION_FLAGS_READ_ONLY } else { TRANSMISSION_FLAGS }
+    }
 }
 
 /// Speaks NBD with a client until that ends. `work` takes its requests, and answers them in any
@@ -249,7 +266,7 @@ fn negotiate(export: &Export, input: &mut impl Read, output: &mut impl Write) ->
                     return Err(broken("no such export"));
                 }
                 output.write_all(&export.size.to_be_bytes())?;
-                output.write_all(&TRANSMISSION_FLAGS.to_be_bytes())?;
+                output.write_all(&export.flags().to_be_bytes())?;
                 if zeroes {
                     output.write_all(&[0; 124])?;
                 }
@@ -308,7 +325,7 @@ fn describe(
     }
     let mut info = INFO_EXPORT.to_be_bytes().to_vec();
     info.extend_from_slice(&export.size.to_be_bytes());
-    info.extend_from_slice(&TRANSMISSION_FLAGS.to_be_bytes());
+    info.extend_from_slice(&export.flags().to_be_bytes());
     reply(output, option, REP_INFO, &info)?;
     let mut info = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
     for size in [export.block_bytes, export.block_bytes.max(4096), REQUEST_BYTES_MAX] {
@@ -393,11 +410,12 @@ fn check(
         (true, true) => Ok(()),
     };
     match command {
+        CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES if export.read_only => Err(Errno::NotPermitted),
         CMD_READ if len > REQUEST_BYTES_MAX => Err(Errno::Invalid),
         CMD_READ => range().map(|()| Work::Read(len)),
         CMD_WRITE => range().map(|()| Work::Write { data, fua }),
         CMD_FLUSH => Ok(Work::Flush),
-        CMD_TRIM => range().map(|()| Work::Trim(len)),
+        CMD_TRIM => range().map(|()| Work::Trim { len, fua }),
         CMD_WRITE_ZEROES => range().map(|()| Work::Zero { len, fua }),
         _ => Err(Errno::Invalid),
     }
@@ -416,7 +434,7 @@ pub(super) mod tests {
     }
 
     fn export() -> Export {
-        Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512 }
+        Export { name: "disk".to_owned(), size: 1 << 20, block_bytes: 512, read_only: false }
     }
 
     /// A server over memory, and the client's end of its connection.
@@ -435,7 +453,7 @@ pub(super) mod tests {
                         disk[at..at + data.len()].copy_from_slice(data);
                         Ok(Vec::new())
                     }
-                    Work::Trim(len) | Work::Zero { len, .. } => {
+                    Work::Trim { len, .. } | Work::Zero { len, .. } => {
                         disk[at..at + *len as usize].fill(0);
                         Ok(Vec::new())
                     }
@@ -511,6 +529,18 @@ pub(super) mod tests {
         }
         ask(&mut client, CMD_DISC, 0, 0, &[]);
         assert!(thread.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn what_is_only_read_is_not_changed() {
+        let export = Export { read_only: true, ..export() };
+        assert_eq!(export.flags() & 1 << 1, 1 << 1);
+        let ask = |command| check(&export, (command, 0), 0, 512, vec![0; 512]);
+        for command in [CMD_WRITE, CMD_TRIM, CMD_WRITE_ZEROES] {
+            assert_eq!(ask(command), Err(Errno::NotPermitted));
+        }
+        assert_eq!(ask(CMD_READ), Ok(Work::Read(512)));
+        assert_eq!(ask(CMD_FLUSH), Ok(Work::Flush));
     }
 
     #[test]
