@@ -4,6 +4,8 @@
 //! stops at a bound. Nothing is decrypted, and nothing but the name is believed: both ends see the
 //! same bytes afterwards and check them themselves.
 
+use crate::client_hello::{self, ClientHello, extension};
+
 /// What the bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Hello {
@@ -15,142 +17,29 @@ pub(crate) enum Hello {
     Malformed,
 }
 
-/// Record and handshake types (RFC 8446 sections 5.1 and 4), and the extension (RFC 6066).
-const HANDSHAKE: u8 = 22;
-const CLIENT_HELLO: u8 = 1;
-const SERVER_NAME: u16 = 0;
-const HOST_NAME: u8 = 0;
-/// RFC 8446 section 5.1: a record's plaintext.
-const RECORD_BYTES_MAX: usize = 1 << 14;
 /// A name of DNS.
 const NAME_BYTES_MAX: usize = 255;
 
 /// Looks at all bytes that a client has sent.
 pub(crate) fn parse(bytes: &[u8]) -> Hello {
-    let mut message = Vec::new();
-    let mut rest = bytes;
-    loop {
-        match next_record(rest) {
-            Record::Whole(fragment, after) => {
-                message.extend_from_slice(fragment);
-                rest = after;
-            }
-            Record::Partial(fragment) => {
-                message.extend_from_slice(fragment);
-                return look(&message);
-            }
-            Record::Malformed => return Hello::Malformed,
-        }
-        let seen = look(&message);
-        if seen != Hello::Incomplete {
-            return seen;
-        }
+    match ClientHello::of(bytes) {
+        ClientHello::Incomplete => Hello::Incomplete,
+        ClientHello::Whole(body) => server_name(&body).map_or(Hello::Malformed, Hello::Complete),
+        ClientHello::Malformed => Hello::Malformed,
     }
 }
 
-enum Record<'a> {
-    Whole(&'a [u8], &'a [u8]),
-    Partial(&'a [u8]),
-    Malformed,
-}
-
-fn next_record(bytes: &[u8]) -> Record<'_> {
-    // Type, 3 and a minor version of whatever age; what is there of them has to be right.
-    if bytes.first().is_some_and(|kind| *kind != HANDSHAKE)
-        || bytes.get(1).is_some_and(|major| *major != 3)
-    {
-        return Record::Malformed;
-    }
-    let &[_, _, _, high, low, ref body @ ..] = bytes else { return Record::Partial(&[]) };
-    let len = usize::from(u16::from_be_bytes([high, low]));
-    // RFC 8446 section 5.1: no empty fragments of handshake messages.
-    if len == 0 || len > RECORD_BYTES_MAX {
-        return Record::Malformed;
-    }
-    match body.split_at_checked(len) {
-        Some((fragment, after)) => Record::Whole(fragment, after),
-        None => Record::Partial(body),
-    }
-}
-
-/// Looks at the handshake message as far as it is there.
-fn look(message: &[u8]) -> Hello {
-    match message {
-        [] => Hello::Incomplete,
-        [CLIENT_HELLO, rest @ ..] => {
-            let &[a, b, c, ref body @ ..] = rest else { return Hello::Incomplete };
-            let len = u32::from_be_bytes([0, a, b, c]) as usize;
-            match body.get(..len) {
-                Some(body) => server_name(body).map_or(Hello::Malformed, Hello::Complete),
-                None => Hello::Incomplete,
-            }
-        }
-        _ => Hello::Malformed,
-    }
-}
-
-/// The name in a whole ClientHello (RFC 8446 section 4.1.2); none of an option where it is
-/// malformed.
+/// The name in a whole ClientHello; none of an option where it is malformed.
 fn server_name(body: &[u8]) -> Option<Option<String>> {
-    let mut hello = Reader(body);
-    hello.take(2 + 32)?; // version, random
-    hello.vector8()?; // session
-    hello.vector16()?; // suites
-    hello.vector8()?; // compression
-    if hello.0.is_empty() {
-        return Some(None); // RFC 5246 section 7.4.1.2: no extensions at all
+    let Some(content) = client_hello::find(body, extension::SERVER_NAME)? else {
+        return Some(None);
+    };
+    let name = client_hello::host_name(content)?;
+    let fits = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.iter().all(fits) {
+        return None;
     }
-    let mut extensions = Reader(hello.vector16()?);
-    while !extensions.0.is_empty() {
-        let kind = extensions.number16()?;
-        let content = extensions.vector16()?;
-        if kind == SERVER_NAME {
-            return host_name(content).map(Some);
-        }
-    }
-    Some(None)
-}
-
-/// RFC 6066 section 3.
-fn host_name(content: &[u8]) -> Option<String> {
-    let mut list = Reader(Reader(content).vector16()?);
-    while !list.0.is_empty() {
-        let kind = *list.take(1)?.first()?;
-        let name = list.vector16()?;
-        if kind == HOST_NAME {
-            let fits = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
-            if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.iter().all(fits) {
-                return None;
-            }
-            return String::from_utf8(name.to_ascii_lowercase()).ok();
-        }
-    }
-    None
-}
-
-/// Takes fields off the front.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn number16(&mut self) -> Option<u16> {
-        self.take(2)?.try_into().ok().map(u16::from_be_bytes)
-    }
-
-    fn vector8(&mut self) -> Option<&'a [u8]> {
-        let len = *self.take(1)?.first()?;
-        self.take(len.into())
-    }
-
-    fn vector16(&mut self) -> Option<&'a [u8]> {
-        let len = self.number16()?;
-        self.take(len.into())
-    }
+    String::from_utf8(name.to_ascii_lowercase()).ok().map(Some)
 }
 
 /// A fatal alert (RFC 8446 section 6.2), as a record of its own.

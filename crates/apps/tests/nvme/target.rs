@@ -13,9 +13,7 @@ use wire::nvme::command::{
 };
 use wire::nvme::fabrics::{Capabilities, ConnectResult, Fabrics, property};
 use wire::nvme::identify::{self, Controller, cns, oncs};
-use wire::nvme::pdu::{
-    COMMON_BYTES, Common, DataHeader, Fault, HEADER_BYTES_MAX, Header, IcResp, R2t, Rules,
-};
+use wire::nvme::pdu::{COMMON_BYTES, Common, DataHeader, Fault, Header, IcResp, R2t, Rules};
 use wire::nvme::status::Status;
 
 const SHIFT: u8 = 9;

@@ -171,7 +171,8 @@ impl Handshake {
         Self::new(Mode::Client, keys)
     }
 
-    /// A server's end, that knows these keys.
+    /// A server's end, that knows these keys. Each costs a copy and a look at those before it: of
+    /// many, those are best given that the client has offered.
     ///
     /// # Errors
     /// As for [`Self::client`].

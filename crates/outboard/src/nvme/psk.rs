@@ -5,9 +5,11 @@
 //! [`crypto::nvme_psk`]'s. No key is in an error, and no word either that may be a misplaced one.
 //! A target reads its file again on SIGHUP; one that is wrong then leaves the old keys in use.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use apps::client_hello::{self, ClientHello, extension};
 use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
 use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use host::{TlsKeys, TlsSecrets};
@@ -25,9 +27,12 @@ struct HostKey {
     key: ConfiguredPsk,
 }
 
+/// By the identities that they have on the wire.
+type Keys = BTreeMap<Vec<u8>, psk::Key>;
+
 /// Keys of one end.
 pub(super) struct Psks {
-    keys: Mutex<Vec<psk::Key>>,
+    keys: Arc<Mutex<Keys>>,
     provider: Arc<CryptoProvider>,
     /// Why the last handshake failed.
     why: Arc<Mutex<Option<psk::Why>>>,
@@ -53,7 +58,7 @@ impl Psks {
             hosts(args).and_then(|hosts| Ok((hosts.len(), usable(derive_all(args, &hosts)?)?)));
         match read {
             Ok((count, keys)) => {
-                *self.lock() = keys;
+                *lock(&self.keys) = keys;
                 eprintln!("outboard: SIGHUP: {count} pre-shared keys from now on");
             }
             Err(error) => eprintln!("outboard: SIGHUP: {error}; the old keys stay"),
@@ -96,56 +101,103 @@ impl Psks {
     }
 
     fn new(all: Vec<TlsPsk>) -> Result<Arc<Self>, Failure> {
-        let keys = Mutex::new(usable(all)?);
+        let keys = Arc::new(Mutex::new(usable(all)?));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         Ok(Arc::new(Self { keys, provider, why: Arc::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<psk::Key>> {
-        // Nothing under the lock panics.
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Why the last handshake failed, where that was known at this end.
     pub(super) fn why(&self) -> Option<psk::Why> {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.why)
     }
 
-    fn handshake(
-        &self,
-        handshake: Result<psk::Handshake, psk::Unusable>,
-        is_client: bool,
-    ) -> Option<Box<dyn Handshake>> {
+    fn shake(&self, end: End, is_client: bool) -> Box<dyn Handshake> {
         let (provider, why) = (Arc::clone(&self.provider), Arc::clone(&self.why));
-        Some(Box::new(Shake { handshake: handshake.ok()?, is_client, provider, why }))
+        Box::new(Shake { end, is_client, provider, why })
     }
+}
+
+/// Nothing under a lock panics.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Handshakes for Psks {
     fn server(&self) -> Option<Box<dyn Handshake>> {
-        self.handshake(psk::Handshake::server(&self.lock()), false)
+        Some(self.shake(End::Waits { keys: Arc::clone(&self.keys), looks: 0 }, false))
     }
 
     fn client(&self) -> Option<Box<dyn Handshake>> {
-        self.handshake(psk::Handshake::client(&self.lock()), true)
+        let keys: Vec<_> = lock(&self.keys).values().cloned().collect();
+        psk::Handshake::client(&keys).ok().map(|end| self.shake(End::Shakes(end), true))
     }
 }
 
 /// One end of a handshake.
 struct Shake {
-    handshake: psk::Handshake,
+    end: End,
     is_client: bool,
     provider: Arc<CryptoProvider>,
     why: Arc<Mutex<Option<psk::Why>>>,
 }
 
+enum End {
+    /// A server's: it takes those of its keys that the client offers, so that a connection on which
+    /// nothing comes costs nothing, however many there are.
+    Waits {
+        keys: Arc<Mutex<Keys>>,
+        /// How often the client's first message was not whole.
+        looks: usize,
+    },
+    Shakes(psk::Handshake),
+}
+
+/// Records that a client's first message may come in: one is enough, and each is a look at all.
+const HELLO_RECORDS_MAX: usize = 16;
+/// Keys that a client may offer of those that there are.
+const OFFERED_MAX: usize = 16;
+
+impl End {
+    /// The handshake, once it can begin. Where the client offers nothing that is known it begins,
+    /// too, and says so.
+    fn begin(&mut self, received: &[u8]) -> Result<Option<&mut psk::Handshake>, psk::Unusable> {
+        if let Self::Waits { keys, looks } = self {
+            let offered = match ClientHello::of(received) {
+                ClientHello::Incomplete if *looks < HELLO_RECORDS_MAX => {
+                    *looks += usize::from(!received.is_empty());
+                    return Ok(None);
+                }
+                ClientHello::Whole(body) => offered(&body, &lock(keys)),
+                ClientHello::Incomplete | ClientHello::Malformed => Vec::new(),
+            };
+            *self = Self::Shakes(psk::Handshake::server(&offered)?);
+        }
+        match self {
+            Self::Shakes(handshake) => Ok(Some(handshake)),
+            Self::Waits { .. } => Ok(None),
+        }
+    }
+}
+
+/// Those of the keys that a client offers.
+fn offered(hello: &[u8], keys: &Keys) -> Vec<psk::Key> {
+    let content =
+        client_hello::find(hello, extension::PRE_SHARED_KEY).flatten().unwrap_or_default();
+    let known = client_hello::identities(content).filter_map(|identity| keys.get(identity));
+    known.take(OFFERED_MAX).cloned().collect()
+}
+
 impl Handshake for Shake {
     fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
-        let (used, agreed) = match self.handshake.advance(received, out) {
+        let handshake = match self.end.begin(received) {
+            Ok(Some(handshake)) => handshake,
+            Ok(None) => return Progress::More { used: 0 },
+            Err(_) => return Progress::Failed { used: 0 },
+        };
+        let (used, agreed) = match handshake.advance(received, out) {
             psk::Progress::More { used } => return Progress::More { used },
             psk::Progress::Failed { used, why } => {
-                // Nothing under the lock panics.
-                *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                *lock(&self.why) = Some(why);
                 return Progress::Failed { used };
             }
             psk::Progress::Done { used, agreed } => (used, *agreed),
@@ -192,29 +244,28 @@ fn derive_all(args: &TargetArgs, hosts: &[HostKey]) -> Result<Vec<TlsPsk>, Failu
             if derived.iter().all(Option::is_none) {
                 return Err(too_long(host, &subsystem));
             }
-            for psk in derived.into_iter().flatten() {
-                // Of several keys of a host version 0 knows one: they are called the same.
-                if all.iter().all(|other| other.identity != psk.identity) {
-                    all.push(psk);
-                }
-            }
+            all.extend(derived.into_iter().flatten());
         }
     }
     Ok(all)
 }
 
-/// Keys as handshakes take them; a library that refuses them says so now.
-fn usable(all: Vec<TlsPsk>) -> Result<Vec<psk::Key>, Failure> {
-    let keys = all.into_iter().map(|psk| psk::Key {
-        identity: psk.identity.into_bytes(),
-        secret: psk.secret,
-        hash: match psk.hash {
+/// Keys as handshakes take them; a library that refuses one says so now.
+fn usable(all: Vec<TlsPsk>) -> Result<Keys, Failure> {
+    let mut keys = Keys::new();
+    for psk in all {
+        let hash = match psk.hash {
             PskHash::Sha256 => psk::Hash::Sha256,
             PskHash::Sha384 => psk::Hash::Sha384,
-        },
-    });
-    let keys: Vec<_> = keys.collect();
-    psk::Handshake::server(&keys).map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
+        };
+        let key = [psk::Key { identity: psk.identity.into_bytes(), secret: psk.secret, hash }];
+        psk::Handshake::server(&key)
+            .map_err(|e| Failure::System(format!("pre-shared keys: {e}")))?;
+        // Of several keys of a host version 0 knows one: they are called the same.
+        for one in key {
+            keys.entry(one.identity.clone()).or_insert(one);
+        }
+    }
     Ok(keys)
 }
 
@@ -355,7 +406,7 @@ mod tests {
         let psks = Psks::target(&args).unwrap().unwrap();
         let known = |host: &str| {
             let called = |key: &psk::Key| String::from_utf8_lossy(&key.identity).contains(host);
-            psks.lock().iter().any(called)
+            lock(&psks.keys).values().any(called)
         };
         assert!(known(&one) && !known(&two));
         for (text, has_two) in [
@@ -370,5 +421,57 @@ mod tests {
             assert_eq!(known(&two), has_two);
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// How a target's end fares with a client that has `key`, whose first message comes in records
+    /// of `cut` bytes.
+    fn shake(psks: &Psks, key: psk::Key, cut: usize) -> Result<String, Option<psk::Why>> {
+        let (mut server, mut client) =
+            (psks.server().unwrap(), psk::Handshake::client(&[key]).unwrap());
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        assert!(matches!(server.advance(&[], &mut down), Progress::More { used: 0 }));
+        client.advance(&[], &mut up);
+        let record = |part: &[u8]| {
+            let len = u16::try_from(part.len()).unwrap().to_be_bytes();
+            [&[22, 3, 1][..], &len, part].concat()
+        };
+        let mut came = Vec::new();
+        // As the channel does: record by record, and what was not used again.
+        let records: Vec<_> = up[5..].chunks(cut).map(record).collect();
+        for record in records.iter().map(|record| &record[..]) {
+            came.extend_from_slice(record);
+            match server.advance(&came, &mut down) {
+                Progress::More { used } => drop(came.drain(..used)),
+                Progress::Done { .. } => panic!("without the client's Finished"),
+                Progress::Failed { .. } => return Err(psks.why()),
+            }
+        }
+        up.clear();
+        assert!(matches!(client.advance(&down, &mut up), psk::Progress::Done { .. }));
+        match server.advance(&up, &mut down) {
+            Progress::Done { agreed, .. } => Ok(String::from_utf8(agreed.identity).unwrap()),
+            _ => Err(psks.why()),
+        }
+    }
+
+    #[test]
+    fn of_many_keys_those_are_tried_that_are_offered() {
+        let options: Vec<_> =
+            (0..300).map(|n| format!("--tls-psk=nqn.2026-11.example:{n}={}", key())).collect();
+        let args = target(&options.iter().map(String::as_str).collect::<Vec<_>>());
+        let psks = Psks::target(&args).unwrap().unwrap();
+        assert_eq!(lock(&psks.keys).len(), 1200);
+        let host = |of: &psk::Key| String::from_utf8_lossy(&of.identity).contains("example:123 ");
+        let known = lock(&psks.keys).values().find(|key| host(key)).unwrap().clone();
+        let name = String::from_utf8(known.identity.clone()).unwrap();
+        for cut in [16_000, 100] {
+            assert_eq!(shake(&psks, known.clone(), cut), Ok(name.clone()));
+        }
+        // So many records are no ClientHello.
+        assert!(shake(&psks, known.clone(), 10).is_err());
+        let other = psk::Key { identity: b"NVMe1R01 nobody".to_vec(), ..known.clone() };
+        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::Why::NoKey)));
+        let other = psk::Key { secret: Zeroizing::new(vec![1; 32]), ..known };
+        assert_eq!(shake(&psks, other, 16_000), Err(Some(psk::Why::Secret)));
     }
 }
