@@ -195,7 +195,7 @@ fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
     Device::new(config, wire.capabilities())
 }
 
-/// The line that says that we are ready, and one to try.
+/// The line that says that we are ready, and one to try where one is enough.
 fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
     let mut out = std::io::stdout().lock();
     let over = if args.is_tls() { ", over TLS" } else { "" };
@@ -205,23 +205,13 @@ fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
         let _ = writeln!(out, "serving {} with {count} namespaces at {at}{over}", args.nqn.0);
     }
     // A certificate that was made is signed by nobody.
-    let made = certificates.and_then(Certificates::made_fingerprint);
-    if let Some(fingerprint) = &made {
+    if let Some(fingerprint) = certificates.and_then(Certificates::made_fingerprint) {
         let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
     }
-    if let Some(first) = args.stack.addr.first() {
+    // Linux's initiator needs no more than this; over TLS, and another stack of ours, they do.
+    if let (Some(first), false) = (args.stack.addr.first(), args.is_tls()) {
         let (addr, port, nqn) = (first.addr, args.port, args.nqn.0);
-        let at = std::net::SocketAddr::new(addr, port);
-        let ours = format!("outboard nvme list {at} --nqn {nqn}");
-        let line = match (args.is_tls(), made) {
-            (false, _) => format!("nvme connect -t tcp -a {addr} -s {port} -n {nqn}"),
-            (true, Some(_)) => format!("{ours} --tls --insecure"),
-            (true, None) if args.has_psk() => {
-                format!("{ours} --hostnqn HOSTNQN --tls-psk-file FILE")
-            }
-            (true, None) => format!("{ours} --tls --tls-ca FILE"),
-        };
-        let _ = writeln!(out, "try: {line}");
+        let _ = writeln!(out, "try: nvme connect -t tcp -a {addr} -s {port} -n {nqn}");
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();
