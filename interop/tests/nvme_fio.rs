@@ -55,7 +55,10 @@ impl Lab {
 
     fn initiator(&self, verb: &str) -> Command {
         let mut command = outboard(self.server.netns());
-        command.args(["nvme", verb, ADDR, "--ctrl-loss-timeout", "30"]).args(INITIATOR);
+        command.args(["nvme", verb, ADDR]).args(INITIATOR);
+        if verb != "discover" {
+            command.args(["--ctrl-loss-timeout", "30"]);
+        }
         command.arg("--control").arg(self.path("initiator"));
         command
     }
@@ -434,6 +437,24 @@ fn a_write_is_interrupted() {
         assert!(counters.get("nvmet_written_bytes") < DISK);
         assert_eq!(counters.get("nvmet_timeouts_keep_alive"), 0);
     }
+}
+
+/// A signal ends the reading of a discovery log, too.
+#[test]
+fn discovery_is_interrupted() {
+    let lab = Lab::start(&[]);
+    // It does not answer.
+    lab.server.signal("STOP");
+    let mut discover = lab.initiator("discover");
+    let discover = discover.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let control = lab.path("initiator");
+    let asked = || run(outboard(lab.server.netns()).args(["stat", "--control"]).arg(&control));
+    assert!((0..2000).any(|_| asked().status.success()), "it is there");
+    printed(lab.server.command("kill").args(["-s", "INT", &discover.id().to_string()]));
+    let output = finish(discover);
+    lab.server.signal("CONT");
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "outboard: interrupted\n");
 }
 
 /// A file system that programs of others make and check.

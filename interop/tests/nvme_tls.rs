@@ -277,8 +277,21 @@ fn keys_that_are_none() {
     ] {
         lab.refused(&options, code, words);
     }
-    let both = lab.run("list", &[&host[..], &["--tls-psk", KEY, "--tls-ca", &empty]].concat());
-    assert_eq!(both.status.code(), Some(2), "{}", said(&both));
+    let none = |verb: &str, options: &[&str], words: &str| {
+        let output = lab.run(verb, options);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {said}");
+        assert!(said.contains(words), "{options:?}: {said}");
+    };
+    let with = |more: &[&'static str]| [&host[..], &["--tls-psk", KEY], more].concat();
+    none("list", &with(&["--tls-ca", "file"]), "cannot be used with");
+    // What would have no effect.
+    none("list", &with(&["--tls", "--tls-name", "name"]), "cannot be used with");
+    none("list", &["--tls-psk-version", "0"], "required arguments were not provided");
+    none("list", &["--tls-psk-derivation", "libnvme"], "required arguments were not provided");
+    for option in ["--nqn", "--io-queues", "--queue-size", "--ctrl-loss-timeout"] {
+        none("discover", &[option, "2"], "unexpected argument");
+    }
 }
 
 /// A capture of the wire is opaque, opens with the keys that `SSLKEYLOGFILE` got, and has right

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use rustls::pki_types::ServerName;
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
@@ -20,7 +20,7 @@ pub(crate) enum Nvme {
     /// Show what a target has, by its discovery service
     Discover(Box<ConnectArgs>),
     /// Show the namespaces of a subsystem
-    List(Box<ConnectArgs>),
+    List(Box<SubsystemArgs>),
     /// Read a range of a namespace
     Read(Box<ReadArgs>),
     /// Write a file to a namespace
@@ -40,9 +40,6 @@ pub(crate) struct ConnectArgs {
     /// The target: ADDR, or ADDR:PORT [default port: 4420]
     #[arg(value_name = "TARGET")]
     pub(crate) target: TargetAddr,
-    /// Name of the subsystem
-    #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
-    pub(crate) nqn: NqnArg,
     /// Our name [default: one by a random UUID]
     #[arg(long, value_name = "NQN")]
     pub(crate) hostnqn: Option<NqnArg>,
@@ -54,6 +51,21 @@ pub(crate) struct ConnectArgs {
     pub(crate) data_digest: bool,
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
+    /// For machines
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+}
+
+/// What every verb that uses a subsystem has.
+#[derive(Debug, Args)]
+pub(crate) struct SubsystemArgs {
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    /// Name of the subsystem
+    #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
+    pub(crate) nqn: NqnArg,
     /// I/O queues; the target may give fewer
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) io_queues: u16,
@@ -63,42 +75,42 @@ pub(crate) struct ConnectArgs {
     /// Seconds for which a lost target is tried again
     #[arg(long, default_value_t = 600, value_name = "S")]
     pub(crate) ctrl_loss_timeout: u32,
-    /// For machines
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) stack: StackArgs,
 }
 
 /// How the way to a target is secured.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct SecurityArgs {
     /// Speak TLS 1.3; whom to trust is said by --tls-ca, --tls-psk or --insecure
     #[arg(long)]
     pub(crate) tls: bool,
-    /// Certificates in PEM: the target's has to lead to one of them, or to be one
+    /// Certificates in PEM: the target's has to lead to one of them, or to be one; one that is in
+    /// the file itself is taken whatever its dates say
     #[arg(long, value_name = "FILE", requires = "tls", conflicts_with = "insecure")]
     pub(crate) tls_ca: Option<PathBuf>,
     /// Whom the target's certificate has to name [default: the target's address]
-    #[arg(long, value_name = "NAME", requires = "tls", value_parser = server_name)]
+    #[arg(long, value_name = "NAME", requires = "tls", value_parser = server_name,
+        conflicts_with = "psk")]
     pub(crate) tls_name: Option<ServerName<'static>>,
     /// Take any certificate. Whoever is on the way can read and change everything
     #[arg(long, requires = "tls")]
     pub(crate) insecure: bool,
     /// Speak TLS 1.3 by this pre-shared key of --hostnqn. Others on this machine see it in the list
     /// of processes: --tls-psk-file keeps it from them
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["tls_ca", "insecure", "tls_psk_file"])]
+    #[arg(long, value_name = "KEY", group = "psk",
+        conflicts_with_all = ["tls_ca", "insecure", "tls_psk_file"])]
     pub(crate) tls_psk: Option<String>,
     /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
     /// comment
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_ca", "insecure"])]
+    #[arg(long, value_name = "FILE", group = "psk", conflicts_with_all = ["tls_ca", "insecure"])]
     pub(crate) tls_psk_file: Option<PathBuf>,
     /// Version of the key's identity
-    #[arg(long, default_value_t = 1, value_name = "0|1",
+    #[arg(long, default_value_t = 1, value_name = "0|1", requires = "psk",
         value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) tls_psk_version: u8,
     /// How keys are derived from the one that is given
-    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
+        requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
 }
 
@@ -122,7 +134,7 @@ pub(crate) enum DerivationArg {
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
-    pub(crate) connect: ConnectArgs,
+    pub(crate) subsystem: SubsystemArgs,
     /// The namespace
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
@@ -141,7 +153,7 @@ pub(crate) struct ReadArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WriteArgs {
     #[command(flatten)]
-    pub(crate) connect: ConnectArgs,
+    pub(crate) subsystem: SubsystemArgs,
     /// The namespace
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
@@ -157,7 +169,7 @@ pub(crate) struct WriteArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FioArgs {
     #[command(flatten)]
-    pub(crate) connect: ConnectArgs,
+    pub(crate) subsystem: SubsystemArgs,
     /// The namespace. What it has is overwritten where there are writes
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
@@ -174,7 +186,8 @@ pub(crate) struct FioArgs {
     /// Requests in all
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     pub(crate) requests: u64,
-    /// Bytes of the namespace that are used, from its first [default: all]
+    /// Bytes of the namespace that are used, from its first; no more than 16,777,216 places of
+    /// --bs bytes are [default: all]
     #[arg(long, value_name = "BYTES")]
     pub(crate) size: Option<u64>,
 }
@@ -183,7 +196,7 @@ pub(crate) struct FioArgs {
 #[derive(Debug, Args)]
 pub(crate) struct NbdArgs {
     #[command(flatten)]
-    pub(crate) connect: ConnectArgs,
+    pub(crate) subsystem: SubsystemArgs,
     /// The namespace
     #[arg(long, default_value_t = 1)]
     pub(crate) nsid: u32,
@@ -224,6 +237,7 @@ const PORT: u16 = 4420;
 
 /// `outboard nvme target`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct TargetArgs {
     /// A file, or a block device, that is a namespace; may be given several times, the first is
     /// namespace 1. It is written to
@@ -256,14 +270,15 @@ pub(crate) struct TargetArgs {
     /// Have connections speak TLS 1.3 by pre-shared keys, and no others: a host that may connect,
     /// and its key; may be given several times. Others on this machine see it in the list of
     /// processes: --tls-psk-file keeps it from them
-    #[arg(long, value_name = "HOSTNQN=KEY", conflicts_with = "tls_cert")]
+    #[arg(long, value_name = "HOSTNQN=KEY", group = "psk", conflicts_with = "tls_cert")]
     pub(crate) tls_psk: Vec<String>,
     /// The same, from a file with HOSTNQN and KEY on each line; a line that begins with # is a
     /// comment. SIGHUP reads it again
-    #[arg(long, value_name = "FILE", conflicts_with = "tls_cert")]
+    #[arg(long, value_name = "FILE", group = "psk", conflicts_with = "tls_cert")]
     pub(crate) tls_psk_file: Option<PathBuf>,
     /// How keys are derived from those that are given
-    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
+        requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]

@@ -30,11 +30,11 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let shown = args.output.display().to_string();
     let stuck = |error: io::Error| Failure::NoInput(format!("--output {shown}: {error}"));
     let plain = args.output.as_os_str() == "-";
-    if plain && args.connect.json {
+    if plain && args.subsystem.connect.json {
         let line = "--json: standard output has the data; give it a file by --output";
         return Err(Failure::Usage(line.to_owned()));
     }
-    let session = Session::connect(&args.connect)?;
+    let session = Session::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let size = namespace.blocks << namespace.shift;
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
@@ -70,7 +70,7 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     }
     output.flush().map_err(stuck)?;
     drop(progress);
-    report(&args.connect, length, clock.now().since(begun));
+    report(&args.subsystem.connect, length, clock.now().since(begun));
     session.end()
 }
 
@@ -83,7 +83,7 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     let stuck = |error: io::Error| Failure::NoInput(format!("--input {shown}: {error}"));
     let mut input = File::open(&args.input).map_err(stuck)?;
     let length = super::length_of(&mut input).map_err(stuck)?;
-    let session = Session::connect(&args.connect)?;
+    let session = Session::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let padded = length.next_multiple_of(1 << namespace.shift);
     let range = check(&namespace, args.offset, padded)?;
@@ -107,7 +107,7 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
     pipe.submit(0, Request::Flush, None);
     pipe.wait()?;
     drop(progress);
-    report(&args.connect, length, clock.now().since(begun));
+    report(&args.subsystem.connect, length, clock.now().since(begun));
     session.end()
 }
 

@@ -92,7 +92,7 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     };
     let listener = TcpListener::bind(args.listen).map_err(taken)?;
     let at = listener.local_addr().map_err(taken)?;
-    let session = Session::connect(&args.connect)?;
+    let session = Session::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let read_only = namespace.write_protected;
     let export = Export {
@@ -116,7 +116,7 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
         }
     })?;
     let uri = format!("nbd://{at}/{}", args.export);
-    if args.connect.json {
+    if args.subsystem.connect.json {
         println!("{}", json!({ "nsid": args.nsid, "uri": uri, "read_only": read_only }));
     } else {
         let only = if read_only { ", to be read only" } else { "" };

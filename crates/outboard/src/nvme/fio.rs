@@ -59,7 +59,7 @@ struct Run {
 /// Why there is no connection, what went wrong, or which bytes are not what was written.
 pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     let clock = Clock::new();
-    let session = Session::connect(&args.connect)?;
+    let session = Session::connect(&args.subsystem)?;
     let namespace = session.namespace(args.nsid)?;
     let (block, all) = (1_u64 << namespace.shift, namespace.blocks << namespace.shift);
     let bs = u64::from(args.bs);
@@ -225,7 +225,7 @@ impl Run {
             let us = [at(500), at(990), at(999), last];
             rows.push((name, all.len(), rate, rate * bs / 1e6, us));
         }
-        if args.connect.json {
+        if args.subsystem.connect.json {
             let shown = |(name, count, rate, mb, us): &(&str, usize, f64, f64, [u32; 4])| {
                 json!({ "what": name, "requests": count, "per_second": rate,
                     "megabytes_per_second": mb, "p50_us": us[0], "p99_us": us[1],

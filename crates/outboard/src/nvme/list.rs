@@ -3,7 +3,7 @@
 use serde_json::json;
 use wire::nvme::log::{DiscoveryEntry, Security, treq};
 
-use super::args::ConnectArgs;
+use super::args::{ConnectArgs, SubsystemArgs};
 use super::session::{self, Session};
 use crate::error::Failure;
 
@@ -70,9 +70,9 @@ fn entry_json(entry: &DiscoveryEntry) -> serde_json::Value {
 ///
 /// # Errors
 /// Why there is no connection.
-pub(super) fn list(args: &ConnectArgs) -> Result<(), Failure> {
+pub(super) fn list(args: &SubsystemArgs) -> Result<(), Failure> {
     let session = Session::connect(args)?;
-    if args.json {
+    if args.connect.json {
         let all = session.namespaces.iter().map(|n| {
             json!({
                 "nsid": n.nsid,

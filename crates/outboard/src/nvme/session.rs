@@ -23,7 +23,7 @@ use io::wire::Wire;
 use nic::Device;
 use wire::nvme::nqn::Nqn;
 
-use super::args::ConnectArgs;
+use super::args::{ConnectArgs, SubsystemArgs};
 use super::security::Security;
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
@@ -206,16 +206,21 @@ pub(super) type Handle = Gate<Client>;
 pub(super) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// Ends the association when a signal comes, and the program when another does.
-    fn watch(&self, handle: Handle) -> Result<(), Failure> {
-        let (signals, seen) = (drain::signals()?, Arc::clone(&self.0));
+    /// Tells an application to `close` when a signal comes, and ends the program when another does.
+    fn watch<A: App>(
+        &self,
+        signals: Receiver<i32>,
+        gate: Gate<A>,
+        close: fn() -> A::Message,
+    ) -> Result<(), Failure> {
+        let seen = Arc::clone(&self.0);
         let watch = move || {
             for signal in signals {
                 if seen.swap(signal, Ordering::AcqRel) != 0 {
                     // What it does to a program that has said nothing about it.
                     let _failed = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                handle.tell(Order::Close);
+                gate.tell(close());
             }
         };
         spawn("interrupts".to_owned(), watch).map(drop)
@@ -252,19 +257,24 @@ impl Session {
     ///
     /// # Errors
     /// What could not be opened, or why there is no connection.
-    pub(super) fn connect(args: &ConnectArgs) -> Result<Self, Failure> {
-        let security = Security::new(args, &args.nqn.0)?;
-        let config = config(args, args.nqn.0, &security)?;
+    pub(super) fn connect(args: &SubsystemArgs) -> Result<Self, Failure> {
+        // Before anything is opened, so that no signal is lost.
+        let signals = drain::signals()?;
+        let security = Security::new(&args.connect, &args.nqn.0)?;
+        let mut config = config(&args.connect, args.nqn.0, &security)?;
+        config.queues = args.io_queues;
+        config.queue_entries = args.queue_size;
+        config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
         let (sender, events) = channel();
         let make = |clock: &Clock, host: &mut Host| {
-            let mut initiator = Initiator::new(config, args.target.0);
+            let mut initiator = Initiator::new(config, args.connect.target.0);
             initiator.connect(host, clock.now());
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
             Client { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (threads, handle, socket_file) = start(args, make)?;
+        let (threads, handle, socket_file) = start(&args.connect, make)?;
         let interrupt = Interrupt::default();
-        interrupt.watch(handle.clone())?;
+        interrupt.watch(signals, handle.clone(), || Order::Close)?;
         let mut session = Self {
             threads: Some(threads),
             handle,
@@ -279,11 +289,12 @@ impl Session {
     }
 
     /// Waits until the association stands. At the beginning one failed attempt is enough.
-    fn wait(&mut self, args: &ConnectArgs, security: &Security) -> Result<(), Failure> {
+    fn wait(&mut self, args: &SubsystemArgs, security: &Security) -> Result<(), Failure> {
         match self.events.recv() {
             Ok(Event::Lost(loss) | Event::Failed(loss)) => {
                 let why = security.explain(&loss);
-                let line = format!("cannot connect to {} at {}: {why}", args.nqn.0, args.target);
+                let (nqn, target) = (args.nqn.0, args.connect.target);
+                let line = format!("cannot connect to {nqn} at {target}: {why}");
                 return Err(Failure::Unavailable(line));
             }
             Ok(_) => {}
@@ -425,7 +436,11 @@ impl App for Reader {
         self.settle();
     }
 
-    fn handle_message(&mut self, _: Instant, _: &mut Host, (): ()) {}
+    /// Ends it.
+    fn handle_message(&mut self, now: Instant, host: &mut Host, (): ()) {
+        self.discovery.close(host, now);
+        self.settle();
+    }
 
     fn poll_timeout(&self) -> Option<Instant> {
         self.discovery.poll_timeout()
@@ -447,6 +462,7 @@ impl App for Reader {
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
+    let signals = drain::signals()?;
     let security = Security::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
     // As with [`Session::connect`] one failed attempt is enough.
@@ -456,7 +472,9 @@ pub(super) fn discover(
         discovery: Discovery::new(host, clock.now(), config, args.target.0),
         result,
     };
-    let (threads, _, _socket_file) = start(args, make)?;
+    let (threads, gate, _socket_file) = start(args, make)?;
+    let interrupt = Interrupt::default();
+    interrupt.watch(signals, gate, || ())?;
     let log = log.recv();
     end(threads)?;
     let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
@@ -465,7 +483,8 @@ pub(super) fn discover(
             DiscoveryError::Controller(loss) => security.explain(loss),
             _ => error.to_string(),
         };
-        Failure::Unavailable(format!("no discovery log at {}: {why}", args.target))
+        let line = format!("no discovery log at {}: {why}", args.target);
+        interrupt.or(Failure::Unavailable(line))
     })
 }
 
@@ -527,9 +546,6 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     security.configure(&mut config);
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
-    config.queues = args.io_queues;
-    config.queue_entries = args.queue_size;
-    config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
     Ok(config)
 }
 

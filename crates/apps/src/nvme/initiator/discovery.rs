@@ -96,6 +96,11 @@ impl Discovery {
         self.initiator.poll_timeout()
     }
 
+    /// Ends a reading that is under way, as [`Initiator::close`] does.
+    pub fn close(&mut self, host: &mut Host, now: Instant) {
+        self.end(host, now, Err(DiscoveryError::Log(Error::Closed)));
+    }
+
     /// The log, or why there is none, once that is known; once.
     pub fn poll(&mut self) -> Option<Result<Vec<DiscoveryEntry>, DiscoveryError>> {
         self.result.take()
