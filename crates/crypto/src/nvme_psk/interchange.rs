@@ -83,11 +83,16 @@ impl ConfiguredPsk {
     /// It in the interchange format.
     #[must_use]
     pub fn to_interchange(&self) -> Zeroizing<String> {
-        let mut bytes = self.psk.clone();
-        bytes.extend(crc32(&self.psk));
+        // Nothing grows: memory that was moved from is freed as it is, with the key in it.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(self.psk.len() + CRC_BYTES));
+        bytes.extend_from_slice(&self.psk);
+        bytes.extend_from_slice(&crc32(&self.psk));
         let hash = self.hash.map_or("00", PskHash::id);
-        let text = Zeroizing::new(STANDARD.encode(&bytes));
-        Zeroizing::new(format!("{PREFIX}{hash}:{}:", &**text))
+        let key = Zeroizing::new(STANDARD.encode(&bytes));
+        let parts = [PREFIX, hash, ":", &key, ":"];
+        let mut text = Zeroizing::new(String::with_capacity(parts.map(str::len).iter().sum()));
+        parts.iter().for_each(|part| text.push_str(part));
+        text
     }
 }
 

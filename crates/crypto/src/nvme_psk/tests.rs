@@ -42,6 +42,8 @@ fn interchange_format_of_libnvme() {
     for (hash, len, text) in cases {
         let configured = key(hash, len);
         assert_eq!(*configured.to_interchange(), text);
+        // It was never moved, which would have left its beginning where it was.
+        assert_eq!(configured.to_interchange().capacity(), text.len());
         assert_eq!(text.parse(), Ok(configured));
     }
 }
