@@ -84,27 +84,43 @@ pub(crate) struct NvmeArgs {
 /// # Errors
 /// Where bytes came out wrong, or another path was taken than the one to be measured.
 pub(crate) fn run(args: &NvmeArgs) -> Result<(), Failure> {
+    let target_depth = if args.quick { QUICK.2 } else { TARGET_DEPTH };
+    let settings = chosen(args, target_depth)?;
     super::in_temp_folder(|folder| {
         let namespace = Namespace::new(folder, NAMESPACE_BYTES)?;
-        run_in(args, &namespace)
+        run_in(args, target_depth, &settings, &namespace)
     })
 }
 
-fn run_in(args: &NvmeArgs, namespace: &Namespace<'_>) -> Result<(), Failure> {
-    let target_depth = if args.quick { QUICK.2 } else { TARGET_DEPTH };
+/// What of all settings was asked for.
+fn chosen(args: &NvmeArgs, target_depth: u16) -> Result<Vec<Setting>, Failure> {
+    let wanted = |setting: &Setting| {
+        args.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.way.name))
+            && args.sizes.as_ref().is_none_or(|sizes| sizes.contains(&setting.bytes))
+            && args.depths.as_ref().is_none_or(|depths| depths.contains(&setting.depth))
+    };
+    let mut all = settings(args.quick, target_depth);
+    all.retain(wanted);
+    if all.is_empty() {
+        let line = "--paths, --sizes and --depths leave nothing to measure: without them all names \
+                    and numbers are shown";
+        return Err(Failure::Usage(line.to_owned()));
+    }
+    Ok(all)
+}
+
+fn run_in(
+    args: &NvmeArgs,
+    target_depth: u16,
+    settings: &[Setting],
+    namespace: &Namespace<'_>,
+) -> Result<(), Failure> {
     if !args.json {
         println!(
             "{:<12} {:>7} {:>5} {:<15} {:>10} {:>8} {:>11} {:>8}",
             "side", "bytes", "depth", "path", "host c/req", "host c/B", "digests c/r", "dev c/B"
         );
     }
-    let wanted = |setting: &Setting| {
-        args.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.way.name))
-            && args.sizes.as_ref().is_none_or(|sizes| sizes.contains(&setting.bytes))
-            && args.depths.as_ref().is_none_or(|depths| depths.contains(&setting.depth))
-    };
-    let settings: Vec<Setting> =
-        settings(args.quick, target_depth).into_iter().filter(wanted).collect();
     let same = |a: &Setting, b: &Setting| (a.side, a.bytes, a.depth) == (b.side, b.bytes, b.depth);
     let mut table = Vec::new();
     for compared in settings.chunk_by(same) {
@@ -254,6 +270,25 @@ fn show_shares(shares: &[Value]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_leaves_nothing_is_wrong_usage() {
+        use crate::args::{Cli, Verb};
+        use crate::bench::Bench;
+        use clap::Parser as _;
+        let count =
+            |option: &str| match Cli::parse_from(["outboard", "bench", "nvme", "--quick", option])
+                .verb
+            {
+                Verb::Bench(Bench::Nvme(args)) => chosen(&args, QUICK.2).map(|all| all.len()),
+                _ => panic!("a benchmark"),
+            };
+        for option in ["--paths=sofware", "--sizes=5", "--depths=16"] {
+            let failure = count(option).unwrap_err();
+            assert!(matches!(failure, Failure::Usage(_)), "{option}: {failure}");
+        }
+        assert!(count("--paths=software").is_ok_and(|count| count > 0));
+    }
 
     #[test]
     fn every_path_is_the_one_that_is_asked_for() {
