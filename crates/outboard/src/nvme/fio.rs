@@ -157,17 +157,17 @@ impl Run {
         let Some(slot) = self.open.iter().position(Option::is_none) else { return };
         self.places[place].busy = true;
         let lba = (place as u64 * self.bs as u64) >> self.shift;
-        let begun = self.clock.now();
-        self.open[slot] = Some(Open { place, begun, writes });
-        let blocks = u32::try_from(self.bs >> self.shift).unwrap_or(u32::MAX);
-        if writes {
+        // To make the pattern is not part of what is measured.
+        let (request, room) = if writes {
             self.places[place].version += 1;
             let data = self.text(place, self.places[place].version);
-            self.pipe.submit(slot as u64, Request::Write { lba, data, fua: false }, None);
+            (Request::Write { lba, data, fua: false }, None)
         } else {
-            let room = Some(buffer(self.bs));
-            self.pipe.submit(slot as u64, Request::Read { lba, blocks }, room);
-        }
+            let blocks = u32::try_from(self.bs >> self.shift).unwrap_or(u32::MAX);
+            (Request::Read { lba, blocks }, Some(buffer(self.bs)))
+        };
+        self.open[slot] = Some(Open { place, begun: self.clock.now(), writes });
+        self.pipe.submit(slot as u64, request, room);
     }
 
     fn end(&mut self, token: u64, data: Option<&AlignedBuf>) -> Result<(), Failure> {
