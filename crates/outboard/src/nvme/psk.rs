@@ -324,7 +324,7 @@ fn read(path: &Path) -> Result<Vec<HostKey>, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// 32 bytes of zero, with SHA-256.
@@ -333,7 +333,8 @@ mod tests {
         ConfiguredPsk::new(Some(PskHash::Sha256), psk).unwrap().to_interchange().to_string()
     }
 
-    fn target(options: &[&str]) -> TargetArgs {
+    /// A target's command line.
+    pub(in super::super) fn target(options: &[&str]) -> TargetArgs {
         use clap::Parser as _;
         let all = [&["outboard", "nvme", "target", "--namespace", "disk"], options].concat();
         match crate::args::Cli::parse_from(all).verb {

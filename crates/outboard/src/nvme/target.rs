@@ -1,7 +1,7 @@
 //! `outboard nvme target`: puts disk, device, host and target together, and runs them until a
 //! signal.
 
-use std::io::Write as _;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -98,7 +98,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         control::metrics::start(addr, threads.probes().to_vec())?;
     }
     let _socket_file = control.start(threads.probes().to_vec())?;
-    announce(args, certificates.as_deref());
+    announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     for signal in &signals {
         match (signal, &certificates, &psks) {
             (SIGHUP, Some(certificates), _) => certificates.reload(&args.cert),
@@ -196,8 +196,7 @@ fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
 }
 
 /// The line that says that we are ready, and one to try where one is enough.
-fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
-    let mut out = std::io::stdout().lock();
+fn announce(args: &TargetArgs, certificates: Option<&Certificates>, out: &mut impl Write) {
     let over = if args.is_tls() { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
@@ -215,4 +214,27 @@ fn announce(args: &TargetArgs, certificates: Option<&Certificates>) {
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::psk::tests::target;
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_tried_needs_nothing_else() {
+        let said = |options: &[&str]| {
+            let mut out = Vec::new();
+            announce(&target(options), None, &mut out);
+            String::from_utf8(out).unwrap()
+        };
+        let plain = said(&["--addr=10.0.0.2/24", "--nqn=nqn.2026-11.example:s"]);
+        assert_eq!(
+            plain,
+            "serving nqn.2026-11.example:s with 1 namespaces at 10.0.0.2:4420\n\
+             try: nvme connect -t tcp -a 10.0.0.2 -s 4420 -n nqn.2026-11.example:s\n"
+        );
+        let tls = said(&["--addr=10.0.0.2/24", "--tls"]);
+        assert!(tls.ends_with("at 10.0.0.2:4420, over TLS\n"), "{tls}");
+    }
 }
