@@ -375,13 +375,30 @@ fn nbd_lives_as_long_as_its_target() {
     let at = serving.trim().strip_prefix("serving namespace 1 as nbd://127.0.0.1:");
     let port = at.and_then(|at| at.strip_suffix('/')).expect("an address");
     assert_ne!(port, "0");
+    let uri = format!("nbd://127.0.0.1:{port}");
+    let size = || run(server.command("nbdinfo").args(["--size", &uri]));
+    assert_eq!(good(&size()).trim(), DISK.to_string());
+    // Without descriptors nobody gets in; it is said once, and then clients are served again.
+    let limit = |descriptors: &str| {
+        let (pid, limit) = (nbd.id().to_string(), format!("--nofile={descriptors}:"));
+        printed(server.command("prlimit").args(["--pid", &pid, &limit]));
+    };
+    limit("3");
+    assert!(!size().status.success());
+    // One came in by a descriptor that was there before, and has no second.
+    let said = [line(&mut stderr), line(&mut stderr)];
+    assert!(said.iter().any(|line| line.starts_with("outboard: NBD client: ")), "{said:?}");
+    let refused = "outboard: NBD clients cannot be accepted: Too many open files";
+    assert!(said.iter().any(|line| line.starts_with(refused)), "{said:?}");
+    limit("1024");
+    assert!(size().status.success());
     server.stop();
     let lost = "outboard: the controller is lost: ";
     let said = line(&mut stderr);
     assert!(said.starts_with(lost) && said.ends_with("; connecting again\n"), "{said}");
     let server = target();
     assert_eq!(line(&mut stderr), "outboard: connected again\n");
-    printed(server.command("nbdinfo").args(["--size", &format!("nbd://127.0.0.1:{port}")]));
+    printed(server.command("nbdinfo").args(["--size", &uri]));
     server.stop();
     assert!(line(&mut stderr).ends_with("; connecting again\n"));
     // However often it has tried, there is one line more.
