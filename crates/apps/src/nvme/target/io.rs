@@ -301,12 +301,10 @@ impl<L: Link> Turn<'_, L> {
         let Some(op) = self.shared.ops.remove(id) else { return };
         // No longer than MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
-        let mark = self.complete_with_data(op.cid, &Source::File { file, offset: op.offset, len });
+        let data = Source::File { file, offset: op.offset, len };
+        self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.place, lock)));
         self.shared.counters.nvmet_read_bytes += op.len;
         self.shared.health.read_bytes += op.len;
-        if let (Some(queue), Some(lock)) = (&mut self.conn.queue, op.lock) {
-            queue.keep(mark, op.place, lock);
-        }
     }
 
     /// Reads what a compare, or a read, has to look at next.

@@ -25,7 +25,8 @@ pub(super) trait Link {
 
     fn poll(&mut self, host: &mut Self::Host, now: Instant) -> Option<Incoming>;
     fn poll_timeout(&self) -> Option<Instant>;
-    fn send_response(&mut self, host: &mut Self::Host, entry: &[u8; 16]);
+    /// Gives a mark.
+    fn send_response(&mut self, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
     /// All of a command's data; with `success` no response follows. Gives a mark.
     fn send_data(&mut self, host: &mut Self::Host, cid: u16, data: &Source, success: bool) -> u64;
     fn send_r2t(&mut self, host: &mut Self::Host, cid: u16, tag: u16, len: u32);
@@ -38,6 +39,8 @@ pub(super) trait Link {
     ) -> Option<AlignedBuf>;
     fn terminate(&mut self, host: &mut Self::Host, why: Fault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
+    /// Whether nothing that is sent arrives any more.
+    fn is_lost(&self, host: &Self::Host) -> bool;
     /// Whose pre-shared key it has; none where it has none.
     fn identity(&self) -> Option<Identity>;
     /// Why it has ended, where that was before it was secure.
@@ -72,8 +75,8 @@ impl Link for Channel {
         self.transport.poll_timeout()
     }
 
-    fn send_response(&mut self, host: &mut Host, entry: &[u8; 16]) {
-        self.transport.send_response(host, entry);
+    fn send_response(&mut self, host: &mut Host, entry: &[u8; 16]) -> u64 {
+        self.transport.send_response(host, entry)
     }
 
     fn send_data(&mut self, host: &mut Host, cid: u16, data: &Source, success: bool) -> u64 {
@@ -100,6 +103,10 @@ impl Link for Channel {
 
     fn acknowledged(&self, host: &Host) -> u64 {
         self.transport.acknowledged(host)
+    }
+
+    fn is_lost(&self, host: &Host) -> bool {
+        host.readiness(self.socket()).error.is_some()
     }
 
     fn identity(&self) -> Option<Identity> {

@@ -176,7 +176,8 @@ fn identify_controller(shared: &Shared, controller: &Controller) -> Identified {
 /// A range of a log page.
 ///
 /// # Errors
-/// Pages that are not known, and ranges that begin behind their end.
+/// Pages that are not known, ranges that begin behind their end, and those that go on behind it and
+/// are longer than 4 KiB.
 pub(super) fn log(shared: &mut Shared, cntlid: u16, asked: &GetLogPage) -> Result<Vec<u8>, Status> {
     if asked.len > shared.data_max() || asked.by_index || asked.offset % 4 != 0 {
         return Err(INVALID);
@@ -203,7 +204,10 @@ pub(super) fn log(shared: &mut Shared, cntlid: u16, asked: &GetLogPage) -> Resul
     let offset = usize::try_from(asked.offset).map_err(|_| INVALID)?;
     let rest = page.get(offset..).ok_or(INVALID)?;
     let len = usize::try_from(asked.len).map_err(|_| INVALID)?;
-    // What is behind the page's end reads as zeros.
+    // What is behind the page's end reads as zeros; but nobody needs to be sent many of them.
+    if len > rest.len().max(BYTES) {
+        return Err(INVALID);
+    }
     let mut range = vec![0; len];
     range.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
     let controller = shared.controllers.get_mut(cntlid).filter(|_| !asked.retain_event);

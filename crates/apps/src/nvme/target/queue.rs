@@ -5,9 +5,7 @@
 //! are operations, which `io` does. Invariants: a command is completed once; its identifier is not
 //! taken for another before that; no more commands are open than the queue has entries.
 
-use std::collections::VecDeque;
-
-use base::Instant;
+use base::{Duration, Instant};
 use bytes::Bytes;
 use host::nvme::{Ended, Incoming, Source};
 use wire::nvme::command::{Command, Completion, FABRICS, Sgl};
@@ -15,7 +13,8 @@ use wire::nvme::fabrics::ConnectResult;
 use wire::nvme::pdu::{Fault, at};
 use wire::nvme::status::Status;
 
-use super::admin::{self, Answer};
+use super::admin;
+use super::answers::{Answer, Answers};
 use super::connect::{self, Connected};
 use super::controller::ConnKey;
 use super::link::Link;
@@ -24,6 +23,11 @@ use super::shared::{OpId, Shared};
 
 /// SQHD of a queue without flow control (fabrics, section 3.3).
 const NO_FLOW_CONTROL: u16 = 0xffff;
+/// Answers that are not acknowledged before there is a queue, which has entries.
+const UNCONNECTED: u16 = 32;
+/// How often it is looked whether answers are acknowledged, and more is taken: the host tells of
+/// that when everything is, but for bytes that the device still reads.
+const STALL: Duration = Duration::from_millis(500);
 
 /// A connection.
 pub(super) struct Conn<L> {
@@ -32,6 +36,9 @@ pub(super) struct Conn<L> {
     /// Until when it has to be connected.
     pub(super) connect_by: Instant,
     pub(super) queue: Option<Queue>,
+    pub(super) answers: Answers,
+    /// When to look whether more can be taken of what came; none where it could.
+    stalled: Option<Instant>,
 }
 
 /// A queue that is connected.
@@ -49,8 +56,6 @@ pub(super) struct Queue {
     tags_used: usize,
     /// Since when nothing came of the data that was asked for; none where none was.
     data_since: Option<Instant>,
-    /// Ranges that are kept until the peer has acknowledged up to a mark.
-    unacknowledged: VecDeque<(u64, usize, LockId)>,
     /// It was disconnected, and has to end.
     pub(super) leaves: bool,
 }
@@ -65,7 +70,6 @@ impl Queue {
             tags: Vec::new(),
             tags_used: 0,
             data_since: None,
-            unacknowledged: VecDeque::new(),
             leaves: false,
         }
     }
@@ -125,11 +129,6 @@ impl Queue {
         }
         Some(id)
     }
-
-    /// Keeps a range until the peer has acknowledged up to a mark.
-    pub(super) fn keep(&mut self, mark: u64, place: usize, lock: LockId) {
-        self.unacknowledged.push_back((mark, place, lock));
-    }
 }
 
 /// A connection's turn: all that it may touch.
@@ -143,7 +142,8 @@ pub(super) struct Turn<'a, L: Link> {
 impl<L: Link> Turn<'_, L> {
     /// Takes all that came; says how the connection ended, if so.
     pub(super) fn run(&mut self) -> Option<Ended> {
-        while let Some(incoming) = self.conn.link.poll(self.host, self.now) {
+        while !self.is_stalled() {
+            let Some(incoming) = self.conn.link.poll(self.host, self.now) else { break };
             let leaves = self.conn.queue.as_ref().is_some_and(|queue| queue.leaves);
             match incoming {
                 Incoming::Command { .. } | Incoming::WriteData { .. } if leaves => {}
@@ -170,31 +170,44 @@ impl<L: Link> Turn<'_, L> {
         }
         self.release_acknowledged();
         // What was sent may have to be read again until it has arrived.
-        let over = |queue: &Queue| queue.leaves && queue.unacknowledged.is_empty();
-        self.conn.queue.as_ref().is_some_and(over).then_some(Ended::Closed)
+        let leaves = self.conn.queue.as_ref().is_some_and(|queue| queue.leaves);
+        (leaves && !self.conn.answers.keep()).then_some(Ended::Closed)
     }
 
-    /// Gives back the ranges whose bytes the peer has.
+    /// Whether nothing more is taken of what came, since the peer has not acknowledged what it was
+    /// answered. What comes on a connection that is lost is not answered, and goes nowhere.
+    fn is_stalled(&mut self) -> bool {
+        let entries = self.conn.queue.as_ref().map_or(UNCONNECTED, |queue| queue.is.size);
+        let before = self.conn.stalled.take();
+        if !self.conn.answers.are_too_many(entries) {
+            return false;
+        }
+        self.release_acknowledged();
+        if !self.conn.answers.are_too_many(entries) || self.conn.link.is_lost(self.host) {
+            return false;
+        }
+        self.shared.counters.nvmet_stalls += u64::from(before.is_none());
+        self.conn.stalled = Some(self.now + STALL);
+        true
+    }
+
+    /// Forgets the answers whose bytes the peer has, and gives their ranges back.
     pub(super) fn release_acknowledged(&mut self) {
-        let Some(queue) = &mut self.conn.queue else { return };
-        if queue.unacknowledged.is_empty() {
+        if self.conn.answers.is_empty() {
             return;
         }
         let acknowledged = self.conn.link.acknowledged(self.host);
-        while let Some(&(mark, place, lock)) = queue.unacknowledged.front() {
-            if mark > acknowledged {
-                return;
+        while let Some(answer) = self.conn.answers.pop(acknowledged) {
+            if let Some((place, lock)) = answer.kept {
+                self.shared.unlock(place, lock);
             }
-            queue.unacknowledged.pop_front();
-            self.shared.unlock(place, lock);
         }
     }
 
     /// The disk could not read something that was being sent. What that was is not known: the next
     /// reads of any of it look first whether they can be answered, and fail if not.
     pub(super) fn suspect_reads(&mut self) {
-        let Some(queue) = &self.conn.queue else { return };
-        for &(_, place, lock) in &queue.unacknowledged {
+        for (place, lock) in self.conn.answers.kept() {
             let Some(namespace) = self.shared.namespaces.get_mut(place) else { continue };
             if let Some(range) = namespace.locks.range(lock) {
                 namespace.suspect(range);
@@ -216,7 +229,7 @@ impl<L: Link> Turn<'_, L> {
             let sqhd = queue.advance();
             let status = Status::COMMAND_ID_CONFLICT.do_not_retry();
             self.note_failed(cid, status);
-            return self.respond(&Completion { result: 0, sqhd, cid, status });
+            return self.answer(&Completion { result: 0, sqhd, cid, status });
         }
         if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
             controller.heard = self.now;
@@ -226,15 +239,15 @@ impl<L: Link> Turn<'_, L> {
         }
         self.shared.counters.nvmet_admin_commands += 1;
         let answer = match check(command, digest_ok) {
-            Err(status) => Answer::Failed(status),
+            Err(status) => admin::Answer::Failed(status),
             Ok(()) if command.opcode == FABRICS => admin::fabrics(self.shared, cntlid, command),
             Ok(()) => admin::admin(self.shared, cntlid, command),
         };
         match answer {
-            Answer::Value(result) => self.complete(cid, result, Status::SUCCESS),
-            Answer::Failed(status) => self.complete(cid, 0, status),
-            Answer::Data(page) => self.complete_with_page(command, page),
-            Answer::Held => {}
+            admin::Answer::Value(result) => self.complete(cid, result, Status::SUCCESS),
+            admin::Answer::Failed(status) => self.complete(cid, 0, status),
+            admin::Answer::Data(page) => self.complete_with_page(command, page),
+            admin::Answer::Held => {}
         }
     }
 
@@ -272,7 +285,7 @@ impl<L: Link> Turn<'_, L> {
                 Completion { result: u64::from(dword0), sqhd: 0, cid, status }
             }
         };
-        self.respond(&completion);
+        self.answer(&completion);
     }
 
     /// A part of a write's data came. Order and lengths are the transport's to check.
@@ -295,21 +308,29 @@ impl<L: Link> Turn<'_, L> {
         }
         let Some(queue) = &mut self.conn.queue else { return };
         let sqhd = queue.finish(cid);
-        self.respond(&Completion { result, sqhd, cid, status });
+        self.answer(&Completion { result, sqhd, cid, status });
     }
 
-    /// Ends a command well, with all of its data. Gives the mark of the data.
-    pub(super) fn complete_with_data(&mut self, cid: u16, data: &Source) -> u64 {
-        let Some(queue) = &mut self.conn.queue else { return 0 };
+    /// Ends a command well, with all of its data, whose range is kept until the peer has it.
+    pub(super) fn complete_with_data(
+        &mut self,
+        cid: u16,
+        data: &Source,
+        kept: Option<(usize, LockId)>,
+    ) {
         // Only a completion says how far the queue was taken (tcp, section 3.3.2.2).
-        let success = !queue.is.flow_control;
-        let mark = self.conn.link.send_data(self.host, cid, data, success);
-        if success {
-            queue.finish(cid);
-        } else {
-            self.complete(cid, 0, Status::SUCCESS);
+        let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.is.flow_control);
+        let mut mark = self.conn.link.send_data(self.host, cid, data, success);
+        let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.finish(cid));
+        if !success {
+            let completion = Completion { result: 0, sqhd, cid, status: Status::SUCCESS };
+            mark = self.conn.link.send_response(self.host, &completion.to_bytes());
         }
-        mark
+        let bytes = match data {
+            Source::Memory(memory) => memory.len(),
+            Source::File { .. } => 0,
+        };
+        self.conn.answers.push(Answer { mark, bytes, kept });
     }
 
     /// A page of which the host wants as much as it has described.
@@ -321,11 +342,12 @@ impl<L: Link> Turn<'_, L> {
         if wanted != page.len() {
             return self.complete(command.cid, 0, SGL_LENGTH);
         }
-        self.complete_with_data(command.cid, &Source::Memory(Bytes::from(page)));
+        self.complete_with_data(command.cid, &Source::Memory(Bytes::from(page)), None);
     }
 
-    fn respond(&mut self, completion: &Completion) {
-        self.conn.link.send_response(self.host, &completion.to_bytes());
+    fn answer(&mut self, completion: &Completion) {
+        let mark = self.conn.link.send_response(self.host, &completion.to_bytes());
+        self.conn.answers.push(Answer { mark, bytes: 0, kept: None });
     }
 
     fn note_failed(&mut self, cid: u16, status: Status) {
@@ -359,10 +381,11 @@ impl<L: Link> Turn<'_, L> {
     /// The connection is over: what it held is given back.
     pub(super) fn abandon(&mut self) {
         self.let_go();
-        let Some(queue) = self.conn.queue.take() else { return };
-        for (_, place, lock) in queue.unacknowledged {
+        let answers = core::mem::take(&mut self.conn.answers);
+        for (place, lock) in answers.kept() {
             self.shared.unlock(place, lock);
         }
+        let Some(queue) = self.conn.queue.take() else { return };
         let Connected { cntlid, qid, .. } = queue.is;
         if qid != 0 {
             if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
@@ -376,6 +399,12 @@ impl<L: Link> Turn<'_, L> {
 }
 
 impl<L: Link> Conn<L> {
+    /// A connection that has to say Connect by then.
+    pub(super) fn new(link: L, key: ConnKey, connect_by: Instant) -> Self {
+        let (queue, answers, stalled) = (None, Answers::default(), None);
+        Self { link, key, connect_by, queue, answers, stalled }
+    }
+
     /// When it wants its turn, whatever happens.
     pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
         let connect = self.queue.is_none().then_some(self.connect_by);
@@ -386,7 +415,8 @@ impl<L: Link> Conn<L> {
         let alive = admin
             .and_then(|queue| shared.controllers.get(queue.is.cntlid))
             .and_then(|controller| controller.expires());
-        [connect, data, alive, self.link.poll_timeout()].into_iter().flatten().min()
+        let own = [connect, data, alive, self.stalled, self.link.poll_timeout()];
+        own.into_iter().flatten().min()
     }
 
     /// Looks whether a time is over; says whether the connection has to end.
@@ -405,11 +435,6 @@ impl<L: Link> Conn<L> {
         let silent = over(controller.and_then(|controller| controller.expires()));
         shared.counters.nvmet_timeouts_keep_alive += u64::from(silent);
         silent
-    }
-
-    /// Whether ranges are kept for the peer to acknowledge.
-    pub(super) fn keeps(&self) -> bool {
-        self.queue.as_ref().is_some_and(|queue| !queue.unacknowledged.is_empty())
     }
 }
 

@@ -97,7 +97,7 @@ impl<L: Link> Server<L> {
         self.next_serial = self.next_serial.wrapping_add(1);
         let connect_by = now + self.shared.config.connect_timeout;
         if let Some(slot) = self.slots.get_mut(index) {
-            *slot = Some(Conn { link, key, connect_by, queue: None });
+            *slot = Some(Conn::new(link, key, connect_by));
             self.connections += 1;
         }
         self.handle_socket(now, host, index);
@@ -209,8 +209,8 @@ impl<L: Link> Server<L> {
         }
         if self.recheck.is_some_and(|at| at <= now) {
             for index in 0..self.slots.len() {
-                if self.slots.get(index).is_some_and(|slot| slot.as_ref().is_some_and(Conn::keeps))
-                {
+                let conn = self.slots.get(index).and_then(Option::as_ref);
+                if conn.is_some_and(|conn| conn.answers.keep()) {
                     self.with(now, host, index, |turn| turn.release_acknowledged());
                 }
             }

@@ -251,6 +251,7 @@ fn commands_that_are_wrong() {
     let queue = &all[1];
     let good = blocks(io::READ, 1, 0, 1);
     let final_status = |rig: &mut Rig, command: &Command, data: &[u8]| {
+        rig.acknowledge(queue);
         let status = rig.status(queue, command, data);
         assert!(status.is_final(), "{status}");
         status.code()

@@ -1,6 +1,7 @@
 //! Exchanges with scripted hosts: every completion, and every counter that moved.
 
 mod any;
+mod bounds;
 mod commands;
 mod rig;
 

@@ -56,6 +56,8 @@ pub(super) struct Wire {
     mark: u64,
     /// All marks up to this are acknowledged.
     acknowledged: u64,
+    /// The connection is gone, which is said when all that came is taken.
+    pub(super) lost: bool,
     /// Files on the wire: mark, extent, and what was sent of it.
     flying: Vec<(u64, FileExtent, Vec<u8>)>,
     expected: BTreeMap<u16, (u32, AlignedBuf)>,
@@ -75,8 +77,11 @@ impl Link for FakeLink {
         None
     }
 
-    fn send_response(&mut self, _: &mut FakeDisk, entry: &[u8; 16]) {
-        self.0.borrow_mut().sent.push(Sent::Response(Completion::parse(entry)));
+    fn send_response(&mut self, _: &mut FakeDisk, entry: &[u8; 16]) -> u64 {
+        let mut wire = self.0.borrow_mut();
+        wire.mark += 1;
+        wire.sent.push(Sent::Response(Completion::parse(entry)));
+        wire.mark
     }
 
     fn send_data(&mut self, disk: &mut FakeDisk, cid: u16, data: &Source, success: bool) -> u64 {
@@ -132,6 +137,10 @@ impl Link for FakeLink {
 
     fn acknowledged(&self, _: &FakeDisk) -> u64 {
         self.0.borrow().acknowledged
+    }
+
+    fn is_lost(&self, _: &FakeDisk) -> bool {
+        self.0.borrow().lost
     }
 
     fn end(&mut self, _: &mut FakeDisk, _: Instant, gently: bool) {

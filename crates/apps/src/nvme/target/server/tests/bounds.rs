@@ -1,0 +1,98 @@
+//! What a host that does not behave can take: memory, ranges, time.
+
+use super::rig::FakeLink;
+use super::*;
+
+/// Commands that come one behind the other.
+fn come(rig: &mut Rig, peer: &Peer, commands: impl Iterator<Item = Command>) {
+    let FakeLink(wire) = &peer.link;
+    wire.borrow_mut().came.extend(commands.map(|command| Incoming::Command {
+        sqe: command.to_bytes(),
+        data: Bytes::new(),
+        digest_ok: true,
+    }));
+    rig.server.handle_socket(rig.now, &mut rig.disk, peer.index);
+}
+
+/// Commands that were not taken.
+fn left(peer: &Peer) -> usize {
+    peer.link.0.borrow().came.len()
+}
+
+#[test]
+fn no_more_answers_than_entries_wait_for_acknowledgments() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let queue = &all[1];
+    rig.acknowledge(queue);
+    rig.sent(queue);
+    come(&mut rig, queue, (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
+    assert_eq!((left(queue), status_of(&rig.sent(queue)).len()), (8, 32));
+    assert_eq!(rig.moved(), ["stalls +1", "reads +32", "read_bytes +131072"]);
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 32);
+    // More comes, and stays where it is.
+    come(&mut rig, queue, (40..50).map(|cid| blocks(io::READ, cid, 0, 1)));
+    assert_eq!((left(queue), rig.sent(queue).len()), (18, 0));
+    assert_eq!(rig.moved(), [""; 0]);
+    rig.acknowledge(queue);
+    assert_eq!((left(queue), status_of(&rig.sent(queue)).len()), (0, 18));
+    assert_eq!(rig.moved(), ["reads +18", "read_bytes +73728"]);
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 18);
+}
+
+#[test]
+fn pages_wait_for_acknowledgments_by_their_bytes() {
+    let mut rig = Rig::new();
+    let admin = rig.accept();
+    let ask = Ask { subnqn: Nqn::discovery(), sqsize: 1000, ..Ask::default() };
+    assert_eq!(rig.connect(&admin, &ask).status, OK);
+    assert_eq!(rig.enable(&admin), OK);
+    rig.acknowledge(&admin);
+    rig.moved();
+    let page = |cid| {
+        let asked = Identify { cns: cns::CONTROLLER, ..Identify::default() };
+        asked.put(admin_data(admin::IDENTIFY, cid, 0, 4096))
+    };
+    come(&mut rig, &admin, (0..40).map(page));
+    assert_eq!((left(&admin), status_of(&rig.sent(&admin)).len()), (24, 16));
+    assert_eq!(rig.moved(), ["stalls +1", "admin_commands +16"]);
+    // Acknowledged while nobody tells of it.
+    admin.link.0.borrow_mut().acknowledge_silently();
+    rig.pass(Duration::from_millis(499));
+    assert_eq!(left(&admin), 24);
+    rig.pass(Duration::from_millis(1));
+    assert_eq!((left(&admin), status_of(&rig.sent(&admin)).len()), (8, 16));
+    rig.acknowledge(&admin);
+    rig.acknowledge(&admin);
+    rig.sent(&admin);
+    // What is behind a page is not worth a megabyte of zeros.
+    let invalid = Status::INVALID_FIELD.do_not_retry();
+    assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 1 << 20, 0), &[]), invalid);
+    assert_eq!(rig.status(&admin, &log(lid::SUPPORTED, 4100, 0), &[]), invalid);
+    assert_eq!(super::page(&mut rig, &admin, &log(lid::SUPPORTED, 4096, 0)).len(), 4096);
+}
+
+#[test]
+fn who_is_not_connected_waits_as_well() {
+    let mut rig = Rig::new();
+    let peer = rig.accept();
+    rig.moved();
+    come(&mut rig, &peer, (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
+    assert_eq!((left(&peer), rig.sent(&peer).len()), (8, 32));
+    assert_eq!(rig.moved(), ["stalls +1", "refused_connect +32"]);
+}
+
+#[test]
+fn a_connection_that_is_lost_while_it_waits_ends() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    come(&mut rig, &all[1], (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
+    rig.moved();
+    let FakeLink(wire) = &all[1].link;
+    wire.borrow_mut().lost = true;
+    rig.come(&all[1], Incoming::Ended(Ended::Lost(SocketError::Reset)));
+    assert_eq!((rig.server.connections(), left(&all[1])), (1, 0));
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
+    let moved = rig.moved();
+    assert!(moved.contains(&String::from("connections_lost +1")), "{moved:?}");
+}
