@@ -28,6 +28,9 @@ base::counters! {
         nvmet_timeouts_connect,
         /// Connections ended since data of a write did not come.
         nvmet_timeouts_data,
+        /// Connections ended since others waited too long for blocks that they had read and not
+        /// acknowledged.
+        nvmet_timeouts_acknowledge,
         /// Controllers ended since their host was silent for too long.
         nvmet_timeouts_keep_alive,
         /// Controllers made, of discovery and of subsystems.

@@ -164,6 +164,7 @@ impl<L: Link> Turn<'_, L> {
             cid: command.cid,
             verb: asked.verb,
             stage: Stage::Memory,
+            since: self.now,
             place,
             offset: asked.bytes.start,
             len: asked.bytes.end - asked.bytes.start,
@@ -261,7 +262,7 @@ impl<L: Link> Turn<'_, L> {
         if held {
             self.perform(id);
         } else {
-            op.stage = Stage::Range;
+            (op.stage, op.since) = (Stage::Range, self.now);
             shared.counters.nvmet_waits_range += 1;
         }
     }

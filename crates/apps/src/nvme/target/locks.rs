@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// A lock that is held, or waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LockId(usize);
 
 /// How a range is used.
@@ -92,6 +92,24 @@ impl Locks {
     /// The range of a lock.
     pub(super) fn range(&self, id: LockId) -> Option<Range<u64>> {
         Some(self.locks.get(id.0)?.as_ref()?.range.clone())
+    }
+
+    /// The owners of locks that are waited for.
+    pub(super) fn owners(&self) -> impl Iterator<Item = u64> + '_ {
+        let lock = |index: &usize| self.locks.get(*index).and_then(Option::as_ref);
+        self.waiting.iter().filter_map(lock).map(|lock| lock.owner)
+    }
+
+    /// The locks that are held and exclude one that is waited for.
+    pub(super) fn holders(&self, id: LockId) -> impl Iterator<Item = LockId> + '_ {
+        let waits = self.locks.get(id.0).and_then(Option::as_ref);
+        let excludes = move |lock: &Lock| {
+            lock.held && waits.is_some_and(|waits| lock.excludes(&waits.range, waits.mode))
+        };
+        let locks = self.locks.iter().enumerate();
+        locks
+            .filter(move |(_, lock)| lock.as_ref().is_some_and(excludes))
+            .map(|(index, _)| LockId(index))
     }
 
     /// Locks that are waited for.

@@ -91,7 +91,8 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// How long a host may send nothing of the data that it was asked for.
     pub data_timeout: Duration,
-    /// How long a peer may acknowledge nothing.
+    /// How long a peer may acknowledge nothing, and how long others wait for blocks that it has
+    /// read and not acknowledged.
     pub send_timeout: Duration,
 }
 

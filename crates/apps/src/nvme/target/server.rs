@@ -214,8 +214,27 @@ impl<L: Link> Server<L> {
                     self.with(now, host, index, |turn| turn.release_acknowledged());
                 }
             }
+            self.expire_ranges(now, host);
         }
         self.settle(now, host);
+    }
+
+    /// Ends connections that have not acknowledged what others have waited for for too long. TCP
+    /// does not: a peer that answers may keep its window closed for ever (RFC 9293 section
+    /// 3.8.6.1), or take a byte now and then.
+    fn expire_ranges(&mut self, now: Instant, host: &mut L::Host) {
+        let ranges = self.shared.overdue(now);
+        if ranges.is_empty() {
+            return;
+        }
+        for index in 0..self.slots.len() {
+            let conn = self.slots.get(index).and_then(Option::as_ref);
+            let waited_for = |kept| ranges.binary_search(&kept).is_ok();
+            if conn.is_some_and(|conn| conn.answers.kept().any(waited_for)) {
+                self.shared.counters.nvmet_timeouts_acknowledge += 1;
+                self.remove(now, host, index);
+            }
+        }
     }
 
     /// When to call [`Self::handle_timeout`]; may be early.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use abi::FileExtent;
 use abi::aligned::AlignedBuf;
+use base::Instant;
 use bytes::Bytes;
 
 use super::Config;
@@ -65,6 +66,8 @@ pub(super) struct Op {
     pub(super) cid: u16,
     pub(super) verb: Verb,
     pub(super) stage: Stage,
+    /// Since when it waits for its range.
+    pub(super) since: Instant,
     /// The namespace, in the table of all.
     pub(super) place: usize,
     /// First byte.
@@ -228,6 +231,26 @@ impl Shared {
         let Some(namespace) = self.namespaces.get_mut(place) else { return };
         let ready = &mut self.ready;
         namespace.locks.release(lock, &mut |owner| ready.push_back(OpId(owner)));
+    }
+
+    /// The ranges that exclude what an operation has waited for for too long, in their order. It is
+    /// asked again about the same operation only after another such time: what the disk does may
+    /// take long.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<(usize, LockId)> {
+        let mut found = Vec::new();
+        for (place, namespace) in self.namespaces.iter().enumerate() {
+            for owner in namespace.locks.owners() {
+                let Some(op) = self.ops.get_mut(OpId(owner)) else { continue };
+                if now < op.since + self.config.send_timeout {
+                    continue;
+                }
+                op.since = now;
+                let holders = op.lock.into_iter().flat_map(|lock| namespace.locks.holders(lock));
+                found.extend(holders.map(|lock| (place, lock)));
+            }
+        }
+        found.sort_unstable();
+        found
     }
 
     /// Whether it is not known yet of some namespace whether there is one.

@@ -83,6 +83,44 @@ fn who_is_not_connected_waits_as_well() {
 }
 
 #[test]
+fn who_does_not_read_holds_others_up_for_so_long_only() {
+    let mut rig = Rig::new();
+    let (slow, all) = (rig.attach(1, 2), rig.attach(2, 1));
+    rig.command(&slow[1], &blocks(io::READ, 1, 0, 1), &[]);
+    rig.command(&slow[2], &blocks(io::READ, 1, 8, 1), &[]);
+    rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
+    rig.acknowledge(&all[1]);
+    rig.pass(Duration::from_secs(60));
+    let bytes = [7; BLOCK_BYTES];
+    rig.sent(&all[1]);
+    assert_eq!(rig.command(&all[1], &inline(io::WRITE, 2, 0, 1), &bytes), []);
+    rig.pass(Duration::from_millis(29_999));
+    rig.disk_all();
+    assert_eq!((rig.sent(&all[1]), rig.server.connections()), (vec![], 5));
+    rig.moved();
+    rig.pass(RECHECK);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
+    assert_eq!(rig.sent(&slow[1]).pop(), Some(Sent::End(false)));
+    assert_ne!(rig.sent(&slow[2]).pop(), Some(Sent::End(false)), "nobody waits for that");
+    assert_eq!(rig.moved(), ["timeouts_acknowledge +1", "written_bytes +4096"]);
+    assert_eq!((rig.server.connections(), rig.server.recheck), (4, None));
+}
+
+#[test]
+fn a_slow_disk_is_nobodys_fault() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 2);
+    let bytes = [7; BLOCK_BYTES];
+    rig.command(&all[1], &inline(io::WRITE, 1, 0, 1), &bytes);
+    rig.command(&all[2], &inline(io::WRITE, 1, 0, 1), &bytes);
+    rig.pass(Duration::from_secs(100));
+    rig.disk_all();
+    assert_eq!((status_of(&rig.sent(&all[1])), rig.server.connections()), (vec![(1, OK)], 3));
+    assert_eq!(status_of(&rig.sent(&all[2])), [(1, OK)]);
+}
+
+#[test]
 fn a_connection_that_is_lost_while_it_waits_ends() {
     let mut rig = Rig::new();
     let all = rig.attach(1, 1);
