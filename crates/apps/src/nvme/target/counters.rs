@@ -28,8 +28,8 @@ base::counters! {
         nvmet_timeouts_connect,
         /// Connections ended since data of a write did not come.
         nvmet_timeouts_data,
-        /// Connections ended since others waited too long for blocks that they had read and not
-        /// acknowledged.
+        /// Connections ended since reads were not acknowledged: others waited too long for their
+        /// blocks, or the connection was over and could not be closed.
         nvmet_timeouts_acknowledge,
         /// Controllers ended since their host was silent for too long.
         nvmet_timeouts_keep_alive,

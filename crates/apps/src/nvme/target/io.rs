@@ -437,9 +437,8 @@ impl<L: Link> Turn<'_, L> {
         }
         self.shared.counters.nvmet_disconnects += 1;
         self.complete(cid, 0, Status::SUCCESS);
-        if let Some(queue) = &mut self.conn.queue {
-            queue.leaves = true;
-        }
+        // Looked at when the turn is over.
+        let _stays = self.leave();
     }
 
     /// An operation is over.

@@ -33,11 +33,13 @@ const STALL: Duration = Duration::from_millis(500);
 pub(super) struct Conn<L> {
     pub(super) link: L,
     pub(super) key: ConnKey,
-    /// Until when it has to be connected.
-    pub(super) connect_by: Instant,
+    /// Until when it has to be connected; once it leaves, until when it may stay.
+    until: Instant,
+    /// It is over for its peer, and stays only until that has what the device may read again.
+    leaves: bool,
     pub(super) queue: Option<Queue>,
     pub(super) answers: Answers,
-    /// When to look whether more can be taken of what came; none where it could.
+    /// When to look whether more can be taken of what came, or it can end; none where it could.
     stalled: Option<Instant>,
 }
 
@@ -56,8 +58,6 @@ pub(super) struct Queue {
     tags_used: usize,
     /// Since when nothing came of the data that was asked for; none where none was.
     data_since: Option<Instant>,
-    /// It was disconnected, and has to end.
-    pub(super) leaves: bool,
 }
 
 impl Queue {
@@ -70,7 +70,6 @@ impl Queue {
             tags: Vec::new(),
             tags_used: 0,
             data_since: None,
-            leaves: false,
         }
     }
 
@@ -144,9 +143,8 @@ impl<L: Link> Turn<'_, L> {
     pub(super) fn run(&mut self) -> Option<Ended> {
         while !self.is_stalled() {
             let Some(incoming) = self.conn.link.poll(self.host, self.now) else { break };
-            let leaves = self.conn.queue.as_ref().is_some_and(|queue| queue.leaves);
             match incoming {
-                Incoming::Command { .. } | Incoming::WriteData { .. } if leaves => {}
+                Incoming::Command { .. } | Incoming::WriteData { .. } if self.conn.leaves => {}
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.handle_command(&Command::parse(&sqe), data, digest_ok);
                 }
@@ -170,8 +168,36 @@ impl<L: Link> Turn<'_, L> {
         }
         self.release_acknowledged();
         // What was sent may have to be read again until it has arrived.
-        let leaves = self.conn.queue.as_ref().is_some_and(|queue| queue.leaves);
-        (leaves && !self.conn.answers.keep()).then_some(Ended::Closed)
+        self.conn.leaves.then(|| self.leave()).flatten()
+    }
+
+    /// Whether what the device may read again, for a retransmission, can still arrive.
+    fn has_to_stay(&self) -> bool {
+        self.conn.answers.keep() && !self.conn.link.is_lost(self.host)
+    }
+
+    /// The connection is over for its peer. Says whether it stays nevertheless: what was sent is
+    /// delivered before it is closed, and the ranges of that are kept until then.
+    pub(super) fn lingers(&mut self) -> bool {
+        self.release_acknowledged();
+        let stays = self.has_to_stay();
+        if stays {
+            self.let_go();
+            self.remove_queue();
+            let _stays = self.leave();
+        }
+        stays
+    }
+
+    /// Nothing more is taken of what comes; says when the connection can end.
+    pub(super) fn leave(&mut self) -> Option<Ended> {
+        if !self.conn.leaves {
+            self.conn.leaves = true;
+            self.conn.until = self.now + self.shared.config.send_timeout;
+        }
+        let stays = self.has_to_stay();
+        self.conn.stalled = stays.then(|| self.now + STALL);
+        (!stays).then_some(Ended::Closed)
     }
 
     /// Whether nothing more is taken of what came, since the peer has not acknowledged what it was
@@ -179,7 +205,7 @@ impl<L: Link> Turn<'_, L> {
     fn is_stalled(&mut self) -> bool {
         let entries = self.conn.queue.as_ref().map_or(UNCONNECTED, |queue| queue.is.size);
         let before = self.conn.stalled.take();
-        if !self.conn.answers.are_too_many(entries) {
+        if self.conn.leaves || !self.conn.answers.are_too_many(entries) {
             return false;
         }
         self.release_acknowledged();
@@ -385,6 +411,10 @@ impl<L: Link> Turn<'_, L> {
         for (place, lock) in answers.kept() {
             self.shared.unlock(place, lock);
         }
+        self.remove_queue();
+    }
+
+    fn remove_queue(&mut self) {
         let Some(queue) = self.conn.queue.take() else { return };
         let Connected { cntlid, qid, .. } = queue.is;
         if qid != 0 {
@@ -400,31 +430,34 @@ impl<L: Link> Turn<'_, L> {
 
 impl<L: Link> Conn<L> {
     /// A connection that has to say Connect by then.
-    pub(super) fn new(link: L, key: ConnKey, connect_by: Instant) -> Self {
+    pub(super) fn new(link: L, key: ConnKey, until: Instant) -> Self {
         let (queue, answers, stalled) = (None, Answers::default(), None);
-        Self { link, key, connect_by, queue, answers, stalled }
+        Self { link, key, until, leaves: false, queue, answers, stalled }
     }
 
     /// When it wants its turn, whatever happens.
     pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
-        let connect = self.queue.is_none().then_some(self.connect_by);
-        let queue = self.queue.as_ref();
+        let queue = self.queue.as_ref().filter(|_| !self.leaves);
+        let until = queue.is_none().then_some(self.until);
         let data = queue.and_then(|queue| queue.data_since);
         let data = data.map(|since| since + shared.config.data_timeout);
         let admin = queue.filter(|queue| queue.is.qid == 0);
         let alive = admin
             .and_then(|queue| shared.controllers.get(queue.is.cntlid))
             .and_then(|controller| controller.expires());
-        let own = [connect, data, alive, self.stalled, self.link.poll_timeout()];
+        let own = [until, data, alive, self.stalled, self.link.poll_timeout()];
         own.into_iter().flatten().min()
     }
 
     /// Looks whether a time is over; says whether the connection has to end.
     pub(super) fn is_overdue(&self, now: Instant, shared: &mut Shared) -> bool {
-        let Some(queue) = &self.queue else {
-            let over = now >= self.connect_by;
-            shared.counters.nvmet_timeouts_connect += u64::from(over);
-            return over;
+        let Some(queue) = self.queue.as_ref().filter(|_| !self.leaves) else {
+            let counters = &mut shared.counters;
+            *match self.leaves {
+                true => &mut counters.nvmet_timeouts_acknowledge,
+                false => &mut counters.nvmet_timeouts_connect,
+            } += u64::from(now >= self.until);
+            return now >= self.until;
         };
         let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         if over(queue.data_since.map(|since| since + shared.config.data_timeout)) {

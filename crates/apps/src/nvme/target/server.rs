@@ -358,6 +358,9 @@ impl<L: Link> Server<L> {
                 false
             }
         };
+        if gently && self.with(now, host, index, |turn| turn.lingers()) == Some(true) {
+            return;
+        }
         self.take_out(now, host, index, gently);
     }
 

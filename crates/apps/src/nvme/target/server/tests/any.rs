@@ -51,6 +51,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// What a run keeps of its peers: data that they were asked for.
 struct Asked {
     peers: Vec<Peer>,
+    /// Those that have closed.
+    gone: Vec<Peer>,
     r2ts: Vec<Vec<(u16, u16, u32)>>,
 }
 
@@ -123,7 +125,8 @@ fn act(rig: &mut Rig, asked: &mut Asked, step: Step) {
         }
         Step::Again(peer) => {
             rig.end(&asked.peers[peer]);
-            asked.peers[peer] = rig.accept();
+            let new = rig.accept();
+            asked.gone.push(core::mem::replace(&mut asked.peers[peer], new));
             asked.r2ts[peer].clear();
             let ask = Ask { qid: u16::try_from(peer).unwrap(), cntlid: 1, ..Ask::default() };
             rig.connect(&asked.peers[peer], &ask);
@@ -145,12 +148,13 @@ proptest! {
         let bytes_max = 6 * BLOCK_BYTES;
         let mut rig = Rig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, bytes_max));
         let peers = rig.attach(1, 2);
-        let mut asked = Asked { peers, r2ts: vec![Vec::new(); 3] };
+        let mut asked = Asked { peers, gone: Vec::new(), r2ts: vec![Vec::new(); 3] };
         for step in steps {
             act(&mut rig, &mut asked, step);
             prop_assert!(rig.server.shared.buffers.used_bytes() <= bytes_max);
         }
         rig.disk.fault = None;
+        asked.gone.iter().for_each(|peer| rig.acknowledge(peer));
         for _ in 0..300 {
             rig.disk_all();
             for peer in 0..3 {

@@ -120,6 +120,60 @@ fn a_slow_disk_is_nobodys_fault() {
     assert_eq!(status_of(&rig.sent(&all[2])), [(1, OK)]);
 }
 
+/// The ways in which a connection ends while its reads are on the wire.
+#[test]
+fn ranges_are_kept_until_what_was_read_has_arrived() {
+    let why = Fault::field(at::TTAG);
+    for how in [Ended::Closed, Ended::TerminatedByPeer(why), Ended::Terminated(why)] {
+        let mut rig = Rig::new();
+        let all = rig.attach(1, 2);
+        rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
+        rig.command(&all[1], &blocks(io::WRITE, 2, 8, 1), &[]);
+        rig.come(&all[1], Incoming::Ended(how));
+        rig.command(&all[2], &inline(io::WRITE, 2, 0, 1), &[7; BLOCK_BYTES]);
+        rig.disk_all();
+        assert_eq!(status_of(&rig.sent(&all[2])), [], "{how}");
+        assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (3, 4096));
+        // Its queue can be had again meanwhile.
+        let again = rig.accept();
+        assert_eq!(rig.connect(&again, &Ask { qid: 1, cntlid: 1, ..Ask::default() }).status, OK);
+        rig.moved();
+        rig.acknowledge(&all[1]);
+        assert_eq!(rig.sent(&all[1]).pop(), Some(Sent::End(true)), "{how}");
+        rig.disk_all();
+        assert_eq!(status_of(&rig.sent(&all[2])), [(2, OK)]);
+        assert_eq!(
+            (rig.server.connections(), rig.moved()),
+            (3, vec!["written_bytes +4096".into()])
+        );
+    }
+}
+
+#[test]
+fn who_has_closed_and_does_not_acknowledge_is_reset() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 3);
+    for peer in &all[1..] {
+        rig.command(peer, &blocks(io::READ, 1, 0, 1), &[]);
+        rig.end(peer);
+    }
+    rig.moved();
+    // Acknowledged while nobody tells of it.
+    all[3].link.0.borrow_mut().acknowledge_silently();
+    rig.pass(Duration::from_millis(500));
+    assert_eq!((rig.sent(&all[3]).pop(), rig.server.connections()), (Some(Sent::End(true)), 3));
+    let FakeLink(wire) = &all[2].link;
+    wire.borrow_mut().lost = true;
+    rig.server.handle_socket(rig.now, &mut rig.disk, all[2].index);
+    assert_eq!((rig.server.connections(), rig.moved()), (2, vec![]));
+    rig.pass(Duration::from_millis(29_499));
+    assert_eq!(rig.server.connections(), 2);
+    rig.pass(Duration::from_millis(1));
+    assert_eq!((rig.sent(&all[1]).pop(), rig.server.connections()), (Some(Sent::End(false)), 1));
+    assert_eq!(rig.moved(), ["timeouts_acknowledge +1"]);
+    assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
+}
+
 #[test]
 fn a_connection_that_is_lost_while_it_waits_ends() {
     let mut rig = Rig::new();

@@ -552,14 +552,19 @@ fn a_connection_ends_while_the_disk_works() {
     rig.command(&all[1], &blocks(io::READ, 2, 20, 1), &[]);
     let wait = rig.command(&all[1], &inline(io::WRITE, 3, 2, 1), &pattern(8, 1));
     assert_eq!(wait, []);
+    rig.sent(&all[1]);
     rig.end(&all[1]);
-    assert_eq!(rig.sent(&all[1]).pop(), Some(Sent::End(true)));
-    // What the disk does keeps its range; what waited and what was on the wire does not.
+    assert_eq!((rig.sent(&all[1]), rig.server.connections()), (vec![], 4), "it stays");
+    // What the disk does keeps its range, as does what is on the wire; what waited does not.
     assert_eq!(rig.command(&all[2], &blocks(io::READ, 1, 3, 1), &[]), []);
     rig.command(&all[2], &inline(io::WRITE, 2, 20, 1), &pattern(9, 1));
     rig.disk_all();
     let sent = rig.sent(&all[2]);
-    assert_eq!(status_of(&sent), [(1, OK), (2, OK)]);
+    assert_eq!(status_of(&sent), [(1, OK)]);
+    rig.acknowledge(&all[1]);
+    assert_eq!((rig.sent(&all[1]), rig.server.connections()), (vec![Sent::End(true)], 3));
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[2])), [(2, OK)]);
     let bytes = pattern(7, 1);
     assert!(sent.contains(&Sent::Data { cid: 1, bytes, success: false }));
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
