@@ -67,8 +67,13 @@ const WORK: &str = "\
     dd if=/dev/nvme0n1 of=/tmp/back bs=4k skip=100 count=500 iflag=direct 2>/dev/null\n\
     dd if=/tmp/data of=/tmp/part bs=4k skip=100 count=500 2>/dev/null\n\
     cmp /tmp/part /tmp/back\n\
-    blkdiscard -z -o 0 -l 1048576 /dev/nvme0n1 2>/dev/null || \
-        dd if=/dev/zero of=/dev/nvme0n1 bs=1M count=1 oflag=direct 2>/dev/null\n\
+    blkdiscard -z -o 0 -l 1048576 /dev/nvme0n1\n\
+    blkdiscard -o 4194304 -l 1048576 /dev/nvme0n1\n\
+    dd if=/dev/zero of=/tmp/part bs=1M count=1 2>/dev/null\n\
+    for skip in 0 4; do\n\
+        dd if=/dev/nvme0n1 of=/tmp/back bs=1M skip=$skip count=1 iflag=direct 2>/dev/null\n\
+        cmp /tmp/part /tmp/back\n\
+    done\n\
     mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
     mount -t ext4 /dev/nvme0n1 /mnt\n\
     cp /tmp/data /mnt/data\n\
@@ -76,6 +81,8 @@ const WORK: &str = "\
     umount /mnt\n\
     mount -t ext4 /dev/nvme0n1 /mnt\n\
     cmp /tmp/data /mnt/data\n\
+    rm /mnt/data\n\
+    fstrim /mnt\n\
     umount /mnt\n\
     echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
 
@@ -125,8 +132,11 @@ fn linux_reads_and_writes_without_offload() {
         "nvme_rx_digests_host",
         "nvme_tx_digests_host",
         "nvme_rx_copied_bytes",
+        "nvmet_zeroes",
+        "nvmet_deallocations",
     ]);
     counters.expect_still(&["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
+    counters.expect_still(&["nvmet_errors_command"]);
     lab.check_file_system();
 }
 

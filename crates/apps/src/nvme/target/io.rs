@@ -21,6 +21,9 @@ use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
 use super::shared::{Op, OpId, Stage, Verb};
 use super::subsystem::State;
 
+/// Most bytes that ranges of a dataset management command are described in: 256 of 16 (NVM command
+/// set, section 3.2.3).
+const RANGES_BYTES_MAX: u64 = 4096;
 /// Bytes that are read at a time, to be looked at.
 const LOOK_BYTES: u32 = 128 << 10;
 
@@ -69,7 +72,9 @@ fn asked(command: &Command, blocks: u64, shift: u8, data_max: u64) -> Result<Ask
             let manage = DatasetManagement::of(command);
             let ranges = if manage.deallocate { manage.ranges } else { 0 };
             let verb = Verb::Deallocate { next: 0, ranges };
-            (verb, 0..0, manage.data_len() as u64, false)
+            // Room for more ranges than there are may be described: Linux always has it for all.
+            let described = u64::from(command.sgl.len());
+            (verb, 0..0, described.clamp(manage.data_len() as u64, RANGES_BYTES_MAX), false)
         }
         // Reservations among them: ONCS says that there are none.
         _ => return Err(Status::INVALID_OPCODE.do_not_retry()),

@@ -218,6 +218,32 @@ fn ranges_are_deallocated() {
     assert_eq!(content(&rig, 4, 3), pattern(0, 3));
     assert_eq!(content(&rig, 3, 1)[0], 3);
     assert_eq!(rig.disk.did.len(), 2);
+    // As Linux describes them: room for 256, whatever their number; in the capsule and behind an R2T.
+    let roomy = |cid, sgl: fn(u32) -> Sgl, len: u32| {
+        let (command, mut data) = manage(cid, &[(30, 1), (32, 2)], true);
+        data.resize(len as usize, 0xff);
+        (command.with_data(sgl(len)), data)
+    };
+    let in_capsule = |len| Sgl::InCapsule { offset: 0, len };
+    let (command, data) = roomy(4, in_capsule, 4096);
+    assert_eq!(rig.command(&all[1], &command, &data), []);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(&all[1])), [(4, OK)]);
+    assert_eq!(
+        (content(&rig, 30, 1), content(&rig, 32, 2)),
+        (&pattern(0, 1)[..], &pattern(0, 2)[..])
+    );
+    assert_eq!((content(&rig, 31, 1)[0], content(&rig, 34, 1)[0], rig.disk.did.len()), (31, 34, 4));
+    let (command, data) = roomy(5, |len| Sgl::Transport { len }, 4096);
+    let tag = tag_of(&rig.command(&all[1], &command, &[]));
+    rig.data(&all[1], 5, tag, &data, true);
+    rig.disk_all();
+    assert_eq!((status_of(&rig.sent(&all[1])), rig.disk.did.len()), (vec![(5, OK)], 6));
+    let length = Status::SGL_LENGTH_INVALID.do_not_retry();
+    for len in [16, 31, 4112] {
+        let (command, data) = roomy(6, in_capsule, len);
+        assert_eq!(rig.status(&all[1], &command, &data), length, "{len} bytes");
+    }
     // Hints alone do nothing; one range outside, and nothing is done.
     let (command, data) = manage(2, &[(20, 1)], false);
     assert_eq!(rig.status(&all[1], &command, &data), OK);
@@ -226,7 +252,7 @@ fn ranges_are_deallocated() {
         let (command, data) = manage(3, &[(20, 1), range], true);
         assert_eq!(rig.status(&all[1], &command, &data), outside);
     }
-    assert_eq!(rig.disk.did.len(), 2);
+    assert_eq!(rig.disk.did.len(), 6);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }
 
