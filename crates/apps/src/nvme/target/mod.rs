@@ -89,7 +89,8 @@ pub struct Config {
     pub buffer_bytes_max: usize,
     /// Time for a new connection's Connect.
     pub connect_timeout: Duration,
-    /// How long a host may send nothing of the data that it was asked for.
+    /// How long a host may send nothing of the data that it was asked for. All data of one write
+    /// may take four times as long.
     pub data_timeout: Duration,
     /// How long a peer may acknowledge nothing, and how long others wait for blocks that it has
     /// read and not acknowledged.

@@ -5,6 +5,8 @@
 //! are operations, which `io` does. Invariants: a command is completed once; its identifier is not
 //! taken for another before that; no more commands are open than the queue has entries.
 
+use std::collections::VecDeque;
+
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::nvme::{Ended, Incoming, Source};
@@ -28,6 +30,8 @@ const UNCONNECTED: u16 = 32;
 /// How often it is looked whether answers are acknowledged, and more is taken: the host tells of
 /// that when everything is, but for bytes that the device still reads.
 const STALL: Duration = Duration::from_millis(500);
+/// How many times as long as a host may send nothing all the data of one write may take.
+const WHOLE_WRITE: u64 = 4;
 
 /// A connection.
 pub(super) struct Conn<L> {
@@ -58,6 +62,8 @@ pub(super) struct Queue {
     tags_used: usize,
     /// Since when nothing came of the data that was asked for; none where none was.
     data_since: Option<Instant>,
+    /// When what is under a tag was asked for, the oldest first.
+    asked: VecDeque<(Instant, u16)>,
 }
 
 impl Queue {
@@ -70,6 +76,7 @@ impl Queue {
             tags: Vec::new(),
             tags_used: 0,
             data_since: None,
+            asked: VecDeque::new(),
         }
     }
 
@@ -113,6 +120,7 @@ impl Queue {
             self.data_since = Some(now);
         }
         self.tags_used += 1;
+        self.asked.push_back((now, tag));
         Some(tag)
     }
 
@@ -123,10 +131,23 @@ impl Queue {
     fn untag(&mut self, tag: u16) -> Option<OpId> {
         let id = self.tags.get_mut(usize::from(tag))?.take()?;
         self.tags_used -= 1;
+        // Hosts send in the order in which they were asked.
+        let place = self.asked.iter().position(|(_, asked)| *asked == tag);
+        place.and_then(|place| self.asked.remove(place));
         if self.tags_used == 0 {
             self.data_since = None;
         }
         Some(id)
+    }
+}
+
+impl Queue {
+    /// When data has to have come: some of it, and all that was asked for first. A few bytes now
+    /// and then would keep the memory of all writes.
+    fn data_deadline(&self, timeout: Duration) -> Option<Instant> {
+        let silent = self.data_since.map(|since| since + timeout);
+        let whole = self.asked.front().map(|(since, _)| *since + timeout * WHOLE_WRITE);
+        silent.into_iter().chain(whole).min()
     }
 }
 
@@ -148,8 +169,9 @@ impl<L: Link> Turn<'_, L> {
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.handle_command(&Command::parse(&sqe), data, digest_ok);
                 }
-                Incoming::WriteData { cccid, ttag, digest_ok, .. } => {
-                    self.handle_write_data(cccid, ttag, digest_ok);
+                Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok } => {
+                    let end = last.then(|| offset.saturating_add(len));
+                    self.handle_write_data((cccid, ttag), end, digest_ok);
                 }
                 Incoming::Buffer { tag, buffer } => {
                     let queue = self.conn.queue.as_mut();
@@ -314,14 +336,19 @@ impl<L: Link> Turn<'_, L> {
         self.answer(&completion);
     }
 
-    /// A part of a write's data came. Order and lengths are the transport's to check.
-    fn handle_write_data(&mut self, cccid: u16, tag: u16, digest_ok: bool) {
+    /// A part of a write's data came, which is the last if it has an `end`. Order and lengths are
+    /// the transport's to check.
+    fn handle_write_data(&mut self, (cccid, tag): (u16, u16), end: Option<u32>, digest_ok: bool) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
             return self.terminate(Fault::field(at::TTAG));
         };
         if op.cid != cccid {
             return self.terminate(Fault::field(at::CCCID));
+        }
+        // LAST_PDU where more was asked for (tcp, section 3.6.2.7): that would never come.
+        if end.is_some_and(|end| end < op.data_len) {
+            return self.terminate(Fault::field(at::FLAGS));
         }
         op.spoilt |= !digest_ok;
         queue.data_since = Some(self.now);
@@ -439,8 +466,7 @@ impl<L: Link> Conn<L> {
     pub(super) fn deadline(&self, shared: &Shared) -> Option<Instant> {
         let queue = self.queue.as_ref().filter(|_| !self.leaves);
         let until = queue.is_none().then_some(self.until);
-        let data = queue.and_then(|queue| queue.data_since);
-        let data = data.map(|since| since + shared.config.data_timeout);
+        let data = queue.and_then(|queue| queue.data_deadline(shared.config.data_timeout));
         let admin = queue.filter(|queue| queue.is.qid == 0);
         let alive = admin
             .and_then(|queue| shared.controllers.get(queue.is.cntlid))
@@ -460,7 +486,7 @@ impl<L: Link> Conn<L> {
             return now >= self.until;
         };
         let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
-        if over(queue.data_since.map(|since| since + shared.config.data_timeout)) {
+        if over(queue.data_deadline(shared.config.data_timeout)) {
             shared.counters.nvmet_timeouts_data += 1;
             return true;
         }

@@ -175,6 +175,56 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
 }
 
 #[test]
+fn data_that_comes_byte_by_byte() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let queue = &all[1];
+    let some = |cccid, ttag, offset| Incoming::WriteData {
+        cccid,
+        ttag,
+        offset,
+        len: 4,
+        last: false,
+        digest_ok: true,
+    };
+    let first = tag_of(&rig.command(queue, &blocks(io::WRITE, 1, 0, 1), &[]));
+    rig.pass(Duration::from_secs(1));
+    let second = tag_of(&rig.command(queue, &blocks(io::WRITE, 2, 4, 1), &[]));
+    for at in 0..5 {
+        rig.pass(Duration::from_secs(20));
+        rig.come(queue, some(2, second, at * 4));
+    }
+    // The first was whole in time, and the other has a second more.
+    rig.data(queue, 1, first, &[1; BLOCK_BYTES], true);
+    rig.disk_all();
+    assert_eq!(status_of(&rig.sent(queue)), [(1, OK)]);
+    rig.moved();
+    rig.pass(Duration::from_millis(19_999));
+    rig.come(queue, some(2, second, 20));
+    assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (2, 4096));
+    rig.pass(Duration::from_millis(1));
+    assert_eq!((rig.server.connections(), rig.server.shared.buffers.used_bytes()), (1, 0));
+    assert_eq!(rig.moved(), ["timeouts_data +1"]);
+}
+
+#[test]
+fn the_last_data_is_the_last() {
+    let mut rig = Rig::new();
+    let all = rig.attach(1, 1);
+    let ttag = tag_of(&rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]));
+    let part = |offset, last| {
+        let (cccid, len, digest_ok) = (1, BLOCK_LEN / 4, true);
+        Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok }
+    };
+    rig.come(&all[1], part(0, false));
+    assert_eq!(rig.sent(&all[1]), []);
+    rig.come(&all[1], part(BLOCK_LEN / 4, true));
+    let sent = rig.sent(&all[1]);
+    assert_eq!(sent, [Sent::Terminated(Fault::field(at::FLAGS)), Sent::End(true)]);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
+}
+
+#[test]
 fn a_connection_that_is_lost_while_it_waits_ends() {
     let mut rig = Rig::new();
     let all = rig.attach(1, 1);
