@@ -513,6 +513,64 @@ fn an_old_write_does_not_come_back() {
     assert_eq!(net.target.disk[1024..1536], [0; 512]);
 }
 
+/// Data of a write is still on its way over one queue when another is lost, or when that queue is
+/// terminated: it does not arrive behind a later write that was answered over new ones.
+#[test]
+fn what_is_on_its_way_is_not_delivered_late() {
+    for terminated in [false, true] {
+        let mut net = Net::live(|_| {});
+        net.target.script = Box::new(|_, _| Answer::Keep);
+        let (old, new) = (bytes(64 << 10, 1), bytes(64 << 10, 2));
+        net.submit(1, write(0, &old), 0);
+        net.submit(2, Request::Flush, 0);
+        net.settle();
+        let [slow, other] = [0, 1].map(|at| net.target.kept[at].0);
+        assert_ne!(slow, other, "on two queues");
+        // It is asked for the data, and that is lost.
+        net.lost_port = net.server.host.remote(slow).map(|remote| remote.port);
+        net.target.release(&mut net.server.host);
+        net.settle();
+        assert_eq!((net.counter("r2ts"), net.only_done().token), (1, 2));
+        net.target.script = Box::new(|_, _| Answer::Good);
+        let resets = net.client.host.counters().tcp_estab_resets;
+        if terminated {
+            // The R2T is not acknowledged, and Nagle's algorithm would wait for that.
+            net.server.host.set_option(net.now, slow, host::SocketOption::NoDelay(true));
+            let nobody = response(999, Status::SUCCESS);
+            net.target.send(&mut net.server.host, slow, &nobody, &[], 0);
+        } else {
+            net.target.reset(&mut net.server.host, net.now, other);
+        }
+        net.run_ms(1000);
+        assert_eq!((net.initiator.state(), net.counter("replayed")), (State::Live, 1));
+        assert_eq!(
+            (net.counter("protocol_errors"), net.only_done().result),
+            (terminated.into(), Ok(0))
+        );
+        // All that the host had of the old association is gone, each reset.
+        let sent = net.client.host.counters().tcp_estab_resets - resets;
+        assert_eq!((sent, net.client.host.sockets().count()), (3, 3));
+        assert_eq!(net.ask(write(0, &new), 0).result, Ok(0));
+        net.lost_port = None;
+        net.run_ms(60_000);
+        assert!(net.target.disk[..64 << 10] == new, "{terminated}");
+    }
+}
+
+/// A terminate request arrives, and nothing of its connection is left when the next begins.
+#[test]
+fn a_last_word_is_delivered() {
+    let mut net = Net::live(|_| {});
+    let io = net.target.io_conns()[0];
+    net.target.send(&mut net.server.host, io, &response(999, Status::SUCCESS), &[], 0);
+    net.settle();
+    assert_eq!((net.target.terminated.len(), net.initiator.state()), (1, State::Waiting));
+    let resets = net.client.host.counters().tcp_out_rsts;
+    net.run_ms(1000);
+    assert_eq!((net.initiator.state(), net.client.host.sockets().count()), (State::Live, 3));
+    assert_eq!(net.client.host.counters().tcp_out_rsts, resets, "it had ended by itself");
+}
+
 /// A command that is not answered is to be aborted, then the association is given up. What comes
 /// late counts until then.
 #[test]

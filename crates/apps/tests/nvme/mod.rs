@@ -94,6 +94,8 @@ pub(crate) struct Net {
     pub(crate) events: Vec<Event>,
     /// Frames are lost.
     pub(crate) cut: bool,
+    /// What the initiator sends from a port is lost.
+    pub(crate) lost_port: Option<u16>,
 }
 
 pub(crate) fn config() -> Config {
@@ -138,6 +140,7 @@ impl Net {
             done: Vec::new(),
             events: Vec::new(),
             cut: false,
+            lost_port: None,
         }
     }
 
@@ -164,7 +167,9 @@ impl Net {
             let mut moved = false;
             for frame in self.client.run(self.now) {
                 moved = true;
-                if !self.cut {
+                // Behind the headers of Ethernet and IPv4.
+                let port = frame.get(34..36).map(|port| u16::from_be_bytes([port[0], port[1]]));
+                if !self.cut && (self.lost_port.is_none() || port != self.lost_port) {
                     self.server.receive(self.now, &frame);
                 }
             }

@@ -134,6 +134,13 @@ impl Target {
         self.kept.clear();
     }
 
+    /// Ends one connection, and nothing else.
+    pub(crate) fn reset(&mut self, host: &mut Host, now: Instant, socket: SocketId) {
+        host.abort(now, socket);
+        self.conns.retain(|conn| conn.socket != socket);
+        self.kept.retain(|kept| kept.0 != socket);
+    }
+
     fn turn(&mut self, host: &mut Host, now: Instant, socket: SocketId) {
         self.flush(host, socket);
         let mut bytes = vec![0; 1 << 20];

@@ -2,6 +2,7 @@
 
 use abi::aligned::AlignedBuf;
 use bytes::Bytes;
+use host::SocketError;
 use host::nvme::Ended;
 use wire::nvme::command::{
     Blocks, Command, DatasetManagement, Identify, Range, Transfer, admin, io,
@@ -196,6 +197,17 @@ impl Loss {
             Self::Refused { status, .. } => status.is_final(),
             Self::Authentication | Self::Unusable(_) => true,
             _ => false,
+        }
+    }
+
+    /// Whether the controller is told why, by a terminate request or an alert of TLS.
+    pub(super) const fn is_said(&self) -> bool {
+        match self {
+            Self::Connection(Ended::Lost(why)) => {
+                matches!(why, SocketError::Tls(_) | SocketError::TlsHandshake)
+            }
+            Self::Insecure(_) => true,
+            _ => self.is_protocol(),
         }
     }
 

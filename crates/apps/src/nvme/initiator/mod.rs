@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use abi::aligned::AlignedBuf;
 use base::{Duration, Instant};
-use host::{Host, Notice};
+use host::{Host, Notice, SocketId};
 use wire::Endpoint;
 use wire::nvme::command::Completion;
 use wire::nvme::status::Status;
@@ -87,6 +87,8 @@ pub struct Initiator {
     remote: Endpoint,
     phase: Phase,
     outage: Outage,
+    /// A connection of the last association that still has our last word to deliver.
+    lingering: Option<SocketId>,
     /// By number, which is the order in which they were submitted.
     requests: BTreeMap<u64, Pending>,
     changes: Changes,
@@ -110,6 +112,7 @@ impl Initiator {
             remote,
             phase: Phase::Idle,
             outage: Outage::default(),
+            lingering: None,
             requests: BTreeMap::new(),
             changes: Changes::default(),
             ready: [VecDeque::new(), VecDeque::new()],
@@ -281,7 +284,9 @@ impl Initiator {
                 let orderly = association.live && !busy;
                 let first = if orderly { ADMIN + 1 } else { ADMIN };
                 self.take_back(host, now, &mut association, first);
-                hang_up(host, now, &association, first, true);
+                for queue in association.queues.iter().skip(first) {
+                    host.close(now, queue.socket());
+                }
                 if orderly {
                     let (config, counters) = (&self.config, &mut self.counters);
                     association.shut_down(&mut Cx { host, now, config, counters });
@@ -336,6 +341,10 @@ impl Initiator {
     }
 
     fn begin(&mut self, host: &mut Host, now: Instant) {
+        // Behind what is sent again nothing old may arrive.
+        if let Some(socket) = self.lingering.take() {
+            host.abort(now, socket);
+        }
         let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
         match Association::begin(&mut cx, self.remote) {
             Ok(association) => self.phase = Phase::Up(Box::new(association)),
@@ -524,9 +533,9 @@ impl Initiator {
                 &mut self.counters.nvmei_connects_failed
             };
             *counter += 1;
-            let orderly = matches!(loss, Loss::Connection(_) | Loss::Insecure(_));
             let open = self.take_back(host, now, &mut association, ADMIN);
-            hang_up(host, now, &association, ADMIN, orderly);
+            let last_word = index.filter(|_| loss.is_said());
+            self.lingering = hang_up(host, now, &association, last_word);
             for (queue, serial) in open {
                 // Those of other queues have nothing to do with it.
                 let here = association.queues.get(queue).filter(|_| Some(queue) == index);
@@ -605,15 +614,26 @@ impl Initiator {
     }
 }
 
-/// Ends the connections of the queues from `first` on.
-fn hang_up(host: &mut Host, now: Instant, of: &Association, first: usize, orderly: bool) {
-    for queue in of.queues.iter().skip(first) {
-        if orderly {
+/// Ends the connections of an association that is lost, but the one that has a last word of ours:
+/// that is closed behind it, and given. An orderly close delivers first what was written before,
+/// data of writes among it, perhaps long after these were sent again over other connections and
+/// answered; so the others are reset, and that one before the next association begins.
+fn hang_up(
+    host: &mut Host,
+    now: Instant,
+    of: &Association,
+    last_word: Option<usize>,
+) -> Option<SocketId> {
+    let mut lingering = None;
+    for (index, queue) in of.queues.iter().enumerate() {
+        if Some(index) == last_word {
             host.close(now, queue.socket());
+            lingering = Some(queue.socket());
         } else {
             host.abort(now, queue.socket());
         }
     }
+    lingering
 }
 
 /// Whether a fault may pass, so that the command is worth another try.

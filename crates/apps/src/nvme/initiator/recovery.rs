@@ -2,13 +2,15 @@
 //!
 //! *What is sent again.* When a connection is lost nobody knows which of the commands that were not
 //! answered have been done. Those that only look (read, compare, Identify) are sent again. Those
-//! that change blocks (write, write zeroes, deallocate) leave the same state however often they
-//! are done, as long as nothing else changed the blocks between the first time and the last: else
-//! an old write would come back over a newer one that was answered meanwhile. Therefore *changes
-//! that overlap are made one after the other*: one that overlaps an earlier one is held back until
-//! that is answered ([`Changes`]). So whatever was not answered overlaps nothing that was, and
-//! everything is sent again in the order in which it was submitted. Admin commands that do more
-//! than look are not sent again: they fail, with the word that they may have been done.
+//! that change blocks (write, write zeroes, deallocate) leave the same state however often they are
+//! done, as long as nothing else changed the blocks between the first time and the last: else an
+//! old write would come back over a newer one that was answered meanwhile. Therefore *changes that
+//! overlap are made one after the other*: one that overlaps an earlier one is held back until that
+//! is answered ([`Changes`]). So whatever was not answered overlaps nothing that was, and
+//! everything is sent again in the order in which it was submitted. For the same reason nothing
+//! that was written to a connection of the old association leaves once the next one begins: they
+//! are reset. Admin commands that do more than look are not sent again: they fail, with the word
+//! that they may have been done.
 //!
 //! What was answered and not flushed may be lost when the *controller* loses power, as with any
 //! disk that has a volatile cache; a flush that is sent again does not bring it back. And a
