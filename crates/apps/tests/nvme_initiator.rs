@@ -596,6 +596,128 @@ fn late_commands() {
     assert_eq!((net.counter("timeouts"), net.counter("replayed")), (3, 1));
 }
 
+/// A write that the controller never answers, answers with a terminate request, or closes on: it
+/// fails after some associations, and what is open beside it is done.
+#[test]
+fn a_command_that_is_never_answered() {
+    let none: fn(u16) -> Answer = |_| Answer::Keep;
+    let refused: fn(u16) -> Answer = |_| {
+        let fault = wire::nvme::pdu::Fault::SEQUENCE;
+        Answer::Pdus(vec![(Header::C2HTermReq(fault), Vec::new())])
+    };
+    let closed: fn(u16) -> Answer = |_| Answer::Close;
+    for (bad, associations, said) in [
+        (none, 6, "no answer in time: command, and its abort"),
+        (refused, 6, "terminated by the peer: "),
+        (closed, 6, "closed by the peer"),
+    ] {
+        let mut net = Net::live(|config| config.command_timeout = Duration::from_secs(4));
+        net.target.script = Box::new(move |_, command| match command.opcode {
+            io::WRITE => bad(command.cid),
+            _ => Answer::Good,
+        });
+        net.submit(1, write(0, &bytes(512, 1)), 0);
+        net.submit(2, Request::Flush, 0);
+        net.run_ms(120_000);
+        net.done.sort_by_key(|done| done.token);
+        let results = [0, 1].map(|at| net.done[at].result);
+        let Err(Error::Lost(loss)) = results[0] else { panic!("{said}: {results:?}") };
+        assert!(loss.to_string().starts_with(said), "{loss}");
+        assert_eq!((results[1], net.done.len(), net.initiator.state()), (Ok(0), 2, State::Live));
+        let lost = ["associations_lost", "retries_exhausted", "protocol_errors"];
+        assert_eq!(lost.map(|name| net.counter(name)), [associations, 1, 0], "{said}");
+        // The flush goes along where it was not answered in time for that.
+        assert!((5..=11).contains(&net.counter("replayed")), "{said}");
+    }
+}
+
+/// A read ends the connection before anything behind it is answered: each of them goes alone in
+/// the end, and only the one fails.
+#[test]
+fn neighbours_of_a_command_that_ends_the_connection() {
+    let mut net = Net::live(|config| config.queues = 1);
+    net.target.script = Box::new(|_, command| match command.opcode {
+        io::READ => Answer::Close,
+        _ => Answer::Good,
+    });
+    net.submit(0, Request::Read { lba: 0, blocks: 8 }, 1);
+    for token in 1..10 {
+        net.submit(token, Request::Flush, 0);
+    }
+    net.run_ms(60_000);
+    net.done.sort_by_key(|done| done.token);
+    let results: Vec<_> = net.done.iter().map(|done| done.result).collect();
+    let lost = Err(Error::Lost(Loss::Connection(host::nvme::Ended::Closed)));
+    assert_eq!((results[0], &results[1..]), (lost, &[Ok(0); 9][..]));
+    // Three times all, three times the one alone, and then the others.
+    let counted = ["associations_lost", "replayed", "alone", "retries_exhausted"];
+    assert_eq!(counted.map(|name| net.counter(name)), [6, 3 * 10 + 2, 3 + 9, 1]);
+    assert_eq!(net.target.log.len(), 3 * 10 + 3 + 9);
+}
+
+/// What is late is known: what is open beside it is sent again as often as it takes.
+#[test]
+fn neighbours_of_a_late_command() {
+    let mut net = Net::live(|config| {
+        config.command_timeout = Duration::from_secs(4);
+        (config.queues, config.loss_retries) = (1, 1);
+    });
+    net.target.script = Box::new(|_, _| Answer::Keep);
+    net.submit(1, write(0, &bytes(512, 1)), 0);
+    for token in 2..5 {
+        net.run_ms(2_000);
+        net.submit(token, Request::Flush, 0);
+    }
+    net.run_ms(12_000);
+    assert_eq!(net.counter("associations_lost"), 2);
+    assert!(matches!(net.only_done().result, Err(Error::Lost(Loss::Timeout(_)))));
+    net.target.release(&mut net.server.host);
+    net.settle();
+    assert_eq!((net.done.len(), net.counter("retries_exhausted")), (3, 1));
+    assert!(net.done.iter().all(|done| done.result == Ok(0)), "{:?}", net.done);
+}
+
+/// A controller that takes every association and answers no command is lost all the while.
+#[test]
+fn an_outage_ends_with_an_answer() {
+    let mut net = Net::live(|config| {
+        config.back_off.ctrl_loss = Some(Duration::from_secs(60));
+        config.loss_retries = u8::MAX;
+    });
+    // Idle for long: that is no outage.
+    net.run_ms(100_000);
+    net.target.script = Box::new(|_, _| Answer::Close);
+    net.submit(1, Request::Flush, 0);
+    net.run_ms(50_000);
+    assert_eq!((net.done.len(), net.counter("associations_lost")), (0, 11));
+    net.run_ms(50_000);
+    let closed = Loss::Connection(host::nvme::Ended::Closed);
+    assert_eq!(net.initiator.state(), State::Failed(closed));
+    assert_eq!(net.only_done().result, Err(Error::ControllerLost(closed)));
+
+    // One that answers something now and then is not.
+    let mut net = Net::live(|config| {
+        config.back_off.ctrl_loss = Some(Duration::from_secs(10));
+        config.loss_retries = u8::MAX;
+    });
+    net.target.script = Box::new(|_, command| match command.opcode {
+        io::WRITE => Answer::Keep,
+        _ => Answer::Good,
+    });
+    net.submit(1, write(0, &bytes(512, 1)), 0);
+    for token in 2..22 {
+        net.submit(token, Request::Flush, 0);
+        net.run_ms(500);
+        net.target.kill(&mut net.server.host, net.now);
+        net.run_ms(500);
+    }
+    assert_eq!((net.done.len(), net.initiator.open_requests()), (20, 1));
+    net.target.script = Box::new(|_, _| Answer::Good);
+    net.target.release(&mut net.server.host);
+    net.settle();
+    assert_eq!((net.done.len(), net.initiator.state()), (21, State::Live));
+}
+
 /// What the device has of a connection that is given up is not waited for.
 #[test]
 fn buffers_that_the_device_has() {

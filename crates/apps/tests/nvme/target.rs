@@ -29,6 +29,8 @@ pub(crate) enum Answer {
     Pdus(Vec<(Header, Vec<u8>)>),
     /// The same, with wrong data digests.
     Spoiled(Vec<(Header, Vec<u8>)>),
+    /// The connection is closed.
+    Close,
 }
 
 /// By queue and I/O command.
@@ -269,6 +271,7 @@ impl Target {
                     self.send(host, socket, &header, &data, 0);
                 }
             }
+            Answer::Close => host.shutdown(socket),
             Answer::Spoiled(pdus) => {
                 for (header, data) in pdus {
                     self.send(host, socket, &header, &data, 0xffff);

@@ -106,6 +106,8 @@ fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
             _ => false,
         },
         Error::DataDigest(_) | Error::Protocol(_) => storage.unseen > 0.0,
+        // The target resets the connection on which it cannot send what a file should have.
+        Error::Lost(_) => disk.read_error + disk.short_read > 0.0,
         _ => false,
     }
 }

@@ -196,6 +196,11 @@ impl Association {
         order.filter(room).min_by_key(|&index| self.queues.get(index).map_or(0, Queue::in_flight))
     }
 
+    /// Whether a command is open on an I/O queue.
+    pub(super) fn is_busy(&self) -> bool {
+        self.queues.iter().skip(1).any(|queue| queue.in_flight() > 0)
+    }
+
     /// Takes what has happened on a queue; to be called until it gives none.
     pub(super) fn poll(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Option<Progress>, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
@@ -533,7 +538,8 @@ impl Association {
                 Data::None,
             )?;
         }
-        for index in 0..self.queues.len() {
+        // A command before its abort, where neither was answered.
+        for index in (0..self.queues.len()).rev() {
             self.handle_late(cx, index)?;
         }
         Ok(())

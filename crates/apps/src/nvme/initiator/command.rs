@@ -137,7 +137,8 @@ pub enum Error {
     /// The controller cannot do it.
     #[error("the controller does not support it")]
     NotSupported,
-    /// It was not answered, and may have been done or not: it is not sent a second time.
+    /// It was not answered, and may have been done or not: it is not sent a second time, or was
+    /// as often as [`super::Config::loss_retries`] has it.
     #[error("the connection was lost ({0}) and the command may have been done")]
     Lost(Loss),
     /// The controller is gone for longer than it may.

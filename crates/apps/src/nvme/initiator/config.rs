@@ -50,10 +50,14 @@ pub struct Config {
     pub status_retries: u8,
     /// How many associations a command may cost, by what the controller does against the protocol.
     pub protocol_retries: u8,
+    /// How many associations a command may cost in another way: it was never answered, or was open
+    /// when its connection ended, or when the controller was lost as a whole. After that it fails
+    /// with [`super::Error::Lost`].
+    pub loss_retries: u8,
 }
 
 impl Config {
-    /// The defaults of Linux, where it has them.
+    /// The defaults of Linux, where it has them: `loss_retries` is its nvme_max_retries.
     #[must_use]
     pub fn new(
         host: Nqn,
@@ -80,6 +84,7 @@ impl Config {
             digest_retries: 3,
             status_retries: 5,
             protocol_retries: 2,
+            loss_retries: 5,
         }
     }
 }

@@ -37,6 +37,10 @@ base::counters! {
         nvmei_replayed,
         /// Requests that failed since they may not be sent again.
         nvmei_not_replayed,
+        /// Requests that failed since they may have cost too many associations.
+        nvmei_retries_exhausted,
+        /// Commands sent again with nothing beside them, for one of them may cost the associations.
+        nvmei_alone,
         /// Buffers replaced by others, for the device still had them when a connection ended.
         nvmei_buffers_replaced,
         /// Commands sent again, for a data digest was wrong at this end.

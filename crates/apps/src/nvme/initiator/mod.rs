@@ -66,6 +66,9 @@ struct Pending {
     digest_retries: u8,
     status_retries: u8,
     protocol_losses: u8,
+    losses: u8,
+    /// It may well be what costs the associations: nothing goes beside it.
+    alone: bool,
     held: bool,
 }
 
@@ -94,6 +97,8 @@ pub struct Initiator {
     changes: Changes,
     /// Those that wait for a place in the admin queue, and in an I/O queue.
     ready: [VecDeque<u64>; 2],
+    /// What is in flight goes alone.
+    alone: bool,
     next_serial: u64,
     last_queue: usize,
     namespaces: BTreeMap<u32, Namespace>,
@@ -116,6 +121,7 @@ impl Initiator {
             requests: BTreeMap::new(),
             changes: Changes::default(),
             ready: [VecDeque::new(), VecDeque::new()],
+            alone: false,
             next_serial: 0,
             last_queue: 0,
             namespaces: BTreeMap::new(),
@@ -208,6 +214,8 @@ impl Initiator {
             digest_retries: 0,
             status_retries: 0,
             protocol_losses: 0,
+            losses: 0,
+            alone: false,
             held,
         };
         if held {
@@ -373,7 +381,6 @@ impl Initiator {
             }
             Progress::Live => {
                 self.counters.nvmei_associations += 1;
-                self.outage.end();
                 self.events.push_back(Event::Connected);
                 self.look_at_namespaces();
             }
@@ -409,6 +416,11 @@ impl Initiator {
                 self.finish(serial, Err(Error::NoNamespace(nsid)));
             }
         }
+        // What is open has to be answered first: a controller that is there each time and answers
+        // nothing is lost all the while.
+        if self.requests.is_empty() {
+            self.outage.end();
+        }
     }
 
     /// Sends what waits, as far as there are places.
@@ -427,6 +439,14 @@ impl Initiator {
                 _ => None,
             };
             let Some((serial, index)) = place else { return };
+            if index != ADMIN {
+                let alone = self.requests.get(&serial).is_some_and(|pending| pending.alone);
+                if (alone || self.alone) && association.is_busy() {
+                    return;
+                }
+                self.alone = alone;
+                self.counters.nvmei_alone += u64::from(alone);
+            }
             self.ready[usize::from(index != ADMIN)].pop_front();
             let Some(pending) = self.requests.get_mut(&serial) else { continue };
             let Pending { namespace, request, buffer, .. } = pending;
@@ -459,6 +479,7 @@ impl Initiator {
         digest_ok: bool,
     ) {
         let Some(pending) = self.requests.get_mut(&serial) else { return };
+        self.outage.end();
         if buffer.is_some() {
             pending.buffer = buffer;
         }
@@ -536,11 +557,14 @@ impl Initiator {
             let open = self.take_back(host, now, &mut association, ADMIN);
             let last_word = index.filter(|_| loss.is_said());
             self.lingering = hang_up(host, now, &association, last_word);
-            for (queue, serial) in open {
-                // Those of other queues have nothing to do with it.
-                let here = association.queues.get(queue).filter(|_| Some(queue) == index);
-                let suspect = here.is_some_and(|q| q.suspects(Owner::Request(serial)));
-                self.replay(serial, loss, suspect && loss.is_protocol());
+            let culprit = association.queues.iter().find_map(Queue::culprit);
+            // What ended an I/O queue is one of its own; a controller that goes may end any first.
+            let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
+            let one = one || loss.is_protocol();
+            for (at, serial) in open {
+                let here = !one || index == Some(at);
+                let suspect = here && culprit.is_none_or(|owner| owner == Owner::Request(serial));
+                self.replay(serial, loss, suspect, culprit.is_some());
             }
         }
         // In the order in which they were submitted.
@@ -551,12 +575,21 @@ impl Initiator {
     }
 
     /// A command was open when the association was lost; `suspect`: perhaps it is what the
-    /// controller cannot answer as it should.
-    fn replay(&mut self, serial: u64, loss: Loss, suspect: bool) {
+    /// controller cannot answer, or not as it should; `known`: it is.
+    fn replay(&mut self, serial: u64, loss: Loss, suspect: bool, known: bool) {
         let Some(pending) = self.requests.get_mut(&serial) else { return };
-        pending.protocol_losses += u8::from(suspect);
-        if pending.protocol_losses > self.config.protocol_retries {
-            return self.finish(serial, Err(Error::Protocol(loss)));
+        let (count, most) = if loss.is_protocol() {
+            (&mut pending.protocol_losses, self.config.protocol_retries)
+        } else {
+            (&mut pending.losses, self.config.loss_retries)
+        };
+        *count = count.saturating_add(u8::from(suspect));
+        // So that it does not cost its neighbours, nor they it.
+        pending.alone = !known && *count > most / 2;
+        if *count > most {
+            self.counters.nvmei_retries_exhausted += 1;
+            let error = if loss.is_protocol() { Error::Protocol(loss) } else { Error::Lost(loss) };
+            return self.finish(serial, Err(error));
         }
         if !pending.request.is_repeatable() {
             self.counters.nvmei_not_replayed += 1;

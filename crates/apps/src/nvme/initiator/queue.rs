@@ -121,7 +121,7 @@ pub(super) struct Queue {
     pub(super) live: bool,
     /// We have ended the connection: what still comes does not count.
     terminated: bool,
-    /// The command that the controller did it with, if that is known.
+    /// The command that the controller broke the protocol with, or that it never answered.
     culprit: Option<Owner>,
 }
 
@@ -278,10 +278,9 @@ impl Queue {
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
     }
 
-    /// Whether the controller may have broken the protocol with a command of this queue: it has
-    /// with this one, or nobody knows with which.
-    pub(super) fn suspects(&self, owner: Owner) -> bool {
-        self.culprit.is_none_or(|culprit| culprit == owner)
+    /// Whose command ends the association, where that is known.
+    pub(super) const fn culprit(&self) -> Option<Owner> {
+        self.culprit
     }
 
     fn open_mut(&mut self, cid: u16) -> Option<&mut Open> {
@@ -408,7 +407,11 @@ impl Queue {
         let again = core::mem::replace(&mut open.aborted, true);
         open.deadline = (!again).then_some(now + patience);
         self.deadlines.extend(open.deadline.map(|at| (at, cid)));
-        Some(Late { owner: open.owner, cid, again })
+        let owner = open.owner;
+        if again {
+            self.culprit = Some(owner);
+        }
+        Some(Late { owner, cid, again })
     }
 
     /// The connection is over: gives whose commands were open, with their buffers. Those that the

@@ -12,6 +12,13 @@
 //! are reset. Admin commands that do more than look are not sent again: they fail, with the word
 //! that they may have been done.
 //!
+//! *How often.* A command that the controller never answers, or ends the connection on, would come
+//! back for ever. So each is counted the associations that it may have cost, and fails after a few:
+//! not those that another command, or one on another queue, is known to have cost. Of several that
+//! may be it, each goes alone for the second half of its tries: it is answered, or it was the one.
+//! And an outage ends with the first answer to a command, or where none is open, not with the
+//! association: else [`BackOff::ctrl_loss`] would never end one that lasts until the first command.
+//!
 //! What was answered and not flushed may be lost when the *controller* loses power, as with any
 //! disk that has a volatile cache; a flush that is sent again does not bring it back. And a
 //! controller that goes on with commands of a connection that it has lost may do them after they
@@ -57,7 +64,8 @@ pub struct BackOff {
     pub first: Duration,
     /// Each wait is twice the one before it, up to this.
     pub most: Duration,
-    /// From the loss of the association to the end of all attempts; none where there is no end.
+    /// From the loss of the association to the end of all attempts, as long as no command is
+    /// answered; none where there is no end.
     pub ctrl_loss: Option<Duration>,
 }
 
