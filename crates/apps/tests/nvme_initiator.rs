@@ -176,7 +176,7 @@ fn what_a_controller_may_not_do() {
     fn end(cid: u16) -> (Header, Vec<u8>) {
         (response(cid, Status::SUCCESS), Vec::new())
     }
-    let cases: [Case; 13] = [
+    let cases: [Case; 15] = [
         // R2Ts beyond the data, of a command that has none to give, of no command.
         (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 0, 32_769)], Fes::OUT_OF_RANGE),
         (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 32_768, 1)], Fes::OUT_OF_RANGE),
@@ -185,8 +185,17 @@ fn what_a_controller_may_not_do() {
             big.clone(),
             0,
             |cid| vec![ask(cid, 0, 1), ask(cid, 0, 32_768)],
-            Fes::LIMIT_EXCEEDED,
+            Fes::OUT_OF_RANGE,
         ),
+        // As much as there is, but some of it twice; or not from the beginning.
+        (
+            io::WRITE,
+            big.clone(),
+            0,
+            |cid| vec![ask(cid, 0, 16_384), ask(cid, 0, 16_384), end(cid)],
+            Fes::OUT_OF_RANGE,
+        ),
+        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 16_384, 16_384)], Fes::OUT_OF_RANGE),
         (io::READ, read.clone(), 1, |cid| vec![ask(cid, 0, 1)], Fes::INVALID_FIELD),
         (io::WRITE, big.clone(), 0, |_| vec![ask(999, 0, 1)], Fes::INVALID_FIELD),
         // Completions of no command, and doubled ones.

@@ -3,9 +3,9 @@
 //! Called by [`super::Initiator`] and the set-up. A command is open from when it is sent until its
 //! completion has come *and* its buffer is back from the transport. Everything that the controller
 //! sends is checked against what is open: completions and R2Ts for commands that are not, R2Ts
-//! beyond the data, and commands that succeed without all of their data ends the connection by a
-//! terminate request; the transport does the same for data that nobody awaits. Digests of data are
-//! not judged here, but said.
+//! beyond the data or not in its order, and commands that succeed without all of their data ends
+//! the connection by a terminate request; the transport does the same for data that nobody awaits.
+//! Digests of data are not judged here, but said.
 //!
 //! Identifiers are used again as late as can be, so that a late or doubled completion hits one that
 //! is not open.
@@ -337,7 +337,8 @@ impl Queue {
         }
     }
 
-    /// Answers an R2T. They may come in any order, but not for more than there is.
+    /// Answers an R2T. They have to come in the order of the data and without holes, as Linux has
+    /// it: then a command whose data was asked for to the end was asked for all of it.
     fn give_data(
         &mut self,
         host: &mut Host,
@@ -350,13 +351,10 @@ impl Queue {
         else {
             return Err(Fault::field(at::CCCID));
         };
-        let (from, len) = (offset as usize, len as usize);
-        let end = from.checked_add(len).filter(|&end| end <= data.len());
-        let end = end.ok_or(Fault::OUT_OF_RANGE)?;
-        *asked += len;
-        if *asked > data.len() {
-            return Err(Fault::LIMIT_EXCEEDED);
-        }
+        let from = offset as usize;
+        let end = from.checked_add(len as usize).filter(|&end| end <= data.len());
+        let end = end.filter(|_| from == *asked).ok_or(Fault::OUT_OF_RANGE)?;
+        *asked = end;
         let bytes = data.slice(from..end);
         self.channel.transport.send_write_data(host, (cid, ttag), offset, bytes, true);
         Ok(None)
