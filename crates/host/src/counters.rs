@@ -236,6 +236,8 @@ base::counters! {
         nvme_ddp_setup,
         /// Of those, the ones that it would not have.
         nvme_ddp_refused,
+        /// Buffers that the host wanted back before their end, for too much waited for them.
+        nvme_ddp_early,
         /// Connections that were ended since the peer broke the rules.
         nvme_terminations,
         /// Listeners that the device would not have.

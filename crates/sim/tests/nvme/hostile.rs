@@ -182,7 +182,10 @@ fn fault_of(got: &[u8], kind: u8) -> Fault {
 
 /// What a target answers to these lots.
 fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
-    let mut lab = Lab::new(1, &|_, _, _| {});
+    target_in(&mut Lab::new(1, &|_, _, _| {}), lots)
+}
+
+fn target_in(lab: &mut Lab, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
     let (mut raw, mut end) = (Raw::new(true, lots), End::new(Ok(SERVE)));
     lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
@@ -308,6 +311,34 @@ fn a_wrong_data_digest_is_said_and_the_connection_goes_on() {
     assert!(came[0].contains("WriteData") && came[0].contains("digest_ok: false"), "{came:?}");
     assert!(came[1].contains("digest_ok: true"), "{came:?}");
     assert!(came[2].starts_with("Buffer"), "{came:?}");
+}
+
+/// A wrong digest, and many small PDUs behind it that could wait for the buffer until its end: it
+/// is asked for before that, and all is said in its order.
+#[test]
+fn small_pdus_behind_a_wrong_digest() {
+    let pdus = AWAITED / 4;
+    let mut lot = Vec::new();
+    // The last does not come.
+    for offset in (0..AWAITED - 4).step_by(4) {
+        let header = data(|d| (d.offset, d.len) = (offset, 4));
+        let mut pdu = pdu(&Header::H2CData(header), 4, &RULES);
+        *pdu.last_mut().unwrap() ^= u8::from(offset == 0);
+        lot.extend(pdu);
+    }
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    let (ended, _, came) = target_in(&mut lab, vec![ic_req(|_| {}), lot]);
+    assert_eq!((ended, came.len()), (None, pdus as usize - 1));
+    for (at, came) in came.iter().enumerate() {
+        let wanted = format!("offset: {}, len: 4, last: false, digest_ok: {}", at * 4, at > 0);
+        assert!(came.contains(&wanted), "{came}");
+    }
+    let count = |name| lab.machines[1].count(name);
+    assert_eq!((count("nvme_ddp_setup"), count("nvme_ddp_early")), (1, 1));
+    assert_eq!(count("nvme_data_digest_errors"), 1);
+    let (device, host) = (count("nvme_rx_digests_device"), count("nvme_rx_digests_host"));
+    assert!(device >= 256, "it checked what came before it was asked: {device}");
+    assert_eq!(device + host, u64::from(pdus) - 1);
 }
 
 #[test]

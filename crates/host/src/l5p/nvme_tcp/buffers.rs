@@ -2,16 +2,23 @@
 //!
 //! Called by [`super::Transport`]. A buffer is here, or lent to the device. What comes meanwhile
 //! that the device did not place is kept aside (`stash`) until the buffer is back: the memory is
-//! the device's, and one writer is enough. A digest that the device did not check waits with it.
+//! the device's, and one writer is enough. A digest that the device did not check waits with it,
+//! and so do all PDUs behind it. Where a peer makes that many ([`WAITING_MAX`]) the buffer is asked
+//! for before its end.
 //!
 //! Invariant: bytes count as received in the order of their offsets, each once, so that a buffer
 //! whose `received` reaches its `len` has all of them.
 
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::aligned::AlignedBuf;
 use wire::nvme::pdu::DataHeader;
+
+/// PDUs, and pieces of data, that may wait for a buffer before it is asked for: more than a MiB has
+/// in PDUs of 4 KiB. What is on its way until it is back comes on top.
+const WAITING_MAX: usize = 256;
 
 /// A PDU all of whose data has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +53,9 @@ pub(super) struct Awaited {
     /// Bytes that the device has placed since then.
     placed: u32,
     place: Place,
-    stash: Vec<(u32, Box<[u8]>)>,
-    pub(super) unchecked: Vec<Unchecked>,
+    /// Pieces that do not touch, in the order of their offsets.
+    stash: Vec<(u32, Vec<u8>)>,
+    pub(super) unchecked: VecDeque<Unchecked>,
     /// The user wants it back, whatever has come.
     pub(super) unwanted: bool,
 }
@@ -79,8 +87,13 @@ impl Awaited {
     /// Whether the buffer is all that is missing, after data that was the last or not: no more
     /// comes, and a digest waits for it.
     pub(super) fn is_wanted(&self, last: bool) -> bool {
-        let open = self.unchecked.iter().any(|unchecked| unchecked.verdict.is_none());
-        (last || self.received == self.len) && open
+        let open = || self.unchecked.iter().any(|unchecked| unchecked.verdict.is_none());
+        (last || self.received == self.len) && open()
+    }
+
+    /// Whether too much waits for the buffer.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.unchecked.len() > WAITING_MAX || self.stash.len() > WAITING_MAX
     }
 
     /// Whether all of it came, and nothing is open.
@@ -97,7 +110,12 @@ impl Awaited {
                     room.copy_from_slice(bytes);
                 }
             }
-            Place::Lent | Place::Coming => self.stash.push((offset, bytes.into())),
+            Place::Lent | Place::Coming => match self.stash.last_mut() {
+                Some((at, piece)) if *at as usize + piece.len() == offset as usize => {
+                    piece.extend_from_slice(bytes);
+                }
+                _ => self.stash.push((offset, bytes.into())),
+            },
         }
     }
 
@@ -183,7 +201,7 @@ impl Buffers {
             placed: 0,
             place: buffer.map_or(Place::Lent, Place::Here),
             stash: Vec::new(),
-            unchecked: Vec::new(),
+            unchecked: VecDeque::new(),
             unwanted: false,
         };
         if let Some(place) = self.by_tag.get_mut(usize::from(tag)) {
@@ -218,5 +236,33 @@ impl Buffers {
             Place::Here(buffer) => Some(buffer),
             Place::Lent | Place::Coming => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What follows what was put aside joins it; what does not is a piece, and not too many are.
+    #[test]
+    fn pieces_that_were_not_placed() {
+        let mut buffers = Buffers::default();
+        buffers.insert(3, (0, 1 << 16), None);
+        let awaited = buffers.get_mut(3).unwrap();
+        for offset in (0..4096).step_by(4) {
+            awaited.write(offset, &offset.to_le_bytes());
+        }
+        assert_eq!((awaited.stash.len(), awaited.is_crowded()), (1, false));
+        for piece in 1..=256 {
+            assert!(!awaited.is_crowded(), "{piece}");
+            awaited.write(4096 + piece * 8, &piece.to_le_bytes());
+        }
+        assert!(awaited.is_crowded() && awaited.ask());
+        awaited.give_back(AlignedBuf::new(16));
+        assert!(awaited.is_here() && !awaited.is_crowded());
+        let word = |at| u32::from_le_bytes(awaited.bytes(at, 4).unwrap().try_into().unwrap());
+        assert!((0..4096).step_by(4).all(|at| word(at) == at));
+        assert!((1..=256).all(|piece| word(4096 + piece * 8) == piece));
+        assert!((2..=256).all(|piece| word(4092 + piece * 8) == 0));
     }
 }

@@ -252,14 +252,17 @@ impl Transport {
             _ => None,
         };
         let awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
-        let mut copied = true;
+        let (mut copied, mut early) = (true, None);
         match (place, awaited) {
             (Some(place), Some(awaited)) if run.placed == Some(place) => {
                 awaited.note_placed(here);
                 pdu.placed += here;
                 (pdu.sum, copied) = (None, false);
             }
-            (Some((_, offset)), Some(awaited)) => awaited.write(offset, bytes),
+            (Some((tag, offset)), Some(awaited)) => {
+                awaited.write(offset, bytes);
+                early = awaited.is_crowded().then_some(tag);
+            }
             (None, _) => pdu.capsule.extend_from_slice(bytes),
             (Some(_), None) => {}
         }
@@ -272,6 +275,9 @@ impl Transport {
             &mut counters.nvme_rx_placed_bytes
         };
         *bytes += u64::from(here);
+        if let Some(tag) = early {
+            self.ask_early(host, tag);
+        }
         take
     }
 
@@ -498,13 +504,23 @@ impl Transport {
         let digest = self.digest();
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.received += data.len;
-        awaited.unchecked.push(Unchecked { data, digest, verdict });
+        awaited.unchecked.push_back(Unchecked { data, digest, verdict });
         // A digest that the host has to compute waits for the buffer, and that for the last data:
         // until then the device goes on placing.
         if awaited.is_wanted(data.last) && awaited.ask() {
             host.nvme_reclaim(self.socket, tag);
         }
+        self.ask_early(host, tag);
         self.settle(host, tag);
+    }
+
+    /// Asks for a buffer that too much waits for.
+    fn ask_early(&mut self, host: &mut Host, tag: u16) {
+        let Some(awaited) = self.buffers.get_mut(tag) else { return };
+        if awaited.is_crowded() && awaited.ask() {
+            host.out.counters.nvme_ddp_early += 1;
+            host.nvme_reclaim(self.socket, tag);
+        }
     }
 
     /// Counts how much of a PDU with data the device did: all, a part, or nothing.
@@ -524,7 +540,7 @@ impl Transport {
     pub(super) fn check_digests(&mut self, host: &mut Host, tag: u16) {
         let target = matches!(self.role, Role::Target(_));
         while let Some(awaited) = self.buffers.get_mut(tag) {
-            let Some(&Unchecked { data, digest, verdict }) = awaited.unchecked.first() else {
+            let Some(&Unchecked { data, digest, verdict }) = awaited.unchecked.front() else {
                 return;
             };
             let sum = |bytes: &[u8]| self.crypto.crc32c(0, bytes) == digest;
@@ -532,7 +548,7 @@ impl Transport {
             else {
                 return;
             };
-            awaited.unchecked.remove(0);
+            awaited.unchecked.pop_front();
             if verdict.is_none() {
                 count_digest(host, digest_ok);
             }
