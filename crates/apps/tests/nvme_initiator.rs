@@ -835,6 +835,28 @@ fn events_and_keep_alives() {
     assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
 }
 
+/// Namespaces change while they are being looked at, in the set-up and later: the one that is gone
+/// is passed over, and they are looked at once more.
+#[test]
+fn namespaces_that_change_meanwhile() {
+    let nsids = |net: &Net| net.initiator.namespaces().map(|n| n.nsid).collect::<Vec<_>>();
+    let mut net = Net::new(config());
+    net.target.nsids_next = [vec![1, 6], vec![2]].into();
+    net.initiator.connect(&mut net.client.host, net.now);
+    net.settle();
+    assert_eq!((nsids(&net), &net.events[..]), (vec![2], &[Event::Connected][..]));
+    // The fifth, then the first and the sixth.
+    assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (2, 3));
+
+    net.target.nsids_next = [vec![], vec![1, 2, 7]].into();
+    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.settle();
+    assert_eq!((nsids(&net), net.initiator.state()), (vec![1, 2, 7], State::Live));
+    assert_eq!(net.events[1..], [Event::NamespacesChanged; 3]);
+    assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (5, 4));
+    assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
+}
+
 /// Another namespace is behind the name when the controller is back: nothing is written to it.
 #[test]
 fn a_namespace_that_became_another() {

@@ -68,6 +68,10 @@ pub(crate) struct Target {
     pub(crate) digests: bool,
     pub(crate) ioccsz: u32,
     pub(crate) nguid: [u8; 16],
+    /// The namespaces.
+    pub(crate) nsids: Vec<u32>,
+    /// What they are next: each time that they are listed they change, while there are others.
+    pub(crate) nsids_next: VecDeque<Vec<u32>>,
     /// Discovery log, by generation: each read of the header takes the next while there is one.
     pub(crate) logs: VecDeque<Vec<u8>>,
     pub(crate) silent: bool,
@@ -93,6 +97,8 @@ impl Target {
             digests: true,
             ioccsz: 4 + 8192 / 16,
             nguid: [9; 16],
+            nsids: vec![1, 5],
+            nsids_next: VecDeque::new(),
             logs: VecDeque::new(),
             silent: false,
         }
@@ -388,7 +394,8 @@ impl Target {
                 controller.write(&mut page);
             }
             cns::ACTIVE_NAMESPACES => {
-                identify::write_namespaces(command.nsid, [1, 5].into_iter(), &mut page);
+                let nsids = self.nsids.iter().copied();
+                identify::write_namespaces(command.nsid, nsids, &mut page);
             }
             cns::NAMESPACE => {
                 let mut namespace = identify::Namespace::new(BLOCKS, SHIFT);
@@ -410,8 +417,20 @@ impl Target {
             target.respond(host, socket, cid, 0, Status::SUCCESS);
         };
         match command.opcode {
+            admin::IDENTIFY
+                if Identify::of(command).cns == cns::NAMESPACE
+                    && !self.nsids.contains(&command.nsid) =>
+            {
+                let status = Status::INVALID_NAMESPACE.do_not_retry();
+                self.respond(host, socket, cid, 0, status);
+            }
             admin::IDENTIFY => {
                 let page = self.page(command);
+                let list = Identify::of(command).cns == cns::ACTIVE_NAMESPACES;
+                if let Some(next) = list.then(|| self.nsids_next.pop_front()).flatten() {
+                    self.nsids = next;
+                    self.event(host, AsyncEvent::NAMESPACE_CHANGED);
+                }
                 give(self, host, page);
             }
             admin::GET_LOG_PAGE => {

@@ -130,6 +130,8 @@ pub(super) struct Association {
     pub(super) limits: Limits,
     pub(super) namespaces: BTreeMap<u32, Namespace>,
     found: VecDeque<u32>,
+    /// They have changed since it was begun to look at them.
+    rescan: bool,
     pub(super) live: bool,
     keep_alive: Option<Instant>,
     events_open: u8,
@@ -152,6 +154,7 @@ impl Association {
             limits,
             namespaces: BTreeMap::new(),
             found: VecDeque::new(),
+            rescan: false,
             live: false,
             keep_alive: None,
             events_open: 0,
@@ -316,6 +319,10 @@ impl Association {
     ) -> Result<Progress, Loss> {
         let (step, status) = (self.step, completion.status);
         let none = step == Step::Events || step == Step::ChangedLog;
+        if let (Step::Namespace(_), true) = (step, is_gone(status)) {
+            cx.counters.nvmei_namespaces_skipped += 1;
+            return self.identify_namespace(cx, buffer);
+        }
         if !status.is_success() && step != Step::Connect && !none {
             return Err(Loss::Refused { step: step.name(), status });
         }
@@ -477,15 +484,25 @@ impl Association {
         if event == AsyncEvent::DISCOVERY_CHANGED {
             return Ok(Progress::DiscoveryChanged);
         }
-        if event == AsyncEvent::NAMESPACE_CHANGED && self.step == Step::Idle {
-            // Reading the list makes room for the next event of the kind (base, section 5.2.1).
-            let len = CHANGED_NAMESPACES_BYTES as u64;
-            let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
-            let nsid = NSID_ALL;
-            let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, nsid));
-            return self.ask_for(cx, Step::ChangedLog, command, None);
+        if event == AsyncEvent::NAMESPACE_CHANGED {
+            self.rescan = true;
+            return self.look_again(cx).map(|_| Progress::Nothing);
         }
         Ok(Progress::Nothing)
+    }
+
+    /// Looks at the namespaces once more where they have changed, and nothing else is being asked;
+    /// says whether it does.
+    fn look_again(&mut self, cx: &mut Cx<'_>) -> Result<bool, Loss> {
+        if self.step != Step::Idle || !core::mem::take(&mut self.rescan) {
+            return Ok(false);
+        }
+        // Reading the list makes room for the next event of the kind (base, section 5.2.1).
+        let len = CHANGED_NAMESPACES_BYTES as u64;
+        let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
+        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
+        self.ask_for(cx, Step::ChangedLog, command, None)?;
+        Ok(true)
     }
 
     fn queue_connected(
@@ -591,6 +608,11 @@ impl Association {
         // Where there is no room for it, the end of the connections has to do.
         let _ = self.send(cx, 0, (Owner::SetUp, None), command, Data::None);
     }
+}
+
+/// Whether a namespace is not there any more, or cannot be used: the others can.
+fn is_gone(status: Status) -> bool {
+    status.code() == Status::INVALID_NAMESPACE || status.is_final()
 }
 
 /// Keep alives are sent twice as often as they have to come.

@@ -57,5 +57,7 @@ base::counters! {
         nvmei_keep_alives,
         /// Asynchronous events.
         nvmei_events,
+        /// Namespaces that were listed, and then not described.
+        nvmei_namespaces_skipped,
     }
 }

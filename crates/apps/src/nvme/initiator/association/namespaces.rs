@@ -55,17 +55,20 @@ impl Association {
     }
 
     /// Asks about the next namespace of the list.
-    fn identify_namespace(
+    pub(super) fn identify_namespace(
         &mut self,
         cx: &mut Cx<'_>,
         buffer: Option<AlignedBuf>,
     ) -> Result<Progress, Loss> {
         let Some(nsid) = self.found.pop_front() else {
             self.step = Step::Idle;
-            if self.live {
-                return Ok(Progress::Namespaces);
-            }
-            return Ok(self.check_live());
+            // What was found is told even so: else one change after the other would hold it back.
+            let again = self.look_again(cx)?;
+            return Ok(match (self.live, again) {
+                (true, _) => Progress::Namespaces,
+                (false, true) => Progress::Nothing,
+                (false, false) => self.check_live(),
+            });
         };
         let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
         let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
