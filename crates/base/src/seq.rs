@@ -3,6 +3,10 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
+/// How far behind a mark may stay: further than any window of TCP reaches but one, and far from half
+/// of all numbers.
+const FAR: i32 = 1 << 29;
+
 /// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of
 /// `a`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -48,6 +52,20 @@ impl SeqNum {
     pub const fn max(self, other: Self) -> Self {
         if self.gt(other) { self } else { other }
     }
+
+    /// Whether it lies more than 2^29 before `high`. What is kept so long is to be let go of: from
+    /// 2^31 bytes on it would be ahead.
+    #[must_use]
+    pub const fn is_far_before(self, high: Self) -> bool {
+        high.distance(self) > FAR
+    }
+
+    /// The same, or, where it is far before `high`, what lies 2^29 before. A mark that is kept so
+    /// stays behind `high`, wherever that goes.
+    #[must_use]
+    pub const fn follow(self, high: Self) -> Self {
+        if self.is_far_before(high) { Self(high.0.wrapping_sub(FAR.unsigned_abs())) } else { self }
+    }
 }
 
 impl Add<u32> for SeqNum {
@@ -90,5 +108,19 @@ mod tests {
         assert!(SeqNum(0).gt(SeqNum(0x8000_0001)));
         assert_eq!(SeqNum(1) - 2, SeqNum(u32::MAX));
         assert_eq!(near_end.max(SeqNum(1)), SeqNum(1));
+    }
+
+    #[test]
+    fn a_mark_follows() {
+        let mark = SeqNum(u32::MAX - 9);
+        assert_eq!(mark.follow(mark + (1 << 29)), mark);
+        assert_eq!(mark.follow(mark + (1 << 29) + 7), mark + 7);
+        assert_eq!(mark.follow(mark - 5), mark, "not back");
+        let high = (0..1000).fold((mark, mark), |(mark, high), _| {
+            let high = high + (1 << 24);
+            assert!(mark.le(high));
+            (mark.follow(high), high)
+        });
+        assert_eq!(high.1.distance(high.0), 1 << 29);
     }
 }

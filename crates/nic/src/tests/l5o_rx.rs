@@ -1,12 +1,15 @@
 //! Opening on receive: in order, split in every way, and the paper's figure 8 as exact exchanges.
 
-use abi::Op;
 use abi::l5o::{Direction, L5oId, ResyncMode, ResyncRequest};
+use abi::port::RxFrame;
+use abi::{Checksum, Event, Op, PacketPool};
 use alloc::vec::Vec;
 use base::SeqNum;
+use core::ops::Range;
 
-use super::l5o_stream::{CONTEXT, Flow, NUMBER, START, config, tuple};
+use super::l5o_stream::{CONTEXT, Flow, NUMBER, START, config, frame, tuple};
 use super::l5o_tx::{ALL, Peer};
+use crate::L5oConfig;
 
 const SCAN: ResyncMode = ResyncMode::StreamScan;
 
@@ -94,7 +97,7 @@ fn a_wrong_tag_leaves_its_packet_as_it_came() {
 }
 
 /// Records of 1,000 bytes in packets of 400: P1 to P10.
-fn figure(suite: usize) -> (Flow, impl Fn(usize) -> core::ops::Range<usize>) {
+fn figure(suite: usize) -> (Flow, impl Fn(usize) -> Range<usize>) {
     let peer = Peer::new(ALL[suite]);
     let content = 1000 - peer.framing().overhead();
     let flow = Flow::new(peer, config(false, SCAN), &[content; 6]);
@@ -265,4 +268,87 @@ fn bad_checksums_and_other_flows_are_left_alone() {
     flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
     assert_eq!(flow.deliver(0..122), None);
     assert_eq!(flow.moved(), ["rx_tls_del +1"]);
+}
+
+/// However far a stream goes from where a mark was set last: only the headers of two GiB of records
+/// come, then two records whole.
+#[test]
+fn records_are_opened_beyond_two_gib() {
+    const COUNT: u32 = 131_100;
+    for out_of_order in [false, true] {
+        let mut flow = Flow::new(Peer::new(ALL[3]), config(out_of_order, SCAN), &[16_384]);
+        deliver_headers(&mut flow, 0..COUNT);
+        flow.moved();
+        let number = NUMBER + u64::from(COUNT);
+        let records: Vec<Vec<u8>> =
+            (number..number + 3).map(|number| flow.peer.seal(number, 23, &[7; 16_384])).collect();
+        for (nth, record) in (COUNT..).zip(&records) {
+            let opened = flow.deliver_bytes((nth * RECORD) as usize, record);
+            let verified = opened.map(|opened| opened.verified);
+            let number = NUMBER + u64::from(nth);
+            // The paper's way goes on behind the packet that follows the hole.
+            let expected = out_of_order || nth > COUNT;
+            assert_eq!(verified, expected.then_some(number..number + 1), "{out_of_order} {nth}");
+        }
+        assert_eq!(flow.rig.counter("rx_tls_resync_req_pkt"), 0);
+        // The first 64, or the last of them, are still open.
+        let open = flow.rig.counter("l5o_messages_open");
+        assert!(open <= 64, "{open}");
+    }
+}
+
+/// Bytes of a full record.
+const RECORD: u32 = 16_406;
+
+/// Delivers of full records only the header and some text.
+fn deliver_headers(flow: &mut Flow, records: Range<u32>) {
+    let first = flow.wire[..21].to_vec();
+    deliver_fronts(flow, &first, records);
+}
+
+/// Delivers of full records only these bytes.
+fn deliver_fronts(flow: &mut Flow, front: &[u8], records: Range<u32>) {
+    let mut pool = PacketPool::new(4);
+    for nth in records {
+        let frame = frame(4, START.wrapping_add(nth.wrapping_mul(RECORD)), front);
+        let packet = pool.copy(&frame).unwrap();
+        let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
+        flow.rig.device.handle_frame(flow.rig.now, frame);
+        let event = flow.rig.device.poll_event().unwrap();
+        assert!(matches!(event, (0, Event::Received(_))), "nothing is asked");
+    }
+}
+
+/// A record whose rest never comes is kept no longer than its place means something, nor are the
+/// places behind it, of which nothing is opened.
+#[test]
+fn a_hole_that_is_never_filled_is_forgotten() {
+    let l5o = L5oConfig { messages_ahead_total: 1, ..config(true, SCAN) };
+    let mut flow = Flow::new(Peer::new(ALL[3]), l5o, &[16_384]);
+    deliver_headers(&mut flow, 0..2);
+    assert_eq!(flow.rig.counter("l5o_messages_open"), 2);
+    deliver_headers(&mut flow, 2..32_700);
+    assert_eq!(flow.rig.counter("l5o_messages_given_up"), 0);
+    deliver_headers(&mut flow, 32_700..32_800);
+    assert_eq!(flow.rig.counter("l5o_messages_given_up"), 1);
+    // All sequence numbers, and again: one every 512 MiB.
+    deliver_headers(&mut flow, 32_800..600_000);
+    assert_eq!(flow.rig.counter("l5o_messages_given_up"), 18);
+    assert_eq!(flow.rig.counter("l5o_messages_open"), 2);
+}
+
+/// Nor is a place that was lost for so long taken for one that is still to come: a header is
+/// searched for.
+#[test]
+fn a_place_that_is_lost_for_long_stays_lost() {
+    for count in [1000, 131_100, 200_000, 270_000] {
+        let mut flow = Flow::new(Peer::new(ALL[3]), config(true, SCAN), &[16_384; 2]);
+        deliver_headers(&mut flow, 0..1);
+        deliver_fronts(&mut flow, &[0; 8], 1..count);
+        let wire = flow.wire.clone();
+        let place = count.wrapping_mul(RECORD);
+        assert_eq!(flow.deliver_bytes(place as usize, &wire), None);
+        let tcpsn = SeqNum(START.wrapping_add(place).wrapping_add(RECORD));
+        assert_eq!(flow.requests, [ResyncRequest::Scan { tcpsn }], "{count}");
+    }
 }

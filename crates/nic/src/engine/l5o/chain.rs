@@ -311,9 +311,17 @@ impl Chain {
         }
     }
 
-    /// Lets go of what is complete, and of the oldest where there is too much.
-    pub(super) fn compact(&mut self, tools: &Tools, counters: &mut L5oCounters) {
-        while self.list.len() > tools.ahead_max {
+    /// Lets go of what is complete, and of the oldest where there is too much, or where it is so old
+    /// that its place could be taken for one that is still to come. `high` is the end of the latest
+    /// packet.
+    pub(super) fn compact(&mut self, high: SeqNum, tools: &Tools, counters: &mut L5oCounters) {
+        self.floor = self.floor.follow(high);
+        if self.next.is_far_before(high) {
+            self.lose(counters);
+            self.next = self.next.follow(high);
+        }
+        let old = |message: &Message| message.end().is_far_before(high);
+        while self.list.len() > tools.ahead_max || self.list.first().is_some_and(old) {
             self.give_up(0, counters);
             self.list.remove(0);
         }

@@ -129,9 +129,9 @@ impl Receive {
             self.search.stop(&mut requests, walk.counters);
         }
         let opened = report(id, &mut walk, in_order);
-        self.chain.compact(tools, counters);
-        tools.open += self.chain.list.len();
         self.high = self.high.max(end);
+        self.chain.compact(self.high, tools, counters);
+        tools.open += self.chain.list.len();
         (opened, requests)
     }
 
