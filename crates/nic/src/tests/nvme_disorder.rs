@@ -1,7 +1,8 @@
 //! NVMe/TCP on receive under loss, reordering and duplication: how much is offloaded, by the
 //! paper's way and by ours, and that every claim is right.
 
-use abi::nvme_tcp::Placement;
+use abi::l5o::L5oId;
+use abi::nvme_tcp::{NvmeTcpState, Placement};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 use super::l5o_disorder::{Network, arrivals};
 use super::l5o_stream::START;
 use super::nvme_rx::config;
-use super::nvme_stream::{ALL, BOTH, Content, Flow};
+use super::nvme_stream::{ALL, BOTH, Content, Flow, create, state};
 
 /// Delivers all, while a host answers what it has received in order.
 pub(super) fn run(flow: &mut Flow, packets: &[Range<usize>]) {
@@ -206,6 +207,31 @@ fn places_are_bounded() {
     assert!(flow.rig.counter("nvme_tcp_pdus_given_up") > 300);
     flow.check();
     assert_eq!(flow.wrong, 0);
+}
+
+/// However far a stream goes from where a header was searched for last: of PDUs of 32 MiB only the
+/// headers come, then one header is lost.
+#[test]
+fn a_header_is_searched_for_beyond_two_gib() {
+    const LEN: usize = 32 << 20;
+    for (count, out_of_order) in
+        [1, 70, 100, 125, 140].into_iter().flat_map(|n| [(n, false), (n, true)])
+    {
+        let mut flow = Flow::new(Content::reads(ALL[2], 4, 1000), config(out_of_order));
+        let large = NvmeTcpState { pdu_bytes_max: 1 << 26, ..state(ALL[2]) };
+        flow.rig.op(0, create(L5oId(1), large));
+        let mut header = flow.wire[..24].to_vec();
+        header[4..8].copy_from_slice(&u32::try_from(LEN).unwrap().to_le_bytes());
+        header[16..20].copy_from_slice(&u32::try_from(LEN - 28).unwrap().to_le_bytes());
+        for nth in 0..count {
+            flow.deliver_unchecked(nth * LEN, &header);
+        }
+        flow.moved();
+        let wire = flow.wire.clone();
+        flow.deliver_unchecked(count * LEN + 5000, &wire);
+        assert_eq!(flow.moved()[..1], ["rx_nvmeotcp_drop +1"]);
+        assert_eq!(flow.rig.counter("rx_nvmeotcp_resync"), 1, "{count} {out_of_order}");
+    }
 }
 
 /// Reads and responses of several commands, mixed.

@@ -17,9 +17,6 @@ use wire::nvme::pdu::Common;
 use super::counters::NvmeTcpCounters;
 use super::pdu::{COMMON, OPEN, Pdu, Standing};
 
-/// Bytes after which a place is too old to be compared with new ones.
-const OLD: i32 = 1 << 29;
-
 /// What is known of a stream.
 #[derive(Debug)]
 pub(super) struct Chain {
@@ -247,7 +244,7 @@ impl Chain {
 
     /// Lets go of the oldest where there is too much, and of what is too old.
     pub(super) fn compact(&mut self, most: usize, counters: &mut NvmeTcpCounters) {
-        let old = |pdu: &Pdu| self.high.distance(pdu.end()) > OLD;
+        let old = |pdu: &Pdu| pdu.end().is_far_before(self.high);
         let old = self.list.iter().take_while(|pdu| old(pdu)).count();
         for _ in 0..self.len().saturating_sub(most).max(old) {
             self.give_up_first(counters);

@@ -86,6 +86,7 @@ impl Receive {
         } else {
             self.in_order(w, piece);
         }
+        self.search.follow(self.chain.high);
         if core::mem::take(&mut w.mistaken) {
             self.search.back_off();
         }

@@ -84,6 +84,11 @@ impl Search {
         self.mistakes = 0;
     }
 
+    /// The stream has come to `high`, with or without a search.
+    pub(super) const fn follow(&mut self, high: SeqNum) {
+        self.end = self.end.follow(high);
+    }
+
     /// Looks for a header in bytes that could not be placed. What lies before others that were
     /// searched is not searched.
     pub(super) fn feed(&mut self, pattern: &Pattern<'_>, pos: SeqNum, bytes: &[u8]) -> Option<Hit> {
