@@ -7,6 +7,7 @@ use abi::nvme_tcp::{NvmeTcpState, OverTls};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Prng;
+use core::ops::Range;
 use proptest::prelude::*;
 
 use super::l5o_disorder::{Network, arrivals};
@@ -54,6 +55,7 @@ fn most_is_placed_under_loss_and_reordering() {
                 run(&mut flow, &packets);
                 let counts = flow.check();
                 assert_eq!(flow.wrong, 0, "{suite:?} {network:?}");
+                assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0);
                 (counts[0] * 1000 / 60, counts)
             };
             let (ours, paper) = (share(true), share(false));
@@ -101,6 +103,63 @@ fn a_record_of_another_kind_ends_the_work() {
                 flow.deliver_in(record.end..flow.wire.len(), 200);
                 assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), bytes);
             }
+        }
+    }
+}
+
+/// Where a record seems to end, and what it seems to carry, is known once its tag is right: here the
+/// header of a longer one is late, and the others' length is assumed for it.
+#[test]
+fn a_type_is_believed_with_the_tag() {
+    for suite in SUITES {
+        let content = Content::reads(BOTH, 100, 2000);
+        let lens = [4096, 4096, 16_384];
+        let mut flow = Flow::over_tls(content, config(true), Peer::new(suite), &lens);
+        flow.setup_all();
+        let third = flow.records[2].clone();
+        let late = third.start..third.start + 1448;
+        let cut = |range: Range<usize>| -> Vec<Range<usize>> {
+            let end = range.end;
+            range.step_by(1448).map(|from| from..(from + 1448).min(end)).collect()
+        };
+        let mut packets = [cut(0..third.start), cut(late.end..third.end), vec![late]].concat();
+        packets.extend(cut(third.end..flow.wire.len()));
+        run(&mut flow, &packets);
+        assert_eq!(flow.rig.counter("l5o_assumptions_wrong"), 1, "{suite:?}");
+        assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0, "{suite:?}");
+        // Behind it all goes on.
+        let [full, ..] = flow.check();
+        assert!(full >= 80, "{suite:?}: {full}");
+        assert_eq!(flow.wrong, 0);
+    }
+}
+
+/// The same where the tag, or its last byte, comes with the next packet; or in the wrong order.
+#[test]
+fn a_type_waits_for_the_tag() {
+    for (suite, kind) in SUITES.into_iter().flat_map(|s| [(s, 22), (s, 23)]) {
+        for (cut, swap) in [(1, false), (10, false), (17, false), (1, true), (17, true)] {
+            let content = Content::reads(BOTH, 4, 500);
+            let peer = Peer::new(suite);
+            let lens = [300, 300, 300, 300, 5000];
+            let mut flow = Flow::over_tls(content, config(true), peer, &lens);
+            flow.setup_all();
+            let record = flow.records[2].clone();
+            let text = flow.content.bytes[600..900].to_vec();
+            flow.wire[record.clone()].copy_from_slice(&peer.seal(NUMBER + 2, kind, &text));
+            let cut = record.end - cut;
+            flow.deliver(0..record.start + 20);
+            let mut packets = [record.start + 20..cut, cut..record.end];
+            if swap {
+                packets.swap(0, 1);
+            }
+            packets.into_iter().for_each(|packet| flow.deliver(packet));
+            flow.deliver_in(record.end..flow.wire.len(), 1448);
+            let case = (suite, kind, cut, swap);
+            assert_eq!(flow.records_verified.len(), 5, "{case:?}");
+            let stopped = flow.rig.counter("nvme_tcp_streams_stopped");
+            assert_eq!(stopped, u64::from(kind != 23), "{case:?}");
+            assert_eq!(flow.verified.len() == flow.content.pdus.len(), kind == 23, "{case:?}");
         }
     }
 }
@@ -194,6 +253,7 @@ proptest! {
         }
         flow.check();
         prop_assert_eq!(flow.wrong, 0);
+        prop_assert_eq!(flow.rig.counter("nvme_tcp_streams_stopped"), 0);
         let starts: Vec<usize> = flow.content.pdus.iter().map(|pdu| pdu.at.start).collect();
         // A digest that is right over records that are not would be chance.
         prop_assert!(ALL[which] == ALL[0] || flow.verified.iter().all(|at| starts.contains(at)));

@@ -340,7 +340,8 @@ impl L5oEngine {
         self.cache.touch(nvme_tcp_line(key), &mut self.counters);
         let by = tls.and_then(|key| self.contexts.get(key)).and_then(|context| {
             let Way::Receive(_, keys, _) = &context.way else { return None };
-            Some(OpenedBy { context: context.id, keys, texts: &self.tools.undo })
+            let verified = outcome.opened.as_ref().map_or(0..0, |opened| opened.verified.clone());
+            Some(OpenedBy { context: context.id, keys, texts: &self.tools.undo, verified })
         });
         let done = self.nvme_tcp.receive(key, &self.config, seq, payload, by.as_ref());
         if let Some(done) = done {

@@ -28,6 +28,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::SeqNum;
+use core::ops::Range;
 use hashbrown::HashTable;
 use wire::Tuple;
 use wire::tls::content::APPLICATION_DATA;
@@ -40,6 +41,9 @@ use super::l5o::Undo;
 use super::tls::Keys;
 use crate::config::L5oConfig;
 use crate::slab::{Key, Slab, hash_tuple, mix};
+
+/// Records that seem to carry something else than the stream, of a context.
+const FOREIGN_MAX: usize = 8;
 
 /// One receive context.
 struct Context {
@@ -58,6 +62,8 @@ pub(crate) struct OpenedBy<'a> {
     pub(crate) keys: &'a Keys,
     /// The texts that are open.
     pub(crate) texts: &'a [Undo],
+    /// The records whose tags were found right with this packet.
+    pub(crate) verified: Range<u64>,
 }
 
 /// What became of a received packet.
@@ -332,6 +338,23 @@ impl NvmeTcpEngine {
 }
 
 impl Receive {
+    /// Whether a record carries something else than the stream, for sure. What one seems to carry
+    /// that is not verified is noted: its length, or its number, may be assumed.
+    fn is_foreign(&mut self, number: u64, kind: u8, verified: &Range<u64>) -> bool {
+        self.foreign.retain(|other| *other != number);
+        if kind == APPLICATION_DATA {
+            return false;
+        }
+        if !verified.contains(&number) {
+            if self.foreign.len() == FOREIGN_MAX {
+                self.foreign.remove(0);
+            }
+            self.foreign.push(number);
+            return false;
+        }
+        true
+    }
+
     /// Takes what TLS opened of a packet, text by text.
     fn texts(&mut self, w: &mut Work<'_>, seq: SeqNum, payload: &[u8], opened: &OpenedBy<'_>) {
         let Some(over) = self.over else { return };
@@ -340,22 +363,14 @@ impl Receive {
         // Where the nonce comes with the record, text is right though its number may be wrong, and
         // its position with it.
         let placed = |text: &&Undo| text.sure || !framing.explicit;
+        if self.foreign.iter().any(|number| opened.verified.contains(number)) {
+            return self.stop(w);
+        }
         for text in opened.texts.iter().filter(placed) {
             let Some(records) = text.number.checked_sub(over.number) else { continue };
             let Some(mut bytes) = payload.get(text.range.clone()) else { continue };
-            // RFC 8446 section 5.2: the type is the text's last byte but for padding. TLS 1.2 has
-            // it in the header; a zero there has not come yet.
-            let all = opened.keys.text_len(text.message_len);
-            let mut kind = if framing.inner() == 0 { text.front[0] } else { 0 };
-            if framing.inner() == 1 && text.offset + small(bytes.len()) == all {
-                if let Some((last, content)) = bytes.split_last() {
-                    (kind, bytes) = (*last, content);
-                    if kind == 0 {
-                        return self.stop(w);
-                    }
-                }
-            }
-            if kind != 0 && kind != APPLICATION_DATA {
+            let kind = content_type(opened.keys, text, &mut bytes);
+            if kind.is_some_and(|kind| self.is_foreign(text.number, kind, &opened.verified)) {
                 return self.stop(w);
             }
             let at = small(text.range.start);
@@ -368,6 +383,22 @@ impl Receive {
             }
         }
     }
+}
+
+/// What a record carries, where that can be seen in a text of it; what is not content is cut off.
+///
+/// RFC 8446 section 5.2: the type is the text's last byte but for padding, which counts as a type of
+/// zero. TLS 1.2 has it in the header; a zero there has not come yet.
+fn content_type(keys: &Keys, text: &Undo, bytes: &mut &[u8]) -> Option<u8> {
+    if keys.framing().inner() == 0 {
+        return Some(text.front[0]).filter(|&kind| kind != 0);
+    }
+    if text.offset + small(bytes.len()) != keys.text_len(text.message_len) {
+        return None;
+    }
+    let (kind, content) = bytes.split_last()?;
+    *bytes = content;
+    Some(*kind)
 }
 
 const fn hash_id(seed: u64, queue: usize, id: L5oId) -> u64 {

@@ -11,6 +11,7 @@
 use abi::l5o::{L5oId, ResyncRequest};
 use abi::nvme_tcp::NvmeTcpState;
 use base::SeqNum;
+use smallvec::SmallVec;
 use wire::nvme::pdu::Rules;
 
 use super::buffers::Buffers;
@@ -52,7 +53,9 @@ pub(super) struct Receive {
     asked: Option<Asked>,
     /// What the paper's way expects.
     expected: SeqNum,
-    /// A record came that carries something else.
+    /// Records that seem to carry something else, and whose tags were not judged yet.
+    pub(super) foreign: SmallVec<[u64; 2]>,
+    /// A record came that does.
     pub(super) stopped: bool,
 }
 
@@ -74,6 +77,7 @@ impl Receive {
             search: Search::new(start),
             asked: None,
             expected: start,
+            foreign: SmallVec::new(),
             stopped: false,
         }
     }
