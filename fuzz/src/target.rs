@@ -124,8 +124,8 @@ mod tests {
         let script = script.concat().concat();
         let net = talk(&script);
         let mut counters = std::collections::BTreeMap::new();
-        net.subject.visit(&mut |name, value| drop(counters.insert(name, value)));
-        net.node.host.visit(&mut |name, value| drop(counters.insert(name, value)));
+        net.subject.visit(&mut |name, value| counters.extend([(name, value)]));
+        net.node.host.visit(&mut |name, value| counters.extend([(name, value)]));
         for (name, value) in [
             ("nvmet_writes", 2),
             ("nvmet_written_bytes", 8192),

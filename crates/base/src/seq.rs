@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// How far behind a mark may stay: further than any window of TCP reaches but one, and far from half
-/// of all numbers.
+/// How far behind a mark may stay: further than any window of TCP reaches but one, and far from
+/// half of all numbers.
 const FAR: i32 = 1 << 29;
 
 /// A TCP sequence number. Ordering is relative: `a.lt(b)` holds when `b` is less than 2^31 ahead of

@@ -107,8 +107,8 @@ fn a_record_of_another_kind_ends_the_work() {
     }
 }
 
-/// Where a record seems to end, and what it seems to carry, is known once its tag is right: here the
-/// header of a longer one is late, and the others' length is assumed for it.
+/// Where a record seems to end, and what it seems to carry, is known once its tag is right: here
+/// the header of a longer one is late, and the others' length is assumed for it.
 #[test]
 fn a_type_is_believed_with_the_tag() {
     for suite in SUITES {

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use abi::crypto::CryptoProvider;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;

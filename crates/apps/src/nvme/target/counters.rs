@@ -21,8 +21,8 @@ base::counters! {
         nvmet_tls_plain,
         /// Connections that ended since a PDU was wrong, as this side or the peer said.
         nvmet_connections_terminated,
-        /// Times that no more was taken of a connection, since its host had not acknowledged what it
-        /// was answered.
+        /// Times that no more was taken of a connection, since its host had not acknowledged what
+        /// it was answered.
         nvmet_stalls,
         /// Connections ended since no command came that connects them.
         nvmet_timeouts_connect,

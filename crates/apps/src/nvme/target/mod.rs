@@ -9,8 +9,8 @@
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
 //! `admin` with `features`, `pages` and `discovery`, `io` (operations); below them `controller`,
-//! `subsystem`, `answers`, `locks`, `buffers`, and `shared`, which all connections share. `link` is what is
-//! asked of the host.
+//! `subsystem`, `answers`, `locks`, `buffers`, and `shared`, which all connections share. `link` is
+//! what is asked of the host.
 //!
 //! There is no in-band authentication, no namespace management, no reservations, no firmware, no
 //! sanitize, no protection information, no copy; commands for them are refused.

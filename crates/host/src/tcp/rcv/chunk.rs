@@ -56,7 +56,7 @@ impl Chunk {
     }
 
     /// Bytes that were copied together.
-    pub(super) const fn joined(bytes: Vec<u8>) -> Self {
+    pub(super) fn joined(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
         Self { buf: Buffer::Joined(bytes), start: 0, end, origin: 0, opened: None, placed: None }
     }

@@ -311,9 +311,9 @@ impl Chain {
         }
     }
 
-    /// Lets go of what is complete, and of the oldest where there is too much, or where it is so old
-    /// that its place could be taken for one that is still to come. `high` is the end of the latest
-    /// packet.
+    /// Lets go of what is complete, and of the oldest where there is too much, or where it is so
+    /// old that its place could be taken for one that is still to come. `high` is the end of the
+    /// latest packet.
     pub(super) fn compact(&mut self, high: SeqNum, tools: &Tools, counters: &mut L5oCounters) {
         self.floor = self.floor.follow(high);
         if self.next.is_far_before(high) {

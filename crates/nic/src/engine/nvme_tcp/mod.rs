@@ -387,8 +387,8 @@ impl Receive {
 
 /// What a record carries, where that can be seen in a text of it; what is not content is cut off.
 ///
-/// RFC 8446 section 5.2: the type is the text's last byte but for padding, which counts as a type of
-/// zero. TLS 1.2 has it in the header; a zero there has not come yet.
+/// RFC 8446 section 5.2: the type is the text's last byte but for padding, which counts as a type
+/// of zero. TLS 1.2 has it in the header; a zero there has not come yet.
 fn content_type(keys: &Keys, text: &Undo, bytes: &mut &[u8]) -> Option<u8> {
     if keys.framing().inner() == 0 {
         return Some(text.front[0]).filter(|&kind| kind != 0);

@@ -218,7 +218,8 @@ fn ranges_are_deallocated() {
     assert_eq!(content(&rig, 4, 3), pattern(0, 3));
     assert_eq!(content(&rig, 3, 1)[0], 3);
     assert_eq!(rig.disk.did.len(), 2);
-    // As Linux describes them: room for 256, whatever their number; in the capsule and behind an R2T.
+    // As Linux describes them: room for 256, whatever their number; in the capsule and behind an
+    // R2T.
     let roomy = |cid, sgl: fn(u32) -> Sgl, len: u32| {
         let (command, mut data) = manage(cid, &[(30, 1), (32, 2)], true);
         data.resize(len as usize, 0xff);
