@@ -278,8 +278,12 @@ fn pieces(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     (0..len.div_ceil(most)).map(move |index| (index * most, most.min(len - index * most)))
 }
 
-/// What NBD calls an error.
+/// What NBD calls an error, whether or not it is worth another try.
 const fn errno(error: Error) -> Errno {
+    let error = match error {
+        Error::Status(status) => Error::Status(status.code()),
+        other => other,
+    };
     match error {
         Error::Status(Status::CAPACITY_EXCEEDED | Status::LBA_OUT_OF_RANGE) | Error::OutOfRange => {
             Errno::NoSpace
@@ -293,6 +297,13 @@ const fn errno(error: Error) -> Errno {
 mod tests {
     use super::super::session::tests::{complete, somewhere};
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_called_so() {
+        let full = Error::Status(Status::CAPACITY_EXCEEDED.do_not_retry());
+        assert_eq!(errno(full), Errno::NoSpace);
+        assert_eq!(errno(Error::Status(Status::INTERNAL)), Errno::Io);
+    }
 
     #[test]
     fn clients_are_bounded() {
