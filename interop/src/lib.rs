@@ -29,7 +29,7 @@ pub use curl::{Download, Paused, Response, Url};
 pub use daemon::Daemon;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
-pub use nvme::fio_report;
+pub use nvme::{fio_report, nvme_initiator, nvme_target};
 pub use server::{ADDR, Ended, PEER, Server, outboard};
 pub use tool::{Watchdog, finish, good, printed, run, said};
 pub use vm::{VM_ADDR, Vm};

@@ -1,7 +1,8 @@
 //! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
 use interop::{
-    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, outboard, printed, sha256,
+    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, nvme_initiator,
+    nvme_target, outboard, printed, sha256,
 };
 use std::path::Path;
 use std::process::Command;
@@ -30,10 +31,7 @@ impl Lab {
     }
 
     fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> Server {
-        let disk = files.path().join("disk");
-        // What the virtual machine answers comes by the kernel's end of the TAP device.
-        let all = ["--gateway", PEER, "--namespace", disk.to_str().expect("UTF-8")];
-        Server::nvme_target(netns, &[&all, options].concat())
+        nvme_target(netns, &files.path().join("disk"), options)
     }
 
     fn vm(&self, script: &str) -> Vm {
@@ -242,11 +240,9 @@ fn a_file_system_through_nbd() {
     let lab = Lab::start(&["--block-size", "512"]);
     lab.server.netns().forward();
     let control = lab.scratch.path().join("initiator");
-    let mut command = outboard(lab.server.netns());
-    command.args(["nvme", "nbd", ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
-    command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--data-digest"]);
-    command.args(["--ctrl-loss-timeout", "30", "--json"]);
-    command.arg("--control").arg(control).stdout(std::process::Stdio::piped());
+    let mut command = nvme_initiator(lab.server.netns(), "nbd", ADDR, &control);
+    command.args(["--data-digest", "--ctrl-loss-timeout", "30", "--json"]);
+    command.stdout(std::process::Stdio::piped());
     let mut nbd = command.spawn().expect("it runs");
     let _watchdog = Watchdog::of(&nbd);
     let mut line = String::new();

@@ -2,8 +2,8 @@
 //! at either end, and targets that die. Every block that is read is compared with what was written.
 
 use interop::{
-    ADDR, Counters, Files, Netns, Server, Watchdog, finish, fio_report, good, outboard, printed,
-    run, sha256,
+    ADDR, Counters, Files, Netns, Server, Watchdog, finish, fio_report, good, nvme_initiator,
+    nvme_target, outboard, printed, run, sha256,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,18 +13,6 @@ use std::sync::Arc;
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Bytes of the namespace: more than any cell uses at one time.
 const DISK: u64 = 512 << 20;
-
-/// The initiator's end of the network, with the kernel between it and the target.
-const INITIATOR: [&str; 8] = [
-    "--wire",
-    "tap:ob1",
-    "--addr",
-    "10.78.0.2/24",
-    "--peer",
-    "10.78.0.1/24",
-    "--gateway",
-    "10.78.0.1",
-];
 
 /// A target on an empty file, and a network with room for an initiator.
 struct Lab {
@@ -42,9 +30,7 @@ impl Lab {
     }
 
     fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> Server {
-        let disk = files.path().join("disk");
-        let all = ["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
-        Server::nvme_target(netns, &[&all, options].concat())
+        nvme_target(netns, &files.path().join("disk"), options)
     }
 
     /// Another target takes the place of this one, which was killed.
@@ -54,12 +40,11 @@ impl Lab {
     }
 
     fn initiator(&self, verb: &str) -> Command {
-        let mut command = outboard(self.server.netns());
-        command.args(["nvme", verb, ADDR]).args(INITIATOR);
+        let control = self.path("initiator");
+        let mut command = nvme_initiator(self.server.netns(), verb, ADDR, &control);
         if verb != "discover" {
             command.args(["--ctrl-loss-timeout", "30"]);
         }
-        command.arg("--control").arg(self.path("initiator"));
         command
     }
 
@@ -329,9 +314,9 @@ fn what_cannot_be_done() {
     }
     let none = "10.77.0.2:81";
     for verb in ["list", "discover"] {
-        let mut command = outboard(lab.server.netns());
-        command.args(["nvme", verb, none, "--control"]).arg(lab.path("initiator"));
-        fails(command.args(INITIATOR), 69, "10.77.0.2:81: connection refused");
+        let control = lab.path("initiator");
+        let mut command = nvme_initiator(lab.server.netns(), verb, none, &control);
+        fails(&mut command, 69, "10.77.0.2:81: connection refused");
     }
     let kept = std::fs::read_to_string(out).expect("it is there");
     assert_eq!(kept, "kept", "what reads nothing writes nothing");
@@ -357,9 +342,9 @@ fn nbd_lives_as_long_as_its_target() {
     netns.forward();
     let target = || Lab::target(Arc::clone(&netns), &files, &[]);
     let server = target();
-    let mut nbd = outboard(&netns);
-    nbd.args(["nvme", "nbd", ADDR, "--listen", "127.0.0.1:0"]).args(INITIATOR);
-    nbd.args(["--ctrl-loss-timeout", "10", "--control"]).arg(files.path().join("initiator"));
+    let control = files.path().join("initiator");
+    let mut nbd = nvme_initiator(&netns, "nbd", ADDR, &control);
+    nbd.args(["--listen", "127.0.0.1:0", "--ctrl-loss-timeout", "10"]);
     let mut nbd = nbd.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     let _watchdog = Watchdog::of(&nbd);
     let line = |from: &mut dyn BufRead| {
@@ -412,9 +397,9 @@ fn nbd_lives_as_long_as_its_target() {
 #[test]
 fn fio_ends_with_its_target() {
     let lab = Lab::start(&[]);
-    let mut fio = outboard(lab.server.netns());
-    fio.args(["nvme", "fio", ADDR, "--requests", "100000000", "--ctrl-loss-timeout", "0"]);
-    fio.args(INITIATOR).arg("--control").arg(lab.path("initiator"));
+    let control = lab.path("initiator");
+    let mut fio = nvme_initiator(lab.server.netns(), "fio", ADDR, &control);
+    fio.args(["--requests", "100000000", "--ctrl-loss-timeout", "0"]);
     let fio = fio.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     assert!((0..2000).any(|_| lab.server.stat().get("nvmet_reads") > 0), "it reads");
     lab.server.stop();

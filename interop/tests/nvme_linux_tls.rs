@@ -2,7 +2,8 @@
 //! shakes hands, kTLS is Linux's record layer. All of it runs in a virtual machine.
 
 use interop::{
-    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, fio_report, outboard, printed, sha256,
+    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, fio_report, nvme_target, outboard, printed,
+    sha256,
 };
 use std::sync::Arc;
 
@@ -68,11 +69,9 @@ impl Lab {
         let files = Files::new(TMP);
         let disk = files.sparse("disk", 48 << 20);
         let key = format!("{HOST}={KEY}");
-        let disk = disk.to_str().expect("UTF-8");
-        let all = ["--gateway", PEER, "--namespace", disk, "--tls-psk", &key];
-        let derivation = ["--tls-psk-derivation", "libnvme"];
-        let options = [&all[..], &derivation, options].concat();
-        Self { server: Server::nvme_target(Arc::new(Netns::new()), &options), files }
+        let all = ["--tls-psk", &key, "--tls-psk-derivation", "libnvme"];
+        let options = [&all[..], options].concat();
+        Self { server: nvme_target(Arc::new(Netns::new()), &disk, &options), files }
     }
 
     fn run(&self, script: &str) -> String {

@@ -2,7 +2,9 @@
 //! keys, offload and none, bad wires, whoever is not let in; and Wireshark, which opens a capture
 //! with the key log.
 
-use interop::{ADDR, Files, Netns, Server, fio_report, good, outboard, printed, run, said};
+use interop::{
+    ADDR, Files, Netns, Server, fio_report, good, nvme_initiator, nvme_target, printed, run, said,
+};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -28,19 +30,17 @@ impl Lab {
     fn start(options: &[&str]) -> Self {
         let files = Files::new(TMP);
         let disk = files.sparse("disk", DISK);
-        let all = ["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
         let netns = Netns::new();
         // The kernel is between the TAP devices.
         netns.forward();
-        Self { server: Server::nvme_target(Arc::new(netns), &[&all, options].concat()), files }
+        Self { server: nvme_target(Arc::new(netns), &disk, options), files }
     }
 
     /// A verb of an initiator.
     fn command(&self, verb: &str, options: &[&str]) -> Command {
-        let mut command = outboard(self.server.netns());
-        command.args(["nvme", verb, ADDR, "--wire", "tap:ob1", "--addr", "10.78.0.2/24"]);
-        command.args(["--peer", "10.78.0.1/24", "--gateway", "10.78.0.1", "--control"]);
-        command.arg(self.files.path().join("initiator")).args(options);
+        let control = self.files.path().join("initiator");
+        let mut command = nvme_initiator(self.server.netns(), verb, ADDR, &control);
+        command.args(options);
         command
     }
 
