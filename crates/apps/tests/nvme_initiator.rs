@@ -800,6 +800,18 @@ fn a_controller_that_will_not() {
     net.initiator.connect(&mut net.client.host, net.now);
     net.run_ms(100);
     assert_eq!(net.events, [Event::Failed(Loss::Authentication)]);
+    // It gives no digests, and they were asked for.
+    for (header_digest, data_digest) in [(false, true), (true, false), (true, true)] {
+        let mut net = Net::new(Config { header_digest, data_digest, ..config() });
+        net.target.digests = false;
+        net.initiator.connect(&mut net.client.host, net.now);
+        net.run_ms(100);
+        let kind = if header_digest { "header" } else { "data" };
+        assert_eq!(net.events, [Event::Failed(Loss::NoDigests(kind))]);
+        let text = format!("the target gives no {kind} digests; try without --{kind}-digest");
+        assert_eq!(Loss::NoDigests(kind).to_string(), text);
+        assert_eq!((net.counter("connects_failed"), net.target.admin_log.len()), (1, 0));
+    }
     // Nobody answers.
     let mut net = Net::new(config());
     net.target.silent = true;

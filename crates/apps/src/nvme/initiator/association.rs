@@ -217,6 +217,7 @@ impl Association {
                 None => Loss::Connection(how),
             }),
             Some(Happened::Ready) => {
+                check_digests(cx, queue)?;
                 cx.counters.nvmei_tls_handshakes += u64::from(queue.channel.identity().is_some());
                 self.send_connect(cx, index).map(Some)
             }
@@ -613,6 +614,19 @@ impl Association {
 /// Whether a namespace is not there any more, or cannot be used: the others can.
 fn is_gone(status: Status) -> bool {
     status.code() == Status::INVALID_NAMESPACE || status.is_final()
+}
+
+/// Whether there are the digests that were asked for: without them nobody would notice damage that
+/// the user wants to be noticed. Linux's initiator ends there, too.
+fn check_digests(cx: &Cx<'_>, queue: &Queue) -> Result<(), Loss> {
+    let Some(agreed) = queue.channel.transport.negotiated() else { return Ok(()) };
+    if cx.config.header_digest && !agreed.header_digest {
+        return Err(Loss::NoDigests("header"));
+    }
+    if cx.config.data_digest && !agreed.data_digest {
+        return Err(Loss::NoDigests("data"));
+    }
+    Ok(())
 }
 
 /// Keep alives are sent twice as often as they have to come.

@@ -179,6 +179,9 @@ pub enum Loss {
     /// The controller lacks something that is needed.
     #[error("the controller is of no use: {0}")]
     Unusable(&'static str),
+    /// Digests were asked for, and the controller gives none: of headers, or of data.
+    #[error("the target gives no {0} digests; try without --{0}-digest")]
+    NoDigests(&'static str),
     /// No answer in time.
     #[error("no answer in time: {0}")]
     Timeout(&'static str),
@@ -196,7 +199,7 @@ impl Loss {
             // the target has started again.
             Self::Refused { step: IO_QUEUE, .. } => false,
             Self::Refused { status, .. } => status.is_final(),
-            Self::Authentication | Self::Unusable(_) => true,
+            Self::Authentication | Self::Unusable(_) | Self::NoDigests(_) => true,
             _ => false,
         }
     }

@@ -25,7 +25,7 @@ pub struct Config {
     pub psk: Option<Arc<dyn Handshakes>>,
     /// Sums digests that the device does not.
     pub crypto: Arc<dyn CryptoProvider>,
-    /// Headers shall have digests.
+    /// Headers shall have digests: a controller that gives none is not used. So with data.
     pub header_digest: bool,
     /// Data shall have digests.
     pub data_digest: bool,
