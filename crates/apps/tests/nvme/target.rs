@@ -12,7 +12,7 @@ use wire::nvme::command::{
     events, io,
 };
 use wire::nvme::fabrics::{Capabilities, ConnectResult, Fabrics, property};
-use wire::nvme::identify::{self, Controller, cns, oncs};
+use wire::nvme::identify::{self, Controller, Descriptor, cns, oncs};
 use wire::nvme::pdu::{COMMON_BYTES, Common, DataHeader, Fault, Header, IcResp, R2t, Rules};
 use wire::nvme::status::Status;
 
@@ -68,6 +68,10 @@ pub(crate) struct Target {
     pub(crate) digests: bool,
     pub(crate) ioccsz: u32,
     pub(crate) nguid: [u8; 16],
+    /// What the descriptors of its namespaces are, or how they are refused.
+    pub(crate) descriptors: Result<Vec<Descriptor>, Status>,
+    /// Blocks of a namespace, as it says.
+    pub(crate) blocks: u64,
     /// The namespaces.
     pub(crate) nsids: Vec<u32>,
     /// What they are next: each time that they are listed they change, while there are others.
@@ -97,6 +101,8 @@ impl Target {
             digests: true,
             ioccsz: 4 + 8192 / 16,
             nguid: [9; 16],
+            descriptors: Ok(Vec::new()),
+            blocks: BLOCKS,
             nsids: vec![1, 5],
             nsids_next: VecDeque::new(),
             logs: VecDeque::new(),
@@ -398,9 +404,12 @@ impl Target {
                 identify::write_namespaces(command.nsid, nsids, &mut page);
             }
             cns::NAMESPACE => {
-                let mut namespace = identify::Namespace::new(BLOCKS, SHIFT);
+                let mut namespace = identify::Namespace::new(self.blocks, SHIFT);
                 namespace.nguid = self.nguid;
                 namespace.write(&mut page);
+            }
+            cns::NAMESPACE_DESCRIPTORS => {
+                Descriptor::write_all(self.descriptors.as_deref().unwrap(), &mut page);
             }
             other => panic!("CNS {other:#x}"),
         }
@@ -422,6 +431,13 @@ impl Target {
                     && !self.nsids.contains(&command.nsid) =>
             {
                 let status = Status::INVALID_NAMESPACE.do_not_retry();
+                self.respond(host, socket, cid, 0, status);
+            }
+            admin::IDENTIFY
+                if Identify::of(command).cns == cns::NAMESPACE_DESCRIPTORS
+                    && self.descriptors.is_err() =>
+            {
+                let status = self.descriptors.clone().unwrap_err();
                 self.respond(host, socket, cid, 0, status);
             }
             admin::IDENTIFY => {

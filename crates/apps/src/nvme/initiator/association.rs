@@ -77,6 +77,7 @@ enum Step {
     ChangedLog,
     Namespaces,
     Namespace(u32),
+    Descriptors(u32),
     /// Nothing: I/O queues are connected, or all is done.
     Idle,
 }
@@ -96,6 +97,7 @@ impl Step {
             Self::ChangedLog => "list of changed namespaces",
             Self::Namespaces => "list of namespaces",
             Self::Namespace(_) => "Identify Namespace",
+            Self::Descriptors(_) => "descriptors of a namespace",
             Self::Idle => IO_QUEUE,
         }
     }
@@ -320,9 +322,8 @@ impl Association {
     ) -> Result<Progress, Loss> {
         let (step, status) = (self.step, completion.status);
         let none = step == Step::Events || step == Step::ChangedLog;
-        if let (Step::Namespace(_), true) = (step, is_gone(status)) {
-            cx.counters.nvmei_namespaces_skipped += 1;
-            return self.identify_namespace(cx, buffer);
+        if !status.is_success() && matches!(step, Step::Namespace(_) | Step::Descriptors(_)) {
+            return self.namespace_refused(cx, step, status, buffer);
         }
         if !status.is_success() && step != Step::Connect && !none {
             return Err(Loss::Refused { step: step.name(), status });
@@ -354,6 +355,7 @@ impl Association {
             Step::ChangedLog => self.list_namespaces(cx, 0, buffer),
             Step::Namespaces => self.namespaces_listed(cx, buffer),
             Step::Namespace(nsid) => self.namespace_identified(cx, nsid, buffer),
+            Step::Descriptors(nsid) => self.namespace_named(cx, nsid, buffer),
             Step::Transport | Step::Idle => Ok(Progress::Nothing),
         }
     }
@@ -609,11 +611,6 @@ impl Association {
         // Where there is no room for it, the end of the connections has to do.
         let _ = self.send(cx, 0, (Owner::SetUp, None), command, Data::None);
     }
-}
-
-/// Whether a namespace is not there any more, or cannot be used: the others can.
-fn is_gone(status: Status) -> bool {
-    status.code() == Status::INVALID_NAMESPACE || status.is_final()
 }
 
 /// Whether there are the digests that were asked for: without them nobody would notice damage that

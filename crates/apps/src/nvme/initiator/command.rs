@@ -19,7 +19,7 @@ pub(super) const IO_QUEUE: &str = "connect of an I/O queue";
 const RANGES_MAX: usize = 256;
 
 /// A namespace that the controller has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Namespace {
     /// Its identifier.
     pub nsid: u32,
@@ -29,8 +29,24 @@ pub struct Namespace {
     pub shift: u8,
     /// Its globally unique identifier; zeros for none.
     pub nguid: [u8; 16],
+    /// The short one; zeros for none.
+    pub eui64: [u8; 8],
+    /// Its UUID; zeros for none.
+    pub uuid: [u8; 16],
     /// It may not be written.
     pub write_protected: bool,
+}
+
+impl Namespace {
+    /// Whether it is the same as one of that number before: by what names it for ever, and where
+    /// nothing does, by its size.
+    pub(super) fn is_same(&self, before: &Self) -> bool {
+        let ids = |of: &Self| (of.nguid, of.eui64, of.uuid);
+        let named = ids(self) != ([0; 16], [0; 8], [0; 16]);
+        ids(self) == ids(before)
+            && self.shift == before.shift
+            && (named || self.blocks == before.blocks)
+    }
 }
 
 /// What is to be done. What gives data needs a buffer besides.

@@ -338,7 +338,7 @@ impl Initiator {
             _ => {}
         }
         let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
-        let none = Namespace { nsid, blocks: 0, shift: 9, nguid: [0; 16], write_protected: false };
+        let none = Namespace { nsid, shift: 9, ..Namespace::default() };
         let namespace = match self.namespaces.get(&nsid) {
             Some(namespace) => *namespace,
             None if !request.is_io() => none,
@@ -398,9 +398,7 @@ impl Initiator {
         self.namespaces.clone_from(&association.namespaces);
         self.limits = Some(association.limits);
         let same = |before: &Namespace| {
-            self.namespaces
-                .get(&before.nsid)
-                .is_some_and(|now| (now.shift, now.nguid) == (before.shift, before.nguid))
+            self.namespaces.get(&before.nsid).is_some_and(|now| now.is_same(before))
         };
         let held = self.requests.iter().filter(|(_, pending)| pending.held);
         let waiting = self.ready.iter().flatten().chain(held.map(|(serial, _)| serial));

@@ -4,7 +4,8 @@
 
 use abi::aligned::AlignedBuf;
 use wire::nvme::command::{Command, Identify, admin};
-use wire::nvme::identify::{self, NAMESPACES_MAX, cns};
+use wire::nvme::identify::{self, Descriptor, NAMESPACES_MAX, cns};
+use wire::nvme::status::Status;
 
 use super::super::command::{Loss, Namespace};
 use super::{Association, Cx, Progress, Step};
@@ -55,7 +56,7 @@ impl Association {
     }
 
     /// Asks about the next namespace of the list.
-    pub(super) fn identify_namespace(
+    fn identify_namespace(
         &mut self,
         cx: &mut Cx<'_>,
         buffer: Option<AlignedBuf>,
@@ -93,9 +94,62 @@ impl Association {
                 blocks: said.nsze,
                 shift: format.shift,
                 nguid: said.nguid,
+                eui64: said.eui64,
+                uuid: [0; 16],
                 write_protected: said.nsattr & 1 != 0,
             };
             self.namespaces.insert(nsid, namespace);
+            let cns = cns::NAMESPACE_DESCRIPTORS;
+            let identify = Identify { cns, ..Identify::default() };
+            let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
+            return self.ask_for(cx, Step::Descriptors(nsid), command, buffer);
+        }
+        self.identify_namespace(cx, buffer)
+    }
+
+    /// The descriptors of a namespace have come: some targets, Linux's among them, say what names
+    /// it nowhere else.
+    pub(super) fn namespace_named(
+        &mut self,
+        cx: &mut Cx<'_>,
+        nsid: u32,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
+        if let Some(namespace) = self.namespaces.get_mut(&nsid) {
+            for descriptor in page.into_iter().flat_map(Descriptor::parse_all) {
+                match descriptor {
+                    Descriptor::Uuid(uuid) => namespace.uuid = uuid,
+                    Descriptor::Nguid(nguid) => namespace.nguid = nguid,
+                    Descriptor::Eui64(eui64) => namespace.eui64 = eui64,
+                    Descriptor::Csi(_) => {}
+                }
+            }
+        }
+        self.identify_namespace(cx, buffer)
+    }
+
+    /// A namespace was asked about in vain. Where it is gone, or of no use, the others are not.
+    pub(super) fn namespace_refused(
+        &mut self,
+        cx: &mut Cx<'_>,
+        step: Step,
+        status: Status,
+        buffer: Option<AlignedBuf>,
+    ) -> Result<Progress, Loss> {
+        let gone = status.code() == Status::INVALID_NAMESPACE;
+        match step {
+            Step::Descriptors(nsid) if gone => {
+                self.namespaces.remove(&nsid);
+                cx.counters.nvmei_namespaces_skipped += 1;
+            }
+            // Controllers before NVMe 1.3 have none.
+            Step::Descriptors(_) if status.is_final() || status.code() == Status::INVALID_FIELD => {
+            }
+            Step::Namespace(_) if gone || status.is_final() => {
+                cx.counters.nvmei_namespaces_skipped += 1;
+            }
+            _ => return Err(Loss::Refused { step: step.name(), status }),
         }
         self.identify_namespace(cx, buffer)
     }
