@@ -536,6 +536,29 @@ fn keys_that_change_again_and_again() {
     }
 }
 
+/// Without data between them only so many keys are followed: each costs us one.
+#[test]
+fn keys_that_change_for_nothing() {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    for round in 0..3 {
+        for _ in 0..32 {
+            world.client.refresh_traffic_keys().unwrap();
+            assert_eq!(world.run(), None);
+        }
+        if round < 2 {
+            world.client.writer().write_all(b"x").unwrap();
+            assert_eq!(world.run(), None);
+        }
+    }
+    assert_eq!(world.t.app_read(), b"xx");
+    assert_eq!(world.counter("tls_rx_rekey_ok"), 96);
+    world.client.refresh_traffic_keys().unwrap();
+    let error = world.run().expect("the client was told");
+    assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
+    assert_eq!(world.t.error(), Some(SocketError::Tls(Alert::UnexpectedMessage)));
+    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_alerts_sent")), (96, 1));
+}
+
 /// The traffic secrets of a handshake, as rustls logs them: (client's, server's).
 #[derive(Debug, Default)]
 struct Logged(Mutex<[Vec<u8>; 2]>);

@@ -410,7 +410,7 @@ impl Session {
                 }
             }
             content::APPLICATION_DATA => {
-                open.empty_records = 0;
+                open.note_data();
                 cx.out.counters.tls_rx_bytes += text.len() as u64;
                 self.plain_bytes += text.len();
                 self.plain.push_back(text);

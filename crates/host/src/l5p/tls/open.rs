@@ -25,6 +25,10 @@ pub(super) const LIMIT_MARGIN: u64 = 1024;
 /// Records that a key of unknown origin may seal: RFC 8446 section 5.5, rounded down.
 const ATTACHED_LIMIT: u64 = 1 << 23;
 
+/// Messages after the handshake without data between them: a change of key costs us a new AEAD, and
+/// may have the device make a new context. BoringSSL has the same limit on those.
+const MESSAGES_MAX: u8 = 32;
+
 /// Messages after the handshake: RFC 8446 section 4, RFC 5246 section 7.4.
 const HELLO_REQUEST: u8 = 0;
 const CLIENT_HELLO: u8 = 1;
@@ -152,6 +156,8 @@ pub(super) struct Open {
     /// Part of a message after the handshake.
     pub(super) message: Vec<u8>,
     pub(super) empty_records: u8,
+    /// Messages after the handshake since the last data.
+    messages: u8,
 }
 
 /// What messages after the handshake brought about.
@@ -171,7 +177,16 @@ impl Open {
         let (version, tx_limit) = kernel.limits()?;
         let tx = Half::of_secrets(crypto, version, &secrets.tx)?;
         let rx = Half::of_secrets(crypto, version, &secrets.rx)?;
-        Some(Self { tx, rx, kernel, version, tx_limit, message: Vec::new(), empty_records: 0 })
+        Some(Self {
+            tx,
+            rx,
+            kernel,
+            version,
+            tx_limit,
+            message: Vec::new(),
+            empty_records: 0,
+            messages: 0,
+        })
     }
 
     /// A session whose keys somebody else has agreed on.
@@ -192,6 +207,7 @@ impl Open {
             tx_limit,
             message: Vec::new(),
             empty_records: 0,
+            messages: 0,
         })
     }
 
@@ -212,6 +228,11 @@ impl Open {
         conn.write_all(out.into());
     }
 
+    /// Data came: what carries none may come again.
+    pub(super) const fn note_data(&mut self) {
+        (self.empty_records, self.messages) = (0, 0);
+    }
+
     /// Acts on whole messages after the handshake.
     pub(super) fn handle_messages(
         &mut self,
@@ -225,6 +246,10 @@ impl Open {
                 return Err(Alert::DecodeError);
             }
             let Some(body) = self.message.get(4..4 + len) else { break };
+            self.messages += 1;
+            if self.messages > MESSAGES_MAX {
+                return Err(Alert::UnexpectedMessage);
+            }
             match (self.version, kind, &mut self.kernel) {
                 (Version::Tls13, KEY_UPDATE, _) => {
                     changes.tx_wanted = match body {

@@ -127,7 +127,7 @@ impl Session {
         counters.tls_rx_records_full += 1;
         self.rx_records[0] += 1;
         if is_data {
-            open.empty_records = 0;
+            open.note_data();
             counters.tls_rx_bytes += content as u64;
             discard(rcv, out, front);
             self.clear = Some(Clear { left: content, trailer: len - front - content });
