@@ -51,6 +51,12 @@ pub struct OverTls {
     pub skip: u32,
 }
 
+/// The host's name for a buffer that it lends. No other of a connection has it, but for one that
+/// was lent 2^32 buffers before: a tag is used again while frames with claims about the buffer
+/// before are still unread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DdpId(pub u32);
+
 /// `ulp_ddp_ops::setup`: data that comes under a tag goes to a buffer.
 #[derive(Debug)]
 pub struct DdpSetup {
@@ -60,6 +66,8 @@ pub struct DdpSetup {
     pub flow: FlowId,
     /// What the data comes under: `CCCID` in C2HData, `TTAG` in H2CData.
     pub tag: u16,
+    /// The buffer's name.
+    pub id: DdpId,
     /// `DATAO` of the buffer's first byte.
     pub offset: u32,
     /// Bytes that are awaited, from the first on: at most the buffer's length.
@@ -75,8 +83,8 @@ impl DdpSetup {
     /// The answer of a device that will not have the buffer.
     #[must_use]
     pub fn refuse(self, why: Refusal) -> DdpTeardownDone {
-        let Self { context, flow, tag, buffer, .. } = self;
-        DdpTeardownDone { context, flow, tag, buffer, refused: Some(why) }
+        let Self { context, flow, tag, id, buffer, .. } = self;
+        DdpTeardownDone { context, flow, tag, id, buffer, refused: Some(why) }
     }
 }
 
@@ -91,6 +99,8 @@ pub struct DdpTeardownDone {
     pub flow: FlowId,
     /// The tag.
     pub tag: u16,
+    /// The buffer's name.
+    pub id: DdpId,
     /// The buffer.
     pub buffer: AlignedBuf,
     /// Why it was never used.
@@ -117,8 +127,8 @@ pub struct Placed {
 pub struct Placement {
     /// The bytes.
     pub range: Range<u32>,
-    /// The tag of the buffer.
-    pub tag: u16,
+    /// The buffer.
+    pub id: DdpId,
     /// `DATAO` of the first of them.
     pub offset: u32,
 }

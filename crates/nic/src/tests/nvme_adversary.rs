@@ -3,7 +3,7 @@
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oId, ResyncMode};
-use abi::nvme_tcp::{DdpSetup, NvmeTcpState, OverTls};
+use abi::nvme_tcp::{DdpId, DdpSetup, NvmeTcpState, OverTls};
 use abi::port::RxFrame;
 use abi::{Checksum, Event, FlowId, Op, PacketPool};
 use alloc::boxed::Box;
@@ -113,8 +113,8 @@ fn op() -> impl Strategy<Value = Op> {
     let setup = (id(), 0..4_u16, number(), number(), there, 1..3_usize).prop_map(
         |(context, tag, offset, len, there, pages)| {
             let buffer = AlignedBuf::new(pages);
-            let flow = FlowId(u64::from(tag));
-            Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, offset, len, there, buffer }))
+            let (flow, id) = (FlowId(u64::from(tag)), DdpId(offset));
+            Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, there, buffer }))
         },
     );
     prop_oneof![

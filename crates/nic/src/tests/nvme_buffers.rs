@@ -2,7 +2,7 @@
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
+use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
 use abi::{Event, FlowId, Op, Refusal};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,7 +16,8 @@ use crate::{DeviceConfig, L5oConfig};
 
 fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
     let buffer = AlignedBuf::new(pages);
-    Op::DdpSetup(Box::new(DdpSetup { context, flow: FLOW, tag, offset, len, there: 0, buffer }))
+    let (flow, id) = (FLOW, DdpId(tag.into()));
+    Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, there: 0, buffer }))
 }
 
 /// The same, with the first bytes there already.
@@ -213,8 +214,8 @@ fn data_that_does_not_fit_is_left() {
         flow.setup(1, 0, 4096);
         flow.setup(2, 400, 100);
         flow.deliver(0..flow.wire.len());
-        let placed: Vec<(u16, u32)> =
-            flow.placed.as_ref().unwrap().placements.iter().map(|p| (p.tag, p.offset)).collect();
+        let placed: Vec<(u32, u32)> =
+            flow.placed.as_ref().unwrap().placements.iter().map(|p| (p.id.0, p.offset)).collect();
         assert_eq!(placed, [(1, 0), (2, 400)]);
         assert_eq!(flow.verified.len(), 6, "digests are checked all the same");
         assert_eq!(flow.returned.len(), 1);

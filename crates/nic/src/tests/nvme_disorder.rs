@@ -2,7 +2,7 @@
 //! paper's way and by ours, and that every claim is right.
 
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{NvmeTcpState, Placement};
+use abi::nvme_tcp::{DdpId, NvmeTcpState, Placement};
 use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
@@ -105,7 +105,10 @@ fn a_guess_is_proved_by_what_fills_the_hole() {
     // The first that is found whole is a response: it may be anything. The data that follows goes
     // to a buffer that awaits it.
     let first = u32::try_from(starts[8] - to).unwrap() + 24;
-    assert_eq!(placed.placements[0], Placement { range: first..first + 400, tag: 4, offset: 0 });
+    assert_eq!(
+        placed.placements[0],
+        Placement { range: first..first + 400, id: DdpId(4), offset: 0 }
+    );
     assert_eq!(flow.verified, [0, starts[8]]);
     let asked = core::mem::take(&mut flow.requests);
     assert_eq!(asked, [SeqNum(START.wrapping_add(u32::try_from(starts[7]).unwrap()))]);

@@ -2,7 +2,7 @@
 //! exact exchanges.
 
 use abi::l5o::ResyncMode;
-use abi::nvme_tcp::Placement;
+use abi::nvme_tcp::{DdpId, Placement};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -110,8 +110,8 @@ fn what_is_said_and_counted() {
         let placed = flow.placed.clone().unwrap();
         // 24 bytes of header, 4 of digest; then the next PDU's after 700 of data and 4 of digest.
         let expected = [
-            Placement { range: 28..728, tag: 1, offset: 0 },
-            Placement { range: 760..800, tag: 2, offset: 512 },
+            Placement { range: 28..728, id: DdpId(1), offset: 0 },
+            Placement { range: 760..800, id: DdpId(2), offset: 512 },
         ];
         assert_eq!(placed.placements[..], expected);
         assert_eq!(flow.verified, [0]);
@@ -250,7 +250,7 @@ fn the_papers_figure_8() {
     flow.deliver(4000..starts[3]);
     let placed = flow.placed.clone().unwrap();
     assert_eq!(placed.placements.len(), 1);
-    assert_eq!((placed.placements[0].tag, placed.placements[0].range.start), (1, 0));
+    assert_eq!((placed.placements[0].id, placed.placements[0].range.start), (DdpId(1), 0));
     assert_eq!(flow.verified, [0; 0], "of PDUs with a part that was not summed nothing is said");
     flow.moved();
     // (c): the header is lost.

@@ -4,7 +4,7 @@
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider as _;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpState, OverTls, Placed};
+use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpState, OverTls, Placed};
 use abi::port::RxFrame;
 use abi::{Checksum, Event, FlowId, Op, PacketPool, Received};
 use alloc::boxed::Box;
@@ -253,7 +253,8 @@ impl Flow {
     pub(super) fn setup(&mut self, tag: u16, offset: u32, len: usize) {
         let buffer = AlignedBuf::new(len.div_ceil(4096));
         let len = u32::try_from(len).unwrap();
-        let setup = DdpSetup { context: CONTEXT, flow: FLOW, tag, offset, len, there: 0, buffer };
+        let (context, flow, id) = (CONTEXT, FLOW, DdpId(tag.into()));
+        let setup = DdpSetup { context, flow, tag, id, offset, len, there: 0, buffer };
         self.rig.op(0, Op::DdpSetup(Box::new(setup)));
         self.offsets.insert(tag, offset);
         self.collect();
@@ -357,7 +358,8 @@ impl Flow {
                 assert!(range.start >= end && !range.is_empty() && range.end <= len);
                 end = range.end;
                 for (nth, claim) in (0_u32..).zip(&mut claims[range]) {
-                    *claim = Some((placement.tag, placement.offset.wrapping_add(nth)));
+                    let tag = u16::try_from(placement.id.0).unwrap();
+                    *claim = Some((tag, placement.offset.wrapping_add(nth)));
                 }
             }
             for pos in &placed.verified {

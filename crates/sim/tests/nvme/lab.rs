@@ -199,6 +199,17 @@ impl Lab {
         self.flying.insert((self.now + after, self.frames), (to, frame));
     }
 
+    /// The frames with payload on their way to a machine, in the order of their arrival.
+    pub(crate) fn flying_to(&mut self, to: usize) -> Vec<&mut Vec<u8>> {
+        // Ethernet, IPv4, and TCP with timestamps.
+        let bare = 14 + 20 + 32;
+        let there = self
+            .flying
+            .values_mut()
+            .filter(|(whom, frame)| (*whom, frame.len() > bare) == (to, true));
+        there.map(|flying| &mut flying.1).collect()
+    }
+
     /// Runs until `done` says so, or for that much virtual time; says whether it did.
     pub(crate) fn run<A: App, B: App>(
         &mut self,

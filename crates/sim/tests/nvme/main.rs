@@ -2,6 +2,7 @@
 //! digests and without, by the device and in software.
 
 mod again;
+mod claims;
 mod disk;
 mod hostile;
 mod lab;

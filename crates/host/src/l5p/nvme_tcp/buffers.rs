@@ -14,6 +14,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::aligned::AlignedBuf;
+use abi::nvme_tcp::DdpId;
 use wire::nvme::pdu::DataHeader;
 
 /// PDUs, and pieces of data, that may wait for a buffer before it is asked for: more than a MiB has
@@ -52,6 +53,8 @@ pub(super) struct Awaited {
     there: u32,
     /// Bytes that the device has placed since then.
     placed: u32,
+    /// As what the device got it last.
+    lent_as: Option<DdpId>,
     place: Place,
     /// Pieces that do not touch, in the order of their offsets.
     stash: Vec<(u32, Vec<u8>)>,
@@ -77,6 +80,22 @@ impl Awaited {
     /// The device has placed so many bytes more.
     pub(super) const fn note_placed(&mut self, bytes: u32) {
         self.placed += bytes;
+    }
+
+    /// Whether the device says that it has placed a byte just where it belongs: in this buffer, and
+    /// not in one that had the tag before.
+    pub(super) fn holds(&self, placed: Option<(DdpId, u32)>, offset: u32) -> bool {
+        placed.is_some_and(|(id, at)| self.lent_as == Some(id) && at == offset)
+    }
+
+    /// Whether the device has it, under this name.
+    pub(super) fn is_lent_as(&self, id: DdpId) -> bool {
+        !self.is_here() && self.lent_as == Some(id)
+    }
+
+    /// The device has it, under this name.
+    pub(super) const fn note_lent(&mut self, id: DdpId) {
+        self.lent_as = Some(id);
     }
 
     /// Whether the device has placed all of it, so that the buffer comes back unasked.
@@ -183,12 +202,12 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Awaits data under a tag. `buffer` is none where the device has it.
+    /// Awaits data under a tag. `lent` is what the device has the buffer as, or the buffer.
     pub(super) fn insert(
         &mut self,
         tag: u16,
         (offset, len): (u32, u32),
-        buffer: Option<AlignedBuf>,
+        lent: Result<DdpId, AlignedBuf>,
     ) {
         if self.by_tag.len() <= usize::from(tag) {
             self.by_tag.resize_with(usize::from(tag) + 1, || None);
@@ -199,7 +218,8 @@ impl Buffers {
             received: 0,
             there: 0,
             placed: 0,
-            place: buffer.map_or(Place::Lent, Place::Here),
+            lent_as: lent.as_ref().ok().copied(),
+            place: lent.map_or_else(Place::Here, |_| Place::Lent),
             stash: Vec::new(),
             unchecked: VecDeque::new(),
             unwanted: false,

@@ -8,9 +8,10 @@
 //! can: `port` is what the host keeps of it. Software does the rest, to the same bytes.
 //!
 //! What the device says is checked against the headers, which are always read here: a byte counts
-//! as placed only where the device placed it under the tag and at the offset that the PDU's own
-//! header has. What is wrong in a PDU ends the connection by a terminate request. No command is
-//! looked at here, and nothing waits for a time but the exchange of ICReq and ICResp.
+//! as placed only where the device placed it in the buffer that the PDU's tag stands for when its
+//! header is read, and at the offset that the header has. What is wrong in a PDU ends the
+//! connection by a terminate request. No command is looked at here, and nothing waits for a time
+//! but the exchange of ICReq and ICResp.
 //!
 //! Files: `receive` (what comes), `buffers` (where data goes), `send` (what goes), `tx` (the send
 //! stream, and the device's part in that), `port`.
@@ -294,8 +295,8 @@ impl Transport {
         if self.buffers.get(tag).is_some() || len as usize > buffer.len() || len == 0 {
             return Some(buffer);
         }
-        let here = host.nvme_lend(self.socket, (tag, offset, len, 0), buffer);
-        self.buffers.insert(tag, (offset, len), here);
+        let lent = host.nvme_lend(self.socket, (tag, offset, len, 0), buffer);
+        self.buffers.insert(tag, (offset, len), lent);
         None
     }
 
@@ -390,7 +391,7 @@ impl Transport {
     fn take_back(&mut self, host: &mut Host) {
         while let Some(done) = host.nvme_port(self.socket).and_then(|port| port.back.pop_front()) {
             let tag = done.tag;
-            let Some(awaited) = self.buffers.get_mut(tag).filter(|a| !a.is_here()) else {
+            let Some(awaited) = self.buffers.get_mut(tag).filter(|a| a.is_lent_as(done.id)) else {
                 continue;
             };
             let asked = awaited.is_coming();

@@ -14,7 +14,9 @@ use alloc::collections::VecDeque;
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oRefused, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, OverTls, Placed};
+use abi::nvme_tcp::{
+    DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, OverTls, Placed,
+};
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
@@ -37,6 +39,8 @@ pub(crate) struct Port {
     /// Where its stream begins in records of TLS.
     from: Option<NextRecord>,
     made: PerSecond,
+    /// The name of the buffer that was lent last.
+    lent: DdpId,
     /// Buffers that came back.
     pub(super) back: VecDeque<DdpTeardownDone>,
     /// Where the device thinks that a PDU begins.
@@ -50,6 +54,7 @@ impl Port {
             again: false,
             from: None,
             made: PerSecond::default(),
+            lent: DdpId(0),
             back: VecDeque::new(),
             asked: None,
         }
@@ -150,28 +155,31 @@ impl Host {
         self.nvme_port(socket)?.rx.ok()
     }
 
-    /// Lends the device a buffer of which the bytes `there` have come; gives it back where there is
-    /// no context.
+    /// Lends the device a buffer of which the bytes `there` have come, and gives its name; gives it
+    /// back where there is no context.
     pub(super) fn nvme_lend(
         &mut self,
         socket: SocketId,
         (tag, offset, len, there): (u16, u32, u32, u32),
         buffer: AlignedBuf,
-    ) -> Option<AlignedBuf> {
+    ) -> Result<DdpId, AlignedBuf> {
         let worth =
             |limits: NvmeTcpLimits| limits.buffers_max > 0 && len - there >= limits.io_threshold;
         let Some(context) =
             self.nvme_context(socket).filter(|_| self.out.nvme_tcp.is_ok_and(worth))
         else {
-            return Some(buffer);
+            return Err(buffer);
         };
         let Some(flow) = self.table.get(socket).map(|conn| conn.flow) else {
-            return Some(buffer);
+            return Err(buffer);
         };
-        let setup = DdpSetup { context, flow, tag, offset, len, there, buffer };
+        let Some(port) = self.nvme_port(socket) else { return Err(buffer) };
+        let id = DdpId(port.lent.0.wrapping_add(1));
+        port.lent = id;
+        let setup = DdpSetup { context, flow, tag, id, offset, len, there, buffer };
         self.out.ops.push_back(Op::DdpSetup(Box::new(setup)));
         self.out.counters.nvme_ddp_setup += 1;
-        None
+        Ok(id)
     }
 
     /// Asks for a buffer. Where the context is gone it is on its way already.

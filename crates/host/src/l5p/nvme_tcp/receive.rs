@@ -5,7 +5,7 @@
 //! just there are stepped over; all others are copied. Data digests that the device checked are not
 //! summed again.
 
-use abi::nvme_tcp::{NvmeTcpState, Placed};
+use abi::nvme_tcp::{DdpId, NvmeTcpState, Placed};
 use alloc::vec::Vec;
 use base::SeqNum;
 use bytes::Bytes;
@@ -151,8 +151,8 @@ impl Receiver {
 /// How far the bytes at hand are alike: so many of them, and where the device has put them.
 struct Run {
     len: usize,
-    /// Tag, and offset in the command's data.
-    placed: Option<(u16, u32)>,
+    /// The buffer, and the offset in the command's data.
+    placed: Option<(DdpId, u32)>,
 }
 
 /// What the device says of the byte `at` of a payload and those behind it.
@@ -162,7 +162,7 @@ fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
     let Some(placement) = next else { return Run { len, placed: None } };
     let inside = at.checked_sub(placement.range.start);
     let end = if inside.is_some() { placement.range.end } else { placement.range.start };
-    let here = inside.map(|inside| (placement.tag, placement.offset.saturating_add(inside)));
+    let here = inside.map(|inside| (placement.id, placement.offset.saturating_add(inside)));
     Run { len: len.min((end - at) as usize), placed: here }
 }
 
@@ -216,8 +216,9 @@ impl Transport {
         let under_way = self.receiver.under_way(tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         let Some((range, buffer)) = awaited.lend(tag, under_way) else { return };
-        if let Some(buffer) = host.nvme_lend(self.socket, range, buffer) {
-            awaited.give_back(buffer);
+        match host.nvme_lend(self.socket, range, buffer) {
+            Ok(id) => awaited.note_lent(id),
+            Err(buffer) => awaited.give_back(buffer),
         }
     }
 
@@ -254,7 +255,7 @@ impl Transport {
         let awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
         let (mut copied, mut early) = (true, None);
         match (place, awaited) {
-            (Some(place), Some(awaited)) if run.placed == Some(place) => {
+            (Some((_, offset)), Some(awaited)) if awaited.holds(run.placed, offset) => {
                 awaited.note_placed(here);
                 pdu.placed += here;
                 (pdu.sum, copied) = (None, false);

@@ -8,7 +8,7 @@
 use abi::FlowId;
 use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
+use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
 use core::ops::Range;
 use hashbrown::HashTable;
 
@@ -20,6 +20,7 @@ use crate::slab::mix;
 pub(super) struct Buffer {
     flow: FlowId,
     pub(super) tag: u16,
+    pub(super) id: DdpId,
     /// `DATAO` of its first byte.
     offset: u32,
     /// Bytes awaited.
@@ -42,12 +43,12 @@ pub(super) struct DataAt {
 impl Buffer {
     /// The buffer of a set-up that was checked.
     pub(super) fn new(setup: DdpSetup) -> Self {
-        let DdpSetup { flow, tag, offset, len, there, buffer, .. } = setup;
+        let DdpSetup { flow, tag, id, offset, len, there, buffer, .. } = setup;
         let mut placed = Seen::default();
         if there > 0 {
             placed.add(0, there);
         }
-        Self { flow, tag, offset, len, left: len - there, placed, memory: buffer }
+        Self { flow, tag, id, offset, len, left: len - there, placed, memory: buffer }
     }
 
     /// Bytes of its memory.
@@ -62,8 +63,8 @@ impl Buffer {
 
     /// It is the host's again.
     pub(super) fn give_back(self, context: L5oId) -> DdpTeardownDone {
-        let Self { flow, tag, memory, .. } = self;
-        DdpTeardownDone { context, flow, tag, buffer: memory, refused: None }
+        let Self { flow, tag, id, memory, .. } = self;
+        DdpTeardownDone { context, flow, tag, id, buffer: memory, refused: None }
     }
 
     /// Whether all of the data belongs here.

@@ -5,7 +5,7 @@
 //! whose bytes came has its digests judged. The stream itself is only read.
 
 use abi::crypto::CryptoProvider;
-use abi::nvme_tcp::{Placed, Placement};
+use abi::nvme_tcp::{DdpId, Placed, Placement};
 use alloc::vec::Vec;
 use base::SeqNum;
 use core::ops::Range;
@@ -286,7 +286,7 @@ fn place(w: &mut Work<'_>, to: Option<DataAt>, at: u32, part: &Piece<'_>, crc: O
             to.copy_from_slice(from);
             made = made.map(|crc| w.crypto.crc32c(crc, from));
         }
-        note(&mut w.placed, data.tag, buffer.offset_of(start), part.at..part.at + part.len());
+        note(&mut w.placed, buffer.id, buffer.offset_of(start), part.at..part.at + part.len());
         w.counters.rx_nvmeotcp_bytes += u64::from(part.len());
     } else {
         made = made.map(|crc| w.crypto.crc32c(crc, part.bytes));
@@ -313,7 +313,7 @@ fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut 
         if let (true, Some(bytes)) = (free, bytes) {
             if let Some(memory) = buffer.claim(&(at..end)) {
                 memory.copy_from_slice(bytes);
-                note(placed, buffer.tag, buffer.offset_of(at), part.at + from..part.at + to);
+                note(placed, buffer.id, buffer.offset_of(at), part.at + from..part.at + to);
                 written += to - from;
             }
         }
@@ -323,8 +323,8 @@ fn fill(buffer: &mut Buffer, range: &Range<u32>, part: &Piece<'_>, placed: &mut 
 }
 
 /// Says that a range of the payload was placed.
-fn note(placed: &mut Placed, tag: u16, offset: u32, range: Range<u32>) {
-    placed.placements.push(Placement { range, tag, offset });
+fn note(placed: &mut Placed, id: DdpId, offset: u32, range: Range<u32>) {
+    placed.placements.push(Placement { range, id, offset });
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]

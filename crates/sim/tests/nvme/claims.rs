@@ -1,0 +1,110 @@
+//! What a device says of data, where a peer has it say something true of another buffer, or of other
+//! bytes.
+
+use base::{Duration, Instant, Prng};
+use bytes::Bytes;
+use crypto::Provider;
+use host::{Host, Listen, Notice, SocketId};
+use wire::Endpoint;
+use wire::nvme::pdu::{DataHeader, Header, IcReq, Rules};
+
+use crate::lab::{App, Lab};
+use crate::transport::{Command, Server, text};
+
+const PORT: u16 = 4420;
+/// Bytes of ICResp, and of an R2T.
+const SETUP_BYTES: usize = 128;
+const R2T_BYTES: usize = 24;
+/// Payload of a full segment.
+const SEGMENT: u32 = 1448;
+/// Bytes of the first write: what comes with it and behind it fills its segments.
+const FIRST: u32 = 8592;
+/// Time for anything.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// An initiator that says what a test has it say.
+struct Script {
+    socket: SocketId,
+    started: bool,
+    /// Bytes that came.
+    got: usize,
+}
+
+impl App for Script {
+    fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
+        if !self.started && host.readiness(self.socket).writable {
+            self.started = true;
+            let request =
+                IcReq { pfv: 0, hpda: 0, header_digest: false, data_digest: false, maxr2t: 0 };
+            self.send(host, &pdu(&Header::ICReq(request), &[]));
+        }
+        loop {
+            let len = host.peek(self.socket).len();
+            if len == 0 {
+                return;
+            }
+            host.consume(self.socket, len);
+            self.got += len;
+        }
+    }
+}
+
+impl Script {
+    fn send(&self, host: &mut Host, bytes: &[u8]) {
+        host.send(self.socket, Bytes::copy_from_slice(bytes)).unwrap();
+    }
+}
+
+fn pdu(header: &Header, data: &[u8]) -> Vec<u8> {
+    testkit::pdu(header, data, &Rules::NONE, &Provider).unwrap()
+}
+
+fn command(cid: u16, at: u64, len: u32) -> Vec<u8> {
+    pdu(&Header::CapsuleCmd(Command { write: true, at, len }.sqe(cid)), &[])
+}
+
+/// All data of a write, under the tag that a target uses first.
+fn data(cccid: u16, at: u64, len: u32) -> Vec<u8> {
+    let header = DataHeader { cccid, ttag: 0, offset: 0, len, last: true, success: false };
+    pdu(&Header::H2CData(header), &text(at, len, 1))
+}
+
+/// A write's data of which the first bytes come before the header, so that the device leaves them
+/// out; then a second write, and data for it under the same tag, before it was asked for. The device
+/// has put that into the hole of the first buffer, and says so. The target has the tag stand for
+/// another buffer when it reads it.
+#[test]
+fn a_claim_about_a_buffer_before_is_not_believed() {
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    let socket = lab.machines[0].host.connect(lab.now, remote).unwrap();
+    let mut script = Script { socket, started: false, got: 0 };
+    let mut server = Server::new(0, Prng::new(1));
+    let set_up = |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES;
+    assert!(lab.run((&mut script, &mut server), LIMIT, set_up));
+    script.send(&mut lab.machines[0].host, &command(1, 0, FIRST));
+    let asked =
+        |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES + R2T_BYTES;
+    assert!(lab.run((&mut script, &mut server), LIMIT, asked));
+    // The header alone; then everything else.
+    let first = data(1, 0, FIRST);
+    let (header, rest) = first.split_at(24);
+    script.send(&mut lab.machines[0].host, header);
+    assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
+    let second = data(2, 1 << 20, SEGMENT);
+    let burst = [rest, &command(2, 1 << 20, SEGMENT), &second].concat();
+    script.send(&mut lab.machines[0].host, &burst);
+    assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 8));
+    let mut frames = lab.flying_to(1);
+    let (header, data) = frames.split_at_mut(1);
+    core::mem::swap(header[0], data[0]);
+    // The target looks at each byte that is written.
+    let written = u64::from(FIRST + SEGMENT);
+    assert!(lab.run((&mut script, &mut server), LIMIT, |_, _, server| server.written == written));
+    assert_eq!(server.ended, None);
+    let target = &lab.machines[1];
+    assert_eq!(target.count("rx_nvmeotcp_bytes"), u64::from(FIRST), "the hole was filled");
+    assert_eq!(target.count("nvme_rx_placed_bytes"), u64::from(FIRST - SEGMENT));
+    assert_eq!(target.count("nvme_rx_copied_bytes"), u64::from(2 * SEGMENT));
+}
