@@ -5,12 +5,15 @@ use abi::l5o::L5oId;
 use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
 use abi::{Event, FlowId, Op, Refusal};
 use alloc::boxed::Box;
+use alloc::vec;
 use alloc::vec::Vec;
 use base::SeqNum;
+use core::ops::Range;
+use proptest::prelude::*;
 
 use super::frames::MAC;
 use super::nvme_rx::config;
-use super::nvme_stream::{BOTH, CONTEXT, Content, FLOW, Flow, create, state};
+use super::nvme_stream::{ALL, BOTH, CONTEXT, Content, FLOW, Flow, Truth, create, state};
 use super::rig::{PLAIN, Rig};
 use crate::{DeviceConfig, L5oConfig};
 
@@ -316,5 +319,165 @@ fn a_buffer_of_which_some_is_there() {
         let text = |nth: usize| &flow.content.bytes[data[nth].2.clone()];
         assert!(memory[600..1000] == text(1)[100..]);
         assert!(memory[1000..1024] == *text(2));
+    }
+}
+
+/// Parts of a PDU's data on both sides of what is there: each is said where it lies in the packet.
+#[test]
+fn the_parts_that_are_free_are_claimed() {
+    let mut content = Content::new(BOTH, 1);
+    for (offset, len) in [(100, 100), (48, 200), (0, 300)] {
+        content.c2h(1, offset, len);
+    }
+    let mut flow = Flow::new(content, config(true));
+    flow.setup(1, 0, 300);
+    flow.deliver(0..flow.wire.len());
+    let placed: Vec<(u32, u32, u32)> = flow
+        .placed
+        .as_ref()
+        .unwrap()
+        .placements
+        .iter()
+        .map(|p| (p.offset, p.range.end - p.range.start, p.range.start))
+        .collect();
+    let expected = [(100, 100, 28), (48, 52, 160), (200, 48, 312), (0, 48, 392), (248, 52, 640)];
+    assert_eq!(placed, expected);
+    let [back] = &flow.returned[..] else { panic!("it is full") };
+    let mut memory = [0; 300];
+    for pdu in flow.content.pdus.iter().rev() {
+        let (_, offset, data) = pdu.data.clone().unwrap();
+        memory[offset as usize..offset as usize + data.len()].copy_from_slice(&flow.wire[data]);
+    }
+    assert_eq!(back.buffer.as_slice()[..300], memory);
+}
+
+/// What a buffer has to look like: of each byte what was written first.
+struct Model {
+    base: u32,
+    owner: Vec<Option<u8>>,
+}
+
+impl Model {
+    fn ranges(&self) -> usize {
+        let starts =
+            |at: &usize| self.owner[*at].is_some() && (*at == 0 || self.owner[*at - 1].is_none());
+        (0..self.owner.len()).filter(starts).count()
+    }
+
+    /// The place in the buffer of a byte of the stream, if it is data.
+    fn place(&self, pdus: &[Truth], at: usize) -> Option<usize> {
+        let (_, offset, data) = pdus.iter().find(|pdu| pdu.at.contains(&at))?.data.clone()?;
+        let nth = at.checked_sub(data.start).filter(|_| at < data.end)?;
+        Some((offset - self.base) as usize + nth)
+    }
+
+    /// Bytes of a packet that go to free places, and whether a device has room to note all of them.
+    fn free(&self, pdus: &[Truth], packet: Range<usize>) -> (Vec<usize>, bool) {
+        let mut then = Self { base: self.base, owner: self.owner.clone() };
+        let (mut free, mut room) = (vec![], true);
+        for at in packet {
+            let Some(place) = self.place(pdus, at) else { continue };
+            if then.owner[place].is_none() {
+                then.owner[place] = Some(0);
+                free.push(at);
+                room &= then.ranges() <= 8;
+            }
+        }
+        (free, room)
+    }
+}
+
+/// Packets of a stream, of which some come before the one that precedes them: behind the header of
+/// the PDU that this is in the middle of.
+fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usize>> {
+    let len = pdus.last().unwrap().at.end;
+    let (mut from, mut packets) = (0, vec![]);
+    for &(step, _) in cuts.iter().cycle() {
+        let to = (from + step).min(len);
+        packets.push(from..to);
+        from = to;
+        if from == len {
+            break;
+        }
+    }
+    let behind_header = |packet: &Range<usize>| {
+        let inside = |pdu: &&Truth| {
+            pdu.data
+                .as_ref()
+                .is_some_and(|(_, _, data)| data.start <= packet.start && packet.end <= pdu.at.end)
+        };
+        pdus.iter().find(inside).is_some()
+    };
+    let mut at = 0;
+    while swaps && at + 1 < packets.len() {
+        if cuts[at % cuts.len()].1 && behind_header(&packets[at]) {
+            packets.swap(at, at + 1);
+            at += 1;
+        }
+        at += 1;
+    }
+    packets
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Data that overlaps anyhow: a byte of a buffer is what came first, and what is claimed is
+    /// what was written.
+    #[test]
+    fn what_overlaps_is_placed_once(
+        which in 0..4_usize,
+        out_of_order: bool,
+        far: bool,
+        len in 1..2000_u32,
+        there: u32,
+        pdus in prop::collection::vec((any::<u32>(), any::<u32>()), 1..13),
+        cuts in prop::collection::vec((1..700_usize, any::<bool>()), 1..20),
+        seed: u64,
+    ) {
+        let (base, there) = (if far { 4096 } else { 0 }, there % len);
+        let mut content = Content::new(ALL[which], seed);
+        for (at, bytes) in pdus {
+            let at = at % len & !3;
+            content.c2h(1, base + at, (1 + bytes % (len - at)) as usize);
+        }
+        let pdus = content.pdus.clone();
+        let mut flow = Flow::new(content, config(out_of_order));
+        let mut op = with_there(setup(CONTEXT, 1, base, len, 1), there);
+        if let Op::DdpSetup(setup) = &mut op {
+            setup.buffer.as_mut_slice().fill(0xa5);
+        }
+        flow.rig.op(0, op);
+        let owner = (0..len).map(|at| (at < there).then_some(0xa5)).collect();
+        let (mut model, mut claimed) = (Model { base, owner }, 0);
+        for packet in packets(&pdus, &cuts, out_of_order) {
+            let (free, room) = model.free(&pdus, packet.clone());
+            flow.deliver(packet.clone());
+            let mut claims = vec![];
+            for p in flow.placed.take().map(|placed| placed.placements).unwrap_or_default() {
+                for (nth, at) in (0_usize..).zip(p.range) {
+                    let at = packet.start + at as usize;
+                    let place = (p.offset - base) as usize + nth;
+                    prop_assert_eq!(model.place(&pdus, at), Some(place));
+                    prop_assert_eq!(model.owner[place].replace(flow.wire[at]), None);
+                    claims.push(at);
+                }
+            }
+            claimed += claims.len() as u64;
+            prop_assert!(!room || claims == free, "{:?} {:?}", claims, free);
+        }
+        prop_assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), claimed);
+        let full = model.owner.iter().all(Option::is_some);
+        prop_assert_eq!(flow.returned.len(), usize::from(full));
+        flow.rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
+        flow.collect();
+        let [back] = &flow.returned[..] else { panic!("once") };
+        let memory: Vec<u8> = model.owner.iter().map(|byte| byte.unwrap_or(0xa5)).collect();
+        prop_assert_eq!(&back.buffer.as_slice()[..len as usize], &memory[..]);
+        prop_assert!(back.buffer.as_slice()[len as usize..].iter().all(|&byte| byte == 0xa5));
+        let all = pdus.iter().filter(|_| ALL[which] != ALL[0]).map(|pdu| pdu.at.start);
+        flow.verified.sort_unstable();
+        prop_assert_eq!(&flow.verified, &all.collect::<Vec<_>>());
+        prop_assert_eq!(flow.rig.counter("nvme_tcp_digest_errors"), 0);
     }
 }
