@@ -171,6 +171,9 @@ pub struct L5oConfig {
     /// What the device advises as the smallest buffer, in bytes: a smaller one costs more to
     /// register than to copy.
     pub ddp_io_threshold: u32,
+    /// Largest window that TCP offers, in bytes: what lies further from all that came is not of the
+    /// stream.
+    pub window_bytes_max: u32,
     /// Messages of one flow of which something is kept while some of it is missing.
     pub messages_ahead_max: usize,
     /// The same over all flows.
@@ -196,6 +199,7 @@ impl L5oConfig {
             ddp_buffers_max: 4096,
             ddp_buffer_bytes_max: 256 << 20,
             ddp_io_threshold: 4096,
+            window_bytes_max: 64 << 20,
             messages_ahead_max: 64,
             messages_ahead_total: 65_536,
         }

@@ -234,6 +234,51 @@ fn an_answer_that_is_lost_is_asked_for_again() {
     assert!(flow.offloaded() > 100);
 }
 
+/// A packet that TCP does not take, since it is outside of any window, is left alone: what is lost
+/// behind it is found as ever.
+#[test]
+fn a_packet_outside_the_window_changes_nothing() {
+    for (far, out_of_order) in
+        [65 << 20, 1 << 30, 3 << 30].into_iter().flat_map(|at| [(at, false), (at, true)])
+    {
+        let l5o = config(out_of_order, ResyncMode::StreamScan);
+        let mut flow = Flow::new(peer(), l5o, &[978; 40]);
+        flow.deliver(0..500);
+        flow.moved();
+        // Whole records, wherever they may be from.
+        let records = flow.wire[1000..3000].to_vec();
+        assert_eq!(flow.deliver_bytes(far, &records), None);
+        assert_eq!(flow.moved(), ["l5o_outside_packets +1"], "{far} {out_of_order}");
+        let packets =
+            arrivals(40_000, 500, Network { lost: 20, late: 20, twice: 0 }, &mut Prng::new(4));
+        let share = run(&mut flow, &packets);
+        assert!(share >= if out_of_order { 900 } else { 500 }, "{far} {out_of_order} {share}");
+        assert_eq!(flow.rig.counter("l5o_restarts"), 0);
+    }
+}
+
+/// Many of them in a row are believed, and so is the stream when it goes on.
+#[test]
+fn a_context_that_is_elsewhere_finds_back() {
+    for out_of_order in [false, true] {
+        let l5o = config(out_of_order, ResyncMode::StreamScan);
+        let mut flow = Flow::new(peer(), l5o, &[978; 60]);
+        flow.deliver(0..500);
+        for nth in 0..20 {
+            assert_eq!(flow.deliver_bytes((1 << 30) + nth * 100, &[7; 100]), None);
+        }
+        assert_eq!(flow.rig.counter("l5o_restarts"), 1);
+        assert_eq!(flow.rig.counter("l5o_outside_packets"), 15);
+        let packets: Vec<_> = (0..120).map(|nth| nth * 500..nth * 500 + 500).collect();
+        let share = run(&mut flow, &packets);
+        assert_eq!(flow.rig.counter("l5o_restarts"), 2);
+        assert_eq!(flow.rig.counter("l5o_outside_packets"), 30);
+        // Sixteen packets are eight records, and a header is to be found.
+        assert!(share >= 800, "{out_of_order} {share}");
+        assert_eq!(flow.rig.counter("l5o_messages_open"), 0);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 

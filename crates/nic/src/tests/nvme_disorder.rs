@@ -237,6 +237,53 @@ fn a_header_is_searched_for_beyond_two_gib() {
     }
 }
 
+/// A packet that TCP does not take, since it is outside of any window, is left alone: what is lost
+/// behind it is found as ever.
+#[test]
+fn a_packet_outside_the_window_changes_nothing() {
+    for (far, out_of_order) in
+        [65 << 20, 1 << 30, 3 << 30].into_iter().flat_map(|at| [(at, false), (at, true)])
+    {
+        let mut flow = Flow::new(Content::reads(BOTH, 40, 900), config(out_of_order));
+        flow.setup_all();
+        flow.deliver(0..500);
+        let junk = flow.wire[..2000].to_vec();
+        flow.deliver_unchecked(far, &junk);
+        assert_eq!(flow.moved()[2..], ["nvme_tcp_outside_packets +1", "nvme_tcp_pdus_open +1"]);
+        flow.deliver(1100..2500);
+        assert_eq!(flow.requests.len(), 1, "{far} {out_of_order}");
+        flow.answers();
+        flow.deliver_in(2500..flow.wire.len(), 1448);
+        let counts = flow.check();
+        assert!(counts[0] >= 37, "{counts:?}");
+        assert_eq!((flow.wrong, flow.rig.counter("nvme_tcp_restarts")), (0, 0));
+    }
+}
+
+/// Many of them in a row are believed, and so is the stream when it goes on.
+#[test]
+fn a_context_that_is_elsewhere_finds_back() {
+    for out_of_order in [false, true] {
+        let mut flow = Flow::new(Content::reads(BOTH, 60, 900), config(out_of_order));
+        flow.setup_all();
+        flow.deliver(0..500);
+        for nth in 0..20 {
+            flow.deliver_unchecked((1 << 30) + nth * 100, &[7; 100]);
+        }
+        assert_eq!(flow.rig.counter("nvme_tcp_restarts"), 1);
+        assert_eq!(flow.rig.counter("nvme_tcp_outside_packets"), 15);
+        let mut packets = vec![0..500];
+        packets.extend((500..flow.wire.len() - 500).step_by(500).map(|from| from..from + 500));
+        run(&mut flow, &packets);
+        assert_eq!(flow.rig.counter("nvme_tcp_restarts"), 2);
+        assert_eq!(flow.rig.counter("nvme_tcp_outside_packets"), 30);
+        // Sixteen packets are eight PDUs, and a header is to be found.
+        let counts = flow.check();
+        assert!(counts[0] >= 45, "{counts:?}");
+        assert_eq!(flow.wrong, 0);
+    }
+}
+
 /// Reads and responses of several commands, mixed.
 pub(super) fn mixed(which: usize, commands: &[(u16, u16)], seed: u64) -> Content {
     let mut content = Content::new(ALL[which], seed);

@@ -213,6 +213,21 @@ fn only_what_is_open_is_used() {
     }
 }
 
+/// What was opened of the packet before is not looked for in one that is left alone.
+#[test]
+fn a_packet_outside_the_window_has_no_texts() {
+    let content = Content::reads(BOTH, 4, 2000);
+    let mut flow = Flow::over_tls(content, config(true), Peer::new(SUITES[3]), &[1500]);
+    flow.setup_all();
+    flow.deliver(0..1000);
+    assert!(flow.placed.is_some());
+    flow.moved();
+    flow.deliver_unchecked(1 << 30, &[9; 1000]);
+    assert_eq!((flow.moved().len(), flow.rig.counter("l5o_outside_packets")), (0, 1));
+    flow.deliver(1000..flow.wire.len());
+    assert_eq!(flow.check(), [4, 0, 0]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 

@@ -64,6 +64,10 @@ base::counters! {
         l5o_guesses_wrong,
         /// Messages opened in part and given up: the host has to do them again.
         l5o_messages_given_up,
+        /// Packets left alone, since no window of TCP reaches to where they lie.
+        l5o_outside_packets,
+        /// Times that so many came in a row that a context began again there.
+        l5o_restarts,
         /// Modelled: bytes of contexts that crossed PCIe.
         dma_context_bytes,
         /// Modelled: bytes of prefixes that crossed PCIe.

@@ -14,7 +14,7 @@
 //! Invariants: nothing of a transmit leaves unsealed, or with a digest not computed; a received
 //! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
 //! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `source` (content of transmits),
-//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `walk`, `chain` and
+//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `window`, `walk`, `chain` and
 //! `message` (what is known of the stream), `search`, `counters`.
 
 mod cache;
@@ -26,6 +26,7 @@ mod search;
 mod source;
 mod tx;
 mod walk;
+mod window;
 
 use abi::FlowId;
 use abi::Refusal;
@@ -56,6 +57,7 @@ pub(crate) use message::Seen;
 pub(crate) use rx::Undo;
 pub(crate) use source::Source;
 pub(crate) use tx::{Pieces, Refused};
+pub(crate) use window::{Lies, Window};
 
 /// Requests that one packet can lead to.
 pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;

@@ -11,12 +11,12 @@ use alloc::vec::Vec;
 use base::SeqNum;
 use core::ops::Range;
 
-use super::Requests;
 use super::chain::{Chain, Guess};
 use super::counters::L5oCounters;
 use super::message::Message;
 use super::search::{Answer, Found, Search};
 use super::walk::Walk;
+use super::{Lies, Requests, Window};
 use crate::config::L5oConfig;
 use crate::engine::tls::{FRONT, HEADER, Keys};
 
@@ -34,6 +34,7 @@ pub(super) struct Tools {
     pub(super) out_of_order: bool,
     pub(super) ahead_max: usize,
     pub(super) total_max: usize,
+    pub(super) window_bytes: u32,
 }
 
 impl Tools {
@@ -46,6 +47,7 @@ impl Tools {
             out_of_order: config.out_of_order,
             ahead_max: config.messages_ahead_max.max(1),
             total_max: config.messages_ahead_total,
+            window_bytes: config.window_bytes_max,
         }
     }
 }
@@ -76,6 +78,7 @@ pub(super) struct Receive {
     expected: SeqNum,
     /// End of the latest packet.
     high: SeqNum,
+    window: Window,
     mode: ResyncMode,
     /// The latest packet had no place.
     lost: bool,
@@ -88,6 +91,7 @@ impl Receive {
             search: Search::new(config.resync, tcpsn),
             expected: tcpsn,
             high: tcpsn,
+            window: Window::default(),
             mode: config.resync,
             lost: false,
         }
@@ -110,10 +114,20 @@ impl Receive {
     ) -> (Option<Opened>, Requests) {
         let mut requests = Requests::new();
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let (end, in_order) = (seq + len, seq == self.high);
+        let end = seq + len;
         tools.open -= self.chain.list.len().min(tools.open);
+        match self.window.judge(seq.distance(self.high), tools.window_bytes) {
+            Lies::Inside => {}
+            Lies::Outside => {
+                counters.l5o_outside_packets += 1;
+                tools.undo.clear();
+                tools.open += self.chain.list.len();
+                return (None, requests);
+            }
+            Lies::There => self.restart(seq, &mut requests, counters),
+        }
         tools.high = self.high;
-        let out_of_order = tools.out_of_order;
+        let (out_of_order, in_order) = (tools.out_of_order, seq == self.high);
         let mut walk = Walk::new(keys, seq, payload, tools, counters);
         if out_of_order {
             self.chain.walk(&mut walk);
@@ -133,6 +147,16 @@ impl Receive {
         self.chain.compact(self.high, tools, counters);
         tools.open += self.chain.list.len();
         (opened, requests)
+    }
+
+    /// Begins again at `seq`, with nothing known.
+    fn restart(&mut self, seq: SeqNum, requests: &mut Requests, counters: &mut L5oCounters) {
+        counters.l5o_restarts += 1;
+        self.chain.lose(counters);
+        (self.chain.next, self.chain.floor) = (seq, seq);
+        self.search.stop(requests, counters);
+        self.search.end = seq;
+        (self.expected, self.high, self.lost) = (seq, seq, true);
     }
 
     /// The chain knows where messages begin and not which they are: asks, and asks again.

@@ -42,6 +42,11 @@ base::counters! {
         nvme_tcp_resync_res_skip,
         /// Buffers that went back since they were full.
         nvme_tcp_buffers_filled,
+        /// Packets, or texts of TLS records, left alone, since no window of TCP reaches to where they
+        /// lie.
+        nvme_tcp_outside_packets,
+        /// Times that so many came in a row that a context began again there.
+        nvme_tcp_restarts,
         /// Contexts that stopped at a TLS record which does not carry a stream.
         nvme_tcp_streams_stopped,
     }

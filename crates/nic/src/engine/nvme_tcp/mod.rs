@@ -247,6 +247,7 @@ impl NvmeTcpEngine {
             placed: Placed::default(),
             offload: true,
             guesses: config.out_of_order,
+            window_bytes: config.window_bytes_max,
             late: false,
             used: false,
             lost: false,

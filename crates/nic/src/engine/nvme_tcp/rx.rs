@@ -19,6 +19,7 @@ use super::chain::Chain;
 use super::counters::NvmeTcpCounters;
 use super::search::{Pattern, Search};
 use super::walk::{Piece, Work, small};
+use crate::engine::l5o::{Lies, Window};
 
 /// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
 /// hole to be filled, on most paths.
@@ -53,6 +54,7 @@ pub(super) struct Receive {
     asked: Option<Asked>,
     /// What the paper's way expects.
     expected: SeqNum,
+    window: Window,
     /// Records that seem to carry something else, and whose tags were not judged yet.
     pub(super) foreign: SmallVec<[u64; 2]>,
     /// A record came that does.
@@ -77,6 +79,7 @@ impl Receive {
             search: Search::new(start),
             asked: None,
             expected: start,
+            window: Window::default(),
             foreign: SmallVec::new(),
             stopped: false,
         }
@@ -84,6 +87,14 @@ impl Receive {
 
     /// A piece of the stream came.
     pub(super) fn piece(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+        match self.window.judge(piece.pos.distance(self.chain.high), w.window_bytes) {
+            Lies::Inside => {}
+            Lies::Outside => {
+                w.counters.nvme_tcp_outside_packets += 1;
+                return;
+            }
+            Lies::There => self.restart(piece.pos, w.counters),
+        }
         if w.guesses {
             w.late = piece.pos != self.chain.high;
             self.walk(w, piece);
@@ -94,6 +105,14 @@ impl Receive {
         if core::mem::take(&mut w.mistaken) {
             self.search.back_off();
         }
+    }
+
+    /// Begins again at `pos`, with nothing known.
+    fn restart(&mut self, pos: SeqNum, counters: &mut NvmeTcpCounters) {
+        counters.nvme_tcp_restarts += 1;
+        self.chain.lose();
+        self.search = Search::new(pos);
+        (self.chain.high, self.expected) = (pos, pos);
     }
 
     /// Walks a piece, and searches where it has no place.
@@ -137,7 +156,10 @@ impl Receive {
             match self.chain.next() {
                 // Figure 8 (b): the next header is still to come, or is here. What comes behind
                 // this packet will be worked on.
-                Some(next) if end.le(next) => return,
+                Some(next) if end.le(next) => {
+                    self.chain.high = self.chain.high.max(end);
+                    return;
+                }
                 Some(next) if piece.pos.le(next) => self.chain.keep_next(w.counters),
                 // (c)
                 _ => self.chain.lose(),

@@ -57,6 +57,8 @@ pub(super) struct Work<'a> {
     pub(super) offload: bool,
     /// Whether a header that looks right is believed before the host has said so.
     pub(super) guesses: bool,
+    /// How far from all that came a piece may lie.
+    pub(super) window_bytes: u32,
     /// What is walked did not come in its order.
     pub(super) late: bool,
     /// Some bytes were placed or summed.
