@@ -237,6 +237,31 @@ fn a_header_is_searched_for_beyond_two_gib() {
     }
 }
 
+/// What passes more than once before its PDU's header counts once: the PDU is complete when all of
+/// it was seen, and of a digest whose data passed unsummed nothing is said.
+#[test]
+fn what_passes_twice_before_the_header() {
+    for (first, second, header) in [(100..200, 50..300, 0..50), (12..28, 8..300, 0..8)] {
+        let content = Content::reads(BOTH, 3, 1000);
+        let start = content.pdus[2].at.start;
+        let end = content.pdus[2].at.end;
+        let mut flow = Flow::new(content, config(true));
+        flow.setup_all();
+        let at = |range: Range<usize>| start + range.start..start + range.end;
+        flow.deliver(0..start);
+        flow.deliver(at(first));
+        flow.deliver(at(second));
+        flow.deliver(at(header));
+        assert_eq!(flow.rig.counter("nvme_tcp_pdus_open"), 1);
+        flow.deliver(at(300..end - start));
+        for zero in ["nvme_tcp_pdus_open", "nvme_tcp_pdus_given_up", "nvme_tcp_digest_errors"] {
+            assert_eq!(flow.rig.counter(zero), 0, "{zero}");
+        }
+        flow.deliver(end..flow.wire.len());
+        assert_eq!(flow.check(), [2, 1, 0]);
+    }
+}
+
 /// A packet that TCP does not take, since it is outside of any window, is left alone: what is lost
 /// behind it is found as ever.
 #[test]

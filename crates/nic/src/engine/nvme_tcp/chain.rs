@@ -65,13 +65,20 @@ impl Chain {
         true
     }
 
-    /// Bytes passed at the open place `index`, before its header was known.
-    pub(super) fn pass(&mut self, index: usize, from: u32, to: u32) {
-        if from >= to {
-            return;
-        }
-        if self.list.get_mut(index).is_some_and(|pdu| !pdu.seen.add(from, to)) {
-            self.close(index);
+    /// Bytes passed at the open place `index`, before its header was known; some may have before.
+    pub(super) fn pass(&mut self, index: usize, mut from: u32, to: u32) {
+        let Some(seen) = self.list.get_mut(index).map(|pdu| &mut pdu.seen) else { return };
+        while from < to {
+            let unseen = seen.unseen_from(from);
+            if unseen > from {
+                from = unseen;
+                continue;
+            }
+            let end = seen.seen_from(from).min(to);
+            if !seen.add(from, end) {
+                return self.close(index);
+            }
+            from = end;
         }
     }
 
