@@ -349,6 +349,8 @@ mod tests {
             blocks: 1 << 30,
             shift: 9,
             nguid: [0; 16],
+            eui64: [0; 8],
+            uuid: [0; 16],
             write_protected: false,
         };
         let open = Mutex::default();

@@ -1,5 +1,5 @@
-//! What a device says of data, where a peer has it say something true of another buffer, or of other
-//! bytes.
+//! What a device says of data, where a peer has it say something true of another buffer, or of
+//! other bytes.
 
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
@@ -70,9 +70,9 @@ fn data(cccid: u16, at: u64, len: u32) -> Vec<u8> {
 }
 
 /// A write's data of which the first bytes come before the header, so that the device leaves them
-/// out; then a second write, and data for it under the same tag, before it was asked for. The device
-/// has put that into the hole of the first buffer, and says so. The target has the tag stand for
-/// another buffer when it reads it.
+/// out; then a second write, and data for it under the same tag, before it was asked for. The
+/// device has put that into the hole of the first buffer, and says so. The target has the tag stand
+/// for another buffer when it reads it.
 #[test]
 fn a_claim_about_a_buffer_before_is_not_believed() {
     let mut lab = Lab::new(1, &|_, _, _| {});

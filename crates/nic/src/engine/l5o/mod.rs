@@ -14,8 +14,8 @@
 //! Invariants: nothing of a transmit leaves unsealed, or with a digest not computed; a received
 //! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
 //! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `source` (content of transmits),
-//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `window`, `walk`, `chain` and
-//! `message` (what is known of the stream), `search`, `counters`.
+//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `window`, `walk`,
+//! `chain` and `message` (what is known of the stream), `search`, `counters`.
 
 mod cache;
 mod chain;

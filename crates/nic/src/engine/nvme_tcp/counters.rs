@@ -42,8 +42,8 @@ base::counters! {
         nvme_tcp_resync_res_skip,
         /// Buffers that went back since they were full.
         nvme_tcp_buffers_filled,
-        /// Packets, or texts of TLS records, left alone, since no window of TCP reaches to where they
-        /// lie.
+        /// Packets, or texts of TLS records, left alone, since no window of TCP reaches to where
+        /// they lie.
         nvme_tcp_outside_packets,
         /// Times that so many came in a row that a context began again there.
         nvme_tcp_restarts,
