@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn pieces_that_were_not_placed() {
         let mut buffers = Buffers::default();
-        buffers.insert(3, (0, 1 << 16), None);
+        buffers.insert(3, (0, 1 << 16), Ok(DdpId(1)));
         let awaited = buffers.get_mut(3).unwrap();
         for offset in (0..4096).step_by(4) {
             awaited.write(offset, &offset.to_le_bytes());
