@@ -8,8 +8,8 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileStat};
 use base::Instant;
 use bytes::Bytes;
-use host::Host;
 use host::nvme::{Incoming, Source};
+use host::{Host, SocketError};
 use wire::nvme::pdu::Fault;
 
 use crate::nvme::channel::{Channel, Identity, Insecure};
@@ -39,8 +39,8 @@ pub(super) trait Link {
     ) -> Option<AlignedBuf>;
     fn terminate(&mut self, host: &mut Self::Host, why: Fault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
-    /// Whether nothing that is sent arrives any more.
-    fn is_lost(&self, host: &Self::Host) -> bool;
+    /// Why nothing more can be sent: TCP, or TLS, has ended.
+    fn error(&self, host: &Self::Host) -> Option<SocketError>;
     /// Whose pre-shared key it has; none where it has none.
     fn identity(&self) -> Option<Identity>;
     /// Why it has ended, where that was before it was secure.
@@ -105,8 +105,8 @@ impl Link for Channel {
         self.transport.acknowledged(host)
     }
 
-    fn is_lost(&self, host: &Host) -> bool {
-        host.readiness(self.socket()).error.is_some()
+    fn error(&self, host: &Host) -> Option<SocketError> {
+        host.readiness(self.socket()).error
     }
 
     fn identity(&self) -> Option<Identity> {

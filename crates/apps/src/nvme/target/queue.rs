@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use base::{Duration, Instant};
 use bytes::Bytes;
+use host::SocketError;
 use host::nvme::{Ended, Incoming, Source};
 use wire::nvme::command::{Command, Completion, FABRICS, Sgl};
 use wire::nvme::fabrics::ConnectResult;
@@ -195,7 +196,12 @@ impl<L: Link> Turn<'_, L> {
 
     /// Whether what the device may read again, for a retransmission, can still arrive.
     fn has_to_stay(&self) -> bool {
-        self.conn.answers.keep() && !self.conn.link.is_lost(self.host)
+        let delivers = match self.conn.link.error(self.host) {
+            // TCP does, where our TLS has ended: what was sealed, and then the alert.
+            None | Some(SocketError::Tls(_) | SocketError::TlsHandshake) => true,
+            Some(_) => false,
+        };
+        self.conn.answers.keep() && delivers
     }
 
     /// The connection is over for its peer. Says whether it stays nevertheless: what was sent is
@@ -231,7 +237,8 @@ impl<L: Link> Turn<'_, L> {
             return false;
         }
         self.release_acknowledged();
-        if !self.conn.answers.are_too_many(entries) || self.conn.link.is_lost(self.host) {
+        let over = self.conn.link.error(self.host).is_some();
+        if over || !self.conn.answers.are_too_many(entries) {
             return false;
         }
         self.shared.counters.nvmet_stalls += u64::from(before.is_none());

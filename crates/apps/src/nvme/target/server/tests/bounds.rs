@@ -124,11 +124,15 @@ fn a_slow_disk_is_nobodys_fault() {
 #[test]
 fn ranges_are_kept_until_what_was_read_has_arrived() {
     let why = Fault::field(at::TTAG);
-    for how in [Ended::Closed, Ended::TerminatedByPeer(why), Ended::Terminated(why)] {
+    let tls = Ended::Lost(SocketError::Tls(Alert::BadRecordMac));
+    for how in [Ended::Closed, Ended::TerminatedByPeer(why), Ended::Terminated(why), tls] {
         let mut rig = Rig::new();
         let all = rig.attach(1, 2);
         rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
         rig.command(&all[1], &blocks(io::WRITE, 2, 8, 1), &[]);
+        if let Ended::Lost(error) = how {
+            all[1].link.0.borrow_mut().error = Some(error);
+        }
         rig.come(&all[1], Incoming::Ended(how));
         rig.command(&all[2], &inline(io::WRITE, 2, 0, 1), &[7; BLOCK_BYTES]);
         rig.disk_all();
@@ -163,7 +167,7 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
     rig.pass(Duration::from_millis(500));
     assert_eq!((rig.sent(&all[3]).pop(), rig.server.connections()), (Some(Sent::End(true)), 3));
     let FakeLink(wire) = &all[2].link;
-    wire.borrow_mut().lost = true;
+    wire.borrow_mut().error = Some(SocketError::Reset);
     rig.server.handle_socket(rig.now, &mut rig.disk, all[2].index);
     assert_eq!((rig.server.connections(), rig.moved()), (2, vec![]));
     rig.pass(Duration::from_millis(29_499));
@@ -231,7 +235,7 @@ fn a_connection_that_is_lost_while_it_waits_ends() {
     come(&mut rig, &all[1], (0..40).map(|cid| blocks(io::READ, cid, 0, 1)));
     rig.moved();
     let FakeLink(wire) = &all[1].link;
-    wire.borrow_mut().lost = true;
+    wire.borrow_mut().error = Some(SocketError::Reset);
     rig.come(&all[1], Incoming::Ended(Ended::Lost(SocketError::Reset)));
     assert_eq!((rig.server.connections(), left(&all[1])), (1, 0));
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);

@@ -8,6 +8,7 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
 use bytes::Bytes;
+use host::SocketError;
 use host::nvme::{Ended, Incoming, Source};
 use wire::nvme::command::{Command, Completion, Sgl};
 use wire::nvme::fabrics::{
@@ -56,8 +57,8 @@ pub(super) struct Wire {
     mark: u64,
     /// All marks up to this are acknowledged.
     acknowledged: u64,
-    /// The connection is gone, which is said when all that came is taken.
-    pub(super) lost: bool,
+    /// It has ended, which is said when all that came is taken.
+    pub(super) error: Option<SocketError>,
     /// Files on the wire: mark, extent, and what was sent of it.
     flying: Vec<(u64, FileExtent, Vec<u8>)>,
     expected: BTreeMap<u16, (u32, AlignedBuf)>,
@@ -139,8 +140,8 @@ impl Link for FakeLink {
         self.0.borrow().acknowledged
     }
 
-    fn is_lost(&self, _: &FakeDisk) -> bool {
-        self.0.borrow().lost
+    fn error(&self, _: &FakeDisk) -> Option<SocketError> {
+        self.0.borrow().error
     }
 
     fn end(&mut self, _: &mut FakeDisk, _: Instant, gently: bool) {
