@@ -4,6 +4,7 @@
 mod again;
 mod claims;
 mod disk;
+mod greedy;
 mod hostile;
 mod lab;
 mod secure;

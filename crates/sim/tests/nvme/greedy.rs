@@ -1,0 +1,104 @@
+//! A host that asks and does not read: what a target keeps for it is bounded, and the rest of what
+//! it asks stays in the window of its TCP.
+
+use std::sync::Arc;
+
+use apps::nvme::target::{Config, Target};
+use base::{Duration, Instant};
+use bytes::Bytes;
+use crypto::Provider;
+use host::{Host, Notice, SocketId};
+use wire::nvme::command::{Command, Identify, Sgl, admin};
+use wire::nvme::fabrics::{
+    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+};
+use wire::nvme::identify::cns;
+use wire::nvme::nqn::Nqn;
+use wire::nvme::pdu::{Header, IcReq, Rules};
+
+use crate::lab::{App, Lab};
+use crate::shelf::Shelf;
+use crate::storage::{HOST, REMOTE, nqn};
+
+/// Sends what it has, as far as it can, and reads if it is told to.
+struct Greedy {
+    socket: SocketId,
+    stream: Bytes,
+    reads: bool,
+    got: usize,
+}
+
+impl Greedy {
+    fn turn(&mut self, host: &mut Host) {
+        if let Ok(taken) = host.send(self.socket, self.stream.clone()) {
+            self.stream = self.stream.slice(taken..);
+        }
+        while self.reads && !host.peek(self.socket).is_empty() {
+            let len = host.peek(self.socket).len();
+            host.consume(self.socket, len);
+            self.got += len;
+        }
+    }
+}
+
+impl App for Greedy {
+    fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
+        self.turn(host);
+    }
+}
+
+fn pdu(header: &Header, data: &[u8]) -> Vec<u8> {
+    testkit::pdu(header, data, &Rules::NONE, &Provider).unwrap()
+}
+
+fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
+    pdu(&Header::CapsuleCmd(command.to_bytes()), data)
+}
+
+/// All that it says: it connects to the discovery service, and wants so many pages of 4 KiB.
+fn discovery(pages: u16) -> Vec<u8> {
+    let request = IcReq { pfv: 0, hpda: 0, header_digest: false, data_digest: false, maxr2t: 0 };
+    let connect = Connect { sqsize: 1000, ..Connect::default() };
+    let names = (Some(Nqn::discovery()), Some(nqn(HOST)));
+    let (cntlid, subnqn, hostnqn) = (CNTLID_DYNAMIC, names.0, names.1);
+    let data = ConnectData { hostid: [7; 16], cntlid, subnqn, hostnqn }.to_bytes();
+    let sgl = Sgl::InCapsule { offset: 0, len: u32::try_from(data.len()).unwrap() };
+    let enable = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+    let enable = Fabrics::PropertySet(enable).to_command(1, Sgl::NONE);
+    let page = |cid| {
+        let command = Command::new(admin::IDENTIFY, cid, 0).with_data(Sgl::Transport { len: 4096 });
+        let asked = Identify { cns: cns::CONTROLLER, ..Identify::default() };
+        capsule(&asked.put(command), &[])
+    };
+    let setup = [
+        pdu(&Header::ICReq(request), &[]),
+        capsule(&Fabrics::Connect(connect).to_command(0, sgl), &data),
+        capsule(&enable, &[]),
+    ];
+    setup.into_iter().chain((2..2 + pages).map(page)).flatten().collect()
+}
+
+#[test]
+fn what_is_not_read_is_not_answered_without_end() {
+    const PAGES: u16 = 5000;
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    let target = Target::new(Config::default(), Arc::new(Provider), &mut lab.machines[1].host);
+    let mut shelf = Shelf(target.unwrap());
+    let now = lab.now;
+    let socket = lab.machines[0].host.connect(now, REMOTE).unwrap();
+    let stream = Bytes::from(discovery(PAGES));
+    let mut greedy = Greedy { socket, stream, reads: false, got: 0 };
+    lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), |_, _, _| false);
+    let answered = shelf.count("nvmet_admin_commands");
+    assert!((17..1000).contains(&answered), "{answered}: 20 MB would be kept for all");
+    assert!(shelf.count("nvmet_stalls") > 0);
+    assert_eq!(shelf.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
+    // It reads after all, and has an answer to everything.
+    greedy.reads = true;
+    greedy.turn(&mut lab.machines[0].host);
+    let all = 128 + 24 + 24 + usize::from(PAGES) * (24 + 4096 + 24);
+    let whole = |_: &mut Lab, greedy: &mut Greedy, _: &mut Shelf| greedy.got >= all;
+    assert!(lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), whole));
+    assert_eq!((greedy.got, greedy.stream.len()), (all, 0));
+    assert_eq!(shelf.count("nvmet_admin_commands"), u64::from(PAGES) + 1);
+}
