@@ -21,6 +21,12 @@ pub(super) struct Lease {
     bytes: usize,
 }
 
+/// Bytes of a buffer for so many bytes of data.
+pub(super) const fn bytes_for(len: usize) -> usize {
+    let pages = if len == 0 { 1 } else { len.div_ceil(PAGE_BYTES) };
+    pages.next_power_of_two().saturating_mul(PAGE_BYTES)
+}
+
 impl Buffers {
     /// A budget of so many bytes.
     pub(super) const fn new(bytes_max: usize) -> Self {
@@ -34,18 +40,17 @@ impl Buffers {
 
     /// Whether there is room for `len` bytes now.
     pub(super) fn fits(&self, len: usize) -> bool {
-        let pages = len.max(1).div_ceil(PAGE_BYTES).next_power_of_two();
-        self.used_bytes + pages.saturating_mul(PAGE_BYTES) <= self.bytes_max
+        self.used_bytes.saturating_add(bytes_for(len)) <= self.bytes_max
     }
 
     /// A buffer of `len` bytes at least, and what has to be given back for it; none where there is
     /// no room now.
     pub(super) fn take(&mut self, len: usize) -> Option<(AlignedBuf, Lease)> {
-        let pages = len.max(1).div_ceil(PAGE_BYTES).next_power_of_two();
-        let bytes = pages.checked_mul(PAGE_BYTES)?;
         if !self.fits(len) {
             return None;
         }
+        let bytes = bytes_for(len);
+        let pages = bytes / PAGE_BYTES;
         self.used_bytes += bytes;
         let kept = self.free.get_mut(kind(pages)).and_then(Vec::pop);
         if kept.is_some() {

@@ -17,6 +17,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
 use super::features::Values;
+use super::shares::Share;
 
 /// Names a connection of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +141,7 @@ pub(super) struct Controller {
     /// The newest first.
     pub(super) errors: VecDeque<ErrorEntry>,
     pub(super) error_count: u64,
+    pub(super) share: Share,
 }
 
 impl Controller {
@@ -339,6 +341,7 @@ impl Controllers {
             events: Events::default(),
             errors: VecDeque::new(),
             error_count: 0,
+            share: Share::default(),
         };
         controller.set_kato(admission.kato);
         let place = self.table.partition_point(|one| one.cntlid < cntlid);

@@ -83,6 +83,8 @@ base::counters! {
         nvmet_errors_command,
         /// Commands that failed since their data came with a wrong digest.
         nvmet_errors_digest,
+        /// Commands that failed since too much data of others in capsules waits for memory.
+        nvmet_errors_memory,
         /// Commands that failed since the disk did.
         nvmet_errors_disk,
         /// Commands that failed since the disk has no room.
@@ -100,6 +102,7 @@ impl Counters {
         *match status.code() {
             Status::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,
             Status::ABORT_REQUESTED | Status::ABORTED_QUEUE_DELETED => &mut self.nvmet_aborted,
+            Status::COMMAND_INTERRUPTED => &mut self.nvmet_errors_memory,
             Status::CAPACITY_EXCEEDED => &mut self.nvmet_errors_full,
             Status::WRITE_FAULT | Status::UNRECOVERED_READ | Status::ACCESS_DENIED => {
                 &mut self.nvmet_errors_disk

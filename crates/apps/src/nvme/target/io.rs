@@ -167,6 +167,7 @@ impl<L: Link> Turn<'_, L> {
         Ok(Op {
             owner: Some(self.conn.key),
             cid: command.cid,
+            cntlid: queue.is.cntlid,
             verb: asked.verb,
             stage: Stage::Memory,
             since: self.now,
@@ -177,6 +178,8 @@ impl<L: Link> Turn<'_, L> {
             fua: asked.fua || writes_through,
             spoilt: false,
             capsule,
+            waits: 0,
+            admitted: 0,
             buffer: None,
             lease: None,
             lock: None,
@@ -186,25 +189,33 @@ impl<L: Link> Turn<'_, L> {
 
     /// Gets memory for the data of an operation, and the data. `waited`: it is its turn.
     pub(super) fn fetch(&mut self, id: OpId, waited: bool) {
-        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        let shared = &mut *self.shared;
+        let admitted = waited || shared.admit(id);
         // Nobody overtakes those that wait.
-        let room = waited || self.shared.thirsty.is_empty();
-        let taken = if room { self.shared.buffers.take(op.data_len as usize) } else { None };
+        let room = admitted && (waited || shared.thirsty.is_empty());
+        let Some(op) = shared.ops.get_mut(id) else { return };
+        let taken = if room { shared.buffers.take(op.data_len as usize) } else { None };
         let Some((mut buffer, lease)) = taken else {
-            self.shared.counters.nvmet_waits_memory += u64::from(!waited);
-            self.shared.thirsty.push_back(id);
+            shared.counters.nvmet_waits_memory += u64::from(!waited);
+            if !shared.wait_for_memory(id, admitted) {
+                // The host may send it again.
+                self.finish(id, Status::COMMAND_INTERRUPTED);
+            }
             return;
         };
         op.lease = Some(lease);
         let capsule = core::mem::take(&mut op.capsule);
+        let (cid, len) = (op.cid, op.data_len);
+        let (cntlid, waits) = (op.cntlid, core::mem::take(&mut op.waits));
+        shared.note_capsule(cntlid, waits);
         if !capsule.is_empty() {
             for (to, from) in buffer.as_mut_slice().iter_mut().zip(&capsule) {
                 *to = *from;
             }
             return self.handle_buffer(id, buffer);
         }
-        let (cid, len) = (op.cid, op.data_len);
         let tag = self.conn.queue.as_mut().and_then(|queue| queue.tag(self.now, id));
+        let Some(op) = self.shared.ops.get_mut(id) else { return };
         let Some(tag) = tag else {
             op.buffer = Some(buffer);
             return self.finish(id, Status::INTERNAL);

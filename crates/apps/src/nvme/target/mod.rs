@@ -9,8 +9,8 @@
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
 //! `admin` with `features`, `pages` and `discovery`, `io` (operations); below them `controller`,
-//! `subsystem`, `answers`, `locks`, `buffers`, and `shared`, which all connections share. `link` is
-//! what is asked of the host.
+//! `subsystem`, `answers`, `locks`, `shares`, `buffers`, and `shared`, which all connections share.
+//! `link` is what is asked of the host.
 //!
 //! There is no in-band authentication, no namespace management, no reservations, no firmware, no
 //! sanitize, no protection information, no copy; commands for them are refused.
@@ -30,6 +30,7 @@ mod pages;
 mod queue;
 mod server;
 mod shared;
+mod shares;
 mod subsystem;
 
 use std::sync::Arc;
@@ -85,8 +86,11 @@ pub struct Config {
     pub controllers_max: usize,
     /// Connections at one time; more are reset.
     pub connections_max: usize,
-    /// Bytes of memory for the data of writes.
+    /// Bytes of memory for the data of writes, of which a controller may have half.
     pub buffer_bytes_max: usize,
+    /// Most bytes of data in capsules that wait for that memory, of which a controller may have
+    /// half; commands with more fail, and may be sent again.
+    pub capsule_bytes_max: usize,
     /// Time for a new connection's Connect.
     pub connect_timeout: Duration,
     /// How long a host may send nothing of the data that it was asked for. All data of one write
@@ -116,6 +120,7 @@ impl Default for Config {
             controllers_max: 256,
             connections_max: 4096,
             buffer_bytes_max: 64 << 20,
+            capsule_bytes_max: 64 << 20,
             connect_timeout: Duration::from_secs(10),
             data_timeout: Duration::from_secs(30),
             send_timeout: Duration::from_secs(30),
@@ -172,6 +177,7 @@ impl Config {
             ("queues_max", (1..=1024).contains(&self.queues_max)),
             ("queue_entries_max", (32..=4096).contains(&self.queue_entries_max)),
             ("buffer_bytes_max", self.buffer_bytes_max >= data_max),
+            ("capsule_bytes_max", self.capsule_bytes_max / 2 >= self.in_capsule_bytes as usize),
             (
                 "block_shift",
                 self.namespaces().all(|namespace| (9..=12).contains(&namespace.block_shift)),
@@ -316,7 +322,8 @@ impl Target {
     }
 
     /// Calls `f` with the name and value of each counter, and of gauges: connections, controllers,
-    /// operations under way, bytes of memory in use for writes, and locks on ranges.
+    /// operations under way, bytes of memory in use for writes and of capsules that wait for it,
+    /// and locks on ranges.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
@@ -324,6 +331,7 @@ impl Target {
         f("nvmet_controllers_open", shared.controllers.len() as u64);
         f("nvmet_operations_open", shared.ops.len() as u64);
         f("nvmet_buffer_bytes", shared.buffers.used_bytes() as u64);
+        f("nvmet_capsule_bytes", shared.capsules as u64);
         let held = shared.namespaces.iter().map(|namespace| namespace.locks.held());
         f("nvmet_locks_held", held.sum::<usize>() as u64);
         f("nvmet_locks_waiting", shared.waiting() as u64);

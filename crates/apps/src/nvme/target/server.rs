@@ -54,6 +54,7 @@ impl<L: Link> Server<L> {
             ops: Ops::default(),
             ready: Default::default(),
             thirsty: Default::default(),
+            capsules: 0,
             aborts: Default::default(),
             doomed: Vec::new(),
             generation: 1,

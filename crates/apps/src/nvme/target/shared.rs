@@ -64,6 +64,8 @@ pub(super) struct Op {
     /// Its connection; none when that is gone.
     pub(super) owner: Option<ConnKey>,
     pub(super) cid: u16,
+    /// Its controller, which may be gone.
+    pub(super) cntlid: u16,
     pub(super) verb: Verb,
     pub(super) stage: Stage,
     /// Since when it waits for its range.
@@ -82,6 +84,10 @@ pub(super) struct Op {
     pub(super) spoilt: bool,
     /// Data that came in the capsule, and is not copied yet.
     pub(super) capsule: Bytes,
+    /// Bytes of it that are counted as waiting.
+    pub(super) waits: usize,
+    /// Bytes of its controller's share.
+    pub(super) admitted: usize,
     pub(super) buffer: Option<AlignedBuf>,
     pub(super) lease: Option<Lease>,
     pub(super) lock: Option<LockId>,
@@ -190,8 +196,10 @@ pub(super) struct Shared {
     pub(super) ops: Ops,
     /// Operations that hold their range now.
     pub(super) ready: VecDeque<OpId>,
-    /// Operations that wait for memory, and some that are gone.
+    /// Operations that wait for memory, within their controllers' shares, and some that are gone.
     pub(super) thirsty: VecDeque<OpId>,
+    /// Bytes of capsules that wait for memory.
+    pub(super) capsules: usize,
     /// Commands to be aborted.
     pub(super) aborts: VecDeque<Aborting>,
     /// Connections that have to end.
@@ -224,6 +232,8 @@ impl Shared {
         if let Some(lease) = op.lease.take() {
             self.buffers.give(lease, op.buffer.take());
         }
+        self.note_capsule(op.cntlid, core::mem::take(&mut op.waits));
+        self.dismiss(op);
     }
 
     /// Gives a range back: who waited for it goes on.

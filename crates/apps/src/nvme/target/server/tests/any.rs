@@ -166,6 +166,8 @@ proptest! {
         let locks = &shared.namespaces[0].locks;
         prop_assert_eq!((locks.held(), locks.waiting(), shared.ops.len()), (0, 0, 0));
         prop_assert_eq!((shared.buffers.used_bytes(), shared.thirsty.len()), (0, 0));
+        let share = &shared.controllers.get(1).unwrap().share;
+        prop_assert_eq!((share.bytes, share.waiting.len(), shared.capsules), (0, 0, 0));
         rig.server.drain(rig.now, &mut rig.disk);
         prop_assert_eq!(rig.server.connections(), 0);
     }

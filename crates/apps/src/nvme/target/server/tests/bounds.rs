@@ -178,6 +178,99 @@ fn who_has_closed_and_does_not_acknowledge_is_reset() {
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
 }
 
+/// A target with memory for eight blocks, of which a controller may have four.
+fn small() -> Rig {
+    Rig::with(|config| {
+        (config.mdts, config.in_capsule_bytes) = (1, BLOCK_LEN);
+        (config.buffer_bytes_max, config.capsule_bytes_max) = (8 * BLOCK_BYTES, 8 * BLOCK_BYTES);
+    })
+}
+
+/// Blocks of memory in use.
+fn used(rig: &Rig) -> usize {
+    rig.server.shared.buffers.used_bytes() / BLOCK_BYTES
+}
+
+#[test]
+fn a_controller_has_half_of_the_memory() {
+    let mut rig = small();
+    let (greedy, other, third) = (rig.attach(1, 2), rig.attach(2, 1), rig.attach(1, 1));
+    for cid in 1..=3 {
+        come(&mut rig, &greedy[1], core::iter::once(blocks(io::WRITE, cid, 0, 1)));
+        come(&mut rig, &greedy[2], core::iter::once(blocks(io::WRITE, cid, 8, 1)));
+    }
+    assert_eq!((rig.sent(&greedy[1]).len(), rig.sent(&greedy[2]).len(), used(&rig)), (2, 2, 4));
+    assert_eq!(rig.moved(), ["writes +6", "waits_memory +2"]);
+    // There is room for others, up to the last of it; then all wait in one order.
+    come(&mut rig, &other[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 16, 1)));
+    assert_eq!((rig.sent(&other[1]).len(), used(&rig)), (4, 8));
+    assert_eq!(rig.command(&third[1], &blocks(io::WRITE, 1, 24, 1), &[]), []);
+    let done = |rig: &mut Rig, peer: &Peer, cid, tag| {
+        rig.data(peer, cid, tag, &[9; BLOCK_BYTES], true);
+        rig.disk_all();
+        rig.sent(peer)
+    };
+    // What the first gives back is the third's, which has waited for memory, not for a share.
+    assert_eq!(status_of(&done(&mut rig, &greedy[1], 1, 0)), [(1, OK)]);
+    assert_eq!(rig.sent(&third[1]), [Sent::R2t { cid: 1, tag: 0, len: BLOCK_LEN }]);
+    assert_eq!((rig.sent(&greedy[1]), rig.sent(&greedy[2]), used(&rig)), (vec![], vec![], 8));
+    assert_eq!(status_of(&done(&mut rig, &other[1], 1, 0)), [(1, OK)]);
+    assert_eq!(rig.sent(&greedy[1]), [Sent::R2t { cid: 3, tag: 0, len: BLOCK_LEN }]);
+    // Who waits may be aborted, or gone; the share is whole again.
+    let aborted = rig.command(&greedy[0], &abort(2, 3), &[]);
+    assert_eq!(status_of(&aborted), [(70, OK)]);
+    assert_eq!(status_of(&rig.sent(&greedy[2])), [(3, Status::ABORT_REQUESTED)]);
+    rig.end(&greedy[1]);
+    rig.end(&greedy[2]);
+    let share = &rig.server.shared.controllers.get(1).unwrap().share;
+    assert_eq!((share.bytes, share.waiting.len(), used(&rig)), (0, 0, 4));
+    assert_eq!(
+        rig.moved(),
+        [
+            "admin_commands +1",
+            "writes +5",
+            "written_bytes +8192",
+            "waits_memory +1",
+            "aborts +1",
+            "aborted +1"
+        ]
+    );
+}
+
+fn abort(sqid: u16, cid: u16) -> Command {
+    Abort { sqid, cid }.put(Command::new(admin::ABORT, 70, 0))
+}
+
+#[test]
+fn capsules_that_wait_are_bounded() {
+    let mut rig = small();
+    let all = rig.attach(1, 1);
+    come(&mut rig, &all[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 0, 1)));
+    assert_eq!((rig.sent(&all[1]).len(), used(&rig)), (4, 4));
+    let bytes = [7; BLOCK_BYTES];
+    for cid in 5..=8 {
+        assert_eq!(rig.command(&all[1], &inline(io::WRITE, cid, 8, 1), &bytes), []);
+    }
+    assert_eq!(rig.server.shared.capsules, 4 * BLOCK_BYTES);
+    let refused = rig.status(&all[1], &inline(io::WRITE, 9, 8, 1), &bytes);
+    assert_eq!(refused, Status::COMMAND_INTERRUPTED);
+    let moved = rig.moved();
+    assert_eq!(moved, ["writes +9", "writes_in_capsule +5", "waits_memory +5", "errors_memory +1"]);
+    for cid in 1..=4 {
+        rig.data(&all[1], cid, cid - 1, &bytes, true);
+    }
+    rig.disk_all();
+    let done = status_of(&rig.sent(&all[1])).into_iter().map(|(cid, _)| cid).collect::<Vec<_>>();
+    assert_eq!(done, [1, 2, 5, 3, 6, 4, 7, 8]);
+    assert_eq!((rig.server.shared.capsules, used(&rig)), (0, 0));
+    // And again, with an end while they wait.
+    come(&mut rig, &all[1], (1..=4).map(|cid| blocks(io::WRITE, cid, 0, 1)));
+    assert_eq!(rig.command(&all[1], &inline(io::WRITE, 5, 8, 1), &bytes).len(), 4);
+    assert_eq!(rig.server.shared.capsules, BLOCK_BYTES);
+    rig.end(&all[1]);
+    assert_eq!((rig.server.shared.capsules, used(&rig)), (0, 0));
+}
+
 #[test]
 fn data_that_comes_byte_by_byte() {
     let mut rig = Rig::new();
