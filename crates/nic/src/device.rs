@@ -143,12 +143,15 @@ impl Device {
                 return;
             }
             if self.has_room(queue) {
+                // What is asked about the frame comes before it, and does not take its room: what
+                // was placed of it is not dropped.
                 self.open_messages(&mut received, &tcp);
+                self.hand_over(queue, received);
+                // A buffer that this frame filled comes behind it.
+                return self.return_buffers();
             }
         }
         self.deliver(queue, received);
-        // A buffer that this frame filled comes behind it.
-        self.return_buffers();
     }
 
     /// Gives buffers for received data back to their hosts.
@@ -182,13 +185,17 @@ impl Device {
 
     pub(crate) fn deliver(&mut self, queue: usize, received: Received) {
         if self.has_room(queue) {
-            self.receiver.count_delivery(&received);
-            let teardowns = self.connections.teardowns(queue);
-            self.emit(queue, Event::Received(Received { teardowns, ..received }));
+            self.hand_over(queue, received);
         } else {
             self.receiver.counters.rx_dropped_overrun += 1;
             self.pool.put(received.packet);
         }
+    }
+
+    fn hand_over(&mut self, queue: usize, received: Received) {
+        self.receiver.count_delivery(&received);
+        let teardowns = self.connections.teardowns(queue);
+        self.emit(queue, Event::Received(Received { teardowns, ..received }));
     }
 
     /// Appends a datagram to the frame that was delivered just before it, if the host has not taken

@@ -257,6 +257,26 @@ fn nothing_is_written_twice() {
     assert_eq!(back[0].flow, FlowId(7));
 }
 
+/// A question about a frame does not take the last place from it: what was placed is delivered.
+#[test]
+fn what_was_placed_is_not_dropped() {
+    let content = Content::reads(ALL[2], 6, 900);
+    let mut flow = Flow::new(content, config(true));
+    let l5o = Some(config(true));
+    let tight = DeviceConfig { l5o, queue_events_max: 1, ..DeviceConfig::new(MAC) };
+    flow.rig = Rig::with(tight, PLAIN);
+    flow.rig.op(0, create(CONTEXT, state(ALL[2])));
+    flow.setup_all();
+    flow.deliver(0..500);
+    flow.deliver(1100..4000);
+    assert_eq!(flow.requests.len(), 1);
+    assert!(flow.placed.is_some());
+    assert_eq!(flow.rig.counter("rx_dropped_overrun"), 0);
+    flow.deliver_in(4000..flow.wire.len(), 500);
+    let [full, ..] = flow.check();
+    assert_eq!((full, flow.wrong), (4, 0));
+}
+
 /// More separate ranges of a buffer than are kept: those beyond stay the host's to copy, and what
 /// was placed stays.
 #[test]
