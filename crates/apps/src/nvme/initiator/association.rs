@@ -21,15 +21,14 @@ use host::nvme::{Initiate, Transport};
 use host::{Host, SocketId, SocketOption};
 use wire::Endpoint;
 use wire::nvme::command::{
-    Abort, AsyncEvent, Command, Completion, Features, GetLogPage, Identify, NSID_ALL, QueueCounts,
-    Sgl, admin, events, feature,
+    Abort, AsyncEvent, Command, Completion, Features, Identify, QueueCounts, Sgl, admin, events,
+    feature,
 };
 use wire::nvme::fabrics::{
     ADMIN_IN_CAPSULE_BYTES, CNTLID_DYNAMIC, Capabilities, Configuration, Connect, ConnectData,
     ConnectResult, ControllerStatus, Fabrics, PropertyGet, PropertySet, Shutdown, property,
 };
 use wire::nvme::identify::{Controller, cns};
-use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
 use wire::nvme::status::Status;
 
 use super::Config;
@@ -492,20 +491,6 @@ impl Association {
             return self.look_again(cx).map(|_| Progress::Nothing);
         }
         Ok(Progress::Nothing)
-    }
-
-    /// Looks at the namespaces once more where they have changed, and nothing else is being asked;
-    /// says whether it does.
-    fn look_again(&mut self, cx: &mut Cx<'_>) -> Result<bool, Loss> {
-        if self.step != Step::Idle || !core::mem::take(&mut self.rescan) {
-            return Ok(false);
-        }
-        // Reading the list makes room for the next event of the kind (base, section 5.2.1).
-        let len = CHANGED_NAMESPACES_BYTES as u64;
-        let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
-        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
-        self.ask_for(cx, Step::ChangedLog, command, None)?;
-        Ok(true)
     }
 
     fn queue_connected(

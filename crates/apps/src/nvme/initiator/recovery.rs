@@ -26,11 +26,16 @@
 //!
 //! Called by [`super::Initiator`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use base::{Duration, Instant};
+use host::{Host, SocketId};
 
-use super::command::Extent;
+use super::association::Association;
+use super::command::{Error, Extent, Loss};
+use super::config::Event;
+use super::queue::{Owner, Queue};
+use super::{ADMIN, Initiator, Phase};
 
 /// Changes that are not answered, in the order in which they were submitted.
 #[derive(Debug, Default)]
@@ -104,6 +109,133 @@ impl Outage {
     pub(super) const fn end(&mut self) {
         (self.since, self.attempts) = (None, 0);
     }
+}
+
+impl Initiator {
+    /// The association is lost, by what happened on a queue or not: what was open on it waits for
+    /// the next one, or fails.
+    pub(super) fn lose(&mut self, host: &mut Host, now: Instant, loss: Loss, index: Option<usize>) {
+        let phase = core::mem::replace(&mut self.phase, Phase::Idle);
+        if let Phase::Up(mut association) = phase {
+            let counter = if association.live {
+                &mut self.counters.nvmei_associations_lost
+            } else {
+                &mut self.counters.nvmei_connects_failed
+            };
+            *counter += 1;
+            let open = self.take_back(host, now, &mut association, ADMIN);
+            let last_word = index.filter(|_| loss.is_said());
+            self.lingering = hang_up(host, now, &association, last_word);
+            let culprit = association.queues.iter().find_map(Queue::culprit);
+            // What ended an I/O queue is one of its own; a controller that goes may end any first.
+            let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
+            let one = one || loss.is_protocol();
+            for (at, serial) in open {
+                let here = !one || index == Some(at);
+                let suspect = here && culprit.is_none_or(|owner| owner == Owner::Request(serial));
+                self.replay(serial, loss, suspect, culprit.is_some());
+            }
+        }
+        // In the order in which they were submitted.
+        for ready in &mut self.ready {
+            ready.make_contiguous().sort_unstable();
+        }
+        self.give_up(now, loss);
+    }
+
+    /// A command was open when the association was lost; `suspect`: perhaps it is what the
+    /// controller cannot answer, or not as it should; `known`: it is.
+    fn replay(&mut self, serial: u64, loss: Loss, suspect: bool, known: bool) {
+        let Some(pending) = self.requests.get_mut(&serial) else { return };
+        let (count, most) = if loss.is_protocol() {
+            (&mut pending.protocol_losses, self.config.protocol_retries)
+        } else {
+            (&mut pending.losses, self.config.loss_retries)
+        };
+        *count = count.saturating_add(u8::from(suspect));
+        // So that it does not cost its neighbours, nor they it.
+        pending.alone = !known && *count > most / 2;
+        if *count > most {
+            self.counters.nvmei_retries_exhausted += 1;
+            let error = if loss.is_protocol() { Error::Protocol(loss) } else { Error::Lost(loss) };
+            return self.finish(serial, Err(error));
+        }
+        if !pending.request.is_repeatable() {
+            self.counters.nvmei_not_replayed += 1;
+            return self.finish(serial, Err(Error::Lost(loss)));
+        }
+        self.counters.nvmei_replayed += 1;
+        self.ready[usize::from(pending.request.is_io())].push_back(serial);
+    }
+
+    /// Gives the requests that were open on the queues, which have their buffers again, each with
+    /// the place of its queue. Queues before `first` go on.
+    pub(super) fn take_back(
+        &mut self,
+        host: &mut Host,
+        now: Instant,
+        association: &mut Association,
+        first: usize,
+    ) -> Vec<(usize, u64)> {
+        let mut serials = Vec::new();
+        for (index, queue) in association.queues.iter_mut().enumerate().skip(first) {
+            for (owner, buffer) in queue.abandon(host, now, &mut self.counters) {
+                let Owner::Request(serial) = owner else { continue };
+                serials.push((index, serial));
+                if let (Some(pending), true) = (self.requests.get_mut(&serial), buffer.is_some()) {
+                    pending.buffer = buffer;
+                }
+            }
+        }
+        serials
+    }
+
+    /// Tries again later, or never.
+    pub(super) fn give_up(&mut self, now: Instant, loss: Loss) {
+        let next =
+            if loss.is_final() { None } else { self.outage.lost(now, &self.config.back_off) };
+        match next {
+            Some(at) => {
+                self.phase = Phase::Waiting(at);
+                self.events.push_back(Event::Lost(loss));
+            }
+            None => {
+                self.phase = Phase::Failed(loss);
+                self.events.push_back(Event::Failed(loss));
+                self.fail_all(Error::ControllerLost(loss));
+            }
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, error: Error) {
+        self.ready.iter_mut().for_each(VecDeque::clear);
+        self.changes = Changes::default();
+        while let Some((_, pending)) = self.requests.pop_first() {
+            self.end(pending.token, Err(error), pending.buffer);
+        }
+    }
+}
+
+/// Ends the connections of an association that is lost, but the one that has a last word of ours:
+/// that is closed behind it, and given. An orderly close delivers first what was written before,
+/// data of writes among it, perhaps long after these were sent again over other connections and
+/// answered; so the others are reset, and that one before the next association begins.
+fn hang_up(
+    host: &mut Host,
+    now: Instant,
+    of: &Association,
+    last_word: Option<usize>,
+) -> Option<SocketId> {
+    let mut lingering = None;
+    for (index, queue) in of.queues.iter().enumerate() {
+        if Some(index) == last_word {
+            host.close(now, queue.socket());
+            lingering = Some(queue.socket());
+        } else {
+            host.abort(now, queue.socket());
+        }
+    }
+    lingering
 }
 
 #[cfg(test)]

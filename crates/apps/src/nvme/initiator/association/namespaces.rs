@@ -3,8 +3,9 @@
 //! Part of the set-up, and done again when the controller says that something has changed.
 
 use abi::aligned::AlignedBuf;
-use wire::nvme::command::{Command, Identify, admin};
+use wire::nvme::command::{Command, GetLogPage, Identify, NSID_ALL, admin};
 use wire::nvme::identify::{self, Descriptor, NAMESPACES_MAX, cns};
+use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
 use wire::nvme::status::Status;
 
 use super::super::command::{Loss, Namespace};
@@ -14,6 +15,20 @@ use super::{Association, Cx, Progress, Step};
 const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
 
 impl Association {
+    /// Looks at the namespaces once more where they have changed, and nothing else is being asked;
+    /// says whether it does.
+    pub(super) fn look_again(&mut self, cx: &mut Cx<'_>) -> Result<bool, Loss> {
+        if self.step != Step::Idle || !core::mem::take(&mut self.rescan) {
+            return Ok(false);
+        }
+        // Reading the list makes room for the next event of the kind (base, section 5.2.1).
+        let len = CHANGED_NAMESPACES_BYTES as u64;
+        let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
+        let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
+        self.ask_for(cx, Step::ChangedLog, command, None)?;
+        Ok(true)
+    }
+
     /// Asks for the namespaces above one; from zero on, all is known anew.
     pub(super) fn list_namespaces(
         &mut self,
