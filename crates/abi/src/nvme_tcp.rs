@@ -114,9 +114,12 @@ pub struct Placed {
     pub context: Option<L5oId>,
     /// Bytes that are also in buffers, in the order of the payload; they do not overlap.
     pub placements: SmallVec<[Placement; 2]>,
+    /// Ranges of the TCP payload in which all data of PDUs is in the sums that digests are compared
+    /// with, in order. What came twice is summed once, and is in no range of the other frame.
+    pub summed: SmallVec<[Range<u32>; 1]>,
     /// Positions in the stream of PDUs all of whose bytes were seen, and whose digests are right,
     /// each once, with this frame as the last that brought bytes of it. A PDU that has no digest
-    /// is not named.
+    /// is not named. It speaks for the bytes that were summed, and for no other copy of them.
     pub verified: SmallVec<[SeqNum; 2]>,
 }
 

@@ -458,7 +458,7 @@ proptest! {
         let (base, there) = (if far { 4096 } else { 0 }, there % len);
         let mut content = Content::new(ALL[which], seed);
         for (at, bytes) in pdus {
-            let at = at % len & !3;
+            let at = (at % len) & !3;
             content.c2h(1, base + at, (1 + bytes % (len - at)) as usize);
         }
         let pdus = content.pdus.clone();

@@ -297,7 +297,7 @@ fn a_context_that_is_elsewhere_finds_back() {
         }
         assert_eq!(flow.rig.counter("nvme_tcp_restarts"), 1);
         assert_eq!(flow.rig.counter("nvme_tcp_outside_packets"), 15);
-        let mut packets = vec![0..500];
+        let mut packets: Vec<Range<usize>> = Vec::from([0..500]);
         packets.extend((500..flow.wire.len() - 500).step_by(500).map(|from| from..from + 500));
         run(&mut flow, &packets);
         assert_eq!(flow.rig.counter("nvme_tcp_restarts"), 2);

@@ -151,6 +151,8 @@ pub(super) struct Flow {
     places: Vec<Option<usize>>,
     /// Of each byte of it, the claim of the first copy that came.
     have: Vec<Option<Claim>>,
+    /// How often each byte of it is said to be summed.
+    summed: Vec<u8>,
     /// Positions of PDUs that are said to be right.
     pub(super) verified: Vec<usize>,
     /// Records that are.
@@ -206,6 +208,7 @@ impl Flow {
             wire,
             places,
             have: vec![],
+            summed: vec![],
             verified: vec![],
             records: vec![],
             records_verified: vec![],
@@ -351,7 +354,8 @@ impl Flow {
         let mut claims: Vec<Claim> = vec![None; len];
         if let Some(placed) = received.placed {
             assert_eq!(placed.context, Some(CONTEXT));
-            assert!(!placed.placements.is_empty() || !placed.verified.is_empty());
+            let any = [placed.placements.len(), placed.verified.len(), placed.summed.len()];
+            assert_ne!(any, [0; 3]);
             let mut end = 0;
             for placement in &placed.placements {
                 let range = placement.range.start as usize..placement.range.end as usize;
@@ -361,6 +365,11 @@ impl Flow {
                     let tag = u16::try_from(placement.id.0).unwrap();
                     *claim = Some((tag, placement.offset.wrapping_add(nth)));
                 }
+            }
+            self.summed.resize(self.summed.len().max(at + len), 0);
+            for range in &placed.summed {
+                let range = at + range.start as usize..at + range.end as usize;
+                self.summed[range].iter_mut().for_each(|count| *count += 1);
             }
             for pos in &placed.verified {
                 self.verified.push(pos.0.wrapping_sub(START) as usize);
@@ -421,6 +430,9 @@ impl Flow {
             let said = self.verified.iter().filter(|&&at| at == pdu.at.start).count();
             assert!(said <= 1, "verified once");
             let Some((tag, offset, range)) = pdu.data.clone() else { continue };
+            if said == 1 && self.content.digests.data && self.records.is_empty() {
+                assert!(self.summed[range.clone()].iter().all(|&count| count == 1), "summed once");
+            }
             let mut placed = 0;
             for (nth, at) in (0..).zip(range.clone()) {
                 let byte = wire_at[at];

@@ -6,8 +6,10 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::{Host, Listen, Notice, SocketId};
 use wire::Endpoint;
+use wire::checksum::{Sum, pseudo_header};
 use wire::nvme::pdu::{DataHeader, Header, IcReq, Rules};
 
+use crate::hostile::{End, RULES, SERVE, TAG};
 use crate::lab::{App, Lab};
 use crate::transport::{Command, Server, text};
 
@@ -26,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 struct Script {
     socket: SocketId,
     started: bool,
+    digests: bool,
     /// Bytes that came.
     got: usize,
 }
@@ -34,8 +37,8 @@ impl App for Script {
     fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
         if !self.started && host.readiness(self.socket).writable {
             self.started = true;
-            let request =
-                IcReq { pfv: 0, hpda: 0, header_digest: false, data_digest: false, maxr2t: 0 };
+            let (header_digest, data_digest) = (self.digests, self.digests);
+            let request = IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 };
             self.send(host, &pdu(&Header::ICReq(request), &[]));
         }
         loop {
@@ -79,7 +82,7 @@ fn a_claim_about_a_buffer_before_is_not_believed() {
     lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
     let socket = lab.machines[0].host.connect(lab.now, remote).unwrap();
-    let mut script = Script { socket, started: false, got: 0 };
+    let mut script = Script { socket, started: false, digests: false, got: 0 };
     let mut server = Server::new(0, Prng::new(1));
     let set_up = |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES;
     assert!(lab.run((&mut script, &mut server), LIMIT, set_up));
@@ -107,4 +110,70 @@ fn a_claim_about_a_buffer_before_is_not_believed() {
     assert_eq!(target.count("rx_nvmeotcp_bytes"), u64::from(FIRST), "the hole was filled");
     assert_eq!(target.count("nvme_rx_placed_bytes"), u64::from(FIRST - SEGMENT));
     assert_eq!(target.count("nvme_rx_copied_bytes"), u64::from(2 * SEGMENT));
+}
+
+/// A frame with the lengths and checksums that its bytes have.
+fn mended(mut frame: Vec<u8>) -> Vec<u8> {
+    let len = frame.len() - 14;
+    frame[16..18].copy_from_slice(&u16::try_from(len).unwrap().to_be_bytes());
+    frame[24..26].fill(0);
+    let sum = Sum::of_words(&frame[14..34]).finish();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    let addr = |from: usize| -> core::net::IpAddr {
+        <[u8; 4]>::try_from(&frame[from..from + 4]).unwrap().into()
+    };
+    let mut sum = pseudo_header(addr(26), addr(30), 6, len - 20);
+    frame[50..52].fill(0);
+    sum.add(&frame[34..]);
+    frame[50..52].copy_from_slice(&sum.finish().to_be_bytes());
+    frame
+}
+
+/// Bytes that come twice behind a hole: the device sums the first copy, and the host keeps the second,
+/// which covers it and was damaged below TCP's checksum. The digest that the device found right says
+/// nothing of it.
+#[test]
+fn a_digest_is_of_the_copy_that_is_kept() {
+    let mut lab = Lab::new(1, &|_, _, _| {});
+    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
+    let socket = lab.machines[0].host.connect(lab.now, remote).unwrap();
+    let mut script = Script { socket, started: false, digests: true, got: 0 };
+    let mut end = End::new(Ok(SERVE));
+    let set_up = |_: &mut Lab, script: &mut Script, _: &mut End| script.got == SETUP_BYTES;
+    assert!(lab.run((&mut script, &mut end), LIMIT, set_up));
+    let data = |offset: u32| {
+        let header =
+            DataHeader { cccid: 1, ttag: TAG, offset, len: 4096, last: false, success: false };
+        let text = text(u64::from(offset), 4096, 1);
+        testkit::pdu(&Header::H2CData(header), &text, &RULES, &Provider).unwrap()
+    };
+    let both = [data(0), data(4096)].concat();
+    script.send(&mut lab.machines[0].host, &both[..28]);
+    assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
+    script.send(&mut lab.machines[0].host, &both[28..]);
+    assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 6));
+    let mut frames = lab.flying_to(1);
+    let sent: Vec<Vec<u8>> = frames.iter().map(|frame| frame.to_vec()).collect();
+    // Without its first hundred bytes.
+    let seq = u32::from_be_bytes(sent[2][38..42].try_into().unwrap());
+    let seq = seq.wrapping_add(100).to_be_bytes();
+    let short = [&sent[2][..38], &seq, &sent[2][42..66], &sent[2][166..]].concat();
+    let short = mended(short);
+    let mut damaged = sent[2].clone();
+    damaged[500] ^= 1;
+    let damaged = mended(damaged);
+    for (frame, becomes) in frames[1..4].iter_mut().zip([&short, &damaged, &sent[1]]) {
+        frame.clone_from(becomes);
+    }
+    assert!(lab.run((&mut script, &mut end), LIMIT, |_, _, end| end.came.len() == 3));
+    assert!(end.came[0].contains("digest_ok: false"), "{:?}", end.came);
+    assert!(end.came[1].contains("digest_ok: true"), "{:?}", end.came);
+    assert!(end.came[2].starts_with("Buffer"), "{:?}", end.came);
+    let target = &lab.machines[1];
+    // The second one's header was lost with the frame that the copies took the place of.
+    assert_eq!(target.count("nvme_tcp_pdus_verified"), 1, "the first, as the device has it");
+    assert_eq!(target.count("nvme_rx_digests_device"), 0);
+    assert_eq!(target.count("nvme_rx_digests_host"), 2);
+    assert_eq!(target.count("nvme_data_digest_errors"), 1);
 }

@@ -19,7 +19,7 @@ use crate::lab::{App, Lab};
 
 const PORT: u16 = 4420;
 /// The tag, or command, that data is awaited under, and how much.
-const TAG: u16 = 7;
+pub(crate) const TAG: u16 = 7;
 const AWAITED: u32 = 8192;
 
 /// A peer that sends bytes, one lot after each answer, and keeps what comes.
@@ -66,15 +66,15 @@ impl App for Raw {
 }
 
 /// A transport, and what it said.
-struct End {
+pub(crate) struct End {
     transport: Option<Transport>,
     role: Result<Serve, Initiate>,
     ended: Option<Ended>,
-    came: Vec<String>,
+    pub(crate) came: Vec<String>,
 }
 
 impl End {
-    fn new(role: Result<Serve, Initiate>) -> Self {
+    pub(crate) fn new(role: Result<Serve, Initiate>) -> Self {
         Self { transport: None, role, ended: None, came: Vec::new() }
     }
 
@@ -117,7 +117,7 @@ impl App for End {
     }
 }
 
-const SERVE: Serve = Serve {
+pub(crate) const SERVE: Serve = Serve {
     header_digest: true,
     data_digest: true,
     cpda: 0,
@@ -126,7 +126,8 @@ const SERVE: Serve = Serve {
 };
 const INITIATE: Initiate = Initiate { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
 
-const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
+pub(crate) const RULES: Rules =
+    Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
 
 /// A PDU with data of zeros and right digests.
 fn pdu(header: &Header, data: u32, rules: &Rules) -> Vec<u8> {

@@ -9,6 +9,7 @@ use abi::nvme_tcp::{DdpId, NvmeTcpState, Placed};
 use alloc::vec::Vec;
 use base::SeqNum;
 use bytes::Bytes;
+use core::ops::Range;
 use smallvec::SmallVec;
 use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, Kind, Rules, at};
 
@@ -37,6 +38,8 @@ struct Pdu {
     done: u32,
     /// Those of them that the device placed.
     placed: u32,
+    /// All of them are copies that the device has summed.
+    summed: bool,
     /// The sum over them; none where the device may know better.
     sum: Option<u32>,
     /// Data of a capsule.
@@ -127,6 +130,12 @@ impl Receiver {
         Some(begins || at_boundary && position == self.position)
     }
 
+    /// Whether the device found a PDU's digest right, over the very bytes that were read here: of what
+    /// came twice it may have summed another copy.
+    fn is_verified(&self, pdu: &Pdu) -> bool {
+        pdu.summed && self.verified.contains(&pdu.begin)
+    }
+
     fn note_boundary(&mut self) {
         self.boundaries[self.count % BOUNDARIES] = self.position;
         self.count += 1;
@@ -153,17 +162,24 @@ struct Run {
     len: usize,
     /// The buffer, and the offset in the command's data.
     placed: Option<(DdpId, u32)>,
+    /// The device has summed them.
+    summed: bool,
 }
 
 /// What the device says of the byte `at` of a payload and those behind it.
 fn run_at(placed: &Placed, at: usize, len: usize) -> Run {
     let at = u32::try_from(at).unwrap_or(u32::MAX);
+    // Whether a range that has its turn has begun, and where that changes.
+    let turn = |range: &Range<u32>| match at.checked_sub(range.start) {
+        Some(inside) => (Some(inside), range.end - at),
+        None => (None, range.start - at),
+    };
     let next = placed.placements.iter().find(|placement| placement.range.end > at);
-    let Some(placement) = next else { return Run { len, placed: None } };
-    let inside = at.checked_sub(placement.range.start);
-    let end = if inside.is_some() { placement.range.end } else { placement.range.start };
-    let here = inside.map(|inside| (placement.id, placement.offset.saturating_add(inside)));
-    Run { len: len.min((end - at) as usize), placed: here }
+    let (inside, most) = next.map_or((None, u32::MAX), |next| turn(&next.range));
+    let here = next.zip(inside).map(|(next, inside)| (next.id, next.offset.saturating_add(inside)));
+    let sums = placed.summed.iter().find(|range| range.end > at);
+    let (summed, until) = sums.map_or((None, u32::MAX), turn);
+    Run { len: len.min(most.min(until) as usize), placed: here, summed: summed.is_some() }
 }
 
 impl Transport {
@@ -174,7 +190,7 @@ impl Transport {
             self.attach_again(host);
             return false;
         }
-        let mut run = Run { len, placed: None };
+        let mut run = Run { len, placed: None, summed: false };
         if self.receiver.attached {
             if let Some((placed, at)) = host.nvme_placed(self.socket) {
                 run = run_at(placed, at, len);
@@ -268,6 +284,7 @@ impl Transport {
             (Some(_), None) => {}
         }
         pdu.sum = pdu.sum.map(|sum| self.crypto.crc32c(sum, bytes));
+        pdu.summed &= run.summed;
         pdu.done += here;
         let counters = &mut host.out.counters;
         let bytes = if copied {
@@ -362,7 +379,8 @@ impl Transport {
             _ => Vec::new(),
         };
         receiver.have = 0;
-        receiver.pdu = Some(Pdu { header, common, begin, done: 0, placed: 0, sum, capsule });
+        receiver.pdu =
+            Some(Pdu { header, common, begin, done: 0, placed: 0, summed: true, sum, capsule });
         host.out.counters.nvme_rx_pdus += 1;
         // Those without data are complete.
         if common.data_len == 0 {
@@ -468,9 +486,7 @@ impl Transport {
         if pdu.common.data_digest().is_none() {
             return Some(true);
         }
-        let verified = &mut self.receiver.verified;
-        if let Some(index) = verified.iter().position(|&begin| begin == pdu.begin) {
-            verified.swap_remove(index);
+        if self.receiver.is_verified(pdu) {
             host.out.counters.nvme_rx_digests_device += 1;
             return Some(true);
         }
@@ -526,7 +542,7 @@ impl Transport {
 
     /// Counts how much of a PDU with data the device did: all, a part, or nothing.
     fn count_offload(&self, host: &mut Host, pdu: &Pdu) {
-        let verified = self.receiver.verified.contains(&pdu.begin);
+        let verified = self.receiver.is_verified(pdu);
         let checked = pdu.common.data_digest().is_none() || verified;
         let counters = &mut host.out.counters;
         let counter = match pdu.placed {

@@ -250,6 +250,7 @@ impl NvmeTcpEngine {
             window_bytes: config.window_bytes_max,
             late: false,
             used: false,
+            skipped: false,
             lost: false,
             mistaken: false,
         };
@@ -274,7 +275,9 @@ impl NvmeTcpEngine {
             self.give_back(asker.0, id, buffer);
         }
         placed.context = Some(id);
-        let any = !placed.placements.is_empty() || !placed.verified.is_empty();
+        let any = !placed.placements.is_empty()
+            || !placed.verified.is_empty()
+            || !placed.summed.is_empty();
         Some(Outcome { placed: any.then(|| Box::new(placed)), asker, request })
     }
 

@@ -87,6 +87,8 @@ impl Receive {
 
     /// A piece of the stream came.
     pub(super) fn piece(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
+        // What lies between two texts may be another, which is not looked at.
+        w.skipped = true;
         match self.window.judge(piece.pos.distance(self.chain.high), w.window_bytes) {
             Lies::Inside => {}
             Lies::Outside => {
@@ -119,7 +121,7 @@ impl Receive {
     fn walk(&mut self, w: &mut Work<'_>, piece: &Piece<'_>) {
         let (mut at, end) = (0, piece.pos + piece.len());
         while let Some(lost) = self.chain.walk(w, piece, at) {
-            w.lost = true;
+            (w.lost, w.skipped) = (true, true);
             let pos = piece.pos + small(lost);
             let (rules, crypto, from_host) = (w.rules, w.crypto, self.chain.from_host);
             let pattern = Pattern { rules, crypto, from_host };

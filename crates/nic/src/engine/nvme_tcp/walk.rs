@@ -63,10 +63,24 @@ pub(super) struct Work<'a> {
     pub(super) late: bool,
     /// Some bytes were placed or summed.
     pub(super) used: bool,
+    /// Since the last that were summed some came that are not.
+    pub(super) skipped: bool,
     /// Some had no place.
     pub(super) lost: bool,
     /// What was followed were no PDUs.
     pub(super) mistaken: bool,
+}
+
+impl Work<'_> {
+    /// Data of a PDU is in its sum.
+    fn note_summed(&mut self, range: Range<u32>) {
+        match self.placed.summed.last_mut().filter(|_| !self.skipped) {
+            // What lies between is no data.
+            Some(last) => last.end = range.end,
+            None => self.placed.summed.push(range),
+        }
+        self.skipped = false;
+    }
 }
 
 impl Chain {
@@ -92,6 +106,7 @@ impl Chain {
             let stop = pdu.len.min(from + small(piece.bytes.len() - at));
             let unseen = if pdu.dead { stop } else { pdu.seen.unseen_from(from).min(stop) };
             if unseen > from {
+                w.skipped = true;
                 at += (unseen - from) as usize;
                 self.reach(piece, at);
                 continue;
@@ -105,6 +120,7 @@ impl Chain {
             } else {
                 // Its length is not known, but it may be of the header.
                 self.keep(index, from, &part);
+                w.skipped = true;
                 if last {
                     return Some(at);
                 }
@@ -187,6 +203,8 @@ impl Chain {
         } else if data.contains(&from) {
             if live {
                 self.data(w, index, &common, from, &part);
+            } else {
+                w.skipped = true;
             }
         } else if let Some(at) = common.data_digest().and_then(|d| from.checked_sub(d.start)) {
             let at = at as usize;
@@ -242,7 +260,9 @@ impl Chain {
             let crypto = w.crypto;
             let sum = |crc| place(w, to, at, part, Some(crc));
             pdu.broken = !pdu.sums.add(crypto, at, at + part.len(), sum);
+            w.note_summed(part.at..part.at + part.len());
         } else {
+            w.skipped = true;
             place(w, to, at, part, None);
         }
         w.used = true;
