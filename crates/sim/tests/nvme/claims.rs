@@ -129,9 +129,9 @@ fn mended(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Bytes that come twice behind a hole: the device sums the first copy, and the host keeps the second,
-/// which covers it and was damaged below TCP's checksum. The digest that the device found right says
-/// nothing of it.
+/// Bytes that come twice behind a hole: the device sums the first copy, and the host keeps the
+/// second, which covers it and was damaged below TCP's checksum. The digest that the device found
+/// right says nothing of it.
 #[test]
 fn a_digest_is_of_the_copy_that_is_kept() {
     let mut lab = Lab::new(1, &|_, _, _| {});

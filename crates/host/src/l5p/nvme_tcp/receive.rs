@@ -130,8 +130,8 @@ impl Receiver {
         Some(begins || at_boundary && position == self.position)
     }
 
-    /// Whether the device found a PDU's digest right, over the very bytes that were read here: of what
-    /// came twice it may have summed another copy.
+    /// Whether the device found a PDU's digest right, over the very bytes that were read here: of
+    /// what came twice it may have summed another copy.
     fn is_verified(&self, pdu: &Pdu) -> bool {
         pdu.summed && self.verified.contains(&pdu.begin)
     }
