@@ -56,6 +56,8 @@ pub(crate) struct Rogue {
     names: (Nqn, Nqn),
     rng: Prng,
     lines: [Option<Line>; 2],
+    /// What follows the last command that it sent.
+    owed: Vec<u8>,
     /// When it does the next thing.
     wake: Instant,
     over: bool,
@@ -76,6 +78,7 @@ impl Rogue {
             names,
             rng,
             lines: [None, None],
+            owed: Vec::new(),
             wake: start,
             over: false,
             counters: RogueCounters::default(),
@@ -219,9 +222,14 @@ impl Rogue {
     }
 
     fn any(&mut self) -> Vec<u8> {
-        match self.rng.below(10) {
+        if !self.owed.is_empty() {
+            return core::mem::take(&mut self.owed);
+        }
+        match self.rng.below(12) {
             0..=4 => self.command(),
             5..=7 => self.data(),
+            10 => self.twice(),
+            11 => self.ahead(),
             8 => {
                 let mut noise = vec![0; self.rng.range(1, 200) as usize];
                 noise.fill_with(|| (self.rng.next_u64() & 0xff) as u8);
@@ -275,6 +283,36 @@ impl Rogue {
     }
 }
 
+impl Rogue {
+    /// Data of a range, and then of one that overlaps it.
+    fn twice(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let (cccid, ttag) = (r.below(12) as u16, r.below(3) as u16);
+        let (offset, len) = ((r.below(8) as u32) << 9, (r.range(1, 8) as u32) << 9);
+        [0, offset, (offset / 2) & !3]
+            .into_iter()
+            .flat_map(|offset| data((cccid, ttag), offset, len))
+            .collect()
+    }
+
+    /// A large write; next time its data, and in one piece with it another write, and data for that
+    /// under the same tag, before it was asked for. Where the start of the first overtakes its
+    /// header, a device that places has a hole for the second.
+    fn ahead(&mut self) -> Vec<u8> {
+        let r = &mut self.rng;
+        let (first, ttag) = (r.below(12) as u16, r.below(2) as u16);
+        let second = (first + 1) % 12;
+        let (large, small) = ((r.range(8, 33) as u32) << 9, (r.range(1, 9) as u32) << 9);
+        let write = |cid, len: u32| {
+            let command = Blocks::new(0, len >> 9).put(Command::new(io::WRITE, cid, 1));
+            capsule(&command.with_data(Sgl::Transport { len }), &[])
+        };
+        let data = |cid, len| data((cid, ttag), 0, len);
+        self.owed = [data(first, large), write(second, small), data(second, small)].concat();
+        write(first, large)
+    }
+}
+
 impl Line {
     /// Takes what came; says whether the target has ended it.
     fn read(&mut self, host: &mut Host) -> bool {
@@ -291,6 +329,12 @@ impl Line {
         let ready = host.readiness(self.socket);
         ready.error.is_some() || ready.peer_closed
     }
+}
+
+/// Data for a command under a tag.
+fn data((cccid, ttag): (u16, u16), offset: u32, len: u32) -> Vec<u8> {
+    let header = DataHeader { cccid, ttag, offset, len, last: true, success: false };
+    pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
 }
 
 fn enable() -> Vec<u8> {
