@@ -1,4 +1,4 @@
-//! The autonomous offload of protocols above TCP (autonomous-nic-offloads.md, listings 1 and 2):
+//! The autonomous offload of protocols above TCP (Autonomous NIC Offloads, listings 1 and 2):
 //! contexts, what a transmit says of the messages in it, and what a received frame says was done.
 //!
 //! TCP stays on the host and knows nothing of it. A context serves one direction of one flow. The

@@ -1,4 +1,4 @@
-//! NVMe over TCP on the autonomous offload ([`crate::l5o`]; autonomous-nic-offloads.md sections 5.1
+//! NVMe over TCP on the autonomous offload ([`crate::l5o`]; Autonomous NIC Offloads, sections 5.1
 //! and 5.3), with the operations of Linux's proposed `ulp_ddp`.
 //!
 //! A receive context follows the PDUs of one connection, checks data digests, and copies data into

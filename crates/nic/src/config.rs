@@ -147,7 +147,7 @@ pub struct L5oConfig {
     pub crypto: Arc<dyn CryptoProvider>,
     /// Contexts at one time, over all queues and both directions.
     pub contexts_max: u32,
-    /// Bytes of a context, as far as the modelled cache goes (autonomous-nic-offloads.md section
+    /// Bytes of a context, as far as the modelled cache goes (Autonomous NIC Offloads, section
     /// 6.5).
     pub context_bytes: u32,
     /// Bytes of the modelled cache.

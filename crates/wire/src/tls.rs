@@ -85,7 +85,7 @@ impl Framing {
     }
 
     /// Reads a header that is a sealed record's: what the magic pattern of the autonomous offload
-    /// matches (autonomous-nic-offloads.md section 5.2). None for any other bytes.
+    /// matches (Autonomous NIC Offloads, section 5.2). None for any other bytes.
     #[must_use]
     pub fn parse(self, header: [u8; HEADER_BYTES]) -> Option<RecordHeader> {
         let [kind, major, minor, high, low] = header;

@@ -7,7 +7,7 @@
 //! A span may be a run of records made from its source ([`Records`]): then positions count bytes on
 //! the wire, and a record is kept whole until its last byte is acknowledged, since what completes
 //! one of its bytes may need all of it. A PDU whose digest the device fills in is kept whole
-//! likewise ([`Pdu`]). This map is what answers `l5o_get_tx_msgstate` (autonomous-nic-offloads.md
+//! likewise ([`Pdu`]). This map is what answers `l5o_get_tx_msgstate` (Autonomous NIC Offloads,
 //! section 4.2).
 
 use alloc::boxed::Box;

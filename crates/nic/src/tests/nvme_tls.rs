@@ -1,4 +1,4 @@
-//! NVMe/TCP over TLS on receive (autonomous-nic-offloads.md section 5.3): TLS opens, then PDUs are
+//! NVMe/TCP over TLS on receive (Autonomous NIC Offloads, section 5.3): TLS opens, then PDUs are
 //! followed in the content; each layer recovers on its own.
 
 use abi::Op;

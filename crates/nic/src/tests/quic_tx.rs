@@ -239,7 +239,7 @@ fn extent(offset: u64, len: u32) -> Part {
     Part::File(FileExtent { file: FileId(5), offset, len })
 }
 
-/// IO-QUIC (io-tcp.md, appendix A): the body of a STREAM frame comes from a file.
+/// IO-QUIC (IO-TCP, appendix A): the body of a STREAM frame comes from a file.
 fn with_file(number: u64, offset: u64, len: u32) -> ([Part; 3], usize) {
     let front = [&plain(&ID, false, number, 2, &[])[..], &[0x08, 4]].concat();
     let size = front.len() + len as usize + 16;

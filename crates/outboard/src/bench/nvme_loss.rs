@@ -1,5 +1,5 @@
 //! `outboard bench nvme-loss`: what loss and reordering leave of the offload of NVMe over TCP
-//! (autonomous-nic-offloads.md section 6.4, for section 5.1's protocol).
+//! (Autonomous NIC Offloads, section 6.4, for section 5.1's protocol).
 //!
 //! Reads of 16 KiB and of 256 KiB, a PDU each, with both digests; packets of a full
 //! segment each, for faults are per packet, on the initiator's wire in both directions. Of the PDUs

@@ -1,5 +1,5 @@
 //! `outboard bench tls`: the autonomous offload of TLS against TLS by the host and plain TCP, in
-//! accounted mode (autonomous-nic-offloads.md section 6.1).
+//! accounted mode (Autonomous NIC Offloads, section 6.1).
 //!
 //! Streams of messages of 4 to 256 KiB over a memory link. What is measured is one end's host:
 //! sending from memory, from memory that is copied first, from a file; and receiving. TLS by the

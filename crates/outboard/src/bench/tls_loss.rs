@@ -1,5 +1,5 @@
 //! `outboard bench tls-loss`: what loss and reordering leave of the offload of TLS
-//! (autonomous-nic-offloads.md section 6.4).
+//! (Autonomous NIC Offloads, section 6.4).
 //!
 //! 128 streams of 256 KiB messages, records of 16 KiB, AES-128-GCM; packets of a full segment each,
 //! for faults are per packet. Receiving: how many records the device opened whole, in part and not

@@ -1,5 +1,5 @@
 //! `outboard bench tls-scale`: the offload of TLS with many flows and a small context memory
-//! (autonomous-nic-offloads.md section 6.5, figure 19).
+//! (Autonomous NIC Offloads, section 6.5, figure 19).
 //!
 //! 64 to 128 K streams of 64 KiB messages, sent from memory, AES-128-GCM; the device models 4 MiB
 //! of context memory with 208 bytes per context. Host cycles against plain TCP, and how often a

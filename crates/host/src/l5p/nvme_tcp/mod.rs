@@ -1,5 +1,5 @@
 //! NVMe over TCP: PDUs over a connection, plain or with TLS on it (NVMe/TCP Transport specification
-//! 1.0; autonomous-nic-offloads.md section 5.1).
+//! 1.0; Autonomous NIC Offloads, section 5.1).
 //!
 //! A [`Transport`] is one end of one connection. Whoever speaks NVMe (an initiator, a target) owns
 //! it, gives it its turn after each notice about the socket ([`Transport::poll`]) and hands it what

@@ -4,7 +4,7 @@
 //! came in: the session steps over its header, and its content is read from the connection's own
 //! queue ([`Session::step`]). Any other record is copied together, what the device opened of it is
 //! undone, and the host opens it: also where that was all but one packet, since the tag is of the
-//! ciphertext (autonomous-nic-offloads.md section 5.2, partial offload).
+//! ciphertext (Autonomous NIC Offloads, section 5.2, partial offload).
 
 use abi::crypto::TAG_BYTES;
 use bytes::Bytes;

@@ -164,7 +164,7 @@ impl Session {
         }
     }
 
-    /// Appends a PDU to the send stream: digests first, then seals (autonomous-nic-offloads.md
+    /// Appends a PDU to the send stream: digests first, then seals (Autonomous NIC Offloads,
     /// section 5.3). What is memory goes into one run of records.
     fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
         let seals = conn.snd.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());

@@ -1,4 +1,4 @@
-//! The file engine: IO-TCP's file to wire (io-tcp.md sections 3.4 to 3.6).
+//! The file engine: file to wire (IO-TCP, sections 3.4 to 3.6).
 //!
 //! A transmit names extents of files; the engine finds their blocks in memory or has the disk read
 //! them, and gives the payload back when all are there. Reads are page-aligned and never block;

@@ -1,6 +1,6 @@
 //! The model of a NIC's context cache: contexts live in host memory, the recently used in the NIC.
 //!
-//! autonomous-nic-offloads.md section 6.5: 4 MiB of memory on the NIC and 208 bytes a flow are some
+//! Autonomous NIC Offloads, section 6.5: 4 MiB of memory on the NIC and 208 bytes a flow are some
 //! twenty thousand flows; beyond, contexts are fetched and written back over PCIe. Nothing works
 //! differently here; it is counted. Called with the slab's index of a context at each use. All
 //! operations take constant time: the order of use is a doubly linked list through one array.

@@ -1,4 +1,4 @@
-//! The autonomous offload of protocols above TCP (autonomous-nic-offloads.md), device side.
+//! The autonomous offload of protocols above TCP (Autonomous NIC Offloads), device side.
 //!
 //! A context serves one direction of one flow. Transmit contexts make messages out of content
 //! (section 4.2); receive contexts recognise messages in what comes and open them in place (section

@@ -1,5 +1,5 @@
 //! A receive context: the states *offloading*, *searching* and *tracking* of
-//! autonomous-nic-offloads.md section 4.3, figure 7.
+//! Autonomous NIC Offloads, section 4.3, figure 7.
 //!
 //! Called by the engine with each packet of the flow whose checksum is right. Two ways to work,
 //! chosen by [`L5oConfig::out_of_order`]: the paper's, where only the packet with the expected

@@ -1,5 +1,5 @@
 //! Searching and tracking: how a receive context that lost its place finds a message's header
-//! (autonomous-nic-offloads.md section 4.3, figure 7).
+//! (Autonomous NIC Offloads, section 4.3, figure 7).
 //!
 //! Called by `rx` with what the chain could not place. *Scanning* looks for the magic pattern; a
 //! candidate has to lead by its length to the next header, and so on to the packet's end. Then

@@ -3,7 +3,7 @@
 //!
 //! [`L5oEngine::plan`] checks each part and puts its content in its place, so that the file engine
 //! sees host memory and extents only. [`L5oEngine::seal`] is called in the order of the flow, when
-//! all content is at hand: digests first, then seals (autonomous-nic-offloads.md section 5.3).
+//! all content is at hand: digests first, then seals (Autonomous NIC Offloads, section 5.3).
 //! Between the two a plan holds a reference to the static state of its contexts, which keeps
 //! destroyed ones alive for it.
 //!

@@ -1,5 +1,5 @@
 //! Registered buffers of one receive context: where data goes that comes under a tag
-//! (autonomous-nic-offloads.md section 5.1: the map from CIDs to block layer buffers).
+//! (Autonomous NIC Offloads, section 5.1: the map from CIDs to block layer buffers).
 //!
 //! Called by `mod` with the host's set-ups, by `chain` with data. Invariants: a byte of a buffer is
 //! written at most once, so that what was placed rightly stays; what is not awaited is not written.

@@ -1,4 +1,4 @@
-//! NVMe over TCP on receive (autonomous-nic-offloads.md sections 5.1 and 5.3), with the operations
+//! NVMe over TCP on receive (Autonomous NIC Offloads, sections 5.1 and 5.3), with the operations
 //! of Linux's proposed `ulp_ddp`. The transmit side, data digests, is `tx`, apart.
 //!
 //! Called by [`super::l5o`]: with contexts, buffers and answers of the host, and with each received

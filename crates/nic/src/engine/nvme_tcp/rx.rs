@@ -1,5 +1,5 @@
 //! A receive context: the states *offloading*, *searching* and *tracking* of
-//! autonomous-nic-offloads.md section 4.3, figure 7, for PDUs.
+//! Autonomous NIC Offloads, section 4.3, figure 7, for PDUs.
 //!
 //! Called by `mod` with each piece of the stream that came. Two ways to work, chosen by
 //! [`crate::L5oConfig::out_of_order`]. The paper's: only the packet with the expected sequence

@@ -1,4 +1,4 @@
-//! Searching: where a PDU begins in a stream whose place was lost (autonomous-nic-offloads.md
+//! Searching: where a PDU begins in a stream whose place was lost (Autonomous NIC Offloads,
 //! sections 4.3 and 5.1).
 //!
 //! Called by `rx` with what the chain could not place. The magic pattern is a whole header: type,

@@ -2,7 +2,7 @@
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. Header and data are
 //! shared, never copied; of the device's own are the four bytes of the digest. [`TxState`] is the
-//! dynamic state of autonomous-nic-offloads.md section 5.1, of constant size.
+//! dynamic state of Autonomous NIC Offloads, section 5.1, of constant size.
 //!
 //! Invariant: a byte of a digest leaves only where all of the data was seen; else the whole range
 //! is refused. Where data goes into TLS records this runs first, and sealing takes what it gives

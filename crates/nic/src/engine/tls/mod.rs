@@ -1,7 +1,7 @@
 //! TLS behind the seam of [`super::l5o`]: what the autonomous offload has to know of records.
 //!
 //! [`Keys`] is one direction's keys and framing. The receive machine asks it for a message's length
-//! ([`Keys::length`], the magic pattern and the length rule of autonomous-nic-offloads.md section
+//! ([`Keys::length`], the magic pattern and the length rule of Autonomous NIC Offloads, section
 //! 3), has it open any range ([`Keys::open_range`]) and has it judge a trailer ([`Keys::verify`]).
 //! `seal` is the transmit side.
 //!

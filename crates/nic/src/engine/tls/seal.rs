@@ -1,7 +1,7 @@
 //! Sealing: content becomes records, or any range of them, in a buffer of the device's own.
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. [`TxState`] is the
-//! dynamic state of autonomous-nic-offloads.md table 4, of constant size. Invariant: what is
+//! dynamic state of Autonomous NIC Offloads, table 4, of constant size. Invariant: what is
 //! written is header, sealed text or tag; where a tag cannot be computed the whole range is
 //! refused, and no byte of content is ever left in the buffer unsealed.
 

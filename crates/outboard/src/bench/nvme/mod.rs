@@ -1,5 +1,5 @@
 //! `outboard bench nvme`: NVMe over TCP by software and with the device's help, in accounted mode
-//! (autonomous-nic-offloads.md section 6, figure 10 and table 5).
+//! (Autonomous NIC Offloads, section 6, figure 10 and table 5).
 //!
 //! Random reads of 4 to 256 KiB at depths of 1 to 256 on one connection with both digests. The
 //! initiator's host: in software, with data placed, with digests checked, with both; and over TLS

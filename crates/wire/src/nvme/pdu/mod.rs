@@ -395,7 +395,7 @@ impl Common {
     }
 }
 
-/// The magic pattern of NVMe/TCP (autonomous-nic-offloads.md section 5.1): the common header at the
+/// The magic pattern of NVMe/TCP (Autonomous NIC Offloads, section 5.1): the common header at the
 /// start of `bytes` if a PDU may begin there after ICReq and ICResp, else none. Of `rules` all but
 /// the alignment have to be right; zero is always one that fits.
 ///

@@ -3,7 +3,7 @@
 //!
 //! Called by the connection's span map, which keeps each [`Pdu`] whole until its last byte is
 //! acknowledged, and by whoever writes one. [`Expected`] is the driver's shadow of
-//! autonomous-nic-offloads.md section 4.2: it tells whether a range continues where the last one
+//! Autonomous NIC Offloads, section 4.2: it tells whether a range continues where the last one
 //! ended, or has to bring the data that precedes it. Digests come first and seals after (section
 //! 5.3); the recovery of each is its own.
 
