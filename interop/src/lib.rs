@@ -32,4 +32,4 @@ pub use netns::Netns;
 pub use nvme::{fio_report, nvme_initiator, nvme_target};
 pub use server::{ADDR, Ended, PEER, Server, outboard};
 pub use tool::{Watchdog, finish, good, printed, run, said};
-pub use vm::{VM_ADDR, Vm};
+pub use vm::{NVME_WORK, VM_ADDR, Vm};

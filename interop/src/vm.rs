@@ -21,6 +21,32 @@ pub const VM_ADDR: &str = "10.79.0.2";
 const GATEWAY_CIDR: &str = "10.79.0.1/24";
 const TAP: &str = "vm0";
 
+/// What Linux does with a namespace that it has connected: reads, writes, a discard, a file system
+/// that is trimmed; and an orderly end.
+pub const NVME_WORK: &str = "\
+    dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
+    dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=256k count=32 iflag=direct 2>/dev/null\n\
+    cmp /tmp/data /tmp/back\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=4k skip=100 count=500 iflag=direct 2>/dev/null\n\
+    dd if=/tmp/data of=/tmp/part bs=4k skip=100 count=500 2>/dev/null\n\
+    cmp /tmp/part /tmp/back\n\
+    blkdiscard -o 0 -l 1048576 /dev/nvme0n1\n\
+    dd if=/dev/zero of=/tmp/part bs=1M count=1 2>/dev/null\n\
+    dd if=/dev/nvme0n1 of=/tmp/back bs=1M count=1 iflag=direct 2>/dev/null\n\
+    cmp /tmp/part /tmp/back\n\
+    mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cp /tmp/data /mnt/data\n\
+    sync\n\
+    umount /mnt\n\
+    mount -t ext4 /dev/nvme0n1 /mnt\n\
+    cmp /tmp/data /mnt/data\n\
+    rm /mnt/data\n\
+    fstrim /mnt\n\
+    umount /mnt\n\
+    echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
+
 /// Longer than any script takes that works.
 const WATCHDOG: Duration = Duration::from_secs(240);
 

@@ -1,7 +1,7 @@
 //! `outboard nvme` and the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
 use interop::{
-    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, nvme_initiator,
+    ADDR, Files, NVME_WORK, Netns, PEER, Server, VM_ADDR, Vm, Watchdog, fio_report, nvme_initiator,
     nvme_target, outboard, printed, sha256,
 };
 use std::path::Path;
@@ -56,31 +56,6 @@ fn connect(options: &str) -> String {
     )
 }
 
-/// Reads, writes, a discard, a file system that is trimmed; and an orderly end.
-const WORK: &str = "\
-    dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
-    dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
-    dd if=/dev/nvme0n1 of=/tmp/back bs=256k count=32 iflag=direct 2>/dev/null\n\
-    cmp /tmp/data /tmp/back\n\
-    dd if=/dev/nvme0n1 of=/tmp/back bs=4k skip=100 count=500 iflag=direct 2>/dev/null\n\
-    dd if=/tmp/data of=/tmp/part bs=4k skip=100 count=500 2>/dev/null\n\
-    cmp /tmp/part /tmp/back\n\
-    blkdiscard -o 0 -l 1048576 /dev/nvme0n1\n\
-    dd if=/dev/zero of=/tmp/part bs=1M count=1 2>/dev/null\n\
-    dd if=/dev/nvme0n1 of=/tmp/back bs=1M count=1 iflag=direct 2>/dev/null\n\
-    cmp /tmp/part /tmp/back\n\
-    mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
-    mount -t ext4 /dev/nvme0n1 /mnt\n\
-    cp /tmp/data /mnt/data\n\
-    sync\n\
-    umount /mnt\n\
-    mount -t ext4 /dev/nvme0n1 /mnt\n\
-    cmp /tmp/data /mnt/data\n\
-    rm /mnt/data\n\
-    fstrim /mnt\n\
-    umount /mnt\n\
-    echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
-
 /// Says what a dissector that we did not write finds wrong in a capture, and how many PDUs it saw.
 fn dissect(capture: &Path) -> (String, usize) {
     let tshark = |filter: &str| {
@@ -98,7 +73,7 @@ fn linux_reads_and_writes_with_digests() {
     let scratch = Files::new(TMP);
     let capture = scratch.path().join("wire.pcapng");
     let lab = Lab::start(&["--pcap", capture.to_str().expect("UTF-8")]);
-    let said = lab.vm(&(connect(",hdr_digest,data_digest") + WORK)).finish();
+    let said = lab.vm(&(connect(",hdr_digest,data_digest") + NVME_WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     let counters = lab.server.stat();
     let device = ["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"];
@@ -120,7 +95,7 @@ fn linux_reads_and_writes_with_digests() {
 #[test]
 fn linux_reads_and_writes_without_offload() {
     let lab = Lab::start(&["--offload", "none", "--block-size", "512"]);
-    let said = lab.vm(&(connect(",data_digest") + WORK)).finish();
+    let said = lab.vm(&(connect(",data_digest") + NVME_WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     let counters = lab.server.stat();
     counters.expect_moved(&[
@@ -137,7 +112,7 @@ fn linux_reads_and_writes_without_offload() {
 #[test]
 fn linux_on_a_bad_wire() {
     let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"]);
-    let said = lab.vm(&(connect(",hdr_digest,data_digest,nr_io_queues=2") + WORK)).finish();
+    let said = lab.vm(&(connect(",hdr_digest,data_digest,nr_io_queues=2") + NVME_WORK)).finish();
     assert!(!said.contains("I/O error"), "{said}");
     lab.server.stat().expect_moved(&["nvme_rx_placed_bytes", "nvme_tx_digests_device"]);
     lab.check_file_system();

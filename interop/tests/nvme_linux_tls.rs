@@ -2,8 +2,8 @@
 //! shakes hands, kTLS is Linux's record layer. All of it runs in a virtual machine.
 
 use interop::{
-    ADDR, Files, Netns, PEER, Server, VM_ADDR, Vm, fio_report, nvme_target, outboard, printed,
-    sha256,
+    ADDR, Files, NVME_WORK, Netns, PEER, Server, VM_ADDR, Vm, fio_report, nvme_target, outboard,
+    printed, sha256,
 };
 use std::sync::Arc;
 
@@ -42,22 +42,6 @@ const WAIT: &str = "\
     [ -e /dev/nvme0 ] || { cat /tmp/tlshd.log; dmesg | tail; exit 1; }\n\
     until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n";
 
-/// Writes, reads, and a file system; ends in order.
-const WORK: &str = "\
-    dd if=/dev/urandom of=/tmp/data bs=1M count=8 2>/dev/null\n\
-    dd if=/tmp/data of=/dev/nvme0n1 bs=1M oflag=direct 2>/dev/null\n\
-    dd if=/dev/nvme0n1 of=/tmp/back bs=256k count=32 iflag=direct 2>/dev/null\n\
-    cmp /tmp/data /tmp/back\n\
-    mke2fs -b 4096 /dev/nvme0n1 >/dev/null\n\
-    mount -t ext4 /dev/nvme0n1 /mnt\n\
-    cp /tmp/data /mnt/data\n\
-    sync\n\
-    umount /mnt\n\
-    mount -t ext4 /dev/nvme0n1 /mnt\n\
-    cmp /tmp/data /mnt/data\n\
-    umount /mnt\n\
-    echo 1 >/sys/class/nvme/nvme0/delete_controller\n";
-
 struct Lab {
     server: Server,
     files: Files,
@@ -94,7 +78,7 @@ const OFFLOADED: [&str; 6] = [
 fn linux_with_a_key_of_version_1() {
     let lab = Lab::start(&[]);
     let connect = connect(",hdr_digest,data_digest");
-    let said = lab.run(&(keyed(NQN, KEY, 1) + &connect + WAIT + WORK));
+    let said = lab.run(&(keyed(NQN, KEY, 1) + &connect + WAIT + NVME_WORK));
     assert!(!said.contains("I/O error"), "{said}");
     lab.server.stat().expect_moved(&OFFLOADED);
     lab.server.stat().expect_moved(&["nvme_rx_digests_device", "nvme_tx_digests_device"]);
@@ -103,7 +87,7 @@ fn linux_with_a_key_of_version_1() {
 #[test]
 fn linux_with_a_key_of_version_0_on_a_bad_wire() {
     let lab = Lab::start(&["--drop", "0.01", "--reorder", "0.01"]);
-    let said = lab.run(&(keyed(NQN, KEY, 0) + &connect(",nr_io_queues=2") + WAIT + WORK));
+    let said = lab.run(&(keyed(NQN, KEY, 0) + &connect(",nr_io_queues=2") + WAIT + NVME_WORK));
     assert!(!said.contains("I/O error"), "{said}");
     lab.server.stat().expect_moved(&OFFLOADED);
 }
