@@ -312,6 +312,11 @@ fn what_cannot_be_done() {
         ]);
         fails(command.arg(lab.path("second")).args(["--namespace", file]), code, said);
     }
+    // The disk has a target already.
+    let mut command = outboard(lab.server.netns());
+    command.args(["nvme", "target", "--wire", "tap:ob5", "--addr", "10.80.0.2/24", "--namespace"]);
+    command.arg(lab.path("disk")).arg("--control").arg(lab.path("second"));
+    fails(&mut command, 69, "it is served already");
     let none = "10.77.0.2:81";
     for verb in ["list", "discover"] {
         let control = lab.path("initiator");

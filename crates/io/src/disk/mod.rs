@@ -10,8 +10,9 @@
 //! beyond the size that it had then; names of files and ranges are checked and answered with
 //! [`abi::FileFault::BadExtent`], never trusted; the metadata that comes with a read was taken
 //! after it. Reads and writes go through the page cache, so a file that others send too costs the
-//! disk once. Files are not locked: who else writes to them is the operator's care.
+//! disk once. A disk locks no files: who is to write alone asks for that ([`lock()`]).
 
+mod lock;
 mod root;
 mod sync;
 mod table;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 use abi::FileFault;
 use abi::disk::{DiskCompletion, DiskRequest};
 
+pub use lock::lock;
 use root::Root;
 
 /// Most requests in flight, answered ones that were not polled included.

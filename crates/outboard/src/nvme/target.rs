@@ -1,6 +1,7 @@
 //! `outboard nvme target`: puts disk, device, host and target together, and runs them until a
 //! signal.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -74,10 +75,12 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let certificates =
         certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let psks = Psks::target(args)?;
+    // Held until the end.
+    let (config, _locked) = config(args)?;
     let config = Config {
         tls: certificates.as_ref().map(tls::nvme_server).transpose()?,
         psk: psks.clone().map(|psks| psks as Arc<dyn Handshakes>),
-        ..config(args)?
+        ..config
     };
     let mut threads = Threads::default();
     let (orders, messages) = channel();
@@ -113,15 +116,22 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
 }
 
 /// What is served, with every file looked at, so that a wrong name is said before anything begins.
-fn config(args: &TargetArgs) -> Result<Config, Failure> {
-    let mut namespaces = Vec::new();
+/// Gives the files too, which are locked while they are open: ranges are locked in one process
+/// alone.
+fn config(args: &TargetArgs) -> Result<(Config, Vec<File>), Failure> {
+    let (mut namespaces, mut locked) = (Vec::new(), Vec::new());
     for path in &args.namespace {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::NoInput(format!("--namespace {}: {why}", path.display()))
         };
         // Links lead anywhere; the disk follows none out of its root.
         let real = path.canonicalize().map_err(|error| wrong(&error))?;
-        look_at(&real, path, args.block_size.into()).map_err(|error| wrong(&error))?;
+        let file = look_at(&real, path, args.block_size.into()).map_err(|error| wrong(&error))?;
+        if !io::disk::lock(&file).map_err(|error| wrong(&error))? {
+            let line = format!("--namespace {}: it is served already", path.display());
+            return Err(Failure::Unavailable(line));
+        }
+        locked.push(file);
         let text = real.to_str().ok_or_else(|| wrong(&"the path is no UTF-8"))?;
         let mut namespace = NamespaceConfig::new(&args.nqn.0, text.trim_start_matches('/'));
         // A power of two: clap has seen to it.
@@ -132,18 +142,19 @@ fn config(args: &TargetArgs) -> Result<Config, Failure> {
     let subsystem =
         SubsystemConfig { nqn: args.nqn.0, serial: serial(args.nqn.0.as_str()), hosts, namespaces };
     let address = |cidr: &crate::args::CidrArg| Endpoint { addr: cidr.addr, port: args.port };
-    Ok(Config {
+    let config = Config {
         listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
         addresses: args.stack.addr.iter().map(address).collect(),
         subsystems: vec![subsystem],
         header_digest: args.header_digest == SwitchArg::On,
         data_digest: args.data_digest == SwitchArg::On,
         ..Config::default()
-    })
+    };
+    Ok((config, locked))
 }
 
-/// Looks whether a file can be a namespace: it can be written, and has a block.
-fn look_at(real: &Path, shown: &Path, block: u64) -> std::io::Result<()> {
+/// Looks whether a file can be a namespace: it can be written, and has a block. Gives it, open.
+fn look_at(real: &Path, shown: &Path, block: u64) -> std::io::Result<File> {
     let mut file = std::fs::OpenOptions::new().read(true).write(true).open(real)?;
     let length = super::length_of(&mut file)?;
     if length < block {
@@ -154,7 +165,7 @@ fn look_at(real: &Path, shown: &Path, block: u64) -> std::io::Result<()> {
         let (shown, rest) = (shown.display(), length % block);
         eprintln!("outboard: --namespace {shown}: the last {rest} bytes are no block: not served");
     }
-    Ok(())
+    Ok(file)
 }
 
 /// A serial number for a subsystem: the same every time, for hosts that tell controllers by it.
