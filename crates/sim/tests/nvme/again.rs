@@ -12,7 +12,7 @@ use host::{Host, Notice, SocketId};
 use wire::nvme::pdu::{Common, DataHeader, Header, IcReq, IcResp, Rules};
 
 use crate::lab::{App, Faults, Lab};
-use crate::transport::{Asker, Command, Server, changing, connect, listen, text};
+use crate::transport::{Asker, Command, Server, changing, connect, listen, take, text};
 
 /// Data of a PDU, at most.
 const PDU_DATA: u32 = 65_536;
@@ -124,15 +124,7 @@ impl Raw {
 
     fn work(&mut self, host: &mut Host) {
         let Some(socket) = self.socket else { return };
-        loop {
-            let bytes = host.peek(socket);
-            if bytes.is_empty() {
-                break;
-            }
-            self.got.extend_from_slice(bytes);
-            let len = bytes.len();
-            host.consume(socket, len);
-        }
+        take(host, socket, &mut self.got);
         while let Some(len) =
             self.got.get(4..8).map(|len| u32::from_le_bytes(len.try_into().unwrap()))
         {

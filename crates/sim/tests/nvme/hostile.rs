@@ -16,6 +16,7 @@ use wire::nvme::pdu::{
 };
 
 use crate::lab::{App, Lab};
+use crate::transport::take;
 
 const PORT: u16 = 4420;
 /// The tag, or command, that data is awaited under, and how much.
@@ -49,16 +50,9 @@ impl App for Raw {
         self.socket = Some(socket);
         let first = self.opens && self.got.is_empty();
         let mut answered = first && host.readiness(socket).writable;
-        loop {
-            let bytes = host.peek(socket);
-            if bytes.is_empty() {
-                break;
-            }
-            self.got.extend_from_slice(bytes);
-            let len = bytes.len();
-            host.consume(socket, len);
-            answered = true;
-        }
+        let before = self.got.len();
+        take(host, socket, &mut self.got);
+        answered |= self.got.len() > before;
         if answered {
             self.send(host);
         }

@@ -20,6 +20,7 @@ use crate::disk::PATH;
 use crate::lab::{Faults, Lab};
 use crate::secure::Script;
 use crate::shelf::Shelf;
+use crate::transport::ends;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 pub(crate) const HOST: &str = "nqn.2026-11.example:host";
@@ -83,14 +84,7 @@ pub(crate) struct Stage {
 }
 
 pub(crate) fn tls() -> (TlsServer, TlsClient) {
-    let (server, client) = testkit::tls13(vec!["target.test".into()], b"nvme");
-    let (mut server, mut client) = ((*server).clone(), (*client).clone());
-    server.send_tls13_tickets = 0;
-    server.enable_secret_extraction = true;
-    client.enable_secret_extraction = true;
-    let server = TlsServer { config: Arc::new(server), crypto: Arc::new(Provider) };
-    let name = "target.test".try_into().unwrap();
-    (server, TlsClient { config: Arc::new(client), name, crypto: Arc::new(Provider) })
+    ends(testkit::tls13(vec!["target.test".into()], b"nvme"))
 }
 
 impl Run {

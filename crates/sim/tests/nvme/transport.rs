@@ -326,10 +326,10 @@ impl Default for Run {
     }
 }
 
-/// Both ends of TLS, whose keys change after so many records.
-pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
-    let limit = KEY_MARGIN + records;
-    let (server, client) = testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit);
+/// Both ends of TLS, as NVMe/TCP has them: keys that can be handed on, and no tickets.
+pub(crate) fn ends(
+    (server, client): (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>),
+) -> (TlsServer, TlsClient) {
     let (mut server, mut client) = ((*server).clone(), (*client).clone());
     server.send_tls13_tickets = 0;
     server.enable_secret_extraction = true;
@@ -337,6 +337,25 @@ pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
     let server = TlsServer { config: Arc::new(server), crypto: Arc::new(Provider) };
     let name = "target.test".try_into().unwrap();
     (server, TlsClient { config: Arc::new(client), name, crypto: Arc::new(Provider) })
+}
+
+/// The same, whose keys change after so many records.
+pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
+    let limit = KEY_MARGIN + records;
+    ends(testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit))
+}
+
+/// Takes all that came on a socket.
+pub(crate) fn take(host: &mut Host, socket: SocketId, to: &mut Vec<u8>) {
+    loop {
+        let bytes = host.peek(socket);
+        if bytes.is_empty() {
+            return;
+        }
+        to.extend_from_slice(bytes);
+        let len = bytes.len();
+        host.consume(socket, len);
+    }
 }
 
 pub(crate) fn listen(host: &mut Host, tls: Option<&TlsServer>) {
