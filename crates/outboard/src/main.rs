@@ -5,6 +5,7 @@
 //! what to do next.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod args;
 mod bench;
 mod control;

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::{Probe, counters};
+use crate::accept::Accept;
 use crate::error::Failure;
 
 /// How long a client may take.
@@ -26,7 +27,8 @@ pub(crate) fn start(addr: SocketAddr, probes: Vec<Probe>) -> Result<(), Failure>
     std::thread::Builder::new()
         .name("metrics".to_owned())
         .spawn(move || {
-            for stream in listener.incoming().flatten() {
+            let mut accept = Accept::new("readers of metrics");
+            for stream in listener.incoming().filter_map(|stream| accept.take(stream)) {
                 // A client that goes away is no trouble of ours.
                 let _ = serve(&stream, &probes);
             }

@@ -23,6 +23,7 @@ use nic::SpliceInfo;
 use quic::ConnectionInfo;
 use serde_json::{Map, Value, json};
 
+use crate::accept::Accept;
 use crate::args::WireArg;
 use crate::error::Failure;
 
@@ -302,7 +303,8 @@ impl Control {
         std::thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || {
-                for stream in listener.incoming().flatten() {
+                let mut accept = Accept::new("askers");
+                for stream in listener.incoming().filter_map(|stream| accept.take(stream)) {
                     // A client that goes away is no trouble of ours.
                     let _ = serve(&stream, &probes);
                 }

@@ -3,15 +3,14 @@
 //! Each client of NBD has threads of its own ([`super::nbd`]); requests go to the session's
 //! initiator, and their ends come back on a thread that answers them. A request longer than the
 //! controller takes is several commands, and ends with the last of them. There are so many clients
-//! at one time and no more ([`Door`]). The service ends by a signal, or when the controller is lost
-//! for good.
+//! at one time and no more ([`Seats`]). The service ends by a signal, or when the controller is
+//! lost for good.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use apps::nvme::initiator::{Done, Error, Namespace, Request};
 use bytes::Bytes;
@@ -22,44 +21,23 @@ use super::args::NbdArgs;
 use super::nbd::{self, Errno, Export, Work};
 use super::pipe::buffer;
 use super::session::{Handle, Order, Reply, Session};
+use crate::accept::Accept;
 use crate::error::Failure;
 use crate::stack::spawn;
 
 /// Clients at one time, each with three threads. A kernel opens a connection for each of its cores
 /// at most, other clients a few.
 const CLIENTS_MAX: usize = 64;
-/// Until the next try where nobody could be accepted: without descriptors that fails at once.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Who may come in.
+/// Room for clients: one is here, and one with each of them.
 #[derive(Default)]
-struct Door {
-    /// One is here, and one with each client.
-    seats: Arc<()>,
-    /// Whether it was said that nobody can be accepted.
-    told: bool,
-}
+struct Seats(Arc<()>);
 
-impl Door {
-    /// Gives a client a seat until that is dropped. One for whom there is none is dropped itself.
-    fn admit<T>(&mut self, accepted: io::Result<T>) -> Option<(T, Arc<()>)> {
-        match accepted {
-            Ok(client) => {
-                self.told = false;
-                let free = Arc::strong_count(&self.seats) <= CLIENTS_MAX;
-                free.then(|| (client, Arc::clone(&self.seats)))
-            }
-            Err(error) => {
-                if !self.told {
-                    eprintln!("outboard: NBD clients cannot be accepted: {error}");
-                }
-                self.told = true;
-                // Nobody says anything here: it is the time between two tries.
-                let (_quiet, nothing) = channel::<()>();
-                let _elapsed = nothing.recv_timeout(ACCEPT_RETRY);
-                None
-            }
-        }
+impl Seats {
+    /// A client has one until it is dropped.
+    fn take(&self) -> Option<Arc<()>> {
+        let free = Arc::strong_count(&self.0) <= CLIENTS_MAX;
+        free.then(|| Arc::clone(&self.0))
     }
 }
 
@@ -103,9 +81,9 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     };
     let (handle, most) = (session.handle(), session.data_bytes_max);
     spawn("nbd".to_owned(), move || {
-        let mut door = Door::default();
-        for accepted in listener.incoming() {
-            let Some((stream, seat)) = door.admit(accepted) else { continue };
+        let (mut accept, seats) = (Accept::new("NBD clients"), Seats::default());
+        for stream in listener.incoming().filter_map(|stream| accept.take(stream)) {
+            let Some(seat) = seats.take() else { continue };
             let (export, handle) = (export.clone(), handle.clone());
             let client = move || {
                 serve(&export, stream, handle, namespace, most);
@@ -307,22 +285,11 @@ mod tests {
 
     #[test]
     fn clients_are_bounded() {
-        let mut door = Door::default();
-        let mut seats: Vec<_> = (0..CLIENTS_MAX).map(|n| door.admit(Ok(n)).unwrap().1).collect();
-        assert!(door.admit(Ok(64)).is_none());
-        seats.pop();
-        assert!(door.admit(Ok(64)).is_some());
-    }
-
-    #[test]
-    fn a_client_that_cannot_be_accepted_is_said_once_and_the_next_is_served() {
-        let mut door = Door::default();
-        for _ in 0..2 {
-            assert!(door.admit::<()>(Err(io::Error::other("no descriptors"))).is_none());
-            assert!(door.told);
-        }
-        assert!(door.admit(Ok(())).is_some());
-        assert!(!door.told);
+        let seats = Seats::default();
+        let mut taken: Vec<_> = (0..CLIENTS_MAX).map(|_| seats.take().unwrap()).collect();
+        assert!(seats.take().is_none());
+        taken.pop();
+        assert!(seats.take().is_some());
     }
 
     #[test]
