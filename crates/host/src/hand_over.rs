@@ -317,6 +317,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
+            challenged_at: None,
         }
     }
 

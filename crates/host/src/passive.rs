@@ -109,6 +109,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
+            challenged_at: None,
         };
         self.out.counters.tcp_syns_cached += 1;
         if let Some(l) = &mut self.listeners[listener as usize] {
@@ -218,6 +219,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
+            challenged_at: None,
         };
         let stamp = cookie::timestamp_with_options(clock, &options, peer_scale);
         self.out.counters.tcp_syn_cookies_sent += 1;
@@ -262,6 +264,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
+            challenged_at: None,
         };
         let Some(id) = self.establish(now, &entry, None) else { return CookieFate::NoRoom };
         self.out.counters.tcp_syn_cookies_accepted += 1;
@@ -326,18 +329,16 @@ impl Host {
             if segment.seq == entry.irs + 1 {
                 self.drop_half_open(slot);
             }
-        } else if flags.has(Flags::SYN) {
-            if segment.seq == entry.irs {
-                self.out.counters.tcp_syn_acks_resent += 1;
-                self.table.syn_cache.resend(slot);
-                self.send_syn_ack(now, &entry);
-            } else {
-                // The peer began anew.
-                self.drop_half_open(slot);
-                self.handle_syn(now, entry.listener, &entry.tuple, &segment, None);
-            }
+        } else if flags.has(Flags::SYN) && segment.seq == entry.irs {
+            self.out.counters.tcp_syn_acks_resent += 1;
+            self.table.syn_cache.resend(slot);
+            self.send_syn_ack(now, &entry);
+        } else if flags.has(Flags::SYN)
+            || !entry.is_acceptable(&segment, arrival.sequence_len(), self.first_window())
+        {
+            self.challenge_half_open(now, slot, &entry);
         } else if flags.has(Flags::ACK) {
-            if segment.ack != entry.iss + 1 || !segment.seq.ge(entry.irs + 1) {
+            if segment.ack != entry.iss + 1 {
                 self.out.refuse_ack(now, &entry.tuple, segment.ack);
             } else if let Some(id) = self.establish(now, &entry, Some(Place::HalfOpen(slot))) {
                 self.release_half_open(slot);
@@ -346,6 +347,34 @@ impl Host {
             }
         }
         self.out.recycle.push_back(arrival.packet);
+    }
+
+    /// Tells the peer of a half-open connection what is expected of it, at a limited rate. A SYN
+    /// with another number is answered so too (RFC 5961 section 4.2): a peer that really began anew
+    /// answers with the reset that ends the entry, and a stranger cannot end it.
+    fn challenge_half_open(&mut self, now: Instant, slot: u32, entry: &HalfOpen) {
+        if !self.table.syn_cache.may_challenge(now, slot) {
+            self.out.counters.tcp_challenge_acks_limited += 1;
+            return;
+        }
+        self.out.counters.tcp_challenge_acks += 1;
+        let options = &entry.options;
+        let segment = Segment {
+            source: entry.tuple.local.port,
+            destination: entry.tuple.remote.port,
+            seq: entry.iss + 1,
+            ack: entry.irs + 1,
+            flags: Flags::ACK,
+            window: self.first_window() >> entry.peer_scale.map_or(0, |_| self.own_scale()),
+            options: Options {
+                timestamps: options.timestamps.then(|| Timestamps {
+                    value: timestamp(now, options.ts_offset),
+                    echo: options.ts_recent,
+                }),
+                ..Options::default()
+            },
+        };
+        self.out.send_tcp(now, FlowId::NONE, &entry.tuple, &segment, TcpPayload::default());
     }
 
     /// Takes an entry out of the SYN cache, its tuple with it.
@@ -419,7 +448,7 @@ impl Host {
                     },
                 };
                 self.out.send_tcp(now, FlowId::NONE, tuple, &reply, TcpPayload::default());
-                if segment.flags.has(Flags::FIN) {
+                if remains.is_last_fin(&segment, arrival.payload.len()) {
                     self.table.time_wait.restart(slot, now + self.config.tcp.time_wait);
                 }
             }

@@ -12,6 +12,7 @@ use wire::tcp::{Flags, SackBlock, Segment};
 use super::conn::{Connection, Cx};
 use super::flight::Delivered;
 use super::recovery::{Episode, Phase, Undo};
+use super::state::State;
 use super::timers::Timer;
 
 /// What one acknowledgment did, gathered on the way.
@@ -33,22 +34,43 @@ struct Ack {
 }
 
 impl Connection {
-    /// Takes a segment's acknowledgment. Says no where it is not acceptable, and the segment with
-    /// it.
+    /// Returns the position that a segment acknowledges, if that is acceptable by RFC 5961 section
+    /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
+    /// first byte.
+    pub(crate) fn acknowledged_position(&self, segment: &Segment) -> Option<u64> {
+        let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));
+        let recent = segment.flags.has(Flags::ACK) && ahead >= -i64::from(self.snd.wnd_max);
+        let position = self.snd.una.checked_add_signed(ahead);
+        position.filter(|una| recent && (1..=self.snd.nxt).contains(una))
+    }
+
+    /// RFC 9293 section 3.10.7.4, fifth: as [`Self::acknowledged_position`]. Answers a segment
+    /// whose acknowledgment is not acceptable: with a reset if the handshake is not over, else with
+    /// a challenge.
+    pub(crate) fn check_acknowledgment(
+        &mut self,
+        cx: &mut Cx<'_>,
+        segment: &Segment,
+    ) -> Option<u64> {
+        let position = self.acknowledged_position(segment);
+        if position.is_none() {
+            if self.state == State::SynReceived {
+                cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
+            } else {
+                self.challenge(cx);
+            }
+        }
+        position
+    }
+
+    /// Takes a segment's acceptable acknowledgment of everything before `una`.
     pub(crate) fn handle_acknowledgment(
         &mut self,
         cx: &mut Cx<'_>,
         segment: &Segment,
+        una: u64,
         with_payload: bool,
-    ) -> bool {
-        let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));
-        // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
-        let fits =
-            |una: &u64| *una <= self.snd.nxt && ahead >= -i64::from(self.snd.wnd_max.max(1 << 16));
-        let Some(una) = self.snd.una.checked_add_signed(ahead).filter(fits) else {
-            self.challenge(cx);
-            return false;
-        };
+    ) {
         let ts_echo =
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
         let mut ack = Ack { una, ts_echo, with_payload, ..Ack::default() };
@@ -68,7 +90,7 @@ impl Connection {
             self.process_tail_probe(cx, &ack);
             self.try_undo(cx, &ack);
             self.arm_retransmit(cx, None);
-            return true;
+            return;
         }
         self.deliver(cx.now, segment, &mut ack);
         self.sample_rtt(cx.now, &ack);
@@ -84,7 +106,6 @@ impl Connection {
         self.grow(cx.now, &ack);
         self.advance_state(cx);
         self.arm_retransmit(cx, wait);
-        true
     }
 
     /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set

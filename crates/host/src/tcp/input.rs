@@ -22,7 +22,7 @@ use crate::api::SocketError;
 /// RFC 7323 section 5.5: a timestamp older than this proves nothing.
 const TS_RECENT_EXPIRES: Duration = Duration::from_secs(24 * 24 * 3600);
 /// RFC 5961 section 7: at most this often per connection, as Linux's tcp_invalid_ratelimit.
-const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
+pub(crate) const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A segment as it arrives.
 pub(crate) struct Arrival {
@@ -65,38 +65,47 @@ impl Connection {
     /// Takes of a segment what it acknowledges; its payload is for somebody else. Says whether the
     /// segment counts.
     pub(crate) fn handle_kept(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
-        if !self.passes_checks(cx, arrival) {
-            return false;
-        }
-        self.rcv.heard(cx.now);
-        if self.options.ecn {
-            self.note_ecn(arrival);
-        }
-        self.handle_acknowledgment(cx, &arrival.segment, true)
+        let Some(una) = self.check_segment(cx, arrival) else { return false };
+        self.note_arrival(cx.now, arrival, una);
+        self.handle_acknowledgment(cx, &arrival.segment, una, true);
+        true
     }
 
     fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let segment = arrival.segment;
-        if !self.passes_checks(cx, &arrival) {
-            return Some(arrival.packet);
-        }
-        self.rcv.heard(cx.now);
-        self.note_timestamp(cx.now, &segment);
-        if self.options.ecn {
-            self.note_ecn(&arrival);
-        }
-        // RFC 9293 3.10.7.4, fifth: the acknowledgment.
-        if !self.handle_acknowledgment(cx, &segment, !arrival.payload.is_empty()) {
-            return Some(arrival.packet);
-        }
+        let Some(una) = self.check_segment(cx, &arrival) else { return Some(arrival.packet) };
+        self.note_arrival(cx.now, &arrival, una);
+        self.handle_acknowledgment(cx, &arrival.segment, una, !arrival.payload.is_empty());
         if self.state == State::Closed {
             return Some(arrival.packet);
         }
         self.handle_payload(cx, arrival)
     }
 
-    /// First to fourth of RFC 9293 3.10.7.4: whether the segment counts. Answers it where it does
-    /// not.
+    /// Returns the position that an acceptable segment acknowledges. Answers any other segment;
+    /// it changes nothing else of the connection (RFC 5961 section 5.2).
+    fn check_segment(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> Option<u64> {
+        if self.passes_checks(cx, arrival) {
+            self.check_acknowledgment(cx, &arrival.segment)
+        } else {
+            None
+        }
+    }
+
+    /// Takes over what an acceptable segment says beside its acknowledgment of `una`. One whose
+    /// acknowledgment is older than the last says nothing about the peer's clock, as in Linux's
+    /// tcp_ack: a segment sent blindly would have to hit what is in flight.
+    fn note_arrival(&mut self, now: Instant, arrival: &Arrival, una: u64) {
+        if una >= self.snd.una {
+            self.rcv.heard(now);
+            self.note_timestamp(now, &arrival.segment);
+        }
+        if self.options.ecn {
+            self.note_ecn(arrival);
+        }
+    }
+
+    /// Checks what needs no acknowledgment number: the first to the fourth step of RFC 9293
+    /// section 3.10.7.4. Answers a segment that fails.
     fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let segment = &arrival.segment;
         let flags = segment.flags;
@@ -114,12 +123,8 @@ impl Connection {
             return false;
         }
         if flags.has(Flags::SYN) {
-            if self.state == State::SynReceived {
-                self.rcv.ack_now();
-            } else {
-                // RFC 5961 section 4.2: never a reset, whatever the sequence number.
-                self.challenge(cx);
-            }
+            // RFC 5961 section 4.2: never a reset, whatever the sequence number.
+            self.challenge(cx);
             return false;
         }
         flags.has(Flags::ACK)
@@ -152,7 +157,9 @@ impl Connection {
             self.challenge(cx);
             return;
         }
-        self.rcv.note_duplicate(arrival.segment.seq, arrival.payload.len());
+        if self.acknowledged_position(&arrival.segment).is_some() {
+            self.rcv.note_duplicate(arrival.segment.seq, arrival.payload.len());
+        }
         self.rcv.ack_now();
     }
 
@@ -197,9 +204,12 @@ impl Connection {
         }
     }
 
-    /// RFC 3168 section 6.1.3: a CE mark is echoed until the peer says that it has reduced its
-    /// window.
+    /// RFC 3168 section 6.1.3: a CE mark on data is echoed until the peer says that it has reduced
+    /// its window, which it says with data.
     fn note_ecn(&mut self, arrival: &Arrival) {
+        if arrival.payload.is_empty() {
+            return;
+        }
         if arrival.segment.flags.has(Flags::CWR) {
             self.snd.echo_ce = false;
         }
@@ -240,7 +250,9 @@ impl Connection {
     fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
         let segment = arrival.segment;
         let flags = segment.flags;
-        if flags.has(Flags::ACK) && segment.ack != self.seq(1) {
+        // What was not sent cannot be acknowledged.
+        let unacceptable = segment.ack != self.seq(1) || self.snd.nxt == 0;
+        if flags.has(Flags::ACK) && unacceptable {
             if !flags.has(Flags::RST) {
                 cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
             }
@@ -257,7 +269,7 @@ impl Connection {
         }
         self.accept_syn(cx, &segment);
         if flags.has(Flags::ACK) {
-            self.handle_acknowledgment(cx, &segment, false);
+            self.handle_acknowledgment(cx, &segment, 1, false);
             self.become_established(cx.now);
         } else {
             // Simultaneous open: our SYN again, with an acknowledgment.

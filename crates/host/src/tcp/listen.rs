@@ -10,8 +10,10 @@ use core::net::IpAddr;
 use abi::Refusal;
 use base::{Duration, Instant, SeqNum};
 use wire::Tuple;
+use wire::tcp::Segment;
 
 use super::conn::Negotiated;
+use super::input::CHALLENGE_INTERVAL;
 
 /// A listening port.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +69,21 @@ pub(crate) struct HalfOpen {
     /// time (Karn's rule: RFC 6298 section 3).
     pub(crate) sent_at: Option<Instant>,
     pub(crate) resend_at: Instant,
+    /// When a challenge acknowledgment was last sent, if one was.
+    pub(crate) challenged_at: Option<Instant>,
+}
+
+impl HalfOpen {
+    /// Whether a segment of `len` sequence numbers lies in the window that the SYN-ACK offered, and
+    /// is no older than the SYN: RFC 9293 section 3.10.7.4, first, and RFC 7323 section 5.3.
+    pub(crate) fn is_acceptable(&self, segment: &Segment, len: u32, window: u16) -> bool {
+        let first = segment.seq.distance(self.irs + 1);
+        let in_window = first < i32::from(window)
+            && (first >= 0 || i64::from(first) + i64::from(len) > 0);
+        let stamp = segment.options.timestamps.filter(|_| self.options.timestamps);
+        let old = stamp.is_some_and(|ts| SeqNum(ts.value).lt(SeqNum(self.options.ts_recent)));
+        in_window && !old
+    }
 }
 
 /// The SYN cache.
@@ -107,6 +124,16 @@ impl SynCache {
         if let Some(Some(entry)) = self.entries.get_mut(slot as usize) {
             entry.sent_at = None;
         }
+    }
+
+    /// Whether a challenge acknowledgment may be sent now, RFC 5961 section 7; notes that it is.
+    pub(crate) fn may_challenge(&mut self, now: Instant, slot: u32) -> bool {
+        let Some(Some(entry)) = self.entries.get_mut(slot as usize) else { return false };
+        let may = entry.challenged_at.is_none_or(|at| now.since(at) >= CHALLENGE_INTERVAL);
+        if may {
+            entry.challenged_at = Some(now);
+        }
+        may
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {

@@ -338,10 +338,13 @@ impl Receive {
         spare
     }
 
-    /// A segment came whose payload had come before.
+    /// Reports what of an unacceptable segment's payload had come before: only that was received
+    /// (RFC 2883 section 4). A probe of a closed window, for one, brings a byte that is not kept.
     pub(crate) fn note_duplicate(&mut self, seq: SeqNum, len: usize) {
-        if let Some(start) = self.position(seq).filter(|_| len > 0) {
-            self.report_duplicate(start, start + len as u64);
+        let Some(start) = self.position(seq) else { return };
+        let end = (start + len as u64).min(self.nxt);
+        if start < end {
+            self.report_duplicate(start, end);
         }
     }
 

@@ -6,12 +6,16 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use base::{Instant, SeqNum};
+use base::{Duration, Instant, SeqNum};
 use wire::Tuple;
 use wire::tcp::{Flags, Segment};
 
 /// Entries; beyond it the oldest goes early (as Linux's tcp_max_tw_buckets).
 const ENTRIES_MAX: usize = 262_144;
+
+/// The time of an entry does not begin again sooner than this after it last did: each time costs
+/// memory until the earlier one would have been over.
+const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is kept of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +49,14 @@ pub(crate) struct TimeWait {
     free: Vec<u32>,
     /// Entries in order of expiry, with a count that tells an entry from its slot's next one.
     queue: VecDeque<(Instant, u32, u32)>,
-    ages: Vec<u32>,
+    ages: Vec<Age>,
+}
+
+/// Which entry of a slot this is, and when it expires.
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    count: u32,
+    until: Instant,
 }
 
 impl TimeWait {
@@ -62,11 +73,12 @@ impl TimeWait {
         }
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
-            self.ages.push(0);
+            self.ages.push(Age { count: 0, until });
             u32::try_from(self.entries.len() - 1).unwrap_or(0)
         });
         self.entries[slot as usize] = Some(remains);
-        self.queue.push_back((until, slot, self.ages[slot as usize]));
+        self.ages[slot as usize].until = until;
+        self.queue.push_back((until, slot, self.ages[slot as usize].count));
         (slot, evicted)
     }
 
@@ -83,20 +95,22 @@ impl TimeWait {
     /// Forgets the connection in `slot`.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<Remains> {
         let remains = self.entries.get_mut(slot as usize)?.take()?;
-        self.ages[slot as usize] += 1;
+        self.ages[slot as usize].count += 1;
         self.free.push(slot);
         Some(remains)
     }
 
     fn remove_aged(&mut self, slot: u32, age: u32) -> Option<Remains> {
-        if self.ages.get(slot as usize) == Some(&age) { self.remove(slot) } else { None }
+        if self.ages.get(slot as usize).is_some_and(|a| a.count == age) { self.remove(slot) } else { None }
     }
 
-    /// The time of `slot` begins again.
+    /// The time of `slot` begins again, unless it did just now.
     pub(crate) fn restart(&mut self, slot: u32, until: Instant) {
         if let Some(age) = self.ages.get_mut(slot as usize) {
-            *age += 1;
-            self.queue.push_back((until, slot, *age));
+            if until >= age.until + RESTART_INTERVAL {
+                *age = Age { count: age.count + 1, until };
+                self.queue.push_back((until, slot, age.count));
+            }
         }
     }
 
@@ -141,6 +155,15 @@ impl Remains {
 }
 
 impl Remains {
+    /// Whether a segment is the peer's FIN once more, which restarts the time: RFC 9293 section
+    /// 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
+    pub(crate) fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        segment.flags.has(Flags::FIN.with(Flags::ACK))
+            && segment.seq + payload + 1 == self.rcv_nxt
+            && segment.ack == self.snd_nxt
+    }
+
     /// Whether a connection that the device set up, and whose first frame is `segment`, came after
     /// this one: RFC 6191, by the timestamps that both have.
     pub(crate) fn gives_way(&self, segment: &Segment) -> bool {

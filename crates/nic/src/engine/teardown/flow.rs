@@ -176,7 +176,6 @@ impl Flow {
         if !flags.has(Flags::ACK) {
             return None;
         }
-        self.note_timestamp(segment);
         if !self.take_acknowledgment(cx, segment, payload) {
             return None;
         }
@@ -266,6 +265,9 @@ impl Flow {
         if segment.ack.lt(una) {
             return true;
         }
+        // Nothing changes before the acknowledgment is known to be acceptable, and one that is
+        // older than the last says nothing about the peer's clock, as in Linux.
+        self.note_timestamp(segment);
         let same_window = self.peer_window.replace(segment.window) == Some(segment.window);
         self.t.edge = segment.ack + (u32::from(segment.window) << self.t.peer_scale);
         if segment.ack.gt(una) {

@@ -136,7 +136,7 @@ impl TimeWait {
             }
             Verdict::Acknowledge => {
                 let remains = entry.remains;
-                if segment.flags.has(Flags::FIN) {
+                if remains.is_last_fin(segment, payload) {
                     entry.until = now + remains.time;
                     self.unlink(key);
                     self.link(key);
@@ -220,6 +220,15 @@ impl Remains {
         }
         let bare = payload == 0 && !flags.any(Flags::FIN.with(Flags::SYN));
         if bare { Verdict::Ignore } else { Verdict::Acknowledge }
+    }
+
+    /// Whether a segment is the peer's FIN once more, which restarts the time: RFC 9293 section
+    /// 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
+    fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        segment.flags.has(Flags::FIN.with(Flags::ACK))
+            && segment.seq + payload + 1 == self.rcv_nxt
+            && segment.ack == self.snd_nxt
     }
 
     /// The acknowledgment that answers `frame`, back where that came from: addresses and VLAN are

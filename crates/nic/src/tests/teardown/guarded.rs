@@ -84,6 +84,25 @@ fn old_timestamps_do_not_count() {
     assert_eq!(gauges(&rig), (0, 0));
 }
 
+/// RFC 7323 section 4.3 with RFC 5961 section 5.2: a stranger's timestamp does not become TS.Recent,
+/// whether its acknowledgment is wrong or only old.
+#[test]
+fn forged_timestamps_do_not_count() {
+    for ack in [UNA + 12, UNA.wrapping_sub(70_000), UNA + (1 << 31), UNA - 1] {
+        for payload in [&b""[..], b"evil"] {
+            let mut rig = rig();
+            open(&mut rig);
+            let seq = RCV - u32::try_from(payload.len()).unwrap();
+            send(&mut rig, &peer(seq, ack, Flags::ACK).with(payload).stamped(1 << 30));
+            send(&mut rig, &peer(RCV, ack, Flags::ACK).stamped(1 << 30));
+            left(&mut rig);
+            send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(6));
+            assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5001".into()]), (0, 1)));
+            assert_eq!(rig.counter("teardown_paws_drops"), 0);
+        }
+    }
+}
+
 #[test]
 fn timestamps_go_on() {
     let mut rig = rig();

@@ -25,6 +25,19 @@ fn a_fin_is_answered_and_restarts_the_time() {
     assert_eq!((gauges(&rig), counted(&mut rig)), ((0, 0), Vec::new()));
 }
 
+/// RFC 9293 section 3.10.7.4, eighth: only the peer's own FIN restarts the time.
+#[test]
+fn a_forged_fin_does_not_restart_the_time() {
+    let mut rig = waiting();
+    at(&mut rig, 16_003 + 40_000);
+    for (seq, ack) in [(RCV - 1, 11), (RCV + 1, 11), (RCV + 5000, 11), (RCV, 10), (RCV, 12)] {
+        send(&mut rig, &peer(seq, UNA + ack, FIN_ACK));
+    }
+    send(&mut rig, &peer(RCV, 0, Flags::FIN));
+    at(&mut rig, 16_003 + 60_000);
+    assert_eq!(gauges(&rig), (0, 0));
+}
+
 #[test]
 fn who_is_restarted_ends_behind_the_others() {
     let mut rig = rig();
