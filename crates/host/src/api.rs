@@ -209,6 +209,10 @@ pub enum SocketOption {
     /// `TCP_TEARDOWN_OFFLOAD`: once closed, the device brings it to an end (AccelTCP section 5.1).
     /// A wish: what does not fit the device the host does.
     TeardownOffload(bool),
+    /// Let a transmit that is short for want of window wait up to a millisecond for an
+    /// acknowledgment that makes it longer, as Linux does; at first as in
+    /// [`TcpConfig::defer`](crate::TcpConfig).
+    Defer(bool),
 }
 
 /// Options of a listener.

@@ -115,6 +115,8 @@ pub struct TcpConfig {
     pub send_bytes_max: usize,
     /// Initial window in segments: RFC 6928.
     pub initial_window: u32,
+    /// End the first slow start when the round trip grows: HyStart++, RFC 9406.
+    pub hystart: bool,
     /// Least retransmission time-out beyond the smoothed round-trip time.
     pub rto_min: Duration,
     /// Largest retransmission time-out.
@@ -140,6 +142,9 @@ pub struct TcpConfig {
     pub ecn: bool,
     /// Spread a window over its round trip.
     pub pacing: bool,
+    /// Let short transmits wait a moment for an acknowledgment that makes them longer
+    /// ([`SocketOption::Defer`](crate::SocketOption)).
+    pub defer: bool,
     /// Start retransmission timers at the device's echo; off only to measure what that is worth.
     pub echo: bool,
 }
@@ -151,6 +156,7 @@ impl Default for TcpConfig {
             receive_bytes_max: 1 << 20,
             send_bytes_max: 1 << 20,
             initial_window: 10,
+            hystart: true,
             rto_min: Duration::from_millis(200),
             rto_max: Duration::from_secs(120),
             delayed_ack: Duration::from_millis(40),
@@ -164,6 +170,7 @@ impl Default for TcpConfig {
             resets_per_s_max: 10_000,
             ecn: true,
             pacing: true,
+            defer: true,
             echo: true,
         }
     }

@@ -31,6 +31,8 @@ struct Ack {
     with_payload: bool,
     /// A duplicate acknowledgment as RFC 5681 section 2 has it.
     duplicate: bool,
+    /// It echoes a CE mark: RFC 3168 section 6.1.2.
+    echoes_mark: bool,
 }
 
 impl Connection {
@@ -73,7 +75,9 @@ impl Connection {
     ) {
         let ts_echo =
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
-        let mut ack = Ack { una, ts_echo, with_payload, ..Ack::default() };
+        // As Linux: an acknowledgment older than the last echoes an older mark, too.
+        let echoes_mark = self.options.ecn && segment.flags.has(Flags::ECE) && una >= self.snd.una;
+        let mut ack = Ack { una, ts_echo, with_payload, echoes_mark, ..Ack::default() };
         let edge = self.snd.edge;
         self.update_window(segment, una);
         ack.progressed = una > self.snd.una;
@@ -100,9 +104,6 @@ impl Connection {
         self.process_tail_probe(cx, &ack);
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);
-        if self.options.ecn && segment.flags.has(Flags::ECE) {
-            self.process_ecn_echo(cx);
-        }
         self.grow(cx.now, &ack);
         self.advance_state(cx);
         self.arm_retransmit(cx, wait);
@@ -251,7 +252,7 @@ impl Connection {
             self.snd.probe = None;
             cx.out.counters.tcp_tail_probe_repairs += 1;
             if self.snd.phase == Phase::Open {
-                self.reduce(Phase::Cwr);
+                self.reduce(Phase::Cwr, ack.delivered.bytes);
             }
         } else if !ack.progressed && !ack.with_payload {
             // The original had arrived: the peer, without SACK, answers the probe with a duplicate.
@@ -281,9 +282,9 @@ impl Connection {
         if !eifel && !all_dsacked {
             return false;
         }
-        let (cwnd, ssthresh) = (undo.cwnd, undo.ssthresh);
+        let before = undo.cc;
         self.snd.undo = None;
-        self.snd.cc.undo(cwnd, ssthresh);
+        self.snd.cc.undo(before);
         self.snd.flight.forgive();
         self.snd.rtt.backoff = 0;
         self.snd.phase = Phase::Open;
@@ -298,7 +299,7 @@ impl Connection {
         ack: &mut Ack,
         undone: bool,
     ) -> Option<base::Duration> {
-        self.leave_phase(cx);
+        self.leave_phase(cx, ack.delivered.bytes);
         let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
         let snd = &mut self.snd;
         let (lost, wait) = if self.options.sack && !undone {
@@ -307,7 +308,10 @@ impl Connection {
             (!self.options.sack && self.detect_without_sack(ack), None)
         };
         if lost {
-            self.enter_recovery(cx);
+            self.enter_recovery(cx, ack.delivered.bytes);
+        }
+        if ack.echoes_mark {
+            self.process_ecn_echo(cx, ack.delivered.bytes);
         }
         self.reduce_in_proportion(ack.delivered.bytes, ack.progressed && !lost);
         wait
@@ -357,12 +361,15 @@ impl Connection {
         }
     }
 
-    /// A phase is over when everything that had been sent when it began is acknowledged.
-    fn leave_phase(&mut self, cx: &mut Cx<'_>) {
+    /// A phase is over when everything that had been sent when it began is acknowledged; where the
+    /// peer is to be told with new data that the window was reduced, when some of that is, as in
+    /// Linux: until then it repeats its echo. `delivered` is as in [`Self::reduce`].
+    fn leave_phase(&mut self, cx: &mut Cx<'_>, delivered: u64) {
         let over = match self.snd.phase {
             Phase::Open => false,
-            Phase::Cwr(e) | Phase::Recovery(e) => self.snd.una >= e.end,
-            Phase::Loss { end } => self.snd.una >= end,
+            Phase::Cwr(e) => self.snd.una > e.end,
+            Phase::Recovery(e) => self.snd.una >= e.end,
+            Phase::Loss { end, .. } => self.snd.una >= end,
         };
         if over {
             if matches!(self.snd.phase, Phase::Cwr(_) | Phase::Recovery(_)) {
@@ -378,17 +385,17 @@ impl Connection {
             if again {
                 // What was sent after it began is lost too: another window, another reduction (RFC
                 // 6675 section 5).
-                self.enter_recovery(cx);
+                self.enter_recovery(cx, delivered);
             }
         }
     }
 
-    /// RACK found a loss.
-    pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>) {
+    /// RACK found a loss. `delivered` is as in [`Self::reduce`].
+    pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>, delivered: u64) {
         match self.snd.phase {
             Phase::Open => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.reduce(Phase::Recovery);
+                self.reduce(Phase::Recovery, delivered);
             }
             // The window is being reduced already: once per round trip is enough.
             Phase::Cwr(episode) => {
@@ -399,32 +406,29 @@ impl Connection {
         }
     }
 
-    /// Begins a reduction of the window.
-    fn reduce(&mut self, phase: impl FnOnce(Episode) -> Phase) {
+    /// Begins a reduction of the window, at an acknowledgment that delivered `delivered` bytes.
+    fn reduce(&mut self, phase: impl FnOnce(Episode) -> Phase, delivered: u64) {
         self.remember_for_undo();
         let snd = &mut self.snd;
         snd.cc.on_congestion(snd.mss);
-        snd.phase = phase(Episode::new(snd.nxt, snd.flight.total()));
+        // RFC 9937 section 6.1, RecoverFS: what was selectively acknowledged before is not
+        // delivered during the reduction, and what this acknowledgment delivers is.
+        let flight = snd.flight.total() - snd.flight.sacked() + delivered;
+        snd.phase = phase(Episode::new(snd.nxt, flight));
         snd.send_cwr = self.options.ecn;
     }
 
     /// Notes what the window was before a reduction.
     pub(crate) fn remember_for_undo(&mut self) {
         let snd = &mut self.snd;
-        snd.undo = Some(Box::new(Undo {
-            cwnd: snd.cc.cwnd,
-            ssthresh: snd.cc.ssthresh,
-            resent_at: None,
-            resent: 0,
-            any: false,
-        }));
+        snd.undo = Some(Box::new(Undo { cc: snd.cc, resent_at: None, resent: 0, any: false }));
     }
 
     /// RFC 3168 section 6.1.2: as if a packet had been lost, once per window.
-    fn process_ecn_echo(&mut self, cx: &mut Cx<'_>) {
-        if self.snd.phase == Phase::Open && !self.snd.flight.is_empty() {
+    fn process_ecn_echo(&mut self, cx: &mut Cx<'_>, delivered: u64) {
+        if self.snd.phase == Phase::Open {
             cx.out.counters.tcp_ecn_reductions += 1;
-            self.reduce(Phase::Cwr);
+            self.reduce(Phase::Cwr, delivered);
         }
     }
 
@@ -433,12 +437,9 @@ impl Connection {
         if !open || !ack.progressed {
             return;
         }
-        // RFC 7661's idea, as Linux: a window that was not used proves nothing.
         let snd = &mut self.snd;
-        let used = snd.cwnd_limited
-            || snd.cc.in_slow_start()
-                && u64::from(snd.cc.cwnd) < 2 * (snd.nxt - snd.una + ack.delivered.bytes);
-        if used {
+        snd.cc.watch_round_trips(snd.una, snd.nxt, ack.delivered.last_rtt);
+        if snd.usage.allows_growth(&snd.cc) {
             let acked = u32::try_from(ack.delivered.bytes).unwrap_or(u32::MAX);
             snd.cc.on_ack(now, acked, snd.mss, snd.rtt.srtt());
         }

@@ -1,4 +1,5 @@
-//! Congestion control: NewReno (RFC 5681) and CUBIC (RFC 9438), in bytes.
+//! Congestion control: NewReno (RFC 5681) and CUBIC (RFC 9438), in bytes, with HyStart++ (RFC
+//! 9406, [`super::hystart`]) for the first slow start.
 //!
 //! Owns the window and the slow-start threshold; called by the sender when bytes are acknowledged
 //! and when loss, ECN marks or time-outs say that the path is full. During recovery PRR sets the
@@ -6,7 +7,8 @@
 
 use base::{Duration, Instant};
 
-use crate::config::Algorithm;
+use super::hystart::HyStart;
+use crate::config::{Algorithm, TcpConfig};
 
 /// CUBIC's beta: RFC 9438 section 4.6.
 const BETA_CUBIC: f64 = 0.7;
@@ -14,7 +16,7 @@ const BETA_CUBIC: f64 = 0.7;
 const C: f64 = 0.4;
 
 /// State of a connection's congestion control.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Congestion {
     /// Congestion window in bytes.
     pub(crate) cwnd: u32,
@@ -23,18 +25,49 @@ pub(crate) struct Congestion {
     /// Bytes acknowledged towards the next increase in congestion avoidance.
     credit: u32,
     law: Law,
+    hystart: HyStart,
 }
 
-#[derive(Clone, Debug)]
+/// How far the congestion window was used in the last round trip: RFC 7661's question, with the
+/// answer of Linux's tcp_cwnd_validate. A window that was not used proves nothing about the path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WindowUse {
+    /// The window was what limited sending.
+    limited: bool,
+    /// The most that was outstanding, where it was not.
+    outstanding: u64,
+    /// What had been sent when that was noted: it holds until this is acknowledged.
+    until: u64,
+}
+
+impl WindowUse {
+    /// Notes what is outstanding after something was sent, or could not be.
+    pub(crate) const fn note(&mut self, limited: bool, outstanding: u64, una: u64, nxt: u64) {
+        let over = una >= self.until;
+        if over || limited || !self.limited && outstanding > self.outstanding {
+            *self = Self { limited, outstanding, until: nxt };
+        }
+    }
+
+    /// Whether the window may grow. In slow start it grows to twice what was outstanding.
+    pub(crate) fn allows_growth(&self, cc: &Congestion) -> bool {
+        self.limited || cc.in_slow_start() && u64::from(cc.cwnd) < 2 * self.outstanding
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Law {
     NewReno,
     Cubic(Cubic),
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Cubic {
-    /// Window before the last reduction, in segments.
+    /// The plateau, in segments: the window before the last reduction, or less by fast convergence;
+    /// zero where the window at the start of congestion avoidance is to be it.
     w_max: f64,
+    /// Window when the threshold was last set, in segments: RFC 9438 cwnd_prior.
+    cwnd_prior: f64,
     /// Window that Reno would have, in segments.
     w_est: f64,
     /// Time from the epoch's start to the plateau at `w_max`, in seconds.
@@ -44,17 +77,27 @@ struct Cubic {
 }
 
 impl Congestion {
-    pub(crate) fn new(algorithm: Algorithm, initial_window_bytes: u32) -> Self {
-        let law = match algorithm {
+    pub(crate) fn new(config: &TcpConfig, mss: u32) -> Self {
+        let law = match config.algorithm {
             Algorithm::NewReno => Law::NewReno,
             Algorithm::Cubic => Law::Cubic(Cubic::default()),
         };
-        Self { cwnd: initial_window_bytes, ssthresh: u32::MAX, credit: 0, law }
+        let hystart = HyStart::new(config.hystart);
+        Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
     }
 
     /// Whether the window is below the threshold.
     pub(crate) const fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
+    }
+
+    /// An acknowledgment of everything before `una` came when `nxt` was sent, with `rtt` as its
+    /// sample: HyStart++ may end the first slow start.
+    pub(crate) fn watch_round_trips(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
+        if self.hystart.on_ack(una, nxt, rtt) {
+            // CUBIC then begins at its plateau: RFC 9438 section 4.10.
+            self.ssthresh = self.cwnd;
+        }
     }
 
     /// `acked` new bytes were acknowledged, outside recovery, while the window was what limited
@@ -64,9 +107,10 @@ impl Congestion {
         if self.in_slow_start() {
             // RFC 5681 section 3.1 with RFC 3465's byte counting, without its limit: as Linux,
             // since one acknowledgment may stand for a run of 64 KiB.
-            let grow = acked.min(self.ssthresh - self.cwnd);
+            let divisor = self.hystart.divisor();
+            let grow = (acked / divisor).min(self.ssthresh - self.cwnd);
             self.cwnd = self.cwnd.saturating_add(grow);
-            acked -= grow;
+            acked = if self.in_slow_start() { 0 } else { acked - grow * divisor };
         }
         if acked == 0 {
             return;
@@ -92,6 +136,17 @@ impl Congestion {
             Law::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
         };
         self.credit = 0;
+        self.hystart.stop();
+    }
+
+    /// The retransmission timer expired, whether or not that set the threshold anew.
+    pub(crate) const fn on_timeout(&mut self) {
+        self.hystart.stop();
+        if let Law::Cubic(cubic) = &mut self.law {
+            // RFC 9438 section 4.8: the next congestion avoidance begins at its own plateau.
+            cubic.w_max = 0.0;
+            cubic.epoch = None;
+        }
     }
 
     /// Nothing was sent for longer than the time-out: RFC 5681 section 4.1, by halves as RFC 2861
@@ -110,13 +165,10 @@ impl Congestion {
         }
     }
 
-    /// The reduction turned out to be without reason: back to what was before.
-    pub(crate) fn undo(&mut self, cwnd: u32, ssthresh: u32) {
-        self.cwnd = self.cwnd.max(cwnd);
-        self.ssthresh = ssthresh;
-        if let Law::Cubic(cubic) = &mut self.law {
-            cubic.epoch = None;
-        }
+    /// The reduction turned out to be without reason: back to what was before (RFC 9438 section
+    /// 4.9).
+    pub(crate) fn undo(&mut self, before: Self) {
+        *self = Self { cwnd: self.cwnd.max(before.cwnd), ..before };
     }
 }
 
@@ -147,8 +199,9 @@ impl Cubic {
         // Equation 1; the target is limited as in section 4.4.
         let d = t - self.k;
         let target = (C * d * d * d + self.w_max).clamp(segments, segments * 1.5);
-        // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained w_max.
-        let alpha = if self.w_est < self.w_max {
+        // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that it
+        // had.
+        let alpha = if self.w_est < self.cwnd_prior {
             3.0 * (1.0 - BETA_CUBIC) / (1.0 + BETA_CUBIC)
         } else {
             1.0
@@ -168,6 +221,7 @@ impl Cubic {
         let segments = f64::from(cwnd) / f64::from(mss);
         self.w_max =
             if segments < self.w_max { segments * (1.0 + BETA_CUBIC) / 2.0 } else { segments };
+        self.cwnd_prior = segments;
         self.epoch = None;
         (f64::from(cwnd) * BETA_CUBIC) as u32
     }
@@ -176,9 +230,15 @@ impl Cubic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const MSS: u32 = 1448;
     const RTT: Duration = Duration::from_millis(100);
+
+    fn cc(algorithm: Algorithm, initial_window: u32) -> Congestion {
+        let config = TcpConfig { algorithm, initial_window, ..TcpConfig::default() };
+        Congestion::new(&config, MSS)
+    }
 
     /// Acknowledges a window per round trip for `rounds` of them.
     fn run(cc: &mut Congestion, start: Instant, rounds: u64) -> Instant {
@@ -198,14 +258,14 @@ mod tests {
 
     #[test]
     fn slow_start_doubles() {
-        let mut cc = Congestion::new(Algorithm::NewReno, 10 * MSS);
+        let mut cc = cc(Algorithm::NewReno, 10);
         run(&mut cc, Instant::ZERO, 3);
         assert_eq!(cc.cwnd, 80 * MSS);
     }
 
     #[test]
     fn newreno_adds_a_segment_per_round() {
-        let mut cc = Congestion::new(Algorithm::NewReno, 20 * MSS);
+        let mut cc = cc(Algorithm::NewReno, 20);
         cc.on_congestion(MSS);
         assert_eq!(cc.ssthresh, 10 * MSS);
         cc.cwnd = cc.ssthresh;
@@ -215,7 +275,7 @@ mod tests {
 
     #[test]
     fn cubic_returns_to_w_max_in_k_seconds() {
-        let mut cc = Congestion::new(Algorithm::Cubic, 100 * MSS);
+        let mut cc = cc(Algorithm::Cubic, 100);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         assert!(cc.cwnd.abs_diff(70 * MSS) <= 1);
@@ -229,7 +289,7 @@ mod tests {
 
     #[test]
     fn cubic_is_no_slower_than_reno_on_short_paths() {
-        let mut cc = Congestion::new(Algorithm::Cubic, 20 * MSS);
+        let mut cc = cc(Algorithm::Cubic, 20);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         let from = cc.cwnd;
@@ -242,9 +302,97 @@ mod tests {
         assert!(cc.cwnd >= from + 50 * MSS, "{}", (cc.cwnd - from) / MSS);
     }
 
+    /// RFC 9438 section 4.8: after a time-out the plateau is where congestion avoidance begins, not
+    /// where the window once was.
+    #[test]
+    fn cubic_forgets_its_plateau_after_a_time_out() {
+        let mut cc = cc(Algorithm::Cubic, 1000);
+        cc.on_congestion(MSS);
+        cc.on_timeout();
+        (cc.cwnd, cc.ssthresh) = (MSS, 70 * MSS);
+        // Slow start up to the threshold, then 4 s.
+        let now = run(&mut cc, Instant::ZERO, 7);
+        assert_eq!(cc.cwnd, 70 * MSS);
+        run(&mut cc, now, 40);
+        // From there 0.4 x 4^3 = 26 segments more (equation 1 with K = 0), or Reno's 40 times 0.53
+        // or 1. With the old plateau of 1000 segments, K is 13 s, and it would be more than 400.
+        let segments = cc.cwnd / MSS;
+        assert!((90..=110).contains(&segments), "{segments}");
+    }
+
+    /// RFC 9438 section 4.3: alpha is 1 once the estimate of Reno's window reaches what the window
+    /// was before the reduction, though the plateau is lower by fast convergence.
+    #[test]
+    fn cubic_is_as_fast_as_reno_above_the_prior_window() {
+        let mut cc = cc(Algorithm::Cubic, 100);
+        cc.on_congestion(MSS);
+        cc.cwnd = 60 * MSS;
+        cc.on_congestion(MSS);
+        let Law::Cubic(cubic) = &cc.law else { panic!("it is CUBIC") };
+        assert!((cubic.w_max - 51.0).abs() < 0.1 && (cubic.cwnd_prior - 60.0).abs() < 0.1);
+        cc.cwnd = cc.ssthresh;
+        let estimate = |cc: &Congestion| match &cc.law {
+            Law::Cubic(cubic) => cubic.w_est,
+            Law::NewReno => 0.0,
+        };
+        let mut now = Instant::ZERO;
+        let mut last = 0.0;
+        for _ in 0..60 {
+            now = run(&mut cc, now, 1);
+            let step = estimate(&cc) - last;
+            if last > 0.0 {
+                let slow = last < 59.0;
+                let right = if slow { step < 0.6 } else { last < 60.0 || step > 0.8 };
+                assert!(right, "a step of {step} segments at {last}");
+            }
+            last = estimate(&cc);
+        }
+        assert!(last > 62.0, "{last}");
+    }
+
+    /// RFC 9438 section 4.9: all of the state comes back.
+    #[test]
+    fn a_reduction_is_undone_whole() {
+        let mut cc = cc(Algorithm::Cubic, 100);
+        cc.on_congestion(MSS);
+        cc.cwnd = cc.ssthresh;
+        run(&mut cc, Instant::ZERO, 20);
+        let before = cc;
+        cc.on_congestion(MSS);
+        cc.on_timeout();
+        cc.cwnd = MSS;
+        cc.undo(before);
+        let (Law::Cubic(a), Law::Cubic(b)) = (&cc.law, &before.law) else { panic!("CUBIC") };
+        assert_eq!((cc.cwnd, cc.ssthresh, a.epoch), (before.cwnd, before.ssthresh, b.epoch));
+        assert!((a.w_max, a.k, a.w_est) == (b.w_max, b.k, b.w_est));
+    }
+
+    /// RFC 9406 and RFC 9438 section 4.10: a round trip that grows ends slow start where it is.
+    #[test]
+    fn slow_start_ends_when_the_round_trip_grows() {
+        let mut cc = cc(Algorithm::Cubic, 100);
+        let (mut now, mut una) = (Instant::ZERO, 1_u64);
+        let mut sizes = Vec::new();
+        for round in 0..12_u64 {
+            let rtt = Duration::from_millis(50 + round * 10);
+            now += rtt;
+            let (window, nxt) = (cc.cwnd, una + u64::from(cc.cwnd));
+            for _ in 0..10 {
+                una += u64::from(window / 10);
+                cc.watch_round_trips(una, nxt + u64::from(window), Some(rtt));
+                cc.on_ack(now, window / 10, MSS, rtt);
+            }
+            sizes.push(cc.cwnd / MSS);
+        }
+        assert!(cc.ssthresh < u32::MAX, "{sizes:?}");
+        assert_eq!(sizes[0], 200, "the first round cannot tell");
+        let grown = sizes[11] as f64 / sizes[10] as f64;
+        assert!(grown < 1.1, "congestion avoidance: {sizes:?}");
+    }
+
     #[test]
     fn idle_decays_to_the_initial_window() {
-        let mut cc = Congestion::new(Algorithm::Cubic, 10 * MSS);
+        let mut cc = cc(Algorithm::Cubic, 10);
         cc.cwnd = 160 * MSS;
         let rto = Duration::from_millis(300);
         cc.on_idle(Duration::from_millis(700), rto, 10 * MSS);

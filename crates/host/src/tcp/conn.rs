@@ -13,7 +13,7 @@ use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use wire::Tuple;
 
-use super::congestion::Congestion;
+use super::congestion::{Congestion, WindowUse};
 use super::flight::Flight;
 use super::rack::Rack;
 use super::rcv::Receive;
@@ -72,6 +72,8 @@ pub(crate) struct Modes {
     pub(crate) session_waits: bool,
     /// `TCP_TEARDOWN_OFFLOAD`: the device is to tear it down.
     pub(crate) teardown: bool,
+    /// A transmit may wait for an acknowledgment that makes it longer.
+    pub(crate) defer: bool,
 }
 
 /// The sending half.
@@ -113,6 +115,8 @@ pub(crate) struct Send {
     pub(crate) carried: Option<(u32, SeqNum)>,
     /// The congestion window was what stopped sending.
     pub(crate) cwnd_limited: bool,
+    /// How far it was used lately.
+    pub(crate) usage: WindowUse,
     /// The next new data tells the peer that the window was reduced: RFC 3168 CWR.
     pub(crate) send_cwr: bool,
     /// A CE mark was seen and the peer has not yet answered: RFC 3168 ECE.
@@ -247,7 +251,7 @@ impl Connection {
             flow,
             state: State::SynSent,
             error: None,
-            modes: Modes { held: true, ..Modes::default() },
+            modes: Modes { held: true, defer: config.defer, ..Modes::default() },
             options,
             snd: Send {
                 iss,
@@ -264,7 +268,7 @@ impl Connection {
                 flight: Flight::new(),
                 rtt: Rtt::new(),
                 rack: Rack::new(),
-                cc: Congestion::new(config.algorithm, config.initial_window * mss),
+                cc: Congestion::new(config, mss),
                 phase: Phase::Open,
                 undo: None,
                 probe: None,
@@ -272,6 +276,7 @@ impl Connection {
                 void_before: 0,
                 carried: None,
                 cwnd_limited: false,
+                usage: WindowUse::default(),
                 send_cwr: false,
                 echo_ce: false,
                 last_sent: now,
@@ -580,6 +585,7 @@ impl Connection {
             }
             SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
             SocketOption::TeardownOffload(on) => self.modes.teardown = on,
+            SocketOption::Defer(on) => self.modes.defer = on,
         }
     }
 

@@ -3,6 +3,7 @@
 use base::{Duration, Instant};
 
 use super::conn::{Connection, Cx};
+use super::flight::Sending;
 use super::recovery::Phase;
 use super::timers::{Retransmit, Timer};
 use crate::api::SocketError;
@@ -29,8 +30,9 @@ impl Connection {
             cx.out.counters.tcp_delayed_acks += 1;
             self.rcv.ack_now();
         }
-        // Output runs after every time-out, so that pacing needs no more than to wake up.
+        // Output runs after every time-out, so that these need no more than to wake up.
         let _paced = self.timers.take(Timer::Pace, cx.now);
+        let _deferred = self.timers.take(Timer::Defer, cx.now);
         if self.timers.take(Timer::Idle, cx.now) {
             self.on_idle(cx);
         }
@@ -62,18 +64,29 @@ impl Connection {
         self.snd.rtt.backoff = self.snd.rtt.backoff.saturating_add(1);
         self.snd.probe = None;
         if self.is_opening() {
-            self.snd.flight.resend(0, 1, cx.now, 0, false);
+            self.snd.flight.resend(0, 1, cx.now, Sending::default());
             self.send_syn(cx);
             self.arm_retransmit(cx, None);
             return;
         }
-        if !matches!(self.snd.phase, Phase::Loss { .. }) {
+        // As Linux's tcp_enter_loss: once for all that was outstanding when losses, a mark or the
+        // last time-out were noticed. PRR's window, small by now, is no measure of the path; and
+        // what the timer resends again says nothing new (RFC 5681 section 3.1).
+        let una = self.snd.una;
+        let reduces = match self.snd.phase {
+            Phase::Open => true,
+            Phase::Cwr(episode) | Phase::Recovery(episode) => una >= episode.end,
+            Phase::Loss { una: then, .. } => una > then,
+        };
+        if reduces {
             self.remember_for_undo();
             let mss = self.snd.mss;
             self.snd.cc.on_congestion(mss);
         }
+        self.snd.cc.on_timeout();
+        self.snd.send_cwr = self.options.ecn;
         self.snd.flight.time_out();
-        self.snd.phase = Phase::Loss { end: self.snd.nxt };
+        self.snd.phase = Phase::Loss { end: self.snd.nxt, una };
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
@@ -114,7 +127,7 @@ impl Connection {
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
-            self.enter_recovery(cx);
+            self.enter_recovery(cx, 0);
             self.reduce_in_proportion(0, false);
         }
         self.arm_retransmit(cx, wait);

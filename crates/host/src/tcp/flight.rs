@@ -21,7 +21,20 @@ pub(crate) struct Sent {
     pub(crate) xmit: Instant,
     /// Tag of its last transmit, for the echo.
     pub(crate) tag: u32,
+    /// Payload bytes of its full segments, counted from its start.
+    segment_size: u16,
     bits: u8,
+}
+
+/// How a range is sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sending {
+    /// Tag of the transmit, for the echo.
+    pub(crate) tag: u32,
+    /// Payload bytes of a full segment.
+    pub(crate) segment_size: u16,
+    /// The device will echo it.
+    pub(crate) pending: bool,
 }
 
 /// It was acknowledged selectively.
@@ -42,6 +55,26 @@ impl Sent {
 
     const fn has(&self, bit: u8) -> bool {
         self.bits & bit != 0
+    }
+
+    /// Whether its transmit has not been echoed: what has passed since says nothing.
+    pub(crate) const fn is_pending(&self) -> bool {
+        self.has(PENDING)
+    }
+
+    /// The last border of segments that is not behind `position`.
+    fn border_before(&self, position: u64) -> u64 {
+        let size = u64::from(self.segment_size.max(1));
+        match position {
+            _ if position >= self.end => self.end,
+            _ => self.start + position.saturating_sub(self.start) / size * size,
+        }
+    }
+
+    /// The first border of segments that is not before `position`.
+    fn border_behind(&self, position: u64) -> u64 {
+        let size = u64::from(self.segment_size.max(1));
+        (self.start + position.saturating_sub(self.start).div_ceil(size) * size).min(self.end)
     }
 
     /// Whether it was ever retransmitted.
@@ -160,12 +193,13 @@ impl Board {
     }
 
     /// Records a first transmission of the bytes behind the last entry.
-    pub(crate) fn push(&mut self, start: u64, end: u64, now: Instant, tag: u32, pending: bool) {
+    pub(crate) fn push(&mut self, start: u64, end: u64, now: Instant, sending: Sending) {
         debug_assert!(self.list.back().is_none_or(|b| b.end == start));
+        let Sending { tag, segment_size, pending } = sending;
         let bits = if pending { PENDING } else { 0 };
         self.total += end - start;
         self.pending += if pending { end - start } else { 0 };
-        self.list.push_back(Sent { start, end, xmit: now, tag, bits });
+        self.list.push_back(Sent { start, end, xmit: now, tag, segment_size, bits });
     }
 
     /// The transmit `tag` left `delay` after it was handed over. Says whether it was one of ours.
@@ -202,8 +236,8 @@ impl Board {
         self.pending = 0;
     }
 
-    /// Everything before `una` has arrived. `seen` hears of each range that was not known to have
-    /// arrived.
+    /// Everything before `una` has arrived. `seen` hears of the whole segments of each range that
+    /// was not known to have arrived.
     pub(crate) fn acknowledge(
         &mut self,
         una: u64,
@@ -215,13 +249,22 @@ impl Board {
             if front.start >= una {
                 break;
             }
-            let mut gone = *front;
+            let (start, border) = (front.start, front.border_behind(una));
+            if border > una {
+                // What is left of a segment is a range of its own, so that the borders of those
+                // behind it stay known.
+                self.isolate(0, start, border);
+            }
+            let mut gone = self.list[0];
+            let whole = Sent { end: gone.border_before(una), ..gone };
             gone.end = gone.end.min(una);
             self.uncount(&gone);
             self.total -= gone.len();
             if !gone.has(SACKED) {
                 Self::deliver(&gone, now, delivered);
-                seen(&gone);
+                if whole.start < whole.end {
+                    seen(&whole);
+                }
             }
             if let Some(front) = self.list.front_mut() {
                 front.start = gone.end;
@@ -232,7 +275,8 @@ impl Board {
         }
     }
 
-    /// The bytes start..end have arrived. As `acknowledge`.
+    /// The bytes start..end have arrived. As `acknowledge`; but only whole segments count, as in
+    /// Linux: of part of one there is no saying when it was sent (RFC 8985 section 5).
     pub(crate) fn sack(
         &mut self,
         start: u64,
@@ -246,7 +290,8 @@ impl Board {
             if sent.start >= end {
                 break;
             }
-            if !sent.has(SACKED) {
+            let (start, end) = (sent.border_behind(start), sent.border_before(end));
+            if !sent.has(SACKED) && start < end {
                 index = self.isolate(index, start, end);
                 let sent = self.list[index];
                 self.uncount(&sent);
@@ -320,7 +365,8 @@ impl Board {
     }
 
     /// Records a retransmission of start..end, which lies within one entry.
-    pub(crate) fn resend(&mut self, start: u64, end: u64, now: Instant, tag: u32, pending: bool) {
+    pub(crate) fn resend(&mut self, start: u64, end: u64, now: Instant, sending: Sending) {
+        let Sending { tag, segment_size, pending } = sending;
         let index = self.list.partition_point(|s| s.end <= start);
         if index == self.list.len() {
             return;
@@ -335,7 +381,7 @@ impl Board {
         let entry = &mut self.list[index];
         entry.bits = (entry.bits & !PENDING) | EVER_RESENT | if pending { PENDING } else { 0 };
         entry.xmit = now;
-        entry.tag = tag;
+        (entry.tag, entry.segment_size) = (tag, segment_size);
         self.pending += if pending { sent.len() } else { 0 };
     }
 
@@ -426,6 +472,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// In segments of 100 bytes.
+    fn by(tag: u32, pending: bool) -> Sending {
+        Sending { tag, segment_size: 100, pending }
+    }
+
     fn ms(n: u64) -> Instant {
         Instant::from_millis(n)
     }
@@ -433,7 +484,7 @@ mod tests {
     fn sent(n: u64) -> Flight {
         let mut flight = Flight::new();
         for i in 0..n {
-            flight.push(1 + i * 100, 1 + (i + 1) * 100, ms(i), 0, false);
+            flight.push(1 + i * 100, 1 + (i + 1) * 100, ms(i), by(0, false));
         }
         flight
     }
@@ -442,8 +493,8 @@ mod tests {
     #[test]
     fn departures_never_go_back() {
         let mut flight = Flight::new();
-        flight.push(1, 101, ms(10), 7, true);
-        flight.push(101, 201, ms(11), 8, true);
+        flight.push(1, 101, ms(10), by(7, true));
+        flight.push(101, 201, ms(11), by(8, true));
         assert_eq!(flight.first_waiting(), Some((1, ms(10))));
         assert!(flight.echo(7, Duration::from_millis(30)));
         assert_eq!(flight.first_waiting(), Some((101, ms(11))));
@@ -463,7 +514,7 @@ mod tests {
         assert_eq!(d.last_rtt, Some(Duration::from_millis(46)));
         assert!(flight.mark_lost(|s| s.end <= 301));
         assert_eq!((flight.pipe(), flight.next_lost()), (500, Some((1, 101))));
-        flight.resend(1, 51, ms(51), 0, false);
+        flight.resend(1, 51, ms(51), by(0, false));
         assert_eq!((flight.pipe(), flight.next_lost()), (550, Some((51, 101))));
         let mut d = Delivered::default();
         flight.acknowledge(501, ms(60), &mut d, |_| {});
@@ -474,7 +525,7 @@ mod tests {
     #[test]
     fn what_has_not_left_is_not_lost_and_not_timed() {
         let mut flight = Flight::new();
-        flight.push(1, 101, ms(0), 7, true);
+        flight.push(1, 101, ms(0), by(7, true));
         assert!(!flight.any_departed());
         assert!(!flight.mark_lost(|_| true));
         assert!(!flight.echo(8, Duration::ZERO));
@@ -510,9 +561,9 @@ mod tests {
                     1 if start < end => flight.sack(start, end, now, &mut d, |_| {}),
                     2 => { flight.mark_lost(|s| s.start % 3 == at % 3); }
                     3 => if let Some((s, e)) = flight.next_lost() {
-                        flight.resend(s, e.min(s + len), now, 1, len % 2 == 0);
+                        flight.resend(s, e.min(s + len), now, by(1, len % 2 == 0));
                     },
-                    4 => { flight.push(nxt, nxt + len, now, 2, len % 2 == 0); nxt += len; }
+                    4 => { flight.push(nxt, nxt + len, now, by(2, len % 2 == 0)); nxt += len; }
                     5 => { flight.echo(1 + (at % 2) as u32, Duration::ZERO); }
                     _ => flight.time_out(),
                 }

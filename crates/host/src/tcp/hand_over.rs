@@ -16,6 +16,7 @@ use wire::tcp::{Flags, Segment};
 use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::conn::{Begin, Connection, Cx};
+use super::flight::Sending;
 use super::output::past_us;
 use super::recovery::Phase;
 use super::spans::SpanMap;
@@ -153,7 +154,8 @@ impl Connection {
         conn.snd.edge = 1 + ahead(teardown.edge);
         if conn.snd.nxt > 1 {
             let (nxt, tag) = (conn.snd.nxt, conn.snd.next_tag);
-            conn.snd.flight.push(1, nxt, now, tag, false);
+            let segment_size = u16::try_from(conn.snd.mss).unwrap_or(u16::MAX);
+            conn.snd.flight.push(1, nxt, now, Sending { tag, segment_size, pending: false });
             conn.snd.next_tag = tag.wrapping_add(1);
             conn.timers.set(Timer::Retransmit, now + teardown.rto);
         }

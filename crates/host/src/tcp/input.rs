@@ -66,7 +66,11 @@ impl Connection {
     /// segment counts.
     pub(crate) fn handle_kept(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let Some(una) = self.check_segment(cx, arrival) else { return false };
-        self.note_arrival(cx.now, arrival, una);
+        // Its timestamp comes with its payload once more.
+        self.rcv.heard(cx.now);
+        if self.options.ecn {
+            self.note_ecn(arrival);
+        }
         self.handle_acknowledgment(cx, &arrival.segment, una, true);
         true
     }

@@ -78,8 +78,8 @@ impl HalfOpen {
     /// is no older than the SYN: RFC 9293 section 3.10.7.4, first, and RFC 7323 section 5.3.
     pub(crate) fn is_acceptable(&self, segment: &Segment, len: u32, window: u16) -> bool {
         let first = segment.seq.distance(self.irs + 1);
-        let in_window = first < i32::from(window)
-            && (first >= 0 || i64::from(first) + i64::from(len) > 0);
+        let in_window =
+            first < i32::from(window) && (first >= 0 || i64::from(first) + i64::from(len) > 0);
         let stamp = segment.options.timestamps.filter(|_| self.options.timestamps);
         let old = stamp.is_some_and(|ts| SeqNum(ts.value).lt(SeqNum(self.options.ts_recent)));
         in_window && !old

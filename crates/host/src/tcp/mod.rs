@@ -12,7 +12,7 @@
 //! | [`flight`] | what was sent and is not acknowledged |
 //! | [`rack`] | what of it is lost |
 //! | [`recovery`] | how fast to go meanwhile |
-//! | [`congestion`] | the window: NewReno and CUBIC |
+//! | [`congestion`], [`hystart`] | the window: NewReno and CUBIC; the end of slow start |
 //! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
 //! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
 //! | [`hand_over`] | a connection's last step: what the device tears down |
@@ -28,6 +28,7 @@ pub(crate) mod cookie;
 pub(crate) mod expire;
 pub(crate) mod flight;
 pub(crate) mod hand_over;
+pub(crate) mod hystart;
 pub(crate) mod input;
 pub(crate) mod listen;
 pub(crate) mod output;

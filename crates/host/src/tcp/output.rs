@@ -11,6 +11,7 @@ use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use super::ack::timestamp;
 use super::conn::{Connection, Cx};
+use super::flight::Sending;
 use super::recovery::Phase;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
@@ -25,6 +26,9 @@ const PACE_RTT_MIN: Duration = Duration::from_millis(2);
 /// Time between finding a loss and sending again what was lost, in which no retransmission time-out
 /// is taken.
 const RESEND_GRACE: Duration = Duration::from_millis(1);
+/// A transmit waits for an acknowledgment at most so long after the last one left, and only where
+/// one is due within that time: Linux's tcp_tso_should_defer.
+const DEFER_MAX: Duration = Duration::from_millis(1);
 /// Host memory that the software path reads ahead of what was sent.
 const READ_AHEAD_BYTES: u64 = 256 * 1024;
 /// ECT(0): RFC 3168 section 5.
@@ -70,7 +74,7 @@ impl Connection {
             return;
         }
         self.snd.nxt = 1;
-        self.snd.flight.push(0, 1, cx.now, 0, false);
+        self.snd.flight.push(0, 1, cx.now, Sending::default());
         self.snd.progress_at = cx.now;
         self.send_syn(cx);
         self.arm_retransmit(cx, None);
@@ -269,9 +273,21 @@ impl Connection {
             sent = true;
         }
         self.snd.paced = self.timers.is_set(Timer::Pace);
+        self.note_window_use(sent);
         // RFC 6298 (5.1), RFC 8985 section 7.2; or the window is what stops us.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
             self.rearm_retransmit(cx);
+        }
+    }
+
+    /// Notes how far the congestion window is used now: it is the limit, too, where it is full and
+    /// nothing more is queued.
+    fn note_window_use(&mut self, sent: bool) {
+        let snd = &mut self.snd;
+        let full = snd.flight.pipe() + u64::from(snd.mss) > u64::from(snd.cc.cwnd);
+        let limited = snd.cwnd_limited || sent && full;
+        if sent || limited {
+            snd.usage.note(limited, snd.flight.total(), snd.una, snd.nxt);
         }
     }
 
@@ -308,7 +324,7 @@ impl Connection {
             let worth = window >= u64::from(snd.wnd_max / 2).max(1) && window < mss;
             return (worth && cwnd >= window).then_some(window.min(data));
         }
-        if self.defers(len, data, allowed, burst) {
+        if len < burst && allowed < data && self.defers(cx.now, len) {
             return None;
         }
         if self.is_paced(cx) {
@@ -324,16 +340,25 @@ impl Connection {
         snd.fin || !self.modes.cork && (self.modes.no_delay || snd.small_end <= snd.una)
     }
 
-    /// As Linux's tcp_tso_should_defer: where acknowledgments are on their way, waiting for one
-    /// makes a longer run, which costs host and device less.
-    fn defers(&self, len: u64, data: u64, allowed: u64, burst: u64) -> bool {
+    /// As Linux's tcp_tso_should_defer: where an acknowledgment is about to come, waiting for it
+    /// makes a longer run than `len`, which costs host and device less. Not while segments arrive
+    /// out of order: each then lets a new one out (RFC 3042, RFC 6675 section 5). The timer ends
+    /// the wait if none comes.
+    fn defers(&mut self, now: Instant, len: u64) -> bool {
         let snd = &self.snd;
-        let in_order = snd.phase == Phase::Open && snd.dup_acks == 0;
-        if !in_order || snd.flight.is_empty() || len >= burst || allowed >= data {
+        let in_order = snd.phase == Phase::Open && snd.dup_acks == 0 && snd.flight.sacked() == 0;
+        let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));
+        if !self.modes.defer || !in_order || len >= window / 3 {
             return false;
         }
-        let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));
-        len < window / 3
+        let Some(front) = snd.flight.front() else { return false };
+        let (srtt, until) = (snd.rtt.srtt(), snd.last_sent + DEFER_MAX);
+        let soon = now + (srtt / 2).min(DEFER_MAX);
+        let waits = now < until && front.xmit + srtt <= soon;
+        if waits {
+            self.timers.set(Timer::Defer, until);
+        }
+        waits
     }
 
     /// Longest transmit: what the device takes, and under pacing a millisecond's worth and what has
@@ -407,6 +432,7 @@ impl Connection {
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
+        let sending = Sending { tag, segment_size: self.segment_size(), pending };
         if self.snd.flight.is_empty() {
             // The user time-out counts from here, however long nothing was sent before (RFC 5482).
             self.snd.progress_at = cx.now;
@@ -415,9 +441,9 @@ impl Connection {
             pdus.note_reread(start, tag);
         }
         if again {
-            self.snd.flight.resend(start, start + sent, cx.now, tag, pending);
+            self.snd.flight.resend(start, start + sent, cx.now, sending);
         } else {
-            self.snd.flight.push(start, start + sent, cx.now, tag, pending);
+            self.snd.flight.push(start, start + sent, cx.now, sending);
             self.snd.nxt = start + sent;
             cx.out.counters.tcp_out_bytes += u64::from(len);
         }

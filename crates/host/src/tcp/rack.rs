@@ -20,7 +20,7 @@ pub(crate) struct Rack {
     /// Transmission time and end of the latest sent range that has arrived.
     xmit: Instant,
     end: u64,
-    /// Its round trip.
+    /// Round trip of the range that arrived last, whenever it was sent.
     rtt: Duration,
     /// Highest position that has arrived.
     fack: u64,
@@ -56,9 +56,12 @@ impl Rack {
             self.reordering_seen = true;
         }
         self.fack = self.fack.max(sent.end);
+        if !sent.is_pending() {
+            // Of every range that arrives, however early it was sent.
+            self.rtt = elapsed;
+        }
         if (sent.xmit, sent.end) > (self.xmit, self.end) {
             (self.xmit, self.end) = (sent.xmit, sent.end);
-            self.rtt = elapsed;
         }
     }
 
@@ -147,8 +150,11 @@ impl Rack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::flight::Delivered;
+    use crate::tcp::flight::{Delivered, Sending};
     use proptest::prelude::*;
+
+    /// In segments of 100 bytes.
+    const SENDING: Sending = Sending { tag: 0, segment_size: 100, pending: false };
 
     fn us(n: u64) -> Instant {
         Instant::from_micros(n)
@@ -159,7 +165,7 @@ mod tests {
         let (mut flight, mut rack, mut rtt) = (Flight::new(), Rack::new(), Rtt::new());
         rtt.sample(us(0), Duration::from_micros(1000));
         for i in 0..10 {
-            flight.push(1 + i * 100, 101 + i * 100, us(i * 10), 0, false);
+            flight.push(1 + i * 100, 101 + i * 100, us(i * 10), SENDING);
         }
         for &i in arrived {
             let now = us(1000 + i * 10);
@@ -224,7 +230,7 @@ mod tests {
                 for (flight, rack) in [(&mut flight, &mut rack), (&mut slow, &mut other)] {
                     let seen = &mut Delivered::default();
                     match what {
-                        0 | 1 => flight.push(nxt, nxt + 100, now, 0, false),
+                        0 | 1 => flight.push(nxt, nxt + 100, now, SENDING),
                         2 => flight.acknowledge(end.max(una), now, seen, |s| {
                             rack.on_delivered(now, s, &rtt, false);
                         }),
@@ -232,7 +238,7 @@ mod tests {
                             rack.on_delivered(now, s, &rtt, false);
                         }),
                         4 => if let Some((start, end)) = flight.next_lost() {
-                            flight.resend(start, end, now, 0, false);
+                            flight.resend(start, end, now, SENDING);
                         },
                         _ => {}
                     }

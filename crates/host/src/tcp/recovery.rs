@@ -5,6 +5,8 @@
 //! reduction that proves to have been without reason is undone: by DSACKs for all that was
 //! retransmitted (RFC 3708's idea), or by the timestamp of the original (Eifel, RFC 3522).
 
+use super::congestion::Congestion;
+
 /// The sender's phase; the names are Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -19,6 +21,8 @@ pub(crate) enum Phase {
     Loss {
         /// What had been sent when it did.
         end: u64,
+        /// What had been acknowledged then.
+        una: u64,
     },
 }
 
@@ -72,10 +76,8 @@ impl Episode {
 /// What is needed to undo a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undo {
-    /// Window and threshold before it.
-    pub(crate) cwnd: u32,
-    /// See `cwnd`.
-    pub(crate) ssthresh: u32,
+    /// Window, threshold and all else of congestion control before it.
+    pub(crate) cc: Congestion,
     /// Timestamp of the first retransmission, if there are timestamps.
     pub(crate) resent_at: Option<u32>,
     /// Bytes retransmitted less bytes that DSACKs have said were unnecessary.

@@ -101,7 +101,11 @@ impl TimeWait {
     }
 
     fn remove_aged(&mut self, slot: u32, age: u32) -> Option<Remains> {
-        if self.ages.get(slot as usize).is_some_and(|a| a.count == age) { self.remove(slot) } else { None }
+        if self.ages.get(slot as usize).is_some_and(|a| a.count == age) {
+            self.remove(slot)
+        } else {
+            None
+        }
     }
 
     /// The time of `slot` begins again, unless it did just now.

@@ -12,6 +12,8 @@ pub(crate) enum Timer {
     DelayedAck,
     /// Pacing lets the next segment go.
     Pace,
+    /// What was held back for a longer run goes as it is.
+    Defer,
     /// Keep-alive, and giving idle memory back.
     Idle,
     /// The end of FIN-WAIT-2 of a connection that nobody holds any more.

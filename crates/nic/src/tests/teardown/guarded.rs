@@ -97,7 +97,10 @@ fn forged_timestamps_do_not_count() {
             send(&mut rig, &peer(RCV, ack, Flags::ACK).stamped(1 << 30));
             left(&mut rig);
             send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(6));
-            assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5001".into()]), (0, 1)));
+            assert_eq!(
+                (left(&mut rig), gauges(&rig)),
+                (Vec::from([". 1011+0 5001".into()]), (0, 1))
+            );
             assert_eq!(rig.counter("teardown_paws_drops"), 0);
         }
     }

@@ -1,0 +1,211 @@
+//! HyStart++: RFC 9406. Leaves the first slow start before it overflows the path, when the round
+//! trip grows.
+//!
+//! Called by [`super::congestion`] for each acknowledgment in the first slow start. A round ends
+//! when what had been sent at its beginning is acknowledged. A round whose least round trip is
+//! well above that of the round before begins conservative slow start (CSS), which grows a quarter
+//! as fast: either the round trip falls again and slow start goes on, or congestion avoidance
+//! begins after five rounds. RFC 9406's L, a bound on the growth by one acknowledgment, is infinite
+//! as in Linux: one acknowledgment may stand for a run of 64 KiB.
+
+use base::Duration;
+
+const MIN_RTT_THRESH: Duration = Duration::from_millis(4);
+const MAX_RTT_THRESH: Duration = Duration::from_millis(16);
+const MIN_RTT_DIVISOR: u64 = 8;
+const N_RTT_SAMPLE: u8 = 8;
+/// What growth is divided by in CSS.
+pub(crate) const CSS_GROWTH_DIVISOR: u32 = 4;
+const CSS_ROUNDS: u8 = 5;
+
+/// State of the search for the end of slow start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HyStart {
+    stage: Stage,
+    /// Position whose acknowledgment ends the round: RFC 9406 windowEnd; 0 before the first round.
+    round_end: u64,
+    /// Least round trip of the last and of the current round; [`Duration::MAX`] without a sample.
+    last_min: Duration,
+    current_min: Duration,
+    /// Samples of the current round.
+    samples: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    SlowStart,
+    /// Conservative slow start: what the round trip was at its beginning, and rounds that are over.
+    Css {
+        baseline: Duration,
+        rounds: u8,
+    },
+    /// Slow start is over, or was never to be watched.
+    Done,
+}
+
+impl HyStart {
+    pub(crate) const fn new(enabled: bool) -> Self {
+        Self {
+            stage: if enabled { Stage::SlowStart } else { Stage::Done },
+            round_end: 0,
+            last_min: Duration::MAX,
+            current_min: Duration::MAX,
+            samples: 0,
+        }
+    }
+
+    /// The first slow start is over: later ones end at the threshold that was found.
+    pub(crate) const fn stop(&mut self) {
+        self.stage = Stage::Done;
+    }
+
+    /// What growth is divided by now.
+    pub(crate) const fn divisor(&self) -> u32 {
+        match self.stage {
+            Stage::Css { .. } => CSS_GROWTH_DIVISOR,
+            Stage::SlowStart | Stage::Done => 1,
+        }
+    }
+
+    /// Everything before `una` is acknowledged, `nxt` was sent; `rtt` is the acknowledgment's
+    /// sample. Returns whether congestion avoidance is to begin.
+    pub(crate) fn on_ack(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) -> bool {
+        if self.stage == Stage::Done {
+            return false;
+        }
+        if self.round_end == 0 {
+            self.round_end = nxt;
+        }
+        if let Some(rtt) = rtt {
+            self.current_min = self.current_min.min(rtt);
+            self.samples = self.samples.saturating_add(1);
+            self.judge();
+        }
+        if una < self.round_end {
+            return false;
+        }
+        (self.last_min, self.current_min) = (self.current_min, Duration::MAX);
+        (self.round_end, self.samples) = (nxt, 0);
+        if let Stage::Css { rounds, .. } = &mut self.stage {
+            *rounds += 1;
+            if *rounds >= CSS_ROUNDS {
+                self.stage = Stage::Done;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// RFC 9406 section 4.2: whether the round trip has grown, or was only disturbed.
+    fn judge(&mut self) {
+        if self.samples < N_RTT_SAMPLE {
+            return;
+        }
+        match self.stage {
+            Stage::SlowStart if self.last_min != Duration::MAX => {
+                let thresh =
+                    (self.last_min / MIN_RTT_DIVISOR).min(MAX_RTT_THRESH).max(MIN_RTT_THRESH);
+                if self.current_min >= self.last_min + thresh {
+                    self.stage = Stage::Css { baseline: self.current_min, rounds: 0 };
+                }
+            }
+            Stage::Css { baseline, .. } if self.current_min < baseline => {
+                self.stage = Stage::SlowStart;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    /// A round of `samples` acknowledgments whose round trip is `rtt`; says whether slow start is
+    /// over.
+    fn round(h: &mut HyStart, samples: u64, rtt: Duration) -> bool {
+        let (from, len) = (h.round_end, 1000);
+        if from == 0 {
+            h.on_ack(0, len, None);
+        }
+        let end = h.round_end;
+        (1..=samples).any(|n| h.on_ack(end - (samples - n), end + len, Some(rtt)))
+    }
+
+    fn in_css(h: &HyStart) -> bool {
+        matches!(h.stage, Stage::Css { .. })
+    }
+
+    #[test]
+    fn a_round_trip_that_grows_ends_slow_start_after_five_rounds() {
+        let mut h = HyStart::new(true);
+        assert!(!round(&mut h, 10, ms(50)));
+        assert!(!round(&mut h, 10, ms(52)), "less than an eighth more");
+        assert_eq!((in_css(&h), h.divisor()), (false, 1));
+        // 52 + 52 / 8 = 58.5. The round in which it is noticed counts.
+        assert!(!round(&mut h, 10, ms(59)));
+        assert_eq!((in_css(&h), h.divisor()), (true, CSS_GROWTH_DIVISOR));
+        for _ in 1..4 {
+            assert!(!round(&mut h, 10, ms(70)));
+        }
+        assert!(round(&mut h, 10, ms(70)));
+        assert_eq!((h.stage, h.divisor()), (Stage::Done, 1));
+    }
+
+    #[test]
+    fn a_round_trip_that_falls_again_resumes_slow_start() {
+        let mut h = HyStart::new(true);
+        round(&mut h, 10, ms(50));
+        round(&mut h, 10, ms(60));
+        assert!(in_css(&h));
+        round(&mut h, 7, ms(55));
+        assert!(in_css(&h), "seven samples are too few");
+        round(&mut h, 8, ms(55));
+        assert!(!in_css(&h));
+        round(&mut h, 8, ms(70));
+        assert!(in_css(&h), "and it is watched again");
+    }
+
+    #[test]
+    fn thresholds_are_four_to_sixteen_milliseconds() {
+        for (rtt, thresh) in [(1, 4), (32, 4), (80, 10), (128, 16), (1000, 16)] {
+            for (more, noticed) in [(thresh - 1, false), (thresh, true)] {
+                let mut h = HyStart::new(true);
+                round(&mut h, 8, ms(rtt));
+                round(&mut h, 8, ms(rtt + more));
+                assert_eq!(in_css(&h), noticed, "{rtt} ms and {more} ms more");
+            }
+        }
+    }
+
+    #[test]
+    fn rounds_with_few_samples_prove_nothing() {
+        let mut h = HyStart::new(true);
+        round(&mut h, 10, ms(50));
+        round(&mut h, 7, ms(90));
+        assert!(!in_css(&h));
+        // One outlier in a round does not either: the least counts.
+        let mut h = HyStart::new(true);
+        round(&mut h, 10, ms(50));
+        let end = h.round_end;
+        for n in 1..=9 {
+            h.on_ack(end - 10 + n, end + 500, Some(ms(if n == 3 { 50 } else { 90 })));
+        }
+        assert!(!in_css(&h));
+    }
+
+    #[test]
+    fn nothing_is_watched_when_it_is_off_or_over() {
+        for mut h in [HyStart::new(false), HyStart::new(true)] {
+            h.stop();
+            for n in 1..200 {
+                assert!(!h.on_ack(n * 100, n * 100 + 1000, Some(ms(n * 5))));
+            }
+            assert_eq!(h.divisor(), 1);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! How fast the sender goes: RFC 3168 (ECN), RFC 3042 (limited transmit), RFC 5681 and RFC 7661
+//! (growth), RFC 8985 (RACK's round trip), RFC 9438 (CUBIC after a time-out), and when it waits for
+//! a longer run.
+
+use base::Duration;
+use testkit::{Peer, Seg, seg};
+
+/// An established connection whose round trip of 100 ms is known, and whose window is `segments` of
+/// 1448 bytes, unpaced.
+fn warm(segments: u32, syn: &Seg) -> Peer {
+    let mut t = Peer::server_with(|c| {
+        c.tcp.pacing = false;
+        c.tcp.initial_window = segments;
+    })
+    .established_by(syn);
+    t.app_write(b"x");
+    t.take("a byte");
+    t.at_ms(100);
+    t.send(seg!(ACK));
+    assert_eq!(t.info().srtt, Duration::from_millis(100));
+    assert_eq!(t.info().cwnd, segments * 1448);
+    t
+}
+
+fn plain(segments: u32) -> Peer {
+    warm(segments, &seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7))
+}
+
+fn with_ecn(segments: u32) -> Peer {
+    warm(segments, &seg!(SYN ECE CWR mss 1460 sack_ok tsval 5000 wscale 7))
+}
+
+/// Where byte `n` segments after the warming byte is.
+fn at(n: u32) -> u32 {
+    2 + n * 1448
+}
+
+/// Payload bytes of what the host has sent.
+fn sent_bytes(t: &mut Peer) -> u32 {
+    t.take_all().iter().map(|s| s.len.unwrap_or(0)).sum()
+}
+
+/// RFC 3168 section 6.1.2 with RFC 6937: the reduction begins with the acknowledgment that asks for
+/// it. Of four segments one is delivered: two may leave, as with Linux, not all that the old window
+/// had room for.
+#[test]
+fn an_echo_reduces_the_window_at_once() {
+    let mut t = with_ecn(10);
+    t.app_write_zeros(4 * 1448);
+    t.take("four segments");
+    t.at_ms(200);
+    t.moved(|t| t.send(seg!(ACK ECE ack (at(1)))), &[("tcp_ecn_reductions", 1)]);
+    assert_eq!((t.info().ssthresh, t.info().cwnd), (14_480 * 7 / 10, 5 * 1448));
+    t.app_write_zeros(20 * 1448);
+    t.expect(seg!(ACK CWR seq (at(4)) len 2896 first));
+    t.expect_nothing();
+    // Echoes of what was sent before the peer heard of the reduction ask for no second one.
+    t.at_ms(210);
+    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[]);
+    assert!(sent_bytes(&mut t) <= 4 * 1448);
+    t.at_ms(300);
+    t.moved(|t| t.send(seg!(ACK ack (at(6)))), &[]);
+    assert_eq!(t.info().cwnd, t.info().ssthresh, "RFC 6937 section 3");
+    // The next one does.
+    t.take_all();
+    t.moved(|t| t.send(seg!(ACK ECE ack (at(7)))), &[("tcp_ecn_reductions", 1)]);
+}
+
+/// RFC 3168 section 6.1.2: the peer is told of every reduction, a time-out's too.
+#[test]
+fn a_time_out_is_told_to_the_peer() {
+    let mut t = with_ecn(10);
+    t.app_write_zeros(1448);
+    t.take("a segment");
+    t.at_ms(1500);
+    assert!(t.info().ssthresh < u32::MAX, "the timer has expired");
+    t.take_all();
+    t.send(seg!(ACK));
+    t.app_write_zeros(1448);
+    t.expect(seg!(ACK CWR seq (at(1)) len 1448 first));
+}
+
+/// RFC 3042, RFC 6675 section 5: each of the first segments that arrive out of order lets a new one
+/// out, though a longer run could be waited for.
+#[test]
+fn limited_transmit_with_sack() {
+    let mut t = plain(30);
+    t.app_write_zeros(60 * 1448);
+    assert_eq!(sent_bytes(&mut t), 30 * 1448);
+    t.at_ms(200);
+    t.send(seg!(ACK ack 2 sack (at(1), at(2))));
+    t.expect(seg!(ACK seq (at(30)) len 1448 first));
+    t.expect_nothing();
+    t.send(seg!(ACK ack 2 sack (at(1), at(3))));
+    t.expect(seg!(ACK seq (at(31)) len 1448 first));
+    t.expect_nothing();
+}
+
+/// As Linux's tcp_tso_should_defer: a short transmit waits for at most a millisecond after the last
+/// one, and for the rest of it if no acknowledgment comes.
+#[test]
+fn a_longer_run_is_waited_for_a_millisecond() {
+    let mut t = plain(30);
+    t.app_write_zeros(300 * 1448);
+    assert_eq!(sent_bytes(&mut t), 30 * 1448);
+    t.at_ms(200);
+    t.send(seg!(ACK ack (at(2))));
+    t.expect_at(200, seg!(ACK seq (at(30)) len (4 * 1448)));
+    t.at_us(200_100);
+    t.send(seg!(ACK ack (at(4))));
+    t.at_us(200_900);
+    t.expect_nothing();
+    t.at_us(201_500);
+    t.expect_at(201, seg!(ACK seq (at(34)) len (4 * 1448)));
+    // What came meanwhile makes it longer; a third of the window is not held back.
+    t.send(seg!(ACK ack (at(6))));
+    t.expect_nothing();
+    t.send(seg!(ACK ack (at(12))));
+    t.expect(seg!(ACK seq (at(38)) len (16 * 1448)));
+    t.app_option(host::SocketOption::Defer(false));
+    t.send(seg!(ACK ack (at(14))));
+    t.expect(seg!(ACK len (4 * 1448)));
+}
+
+/// The same: where the next acknowledgment is not due within a millisecond none is waited for.
+#[test]
+fn no_longer_run_is_waited_for_in_vain() {
+    let mut t = plain(30);
+    t.app_write_zeros(300 * 1448);
+    assert_eq!(sent_bytes(&mut t), 30 * 1448);
+    t.at_ms(150);
+    t.send(seg!(ACK ack (at(2))));
+    t.expect(seg!(ACK seq (at(30)) len (4 * 1448)));
+    t.at_us(150_100);
+    t.send(seg!(ACK ack (at(4))));
+    t.expect(seg!(ACK seq (at(34)) len (4 * 1448)));
+}
+
+/// RFC 8985 section 6.2: RACK.rtt is that of every segment that arrives. One that was sent with
+/// the others and comes 20 ms after them says that others may, too.
+#[test]
+fn a_late_segment_makes_rack_wait() {
+    let mut t = plain(10);
+    t.app_write_zeros(14_480);
+    t.take("a window");
+    t.at_ms(200);
+    t.send(seg!(ACK ack 2 sack (at(1), at(2)) sack (at(3), at(4))));
+    t.at_ms(220);
+    t.send(seg!(ACK ack (at(2)) sack (at(3), at(4))));
+    t.moved(|t| t.at_ms(244), &[]);
+    t.expect_nothing();
+    t.at_ms(250);
+    t.expect_at(245, seg!(ACK seq (at(2)) len 1448 again));
+}
+
+/// RFC 8985 section 5: a SACK of part of a segment does not move RACK; nor is the part taken for
+/// delivered, as in Linux.
+#[test]
+fn part_of_a_segment_does_not_move_rack() {
+    let mut t = plain(10);
+    t.app_write_zeros(14_480);
+    t.take("a window");
+    t.at_ms(200);
+    t.moved(
+        |t| {
+            t.send(seg!(ACK ack 2 sack (at(9), at(9) + 700)));
+            t.send(seg!(ACK ack 2 sack (at(8) + 700, at(9) + 700)));
+            t.at_ms(290);
+        },
+        &[],
+    );
+    t.expect_nothing();
+    // A whole segment between two parts counts.
+    t.moved(
+        |t| {
+            t.send(seg!(ACK ack 2 sack (at(7) + 700, at(9) + 700)));
+            t.at_ms(320);
+        },
+        &[("tcp_recoveries", 1), ("tcp_retrans", 1), ("tcp_retrans_bytes", 1448)],
+    );
+    t.expect(seg!(ACK seq 2 len 1448 again));
+    // Borders are known behind an acknowledgment of part of a segment.
+    let mut t = plain(10);
+    t.app_write_zeros(14_480);
+    t.take("a window");
+    t.at_ms(200);
+    t.send(seg!(ACK ack (at(1) + 700) sack (at(3), at(6))));
+    t.expect(seg!(ACK seq (at(1) + 700) len 748 again));
+}
+
+/// RFC 5681 section 3.1 and RFC 7661: a window that was full when it was sent grows by all that is
+/// acknowledged of it, though less and less is in flight meanwhile.
+#[test]
+fn a_whole_initial_window_doubles() {
+    let mut t = plain(10);
+    t.app_write_zeros(14_480);
+    t.take("a window");
+    t.at_ms(200);
+    for n in [2, 4, 6, 8, 10] {
+        t.send(seg!(ACK ack (at(n))));
+    }
+    assert_eq!(t.info().cwnd, 20 * 1448);
+}
+
+/// RFC 7661: one that was not full grows to twice what was outstanding, and no further.
+#[test]
+fn a_window_that_is_not_used_does_not_grow() {
+    let mut t = plain(10);
+    for n in 0..20 {
+        t.app_write_zeros(6 * 1448);
+        t.take("six segments");
+        t.after_ms(100);
+        t.send(seg!(ACK ack (at((n + 1) * 6))));
+    }
+    assert_eq!(t.info().cwnd, 16 * 1448);
+    // In congestion avoidance it does not grow at all.
+    let mut t = with_ecn(20);
+    t.app_write_zeros(20 * 1448);
+    t.take_all();
+    t.after_ms(100);
+    t.send(seg!(ACK ECE ack (at(20))));
+    for n in 0..200 {
+        t.app_write_zeros(6 * 1448);
+        t.take("six segments");
+        t.after_ms(100);
+        t.send(seg!(ACK ack (at(20 + (n + 1) * 6))));
+    }
+    assert_eq!(t.info().cwnd, 14 * 1448);
+}
+
+/// RFC 5681 section 3.1, and Linux's tcp_enter_loss: a time-out while losses are being repaired is
+/// one more sign of the same congestion; the threshold does not follow the window that PRR has made
+/// small meanwhile.
+#[test]
+fn a_time_out_in_recovery_keeps_the_threshold() {
+    let mut t = plain(20);
+    t.app_write_zeros(20 * 1448);
+    t.take_all();
+    t.at_ms(200);
+    t.send(seg!(ACK ack 2 sack (at(10), at(13))));
+    let ssthresh = t.info().ssthresh;
+    assert_eq!(ssthresh, 20 * 1448 * 7 / 10);
+    t.take_all();
+    t.moved(
+        |t| t.at_ms(2000),
+        &[("tcp_timeouts", 2), ("tcp_retrans", 2), ("tcp_retrans_bytes", 2 * 1448)],
+    );
+    assert_eq!(t.info().ssthresh, ssthresh);
+    assert_eq!(t.info().cwnd, 1448);
+}
+
+/// RFC 5681 section 3.1: a time-out after progress since the last one is another loss, though the
+/// repair of the first is not over.
+#[test]
+fn a_second_time_out_after_progress_reduces_again() {
+    let mut t = plain(20);
+    t.app_write_zeros(20 * 1448);
+    t.take_all();
+    t.at_ms(1000);
+    let first = t.info().ssthresh;
+    assert_eq!(first, 20 * 1448 * 7 / 10);
+    t.take_all();
+    t.send(seg!(ACK ack (at(1))));
+    t.after_ms(100);
+    t.send(seg!(ACK ack (at(3))));
+    let cwnd = t.info().cwnd;
+    assert_eq!(cwnd, 4 * 1448);
+    t.after_ms(5000);
+    assert_eq!(t.info().ssthresh, cwnd * 7 / 10);
+}
