@@ -213,6 +213,9 @@ pub enum SocketOption {
     /// acknowledgment that makes it longer, as Linux does; at first as in
     /// [`TcpConfig::defer`](crate::TcpConfig).
     Defer(bool),
+    /// `TCP_MAXSEG`: segments are no longer than that, 88 at least, options included. Set on a
+    /// connection whose SYN has not left, it is also what is asked of the peer. Only ever lowers.
+    MaxSegment(u16),
 }
 
 /// Options of a listener.
@@ -228,6 +231,9 @@ pub enum ListenerOption {
     DeferAccept(bool),
     /// [`SocketOption::TeardownOffload`] of connections that are accepted from now on.
     TeardownOffload(bool),
+    /// [`SocketOption::MaxSegment`] of connections that begin from now on, and what their peers are
+    /// asked for.
+    MaxSegment(u16),
 }
 
 /// What `outboard ss` shows of a connection's TLS.
@@ -277,6 +283,23 @@ pub struct SocketInfo {
     pub rto: Duration,
     /// Maximum segment size.
     pub mss: u16,
+    /// Payload of the largest segment received: `tcpi_rcv_mss`.
+    pub rcv_mss: u16,
+    /// State of congestion control: `Open`, `Disorder`, `CWR`, `Recovery` or `Loss`, Linux's names.
+    pub congestion_state: &'static str,
+    /// Outstanding bytes that were acknowledged selectively, in segments `tcpi_sacked`.
+    pub sacked: u64,
+    /// Outstanding bytes that were found lost, sent again or not: `tcpi_lost`.
+    pub lost: u64,
+    /// Segments by which the path reorders: `tcpi_reordering`.
+    pub reordering: u16,
+    /// Least round-trip time of the last minutes.
+    pub min_rtt: Duration,
+    /// Bytes per second that the path delivered lately, and whether it was the application that
+    /// sent no more.
+    pub delivery_rate: u64,
+    /// See `delivery_rate`.
+    pub delivery_rate_app_limited: bool,
     /// Bytes sent that came out of files by the device.
     pub file_bytes_offloaded: u64,
     /// Bytes retransmitted.

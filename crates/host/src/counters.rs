@@ -89,6 +89,8 @@ base::counters! {
         tcp_out_acks,
         /// Acknowledgments sent after the delay.
         tcp_delayed_acks,
+        /// Bytes received and discarded because the application had shut that direction.
+        tcp_discarded_bytes,
         /// SYNs put into the SYN cache.
         tcp_syns_cached,
         /// SYN-ACKs sent again.

@@ -26,7 +26,7 @@ use crate::host::Host;
 use crate::quasi::Quasi;
 use crate::table::Place;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
+use crate::tcp::conn::{Begin, Connection, Cx, Negotiated, SEGMENT_MIN};
 use crate::tcp::hand_over::file_bytes;
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
@@ -103,6 +103,7 @@ impl Host {
             }
             ListenerOption::DeferAccept(on) => state.defer = on,
             ListenerOption::TeardownOffload(on) => state.teardown = on,
+            ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
         }
         self.tell_of_listener(listener.0);
     }
@@ -130,7 +131,7 @@ impl Host {
         }
         let mtu = self.out.net.mtu;
         #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
-        let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16);
+        let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(state.max_segment);
         let addrs = match state.addr {
             Some(addr) => [addr].into(),
             None => self.config.addrs.iter().map(|cidr| cidr.addr).collect(),
@@ -299,7 +300,7 @@ impl Host {
             sack: established.sack && self.config.tcp.sack,
             ecn: established.ecn && self.config.tcp.ecn,
             peer_scale: established.peer_scale.unwrap_or(0).min(14),
-            peer_mss: established.peer_mss,
+            peer_mss: established.peer_mss.min(self.max_segment(established.listener.0)),
             // Our clock goes on where the SYN-ACK's timestamp was, past the options in it.
             ts_offset: ts
                 .map_or(0, |t| (t.echo | 63).wrapping_add(1))

@@ -542,6 +542,9 @@ impl Host {
     /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
         self.session_turn(now, id);
+        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
+            self.discard_unread(id);
+        }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
         if conn.modes.notify {

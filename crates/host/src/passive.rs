@@ -92,10 +92,10 @@ impl Host {
             self.out.counters.tcp_listen_drops += 1;
             return;
         }
-        let options = self.negotiate(tuple, segment);
+        let options = self.negotiate(listener, tuple, segment);
         let peer_scale = segment.options.window_scale.map(|s| s.min(14));
         if state.half_open >= state.backlog {
-            self.send_cookie(now, tuple, segment, &options, peer_scale);
+            self.send_cookie(now, (listener, tuple), segment, &options, peer_scale);
             return;
         }
         let entry = HalfOpen {
@@ -121,7 +121,7 @@ impl Host {
     }
 
     /// What a SYN and our configuration agree on.
-    fn negotiate(&self, tuple: &Tuple, segment: &Segment) -> Negotiated {
+    fn negotiate(&self, listener: u32, tuple: &Tuple, segment: &Segment) -> Negotiated {
         let (config, theirs) = (&self.config.tcp, &segment.options);
         Negotiated {
             timestamps: config.timestamps && theirs.timestamps.is_some(),
@@ -130,10 +130,16 @@ impl Host {
             ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
             peer_scale: theirs.window_scale.unwrap_or(0).min(14),
             // RFC 9293 section 3.7.1: 536 where nothing is said.
-            peer_mss: theirs.mss.unwrap_or(536),
+            peer_mss: theirs.mss.unwrap_or(536).min(self.max_segment(listener)),
             ts_offset: self.timestamp_offset(tuple),
             ts_recent: theirs.timestamps.map_or(0, |ts| ts.value),
         }
+    }
+
+    /// The longest segment of a listener's connections: `TCP_MAXSEG`.
+    pub(crate) fn max_segment(&self, listener: u32) -> u16 {
+        let state = self.listeners.get(listener as usize).and_then(Option::as_ref);
+        state.map_or(u16::MAX, |state| state.max_segment)
     }
 
     /// RFC 6528: a clock that ticks every 4 us, and a keyed hash of the tuple.
@@ -180,7 +186,7 @@ impl Host {
             flags,
             window: self.first_window(),
             options: Options {
-                mss: Some(self.out.net.mss_for(&entry.tuple)),
+                mss: Some(self.out.net.mss_for(&entry.tuple).min(self.max_segment(entry.listener))),
                 window_scale: entry.peer_scale.map(|_| own_scale),
                 sack_permitted: options.sack,
                 timestamps: options
@@ -197,7 +203,7 @@ impl Host {
     fn send_cookie(
         &mut self,
         now: Instant,
-        tuple: &Tuple,
+        (listener, tuple): (u32, &Tuple),
         segment: &Segment,
         options: &Negotiated,
         peer_scale: Option<u8>,
@@ -210,7 +216,7 @@ impl Host {
         let clock = timestamp(now, options.ts_offset);
         let entry = HalfOpen {
             tuple: *tuple,
-            listener: 0,
+            listener,
             iss: self.cookies.make(now, tuple, segment.seq, options.peer_mss),
             irs: segment.seq,
             peer_window: segment.window,

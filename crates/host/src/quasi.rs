@@ -33,6 +33,7 @@ use crate::tcp::conn::{Begin, Connection, Negotiated, segment_size};
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
 use crate::tcp::output::past_us;
+use crate::tcp::rack::Rack;
 use crate::tcp::rcv::Chunk;
 use crate::tcp::rtt::RTO_INITIAL;
 
@@ -368,6 +369,14 @@ impl Quasi {
             local: tuple.local,
             remote: tuple.remote,
             state: "ESTABLISHED",
+            congestion_state: "Open",
+            sacked: 0,
+            lost: 0,
+            reordering: Rack::new().reordering(),
+            rcv_mss: 0,
+            min_rtt: Duration::ZERO,
+            delivery_rate: 0,
+            delivery_rate_app_limited: true,
             send_queue: u64::from(self.reply_bytes),
             receive_queue: self.peek().len() as u64,
             cwnd: config.initial_window * u32::from(mss),

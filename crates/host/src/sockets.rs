@@ -347,6 +347,32 @@ impl Host {
         }
     }
 
+    /// `SHUT_RD`: nothing more is read. What was received and not read, and what still comes, is
+    /// acknowledged and discarded, and the socket is as if the peer had closed its direction. Once
+    /// our direction is closed as well, more data is answered with a reset (RFC 1122 section
+    /// 4.2.2.13).
+    pub fn shutdown_read(&mut self, socket: SocketId) {
+        self.make_whole(self.latest, socket);
+        if let Some(conn) = self.table.get_mut(socket) {
+            conn.modes.read_shut = true;
+            conn.modes.notify = true;
+            self.discard_unread(socket);
+            self.touch(socket);
+        }
+    }
+
+    /// Takes all that can be read, for nobody.
+    pub(crate) fn discard_unread(&mut self, socket: SocketId) {
+        loop {
+            let bytes = self.peek(socket).len();
+            if bytes == 0 {
+                break;
+            }
+            self.out.counters.tcp_discarded_bytes += bytes as u64;
+            self.consume(socket, bytes);
+        }
+    }
+
     /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
     /// reset (RFC 2525 section 2.17).
     pub fn close(&mut self, now: Instant, socket: SocketId) {

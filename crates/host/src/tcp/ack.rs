@@ -101,6 +101,7 @@ impl Connection {
         if ack.progressed {
             self.advance_una(cx, una);
         }
+        self.snd.rate.on_ack(cx.now, ack.delivered.bytes, self.snd.una, self.snd.nxt);
         self.process_tail_probe(cx, &ack);
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use wire::Tuple;
 
 use super::congestion::{Congestion, WindowUse};
+use super::delivery::DeliveryRate;
 use super::flight::Flight;
 use super::rack::Rack;
 use super::rcv::Receive;
@@ -72,6 +73,8 @@ pub(crate) struct Modes {
     pub(crate) session_waits: bool,
     /// `TCP_TEARDOWN_OFFLOAD`: the device is to tear it down.
     pub(crate) teardown: bool,
+    /// `SHUT_RD`: what is received is discarded.
+    pub(crate) read_shut: bool,
     /// A transmit may wait for an acknowledgment that makes it longer.
     pub(crate) defer: bool,
 }
@@ -146,6 +149,7 @@ pub(crate) struct Send {
     pub(crate) reading: bool,
     pub(crate) resent_bytes: u64,
     pub(crate) file_bytes: u64,
+    pub(crate) rate: DeliveryRate,
 }
 
 impl Send {
@@ -293,6 +297,7 @@ impl Connection {
                 reading: false,
                 resent_bytes: 0,
                 file_bytes: 0,
+                rate: DeliveryRate::default(),
             },
             rcv: Receive::new(irs, scale, window).heard_at(now),
             timers: Timers::new(),
@@ -569,7 +574,7 @@ impl Connection {
                 && self.state != State::SynSent
                 && !self.snd.fin
                 && self.send_room(config) > 0,
-            peer_closed: !readable && self.rcv.finished(),
+            peer_closed: !readable && (self.rcv.finished() || self.modes.read_shut),
             drained: self.snd.una >= self.send_end(),
             error: if self.state == State::Closed { self.error } else { None },
         }
@@ -586,11 +591,40 @@ impl Connection {
             SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
             SocketOption::TeardownOffload(on) => self.modes.teardown = on,
             SocketOption::Defer(on) => self.modes.defer = on,
+            SocketOption::MaxSegment(bytes) => self.limit_segments(bytes),
+        }
+    }
+
+    /// `TCP_MAXSEG`: segments are no longer than `bytes`, options included. Never raises a limit.
+    fn limit_segments(&mut self, bytes: u16) {
+        self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
+        let most = u32::from(self.options.peer_mss) - timestamp_bytes(&self.options);
+        self.snd.mss = self.snd.mss.min(most);
+    }
+
+    /// State of congestion control, by its name in Linux.
+    const fn congestion_state(&self, disorder: bool) -> &'static str {
+        match self.snd.phase {
+            Phase::Open if disorder => "Disorder",
+            Phase::Open => "Open",
+            Phase::Cwr(_) => "CWR",
+            Phase::Recovery(_) => "Recovery",
+            Phase::Loss { .. } => "Loss",
         }
     }
 
     pub(crate) fn info(&self, config: &TcpConfig, file_offload: Result<(), Refusal>) -> SocketInfo {
+        let (delivery_rate, delivery_rate_app_limited) = self.snd.rate.get();
+        let sacked = self.snd.flight.sacked();
         SocketInfo {
+            congestion_state: self.congestion_state(sacked > 0 || self.snd.dup_acks > 0),
+            sacked,
+            lost: self.snd.flight.lost(),
+            reordering: self.snd.rack.reordering(),
+            rcv_mss: self.rcv.segment_size(),
+            min_rtt: self.snd.rtt.min(),
+            delivery_rate,
+            delivery_rate_app_limited,
             local: self.tuple.local,
             remote: self.tuple.remote,
             state: self.state.name(),
@@ -637,10 +671,16 @@ pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32
     #[expect(clippy::cast_possible_truncation, reason = "60 bytes")]
     let headers = (ip + wire::TCP_BYTES) as u16;
     let own = mtu.saturating_sub(headers);
-    let timestamps = if options.timestamps { 12 } else { 0 };
-    // A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants
-    // 536 of us).
-    u32::from(own.min(options.peer_mss).max(88)) - timestamps
+    u32::from(own.min(options.peer_mss).max(SEGMENT_MIN)) - timestamp_bytes(options)
+}
+
+/// A peer that offers less than this cannot be served at a sensible cost (RFC 9293 MUST-67 wants
+/// 536 of us): Linux's TCP_MIN_MSS.
+pub(crate) const SEGMENT_MIN: u16 = 88;
+
+/// Bytes of the timestamps option with its padding, on a connection that has it.
+const fn timestamp_bytes(options: &Negotiated) -> u32 {
+    if options.timestamps { 12 } else { 0 }
 }
 
 #[cfg(test)]

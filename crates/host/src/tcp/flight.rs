@@ -57,6 +57,12 @@ impl Sent {
         self.bits & bit != 0
     }
 
+    /// How many segments arrived before it that were sent later, if the last of them ends at
+    /// `position`.
+    pub(crate) fn overtaken_by(&self, position: u64) -> u64 {
+        position.saturating_sub(self.start).div_ceil(u64::from(self.segment_size.max(1)))
+    }
+
     /// Whether its transmit has not been echoed: what has passed since says nothing.
     pub(crate) const fn is_pending(&self) -> bool {
         self.has(PENDING)
@@ -149,6 +155,11 @@ impl Board {
     /// Bytes acknowledged selectively.
     pub(crate) const fn sacked(&self) -> u64 {
         self.sacked
+    }
+
+    /// Bytes known to be lost, whether they are on their way again or not.
+    pub(crate) const fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Whether something is known to be lost and not on its way again.

@@ -10,9 +10,11 @@
 
 use base::Duration;
 
-const MIN_RTT_THRESH: Duration = Duration::from_millis(4);
-const MAX_RTT_THRESH: Duration = Duration::from_millis(16);
-const MIN_RTT_DIVISOR: u64 = 8;
+const MIN_RTT_THRESH_US: u32 = 4000;
+const MAX_RTT_THRESH_US: u32 = 16_000;
+const MIN_RTT_DIVISOR: u32 = 8;
+/// Without a sample.
+const INFINITY: u32 = u32::MAX;
 const N_RTT_SAMPLE: u8 = 8;
 /// What growth is divided by in CSS.
 pub(crate) const CSS_GROWTH_DIVISOR: u32 = 4;
@@ -24,9 +26,9 @@ pub(crate) struct HyStart {
     stage: Stage,
     /// Position whose acknowledgment ends the round: RFC 9406 windowEnd; 0 before the first round.
     round_end: u64,
-    /// Least round trip of the last and of the current round; [`Duration::MAX`] without a sample.
-    last_min: Duration,
-    current_min: Duration,
+    /// Least round trip of the last and of the current round, in microseconds.
+    last_min: u32,
+    current_min: u32,
     /// Samples of the current round.
     samples: u8,
 }
@@ -36,7 +38,7 @@ enum Stage {
     SlowStart,
     /// Conservative slow start: what the round trip was at its beginning, and rounds that are over.
     Css {
-        baseline: Duration,
+        baseline: u32,
         rounds: u8,
     },
     /// Slow start is over, or was never to be watched.
@@ -48,8 +50,8 @@ impl HyStart {
         Self {
             stage: if enabled { Stage::SlowStart } else { Stage::Done },
             round_end: 0,
-            last_min: Duration::MAX,
-            current_min: Duration::MAX,
+            last_min: INFINITY,
+            current_min: INFINITY,
             samples: 0,
         }
     }
@@ -77,6 +79,7 @@ impl HyStart {
             self.round_end = nxt;
         }
         if let Some(rtt) = rtt {
+            let rtt = u32::try_from(rtt.as_micros()).unwrap_or(INFINITY);
             self.current_min = self.current_min.min(rtt);
             self.samples = self.samples.saturating_add(1);
             self.judge();
@@ -84,7 +87,7 @@ impl HyStart {
         if una < self.round_end {
             return false;
         }
-        (self.last_min, self.current_min) = (self.current_min, Duration::MAX);
+        (self.last_min, self.current_min) = (self.current_min, INFINITY);
         (self.round_end, self.samples) = (nxt, 0);
         if let Stage::Css { rounds, .. } = &mut self.stage {
             *rounds += 1;
@@ -102,10 +105,10 @@ impl HyStart {
             return;
         }
         match self.stage {
-            Stage::SlowStart if self.last_min != Duration::MAX => {
-                let thresh =
-                    (self.last_min / MIN_RTT_DIVISOR).min(MAX_RTT_THRESH).max(MIN_RTT_THRESH);
-                if self.current_min >= self.last_min + thresh {
+            Stage::SlowStart if self.last_min != INFINITY => {
+                let eighth = self.last_min / MIN_RTT_DIVISOR;
+                let thresh = eighth.clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
+                if self.current_min >= self.last_min.saturating_add(thresh) {
                     self.stage = Stage::Css { baseline: self.current_min, rounds: 0 };
                 }
             }

@@ -232,9 +232,10 @@ impl Connection {
         if payload.is_empty() && !fin {
             return Some(packet);
         }
-        if !payload.is_empty() && !self.modes.held {
-            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone is
-            // answered with a reset.
+        let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
+        if !payload.is_empty() && (!self.modes.held || self.modes.read_shut && closing) {
+            // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone, or
+            // has shut down both directions, is answered with a reset.
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
@@ -298,7 +299,8 @@ impl Connection {
         if !scaling {
             self.rcv.scale = 0;
         }
-        self.options.peer_mss = theirs.mss.unwrap_or(536);
+        // What was set by TCP_MAXSEG bounds it.
+        self.options.peer_mss = theirs.mss.unwrap_or(536).min(self.options.peer_mss);
         self.options.sack &= theirs.sack_permitted;
         self.options.timestamps &= theirs.timestamps.is_some();
         self.options.ts_recent = theirs.timestamps.map_or(0, |ts| ts.value);

@@ -33,6 +33,8 @@ pub(crate) struct Listener {
     pub(crate) defer: bool,
     /// The device is to tear its connections down.
     pub(crate) teardown: bool,
+    /// Longest segment, options included.
+    pub(crate) max_segment: u16,
 }
 
 impl Listener {
@@ -48,6 +50,7 @@ impl Listener {
             told: false,
             defer: false,
             teardown: false,
+            max_segment: u16::MAX,
         }
     }
 }

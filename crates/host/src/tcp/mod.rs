@@ -13,6 +13,7 @@
 //! | [`rack`] | what of it is lost |
 //! | [`recovery`] | how fast to go meanwhile |
 //! | [`congestion`], [`hystart`] | the window: NewReno and CUBIC; the end of slow start |
+//! | [`delivery`] | how fast the path takes bytes, for whoever looks |
 //! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
 //! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
 //! | [`hand_over`] | a connection's last step: what the device tears down |
@@ -25,6 +26,7 @@ pub(crate) mod ack;
 pub(crate) mod congestion;
 pub(crate) mod conn;
 pub(crate) mod cookie;
+pub(crate) mod delivery;
 pub(crate) mod expire;
 pub(crate) mod flight;
 pub(crate) mod hand_over;

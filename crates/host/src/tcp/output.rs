@@ -92,7 +92,8 @@ impl Connection {
         }
         let mut segment = self.segment(cx, 0, flags);
         segment.window = u16::try_from(cx.config.receive_bytes_max).unwrap_or(u16::MAX);
-        segment.options.mss = Some(cx.out.net.mss_for(&self.tuple));
+        // TCP_MAXSEG may have lowered what is asked of the peer.
+        segment.options.mss = Some(cx.out.net.mss_for(&self.tuple).min(self.options.peer_mss));
         segment.options.sack_permitted = self.options.sack;
         segment.options.window_scale = Some(self.rcv.scale).filter(|&s| s > 0);
         cx.out.counters.tcp_out_transmits += 1;
@@ -286,6 +287,9 @@ impl Connection {
         let snd = &mut self.snd;
         let full = snd.flight.pipe() + u64::from(snd.mss) > u64::from(snd.cc.cwnd);
         let limited = snd.cwnd_limited || sent && full;
+        if !limited && snd.nxt == snd.spans.end() + u64::from(snd.fin) {
+            snd.rate.on_app_limited();
+        }
         if sent || limited {
             snd.usage.note(limited, snd.flight.total(), snd.una, snd.nxt);
         }
@@ -436,6 +440,9 @@ impl Connection {
         if self.snd.flight.is_empty() {
             // The user time-out counts from here, however long nothing was sent before (RFC 5482).
             self.snd.progress_at = cx.now;
+            if !pending {
+                self.snd.rate.on_first_sent(cx.now, start + sent);
+            }
         }
         if let (true, Some(pdus)) = (again && pending, &mut self.snd.pdus) {
             pdus.note_reread(start, tag);
@@ -483,7 +490,7 @@ impl Connection {
         if fin {
             flags = flags.with(Flags::FIN);
         }
-        if start + u64::from(len) == self.snd.spans.end() && len > 0 {
+        if len > 0 && self.snd.spans.ends_write(start, start + u64::from(len)) {
             flags = flags.with(Flags::PSH);
         }
         if self.snd.send_cwr && !again && len > 0 {

@@ -13,6 +13,8 @@ use super::rtt::Rtt;
 const REO_WND_PERSIST: u8 = 16;
 /// RFC 5681: duplicate acknowledgments that stand for a loss where no reordering has been seen.
 const DUP_THRESH: u64 = 3;
+/// More is not counted: Linux's tcp_max_reordering.
+const REORDERING_MAX: u16 = 300;
 
 /// State of RACK.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Rack {
     /// Highest position that has arrived.
     fack: u64,
     reordering_seen: bool,
+    /// The most segments that one was overtaken by, for who looks.
+    reordering: u16,
     reo_wnd_mult: u8,
     reo_wnd_persist: u8,
     /// A widening counts once per round trip: the send position when it last happened.
@@ -39,10 +43,16 @@ impl Rack {
             rtt: Duration::ZERO,
             fack: 0,
             reordering_seen: false,
+            reordering: DUP_THRESH as u16,
             reo_wnd_mult: 1,
             reo_wnd_persist: 0,
             dsack_round: None,
         }
+    }
+
+    /// Segments that the path is known to reorder by; at first the duplicates that stand for a loss.
+    pub(crate) const fn reordering(&self) -> u16 {
+        self.reordering
     }
 
     /// A range has arrived: section 6.2 steps 2 and 3. `spurious` tells of a retransmission whether
@@ -54,6 +64,8 @@ impl Rack {
         }
         if sent.end < self.fack && !sent.ever_resent() {
             self.reordering_seen = true;
+            let segments = u16::try_from(sent.overtaken_by(self.fack)).unwrap_or(u16::MAX);
+            self.reordering = self.reordering.max(segments.min(REORDERING_MAX));
         }
         self.fack = self.fack.max(sent.end);
         if !sent.is_pending() {

@@ -89,6 +89,8 @@ pub(crate) struct Receive {
     due: Due,
     unacked_segments: u8,
     quick_acks: u8,
+    /// Payload of the largest segment that came: what the peer sends by.
+    segment_size: u16,
     last_arrival: Instant,
 }
 
@@ -118,6 +120,7 @@ impl Receive {
             due: Due::Nothing,
             unacked_segments: 0,
             quick_acks: QUICK_ACKS,
+            segment_size: 0,
             last_arrival: Instant::ZERO,
         }
     }
@@ -186,7 +189,8 @@ impl Receive {
         packets: u8,
     ) -> Taken {
         let Some(start) = self.position(seq) else { return spare(chunk) };
-        let end = start + chunk.len() as u64;
+        let came = chunk.len();
+        let end = start + came as u64;
         if fin && self.fin.is_none() && end <= self.edge {
             self.fin = Some(end);
         }
@@ -211,7 +215,7 @@ impl Receive {
             // It comes again.
             return spare(chunk);
         }
-        self.note_arrival(now, packets);
+        self.note_arrival(now, packets, came);
         if start > self.nxt {
             self.due = Due::Now;
             return Taken { spare: self.wait(start, chunk), ..Taken::default() };
@@ -228,8 +232,10 @@ impl Receive {
         taken
     }
 
-    fn note_arrival(&mut self, now: Instant, packets: u8) {
+    fn note_arrival(&mut self, now: Instant, packets: u8, bytes: usize) {
         self.last_arrival = now;
+        let size = bytes.div_ceil(usize::from(packets.max(1)));
+        self.segment_size = self.segment_size.max(u16::try_from(size).unwrap_or(u16::MAX));
         self.unacked_segments = self.unacked_segments.saturating_add(packets.max(1));
         // RFC 5681 section 4.2: at least every second segment; quickly at the start, as Linux.
         if self.unacked_segments >= 2 || self.quick_acks > 0 {
@@ -536,6 +542,11 @@ impl Receive {
             done += bytes.len();
         }
         done == out.len()
+    }
+
+    /// Payload of the largest segment that came.
+    pub(crate) const fn segment_size(&self) -> u16 {
+        self.segment_size
     }
 
     /// Bytes that the application can read.

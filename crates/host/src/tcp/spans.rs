@@ -42,6 +42,8 @@ struct Span {
     source: Source,
     /// The records that are made from the source.
     records: Option<Records>,
+    /// An application's write ends here.
+    ends_write: bool,
 }
 
 impl Span {
@@ -252,7 +254,8 @@ impl SpanMap {
         }
         self.memory += bytes.len();
         let end = self.end() + bytes.len() as u64;
-        self.spans.push_back(Span { end, source: Source::Memory(bytes), records: None });
+        let source = Source::Memory(bytes);
+        self.spans.push_back(Span { end, source, records: None, ends_write: true });
     }
 
     /// Appends records that are made from `source`.
@@ -260,7 +263,7 @@ impl SpanMap {
         self.memory += source.memory();
         self.unread |= source.unread().is_some();
         let end = self.end() + records.run.wire_len();
-        self.spans.push_back(Span { end, source, records: Some(records) });
+        self.spans.push_back(Span { end, source, records: Some(records), ends_write: true });
     }
 
     /// Appends `len` bytes of a source: all of a PDU.
@@ -274,7 +277,7 @@ impl SpanMap {
         if len > 0 {
             self.unread |= source.unread().is_some();
             let end = self.end() + len;
-            self.spans.push_back(Span { end, source, records: None });
+            self.spans.push_back(Span { end, source, records: None, ends_write: true });
         }
     }
 
@@ -439,7 +442,7 @@ impl SpanMap {
     /// Puts the pieces of a PDU that began at `whole` in its place, as far as they are not
     /// acknowledged: `start` is the first byte that is still here.
     fn replace_pdu(&mut self, index: usize, (whole, start): (u64, u64), pieces: [Bytes; 3]) {
-        self.spans.remove(index);
+        let Some(replaced) = self.spans.remove(index) else { return };
         let (mut end, mut at) = (whole, index);
         for bytes in pieces {
             let from = start.saturating_sub(end);
@@ -450,7 +453,9 @@ impl SpanMap {
             }
             let bytes = bytes.slice(from..);
             self.memory += bytes.len();
-            self.spans.insert(at, Span { end, source: Source::Memory(bytes), records: None });
+            let ends_write = replaced.ends_write && end == replaced.end;
+            let source = Source::Memory(bytes);
+            self.spans.insert(at, Span { end, source, records: None, ends_write });
             at += 1;
         }
     }
@@ -464,9 +469,13 @@ impl SpanMap {
         let len = bytes.len() as u64;
         self.memory += bytes.len();
         let (before, after) = self.spans[index].source.around(position - start, len);
-        let filled = Span { end: filled_end, source: Source::Memory(bytes), records: None };
-        let before = Span { end: position, source: before, records: None };
-        let after = Span { end, source: after, records: None };
+        let ends_write = self.spans[index].ends_write;
+        let span = |end_here, source| {
+            let ends_write = ends_write && end_here == end;
+            Span { end: end_here, source, records: None, ends_write }
+        };
+        let filled = span(filled_end, Source::Memory(bytes));
+        let (before, after) = (span(position, before), span(end, after));
         self.replace(index, start, before, filled, after);
         len
     }
@@ -500,12 +509,17 @@ impl SpanMap {
         let sealed = sealed.slice(usize::try_from(from).unwrap_or(usize::MAX).min(sealed.len())..);
         self.memory += sealed.len();
         let (before, after) = self.spans[index].source.around(skipped, len);
-        let filled = Span { end: filled_end, source: Source::Memory(sealed), records: None };
+        let ends_write = self.spans[index].ends_write;
+        let span = |end_here, source, records| {
+            let ends_write = ends_write && end_here == end;
+            Span { end: end_here, source, records, ends_write }
+        };
+        let filled = span(filled_end, Source::Memory(sealed), None);
         let run = Run { content: skipped, ..records.run };
         let before_records = Some(Records { run, ..records });
-        let before = Span { end: position, source: before, records: before_records };
+        let before = span(position, before, before_records);
         here.forget(len.div_ceil(per_record));
-        let after = Span { end, source: after, records: Some(here) };
+        let after = span(end, after, Some(here));
         self.replace(index, start, before, filled, after);
         len
     }
@@ -576,6 +590,15 @@ impl SpanMap {
             }
             _ => span.source.read_on_host(),
         }
+    }
+
+    /// Whether one of the bytes `start..end` is the last of an application's write: the segment
+    /// with the last of these bytes then has PSH (RFC 9293 section 3.9.1.2, Linux's tcp_push).
+    pub(crate) fn ends_write(&self, start: u64, end: u64) -> bool {
+        let first = self.index_of(start);
+        let spans = self.spans.iter().skip(first).take_while(|span| span.end <= end);
+        let mut ends = spans.map(|span| span.ends_write);
+        ends.any(|ends_write| ends_write)
     }
 
     /// Every file that a span refers to, once per span.

@@ -1,0 +1,113 @@
+//! Delivery rate: how fast the path takes our bytes, as Linux's `tcpi_delivery_rate`.
+//!
+//! One sample per round trip, in constant time and memory: it begins with what has been delivered
+//! when an acknowledgment arrives, or when the first bytes leave, and ends when all that had been
+//! sent by then is acknowledged. A sample during which the application had nothing more to send
+//! counts only if it is higher than the one before.
+
+use base::Instant;
+
+/// State of the estimator.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DeliveryRate {
+    /// Bytes delivered, cumulatively or selectively.
+    delivered: u64,
+    /// Position whose acknowledgment ends the sample; 0 where none is under way.
+    end: u64,
+    /// What had been delivered when the sample began, and when that was.
+    before: u64,
+    since: Instant,
+    /// The application has not filled the window since.
+    app_limited: bool,
+    /// The last sample that counted.
+    bytes_per_s: u64,
+    rate_app_limited: bool,
+}
+
+impl DeliveryRate {
+    /// Bytes per second, and whether the application did not send more than that.
+    pub(crate) const fn get(&self) -> (u64, bool) {
+        (self.bytes_per_s, self.rate_app_limited)
+    }
+
+    /// Bytes up to `nxt` leave while nothing was outstanding.
+    pub(crate) const fn on_first_sent(&mut self, now: Instant, nxt: u64) {
+        self.begin(now, nxt);
+    }
+
+    /// Everything that may be sent was sent, and there was room for more.
+    pub(crate) const fn on_app_limited(&mut self) {
+        self.app_limited = true;
+    }
+
+    /// An acknowledgment of everything before `una` has delivered `bytes` more.
+    pub(crate) fn on_ack(&mut self, now: Instant, bytes: u64, una: u64, nxt: u64) {
+        self.delivered += bytes;
+        if una < self.end {
+            return;
+        }
+        if self.end > 0 {
+            self.finish(now);
+        }
+        if una < nxt {
+            self.begin(now, nxt);
+        } else {
+            self.end = 0;
+        }
+    }
+
+    const fn begin(&mut self, now: Instant, nxt: u64) {
+        (self.before, self.since) = (self.delivered, now);
+        (self.end, self.app_limited) = (nxt, false);
+    }
+
+    fn finish(&mut self, now: Instant) {
+        let micros = now.since(self.since).as_micros();
+        let bytes = u128::from(self.delivered - self.before) * 1_000_000;
+        // No path is that short: the clock did not move.
+        let Some(rate) = bytes.checked_div(micros.into()) else { return };
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+        if !self.app_limited || rate >= self.bytes_per_s {
+            (self.bytes_per_s, self.rate_app_limited) = (rate, self.app_limited);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Instant {
+        Instant::from_millis(n)
+    }
+
+    #[test]
+    fn a_sample_is_what_a_round_trip_delivers() {
+        let mut rate = DeliveryRate::default();
+        rate.on_first_sent(ms(0), 10_001);
+        // 10,000 bytes in flight; 1,000 are acknowledged each 10 ms from 100 ms on, and replaced.
+        for n in 1..=30 {
+            rate.on_ack(ms(90 + n * 10), 1000, 1 + n * 1000, 10_001 + n * 1000);
+        }
+        assert_eq!(rate.get(), (100_000, false));
+    }
+
+    #[test]
+    fn what_the_application_does_not_send_proves_little() {
+        let mut rate = DeliveryRate::default();
+        rate.on_first_sent(ms(0), 10_001);
+        rate.on_ack(ms(100), 10_000, 10_001, 10_001);
+        assert_eq!(rate.get(), (100_000, false));
+        rate.on_first_sent(ms(200), 10_101);
+        rate.on_app_limited();
+        rate.on_ack(ms(300), 100, 10_101, 10_101);
+        assert_eq!(rate.get(), (100_000, false), "less, for want of bytes");
+        rate.on_first_sent(ms(400), 30_101);
+        rate.on_app_limited();
+        rate.on_ack(ms(500), 20_000, 30_101, 30_101);
+        assert_eq!(rate.get(), (200_000, true));
+        rate.on_first_sent(ms(600), 30_201);
+        rate.on_ack(ms(600), 100, 30_201, 30_201);
+        assert_eq!(rate.get(), (200_000, true), "no time has passed");
+    }
+}
