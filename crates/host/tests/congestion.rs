@@ -66,6 +66,21 @@ fn an_echo_reduces_the_window_at_once() {
     t.moved(|t| t.send(seg!(ACK ECE ack (at(7)))), &[("tcp_ecn_reductions", 1)]);
 }
 
+/// The same where the acknowledgment leaves nothing outstanding: the window is the threshold, and
+/// the next data tells the peer.
+#[test]
+fn an_echo_with_the_last_acknowledgment_reduces_the_window() {
+    let mut t = with_ecn(10);
+    t.app_write_zeros(4 * 1448);
+    t.take("four segments");
+    t.at_ms(200);
+    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[("tcp_ecn_reductions", 1)]);
+    t.moved(|t| t.send(seg!(ACK ECE ack (at(4)))), &[]);
+    assert_eq!(t.info().cwnd, 14_480 * 7 / 10);
+    t.app_write_zeros(20 * 1448);
+    t.expect(seg!(ACK CWR seq (at(4)) len (7 * 1448) first));
+}
+
 /// RFC 3168 section 6.1.2: the peer is told of every reduction, a time-out's too.
 #[test]
 fn a_time_out_is_told_to_the_peer() {

@@ -315,6 +315,11 @@ impl Connection {
             self.process_ecn_echo(cx, ack.delivered.bytes);
         }
         self.reduce_in_proportion(ack.delivered.bytes, ack.progressed && !lost);
+        if matches!(self.snd.phase, Phase::Cwr(_)) && self.snd.flight.is_empty() {
+            // No acknowledgment is on its way that could repeat an echo.
+            self.snd.cc.cwnd = self.snd.cc.ssthresh;
+            self.snd.phase = Phase::Open;
+        }
         wait
     }
 
