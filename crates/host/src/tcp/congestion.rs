@@ -199,8 +199,8 @@ impl Cubic {
         // Equation 1; the target is limited as in section 4.4.
         let d = t - self.k;
         let target = (C * d * d * d + self.w_max).clamp(segments, segments * 1.5);
-        // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that it
-        // had.
+        // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that
+        // it had.
         let alpha = if self.w_est < self.cwnd_prior {
             3.0 * (1.0 - BETA_CUBIC) / (1.0 + BETA_CUBIC)
         } else {

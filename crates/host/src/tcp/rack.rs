@@ -12,7 +12,7 @@ use super::rtt::Rtt;
 /// RFC 8985 section 6.2: recoveries for which a widened window is kept.
 const REO_WND_PERSIST: u8 = 16;
 /// RFC 5681: duplicate acknowledgments that stand for a loss where no reordering has been seen.
-const DUP_THRESH: u64 = 3;
+const DUP_THRESH: u16 = 3;
 /// More is not counted: Linux's tcp_max_reordering.
 const REORDERING_MAX: u16 = 300;
 
@@ -43,14 +43,15 @@ impl Rack {
             rtt: Duration::ZERO,
             fack: 0,
             reordering_seen: false,
-            reordering: DUP_THRESH as u16,
+            reordering: DUP_THRESH,
             reo_wnd_mult: 1,
             reo_wnd_persist: 0,
             dsack_round: None,
         }
     }
 
-    /// Segments that the path is known to reorder by; at first the duplicates that stand for a loss.
+    /// Segments that the path is known to reorder by; at first the duplicates that stand for a
+    /// loss.
     pub(crate) const fn reordering(&self) -> u16 {
         self.reordering
     }
@@ -151,7 +152,7 @@ impl Rack {
         mss: u32,
         recovering: bool,
     ) -> Duration {
-        let dup_thresh = flight.sacked() >= DUP_THRESH * u64::from(mss);
+        let dup_thresh = flight.sacked() >= u64::from(DUP_THRESH) * u64::from(mss);
         if !self.reordering_seen && (recovering || dup_thresh) {
             return Duration::ZERO;
         }

@@ -84,7 +84,7 @@ fn old_timestamps_do_not_count() {
     assert_eq!(gauges(&rig), (0, 0));
 }
 
-/// RFC 7323 section 4.3 with RFC 5961 section 5.2: a stranger's timestamp does not become TS.Recent,
+/// RFC 7323 section 4.3, RFC 5961 section 5.2: a stranger's timestamp does not become TS.Recent,
 /// whether its acknowledgment is wrong or only old.
 #[test]
 fn forged_timestamps_do_not_count() {
