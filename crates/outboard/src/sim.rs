@@ -174,7 +174,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 113] = [
+const SHOWN: [(&str, &str); 114] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -262,6 +262,7 @@ const SHOWN: [(&str, &str); 113] = [
     ("nvmei_associations_lost", "associations lost"),
     ("nvmei_replayed", "commands sent again for that"),
     ("machines_killed", "fault: machines killed"),
+    ("disk_stale_reads", "reads of a namespace that was written to meanwhile"),
     ("disk_lost_sectors", "fault: sectors lost with the power"),
     ("disk_write_errors", "fault: writes and flushes failed"),
     ("net_corrupted_unseen", "fault: corruption that TCP's checksum does not see"),

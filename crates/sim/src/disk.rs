@@ -5,7 +5,9 @@
 //! request is taken when it is submitted and done when its event comes; a file that changes in
 //! between gives a read that is partly old and partly new, with the version after the read, as the
 //! contract says. Content is [`crate::content`]'s; namespaces store what is written to them
-//! ([`crate::namespace`]).
+//! ([`crate::namespace`]). A read of a namespace returns the bytes of its submission in half of the
+//! cases, else those of its end: the contract promises no more than what had completed when it was
+//! submitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +54,7 @@ pub(crate) type Asker = (usize, Side);
 pub(crate) enum Work {
     Open {
         id: RequestId,
-        path: Box<str>,
+        path: Box<[u8]>,
         fault: Option<FileFault>,
     },
     Read {
@@ -62,6 +64,7 @@ pub(crate) enum Work {
         buf: AlignedBuf,
         version: u64,
         trouble: Trouble,
+        sampled: Sampled,
     },
     /// Bytes are written, given as a buffer or as zeros; named by the namespace.
     Write {
@@ -78,6 +81,14 @@ pub(crate) enum Work {
         name: Option<u64>,
         fault: Option<FileFault>,
     },
+}
+
+/// When the bytes of a read are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sampled {
+    /// When it was submitted: they are in its buffer.
+    AtSubmission,
+    AtCompletion,
 }
 
 /// What goes wrong with a read.
@@ -108,6 +119,8 @@ base::counters! {
         disk_changes,
         /// Reads during which their file changed.
         disk_torn_reads,
+        /// Reads of namespaces that returned older bytes than those at their end.
+        disk_stale_reads,
         /// Writes and zeroings asked for.
         disk_writes,
         /// Flushes asked for.
@@ -291,19 +304,20 @@ impl SimDisk {
                 let fault = if self.rng.chance(0.5) { FileFault::Io } else { FileFault::Denied };
                 Work::Open { id, path, fault: fails.then_some(fault) }
             }
-            DiskRequest::Read { id, file, offset, buf } => {
+            DiskRequest::Read { id, file, offset, mut buf } => {
                 self.counters.disk_reads += 1;
                 let trouble = self.draw_trouble();
                 let Some(&(_, inode)) = self.open.get(&file.0) else {
                     self.bad_handles += 1;
-                    let trouble = Trouble::Error;
+                    let (trouble, sampled) = (Trouble::Error, Sampled::AtCompletion);
                     return Some((
                         Duration::ZERO,
-                        Work::Read { id, inode: 0, offset, buf, version: 0, trouble },
+                        Work::Read { id, inode: 0, offset, buf, version: 0, trouble, sampled },
                     ));
                 };
                 let version = self.inodes[inode].version;
-                Work::Read { id, inode, offset, buf, version, trouble }
+                let sampled = self.sample(inode, offset, &mut buf);
+                Work::Read { id, inode, offset, buf, version, trouble, sampled }
             }
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 let bytes = buf.as_slice().get(..len as usize).unwrap_or_default().to_vec();
@@ -331,6 +345,20 @@ impl SimDisk {
         };
         *self.in_flight.entry(by).or_default() += 1;
         Some((self.draw_latency(), work))
+    }
+
+    /// Takes the bytes of a read of a namespace now, in half of the cases. Nothing is drawn for
+    /// other files, so that scenarios without namespaces stay as they are.
+    fn sample(&mut self, inode: usize, offset: u64, buf: &mut AlignedBuf) -> Sampled {
+        let Some(namespace) = self.namespaces.get(&inode) else { return Sampled::AtCompletion };
+        if !self.rng.chance(0.5) {
+            return Sampled::AtCompletion;
+        }
+        let there = namespace.size().saturating_sub(offset).min(buf.len() as u64) as usize;
+        if there > 0 {
+            namespace.read(offset, &mut buf.as_mut_slice()[..there]);
+        }
+        Sampled::AtSubmission
     }
 
     fn namespace(&mut self, file: DiskFile) -> (usize, Option<&mut Namespace>) {
@@ -397,7 +425,7 @@ impl SimDisk {
         *self.in_flight.entry(by).or_default() -= 1;
         match work {
             Work::Open { id, path, fault } => {
-                let result = match (fault, self.names.get(&*path)) {
+                let result = match (fault, core::str::from_utf8(&path).ok().and_then(|path| self.names.get(path))) {
                     (Some(fault), _) => Err(fault),
                     (None, None) => Err(FileFault::NotFound),
                     (None, Some(&inode)) => {
@@ -409,8 +437,11 @@ impl SimDisk {
                 };
                 DiskCompletion::Opened { id, result }
             }
-            Work::Read { id, inode, offset, mut buf, version, trouble } => {
-                let result = self.read(inode, offset, &mut buf, version, trouble);
+            Work::Read { id, inode, offset, mut buf, version, trouble, sampled } => {
+                let result = match sampled {
+                    Sampled::AtSubmission => self.finish_sampled(inode, offset, &buf, trouble),
+                    Sampled::AtCompletion => self.read(inode, offset, &mut buf, version, trouble),
+                };
                 DiskCompletion::Read { id, buf, result }
             }
             Work::Write { id, inode, buf, name, fault, .. } => {
@@ -432,6 +463,28 @@ impl SimDisk {
                 DiskCompletion::Flushed { id, result }
             }
         }
+    }
+
+    /// Ends a read of a namespace whose bytes were taken when it was submitted.
+    fn finish_sampled(
+        &mut self,
+        inode: usize,
+        offset: u64,
+        buf: &AlignedBuf,
+        trouble: Trouble,
+    ) -> Result<(u32, FileStat), FileFault> {
+        if trouble == Trouble::Error {
+            return Err(FileFault::Io);
+        }
+        let now = self.inodes[inode];
+        let there = now.size.saturating_sub(offset).min(buf.len() as u64);
+        if let Some(namespace) = self.namespaces.get(&inode).filter(|_| there > 0) {
+            let mut current = vec![0; there as usize];
+            namespace.read(offset, &mut current);
+            let stale = current != buf.as_slice()[..there as usize];
+            self.counters.disk_stale_reads += u64::from(stale);
+        }
+        Ok((self.cut_short(there, trouble), now.stat()))
     }
 
     fn read(
@@ -461,11 +514,16 @@ impl SimDisk {
             content::fill(version, offset, &mut out[..cut]);
             content::fill(now.version, offset + cut as u64, &mut out[cut..]);
         }
+        Ok((self.cut_short(there, trouble), now.stat()))
+    }
+
+    /// How many of the bytes that there are a read returns.
+    fn cut_short(&mut self, there: u64, trouble: Trouble) -> u32 {
         let read = match trouble {
             Trouble::Short if there > 0 => self.rng.below(there),
             _ => there,
         };
-        Ok((u32::try_from(read).unwrap_or(u32::MAX), now.stat()))
+        u32::try_from(read).unwrap_or(u32::MAX)
     }
 
     /// Changes a file: rewritten in place, cut short, or replaced by another that takes its name.
@@ -518,7 +576,7 @@ mod tests {
 
     fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
         let access = DiskAccess::NamespaceWrite;
-        let request = DiskRequest::Open { id: RequestId(1), path: path.into(), access };
+        let request = DiskRequest::Open { id: RequestId(1), path: path.as_bytes().into(), access };
         let (_, work) = disk.submit(HOST, request).expect("it is answered");
         match disk.complete(HOST, work) {
             DiskCompletion::Opened { result, .. } => result.expect("it is there"),
@@ -555,6 +613,33 @@ mod tests {
     fn done(disk: &mut SimDisk, request: DiskRequest) -> DiskCompletion {
         let (_, work) = disk.submit(HOST, request).expect("it is answered");
         disk.complete(HOST, work)
+    }
+
+    /// A write that completes while a read is under way is in its bytes or not, in about half of
+    /// the cases each.
+    #[test]
+    fn a_read_of_a_namespace_may_return_what_was_there_when_it_was_submitted() {
+        let mut disk = disk();
+        disk.add_namespace("ns", 1 << 16);
+        let (file, _) = open(&mut disk, "ns");
+        let (id, mut old) = (RequestId(9), 0);
+        for round in 1..=100 {
+            let read = DiskRequest::Read { id, file, offset: 0, buf: AlignedBuf::new(1) };
+            let (_, read) = disk.submit(HOST, read).expect("it is answered");
+            let mut buf = AlignedBuf::new(1);
+            buf.as_mut_slice().fill(round);
+            let write = DiskRequest::Write { id, file, offset: 0, buf, len: 4096, fua: false };
+            done(&mut disk, write);
+            let DiskCompletion::Read { buf, result: Ok((4096, _)), .. } = disk.complete(HOST, read)
+            else {
+                panic!("nothing failed")
+            };
+            let value = buf.as_slice()[0];
+            assert!(buf.as_slice().iter().all(|b| *b == value) && [round - 1, round].contains(&value));
+            old += u64::from(value == round - 1);
+        }
+        assert!((30..70).contains(&old), "{old} of 100");
+        assert_eq!(disk.counters.disk_stale_reads, old);
     }
 
     #[test]

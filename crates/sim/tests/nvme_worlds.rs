@@ -8,7 +8,7 @@ use std::thread;
 const SEEDS: u64 = 300;
 
 /// What has to happen in all of them together: falling back in silence would change no byte.
-const MOVED: [&str; 47] = [
+const MOVED: [&str; 48] = [
     // Placement, in order and not, digests by devices both ways, and what hosts did instead.
     "nvme_rx_placed_bytes",
     "nvme_rx_copied_bytes",
@@ -49,6 +49,7 @@ const MOVED: [&str; 47] = [
     "device_resets",
     "machines_killed",
     "disk_lost_sectors",
+    "disk_stale_reads",
     "disk_write_errors",
     "disk_no_space",
     "nvmet_connections_unreadable",

@@ -37,7 +37,8 @@ pub(crate) struct DiskFaults {
 #[derive(Debug)]
 enum Work {
     Ready(DiskCompletion),
-    Read { id: RequestId, offset: u64, buf: AlignedBuf },
+    /// Its bytes are taken when it ends, unless they were taken when it was submitted.
+    Read { id: RequestId, offset: u64, buf: AlignedBuf, taken: bool },
     Write { id: RequestId, buf: Option<AlignedBuf>, name: Option<u64>, fault: Option<FileFault> },
     Flush { id: RequestId, name: u64, failed: bool },
 }
@@ -111,7 +112,7 @@ impl Disk {
         let mut after = Duration::from_nanos(self.rng.range(20_000, 200_000));
         let work = match request {
             DiskRequest::Open { id, path, .. } => {
-                let there = self.namespace.as_ref().filter(|_| *path == *PATH);
+                let there = self.namespace.as_ref().filter(|_| *path == *PATH.as_bytes());
                 let result = there.map(stat).ok_or(FileFault::NotFound).map(|stat| {
                     self.handles += 1;
                     self.open.insert(self.handles);
@@ -123,9 +124,17 @@ impl Disk {
                 assert!(self.open.remove(&file.0), "it is open");
                 return;
             }
-            DiskRequest::Read { id, file, offset, buf } => {
+            DiskRequest::Read { id, file, offset, mut buf } => {
                 assert!(self.open.contains(&file.0), "it is open");
-                Work::Read { id, offset, buf }
+                // The contract allows both (`abi::disk::DiskRequest`).
+                let taken = self.rng.chance(0.5);
+                if taken {
+                    let namespace = self.namespace.as_ref().expect("a namespace");
+                    let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
+                    let there = there.try_into().unwrap();
+                    namespace.read(offset, &mut buf.as_mut_slice()[..there]);
+                }
+                Work::Read { id, offset, buf, taken }
             }
             DiskRequest::Write { id, offset, buf, len, fua, .. } => {
                 after += self.faults.slow;
@@ -180,13 +189,16 @@ impl Disk {
         };
         match work {
             Work::Ready(completion) => completion,
-            Work::Read { id, offset, mut buf } => {
+            Work::Read { id, offset, mut buf, taken } => {
                 let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
                 let bad = self.faults.read_at;
                 let result = if bad.is_some_and(|at| (offset..offset + there).contains(&at)) {
                     Err(FileFault::Io)
                 } else {
-                    namespace.read(offset, &mut buf.as_mut_slice()[..there.try_into().unwrap()]);
+                    if !taken {
+                        let out = &mut buf.as_mut_slice()[..there.try_into().unwrap()];
+                        namespace.read(offset, out);
+                    }
                     Ok((there.try_into().unwrap(), stat(namespace)))
                 };
                 DiskCompletion::Read { id, buf, result }
