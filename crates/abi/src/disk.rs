@@ -59,8 +59,8 @@ pub enum DiskRequest {
     Open {
         /// Name of the request.
         id: RequestId,
-        /// Path below the root, `/`-separated, without a leading slash; hostile.
-        path: Box<str>,
+        /// Path below the root, `/`-separated, without a leading slash; hostile, of any bytes.
+        path: Box<[u8]>,
         /// What for.
         access: DiskAccess,
     },
@@ -136,8 +136,8 @@ pub enum DiskCompletion {
         /// The buffer of the request.
         buf: AlignedBuf,
         /// Bytes read, fewer than asked only at the end of the file, and the metadata *after* the
-        /// read: a version that differs from the one at open means that the bytes may be mixed. It
-        /// means nothing in a namespace, which is written to.
+        /// read: a version that differs from the one at open means that the bytes may be mixed
+        /// ([`FileStat::version`]). It means nothing in a namespace, which is written to.
         result: Result<(u32, FileStat), FileFault>,
     },
     /// The end of a write. After a fault any part of it may be on the disk.

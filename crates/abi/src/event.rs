@@ -197,8 +197,10 @@ pub struct FileStat {
     pub modified_s: i64,
     /// Nanoseconds of the same.
     pub modified_ns: u32,
-    /// Changes whenever the file's identity or content does (device, inode, size, change time
-    /// hashed). Equal versions mean equal bytes.
+    /// With an open: differs from that of every other content (device, inode, size, time stamps
+    /// hashed), so that equal versions mean equal bytes. With a read: that of the open while the
+    /// bytes that the file had then are the same, else another. A link count, a mode, an owner, or
+    /// bytes appended change none of them.
     pub version: u64,
 }
 

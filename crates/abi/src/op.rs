@@ -44,8 +44,8 @@ pub enum Op {
     FileOpen {
         /// The name that the host will use for it from now on.
         file: FileId,
-        /// Path below the root, `/`-separated, without a leading slash.
-        path: Box<str>,
+        /// Path below the root, `/`-separated, without a leading slash; of any bytes but NUL.
+        path: Box<[u8]>,
         /// What it is opened for.
         access: FileAccess,
     },

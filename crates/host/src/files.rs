@@ -42,7 +42,7 @@ pub(crate) enum OnDisk {
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) path: Box<str>,
+    pub(crate) path: Box<[u8]>,
     pub(crate) access: FileAccess,
     pub(crate) reader: Reader,
     /// Needed where the host reads or writes, and where a connection has to seal what it sends
@@ -143,7 +143,7 @@ impl Files {
     }
 
     /// Opens a file; none where the table is full.
-    pub(crate) fn open(&mut self, out: &mut Outbox, path: &str) -> Option<FileId> {
+    pub(crate) fn open(&mut self, out: &mut Outbox, path: &[u8]) -> Option<FileId> {
         let access = FileAccess::Content;
         match self.offload {
             Ok(()) => {
@@ -163,7 +163,7 @@ impl Files {
     /// Makes an entry for a file that is about to be opened; none where the table is full.
     pub(crate) fn insert(
         &mut self,
-        path: &str,
+        path: &[u8],
         access: FileAccess,
         reader: Reader,
     ) -> Option<FileId> {

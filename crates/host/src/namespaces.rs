@@ -56,7 +56,7 @@ impl Change {
 
 impl Files {
     /// Opens a namespace; none where the table is full.
-    pub(crate) fn open_namespace(&mut self, out: &mut Outbox, path: &str) -> Option<FileId> {
+    pub(crate) fn open_namespace(&mut self, out: &mut Outbox, path: &[u8]) -> Option<FileId> {
         // The device has not said yet whether it can.
         let why = self.offload.err().unwrap_or(Refusal::Unanswered);
         let file = self.insert(path, FileAccess::Namespace, Reader::Host(why))?;

@@ -437,17 +437,17 @@ impl Host {
     }
 
     /// Opens a file beneath the root; [`Notice::File`] tells when that has ended, well or not. None
-    /// where too many are open.
-    pub fn offload_open(&mut self, path: &str) -> Option<FileId> {
-        self.files.open(&mut self.out, path)
+    /// where too many are open. The path is bytes, as Linux has it.
+    pub fn offload_open(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
+        self.files.open(&mut self.out, path.as_ref())
     }
 
     /// Opens a file or a block device beneath the root as a namespace, to be read and written
     /// ([`Host::extent_write`]); [`Notice::File`] tells when that has ended, well or not. The
     /// device reads what is sent of it where it can, whatever becomes of it meanwhile. None where
     /// too many are open.
-    pub fn offload_open_namespace(&mut self, path: &str) -> Option<FileId> {
-        self.files.open_namespace(&mut self.out, path)
+    pub fn offload_open_namespace(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
+        self.files.open_namespace(&mut self.out, path.as_ref())
     }
 
     /// Metadata of a file; none while the open is under way. A namespace's size stays what it was

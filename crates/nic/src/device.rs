@@ -482,7 +482,7 @@ impl Device {
         Outlet { runs: &mut self.runs, tx: &mut self.tx, pool: &mut self.pool }.send(Some(run));
     }
 
-    fn open(&mut self, queue: usize, file: FileId, path: Box<str>, access: FileAccess) {
+    fn open(&mut self, queue: usize, file: FileId, path: Box<[u8]>, access: FileAccess) {
         let refused = |why| Some(FileOpened { file, result: Err(FileFault::Refused(why)) });
         let answer = match &mut self.files {
             Some(files) => files.open(queue, file, path, access),

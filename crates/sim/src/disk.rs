@@ -425,7 +425,10 @@ impl SimDisk {
         *self.in_flight.entry(by).or_default() -= 1;
         match work {
             Work::Open { id, path, fault } => {
-                let result = match (fault, core::str::from_utf8(&path).ok().and_then(|path| self.names.get(path))) {
+                let result = match (
+                    fault,
+                    core::str::from_utf8(&path).ok().and_then(|path| self.names.get(path)),
+                ) {
                     (Some(fault), _) => Err(fault),
                     (None, None) => Err(FileFault::NotFound),
                     (None, Some(&inode)) => {
@@ -635,7 +638,9 @@ mod tests {
                 panic!("nothing failed")
             };
             let value = buf.as_slice()[0];
-            assert!(buf.as_slice().iter().all(|b| *b == value) && [round - 1, round].contains(&value));
+            assert!(
+                buf.as_slice().iter().all(|b| *b == value) && [round - 1, round].contains(&value)
+            );
             old += u64::from(value == round - 1);
         }
         assert!((30..70).contains(&old), "{old} of 100");

@@ -90,9 +90,8 @@ impl Responder {
     }
 
     /// The path to open after [`Decision::Open`] or to wait for after [`Decision::Join`].
-    pub(crate) fn path(&self) -> &str {
-        // Normalised paths are UTF-8: `normalise` made sure.
-        core::str::from_utf8(&self.path).unwrap_or_default()
+    pub(crate) fn path(&self) -> &[u8] {
+        &self.path
     }
 
     /// Decides about the bytes at the front of a connection. Reads no more than one request of
@@ -134,8 +133,7 @@ impl Responder {
 
     /// The open that [`Decision::Open`] asked for began.
     pub(crate) fn begin_open(&mut self, file: FileId, waiter: Waiter) {
-        let path = core::str::from_utf8(&self.path).unwrap_or_default();
-        self.files.begin(path, file, waiter);
+        self.files.begin(&self.path, file, waiter);
     }
 
     /// Waits for the open that [`Decision::Join`] spoke of.
@@ -345,7 +343,6 @@ const fn target_status(error: TargetError) -> Status {
     match error {
         TargetError::Malformed => Status::BadRequest,
         TargetError::Climbs => Status::Forbidden,
-        TargetError::NotText => Status::NotFound,
     }
 }
 

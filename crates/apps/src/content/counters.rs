@@ -77,6 +77,8 @@ base::counters! {
         http_file_cache_hits,
         /// Requests that waited for an open.
         http_file_cache_misses,
+        /// Times that a path, or all of them, was said to lead elsewhere.
+        http_files_expired,
         /// Bytes of response heads, part heads and error texts.
         http_head_bytes,
         /// Bytes of files in responses.

@@ -1,8 +1,9 @@
 //! The cache of open files: path to handle, metadata and prepared fields.
 //!
 //! [`super::server`] looks paths up, tells of opens that it began and of how they ended. An entry
-//! is believed for a validity time; then the next request opens the path again, and requests that
-//! come meanwhile wait with it for the same open. What could not be opened is not remembered beyond
+//! is believed for a validity time, or until [`Files::expire`] says that its path may lead
+//! elsewhere; then the next request opens the path again, and requests that come meanwhile wait
+//! with it for the same open. What could not be opened is not remembered beyond
 //! the requests that wait.
 //!
 //! Bounded: at most `capacity` entries that are not being opened (the others each have a connection
@@ -56,17 +57,18 @@ pub(crate) enum Lookup<'a> {
 pub(crate) enum Opened {
     /// Let these connections go on: the path is ready, or failed.
     Resume(Vec<Waiter>, Result<(), FileFault>),
-    /// Open this path once more: there was no room on the device, and now there may be.
-    Again(Box<str>),
+    /// Open this path once more: there was no room on the device, and now there may be; or it may
+    /// lead elsewhere by now.
+    Again(Box<[u8]>),
     /// Nobody's.
     Unknown,
 }
 
 struct Entry {
-    path: Box<str>,
+    path: Box<[u8]>,
     resource: Option<Resource>,
-    /// Until when `resource` is believed, that instant included.
-    valid_until: Instant,
+    /// Until when `resource` is believed, that instant included; not at all once it has expired.
+    valid_until: Option<Instant>,
     /// Asked for since the hand or the sweep came by.
     used: bool,
     opening: Option<Opening>,
@@ -75,6 +77,8 @@ struct Entry {
 struct Opening {
     waiters: Vec<Waiter>,
     retried: bool,
+    /// The path may lead elsewhere than when the open began.
+    outdated: bool,
 }
 
 /// The cache.
@@ -126,7 +130,7 @@ impl Files {
         let Some(index) = self.find(path) else { return Lookup::Unknown };
         let Some(entry) = self.entries[index as usize].as_mut() else { return Lookup::Unknown };
         match &entry.resource {
-            Some(resource) if now <= entry.valid_until => {
+            Some(resource) if entry.valid_until.is_some_and(|until| now <= until) => {
                 entry.used = true;
                 Lookup::Ready(resource)
             }
@@ -136,9 +140,9 @@ impl Files {
     }
 
     /// An open began, for a path that [`Self::lookup`] said is unknown.
-    pub(crate) fn begin(&mut self, path: &str, file: FileId, waiter: Waiter) {
-        let opening = Opening { waiters: vec![waiter], retried: false };
-        let index = match self.find(path.as_bytes()) {
+    pub(crate) fn begin(&mut self, path: &[u8], file: FileId, waiter: Waiter) {
+        let opening = Opening { waiters: vec![waiter], retried: false, outdated: false };
+        let index = match self.find(path) {
             Some(index) => index,
             None => self.insert(path),
         };
@@ -149,8 +153,8 @@ impl Files {
     }
 
     /// The second open of a path after [`Opened::Again`] began.
-    pub(crate) fn begin_again(&mut self, path: &str, file: FileId) {
-        if let Some(index) = self.find(path.as_bytes()) {
+    pub(crate) fn begin_again(&mut self, path: &[u8], file: FileId) {
+        if let Some(index) = self.find(path) {
             self.opening.insert(file, index);
         }
     }
@@ -190,6 +194,15 @@ impl Files {
         if !matches!(resource, Ok(Resource::File(_))) {
             self.close.push(file);
         }
+        if opening.outdated && !opening.retried {
+            if let Ok(Resource::File(open)) = resource {
+                self.close.push(open.file);
+            }
+            opening.retried = true;
+            let path = entry.path.clone();
+            entry.opening = Some(opening);
+            return Opened::Again(path);
+        }
         match resource {
             Ok(resource) => {
                 self.keep(index, now, resource);
@@ -217,11 +230,31 @@ impl Files {
     }
 
     /// The second open of a path failed to begin. Who waited for it is to be told.
-    pub(crate) fn cancel(&mut self, path: &str) -> Vec<Waiter> {
-        let Some(index) = self.find(path.as_bytes()) else { return Vec::new() };
+    pub(crate) fn cancel(&mut self, path: &[u8]) -> Vec<Waiter> {
+        let Some(index) = self.find(path) else { return Vec::new() };
         let opening = self.entries[index as usize].as_mut().and_then(|e| e.opening.take());
         self.remove(index);
         opening.map_or_else(Vec::new, |opening| opening.waiters)
+    }
+
+    /// A path may lead elsewhere by now, or to other content: the next request opens it again.
+    pub(crate) fn expire(&mut self, path: &[u8]) {
+        if let Some(index) = self.find(path) {
+            self.expire_entry(index as usize);
+        }
+    }
+
+    /// The same, for all paths.
+    pub(crate) fn expire_all(&mut self) {
+        (0..self.entries.len()).for_each(|index| self.expire_entry(index));
+    }
+
+    fn expire_entry(&mut self, index: usize) {
+        let Some(entry) = self.entries[index].as_mut() else { return };
+        entry.valid_until = None;
+        if let Some(opening) = &mut entry.opening {
+            opening.outdated = true;
+        }
     }
 
     /// Believes a file no longer: a transfer from it failed.
@@ -290,7 +323,7 @@ impl Files {
     /// Takes a resource into an entry that has ended its open.
     fn keep(&mut self, index: u32, now: Instant, resource: Resource) {
         let Some(entry) = self.entries[index as usize].as_mut() else { return };
-        entry.valid_until = now + self.validity;
+        entry.valid_until = Some(now + self.validity);
         entry.used = true;
         let had = entry.resource.is_some();
         match (&entry.resource, resource) {
@@ -357,7 +390,7 @@ impl Files {
 
     fn unlink(&mut self, index: usize) {
         let Some(entry) = self.entries[index].take() else { return };
-        let hash = self.hasher.hash(entry.path.as_bytes());
+        let hash = self.hasher.hash(&entry.path);
         if let Ok(found) = self.table.find_entry(hash, |&i| i as usize == index) {
             let (index, _) = found.remove();
             self.free.push(index);
@@ -365,17 +398,16 @@ impl Files {
     }
 
     fn find(&self, path: &[u8]) -> Option<u32> {
-        let same = |&index: &u32| {
-            self.entries[index as usize].as_ref().is_some_and(|e| e.path.as_bytes() == path)
-        };
+        let same =
+            |&index: &u32| self.entries[index as usize].as_ref().is_some_and(|e| *e.path == *path);
         self.table.find(self.hasher.hash(path), same).copied()
     }
 
-    fn insert(&mut self, path: &str) -> u32 {
+    fn insert(&mut self, path: &[u8]) -> u32 {
         let entry = Entry {
             path: path.into(),
             resource: None,
-            valid_until: Instant::ZERO,
+            valid_until: None,
             used: false,
             opening: None,
         };
@@ -386,10 +418,9 @@ impl Files {
         });
         self.entries[index as usize] = Some(entry);
         let Self { table, entries, hasher, .. } = self;
-        let rehash = |&index: &u32| {
-            entries[index as usize].as_ref().map_or(0, |e| hasher.hash(e.path.as_bytes()))
-        };
-        table.insert_unique(hasher.hash(path.as_bytes()), index, rehash);
+        let rehash =
+            |&index: &u32| entries[index as usize].as_ref().map_or(0, |e| hasher.hash(&e.path));
+        table.insert_unique(hasher.hash(path), index, rehash);
         index
     }
 }

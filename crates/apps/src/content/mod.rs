@@ -206,6 +206,18 @@ impl ContentServer {
         }
     }
 
+    /// A path below the root, or (`None`) any, may lead elsewhere than it did, or to other content:
+    /// the next request opens it again. Without this an open file is believed for
+    /// [`Config::file_validity`].
+    pub fn expire(&mut self, path: Option<&[u8]>) {
+        let responder = &mut self.server.responder;
+        responder.counters.http_files_expired += 1;
+        match path {
+            Some(path) => responder.files.expire(path),
+            None => responder.files.expire_all(),
+        }
+    }
+
     /// Accepts nobody any more. Idle connections are closed; the others are with the response that
     /// they are at, or with the next.
     pub fn drain(&mut self, now: Instant, host: &mut Host) {

@@ -27,7 +27,7 @@ pub(crate) struct OpenFile {
 
 impl OpenFile {
     /// Prepares the fields. `now_s` is the time in seconds since 1970.
-    pub(crate) fn new(path: &str, file: FileId, stat: &FileStat, now_s: u64) -> Self {
+    pub(crate) fn new(path: &[u8], file: FileId, stat: &FileStat, now_s: u64) -> Self {
         // RFC 9110 section 8.8.2.1: never say that it changed later than now.
         let modified_s = u64::try_from(stat.modified_s).unwrap_or(0).min(now_s);
         let date = date::format(modified_s);
@@ -106,8 +106,13 @@ fn etag(version: u64) -> [u8; ETAG_BYTES] {
 }
 
 /// By the name's extension.
-fn content_type(path: &str) -> &'static str {
-    mime_guess::from_path(path).first_raw().unwrap_or("application/octet-stream")
+fn content_type(path: &[u8]) -> &'static str {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    // The part before the first dot is the name; an extension that is not text is not known.
+    let extension = name.iter().rposition(|byte| *byte == b'.').filter(|at| *at > 0);
+    let extension = extension.and_then(|at| core::str::from_utf8(&name[at + 1..]).ok());
+    let guess = extension.and_then(|extension| mime_guess::from_ext(extension).first_raw());
+    guess.unwrap_or("application/octet-stream")
 }
 
 /// Text is taken for UTF-8, as everything that is written today is.
@@ -132,7 +137,7 @@ mod tests {
 
     #[test]
     fn prepared_fields() {
-        let file = OpenFile::new("a/b.html", FileId(1), &stat(12, 0xab), 1_000_000_000);
+        let file = OpenFile::new(b"a/b.html", FileId(1), &stat(12, 0xab), 1_000_000_000);
         assert_eq!(
             text(file.fields()),
             "Content-Length: 12\r\nContent-Type: text/html; charset=utf-8\r\n\
@@ -159,8 +164,9 @@ mod tests {
             (".html", "application/octet-stream"),
             ("a.html/b", "application/octet-stream"),
             ("a.no-such-type", "application/octet-stream"),
+            ("a.tar.gz", "application/gzip"),
         ] {
-            assert_eq!(content_type(path), expected, "{path}");
+            assert_eq!(content_type(path.as_bytes()), expected, "{path}");
         }
         assert!(wants_charset("text/css") && !wants_charset("image/png"));
     }
@@ -169,11 +175,11 @@ mod tests {
     fn odd_times() {
         let mut odd = stat(0, 0);
         odd.modified_s = -5;
-        assert_eq!(OpenFile::new("a", FileId(1), &odd, 7).validators.modified_s, Some(0));
+        assert_eq!(OpenFile::new(b"a", FileId(1), &odd, 7).validators.modified_s, Some(0));
         odd.modified_s = 9;
-        assert_eq!(OpenFile::new("a", FileId(1), &odd, 7).validators.modified_s, Some(7));
+        assert_eq!(OpenFile::new(b"a", FileId(1), &odd, 7).validators.modified_s, Some(7));
         odd.modified_s = i64::MAX;
-        let file = OpenFile::new("a", FileId(1), &odd, u64::MAX);
+        let file = OpenFile::new(b"a", FileId(1), &odd, u64::MAX);
         assert_eq!(file.validators.modified_s, None);
         assert!(!text(file.fields()).contains("Last-Modified"));
     }

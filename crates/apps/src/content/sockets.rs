@@ -29,7 +29,7 @@ pub(crate) trait Sockets {
     fn close(&mut self, now: Instant, id: Self::Id);
     fn abort(&mut self, now: Instant, id: Self::Id);
     /// None where too many files are open.
-    fn offload_open(&mut self, path: &str) -> Option<FileId>;
+    fn offload_open(&mut self, path: &[u8]) -> Option<FileId>;
     fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     fn offload_write(
         &mut self,
@@ -84,7 +84,7 @@ impl Sockets for Host {
         Self::abort(self, now, id);
     }
 
-    fn offload_open(&mut self, path: &str) -> Option<FileId> {
+    fn offload_open(&mut self, path: &[u8]) -> Option<FileId> {
         Self::offload_open(self, path)
     }
 

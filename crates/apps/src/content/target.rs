@@ -12,8 +12,6 @@ pub(crate) enum TargetError {
     Malformed,
     /// It leads above the root.
     Climbs,
-    /// Its bytes are not UTF-8: no file has such a name here.
-    NotText,
 }
 
 /// The parts of a target that matter to a file server.
@@ -65,6 +63,8 @@ pub(crate) fn plain(target: &[u8]) -> Option<&[u8]> {
 /// Decodes a path and resolves its segments into `out` (cleared first). Returns whether it names a
 /// directory: the result is then empty or ends with a slash.
 ///
+/// Names are bytes, as Linux has them: what is not UTF-8 names a file as well as what is.
+///
 /// An encoded slash separates as a plain one does: segments are resolved after decoding, so nothing
 /// can hide from it. Empty segments are dropped.
 ///
@@ -96,11 +96,7 @@ pub(crate) fn normalise(path: &[u8], out: &mut Vec<u8>) -> Result<bool, TargetEr
             _ => out.push(byte),
         }
     }
-    let directory = end_segment(out, &mut start)?;
-    match core::str::from_utf8(out) {
-        Ok(_) => Ok(directory),
-        Err(_) => Err(TargetError::NotText),
-    }
+    end_segment(out, &mut start)
 }
 
 /// Ends a segment: takes it back where it is empty or made of dots, and then says true.
@@ -209,6 +205,20 @@ mod tests {
     }
 
     #[test]
+    fn names_are_bytes() {
+        for (target, expected) in [
+            (&b"/%e9t%E9.html"[..], &b"\xe9t\xe9.html"[..]),
+            (b"/d%ff/%80/..", b"d\xff/"),
+            (b"/%c0%ae%c0%ae/x", b"\xc0\xae\xc0\xae/x"),
+            (b"/\xff", b"\xff"),
+        ] {
+            let mut out = Vec::new();
+            assert!(normalise(target, &mut out).is_ok());
+            assert_eq!(out, expected, "{}", target.escape_ascii());
+        }
+    }
+
+    #[test]
     fn refused_paths() {
         for text in ["/%", "/%4", "/%4g", "/%g4", "/a%00b", "/%-1", "/%+1"] {
             assert_eq!(path(text), Err(TargetError::Malformed), "{text}");
@@ -218,7 +228,6 @@ mod tests {
         {
             assert_eq!(path(text), Err(TargetError::Climbs), "{text}");
         }
-        assert_eq!(path("/%ff"), Err(TargetError::NotText));
     }
 
     #[test]
@@ -264,16 +273,16 @@ mod tests {
     proptest! {
         /// Whatever comes in, what goes out stays below the root.
         #[test]
-        fn never_leaves_the_root(text in "(/|\\.|%2e|%2F|a|%00|%|\\\\|%c3%a9|[ -~]){0,24}") {
+        fn never_leaves_the_root(text in "(/|\\.|%2e|%2F|a|%00|%|\\\\|%c3%a9|%ff|[ -~]){0,24}") {
             let mut out = Vec::new();
             if let Ok(directory) = normalise(text.as_bytes(), &mut out) {
                 prop_assert!(!out.starts_with(b"/"));
                 prop_assert!(!out.contains(&0));
-                let shown = String::from_utf8(out).expect("text");
-                let path = shown.strip_suffix('/').unwrap_or(&shown);
-                prop_assert_eq!(directory, shown.is_empty() || shown.ends_with('/'));
-                for segment in path.split('/').filter(|_| !path.is_empty()) {
-                    prop_assert!(!["", ".", ".."].contains(&segment), "{}", shown);
+                let path = out.strip_suffix(b"/").unwrap_or(&out);
+                prop_assert_eq!(directory, out.is_empty() || out.ends_with(b"/"));
+                for segment in path.split(|b| *b == b'/').filter(|_| !path.is_empty()) {
+                    let climbs = [&b""[..], b".", b".."].contains(&segment);
+                    prop_assert!(!climbs, "{}", out.escape_ascii());
                 }
             }
         }

@@ -40,9 +40,13 @@ impl Disk {
     fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         match request {
             DiskRequest::Open { id, path, .. } => {
-                let found = self.files.get(&*path).map(|f| f.0).ok_or(FileFault::NotFound);
+                let found = self
+                    .files
+                    .get(&*String::from_utf8_lossy(&path))
+                    .map(|f| f.0)
+                    .ok_or(FileFault::NotFound);
                 self.opens += usize::from(found.is_ok());
-                self.open.push(path.into());
+                self.open.push(String::from_utf8_lossy(&path).into());
                 let file = DiskFile(u32::try_from(self.open.len() - 1).expect("few files"));
                 Some(DiskCompletion::Opened { id, result: found.map(|stat| (file, stat)) })
             }

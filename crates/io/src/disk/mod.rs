@@ -9,9 +9,11 @@
 //! and block devices as namespaces; only what was opened to be written is written, and never
 //! beyond the size that it had then; names of files and ranges are checked and answered with
 //! [`abi::FileFault::BadExtent`], never trusted; the metadata that comes with a read was taken
-//! after it. Reads and writes go through the page cache, so a file that others send too costs the
-//! disk once. A disk locks no files: who is to write alone asks for that ([`lock()`]).
+//! after it, and has the open's version while the content is the same (`content`). Reads and writes
+//! go through the page cache, so a file that others send too costs the disk once. A disk locks no
+//! files: who is to write alone asks for that ([`lock()`]).
 
+mod content;
 mod lock;
 mod root;
 mod sync;
@@ -20,6 +22,8 @@ mod threads;
 mod uring;
 mod write;
 
+#[cfg(test)]
+mod content_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -32,6 +36,7 @@ use std::path::{Path, PathBuf};
 use abi::FileFault;
 use abi::disk::{DiskCompletion, DiskRequest};
 
+pub use content::{ChangeRule, weak_time_stamps};
 pub use lock::lock;
 use root::Root;
 
@@ -150,7 +155,19 @@ pub enum DiskSetupError {
 /// # Errors
 /// Where the root cannot be opened or the backend is not to be had.
 pub fn open_disk(root: &Path, kind: DiskKind) -> Result<Box<dyn Disk>, DiskSetupError> {
-    let root = Root::open(root)?;
+    open_disk_with(root, kind, ChangeRule::default())
+}
+
+/// The same, with what counts as a change of a file.
+///
+/// # Errors
+/// As [`open_disk`].
+pub fn open_disk_with(
+    root: &Path,
+    kind: DiskKind,
+    rule: ChangeRule,
+) -> Result<Box<dyn Disk>, DiskSetupError> {
+    let root = Root::open(root, rule)?;
     match kind {
         DiskKind::Uring => Ok(Box::new(uring::UringDisk::new(root).map_err(|(error, _)| error)?)),
         DiskKind::Threads => Ok(Box::new(threads::ThreadsDisk::new(root, "threads".into())?)),

@@ -2,21 +2,25 @@
 //!
 //! The kernel resolves the paths: `openat2(2)` with `RESOLVE_BENEATH` refuses every way out of the
 //! root (`..`, absolute paths, symbolic links) at the moment of the open, where checks of our own
-//! would race with renames. Links that stay inside are followed.
+//! would race with renames. Links that stay inside are followed. The root itself is named by the
+//! operator and may be a symbolic link: each open looks whether it leads elsewhere by now, so that
+//! `ln -sfn` deploys; what is open stays what it is.
 #![expect(unsafe_code, reason = "openat2 and fcntl")]
 
 use std::ffi::{CStr, CString};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::aligned::AlignedBuf;
 use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat, Refusal};
 
 use super::DiskSetupError;
+use super::content::{ChangeRule, Promise};
 
 /// Times that an open is repeated after a rename raced with it.
 const OPEN_TRIES: usize = 8;
@@ -30,7 +34,29 @@ pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLI
 /// The directory that no path leads out of.
 #[derive(Debug)]
 pub(super) struct Root {
-    dir: File,
+    path: PathBuf,
+    dir: Mutex<Dir>,
+    rule: ChangeRule,
+}
+
+/// What the root's path led to when it was last looked at.
+#[derive(Debug)]
+struct Dir {
+    file: Arc<File>,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Dir {
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path)?;
+        let identity = identity(&file.metadata()?);
+        Ok(Self { file: Arc::new(file), identity })
+    }
+}
+
+fn identity(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
 }
 
 /// An open file and what kind it was found to be.
@@ -41,6 +67,8 @@ pub(super) struct OpenFile {
     /// Bytes, when it was opened.
     pub(super) size: u64,
     pub(super) access: DiskAccess,
+    /// Boxed, so that an answer to an open stays small.
+    pub(super) promise: Box<Promise>,
 }
 
 /// How a file is opened for what.
@@ -53,22 +81,31 @@ pub(super) fn open_flags(access: DiskAccess) -> u64 {
 }
 
 impl Root {
-    pub(super) fn open(path: &Path) -> Result<Self, DiskSetupError> {
-        let dir = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECTORY)
-            .open(path)
+    pub(super) fn open(path: &Path, rule: ChangeRule) -> Result<Self, DiskSetupError> {
+        let dir = Dir::open(path)
             .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
-        let root = Self { dir };
-        match root.openat2(c".", DiskAccess::Content) {
-            Ok(_) => Ok(root),
+        match openat2(dir.file.as_raw_fd(), c".", DiskAccess::Content) {
+            Ok(_) => Ok(Self { path: path.to_owned(), dir: Mutex::new(dir), rule }),
             Err(source) => Err(DiskSetupError::NoOpenat2 { source }),
         }
     }
 
-    /// The descriptor of the directory.
-    pub(super) fn as_raw_fd(&self) -> RawFd {
-        self.dir.as_raw_fd()
+    /// What counts as a change of a file.
+    pub(super) const fn rule(&self) -> ChangeRule {
+        self.rule
+    }
+
+    /// The directory that the root's path leads to now. While it leads to none (a link that is
+    /// being replaced) it is the one before.
+    pub(super) fn dir(&self) -> Arc<File> {
+        let mut dir = self.dir.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |meta: Metadata| identity(&meta) == dir.identity;
+        if !std::fs::metadata(&self.path).is_ok_and(same) {
+            if let Ok(now) = Dir::open(&self.path) {
+                *dir = now;
+            }
+        }
+        Arc::clone(&dir.file)
     }
 
     /// Opens a file and looks at it, in the calling thread.
@@ -77,67 +114,69 @@ impl Root {
         path: &CStr,
         access: DiskAccess,
     ) -> Result<(OpenFile, FileStat), FileFault> {
+        let dir = self.dir();
         for _ in 0..OPEN_TRIES {
-            match self.openat2(path, access) {
+            match openat2(dir.as_raw_fd(), path, access) {
                 // EAGAIN: "a race could not be ruled out", openat2(2).
                 Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(fault(&error)),
-                Ok(file) => return opened(file, access),
+                Ok(file) => {
+                    let (file, stat) = opened(file, access, self.rule)?;
+                    file.promise.take_sample(&file.file);
+                    return Ok((file, stat));
+                }
             }
         }
         Err(FileFault::Io)
     }
+}
 
-    fn openat2(&self, path: &CStr, access: DiskAccess) -> io::Result<File> {
-        // SAFETY: an open_how is plain data, valid as zeroes.
-        let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-        how.flags = open_flags(access);
-        how.resolve = RESOLVE;
-        let size = size_of::<libc::open_how>();
-        // SAFETY: the path is NUL-terminated, `how` is valid for `size` bytes, and both outlive the
-        // call.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_openat2,
-                self.dir.as_raw_fd(),
-                path.as_ptr(),
-                &raw const how,
-                size,
-            )
-        };
-        match i32::try_from(fd) {
-            // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-            Ok(fd @ 0..) => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
-            _ => Err(io::Error::last_os_error()),
-        }
+fn openat2(dir: RawFd, path: &CStr, access: DiskAccess) -> io::Result<File> {
+    // SAFETY: an open_how is plain data, valid as zeroes.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = open_flags(access);
+    how.resolve = RESOLVE;
+    let size = size_of::<libc::open_how>();
+    // SAFETY: the path is NUL-terminated, `how` is valid for `size` bytes, and both outlive the
+    // call.
+    let fd = unsafe { libc::syscall(libc::SYS_openat2, dir, path.as_ptr(), &raw const how, size) };
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(fd @ 0..) => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// The path as the kernel wants it. The root itself is the empty path.
-pub(super) fn c_path(path: &str) -> Result<CString, FileFault> {
-    let path = if path.is_empty() { "." } else { path };
+pub(super) fn c_path(path: &[u8]) -> Result<CString, FileFault> {
+    let path = if path.is_empty() { b"." } else { path };
     CString::new(path).map_err(|_| FileFault::BadPath)
 }
 
 /// Looks at a file that has just been opened, and readies for reads and writes what is read and
 /// written.
-pub(super) fn opened(file: File, access: DiskAccess) -> Result<(OpenFile, FileStat), FileFault> {
-    let stat = stat(&file)?;
+pub(super) fn opened(
+    file: File,
+    access: DiskAccess,
+    rule: ChangeRule,
+) -> Result<(OpenFile, FileStat), FileFault> {
+    let promise = Box::new(Promise::new(&file, access, rule)?);
+    let stat = promise.stat();
     if access.takes(stat.kind) {
         // With O_NONBLOCK io_uring would answer EAGAIN where a file system cannot read without
         // waiting. SAFETY: F_SETFL takes an integer; the descriptor is open.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
     }
-    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access }, stat))
+    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access, promise }, stat))
 }
 
-/// Metadata of an open file.
+/// Metadata of an open file, with the version of its content: ctime is part of it, for it cannot be
+/// set, and tells a file from another that has its inode, size and mtime.
 ///
 /// The version is as good as the file system's time stamps: two writes of equal length within one
 /// tick of its clock look alike (none do from Linux 6.13 on, where a stamp that was looked at is
 /// not used twice).
-pub(super) fn stat(mut file: &File) -> Result<FileStat, FileFault> {
-    let meta = file.metadata().map_err(|error| fault(&error))?;
+pub(super) fn stat(mut file: &File, meta: &Metadata) -> Result<FileStat, FileFault> {
     let kind = match meta.file_type() {
         t if t.is_file() => FileKind::Regular,
         t if t.is_dir() => FileKind::Directory,
@@ -164,7 +203,7 @@ pub(super) fn stat(mut file: &File) -> Result<FileStat, FileFault> {
 
 /// One step of a fixed 64-bit hash: the finaliser of SplitMix64 over the sum. Not keyed: who can
 /// choose a file's metadata can write to it anyway.
-const fn mix(state: u64, word: u64) -> u64 {
+pub(super) const fn mix(state: u64, word: u64) -> u64 {
     let mut z = state.wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -174,14 +213,14 @@ const fn mix(state: u64, word: u64) -> u64 {
 /// Fills `buf` from `offset` on, in the calling thread: the bytes read, and the metadata after
 /// that.
 pub(super) fn read_whole(
-    file: &File,
+    open: &OpenFile,
     buf: &mut AlignedBuf,
     offset: u64,
 ) -> Result<(u32, FileStat, bool), FileFault> {
     let (mut done, mut pieces) = (0, 0);
     let out = buf.as_mut_slice();
     while done < out.len() {
-        match file.read_at(&mut out[done..], offset + done as u64) {
+        match open.file.read_at(&mut out[done..], offset + done as u64) {
             Ok(0) => break,
             Ok(bytes) => done += bytes,
             Err(error) if is_transient(&error) => continue,
@@ -189,7 +228,7 @@ pub(super) fn read_whole(
         }
         pieces += 1;
     }
-    Ok((u32::try_from(done).unwrap_or(u32::MAX), stat(file)?, pieces > 1))
+    Ok((u32::try_from(done).unwrap_or(u32::MAX), open.promise.check(&open.file)?, pieces > 1))
 }
 
 pub(super) fn is_transient(error: &io::Error) -> bool {

@@ -45,7 +45,7 @@ impl Disk for SyncDisk {
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
                 let file = self.files.for_read(file, offset, &buf);
-                let result = file.and_then(|file| read_whole(&file.file, &mut buf, offset));
+                let result = file.and_then(|file| read_whole(&file, &mut buf, offset));
                 let result = result.map(|(bytes, stat, continued)| {
                     self.counters.disk_reads_continued += u64::from(continued);
                     (bytes, stat)

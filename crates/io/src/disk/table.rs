@@ -105,6 +105,11 @@ impl FileTable {
         Ok(Arc::clone(file))
     }
 
+    /// The file of a name.
+    pub(super) fn get(&self, name: DiskFile) -> Option<Arc<OpenFile>> {
+        self.find(name).ok().cloned()
+    }
+
     fn find(&self, name: DiskFile) -> Result<&Arc<OpenFile>, FileFault> {
         let (index, generation) = parts(name);
         let slot = self.slots.get(usize::from(index)).filter(|s| s.generation == generation);

@@ -62,7 +62,11 @@ impl Asker {
     }
 
     pub(super) fn at(root: &Path, kind: DiskKind) -> Self {
-        Self { disk: open_disk(root, kind).unwrap(), next_id: 0 }
+        Self::with(open_disk(root, kind).unwrap())
+    }
+
+    pub(super) fn with(disk: Box<dyn Disk>) -> Self {
+        Self { disk, next_id: 0 }
     }
 
     pub(super) fn id(&mut self) -> RequestId {
@@ -83,13 +87,15 @@ impl Asker {
         }
     }
 
-    fn open(&mut self, path: &str) -> OpenResult {
+    pub(super) fn open(&mut self, path: impl AsRef<[u8]>) -> OpenResult {
         self.open_for(path, DiskAccess::Content)
     }
 
-    pub(super) fn open_for(&mut self, path: &str, access: DiskAccess) -> OpenResult {
+    pub(super) fn open_for(&mut self, path: impl AsRef<[u8]>, access: DiskAccess) -> OpenResult {
         let asked = self.id();
-        self.disk.submit(DiskRequest::Open { id: asked, path: path.into(), access }).unwrap();
+        self.disk
+            .submit(DiskRequest::Open { id: asked, path: path.as_ref().into(), access })
+            .unwrap();
         match self.wait() {
             DiskCompletion::Opened { id, result } if id == asked => result,
             other => panic!("{other:?}"),
@@ -252,8 +258,7 @@ fn a_change_shows_in_the_version() {
         assert_eq!((bytes.len(), truncated.size), (100, 100));
         assert_ne!(truncated.version, rewritten.version);
 
-        // Another file of the same name: the open one is as it was but for its link count's time
-        // stamp.
+        // Another file of the same name: the open one stays as it was.
         fs::write(dir.path().join("root/new"), pattern(100)).unwrap();
         fs::rename(dir.path().join("root/new"), &path).unwrap();
         let (_, replaced) = asker.open("4096").unwrap();
@@ -328,7 +333,7 @@ fn dropping_with_work_under_way_is_sound() {
                 let (id, buf) = (asker.id(), AlignedBuf::new(4));
                 let offset = (63 - i) * 4 * PAGE_BYTES as u64;
                 asker.disk.submit(DiskRequest::Read { id, file, offset, buf }).unwrap();
-                let (id, path) = (asker.id(), "sub/file".into());
+                let (id, path) = (asker.id(), b"sub/file"[..].into());
                 let access = DiskAccess::Content;
                 asker.disk.submit(DiskRequest::Open { id, path, access }).unwrap();
             }

@@ -234,7 +234,7 @@ impl Shared {
                 Done::Open { id, result: self.root.open_beneath(&path, access) }
             }
             Job::Read { id, file, offset, mut buf } => {
-                let result = read_whole(&file.file, &mut buf, offset);
+                let result = read_whole(&file, &mut buf, offset);
                 Done::Read { id, buf, result }
             }
             Job::Write { id, file, offset, buf, len, fua } => {

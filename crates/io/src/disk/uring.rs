@@ -22,18 +22,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileFault, FileStat};
 use io_uring::types::{Fd, FsyncFlags, OpenHow};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::root::{OpenFile, RESOLVE, Root, c_path, fault, is_transient, open_flags, opened, stat};
+use super::root::{OpenFile, RESOLVE, Root, c_path, fault, is_transient, open_flags, opened};
 use super::table::{FileTable, written};
 use super::write::{ZERO_BYTES, ZEROS, is_unable, write_fault, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 
 /// Times that a request is repeated which the kernel says to repeat.
 const RETRIES_MAX: u8 = 8;
+/// Samples of content that are read at a time; a file that finds no room has none.
+const SAMPLES_MAX: usize = 16;
 /// Tag of an entry whose answer nobody waits for.
 const UNTRACKED: u64 = u64::MAX;
 
@@ -49,10 +51,19 @@ struct Read {
 
 struct Open {
     id: RequestId,
+    /// Beneath which it is opened.
+    dir: Arc<File>,
     path: CString,
     /// How; boxed, for the kernel reads it where it lies.
     how: Box<OpenHow>,
     access: DiskAccess,
+}
+
+/// The content by which a file is known again.
+struct Sample {
+    file: Arc<OpenFile>,
+    offset: u64,
+    bytes: Box<[u8]>,
 }
 
 struct Write {
@@ -87,6 +98,7 @@ enum InFlight {
     Free,
     Open(Open),
     Read(Read),
+    Sample(Sample),
     Write(Write),
     Flush(Flush),
     Zero(Zero),
@@ -107,6 +119,8 @@ pub(super) struct UringDisk {
     /// Requests in flight; the index is the tag of their entry.
     slots: Vec<InFlight>,
     free: Vec<usize>,
+    /// Slots for samples, so that these leave room for as many requests as before.
+    free_samples: Vec<usize>,
     /// Answers that needed no kernel.
     ready: VecDeque<DiskCompletion>,
     unflushed: bool,
@@ -114,7 +128,7 @@ pub(super) struct UringDisk {
 }
 
 fn set_up() -> io::Result<IoUring> {
-    let entries = u32::try_from(IN_FLIGHT_MAX).map_err(io::Error::other)?;
+    let entries = u32::try_from(IN_FLIGHT_MAX + SAMPLES_MAX).map_err(io::Error::other)?;
     let ring = IoUring::new(entries)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
@@ -143,8 +157,9 @@ impl UringDisk {
             ring,
             root,
             files: FileTable::default(),
-            slots: (0..IN_FLIGHT_MAX).map(|_| InFlight::Free).collect(),
+            slots: (0..IN_FLIGHT_MAX + SAMPLES_MAX).map(|_| InFlight::Free).collect(),
             free: (0..IN_FLIGHT_MAX).rev().collect(),
+            free_samples: (IN_FLIGHT_MAX..IN_FLIGHT_MAX + SAMPLES_MAX).collect(),
             ready: VecDeque::with_capacity(IN_FLIGHT_MAX),
             unflushed: false,
             counters: DiskCounters::default(),
@@ -155,7 +170,7 @@ impl UringDisk {
     fn start(&mut self, slot: usize, mut request: InFlight) {
         let entry = match &mut request {
             InFlight::Open(open) => {
-                let dir = Fd(self.root.as_raw_fd());
+                let dir = Fd(open.dir.as_raw_fd());
                 opcode::OpenAt2::new(dir, open.path.as_ptr(), &raw const *open.how).build()
             }
             InFlight::Read(read) => {
@@ -164,6 +179,12 @@ impl UringDisk {
                 let offset = read.offset + read.done as u64;
                 let fd = Fd(read.file.file.as_raw_fd());
                 opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
+            }
+            InFlight::Sample(sample) => {
+                let len = u32::try_from(sample.bytes.len()).unwrap_or(0);
+                let fd = Fd(sample.file.file.as_raw_fd());
+                let to = sample.bytes.as_mut_ptr();
+                opcode::Read::new(fd, to, len).offset(sample.offset).build()
             }
             InFlight::Write(write) => {
                 let rest = &write.buf.as_slice()[write.done..write.len];
@@ -190,7 +211,7 @@ impl UringDisk {
     fn push(&mut self, entry: &squeue::Entry) -> bool {
         self.unflushed = true;
         // SAFETY: what the entry points to is static (zeros), heap memory owned by `slots[tag]`
-        // (path, `how`, buffer, file) or by `self` (root); it does not move with them, nobody
+        // (directory, path, `how`, buffer, file); it does not move with them, nobody
         // touches it meanwhile, and it is freed only after the kernel's answer (`finish` takes a
         // slot then, and `drop` waits).
         unsafe { self.ring.submission().push(entry) }.is_ok()
@@ -206,6 +227,13 @@ impl UringDisk {
                 Some(self.finish_open(&open, result))
             }
             InFlight::Read(read) => self.finish_read(slot, read, result),
+            InFlight::Sample(sample) => {
+                self.free_samples.push(slot);
+                let read = usize::try_from(result).unwrap_or(0);
+                let bytes = sample.bytes.get(..read).unwrap_or_default();
+                sample.file.promise.note_sample(&sample.file.file, bytes);
+                None
+            }
             InFlight::Write(mut write) => match write.finish(result) {
                 Progress::Again => {
                     self.counters.disk_writes_continued += 1;
@@ -251,7 +279,7 @@ impl UringDisk {
                 let result = c_path(&path).map_err(Err);
                 let path = result.map_err(|result| DiskCompletion::Opened { id, result })?;
                 let how = Box::new(OpenHow::new().flags(open_flags(access)).resolve(RESOLVE));
-                InFlight::Open(Open { id, path, how, access })
+                InFlight::Open(Open { id, dir: self.root.dir(), path, how, access })
             }
             DiskRequest::Read { id, file, offset, buf } => {
                 match self.files.for_read(file, offset, &buf) {
@@ -291,13 +319,30 @@ impl UringDisk {
 
     fn finish_open(&mut self, open: &Open, result: i32) -> DiskCompletion {
         let outcome = match into_result(result) {
-            // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
-            Ok(fd) => opened(File::from(unsafe { OwnedFd::from_raw_fd(fd) }), open.access),
+            Ok(fd) => {
+                // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+                let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+                opened(file, open.access, self.root.rule())
+            }
             Err(error) if is_transient(&error) => self.root.open_beneath(&open.path, open.access),
             Err(error) => Err(fault(&error)),
         };
-        let result = outcome.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+        let result = outcome.and_then(|(file, stat)| {
+            let name = self.files.insert(file)?;
+            self.start_sample(name);
+            Ok((name, stat))
+        });
         DiskCompletion::Opened { id: open.id, result }
+    }
+
+    /// Has the content read by which a file that was just opened is known again.
+    fn start_sample(&mut self, name: DiskFile) {
+        let Some(file) = self.files.get(name) else { return };
+        let Some((offset, len)) = file.promise.sample_range() else { return };
+        if let Some(slot) = self.free_samples.pop() {
+            let bytes = vec![0; len].into_boxed_slice();
+            self.start(slot, InFlight::Sample(Sample { file, offset, bytes }));
+        }
     }
 
     /// A read is over when its buffer is full or the file ends, whichever the kernel's pieces come
@@ -308,7 +353,7 @@ impl UringDisk {
                 let bytes = usize::try_from(bytes).unwrap_or(0);
                 // Never past the buffer, whatever the kernel says.
                 read.done = (read.done + bytes).min(read.buf.len());
-                let after = stat(&read.file.file);
+                let after = read.file.promise.check(&read.file.file);
                 match after {
                     Ok(stat) if bytes > 0 && !is_whole(&read, &stat) => None,
                     after => Some(after),
@@ -436,11 +481,14 @@ impl Disk for UringDisk {
     fn poll(&mut self) -> Option<DiskCompletion> {
         let mut completion = self.ready.pop_front();
         while completion.is_none() {
-            let Some(entry) = self.ring.completion().next() else {
-                // Continued reads, and what an earlier flush left behind.
+            let mut entry = self.ring.completion().next();
+            if entry.is_none() && self.unflushed {
+                // Continued reads, samples, and what an earlier flush left behind. What the page
+                // cache has is there at once.
                 self.flush();
-                return None;
-            };
+                entry = self.ring.completion().next();
+            }
+            let entry = entry?;
             let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
             completion = self.finish(slot, entry.result());
         }

@@ -18,7 +18,7 @@ use super::rig::{PLAIN, Rig, echoed, plain};
 use crate::{Device, DeviceConfig, FileConfig};
 
 fn open(file: u32) -> Op {
-    Op::FileOpen { file: FileId(file), path: "a".into(), access: FileAccess::Content }
+    Op::FileOpen { file: FileId(file), path: b"a"[..].into(), access: FileAccess::Content }
 }
 
 fn header() -> impl Strategy<Value = Header> {

@@ -56,9 +56,9 @@ impl MockDisk {
     pub(crate) fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         match request {
             DiskRequest::Open { id, path, .. } => {
-                let result = self.stat(&path).ok_or(FileFault::NotFound).map(|stat| {
+                let result = self.stat(&name(&path)).ok_or(FileFault::NotFound).map(|stat| {
                     self.next += 1;
-                    self.open.insert(self.next, String::from(path));
+                    self.open.insert(self.next, name(&path));
                     (DiskFile(self.next), stat)
                 });
                 Some(DiskCompletion::Opened { id, result })
@@ -74,7 +74,7 @@ impl MockDisk {
                 let result = if self.broken {
                     Err(FileFault::Io)
                 } else {
-                    Ok((u32::try_from(len).unwrap(), self.stat(&path).unwrap()))
+                    Ok((u32::try_from(len).unwrap(), self.stat(&name(&path)).unwrap()))
                 };
                 Some(DiskCompletion::Read { id, buf, result })
             }
@@ -149,7 +149,7 @@ impl Rig {
         path: &str,
         access: FileAccess,
     ) -> Result<FileStat, FileFault> {
-        self.op(queue, Op::FileOpen { file: FileId(id), path: path.into(), access });
+        self.op(queue, Op::FileOpen { file: FileId(id), path: path.as_bytes().into(), access });
         self.complete_all();
         self.events
             .iter()
@@ -292,6 +292,10 @@ fn walk(device: &Device) -> Vec<(&'static str, u64)> {
     let mut out = vec![];
     device.visit(&mut |name, value| out.push((name, value)));
     out
+}
+
+fn name(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
 }
 
 fn host(bytes: &[u8]) -> abi::port::Payload {

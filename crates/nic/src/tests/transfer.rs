@@ -154,7 +154,7 @@ fn a_closed_file_is_sent_to_the_end() {
 #[test]
 fn a_file_closed_while_it_opens_is_not_leaked() {
     let mut rig = rig(0);
-    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into(), access: FileAccess::Content });
+    rig.op(0, Op::FileOpen { file: FileId(2), path: b"a"[..].into(), access: FileAccess::Content });
     rig.close(0, 2);
     rig.complete_all();
     assert!(rig.events.is_empty(), "nobody waits for the answer");
@@ -265,7 +265,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.complete_all();
     rig.send(0, extent(7, 20, 1, 70_000, 100));
     rig.send(0, plain(7, 30, b"behind"));
-    rig.op(0, Op::FileOpen { file: FileId(2), path: "a".into(), access: FileAccess::Content });
+    rig.op(0, Op::FileOpen { file: FileId(2), path: b"a"[..].into(), access: FileAccess::Content });
     rig.events.clear();
     rig.seqs();
     rig.device.reset();

@@ -61,8 +61,9 @@ impl Disk {
     fn serve(&mut self, now: Instant, device: bool, request: DiskRequest) {
         let (at, done) = match request {
             DiskRequest::Open { id, path, .. } => {
-                let stat = self.stat(&path);
-                self.names.push(path.into());
+                let name = String::from_utf8_lossy(&path).into_owned();
+                let stat = self.stat(&name);
+                self.names.push(name);
                 let file = DiskFile(u32::try_from(self.names.len() - 1).expect("few files"));
                 (now, DiskCompletion::Opened { id, result: Ok((file, stat)) })
             }

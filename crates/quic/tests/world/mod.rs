@@ -62,7 +62,7 @@ pub(crate) struct Device {
     pub(crate) able: Abilities,
     entries: BTreeMap<QuicId, Entry>,
     routes: BTreeMap<Vec<u8>, QuicId>,
-    files: BTreeMap<FileId, Box<str>>,
+    files: BTreeMap<FileId, Box<[u8]>>,
     events: VecDeque<Event>,
     /// Bytes of files that it read, and that it was told are acknowledged.
     pub(crate) file_bytes: [u64; 2],

@@ -38,9 +38,23 @@ pub(crate) struct DiskFaults {
 enum Work {
     Ready(DiskCompletion),
     /// Its bytes are taken when it ends, unless they were taken when it was submitted.
-    Read { id: RequestId, offset: u64, buf: AlignedBuf, taken: bool },
-    Write { id: RequestId, buf: Option<AlignedBuf>, name: Option<u64>, fault: Option<FileFault> },
-    Flush { id: RequestId, name: u64, failed: bool },
+    Read {
+        id: RequestId,
+        offset: u64,
+        buf: AlignedBuf,
+        taken: bool,
+    },
+    Write {
+        id: RequestId,
+        buf: Option<AlignedBuf>,
+        name: Option<u64>,
+        fault: Option<FileFault>,
+    },
+    Flush {
+        id: RequestId,
+        name: u64,
+        failed: bool,
+    },
 }
 
 /// The disk.

@@ -26,7 +26,7 @@ fn closed(files: &mut Files) -> Vec<u32> {
 /// Opens a path and has it open.
 fn open(files: &mut Files, now: Instant, path: &str, file: u32, version: u64) {
     assert!(matches!(files.lookup(now, path.as_bytes()), Lookup::Unknown), "{path}");
-    files.begin(path, FileId(file), waiter(0));
+    files.begin(path.as_bytes(), FileId(file), waiter(0));
     let opened = files.opened(now, 0, FileId(file), Ok(stat(1, version)));
     assert_eq!(opened, Opened::Resume(vec![waiter(0)], Ok(())));
 }
@@ -41,7 +41,7 @@ fn ready(files: &mut Files, now: Instant, path: &str) -> Option<u32> {
 #[test]
 fn one_open_for_all_who_wait() {
     let mut files = cache(4);
-    files.begin("a", FileId(1), waiter(1));
+    files.begin(b"a", FileId(1), waiter(1));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
     files.join(b"a", waiter(2));
     let opened = files.opened(at(5), 0, FileId(1), Ok(stat(1, 1)));
@@ -71,7 +71,7 @@ fn believed_for_the_validity_only() {
 fn failures_are_not_remembered() {
     let mut files = cache(4);
     open(&mut files, at(0), "a", 1, 7);
-    files.begin("a", FileId(2), waiter(5));
+    files.begin(b"a", FileId(2), waiter(5));
     let opened = files.opened(at(2000), 0, FileId(2), Err(FileFault::NotFound));
     assert_eq!(opened, Opened::Resume(vec![waiter(5)], Err(FileFault::NotFound)));
     assert!(matches!(files.lookup(at(2000), b"a"), Lookup::Unknown));
@@ -82,13 +82,13 @@ fn failures_are_not_remembered() {
 #[test]
 fn directories_hold_no_handle() {
     let mut files = cache(4);
-    files.begin("d", FileId(1), waiter(0));
+    files.begin(b"d", FileId(1), waiter(0));
     let mut directory = stat(0, 0);
     directory.kind = FileKind::Directory;
     files.opened(at(0), 0, FileId(1), Ok(directory));
     assert!(matches!(files.lookup(at(0), b"d"), Lookup::Ready(Resource::Directory)));
     assert_eq!(closed(&mut files), [1]);
-    files.begin("fifo", FileId(2), waiter(0));
+    files.begin(b"fifo", FileId(2), waiter(0));
     directory.kind = FileKind::Other;
     let opened = files.opened(at(0), 0, FileId(2), Ok(directory));
     assert_eq!(opened, Opened::Resume(vec![waiter(0)], Err(FileFault::Denied)));
@@ -123,11 +123,11 @@ fn full_device_is_tried_once_more() {
     for file in 0..20 {
         open(&mut files, at(0), &format!("f{file}"), file, 1);
     }
-    files.begin("a", FileId(100), waiter(1));
-    assert_eq!(files.opened(at(0), 0, FileId(100), full()), Opened::Again("a".into()));
+    files.begin(b"a", FileId(100), waiter(1));
+    assert_eq!(files.opened(at(0), 0, FileId(100), full()), Opened::Again(b"a"[..].into()));
     // The refused handle, and eight to make room.
     assert_eq!(closed(&mut files).len(), 9);
-    files.begin_again("a", FileId(101));
+    files.begin_again(b"a", FileId(101));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
     let opened = files.opened(at(0), 0, FileId(101), full());
     assert_eq!(
@@ -148,7 +148,7 @@ fn a_failed_transfer_is_not_repeated() {
     assert_eq!(closed(&mut files), [1]);
     // While it is opened again the waiters stay.
     open(&mut files, at(0), "a", 2, 7);
-    files.begin("a", FileId(3), waiter(4));
+    files.begin(b"a", FileId(3), waiter(4));
     files.invalidate(FileId(2));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
     let opened = files.opened(at(0), 0, FileId(3), Ok(stat(1, 8)));
@@ -173,4 +173,39 @@ fn sweep_closes_what_nobody_wants() {
     files.handle_timeout(at(90_000));
     assert_eq!((closed(&mut files), files.len()), (vec![2], 0));
     assert_eq!(files.poll_timeout(), Instant::FAR_FUTURE);
+}
+
+#[test]
+fn an_expired_path_is_opened_again() {
+    let mut files = cache(4);
+    open(&mut files, at(0), "a", 1, 7);
+    open(&mut files, at(0), "b", 2, 7);
+    files.expire(b"none");
+    files.expire(b"a");
+    assert!(matches!(files.lookup(at(0), b"a"), Lookup::Unknown));
+    assert_eq!(ready(&mut files, at(0), "b"), Some(2));
+    // Unchanged after all: the handle stays.
+    open(&mut files, at(0), "a", 3, 7);
+    assert_eq!((closed(&mut files), ready(&mut files, at(0), "a")), (vec![3], Some(1)));
+    files.expire_all();
+    assert!(matches!(files.lookup(at(0), b"b"), Lookup::Unknown));
+    open(&mut files, at(0), "b", 4, 8);
+    assert_eq!((closed(&mut files), ready(&mut files, at(0), "b")), (vec![2], Some(4)));
+}
+
+#[test]
+fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
+    let mut files = cache(4);
+    files.begin(b"a", FileId(1), waiter(1));
+    files.expire(b"a");
+    files.join(b"a", waiter(2));
+    let again = files.opened(at(0), 0, FileId(1), Ok(stat(1, 7)));
+    assert_eq!(again, Opened::Again(b"a"[..].into()));
+    assert_eq!(closed(&mut files), [1]);
+    files.begin_again(b"a", FileId(2));
+    // A file that changes all the time is served all the same.
+    files.expire_all();
+    let opened = files.opened(at(0), 0, FileId(2), Ok(stat(1, 8)));
+    assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
+    assert_eq!(ready(&mut files, at(0), "a"), Some(2));
 }

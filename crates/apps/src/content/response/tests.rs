@@ -11,7 +11,7 @@ fn output() -> Output {
 }
 
 fn file(size: u64) -> OpenFile {
-    OpenFile::new("a.txt", FileId(3), &stat(size, 0xab), 1_000_000_000)
+    OpenFile::new(b"a.txt", FileId(3), &stat(size, 0xab), 1_000_000_000)
 }
 
 /// The response as text; file bytes as `<offset+len>`. Also checks Content-Length.

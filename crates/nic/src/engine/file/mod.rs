@@ -117,7 +117,7 @@ impl FileEngine {
         &mut self,
         queue: usize,
         id: FileId,
-        path: Box<str>,
+        path: Box<[u8]>,
         access: FileAccess,
     ) -> Option<FileOpened> {
         self.counters.file_opens += 1;

@@ -37,7 +37,7 @@ struct OpenFile {
     queue: usize,
     id: FileId,
     /// Where it was opened, if it is a namespace.
-    namespace: Option<Box<str>>,
+    namespace: Option<Box<[u8]>>,
     stage: Stage,
     /// Transmits and reads that use it.
     uses: u32,
@@ -93,7 +93,7 @@ impl OpenFiles {
         &mut self,
         queue: usize,
         id: FileId,
-        namespace: Option<Box<str>>,
+        namespace: Option<Box<[u8]>>,
     ) -> Result<Key, FileFault> {
         if self.find(queue, id).is_some() {
             return Err(FileFault::BadExtent);

@@ -450,7 +450,7 @@ fn build(setting: Setting, files: &Files, folder: &FsPath) -> Result<World, Fail
         node.with_app(App::Quic(Box::new(end)))
     })?;
     let (mut server, endpoint, meter) = server;
-    let open = |n: u32| server.host.offload_open(&n.to_string());
+    let open = |n: u32| server.host.offload_open(n.to_string());
     let opened: Option<Vec<_>> = (0..files.count).map(open).collect();
     let opened = opened.ok_or_else(|| Failure::System("too many files".to_owned()))?;
     let server = server.with_app(App::Quic(Box::new(QuicEnd::server(

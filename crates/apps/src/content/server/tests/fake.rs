@@ -130,13 +130,17 @@ impl Sockets for FakeSockets {
         self.get_mut(id).aborted = true;
     }
 
-    fn offload_open(&mut self, path: &str) -> Option<FileId> {
+    fn offload_open(&mut self, path: &[u8]) -> Option<FileId> {
         if self.opened.iter().filter(|(_, is_open)| *is_open).count() >= self.files_max {
             return None;
         }
         let file = FileId(u32::try_from(self.opened.len()).expect("few files"));
-        let found = self.tree.get(path).cloned().unwrap_or(Err(FileFault::NotFound));
-        self.paths.push(path.into());
+        let found = core::str::from_utf8(path)
+            .ok()
+            .and_then(|path| self.tree.get(path))
+            .cloned()
+            .unwrap_or(Err(FileFault::NotFound));
+        self.paths.push(String::from_utf8_lossy(path).into());
         self.opened.push((found, true));
         self.under_way.push_back(file);
         Some(file)

@@ -1,0 +1,220 @@
+//! What changes an open file, and what does not; roots that are symbolic links. For every backend.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use abi::FileStat;
+use abi::disk::DiskFile;
+use tempfile::TempDir;
+
+use super::tests::{Asker, KINDS, each, pattern, tree};
+use super::*;
+
+const NAME: &str = "1048577";
+const BYTES: usize = (1 << 20) + 1;
+
+/// A file that is open, and what was promised of it.
+struct Subject<'a> {
+    asker: &'a mut Asker,
+    path: PathBuf,
+    file: DiskFile,
+    at_open: FileStat,
+}
+
+impl<'a> Subject<'a> {
+    fn open(dir: &TempDir, asker: &'a mut Asker) -> Self {
+        let (file, at_open) = asker.open(NAME).unwrap();
+        // The first read lets the disk see the sample's end.
+        assert_eq!(asker.read(file, 0, 1).unwrap().1, at_open);
+        Self { asker, path: dir.path().join("root").join(NAME), file, at_open }
+    }
+
+    /// The promised bytes are there, and the disk says that they are.
+    fn assert_kept(&mut self, what: &str) {
+        for offset in [0, 1 << 19, 1 << 20] {
+            let (bytes, stat) = self.asker.read(self.file, offset, 2).unwrap();
+            assert_eq!(stat, self.at_open, "{what}");
+            let from = usize::try_from(offset).unwrap();
+            let len = bytes.len().min(BYTES - from);
+            assert!(bytes[..len] == pattern(BYTES)[from..from + len], "{what}");
+        }
+    }
+
+    fn assert_changed(&mut self, what: &str) {
+        for _ in 0..2 {
+            let (_, stat) = self.asker.read(self.file, 0, 1).unwrap();
+            assert_ne!(stat.version, self.at_open.version, "{what}");
+        }
+    }
+
+    fn writer(&self) -> File {
+        OpenOptions::new().write(true).open(&self.path).unwrap()
+    }
+
+    fn append(&self, bytes: &[u8]) {
+        let mut file = OpenOptions::new().append(true).open(&self.path).unwrap();
+        file.write_all(bytes).unwrap();
+    }
+}
+
+/// Changes of metadata alone, by name.
+const TOUCHES: [(&str, fn(&Path)); 6] = [
+    ("chmod", |path| fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()),
+    ("touch -a", |path| run(Command::new("touch").arg("-a").arg(path))),
+    ("link", |path| fs::hard_link(path, path.with_extension("link")).unwrap()),
+    ("mv to another name", |path| {
+        fs::rename(path, path.with_extension("moved")).unwrap();
+        fs::rename(path.with_extension("moved"), path).unwrap();
+    }),
+    ("mv over it", |path| {
+        let other = path.with_extension("new");
+        fs::write(&other, "another file").unwrap();
+        fs::rename(other, path).unwrap();
+    }),
+    ("unlink", |path| fs::remove_file(path).unwrap()),
+];
+
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
+
+#[test]
+fn what_touches_only_metadata_is_no_change() {
+    each(|dir, asker| {
+        let mut subject = Subject::open(dir, asker);
+        for (what, touch) in TOUCHES {
+            touch(&subject.path);
+            subject.assert_kept(what);
+        }
+    });
+}
+
+#[test]
+fn an_append_is_no_change_of_what_was_promised() {
+    each(|dir, asker| {
+        let mut subject = Subject::open(dir, asker);
+        for round in 0..10 {
+            subject.append(&[7; 5000]);
+            subject.assert_kept(&format!("append {round}"));
+        }
+        // The next open has all of it.
+        let (_, now) = subject.asker.open(NAME).unwrap();
+        assert_eq!(now.size, BYTES as u64 + 50_000);
+        assert_ne!(now.version, subject.at_open.version);
+    });
+}
+
+#[test]
+fn truncation_and_rewriting_in_place_are_changes() {
+    let changes: [(&str, fn(&Subject<'_>)); 6] = [
+        ("one byte rewritten", |s| s.writer().write_all_at(b"!", 70_000).unwrap()),
+        ("cut short", |s| s.writer().set_len(BYTES as u64 - 1).unwrap()),
+        ("emptied", |s| s.writer().set_len(0).unwrap()),
+        ("made anew, as long", |s| fs::write(&s.path, vec![7; BYTES]).unwrap()),
+        ("made anew, and longer, with all moved by one", |s| {
+            fs::write(&s.path, [b"x", &pattern(BYTES)[..], b"and more"].concat()).unwrap();
+        }),
+        ("rewritten, with its time set back", |s| {
+            let modified = fs::metadata(&s.path).unwrap().modified().unwrap();
+            let file = s.writer();
+            file.write_all_at(&[9; 64], BYTES as u64 - 64).unwrap();
+            file.set_modified(modified).unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        each(|dir, asker| {
+            let mut subject = Subject::open(dir, asker);
+            change(&subject);
+            subject.assert_changed(what);
+            // Nothing makes up for it.
+            subject.append(b"more");
+            subject.assert_changed(what);
+        });
+    }
+}
+
+#[test]
+fn an_append_does_not_hide_what_was_rewritten_before() {
+    each(|dir, asker| {
+        let mut subject = Subject::open(dir, asker);
+        subject.append(b"more");
+        subject.assert_kept("append");
+        subject.writer().write_all_at(b"!", 70_000).unwrap();
+        subject.assert_changed("rewritten");
+    });
+    each(|dir, asker| {
+        let mut subject = Subject::open(dir, asker);
+        subject.append(&[7; 100]);
+        subject.assert_kept("append");
+        // Shorter than it was, though not than what was promised.
+        subject.writer().set_len(BYTES as u64 + 50).unwrap();
+        subject.assert_changed("cut short");
+    });
+}
+
+#[test]
+fn strict_disks_take_every_touch_for_a_change() {
+    for kind in KINDS {
+        for (what, touch) in TOUCHES {
+            let dir = tree();
+            let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
+            let mut asker = Asker::with(disk);
+            let mut subject = Subject::open(&dir, &mut asker);
+            subject.assert_kept("nothing");
+            touch(&subject.path);
+            subject.assert_changed(what);
+        }
+        let dir = tree();
+        let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
+        let mut asker = Asker::with(disk);
+        let mut subject = Subject::open(&dir, &mut asker);
+        subject.append(b"more");
+        subject.assert_changed("append");
+    }
+}
+
+#[test]
+fn names_that_are_not_utf8_are_opened() {
+    each(|dir, asker| {
+        for name in [&b"\xe9t\xe9.html"[..], b"\xff", b"sub/\x80\xc0"] {
+            let path = dir.path().join("root").join(std::ffi::OsStr::from_bytes(name));
+            fs::write(path, name).unwrap();
+            let (file, _) = asker.open(name).unwrap();
+            assert_eq!(asker.read(file, 0, 1).unwrap().0, name);
+        }
+        assert_eq!(asker.open(b"\xfe"), Err(FileFault::NotFound));
+    });
+}
+
+#[test]
+fn a_root_that_is_a_link_is_followed_when_it_leads_elsewhere() {
+    for kind in KINDS {
+        let dir = tree();
+        let (link, other) = (dir.path().join("current"), dir.path().join("other"));
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("4096"), "another release").unwrap();
+        symlink("../secret", other.join("out")).unwrap();
+        symlink("root", &link).unwrap();
+        let mut asker = Asker::at(&link, kind);
+        let (before, _) = asker.open("4096").unwrap();
+        // As `ln -sfn` does it.
+        symlink("other", dir.path().join("current.new")).unwrap();
+        fs::rename(dir.path().join("current.new"), &link).unwrap();
+        let (after, _) = asker.open("4096").unwrap();
+        assert_eq!(asker.read(after, 0, 1).unwrap().0, b"another release");
+        assert!(asker.read(before, 0, 1).unwrap().0 == pattern(4096), "what was open stays open");
+        for path in ["../secret", "out", "../root/4096"] {
+            assert_eq!(asker.open(path), Err(FileFault::Denied), "{path}");
+        }
+        // While there is none the last one serves.
+        fs::remove_file(&link).unwrap();
+        assert!(asker.open("4096").is_ok());
+        symlink("root", &link).unwrap();
+        let (back, _) = asker.open("4096").unwrap();
+        assert!(asker.read(back, 0, 1).unwrap().0 == pattern(4096));
+    }
+}
