@@ -26,6 +26,7 @@ pub mod pcap;
 pub mod psk;
 mod segment;
 pub mod tap;
+pub mod watch;
 pub mod wire;
 
 #[cfg(test)]

@@ -65,6 +65,10 @@ pub(crate) struct ServeArgs {
     /// How files are read
     #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
     pub(crate) disk: DiskArg,
+    /// End transfers of a file at any change of its metadata (chmod, a new link, an append), not
+    /// only when bytes that were promised may have changed
+    #[arg(long)]
+    pub(crate) strict_files: bool,
     /// Seconds in which a client has to send a request's head
     #[arg(long, default_value_t = 10, value_name = "S")]
     pub(crate) header_timeout: u32,

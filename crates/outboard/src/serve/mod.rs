@@ -5,6 +5,7 @@
 
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -12,7 +13,8 @@ use apps::content::{self, ContentServer};
 use base::{Duration, Instant};
 use host::{Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
-use io::disk::{Disk, DiskKind};
+use io::disk::{ChangeRule, Disk, DiskKind};
+use io::watch::{Stale, Watch};
 use io::wire::Wire;
 use nic::{Device, FileConfig, L5oConfig, QuicConfig};
 use signal_hook::consts::SIGHUP;
@@ -26,35 +28,64 @@ use crate::tls;
 /// Accept nobody any more.
 pub(crate) struct Drain;
 
-impl App for ContentServer {
+/// The content server, and the watch over what it serves.
+struct Site {
+    server: ContentServer,
+    watch: Option<Watch>,
+}
+
+impl App for Site {
     type Message = Drain;
 
+    fn note_open(&mut self, path: &[u8]) {
+        if let Some(watch) = &mut self.watch {
+            watch.add(path);
+        }
+    }
+
+    fn begin_round(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        while let Some(stale) = watch.poll() {
+            match stale {
+                Stale::Path(path) => self.server.expire(Some(&path)),
+                Stale::All => self.server.expire(None),
+            }
+        }
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        self.watch.as_ref().map(Watch::pollable)
+    }
+
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        Self::handle_notice(self, now, host, notice);
+        self.server.handle_notice(now, host, notice);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        Self::handle_timeout(self, now, host);
+        self.server.handle_timeout(now, host);
     }
 
     fn handle_message(&mut self, now: Instant, host: &mut Host, _: Drain) {
-        self.drain(now, host);
+        self.server.drain(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        Self::poll_timeout(self)
+        self.server.poll_timeout()
     }
 
     fn poll_log(&mut self) -> Option<String> {
-        Self::poll_log(self)
+        self.server.poll_log()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        Self::visit(self, f);
+        self.server.visit(f);
+        if let Some(watch) = &self.watch {
+            watch.visit(f);
+        }
     }
 
     fn quic(&self, f: &mut dyn FnMut(quic::ConnectionInfo)) {
-        self.quic_connections().for_each(f);
+        self.server.quic_connections().for_each(f);
     }
 }
 
@@ -69,6 +100,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     // A folder that cannot be served is said so before anything is made.
     drop(open_disk(args)?);
+    if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
+        eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
+    }
     let certificates =
         args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
@@ -86,8 +120,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let mut host = Host::new(config, &capabilities, clock::entropy());
         let http3 = quic.as_ref().map(|tls| quic_config(args, &clock, tls));
         let content = content::Config { http3, ..content_config(args, &clock, tls.clone()) };
-        let app = ContentServer::new(content, &mut host)
+        let server = ContentServer::new(content, &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
+        let app = Site { server, watch: watch(args) };
         let disks = (open_disk(args)?, open_disk(args)?);
         let log = stack::open_log(args.stack.access_log.as_deref(), index)?;
         let (order, messages) = channel();
@@ -148,7 +183,15 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
         DiskArg::Uring => DiskKind::Uring,
         DiskArg::Threads => DiskKind::Threads,
     };
-    io::disk::open_disk(&args.dir, kind).map_err(|e| Failure::NoInput(e.to_string()))
+    let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
+    io::disk::open_disk_with(&args.dir, kind, rule).map_err(|e| Failure::NoInput(e.to_string()))
+}
+
+/// The watch over the folder. Without one what changes is seen a second later at the most.
+fn watch(args: &ServeArgs) -> Option<Watch> {
+    let why =
+        |error| eprintln!("outboard: changes of files are seen up to a second late ({error})");
+    Watch::new(&args.dir).map_err(why).ok()
 }
 
 fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {

@@ -4,7 +4,8 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
-use abi::{Event, Op};
+use abi::disk::{DiskAccess, DiskRequest};
+use abi::{Event, FileAccess, Op};
 use base::{Duration, Instant};
 use host::Host;
 use io::clock::Clock;
@@ -40,7 +41,7 @@ impl<A: App> HostThread<A> {
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue.bell.fd());
-        self.watch(&mut poller);
+        let changes = self.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
             // Before the round: there may be no idle moment in minutes.
             self.take_messages();
@@ -55,13 +56,18 @@ impl<A: App> HostThread<A> {
             // An error means that the kernel is out of memory: go on, more slowly.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
             self.queue.bell.awake(woken && poller.is_ready(bell));
+            if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
+                self.app.begin_round();
+            }
         }
         self.finish();
     }
 
-    /// Adds the descriptors that say that there is work, except for the bell's.
-    pub(super) fn watch(&self, poller: &mut Poller) {
+    /// Adds the descriptors that say that there is work, except for the bell's; returns the
+    /// place of the application's.
+    pub(super) fn watch(&self, poller: &mut Poller) -> Option<usize> {
         self.disk.pollable().map(|fd| poller.add(fd));
+        self.app.pollable().map(|fd| poller.add(fd))
     }
 
     /// Resets every connection.
@@ -92,7 +98,11 @@ impl<A: App> HostThread<A> {
             self.app.handle_timeout(now, &mut self.host);
             busy = true;
         }
+        let mut looked = false;
         while let Some(notice) = self.host.poll_notice() {
+            if !core::mem::replace(&mut looked, true) {
+                self.app.begin_round();
+            }
             self.app.handle_notice(now, &mut self.host, notice);
             busy = true;
         }
@@ -121,6 +131,9 @@ impl<A: App> HostThread<A> {
     fn give_ops(&mut self, now: Instant) -> bool {
         let mut any = false;
         while let Some(op) = self.next_op(now) {
+            if let Op::FileOpen { path, access: FileAccess::Content, .. } = &op {
+                self.app.note_open(path);
+            }
             if let Err(op) = self.queue.ops.push(op) {
                 self.waiting = Some(op);
                 break;
@@ -148,6 +161,9 @@ impl<A: App> HostThread<A> {
         while let Some(request) = self.host.poll_disk() {
             // The disk's queue is as long as there are connections that read: one request each.
             let mut request = request;
+            if let DiskRequest::Open { path, access: DiskAccess::Content, .. } = &request {
+                self.app.note_open(path);
+            }
             while let Err(back) = self.disk.submit(request) {
                 self.disk.flush();
                 request = back;

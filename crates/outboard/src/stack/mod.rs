@@ -15,6 +15,7 @@ mod queue;
 mod shared_thread;
 
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +55,14 @@ pub(crate) trait App: Send + 'static {
     /// What other threads tell it between two rounds.
     type Message: Send + 'static;
 
+    /// The device, or the host's disk, is about to open a file.
+    fn note_open(&mut self, _: &[u8]) {}
+    /// Looks at what else may have changed, before the first notice of a round.
+    fn begin_round(&mut self) {}
+    /// A descriptor that polls readable when [`Self::begin_round`] has something to look at.
+    fn pollable(&self) -> Option<RawFd> {
+        None
+    }
     /// Takes what [`Host::poll_notice`] gave.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
     /// Acts on deadlines that are over.

@@ -28,7 +28,7 @@ impl<A: App> SharedThread<A> {
         let device_bell = poller.add(self.device.queue.bell.fd());
         let host_bell = poller.add(self.host.queue.bell.fd());
         self.device.watch(&mut poller);
-        self.host.watch(&mut poller);
+        let changes = self.host.watch(&mut poller);
         while !stop.load(Ordering::Acquire) {
             // Before the round: there may be no idle moment in minutes.
             self.device.answer_queries();
@@ -48,6 +48,9 @@ impl<A: App> SharedThread<A> {
             let woken = sleeps && poller.wait(due).is_ok();
             self.device.queue.bell.awake(woken && poller.is_ready(device_bell));
             self.host.queue.bell.awake(woken && poller.is_ready(host_bell));
+            if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
+                self.host.app.begin_round();
+            }
         }
         self.host.finish();
         self.device.finish();

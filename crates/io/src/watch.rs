@@ -1,0 +1,356 @@
+//! What becomes of files that were asked for: told by the kernel (inotify(7)) as it happens.
+//!
+//! The content server believes for a second that a path leads to the file that it has open. A
+//! [`Watch`] shortens that to nothing: [`Watch::add`] is told of each path before it is opened, and
+//! [`Watch::poll`] says which paths may lead elsewhere by now, or to other content. An event is
+//! queued before the system call that caused it returns, so that a client that asks after a change
+//! is never answered from before it, if the watch is looked at between its request and the answer.
+//!
+//! Each directory and symbolic link on the way from the root to the file is watched, and the file.
+//! Of the directories above the root only those that hold a link, or the root itself, are. Where
+//! the kernel gives no watch (too many, a file system without), the second is all there is.
+//! Bounded: [`PATHS_MAX`] paths, then it begins anew.
+#![expect(unsafe_code, reason = "inotify")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{CString, OsStr};
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Most paths that are watched at a time.
+const PATHS_MAX: usize = 65_536;
+/// Symbolic links followed on one way, as Linux has it.
+const LINKS_MAX: usize = 40;
+/// What happens to names in a directory.
+const NAMES: u32 = libc::IN_CREATE
+    | libc::IN_DELETE
+    | libc::IN_MOVED_FROM
+    | libc::IN_MOVED_TO
+    | libc::IN_DONT_FOLLOW
+    | libc::IN_ONLYDIR;
+/// What happens to a file. Once: it is watched again when it is opened again.
+const CONTENT: u32 = libc::IN_MODIFY | libc::IN_ATTRIB | libc::IN_DONT_FOLLOW | libc::IN_ONESHOT;
+/// Bytes of an event before its name: inotify(7).
+const EVENT_BYTES: usize = 16;
+/// Bytes of events read at a time.
+const BUFFER_BYTES: usize = 16 * 1024;
+
+/// What may have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// What this path leads to.
+    Path(Box<[u8]>),
+    /// What any path leads to.
+    All,
+}
+
+/// A watch over files below a root.
+#[derive(Debug)]
+pub struct Watch {
+    root: PathBuf,
+    queue: File,
+    buffer: Vec<u8>,
+    /// The names that matter, by the watch of their directory.
+    directories: BTreeMap<i32, BTreeSet<Box<[u8]>>>,
+    /// The paths that led to a file, by its watch.
+    files: BTreeMap<i32, Vec<Box<[u8]>>>,
+    /// Paths that are watched.
+    paths: BTreeSet<Box<[u8]>>,
+    stale: VecDeque<Stale>,
+    events: u64,
+    failures: u64,
+}
+
+fn queue() -> io::Result<File> {
+    // SAFETY: no pointers are passed; the result is checked before use.
+    let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+impl Watch {
+    /// Watches nothing so far.
+    ///
+    /// # Errors
+    /// The kernel gives no queue of events: there is a limit for each user.
+    pub fn new(root: &Path) -> io::Result<Self> {
+        Ok(Self {
+            root: std::path::absolute(root)?,
+            queue: queue()?,
+            buffer: vec![0; BUFFER_BYTES],
+            directories: BTreeMap::new(),
+            files: BTreeMap::new(),
+            paths: BTreeSet::new(),
+            stale: VecDeque::new(),
+            events: 0,
+            failures: 0,
+        })
+    }
+
+    /// Watches what a path below the root leads to; to be called before it is opened. A path that
+    /// leads nowhere is not watched.
+    pub fn add(&mut self, path: &[u8]) {
+        if self.paths.contains(path) {
+            return;
+        }
+        if self.paths.len() == PATHS_MAX {
+            self.begin_anew();
+        }
+        match self.walk(path) {
+            Ok(()) => drop(self.paths.insert(path.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => self.failures += 1,
+        }
+    }
+
+    /// What may have changed since the last call.
+    pub fn poll(&mut self) -> Option<Stale> {
+        if self.stale.is_empty() {
+            self.read_events();
+        }
+        self.stale.pop_front()
+    }
+
+    /// A descriptor that polls readable when [`Self::poll`] has something to say.
+    #[must_use]
+    pub fn pollable(&self) -> RawFd {
+        self.queue.as_raw_fd()
+    }
+
+    /// Calls `f` with the name and value of each counter.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        f("watch_paths", self.paths.len() as u64);
+        f("watch_events", self.events);
+        f("watch_failures", self.failures);
+    }
+
+    fn begin_anew(&mut self) {
+        // The old queue goes with its watches. Without a new one nothing is watched any more.
+        match queue() {
+            Ok(queue) => self.queue = queue,
+            Err(_) => self.failures += 1,
+        }
+        self.directories.clear();
+        self.files.clear();
+        self.everything();
+    }
+
+    fn everything(&mut self) {
+        self.paths.clear();
+        self.stale.clear();
+        self.stale.push_back(Stale::All);
+    }
+
+    /// Goes from the root of the file system to a file as the kernel does, and watches each step
+    /// before it is taken.
+    fn walk(&mut self, path: &[u8]) -> io::Result<()> {
+        let mut ahead = Vec::new();
+        push_names(&mut ahead, path);
+        let below_root = ahead.len();
+        push_names(&mut ahead, self.root.as_os_str().as_bytes());
+        let (mut at, mut links) = (PathBuf::from("/"), 0);
+        while let Some(name) = ahead.pop() {
+            if *name == *b".." {
+                at.pop();
+                continue;
+            }
+            let next = at.join(OsStr::from_bytes(&name));
+            let is_link = |meta: &Metadata| meta.file_type().is_symlink();
+            let wanted = ahead.len() <= below_root || is_link(&next.symlink_metadata()?);
+            if wanted {
+                self.watch_name(&at, &next, &name)?;
+            }
+            // Looked at once it is watched.
+            let meta = next.symlink_metadata()?;
+            if is_link(&meta) {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(io::Error::from_raw_os_error(libc::ELOOP));
+                }
+                let target = next.read_link()?.into_os_string().into_vec();
+                if target.first() == Some(&b'/') {
+                    at = PathBuf::from("/");
+                }
+                push_names(&mut ahead, &target);
+            } else {
+                at = next;
+            }
+        }
+        if at.symlink_metadata()?.is_file() {
+            let watch = self.watch(&at, CONTENT)?;
+            self.files.entry(watch).or_default().push(path.into());
+        }
+        Ok(())
+    }
+
+    /// Watches a name in a directory. One that is not there is not kept: clients choose them.
+    fn watch_name(&mut self, directory: &Path, whole: &Path, name: &[u8]) -> io::Result<()> {
+        let watch = self.watch(directory, NAMES)?;
+        let names = self.directories.entry(watch).or_default();
+        whole.symlink_metadata()?;
+        names.insert(name.into());
+        Ok(())
+    }
+
+    fn watch(&self, path: &Path, mask: u32) -> io::Result<i32> {
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: the path is NUL-terminated and outlives the call; the descriptor is open.
+        match unsafe { libc::inotify_add_watch(self.queue.as_raw_fd(), path.as_ptr(), mask) } {
+            watch @ 0.. => Ok(watch),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn read_events(&mut self) {
+        let mut buffer = core::mem::take(&mut self.buffer);
+        // EAGAIN: nothing has happened.
+        let read = self.queue.read(&mut buffer).unwrap_or(0);
+        let mut rest = buffer.get(..read).unwrap_or_default();
+        while let Some((head, behind)) = rest.split_first_chunk::<EVENT_BYTES>() {
+            let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+            let watch = i32::from_ne_bytes(word(0).to_ne_bytes());
+            let (mask, len) = (word(4), word(12));
+            let Some((name, next)) = behind.split_at_checked(len as usize) else { break };
+            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+            self.handle_event(watch, mask, name);
+            rest = next;
+        }
+        self.buffer = buffer;
+    }
+
+    fn handle_event(&mut self, watch: i32, mask: u32, name: &[u8]) {
+        self.events += 1;
+        if mask & libc::IN_Q_OVERFLOW != 0 {
+            return self.everything();
+        }
+        if let Some(paths) = self.files.remove(&watch) {
+            for path in paths {
+                self.paths.remove(&path);
+                self.stale.push_back(Stale::Path(path));
+            }
+        }
+        let Some(names) = self.directories.get(&watch) else { return };
+        if mask & libc::IN_IGNORED != 0 {
+            // The directory is gone.
+            self.directories.remove(&watch);
+            self.everything();
+        } else if names.contains(name) {
+            self.everything();
+        }
+    }
+}
+
+/// Puts the names of a path on top of a stack, the first one uppermost.
+fn push_names(stack: &mut Vec<Box<[u8]>>, path: &[u8]) {
+    let names = path.split(|byte| *byte == b'/').rev();
+    stack.extend(names.filter(|name| !matches!(*name, b"" | b".")).map(Box::from));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, OpenOptions};
+    use std::io::Write as _;
+    use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
+
+    fn site() -> (TempDir, Watch) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("one/sub")).unwrap();
+        fs::create_dir_all(dir.path().join("two/sub")).unwrap();
+        for release in ["one", "two"] {
+            fs::write(dir.path().join(release).join("sub/a"), release).unwrap();
+            fs::write(dir.path().join(release).join("b"), release).unwrap();
+        }
+        symlink("sub/a", dir.path().join("one/link")).unwrap();
+        symlink("one", dir.path().join("site")).unwrap();
+        let watch = Watch::new(&dir.path().join("site")).unwrap();
+        (dir, watch)
+    }
+
+    fn all(watch: &mut Watch) -> Vec<Stale> {
+        core::iter::from_fn(|| watch.poll()).collect()
+    }
+
+    fn path(path: &[u8]) -> Stale {
+        Stale::Path(path.into())
+    }
+
+    #[test]
+    fn content_and_attributes_of_a_file_concern_its_paths() {
+        let (dir, mut watch) = site();
+        for name in [&b"sub/a"[..], b"b", b"link"] {
+            watch.add(name);
+        }
+        assert_eq!(all(&mut watch), []);
+        let file = dir.path().join("one/sub/a");
+        OpenOptions::new().append(true).open(&file).unwrap().write_all(b"more").unwrap();
+        assert_eq!(all(&mut watch), [path(b"sub/a"), path(b"link")]);
+        // Told once; it is watched again when it is asked for again.
+        fs::write(&file, "again").unwrap();
+        assert_eq!(all(&mut watch), []);
+        watch.add(b"sub/a");
+        fs::write(&file, "again").unwrap();
+        assert_eq!(all(&mut watch), [path(b"sub/a")]);
+        fs::set_permissions(
+            dir.path().join("one/b"),
+            fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o600)),
+        )
+        .unwrap();
+        assert_eq!(all(&mut watch), [path(b"b")]);
+        // Reading is no change.
+        watch.add(b"b");
+        fs::read(dir.path().join("one/b")).unwrap();
+        assert_eq!(all(&mut watch), []);
+    }
+
+    #[test]
+    fn names_on_the_way_concern_every_path() {
+        let swap = |dir: &TempDir, from: &str, to: &str| {
+            fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
+        };
+        let changes: [(&str, &dyn Fn(&TempDir)); 4] = [
+            ("the root leads elsewhere", &|dir| {
+                symlink("two", dir.path().join("new")).unwrap();
+                swap(dir, "new", "site");
+            }),
+            ("a file is replaced", &|dir| swap(dir, "two/sub/a", "one/sub/a")),
+            ("a directory is moved away", &|dir| swap(dir, "one/sub", "one/gone")),
+            ("a link leads elsewhere", &|dir| {
+                symlink("b", dir.path().join("new")).unwrap();
+                swap(dir, "new", "one/link");
+            }),
+        ];
+        for (what, change) in changes {
+            let (dir, mut watch) = site();
+            watch.add(b"link");
+            assert_eq!(all(&mut watch), [], "{what}");
+            change(&dir);
+            assert!(all(&mut watch).contains(&Stale::All), "{what}");
+            watch.add(b"link");
+            assert_eq!(all(&mut watch), [], "{what}: watched anew");
+        }
+    }
+
+    #[test]
+    fn what_does_not_concern_a_path_is_silent() {
+        let (dir, mut watch) = site();
+        watch.add(b"sub/a");
+        for nth in 0..100 {
+            watch.add(format!("missing/{nth}").as_bytes());
+            watch.add(format!("sub/missing{nth}").as_bytes());
+        }
+        fs::write(dir.path().join("one/sub/other"), "other").unwrap();
+        fs::write(dir.path().join("one/other"), "other").unwrap();
+        fs::write(dir.path().join("two/b"), "other").unwrap();
+        assert_eq!(all(&mut watch), []);
+        let names: usize = watch.directories.values().map(BTreeSet::len).sum();
+        assert!(names <= 4 && watch.paths.len() == 1, "{names}: what is not there is not kept");
+    }
+}

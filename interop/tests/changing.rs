@@ -1,0 +1,279 @@
+//! Files that change while they are served: what touches only metadata, an append and a deployment
+//! end no transfer, truncation and rewriting in place do, and the next request has what is there
+//! now. Over TCP and QUIC, with offload and without.
+
+use interop::{Counters, Files, Server, pattern, sha256};
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
+
+/// More than the device has memory for, so that it reads to the end.
+const BYTES: u64 = 96 << 20;
+const MEMORY: [&str; 2] = ["--file-memory", "8"];
+/// What a transfer has to have sent before the file is touched.
+const BEGUN: u64 = 1 << 20;
+
+/// How a file is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    Http,
+    Https,
+    Http3,
+}
+
+const CLIENTS: [Client; 3] = [Client::Http, Client::Https, Client::Http3];
+
+impl Client {
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Http => &[],
+            Self::Https => &["--tls"],
+            Self::Http3 => &["--tls", "--http3"],
+        }
+    }
+
+    /// Begins to fetch `/a.bin` to a file, slowly enough that it can be changed meanwhile.
+    fn begin(self, server: &Server, to: &Path) -> Child {
+        let mut command = match self {
+            Self::Http | Self::Https => {
+                let scheme = if self == Self::Http { "http" } else { "https" };
+                let mut command = server.command("curl");
+                command.args(["-skS", "--max-time", "120", "--limit-rate", "24M", "-o"]).arg(to);
+                command.arg(format!("{scheme}://10.77.0.2/a.bin"));
+                command
+            }
+            Self::Http3 => {
+                let mut command = server.command(H3GET);
+                command.args(["10.77.0.2:443", "/a.bin"]).arg(to);
+                command
+            }
+        };
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the client")
+    }
+}
+
+/// File bytes that the device sent so far, and those that the host read.
+fn sent(client: Client, stat: &Counters) -> [u64; 2] {
+    let names = match client {
+        Client::Http | Client::Https => ["file_offload_bytes", "file_fallback_bytes"],
+        Client::Http3 => ["quic_file_bytes_offloaded", "quic_file_bytes_software"],
+    };
+    names.map(|name| stat.get(name))
+}
+
+/// A transfer that has begun.
+struct Transfer {
+    server: Server,
+    child: Child,
+    got: PathBuf,
+    _folder: Files,
+}
+
+impl Transfer {
+    fn begin(files: &Files, client: Client, options: &[&str]) -> Self {
+        let options = [client.options(), &MEMORY, options].concat();
+        let server = Server::start(files.path(), &options);
+        let folder = Files::new(TMP);
+        let got = folder.path().join("got");
+        let child = client.begin(&server, &got);
+        let mut transfer = Self { server, child, got, _folder: folder };
+        while sent(client, &transfer.server.stat()).iter().sum::<u64>() < BEGUN {
+            assert!(!transfer.is_over(), "over before it was touched");
+        }
+        transfer
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.child.try_wait().expect("the client").is_some()
+    }
+
+    /// Stops the client, so that the transfer stands still once its windows are full, or lets it
+    /// go on.
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.expect("kill").success());
+    }
+
+    /// Does something to the file while the transfer stands still.
+    fn meanwhile(&self, change: impl FnOnce()) {
+        self.signal("STOP");
+        change();
+        self.signal("CONT");
+    }
+
+    /// Waits for the end; says whether the client is content, and gives what it has.
+    fn end(mut self) -> (bool, Vec<u8>, Counters) {
+        let good = self.child.wait().expect("the client").success();
+        let stat = self.server.stat();
+        (good, fs::read(&self.got).unwrap_or_default(), stat)
+    }
+}
+
+fn append(path: &Path) {
+    let mut file = OpenOptions::new().append(true).open(path).expect("the file");
+    file.write_all(b"appended").expect("room");
+}
+
+/// What changes nothing that was promised.
+fn touch_all(path: &Path) {
+    let mode = |bits| fs::set_permissions(path, Permissions::from_mode(bits)).expect("chmod");
+    mode(0o600);
+    mode(0o644);
+    assert!(Command::new("touch").arg("-a").arg(path).status().expect("touch").success());
+    let link = path.with_extension("link");
+    fs::hard_link(path, &link).expect("ln");
+    fs::remove_file(link).expect("rm");
+    append(path);
+}
+
+/// Puts a new file in the place of an old one, as deployments do.
+fn replace(path: &Path, content: impl AsRef<[u8]>) {
+    let new = path.with_extension("new");
+    fs::write(&new, content).expect("room");
+    fs::rename(new, path).expect("mv");
+}
+
+fn survives(client: Client, offload: &str) {
+    let files = Files::new(TMP);
+    let path = files.fill("a.bin", BYTES);
+    let mut transfer = Transfer::begin(&files, client, &["--offload", offload]);
+    for _ in 0..3 {
+        transfer.meanwhile(|| touch_all(&path));
+    }
+    transfer.meanwhile(|| replace(&path, "another release"));
+    transfer.meanwhile(|| {
+        fs::remove_file(&path).expect("rm");
+        fs::write(&path, "and another").expect("room");
+    });
+    while !transfer.is_over() {
+        touch_all(&path);
+    }
+    let (good, got, stat) = transfer.end();
+    assert!(
+        good && got == pattern(got.len().min(BYTES as usize)),
+        "{client:?} {offload}: {} bytes",
+        got.len()
+    );
+    assert_eq!(got.len() as u64, BYTES, "{client:?} {offload}: {} bytes", got.len());
+    let [by_device, by_host] = sent(client, &stat);
+    assert_eq!(by_device > by_host, offload == "all", "{client:?} {offload}: {by_device}");
+    assert_eq!(stat.get("http_aborted_file"), 0, "{client:?} {offload}");
+}
+
+#[test]
+fn touches_appends_and_deployments_end_no_transfer() {
+    for client in CLIENTS {
+        survives(client, "all");
+        survives(client, "none");
+    }
+}
+
+#[test]
+fn rewriting_and_truncation_end_transfers() {
+    let changes: [(&str, fn(&Path)); 3] = [
+        ("truncated", |path| {
+            OpenOptions::new().write(true).open(path).unwrap().set_len(BYTES / 2).unwrap();
+        }),
+        ("rewritten", |path| fs::write(path, vec![7; BYTES as usize]).unwrap()),
+        ("rewritten to be longer", |path| fs::write(path, vec![7; BYTES as usize + 9]).unwrap()),
+    ];
+    for (client, offload) in CLIENTS.into_iter().flat_map(|c| [(c, "all"), (c, "none")]) {
+        for (what, change) in changes {
+            let files = Files::new(TMP);
+            let path = files.fill("a.bin", BYTES);
+            let transfer = Transfer::begin(&files, client, &["--offload", offload]);
+            transfer.meanwhile(|| change(&path));
+            let (good, got, stat) = transfer.end();
+            let label = format!("{client:?} {offload} {what}");
+            assert!(!good, "{label}: {} bytes", got.len());
+            assert!(got.len() < BYTES as usize, "{label}: {} bytes", got.len());
+            assert!(got == pattern(BYTES as usize)[..got.len()], "{label}: mixed");
+            assert!(stat.get("http_requests") > 0, "{label}");
+        }
+    }
+}
+
+#[test]
+fn strict_files_end_transfers_at_any_touch() {
+    for (client, offload) in CLIENTS.into_iter().flat_map(|c| [(c, "all"), (c, "none")]) {
+        let files = Files::new(TMP);
+        let path = files.fill("a.bin", BYTES);
+        let options = ["--offload", offload, "--strict-files"];
+        let transfer = Transfer::begin(&files, client, &options);
+        transfer.meanwhile(|| {
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
+        });
+        let (good, got, _) = transfer.end();
+        assert!(!good && got.len() < BYTES as usize, "{client:?} {offload}: {} bytes", got.len());
+    }
+}
+
+/// Says what is served at `/a` again and again, each time right after it has changed.
+#[test]
+fn new_content_is_served_at_the_next_request() {
+    let changes: [(&str, fn(&Path, &str)); 3] = [
+        ("replaced", |root, text| replace(&root.join("one/a"), text)),
+        ("rewritten in place", |root, text| fs::write(root.join("one/a"), text).unwrap()),
+        ("the root leads elsewhere", |root, text| {
+            let release = root.join(text);
+            fs::create_dir(&release).unwrap();
+            fs::write(release.join("a"), text).unwrap();
+            symlink(text, root.join("next")).unwrap();
+            fs::rename(root.join("next"), root.join("current")).unwrap();
+        }),
+    ];
+    for options in [&[][..], &["--offload", "none"], &["--queues", "2", "--threads", "two"]] {
+        for (what, change) in changes {
+            let files = Files::new(TMP);
+            files.write("one/a", "first");
+            symlink("one", files.path().join("current")).expect("ln");
+            let server = Server::start(&files.path().join("current"), options);
+            assert_eq!(server.get("/a", &[]).body, b"first");
+            for round in 0..20 {
+                // Of the same length, so that only time stamps tell.
+                let text = format!("r{round:04}");
+                change(files.path(), &text);
+                let body = server.get("/a", &[]).body;
+                assert_eq!(String::from_utf8_lossy(&body), text, "{what} {options:?}");
+            }
+            let stat = server.stat();
+            assert!(stat.get("http_files_expired") >= 20, "{what} {options:?}");
+            assert_eq!(stat.get("watch_failures"), 0, "{what} {options:?}");
+        }
+    }
+}
+
+#[test]
+fn names_are_bytes() {
+    let files = Files::new(TMP);
+    let folder = files.path().join(OsStr::from_bytes(b"d\xff"));
+    fs::create_dir(&folder).expect("mkdir");
+    let path = folder.join(OsStr::from_bytes(b"\xe9t\xe9.html"));
+    fs::write(&path, "not UTF-8").expect("room");
+    for options in [&["--offload", "all"], &["--offload", "none"]] {
+        let server = Server::start(files.path(), options);
+        let response = server.get("/d%ff/%e9t%E9.html", &[]);
+        assert_eq!((response.status, &response.body[..]), (200, &b"not UTF-8"[..]));
+        assert_eq!(response.field("content-type"), "text/html; charset=utf-8");
+        // The link of a directory names the same bytes.
+        let moved = server.get("/d%ff", &[]);
+        assert_eq!((moved.status, moved.field("location")), (301, "/d%FF/"));
+        for (target, status) in [("/d%fe/x", 404), ("/%c0%ae%c0%ae/x", 404), ("/d%ff/%00", 400)] {
+            assert_eq!(server.get(target, &[]).status, status, "{target}");
+        }
+    }
+    let server = Server::start(files.path(), &["--tls", "--http3"]);
+    let got = files.path().join("got");
+    let mut command = server.command(H3GET);
+    command.args(["10.77.0.2:443", "/d%ff/%e9t%E9.html"]).arg(&got);
+    assert!(command.output().expect("the client").status.success());
+    assert_eq!(sha256(&got), sha256(&path));
+}
