@@ -46,7 +46,8 @@ impl Seen {
                 Incoming::Ready => {
                     self.ready = true;
                     for tag in 0..TAGS {
-                        let back = transport.expect(host, tag, 0, AWAITED, AlignedBuf::new(2));
+                        let back =
+                            transport.expect(host, (tag, tag), 0, AWAITED, AlignedBuf::new(2));
                         assert!(back.is_none());
                     }
                     self.awaited = TAGS;

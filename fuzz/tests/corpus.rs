@@ -36,3 +36,11 @@ fn transport() {
 fn target() {
     replay("target");
 }
+
+/// Data for a tag that has all its data ends the connection by the same fault, whether its buffer
+/// is here already or still with the device.
+#[test]
+fn data_beyond_a_buffer_that_is_full() {
+    let input = include_bytes!("../corpus/transport/0e6c8b66c8bf1ef75a1a21849d2f86e01bf35f07");
+    fuzz::transport::run(input);
+}

@@ -77,7 +77,8 @@ impl End {
             match incoming {
                 Incoming::Ready => {
                     let transport = self.transport.as_mut().unwrap();
-                    let back = transport.expect(host, TAG, 0, AWAITED, AlignedBuf::new(2));
+                    let cccid = if self.role.is_ok() { 1 } else { TAG };
+                    let back = transport.expect(host, (cccid, TAG), 0, AWAITED, AlignedBuf::new(2));
                     assert!(back.is_none());
                     if self.role.is_err() {
                         transport.send_command(host, &[0; 64], Bytes::new());
@@ -219,6 +220,7 @@ fn what_a_target_does_not_take() {
         pdu[72] ^= 1;
         pdu
     };
+    let no_data = vec![0x07, 0, 24, 0, 24, 0, 0, 0];
     let came = u32::from_le_bytes(wrong_digest[72..76].try_into().unwrap());
     let cases: Vec<(&str, Vec<Vec<u8>>, Fault)> = vec![
         ("no ICReq", vec![pdu(&Header::CapsuleCmd([0; 64]), 0, &Rules::NONE)], Fault::SEQUENCE),
@@ -227,6 +229,8 @@ fn what_a_target_does_not_take() {
         ("a second", vec![open(), open()], Fault::SEQUENCE),
         ("type", vec![open(), patched(command(0), 0, 0x0a, 72)], field(at::TYPE)),
         ("direction", vec![open(), pdu(&Header::CapsuleResp([0; 16]), 0, &RULES)], field(at::TYPE)),
+        // The type is judged before a field that would be wrong as well: C2HData without data.
+        ("read data", vec![open(), no_data], field(at::TYPE)),
         ("HLEN", vec![open(), patched(command(0), 2, 24, 72)], field(at::HLEN)),
         ("PLEN", vec![open(), patched(command(0), 4, 75, 72)], field(at::PLEN)),
         ("flags", vec![open(), patched(command(0), 1, 0, 72)], field(at::FLAGS)),
@@ -234,6 +238,8 @@ fn what_a_target_does_not_take() {
         ("capsule", vec![open(), command(1028)], Fault::LIMIT_EXCEEDED),
         ("header digest", vec![open(), wrong_digest], Fault::header_digest(came)),
         ("tag", vec![open(), h2c(&|d| d.ttag = 8)], field(at::TTAG)),
+        ("command", vec![open(), h2c(&|d| d.cccid = 2)], field(at::CCCID)),
+        ("last", vec![open(), h2c(&|d| d.last = true)], field(at::FLAGS)),
         ("behind", vec![open(), h2c(&|d| d.offset = AWAITED)], Fault::OUT_OF_RANGE),
         ("a hole", vec![open(), h2c(&|d| d.offset = 512)], Fault::OUT_OF_RANGE),
         ("long", vec![open(), h2c(&|d| d.len = 4100)], Fault::LIMIT_EXCEEDED),

@@ -131,7 +131,7 @@ impl Asker {
             if command.write && command.len <= CAPSULE {
                 data = text(command.at, command.len, 1).into();
             } else if !command.write {
-                let back = transport.expect(host, cid, 0, command.len, buffer(command.len));
+                let back = transport.expect(host, (cid, cid), 0, command.len, buffer(command.len));
                 assert!(back.is_none(), "the tag is free");
             }
             transport.send_command(host, &command.sqe(cid), data);
@@ -244,7 +244,9 @@ impl Server {
         } else if data.is_empty() {
             let ttag = (0..).find(|ttag| !self.writes.contains_key(ttag)).unwrap();
             self.writes.insert(ttag, (cid, command));
-            assert!(transport.expect(host, ttag, 0, command.len, buffer(command.len)).is_none());
+            assert!(
+                transport.expect(host, (cid, ttag), 0, command.len, buffer(command.len)).is_none()
+            );
             transport.send_r2t(host, (cid, ttag), 0, command.len);
         } else {
             assert!(data[..] == text(command.at, command.len, 1)[..]);

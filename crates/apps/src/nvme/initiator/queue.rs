@@ -204,7 +204,9 @@ impl Queue {
             }
             Data::In { buffer, len } => {
                 let pages = buffer.len() / PAGE_BYTES;
-                if let Some(buffer) = self.channel.transport.expect(host, cid, 0, len, buffer) {
+                if let Some(buffer) =
+                    self.channel.transport.expect(host, (cid, cid), 0, len, buffer)
+                {
                     self.free.push_back(cid);
                     return Err(Data::In { buffer, len });
                 }
@@ -295,10 +297,16 @@ impl Queue {
     ) -> Result<Option<Answer>, Fault> {
         let cid = completion.cid;
         let unknown = Fault::field(at::ENTRY + CQE_CID);
+        let received = self.channel.transport.received(cid);
         let open = self.open_mut(cid).filter(|open| open.completion.is_none());
         let open = open.ok_or(unknown)?;
         open.completion = Some(completion);
-        if matches!(open.moves, Moves::In { buffer: None, .. }) {
+        if let Moves::In { buffer: None, len, .. } = open.moves {
+            // Said before the buffer is back: that may be with a device, and what comes meanwhile
+            // must not end the connection for another reason.
+            if completion.status.is_success() && received.is_some_and(|bytes| bytes < len) {
+                return Err(Fault::SEQUENCE);
+            }
             // All that was awaited has come, or never will.
             self.channel.transport.reclaim(host, cid);
             return Ok(None);

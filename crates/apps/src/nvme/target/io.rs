@@ -222,7 +222,7 @@ impl<L: Link> Turn<'_, L> {
         };
         op.stage = Stage::Data { tag };
         // A tag is free again only when its buffer came back.
-        let refused = self.conn.link.expect(self.host, tag, len, buffer);
+        let refused = self.conn.link.expect(self.host, (cid, tag), len, buffer);
         debug_assert!(refused.is_none(), "the tag is free, and the buffer long enough");
         self.conn.link.send_r2t(self.host, cid, tag, len);
     }

@@ -33,7 +33,7 @@ pub(super) trait Link {
     fn expect(
         &mut self,
         host: &mut Self::Host,
-        tag: u16,
+        cid_and_tag: (u16, u16),
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf>;
@@ -90,11 +90,11 @@ impl Link for Channel {
     fn expect(
         &mut self,
         host: &mut Host,
-        tag: u16,
+        cid_and_tag: (u16, u16),
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf> {
-        self.transport.expect(host, tag, 0, len, buffer)
+        self.transport.expect(host, cid_and_tag, 0, len, buffer)
     }
 
     fn terminate(&mut self, host: &mut Host, why: Fault) {

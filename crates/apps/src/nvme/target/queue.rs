@@ -170,9 +170,8 @@ impl<L: Link> Turn<'_, L> {
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.handle_command(&Command::parse(&sqe), data, digest_ok);
                 }
-                Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok } => {
-                    let end = last.then(|| offset.saturating_add(len));
-                    self.handle_write_data((cccid, ttag), end, digest_ok);
+                Incoming::WriteData { ttag, digest_ok, .. } => {
+                    self.handle_write_data(ttag, digest_ok);
                 }
                 Incoming::Buffer { tag, buffer } => {
                     let queue = self.conn.queue.as_mut();
@@ -343,20 +342,13 @@ impl<L: Link> Turn<'_, L> {
         self.answer(&completion);
     }
 
-    /// A part of a write's data came, which is the last if it has an `end`. Order and lengths are
-    /// the transport's to check.
-    fn handle_write_data(&mut self, (cccid, tag): (u16, u16), end: Option<u32>, digest_ok: bool) {
+    /// A part of a write's data came. The transport has checked its command, its place and whether
+    /// it may be the last: it ends the connection at the header, before any data.
+    fn handle_write_data(&mut self, tag: u16, digest_ok: bool) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
             return self.terminate(Fault::field(at::TTAG));
         };
-        if op.cid != cccid {
-            return self.terminate(Fault::field(at::CCCID));
-        }
-        // LAST_PDU where more was asked for (tcp, section 3.6.2.7): that would never come.
-        if end.is_some_and(|end| end < op.data_len) {
-            return self.terminate(Fault::field(at::FLAGS));
-        }
         op.spoilt |= !digest_ok;
         queue.data_since = Some(self.now);
     }

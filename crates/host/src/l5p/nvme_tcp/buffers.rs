@@ -44,6 +44,8 @@ enum Place {
 /// What is awaited under a tag.
 #[derive(Debug)]
 pub(super) struct Awaited {
+    /// The command that the data belongs to.
+    pub(super) cccid: u16,
     /// Where in the command's data the buffer begins.
     offset: u32,
     len: u32,
@@ -74,7 +76,17 @@ impl Awaited {
     pub(super) fn takes(&self, offset: u32, len: u32) -> bool {
         offset.checked_sub(self.offset) == Some(self.received)
             && self.received.checked_add(len).is_some_and(|end| end <= self.len)
-            && !self.unwanted
+    }
+
+    /// Whether data may still come: not once all of it has, nor once the user has given it up. The
+    /// buffer may then be with the device for a while, which the peer must not see.
+    pub(super) const fn is_open(&self) -> bool {
+        self.received < self.len && !self.unwanted
+    }
+
+    /// Whether `len` bytes more are all that is awaited.
+    pub(super) const fn completes(&self, len: u32) -> bool {
+        self.received.saturating_add(len) == self.len
     }
 
     /// The device has placed so many bytes more.
@@ -205,7 +217,7 @@ impl Buffers {
     /// Awaits data under a tag. `lent` is what the device has the buffer as, or the buffer.
     pub(super) fn insert(
         &mut self,
-        tag: u16,
+        (cccid, tag): (u16, u16),
         (offset, len): (u32, u32),
         lent: Result<DdpId, AlignedBuf>,
     ) {
@@ -213,6 +225,7 @@ impl Buffers {
             self.by_tag.resize_with(usize::from(tag) + 1, || None);
         }
         let awaited = Awaited {
+            cccid,
             offset,
             len,
             received: 0,
@@ -267,7 +280,7 @@ mod tests {
     #[test]
     fn pieces_that_were_not_placed() {
         let mut buffers = Buffers::default();
-        buffers.insert(3, (0, 1 << 16), Ok(DdpId(1)));
+        buffers.insert((9, 3), (0, 1 << 16), Ok(DdpId(1)));
         let awaited = buffers.get_mut(3).unwrap();
         for offset in (0..4096).step_by(4) {
             awaited.write(offset, &offset.to_le_bytes());

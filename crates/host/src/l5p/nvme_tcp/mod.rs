@@ -281,13 +281,14 @@ impl Transport {
         }
     }
 
-    /// Data that comes under `tag` and begins at `offset` of the command's data goes to a buffer,
-    /// `len` bytes of it, until all of them have come. To be called before the command, or the R2T,
-    /// is sent. A tag that is in use, or a length that the buffer has not, gives the buffer back.
+    /// Registers a buffer for data of the command `cccid` that comes under `tag` (an initiator's
+    /// tag is the command's identifier) and begins at `offset` of the command's data: `len` bytes,
+    /// until all of them have come. To be called before the command, or the R2T, is sent. Returns
+    /// the buffer if the tag is in use or the buffer is shorter than `len`.
     pub fn expect(
         &mut self,
         host: &mut Host,
-        tag: u16,
+        (cccid, tag): (u16, u16),
         offset: u32,
         len: u32,
         buffer: AlignedBuf,
@@ -296,8 +297,15 @@ impl Transport {
             return Some(buffer);
         }
         let lent = host.nvme_lend(self.socket, (tag, offset, len, 0), buffer);
-        self.buffers.insert(tag, (offset, len), lent);
+        self.buffers.insert((cccid, tag), (offset, len), lent);
         None
+    }
+
+    /// Returns how many bytes have come under a tag, whether or not the device still has the
+    /// buffer; none if nothing is awaited under it.
+    #[must_use]
+    pub fn received(&self, tag: u16) -> Option<u32> {
+        self.buffers.get(tag).map(|awaited| awaited.received)
     }
 
     /// Gives a buffer up, whatever has come of it: [`Incoming::Buffer`] follows. Data that still

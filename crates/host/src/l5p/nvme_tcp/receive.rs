@@ -306,15 +306,22 @@ impl Transport {
 
     /// Goes on where a header, or a PDU, is complete.
     fn finish(&mut self, host: &mut Host) {
-        let receiver = &mut self.receiver;
+        let receiver = &self.receiver;
         let Some(pdu) = &receiver.pdu else {
             let Some(first) =
                 receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
             else {
                 return;
             };
-            let parsed = Common::parse(first, &receiver.rules);
-            let whole = parsed.map(|common| (common, receiver.have >= front_bytes(&common)));
+            let have = receiver.have;
+            let kind = Kind::from_byte(first[0]);
+            // The type is judged before any other field: the other fields of a PDU that must not
+            // come have no meaning.
+            let parsed = kind
+                .ok_or(Fault::field(at::TYPE))
+                .and_then(|kind| self.check_kind(kind))
+                .and_then(|()| Common::parse(first, &receiver.rules));
+            let whole = parsed.map(|common| (common, have >= front_bytes(&common)));
             match whole {
                 Ok((common, true)) => {
                     if let Err(fault) = self.handle_header(host, common) {
@@ -322,15 +329,13 @@ impl Transport {
                     }
                 }
                 Ok((_, false)) => {}
-                Err(fault) => {
-                    let kind = Kind::from_byte(receiver.front[0]);
-                    self.reject(host, fault, kind.unwrap_or(Kind::CapsuleCmd));
-                }
+                Err(fault) => self.reject(host, fault, kind.unwrap_or(Kind::CapsuleCmd)),
             }
             return;
         };
         let digest = if pdu.common.data_digest().is_some() { DIGEST_BYTES as usize } else { 0 };
         if pdu.done == pdu.common.data_len && receiver.have >= digest {
+            let receiver = &mut self.receiver;
             receiver.have = 0;
             if let Some(pdu) = receiver.pdu.take() {
                 let begin = pdu.begin;
@@ -365,7 +370,6 @@ impl Transport {
                 return Err(Fault::header_digest(came));
             }
         }
-        self.check_kind(common.kind)?;
         let header = Header::parse(&common, &self.receiver.front[..bare])?;
         self.check_data(&header, &common)?;
         let receiver = &mut self.receiver;
@@ -420,10 +424,21 @@ impl Transport {
                 return Err(Fault::LIMIT_EXCEEDED);
             }
         }
-        let awaited = self.buffers.get(tag).ok_or_else(|| Fault::field(wrong))?;
+        // A buffer that the device has not given back yet stays under its tag, but only here: what
+        // the peer is told must not depend on the device.
+        let awaited = self.buffers.get(tag).filter(|awaited| awaited.is_open());
+        let awaited = awaited.ok_or_else(|| Fault::field(wrong))?;
+        if awaited.cccid != data.cccid {
+            return Err(Fault::field(at::CCCID));
+        }
         // In order and without holes, as Linux and SPDK have it.
         if !awaited.takes(data.offset, data.len) {
             return Err(Fault::OUT_OF_RANGE);
+        }
+        // LAST_PDU of an R2T that asked for more (tcp, section 3.6.2.7): the rest would never come.
+        let write = matches!(header, Header::H2CData(_));
+        if write && data.last && !awaited.completes(data.len) {
+            return Err(Fault::field(at::FLAGS));
         }
         Ok(())
     }

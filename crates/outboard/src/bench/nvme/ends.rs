@@ -275,7 +275,8 @@ impl NvmeEnd {
             if let Some(command) = link.commands.get_mut(usize::from(cid)) {
                 *command = Command { at, ended: false, lent: !write };
             }
-            let back = buffer.and_then(|buffer| transport.expect(host, cid, 0, bytes, buffer));
+            let back =
+                buffer.and_then(|buffer| transport.expect(host, (cid, cid), 0, bytes, buffer));
             if back.is_some() {
                 self.errors.push("a tag that is in use".to_owned());
             }
@@ -300,7 +301,7 @@ impl NvmeEnd {
             if let Some(command) = link.commands.get_mut(usize::from(cid)) {
                 command.at = at;
             }
-            if transport.expect(host, cid, 0, bytes, buffer).is_some() {
+            if transport.expect(host, (cid, cid), 0, bytes, buffer).is_some() {
                 self.errors.push("a tag that is in use".to_owned());
             }
             transport.send_r2t(host, (cid, cid), 0, bytes);

@@ -305,23 +305,6 @@ fn data_that_comes_byte_by_byte() {
 }
 
 #[test]
-fn the_last_data_is_the_last() {
-    let mut rig = Rig::new();
-    let all = rig.attach(1, 1);
-    let ttag = tag_of(&rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]));
-    let part = |offset, last| {
-        let (cccid, len, digest_ok) = (1, BLOCK_LEN / 4, true);
-        Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok }
-    };
-    rig.come(&all[1], part(0, false));
-    assert_eq!(rig.sent(&all[1]), []);
-    rig.come(&all[1], part(BLOCK_LEN / 4, true));
-    let sent = rig.sent(&all[1]);
-    assert_eq!(sent, [Sent::Terminated(Fault::field(at::FLAGS)), Sent::End(true)]);
-    assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
-}
-
-#[test]
 fn a_connection_that_is_lost_while_it_waits_ends() {
     let mut rig = Rig::new();
     let all = rig.attach(1, 1);

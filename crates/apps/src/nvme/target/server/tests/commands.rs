@@ -540,18 +540,15 @@ fn identifiers_twice_and_too_many_commands() {
 }
 
 #[test]
-fn data_for_another_command() {
+fn data_for_no_command() {
     let mut rig = Rig::new();
-    let all = rig.attach(1, 2);
-    for (peer, cccid, ttag, fault) in
-        [(&all[1], 2, 0, Fault::field(at::CCCID)), (&all[2], 1, 9, Fault::field(at::TTAG))]
-    {
-        rig.command(peer, &blocks(io::WRITE, 1, 0, 1), &[]);
-        let (offset, len) = (0, BLOCK_LEN);
-        let data = Incoming::WriteData { cccid, ttag, offset, len, last: true, digest_ok: true };
-        rig.come(peer, data);
-        assert_eq!(rig.sent(peer), [Sent::Terminated(fault), Sent::End(true)]);
-    }
+    let all = rig.attach(1, 1);
+    rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
+    let (offset, len) = (0, BLOCK_LEN);
+    let data = Incoming::WriteData { cccid: 1, ttag: 9, offset, len, last: true, digest_ok: true };
+    rig.come(&all[1], data);
+    let fault = Fault::field(at::TTAG);
+    assert_eq!(rig.sent(&all[1]), [Sent::Terminated(fault), Sent::End(true)]);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }
 

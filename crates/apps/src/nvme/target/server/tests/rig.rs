@@ -111,7 +111,7 @@ impl Link for FakeLink {
     fn expect(
         &mut self,
         _: &mut FakeDisk,
-        tag: u16,
+        (_, tag): (u16, u16),
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf> {
