@@ -173,6 +173,22 @@ impl Server {
         serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
     }
 
+    /// What `outboard nvme ctl` answers, or why it refuses.
+    ///
+    /// # Errors
+    /// What it says on standard error.
+    ///
+    /// # Panics
+    /// Where it answers no JSON.
+    pub fn nvme_ctl(&self, args: &[&str]) -> Result<serde_json::Value, String> {
+        let control = self.control.to_string_lossy();
+        let output = self.outboard(&[&["nvme", "ctl", "--control", &control], args].concat());
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("nvme ctl: {e}")))
+    }
+
     /// The namespace that it runs in.
     #[must_use]
     pub fn netns(&self) -> &Netns {

@@ -199,7 +199,7 @@ impl World {
         let len = u32::try_from(count * BLOCK).expect("small");
         let Queue { transport, .. } = &mut self.queues[queue];
         let buffer = AlignedBuf::new(count);
-        let refused = transport.expect(&mut self.client.host, cid, 0, len, buffer);
+        let refused = transport.expect(&mut self.client.host, (cid, cid), 0, len, buffer);
         assert!(refused.is_none());
         let command = Command::new(io::READ, cid, 1).with_data(Sgl::Transport { len });
         self.send(queue, &blocks(slba, count).put(command), &[]);

@@ -44,6 +44,8 @@ pub(crate) enum OnDisk {
 pub(crate) struct Entry {
     pub(crate) path: Box<[u8]>,
     pub(crate) access: FileAccess,
+    /// A namespace that nothing is written to: its file may be one that cannot be.
+    pub(crate) read_only: bool,
     pub(crate) reader: Reader,
     /// Needed where the host reads or writes, and where a connection has to seal what it sends
     /// itself.
@@ -63,6 +65,7 @@ impl Entry {
     fn disk_access(&self) -> DiskAccess {
         match self.access {
             FileAccess::Content => DiskAccess::Content,
+            FileAccess::Namespace if self.read_only => DiskAccess::Namespace,
             FileAccess::Namespace => DiskAccess::NamespaceWrite,
         }
     }
@@ -178,6 +181,7 @@ impl Files {
         *self.entries.get_mut(index as usize)? = Some(Entry {
             path: path.into(),
             access,
+            read_only: false,
             reader,
             disk: OnDisk::No,
             stat: None,

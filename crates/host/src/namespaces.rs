@@ -56,10 +56,18 @@ impl Change {
 
 impl Files {
     /// Opens a namespace; none where the table is full.
-    pub(crate) fn open_namespace(&mut self, out: &mut Outbox, path: &[u8]) -> Option<FileId> {
+    pub(crate) fn open_namespace(
+        &mut self,
+        out: &mut Outbox,
+        path: &[u8],
+        read_only: bool,
+    ) -> Option<FileId> {
         // The device has not said yet whether it can.
         let why = self.offload.err().unwrap_or(Refusal::Unanswered);
         let file = self.insert(path, FileAccess::Namespace, Reader::Host(why))?;
+        if let Some(entry) = self.entry(file) {
+            entry.read_only = read_only;
+        }
         if self.offload.is_ok() {
             self.ask_device(out, file);
         }
@@ -135,7 +143,8 @@ impl Files {
     }
 
     fn writable(&mut self, file: FileId, change: &Change) -> Result<DiskFile, FileFault> {
-        let namespace = |e: &&mut Entry| e.access == FileAccess::Namespace && !e.closed;
+        let namespace =
+            |e: &&mut Entry| e.access == FileAccess::Namespace && !e.read_only && !e.closed;
         let entry = self.entry(file).filter(namespace).ok_or(FileFault::BadExtent)?;
         let (Some(stat), OnDisk::Open(disk)) = (entry.stat, &entry.disk) else {
             return Err(FileFault::BadExtent);

@@ -447,7 +447,16 @@ impl Host {
     /// device reads what is sent of it where it can, whatever becomes of it meanwhile. None where
     /// too many are open.
     pub fn offload_open_namespace(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
-        self.files.open_namespace(&mut self.out, path.as_ref())
+        self.files.open_namespace(&mut self.out, path.as_ref(), false)
+    }
+
+    /// As [`Self::offload_open_namespace`], for a namespace that nothing is written to: the file is
+    /// opened for reading alone, and a change of it fails.
+    pub fn offload_open_namespace_read_only(
+        &mut self,
+        path: impl AsRef<[u8]>,
+    ) -> Option<FileId> {
+        self.files.open_namespace(&mut self.out, path.as_ref(), true)
     }
 
     /// Metadata of a file; none while the open is under way. A namespace's size stays what it was

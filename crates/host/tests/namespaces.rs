@@ -135,6 +135,24 @@ fn only_ranges_of_open_namespaces_change() {
     assert_eq!(t.host.counters().file_invalidations, 0);
 }
 
+/// The file of a namespace that is read only may be one that cannot be written.
+#[test]
+fn a_namespace_that_is_read_only() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    let file = t.host.offload_open_namespace_read_only("big").unwrap();
+    t.pump();
+    let asked = t.disk.front();
+    let reads = matches!(asked, Some(DiskRequest::Open { access: DiskAccess::Namespace, .. }));
+    assert!(reads, "{asked:?}");
+    t.serve_disk(Peer::big_file());
+    assert!(matches!(t.host.offload_fstat(file), Some(Ok(_))));
+    write(&mut t, 1, file, 0, 4096);
+    assert_eq!(done(&mut t), [(1, true, Err(FileFault::BadExtent))], "the buffer comes back");
+    t.host.extent_zero(2, file, 0, 4096, true);
+    assert_eq!(done(&mut t), [(2, false, Err(FileFault::BadExtent))]);
+    assert!(t.disk.is_empty(), "{:?}", t.disk);
+}
+
 /// What the device sends, and what the host reads where the device will not.
 #[test]
 fn who_reads() {

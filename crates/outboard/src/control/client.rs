@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::args::QueryArgs;
-use crate::control::path;
+use crate::args::{QueryArgs, WireArg};
+use crate::control::{ANSWER_TIMEOUT, path};
 use crate::error::Failure;
 
 /// Shows the counters of a running instance.
@@ -15,7 +17,7 @@ use crate::error::Failure;
 /// # Errors
 /// Where no instance answers.
 pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = ask(args, "stat")?;
+    let answer = ask(args.control.as_deref(), &args.wire, "stat", ANSWER_TIMEOUT)?;
     if args.json {
         return print(&format!("{answer:#}\n"));
     }
@@ -39,7 +41,7 @@ pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
 /// # Errors
 /// Where no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = ask(args, "ss")?;
+    let answer = ask(args.control.as_deref(), &args.wire, "ss", ANSWER_TIMEOUT)?;
     match args.json {
         true => print(&format!("{answer:#}\n")),
         false => print(&tables(&answer)),
@@ -183,8 +185,17 @@ fn describe_offload(offload: &Value) -> String {
         .join("; ")
 }
 
-fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {
-    let path = path(args.control.as_deref(), &args.wire);
+/// Asks a running instance, which has this long to think about it.
+///
+/// # Errors
+/// Where none answers.
+pub(crate) fn ask(
+    control: Option<&Path>,
+    wire: &WireArg,
+    question: &str,
+    patience: Duration,
+) -> Result<Value, Failure> {
+    let path = path(control, wire);
     let failed = |what: &dyn std::fmt::Display| {
         Failure::Unavailable(format!(
             "no instance answers at {} ({what}): start `outboard serve`, or name its socket with \
@@ -193,6 +204,9 @@ fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {
         ))
     };
     let mut stream = UnixStream::connect(&path).map_err(|e| failed(&e))?;
+    // Beyond what the instance gives its own threads.
+    let limit = Some(patience + ANSWER_TIMEOUT);
+    stream.set_read_timeout(limit).map_err(|e| failed(&e))?;
     writeln!(stream, "{question}").map_err(|e| failed(&e))?;
     let mut line = String::new();
     BufReader::new(&stream).read_line(&mut line).map_err(|e| failed(&e))?;
@@ -200,7 +214,7 @@ fn ask(args: &QueryArgs, question: &str) -> Result<Value, Failure> {
 }
 
 /// Prints, and takes a reader that has seen enough (`| head`) for success.
-fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::System(format!("cannot write: {e}")))

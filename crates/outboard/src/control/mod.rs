@@ -29,8 +29,11 @@ use crate::error::Failure;
 
 /// How long a thread may take to answer before it counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest question.
-const QUESTION_BYTES_MAX: u64 = 64;
+/// Longest question: an order with a path.
+const QUESTION_BYTES_MAX: u64 = 16 << 10;
+
+/// Answers orders, which are objects of JSON; they run in the control socket's thread.
+pub(crate) type OrderHandler = Box<dyn Fn(&Value) -> Value + Send>;
 
 /// What a thread tells about itself.
 #[derive(Debug, Default)]
@@ -307,6 +310,18 @@ impl Control {
     /// # Errors
     /// Where no thread can be started.
     pub(crate) fn start(self, probes: Vec<Probe>) -> Result<SocketFile, Failure> {
+        self.start_with_orders(probes, None)
+    }
+
+    /// The same, and takes orders.
+    ///
+    /// # Errors
+    /// Where no thread can be started.
+    pub(crate) fn start_with_orders(
+        self,
+        probes: Vec<Probe>,
+        orders: Option<OrderHandler>,
+    ) -> Result<SocketFile, Failure> {
         let Self { listener, file } = self;
         std::thread::Builder::new()
             .name("control".to_owned())
@@ -314,7 +329,7 @@ impl Control {
                 let mut accept = Accept::new("askers");
                 for stream in listener.incoming().filter_map(|stream| accept.take(stream)) {
                     // A client that goes away is no trouble of ours.
-                    let _ = serve(&stream, &probes);
+                    let _ = serve(&stream, &probes, orders.as_ref());
                 }
             })
             .map_err(|e| Failure::System(format!("cannot start a thread: {e}")))?;
@@ -332,7 +347,11 @@ impl Drop for SocketFile {
 }
 
 /// One question, one line of JSON in answer.
-fn serve(stream: &UnixStream, probes: &[Probe]) -> std::io::Result<()> {
+fn serve(
+    stream: &UnixStream,
+    probes: &[Probe],
+    orders: Option<&OrderHandler>,
+) -> std::io::Result<()> {
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let mut question = String::new();
@@ -341,6 +360,11 @@ fn serve(stream: &UnixStream, probes: &[Probe]) -> std::io::Result<()> {
     let answer = match question.trim() {
         "stat" => counters(probes),
         "ss" => sockets(probes),
+        order if order.starts_with('{') => match (serde_json::from_str(order), orders) {
+            (Ok(order), Some(handler)) => handler(&order),
+            (Ok(_), None) => json!({ "error": "this instance takes no orders" }),
+            (Err(why), _) => json!({ "error": format!("no JSON: {why}") }),
+        },
         _ => json!({ "error": "the questions are stat and ss" }),
     };
     let mut writer = stream;

@@ -10,7 +10,7 @@ use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 use super::key::KeyVerb;
-use crate::args::{CertArgs, DiskArg, StackArgs, SwitchArg};
+use crate::args::{CertArgs, DiskArg, StackArgs, SwitchArg, WireArg};
 
 /// The verbs below `outboard nvme`.
 #[derive(Debug, Subcommand)]
@@ -29,6 +29,8 @@ pub(crate) enum Nvme {
     Fio(Box<FioArgs>),
     /// Offer a namespace to programs of this machine as a Network Block Device
     Nbd(Box<NbdArgs>),
+    /// Show and change what a running target serves, over its control socket; answers are JSON
+    Ctl(Box<CtlArgs>),
     /// Make pre-shared keys, and show what comes of one
     #[command(subcommand)]
     Key(KeyVerb),
@@ -43,12 +45,14 @@ pub(crate) struct ConnectArgs {
     /// Our name [default: one by a random UUID]
     #[arg(long, value_name = "NQN")]
     pub(crate) hostnqn: Option<NqnArg>,
-    /// Have digests of headers
-    #[arg(long)]
-    pub(crate) header_digest: bool,
-    /// Have digests of data
-    #[arg(long)]
-    pub(crate) data_digest: bool,
+    /// Whether headers have digests; the target has to have them on, too
+    #[arg(long, value_enum, default_value_t = SwitchArg::Off, value_name = "SWITCH",
+        num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    pub(crate) header_digest: SwitchArg,
+    /// Whether data has digests; the target has to have them on, too
+    #[arg(long, value_enum, default_value_t = SwitchArg::Off, value_name = "SWITCH",
+        num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    pub(crate) data_digest: SwitchArg,
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
     /// For machines
@@ -208,6 +212,56 @@ pub(crate) struct NbdArgs {
     pub(crate) export: String,
 }
 
+/// `outboard nvme ctl`.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    #[command(subcommand)]
+    pub(crate) verb: CtlVerb,
+    /// The target's control socket
+    #[arg(long, value_name = "PATH", global = true)]
+    pub(crate) control: Option<PathBuf>,
+    /// The wire that the target was started with, to find its control socket
+    #[arg(long, default_value = "tap:ob0", value_name = "WIRE", global = true)]
+    pub(crate) wire: WireArg,
+}
+
+/// What a running target is asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CtlVerb {
+    /// Show the namespaces
+    List,
+    /// Show the queues that hosts have connected
+    Connections,
+    /// Add a namespace
+    Add {
+        /// A file, or a block device
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Its ID [default: the next that was never used]
+        #[arg(long)]
+        nsid: Option<u32>,
+        /// Bytes of a block [default: as the target was started with]
+        #[arg(long, value_parser = block_bytes, value_name = "BYTES")]
+        block_size: Option<u32>,
+        /// Hosts may not write to it
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Remove a namespace
+    Remove {
+        /// Its ID
+        nsid: u32,
+    },
+    /// Look at the length of a namespace's file again, and tell hosts
+    Resize {
+        /// Its ID
+        nsid: u32,
+        /// Make the file so long before. What is behind a shorter end is lost
+        #[arg(long, value_name = "BYTES")]
+        size: Option<u64>,
+    },
+}
+
 /// Where a target is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TargetAddr(pub(crate) Endpoint);
@@ -240,9 +294,12 @@ const PORT: u16 = 4420;
 #[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct TargetArgs {
     /// A file, or a block device, that is a namespace; may be given several times, the first is
-    /// namespace 1. It is written to
-    #[arg(long, value_name = "FILE", required = true)]
+    /// namespace 1. It is written to, unless :ro follows its name
+    #[arg(long, value_name = "FILE[:ro]", required = true)]
     pub(crate) namespace: Vec<PathBuf>,
+    /// Let hosts write to no namespace
+    #[arg(long)]
+    pub(crate) read_only: bool,
     /// Name of the subsystem
     #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
     pub(crate) nqn: NqnArg,
@@ -255,11 +312,13 @@ pub(crate) struct TargetArgs {
     /// Port of the subsystem, and of the discovery service
     #[arg(long, default_value_t = 4420)]
     pub(crate) port: u16,
-    /// Whether hosts may have digests of headers
-    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH")]
+    /// Whether headers have digests; the host has to have them on, too
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH",
+        num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) header_digest: SwitchArg,
-    /// Whether hosts may have digests of data
-    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH")]
+    /// Whether data has digests; the host has to have them on, too
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH",
+        num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) data_digest: SwitchArg,
     /// Have connections speak TLS 1.3, and no others. Without --tls-cert a certificate for
     /// development is made at the start and its fingerprint printed

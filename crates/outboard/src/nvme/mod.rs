@@ -1,12 +1,14 @@
 //! `outboard nvme`: a target of NVMe over TCP, and what an initiator does with one.
 //!
-//! [`target`] serves files and block devices until a signal. The other verbs run an initiator
-//! ([`session`]): [`list`] shows what there is, [`copy`] reads and writes ranges, [`fio`] checks
-//! and measures, [`export`] lets programs of this machine in by NBD ([`nbd`]). The threads are
-//! [`crate::stack`]'s. [`key`] makes pre-shared keys, and shows what comes of one.
+//! [`target`] serves files and block devices until a signal; [`ctl`] shows and changes what it
+//! serves. The other verbs run an initiator ([`session`]): [`list`] shows what there is, [`copy`]
+//! reads and writes ranges, [`fio`] checks and measures, [`export`] lets programs of this machine
+//! in by NBD ([`nbd`]). The threads are [`crate::stack`]'s. [`key`] makes pre-shared keys, and
+//! shows what comes of one.
 
 mod args;
 mod copy;
+mod ctl;
 mod export;
 mod fio;
 mod key;
@@ -48,6 +50,7 @@ pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
         Nvme::Write(args) => copy::write(args),
         Nvme::Fio(args) => fio::run(args),
         Nvme::Nbd(args) => export::run(args),
+        Nvme::Ctl(args) => ctl::run(args),
         Nvme::Key(verb) => key::run(verb),
     }
 }

@@ -25,6 +25,7 @@ use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
 use super::security::Security;
+use crate::args::SwitchArg;
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
 use crate::stack::{self, App, NoDisk, Parts, Threads, drain, spawn};
@@ -544,8 +545,8 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
     let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
     security.configure(&mut config);
-    config.header_digest = args.header_digest;
-    config.data_digest = args.data_digest;
+    config.header_digest = args.header_digest == SwitchArg::On;
+    config.data_digest = args.data_digest == SwitchArg::On;
     Ok(config)
 }
 

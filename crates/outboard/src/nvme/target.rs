@@ -1,17 +1,19 @@
 //! `outboard nvme target`: puts disk, device, host and target together, and runs them until a
 //! signal.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use abi::Refusal;
 use apps::nvme::handshake::Handshakes;
-use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
-use base::Instant;
-use host::{Host, Listen, Notice};
+use apps::nvme::target::{Config, SubsystemConfig, Target};
+use host::{Host, Listen};
 use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
@@ -20,43 +22,13 @@ use signal_hook::consts::SIGHUP;
 use wire::Endpoint;
 
 use super::args::TargetArgs;
+use super::ctl::{self, Order, Orders, Service};
 use super::psk::Psks;
 use crate::args::{DiskArg, OffloadArg, SwitchArg};
-use crate::control::{self, Control};
+use crate::control::{self, Control, OrderHandler};
 use crate::error::Failure;
-use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+use crate::stack::{self, BACKLOG, Parts, Threads, drain};
 use crate::tls::{self, Certificates};
-
-/// Accept nobody any more, and end what is there.
-pub(crate) struct Drain;
-
-impl App for Target {
-    type Message = Drain;
-
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        Self::handle_notice(self, now, host, notice);
-    }
-
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        Self::handle_timeout(self, now, host);
-    }
-
-    fn handle_message(&mut self, now: Instant, host: &mut Host, _: Drain) {
-        self.drain(now, host);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        Self::poll_timeout(self)
-    }
-
-    fn poll_log(&mut self) -> Option<String> {
-        None
-    }
-
-    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        Self::visit(self, f);
-    }
-}
 
 /// Runs `outboard nvme target`.
 ///
@@ -75,9 +47,9 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let certificates =
         certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let psks = Psks::target(args)?;
-    // Held until the end.
-    let (config, _locked) = config(args)?;
+    let (config, locked) = config(args)?;
     let config = Config {
+        unix_epoch: clock.unix_epoch(),
         tls: certificates.as_ref().map(tls::nvme_server).transpose()?,
         psk: psks.clone().map(|psks| psks as Arc<dyn Handshakes>),
         ..config
@@ -91,16 +63,22 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         let mut host_config = stack::host_config(&args.stack, 0);
         host_config.file_offload = file_offload(args);
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
-        let app = Target::new(config, Arc::new(crypto::Provider), &mut host)
+        let target = Target::new(config, Arc::new(crypto::Provider), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
+        let app = Service::new(target, args.nqn.0, locked);
         let disks = (open_disk(args)?, open_disk(args)?);
-        let parts = Parts { device, host, app, disks, log: None, messages };
+        let log = stack::open_log(args.stack.access_log.as_deref(), 0)?;
+        let parts = Parts { device, host, app, disks, log, messages };
         threads.start(&args.stack, clock, wire, queue, parts)?;
     }
     if let Some(addr) = args.stack.metrics {
         control::metrics::start(addr, threads.probes().to_vec())?;
     }
-    let _socket_file = control.start(threads.probes().to_vec())?;
+    let probes = threads.probes().to_vec();
+    let (nqn, block_bytes) = (args.nqn.0, args.block_size);
+    let ctl = Orders { orders: orders.clone(), probes: probes.clone(), nqn, block_bytes };
+    let answer: OrderHandler = Box::new(move |order| ctl.answer(order));
+    let _socket_file = control.start_with_orders(probes, Some(answer))?;
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     for signal in &signals {
         match (signal, &certificates, &psks) {
@@ -110,33 +88,24 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
             _ => break,
         }
     }
-    drop(orders.send(Drain));
+    drop(orders.send(Order::Drain));
     drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
     threads.stop()
 }
 
 /// What is served, with every file looked at, so that a wrong name is said before anything begins.
-/// Gives the files too, which are locked while they are open: ranges are locked in one process
-/// alone.
-fn config(args: &TargetArgs) -> Result<(Config, Vec<File>), Failure> {
-    let (mut namespaces, mut locked) = (Vec::new(), Vec::new());
+/// Returns the files too, by their paths; they are locked while they are open.
+fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure> {
+    let (mut namespaces, mut locked) = (Vec::new(), BTreeMap::new());
     for path in &args.namespace {
-        let wrong = |why: &dyn std::fmt::Display| {
-            Failure::NoInput(format!("--namespace {}: {why}", path.display()))
-        };
-        // Links lead anywhere; the disk follows none out of its root.
-        let real = path.canonicalize().map_err(|error| wrong(&error))?;
-        let file = look_at(&real, path, args.block_size.into()).map_err(|error| wrong(&error))?;
-        if !io::disk::lock(&file).map_err(|error| wrong(&error))? {
-            let line = format!("--namespace {}: it is served already", path.display());
-            return Err(Failure::Unavailable(line));
-        }
-        locked.push(file);
-        let text = real.to_str().ok_or_else(|| wrong(&"the path is no UTF-8"))?;
-        let mut namespace = NamespaceConfig::new(&args.nqn.0, text.trim_start_matches('/'));
-        // A power of two: clap has seen to it.
-        namespace.block_shift = u8::try_from(args.block_size.trailing_zeros()).unwrap_or(12);
-        namespaces.push(namespace);
+        let (path, read_only) = read_only_of(path);
+        let (config, file) =
+            ctl::open(&args.nqn.0, path, args.block_size.into(), read_only || args.read_only)
+                .map_err(|why| {
+                    Failure::NoInput(format!("--namespace {}: {why}", path.display()))
+                })?;
+        locked.insert(config.path.clone(), file);
+        namespaces.push(config);
     }
     let hosts = (!args.allow.is_empty()).then(|| args.allow.iter().map(|nqn| nqn.0).collect());
     let subsystem =
@@ -148,14 +117,32 @@ fn config(args: &TargetArgs) -> Result<(Config, Vec<File>), Failure> {
         subsystems: vec![subsystem],
         header_digest: args.header_digest == SwitchArg::On,
         data_digest: args.data_digest == SwitchArg::On,
+        log: args.stack.access_log.is_some(),
         ..Config::default()
     };
     Ok((config, locked))
 }
 
-/// Looks whether a file can be a namespace: it can be written, and has a block. Gives it, open.
-fn look_at(real: &Path, shown: &Path, block: u64) -> std::io::Result<File> {
-    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(real)?;
+/// A namespace's file, and whether `:ro` follows its name.
+fn read_only_of(path: &Path) -> (&Path, bool) {
+    let bytes = path.as_os_str().as_bytes();
+    match bytes.strip_suffix(b":ro") {
+        // A file of that very name is meant.
+        Some(_) if path.exists() => (path, false),
+        Some(file) => (Path::new(OsStr::from_bytes(file)), true),
+        None => (path, false),
+    }
+}
+
+/// Looks whether a file can be a namespace: it can be written, unless it is to be read only, and
+/// has a block. Returns it, open.
+pub(super) fn look_at(
+    real: &Path,
+    shown: &Path,
+    block: u64,
+    read_only: bool,
+) -> std::io::Result<File> {
+    let mut file = std::fs::OpenOptions::new().read(true).write(!read_only).open(real)?;
     let length = super::length_of(&mut file)?;
     if length < block {
         let line = format!("it has {length} bytes, and a block has {block}: see --block-size");

@@ -9,6 +9,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
 use super::controller::{Admission, ConnKey};
+use super::log::Name;
 use super::shared::Shared;
 use crate::nvme::channel::Identity;
 
@@ -23,36 +24,80 @@ pub(super) struct Connected {
     pub(super) flow_control: bool,
 }
 
-const SEQUENCE: ConnectResult = ConnectResult::Refused(Status::COMMAND_SEQUENCE.do_not_retry());
+/// A Connect that was refused: what the host is told, and what the log says.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) result: ConnectResult,
+    pub(super) why: String,
+}
+
+impl Refused {
+    pub(super) fn new(result: ConnectResult, why: impl Into<String>) -> Self {
+        Self { result, why: why.into() }
+    }
+
+    fn sequence(why: impl Into<String>) -> Self {
+        Self::status(Status::COMMAND_SEQUENCE, why)
+    }
+
+    fn status(status: Status, why: impl Into<String>) -> Self {
+        Self::new(ConnectResult::Refused(status.do_not_retry()), why)
+    }
+
+    /// A field of the command is wrong.
+    fn command(offset: u16, why: impl Into<String>) -> Self {
+        Self::new(ConnectResult::InvalidCommand(offset), why)
+    }
+
+    /// A field of the data is wrong.
+    fn data(offset: u16, why: impl Into<String>) -> Self {
+        Self::new(ConnectResult::InvalidData(offset), why)
+    }
+}
 
 /// Does the first command of a connection, whose keys are those of `identity`.
 ///
 /// # Errors
-/// How the command fails.
+/// How the command fails, and why.
 pub(super) fn connect(
     now: Instant,
     shared: &mut Shared,
     (key, identity): (ConnKey, Option<Identity>),
     command: &Command,
     data: &[u8],
-) -> Result<Connected, ConnectResult> {
-    let Some(Fabrics::Connect(asked)) = Fabrics::of(command) else { return Err(SEQUENCE) };
-    let refuse = |status: Status| ConnectResult::Refused(status.do_not_retry());
-    let data: &[u8; CONNECT_DATA_BYTES] =
-        data.try_into().map_err(|_| refuse(Status::SGL_LENGTH_INVALID))?;
+) -> Result<Connected, Refused> {
+    let Some(Fabrics::Connect(asked)) = Fabrics::of(command) else {
+        return Err(Refused::sequence("the first command is no Connect"));
+    };
+    let data: &[u8; CONNECT_DATA_BYTES] = data.try_into().map_err(|_| {
+        let why = format!("the data has {} bytes, not {CONNECT_DATA_BYTES}", data.len());
+        Refused::status(Status::SGL_LENGTH_INVALID, why)
+    })?;
     if asked.recfmt != 0 {
-        return Err(refuse(Status::INCOMPATIBLE_FORMAT));
+        let why = format!("record format {}, and there is only 0", asked.recfmt);
+        return Err(Refused::status(Status::INCOMPATIBLE_FORMAT, why));
     }
-    if asked.sqsize == 0 || asked.sqsize >= shared.config.queue_entries_max {
-        return Err(ConnectResult::InvalidCommand(ipo::SQSIZE));
+    let entries_max = shared.config.queue_entries_max;
+    if asked.sqsize == 0 || asked.sqsize >= entries_max {
+        let entries = u32::from(asked.sqsize) + 1;
+        let why = format!("a queue of {entries} entries, and there may be 2 to {entries_max}");
+        return Err(Refused::command(ipo::SQSIZE, why));
     }
     let data = ConnectData::parse(data);
-    let subnqn = data.subnqn.ok_or(ConnectResult::InvalidData(ipo::SUBNQN))?;
-    let hostnqn = data.hostnqn.ok_or(ConnectResult::InvalidData(ipo::HOSTNQN))?;
+    let no_name = |offset, of| Refused::data(offset, format!("the name of the {of} is not valid"));
+    let subnqn = data.subnqn.ok_or_else(|| no_name(ipo::SUBNQN, "subsystem"))?;
+    let hostnqn = data.hostnqn.ok_or_else(|| no_name(ipo::HOSTNQN, "host"))?;
+    // Zero is no identifier (base, section 5.27.1.25); Linux and SPDK never send it.
+    if data.hostid == [0; 16] {
+        return Err(Refused::data(ipo::HOSTID, "the host identifier is zero"));
+    }
     // A key is one host's, and for one subsystem (tcp, section 3.6.1.3).
-    if identity.is_some_and(|own| own != Identity { host: hostnqn, subsystem: subnqn }) {
+    if let Some(own) = identity.filter(|own| *own != Identity { host: hostnqn, subsystem: subnqn })
+    {
         shared.counters.nvmet_refused_identity += 1;
-        return Err(refuse(Status::INVALID_HOST));
+        let (host, subsystem) = (Name(&own.host), Name(&own.subsystem));
+        let why = format!("its key is for host {host} and subsystem {subsystem}");
+        return Err(Refused::status(Status::INVALID_HOST, why));
     }
     let cntlid = if asked.qid == 0 {
         connect_admin(now, shared, key, &asked, (&data, subnqn, hostnqn))?
@@ -74,30 +119,35 @@ fn connect_admin(
     key: ConnKey,
     asked: &Connect,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
-) -> Result<u16, ConnectResult> {
+) -> Result<u16, Refused> {
     let subsystem = if subnqn.is_discovery() {
         None
     } else {
         let found = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
-        Some(found.ok_or(ConnectResult::InvalidData(ipo::SUBNQN))?)
+        Some(found.ok_or_else(|| Refused::data(ipo::SUBNQN, "there is no such subsystem"))?)
     };
     let admitted = subsystem
         .and_then(|index| shared.subsystems.get(index))
         .is_none_or(|subsystem| subsystem.admits(&hostnqn));
     if !admitted {
-        return Err(ConnectResult::Refused(Status::INVALID_HOST.do_not_retry()));
+        return Err(Refused::status(Status::INVALID_HOST, "the host is not on the list"));
     }
     // Controllers are dynamic: none can be named (fabrics, section 4.2).
     if data.cntlid != CNTLID_DYNAMIC {
-        return Err(ConnectResult::InvalidData(ipo::CNTLID));
+        let why = format!("it asks for controller {:#x}, and they are dynamic", data.cntlid);
+        return Err(Refused::data(ipo::CNTLID, why));
     }
-    let busy = ConnectResult::Refused(Status::CONTROLLER_BUSY);
-    if shared.controllers.len() >= shared.config.controllers_max {
-        return Err(busy);
+    let most = shared.config.controllers_max;
+    let busy = || {
+        let result = ConnectResult::Refused(Status::CONTROLLER_BUSY);
+        Refused::new(result, format!("there are {most} controllers, and may be no more"))
+    };
+    if shared.controllers.len() >= most {
+        return Err(busy());
     }
     let admission = Admission { subsystem, hostnqn, hostid: data.hostid, kato: asked.kato };
     shared.counters.nvmet_controllers += 1;
-    shared.controllers.create(now, admission, key).ok_or(busy)
+    shared.controllers.create(now, admission, key).ok_or_else(busy)
 }
 
 /// An I/O queue of a controller that there is.
@@ -106,36 +156,44 @@ fn connect_io(
     key: ConnKey,
     asked: &Connect,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
-) -> Result<u16, ConnectResult> {
-    let invalid = ConnectResult::InvalidData;
+) -> Result<u16, Refused> {
+    let (cntlid, qid) = (data.cntlid, asked.qid);
     let queues_max = shared.config.queues_max;
     if subnqn.is_discovery() {
-        return Err(ConnectResult::InvalidCommand(ipo::QID));
+        return Err(Refused::command(ipo::QID, "discovery has no I/O queues"));
     }
     let subsystem = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
-    let subsystem = subsystem.ok_or_else(|| invalid(ipo::SUBNQN))?;
-    let controller = shared.controllers.get_mut(data.cntlid).ok_or_else(|| invalid(ipo::CNTLID))?;
+    let subsystem =
+        subsystem.ok_or_else(|| Refused::data(ipo::SUBNQN, "there is no such subsystem"))?;
+    let controller = shared
+        .controllers
+        .get_mut(cntlid)
+        .ok_or_else(|| Refused::data(ipo::CNTLID, format!("there is no controller {cntlid:#x}")))?;
     if controller.subsystem != Some(subsystem) {
-        return Err(invalid(ipo::SUBNQN));
+        let why = format!("controller {cntlid} is another subsystem's");
+        return Err(Refused::data(ipo::SUBNQN, why));
     }
-    // Another host's controller is none of this host's business.
+    // Another host's controller is none of this host's business. Its name tells it from others, as
+    // SPDK has it: some hosts send another identifier with each Connect, and that of the admin
+    // queue counts.
     if controller.hostnqn != hostnqn {
-        return Err(invalid(ipo::HOSTNQN));
-    }
-    if controller.hostid != data.hostid {
-        return Err(invalid(ipo::HOSTID));
+        let (owner, hostnqn) = (Name(&controller.hostnqn), Name(&hostnqn));
+        let why = format!("controller {cntlid} is of host {owner}, not of {hostnqn}");
+        return Err(Refused::data(ipo::HOSTNQN, why));
     }
     if !controller.is_ready() {
-        return Err(SEQUENCE);
+        return Err(Refused::sequence(format!("controller {cntlid} is not enabled")));
     }
     let granted = if controller.granted == 0 { queues_max } else { controller.granted };
-    if asked.qid > granted {
-        return Err(ConnectResult::InvalidCommand(ipo::QID));
+    if qid > granted {
+        let why = format!("queue {qid}, and controller {cntlid} was granted {granted}");
+        return Err(Refused::command(ipo::QID, why));
     }
-    if controller.queue(asked.qid).is_some() {
-        return Err(SEQUENCE);
+    if controller.queue(qid).is_some() {
+        let why = format!("queue {qid} of controller {cntlid} is connected");
+        return Err(Refused::sequence(why));
     }
-    controller.add_queue(asked.qid, key);
+    controller.add_queue(qid, key);
     shared.counters.nvmet_queues += 1;
-    Ok(data.cntlid)
+    Ok(cntlid)
 }

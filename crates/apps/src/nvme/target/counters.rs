@@ -45,6 +45,8 @@ base::counters! {
         nvmet_refused_busy,
         /// Connects refused for other reasons.
         nvmet_refused_connect,
+        /// Commands refused since their host had more open than the queue has entries.
+        nvmet_queue_overflows,
         /// Admin and Fabrics commands.
         nvmet_admin_commands,
         /// Reads.

@@ -19,7 +19,6 @@ use super::link::{Disk, Link};
 use super::locks::Mode;
 use super::queue::{SGL_LENGTH, SGL_TYPE, Turn, check, in_capsule};
 use super::shared::{Op, OpId, Stage, Verb};
-use super::subsystem::State;
 
 /// Most bytes that ranges of a dataset management command are described in: 256 of 16 (NVM command
 /// set, section 3.2.3).
@@ -145,12 +144,12 @@ impl<L: Link> Turn<'_, L> {
         let none = Status::INVALID_NAMESPACE.do_not_retry();
         let place = place.ok_or(none)?;
         let namespace = shared.namespaces.get(place).ok_or(none)?;
-        let blocks = match namespace.state {
-            State::Ready(blocks) => blocks,
-            State::Opening => return Err(Status::NAMESPACE_NOT_READY),
-            State::Failed(_) => return Err(none),
-        };
+        namespace.check(&(0..0))?;
+        let blocks = namespace.blocks().ok_or(none)?;
         let asked = asked(command, blocks, namespace.shift, shared.data_max())?;
+        if namespace.read_only && asked.verb.changes() {
+            return Err(Status::WRITE_PROTECTED.do_not_retry());
+        }
         check_data(command, &asked, &capsule)?;
         let writes_through = !controller.values.write_cache;
         let counters = &mut shared.counters;
@@ -255,6 +254,10 @@ impl<L: Link> Turn<'_, L> {
         let shared = &mut *self.shared;
         let Some(op) = shared.ops.get_mut(id) else { return };
         let Some(namespace) = shared.namespaces.get_mut(op.place) else { return };
+        // It may have been removed since its data was asked for.
+        if let Err(status) = namespace.check(&(0..0)) {
+            return self.finish(id, status);
+        }
         let mode = match &mut op.verb {
             Verb::Read | Verb::Probe { .. } | Verb::Compare { .. } => Mode::Shared,
             Verb::Write | Verb::Zero { .. } => Mode::Exclusive,
@@ -288,7 +291,12 @@ impl<L: Link> Turn<'_, L> {
         let shared = &mut *self.shared;
         let Some(op) = shared.ops.get_mut(id) else { return };
         let Some(namespace) = shared.namespaces.get(op.place) else { return };
-        let Some(file) = namespace.file else { return };
+        let gone = Status::INVALID_NAMESPACE.do_not_retry();
+        let checked = namespace.check(&(op.offset..op.offset + op.len));
+        let file = match checked.and_then(|()| namespace.file.ok_or(gone)) {
+            Ok(file) => file,
+            Err(status) => return self.finish(id, status),
+        };
         let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = Stage::Disk;
         let (token, at) = (id.0, (file, op.offset));
@@ -306,6 +314,8 @@ impl<L: Link> Turn<'_, L> {
             Verb::Probe { .. } | Verb::Compare { .. } => self.read_on(id, file),
             Verb::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
             Verb::Deallocate { .. } => self.host.zero(token, at, op.len, true),
+            // Nothing was written.
+            Verb::Flush if namespace.read_only => self.finish(id, Status::SUCCESS),
             Verb::Flush => {
                 shared.counters.nvmet_flushes += 1;
                 self.host.flush(token, file);

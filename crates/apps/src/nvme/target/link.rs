@@ -10,6 +10,7 @@ use base::Instant;
 use bytes::Bytes;
 use host::nvme::{Incoming, Source};
 use host::{Host, SocketError};
+use wire::Endpoint;
 use wire::nvme::pdu::Fault;
 
 use crate::nvme::channel::{Channel, Identity, Insecure};
@@ -41,6 +42,10 @@ pub(super) trait Link {
     fn acknowledged(&self, host: &Self::Host) -> u64;
     /// Why nothing more can be sent: TCP, or TLS, has ended.
     fn error(&self, host: &Self::Host) -> Option<SocketError>;
+    /// The peer's address and port, while the connection is known.
+    fn remote(&self, host: &Self::Host) -> Option<Endpoint>;
+    /// Whether headers, and data, have digests.
+    fn digests(&self) -> (bool, bool);
     /// Whose pre-shared key it has; none where it has none.
     fn identity(&self) -> Option<Identity>;
     /// Why it has ended, where that was before it was secure.
@@ -51,7 +56,9 @@ pub(super) trait Link {
 
 /// Files; see [`Host`] for what each call promises.
 pub(super) trait Disk {
-    fn open(&mut self, path: &str) -> Option<FileId>;
+    fn open(&mut self, path: &str, read_only: bool) -> Option<FileId>;
+    /// The file is not used any more; what is being sent of it still is.
+    fn close(&mut self, file: FileId);
     fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     /// Begins to read some of an extent; not where the file has no such bytes.
     fn read(&mut self, token: u64, extent: FileExtent) -> bool;
@@ -109,6 +116,14 @@ impl Link for Channel {
         host.readiness(self.socket()).error
     }
 
+    fn remote(&self, host: &Host) -> Option<Endpoint> {
+        host.info(self.socket()).map(|info| info.remote)
+    }
+
+    fn digests(&self) -> (bool, bool) {
+        self.transport.negotiated().map_or((false, false), |n| (n.header_digest, n.data_digest))
+    }
+
     fn identity(&self) -> Option<Identity> {
         Self::identity(self).copied()
     }
@@ -127,8 +142,15 @@ impl Link for Channel {
 }
 
 impl Disk for Host {
-    fn open(&mut self, path: &str) -> Option<FileId> {
-        self.offload_open_namespace(path)
+    fn open(&mut self, path: &str, read_only: bool) -> Option<FileId> {
+        match read_only {
+            true => self.offload_open_namespace_read_only(path),
+            false => self.offload_open_namespace(path),
+        }
+    }
+
+    fn close(&mut self, file: FileId) {
+        self.offload_close(file);
     }
 
     fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>> {

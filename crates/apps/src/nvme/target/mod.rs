@@ -10,10 +10,11 @@
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
 //! `admin` with `features`, `pages` and `discovery`, `io` (operations); below them `controller`,
 //! `subsystem`, `answers`, `locks`, `shares`, `buffers`, and `shared`, which all connections share.
-//! `link` is what is asked of the host.
+//! `link` is what is asked of the host. `namespaces` are changes by an operator, `log` tells of
+//! connections.
 //!
-//! There is no in-band authentication, no namespace management, no reservations, no firmware, no
-//! sanitize, no protection information, no copy; commands for them are refused.
+//! There is no in-band authentication, no namespace management by hosts, no reservations, no
+//! firmware, no sanitize, no protection information, no copy; commands for them are refused.
 
 mod admin;
 mod answers;
@@ -26,6 +27,8 @@ mod features;
 mod io;
 mod link;
 mod locks;
+mod log;
+mod namespaces;
 mod pages;
 mod queue;
 mod server;
@@ -45,6 +48,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{MAXH2CDATA_MIN, PDA_MAX};
 
 pub use counters::Counters;
+pub use namespaces::{ChangeError, NamespaceInfo, QueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
 use server::Server;
@@ -96,6 +100,10 @@ pub struct Config {
     /// How long a host may send nothing of the data that it was asked for. All data of one write
     /// may take four times as long.
     pub data_timeout: Duration,
+    /// Keep a log of connections, for [`Target::poll_log`].
+    pub log: bool,
+    /// Unix time at [`Instant::ZERO`], for the log.
+    pub unix_epoch: Duration,
     /// How long a peer may acknowledge nothing, and how long others wait for blocks that it has
     /// read and not acknowledged.
     pub send_timeout: Duration,
@@ -124,6 +132,8 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(10),
             data_timeout: Duration::from_secs(30),
             send_timeout: Duration::from_secs(30),
+            log: false,
+            unix_epoch: Duration::ZERO,
         }
     }
 }
@@ -298,6 +308,73 @@ impl Target {
         self.server.admit(now, host, subsystem, hosts)
     }
 
+    /// Adds a namespace to a subsystem while hosts use it, under an ID that is free or under the
+    /// next that was never used. Returns the ID; hosts are told when its file is open.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    pub fn add_namespace(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (subsystem, nsid): (&Nqn, Option<u32>),
+        config: &NamespaceConfig,
+    ) -> Result<u32, ChangeError> {
+        self.server.add_namespace(now, host, (subsystem, nsid), config)
+    }
+
+    /// Removes a namespace while hosts use it: they are told, and commands for it fail. Its file is
+    /// closed when the disk is done with it; [`Self::poll_closed`] says when.
+    ///
+    /// # Errors
+    /// If there is no such namespace.
+    pub fn remove_namespace(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        subsystem: &Nqn,
+        nsid: u32,
+    ) -> Result<(), ChangeError> {
+        self.server.remove_namespace(now, host, subsystem, nsid)
+    }
+
+    /// Looks at the length of a namespace's file again; hosts are told if it has changed. No more
+    /// than `most` bytes are used from now on, if that is given: then the file may be cut.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub fn resize_namespace(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (subsystem, nsid): (&Nqn, u32),
+        most: Option<u64>,
+    ) -> Result<(), ChangeError> {
+        self.server.resize_namespace(now, host, (subsystem, nsid), most)
+    }
+
+    /// All namespaces.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<NamespaceInfo> {
+        self.server.namespaces()
+    }
+
+    /// The queues that hosts have connected.
+    #[must_use]
+    pub fn queues(&self) -> Vec<QueueInfo> {
+        self.server.queues()
+    }
+
+    /// The path of the next namespace that was removed and whose file is closed.
+    pub fn poll_closed(&mut self) -> Option<String> {
+        self.server.shared.closed.pop_front()
+    }
+
+    /// The next line of the connection log: [`Config::log`].
+    pub fn poll_log(&mut self) -> Option<String> {
+        self.server.shared.log.poll()
+    }
+
     /// Accepts nobody any more, and ends all connections. What the disk was asked is done.
     pub fn drain(&mut self, now: Instant, host: &mut Host) {
         self.listeners.iter().for_each(|&listener| host.unlisten(listener));
@@ -335,5 +412,6 @@ impl Target {
         let held = shared.namespaces.iter().map(|namespace| namespace.locks.held());
         f("nvmet_locks_held", held.sum::<usize>() as u64);
         f("nvmet_locks_waiting", shared.waiting() as u64);
+        f("nvmet_log_lines_lost", shared.log.lost);
     }
 }

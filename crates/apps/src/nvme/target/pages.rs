@@ -23,6 +23,9 @@ use super::subsystem::Subsystem;
 
 const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
 const NO_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
+/// Composite temperature, in kelvin: files have none, and zero would be below absolute cold for a
+/// monitor that converts it (-273 degrees). 40 degrees is below every threshold.
+const TEMPERATURE_K: u16 = 313;
 const MODEL: &str = "Outboard";
 const REVISION: &str = env!("CARGO_PKG_VERSION");
 
@@ -89,8 +92,9 @@ pub(super) fn identify(
         }
         (cns::NAMESPACE_INDEPENDENT, Some(subsystem)) => {
             let found = namespace(shared, subsystem, command.nsid, false)?;
-            let nmic = u8::from(found.is_some());
-            Independent { nmic, ready: found.is_some(), ..Independent::default() }.write(&mut page);
+            let (nmic, ready) = (u8::from(found.is_some()), found.is_some());
+            let nsattr = found.map_or(0, |found| found.nsattr);
+            Independent { nmic, nsattr, ready, ..Independent::default() }.write(&mut page);
         }
         (cns::CONTROLLERS, Some(_)) => {
             let same = |one: &&Controller| one.subsystem == controller.subsystem;
@@ -116,8 +120,11 @@ fn namespace(
         common.dlfeat = 1 | 1 << 3;
         return Ok(Some(common));
     }
-    let place = subsystem.place(nsid).ok_or(NO_NAMESPACE)?;
-    Ok(shared.namespaces.get(place).and_then(|namespace| namespace.identify()))
+    if !subsystem.is_valid(nsid) {
+        return Err(NO_NAMESPACE);
+    }
+    let place = subsystem.place(nsid).and_then(|place| shared.namespaces.get(place));
+    Ok(place.and_then(|namespace| namespace.identify()))
 }
 
 /// Identify Controller: what Linux's initiator wants of it is in `fabrics.c` and `core.c` there.
@@ -232,6 +239,7 @@ fn health(shared: &Shared, controller: &Controller) -> Health {
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
     let counters = &shared.counters;
     Health {
+        temperature: TEMPERATURE_K,
         percent: [100, 0, 0],
         data_units: [shared.health.read_bytes, shared.health.written_bytes].map(units),
         commands: [counters.nvmet_reads, counters.nvmet_writes].map(u128::from),

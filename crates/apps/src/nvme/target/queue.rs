@@ -11,6 +11,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use host::SocketError;
 use host::nvme::{Ended, Incoming, Source};
+use wire::Endpoint;
 use wire::nvme::command::{Command, Completion, FABRICS, Sgl};
 use wire::nvme::fabrics::ConnectResult;
 use wire::nvme::pdu::{Fault, at};
@@ -18,10 +19,11 @@ use wire::nvme::status::Status;
 
 use super::admin;
 use super::answers::{Answer, Answers};
-use super::connect::{self, Connected};
+use super::connect::{self, Connected, Refused};
 use super::controller::ConnKey;
 use super::link::Link;
 use super::locks::LockId;
+use super::log::Caller;
 use super::shared::{OpId, Shared};
 
 /// SQHD of a queue without flow control (fabrics, section 3.3).
@@ -38,6 +40,10 @@ const WHOLE_WRITE: u64 = 4;
 pub(super) struct Conn<L> {
     pub(super) link: L,
     pub(super) key: ConnKey,
+    /// The peer's address.
+    pub(super) remote: Option<Endpoint>,
+    /// Who has connected it, for the log line of its end.
+    pub(super) who: Option<String>,
     /// Until when it has to be connected; once it leaves, until when it may stay.
     until: Instant,
     /// It is over for its peer, and stays only until that has what the device may read again.
@@ -79,6 +85,11 @@ impl Queue {
             data_since: None,
             asked: VecDeque::new(),
         }
+    }
+
+    /// Commands that are open.
+    pub(super) const fn open(&self) -> u16 {
+        self.open
     }
 
     /// Takes a command in; says whether its identifier was free.
@@ -276,7 +287,7 @@ impl<L: Link> Turn<'_, L> {
         };
         let Connected { cntlid, qid, size, .. } = queue.is;
         if queue.open >= size {
-            return self.terminate(Fault::SEQUENCE);
+            return self.refuse_overflow(cid);
         }
         if !queue.begin(cid) {
             // Nothing is said of the command that is open; this entry was taken nevertheless.
@@ -305,12 +316,29 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
+    /// The host has sent more commands than the queue has entries. The command is not done, and the
+    /// others are: what the host did wrong is in its status and in the log.
+    fn refuse_overflow(&mut self, cid: u16) {
+        let Some(queue) = &mut self.conn.queue else { return };
+        let Connected { size, qid, .. } = queue.is;
+        let sqhd = queue.advance();
+        let status = Status::COMMAND_SEQUENCE.with_more();
+        self.note_failed(cid, status);
+        self.shared.counters.nvmet_queue_overflows += 1;
+        let who = self.conn.who.as_deref().unwrap_or("");
+        let why =
+            format!("command {cid} refused {who}: queue {qid} has {size} entries, all in use");
+        self.shared.log.add(self.now, self.conn.remote, why);
+        self.answer(&Completion { result: 0, sqhd, cid, status });
+    }
+
     /// The first command: it has to be Connect.
     fn handle_first(&mut self, command: &Command, data: &[u8], digest_ok: bool) {
         let key = self.conn.key;
-        let checked = check(command, digest_ok)
-            .and_then(|()| in_capsule(command, data))
-            .map_err(ConnectResult::Refused);
+        let checked = check(command, digest_ok).and_then(|()| in_capsule(command, data));
+        let checked = checked.map_err(|status| {
+            Refused::new(ConnectResult::Refused(status), format!("its first command: {status}"))
+        });
         let connected = match checked {
             Ok(()) => {
                 let identity = self.conn.link.identity();
@@ -318,6 +346,7 @@ impl<L: Link> Turn<'_, L> {
             }
             Err(refused) => Err(refused),
         };
+        self.log_connect(&connected, data);
         let counters = &mut self.shared.counters;
         let cid = command.cid;
         let completion = match connected {
@@ -330,7 +359,7 @@ impl<L: Link> Turn<'_, L> {
                 Completion { result: u64::from(dword0), sqhd, cid, status }
             }
             Err(refused) => {
-                let (dword0, status) = refused.to_completion();
+                let (dword0, status) = refused.result.to_completion();
                 *match status.code() {
                     Status::INVALID_HOST => &mut counters.nvmet_refused_host,
                     Status::CONTROLLER_BUSY => &mut counters.nvmet_refused_busy,
@@ -340,6 +369,31 @@ impl<L: Link> Turn<'_, L> {
             }
         };
         self.answer(&completion);
+    }
+
+    /// Says in the log how a Connect went.
+    fn log_connect(&mut self, connected: &Result<Connected, Refused>, data: &[u8]) {
+        let caller = Caller(data);
+        let line = match connected {
+            Ok(Connected { cntlid, qid, size, .. }) => {
+                let who = format!("{caller} controller={cntlid} queue={qid}");
+                let (header, data) = self.conn.link.digests();
+                let digests = match (header, data) {
+                    (false, false) => "none",
+                    (true, false) => "header",
+                    (false, true) => "data",
+                    (true, true) => "header,data",
+                };
+                let tls = if self.conn.link.identity().is_some() { " tls=psk" } else { "" };
+                let line = format!("connected {who} entries={size} digests={digests}{tls}");
+                self.conn.who = Some(who);
+                line
+            }
+            Err(Refused { result, why }) => {
+                format!("refused {caller}: {why} ({})", result.to_completion().1)
+            }
+        };
+        self.shared.log.add(self.now, self.conn.remote, line);
     }
 
     /// A part of a write's data came. The transport has checked its command, its place and whether
@@ -456,9 +510,18 @@ impl<L: Link> Turn<'_, L> {
 
 impl<L: Link> Conn<L> {
     /// A connection that has to say Connect by then.
-    pub(super) fn new(link: L, key: ConnKey, until: Instant) -> Self {
-        let (queue, answers, stalled) = (None, Answers::default(), None);
-        Self { link, key, until, leaves: false, queue, answers, stalled }
+    pub(super) fn new(link: L, (key, remote): (ConnKey, Option<Endpoint>), until: Instant) -> Self {
+        Self {
+            link,
+            key,
+            remote,
+            who: None,
+            until,
+            leaves: false,
+            queue: None,
+            answers: Answers::default(),
+            stalled: None,
+        }
     }
 
     /// When it wants its turn, whatever happens.
@@ -474,28 +537,36 @@ impl<L: Link> Conn<L> {
         own.into_iter().flatten().min()
     }
 
-    /// Looks whether a time is over; says whether the connection has to end.
-    pub(super) fn is_overdue(&self, now: Instant, shared: &mut Shared) -> bool {
+    /// Whether it is over for its peer, and stays only to deliver what was sent.
+    pub(super) const fn is_leaving(&self) -> bool {
+        self.leaves
+    }
+
+    /// Looks whether a time is over; says why the connection has to end, if it has to.
+    pub(super) fn overdue(&self, now: Instant, shared: &mut Shared) -> Option<&'static str> {
         let Some(queue) = self.queue.as_ref().filter(|_| !self.leaves) else {
             let counters = &mut shared.counters;
-            *match self.leaves {
-                true => &mut counters.nvmet_timeouts_acknowledge,
-                false => &mut counters.nvmet_timeouts_connect,
-            } += u64::from(now >= self.until);
-            return now >= self.until;
+            let (counter, why) = match self.leaves {
+                true => (&mut counters.nvmet_timeouts_acknowledge, NOT_ACKNOWLEDGED),
+                false => (&mut counters.nvmet_timeouts_connect, "no Connect in time"),
+            };
+            *counter += u64::from(now >= self.until);
+            return (now >= self.until).then_some(why);
         };
         let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         if over(queue.data_deadline(shared.config.data_timeout)) {
             shared.counters.nvmet_timeouts_data += 1;
-            return true;
+            return Some("data of a write did not come in time");
         }
         let controller = shared.controllers.get(queue.is.cntlid).filter(|_| queue.is.qid == 0);
         let silent = over(controller.and_then(|controller| controller.expires()));
         shared.counters.nvmet_timeouts_keep_alive += u64::from(silent);
-        silent
+        silent.then_some("keep alive timer expired")
     }
 }
 
+/// Why a connection ends whose peer takes nothing of what was sent.
+pub(super) const NOT_ACKNOWLEDGED: &str = "what was sent was not acknowledged in time";
 pub(super) const SGL_TYPE: Status = Status::SGL_TYPE_INVALID.do_not_retry();
 pub(super) const SGL_LENGTH: Status = Status::SGL_LENGTH_INVALID.do_not_retry();
 

@@ -17,7 +17,9 @@ use super::buffers::Buffers;
 use super::controller::{ConnKey, Controller, Controllers};
 use super::counters::Counters;
 use super::link::{Disk, Link};
-use super::queue::{Conn, Turn};
+use super::log::ConnectionLog;
+use super::namespaces::QueueInfo;
+use super::queue::{Conn, NOT_ACKNOWLEDGED, Turn};
 use super::shared::{Aborting, Health, OpId, Ops, Shared, Stage};
 use super::subsystem::{State, open_all};
 use crate::nvme::Insecure;
@@ -44,6 +46,7 @@ impl<L: Link> Server<L> {
         let failed = namespaces.iter().filter(|one| matches!(one.state, State::Failed(_))).count();
         let mut counters = Counters::default();
         counters.nvmet_namespaces_failed += failed as u64;
+        let log = ConnectionLog::new(config.log, config.unix_epoch);
         let shared = Shared {
             buffers: Buffers::new(config.buffer_bytes_max),
             config,
@@ -59,6 +62,9 @@ impl<L: Link> Server<L> {
             doomed: Vec::new(),
             generation: 1,
             health: Health::default(),
+            log,
+            leaving: Vec::new(),
+            closed: Default::default(),
         };
         Self {
             shared,
@@ -84,9 +90,12 @@ impl<L: Link> Server<L> {
         mut link: L,
     ) {
         // One that was there before has ended without a word.
-        self.remove(now, host, index);
+        self.remove(now, host, index, "lost");
+        let remote = link.remote(host);
         if self.connections >= self.shared.config.connections_max {
             self.shared.counters.nvmet_connections_refused += 1;
+            let most = self.connections;
+            self.shared.log.add(now, remote, format!("refused: {most} connections are there"));
             link.end(host, now, false);
             return;
         }
@@ -98,7 +107,7 @@ impl<L: Link> Server<L> {
         self.next_serial = self.next_serial.wrapping_add(1);
         let connect_by = now + self.shared.config.connect_timeout;
         if let Some(slot) = self.slots.get_mut(index) {
-            *slot = Some(Conn::new(link, key, connect_by));
+            *slot = Some(Conn::new(link, (key, remote), connect_by));
             self.connections += 1;
         }
         self.handle_socket(now, host, index);
@@ -113,6 +122,31 @@ impl<L: Link> Server<L> {
         self.settle(now, host);
     }
 
+    /// The queues that are connected.
+    pub(super) fn queues(&self) -> Vec<QueueInfo> {
+        let Shared { subsystems, controllers, .. } = &self.shared;
+        let info = |conn: &Conn<L>| {
+            let queue = conn.queue.as_ref()?;
+            let controller = controllers.get(queue.is.cntlid)?;
+            let subsystem = controller.subsystem.and_then(|index| subsystems.get(index));
+            let (header_digest, data_digest) = conn.link.digests();
+            Some(QueueInfo {
+                remote: conn.remote,
+                host: controller.hostnqn,
+                host_id: controller.hostid,
+                subsystem: subsystem.map_or_else(Nqn::discovery, |subsystem| subsystem.nqn),
+                controller: queue.is.cntlid,
+                queue: queue.is.qid,
+                entries: queue.is.size,
+                open: queue.open(),
+                header_digest,
+                data_digest,
+                pre_shared_key: conn.link.identity().is_some(),
+            })
+        };
+        self.slots.iter().flatten().filter_map(info).collect()
+    }
+
     /// The link of a connection.
     pub(super) fn link(&self, index: usize) -> Option<&L> {
         Some(&self.slots.get(index)?.as_ref()?.link)
@@ -120,6 +154,9 @@ impl<L: Link> Server<L> {
 
     /// The open of a namespace has ended.
     pub(super) fn handle_file(&mut self, now: Instant, host: &mut L::Host, file: FileId) {
+        if self.handle_reopened(now, host, file) {
+            return;
+        }
         let shared = &mut self.shared;
         let Some(place) = shared.namespaces.iter().position(|one| one.file == Some(file)) else {
             return;
@@ -132,11 +169,13 @@ impl<L: Link> Server<L> {
             return;
         }
         shared.counters.nvmet_namespaces_failed += u64::from(matches!(after, State::Failed(_)));
-        for controller in shared.controllers.iter_mut() {
-            let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
-            if let Some(nsid) = subsystem.and_then(|subsystem| subsystem.nsid(place)) {
-                controller.events.note_namespace(nsid);
-            }
+        if let Some((index, nsid)) = shared.name_of(place) {
+            shared.note_namespace(index, nsid);
+            let line = match after {
+                State::Failed(fault) => format!("namespace={nsid} failed: {fault}"),
+                _ => format!("namespace={nsid} ready"),
+            };
+            shared.log.add(now, None, line);
         }
         self.settle(now, host);
     }
@@ -202,8 +241,8 @@ impl<L: Link> Server<L> {
         while let Some(key) = self.deadlines.pop(now) {
             let index = key as usize;
             let Some(conn) = self.slots.get(index).and_then(Option::as_ref) else { continue };
-            if conn.is_overdue(now, &mut self.shared) {
-                self.remove(now, host, index);
+            if let Some(why) = conn.overdue(now, &mut self.shared) {
+                self.remove(now, host, index, why);
             } else {
                 self.handle_socket(now, host, index);
             }
@@ -233,7 +272,7 @@ impl<L: Link> Server<L> {
             let waited_for = |kept| ranges.binary_search(&kept).is_ok();
             if conn.is_some_and(|conn| conn.answers.kept().any(waited_for)) {
                 self.shared.counters.nvmet_timeouts_acknowledge += 1;
-                self.remove(now, host, index);
+                self.remove(now, host, index, NOT_ACKNOWLEDGED);
             }
         }
     }
@@ -246,17 +285,18 @@ impl<L: Link> Server<L> {
     /// Accepts no more; who is there is told by the end of the connection.
     pub(super) fn drain(&mut self, now: Instant, host: &mut L::Host) {
         for index in 0..self.slots.len() {
-            self.remove(now, host, index);
+            self.remove(now, host, index, "the target ends");
         }
         self.settle(now, host);
     }
 
     /// What a turn has made possible to others, until nothing more is.
-    fn settle(&mut self, now: Instant, host: &mut L::Host) {
+    pub(super) fn settle(&mut self, now: Instant, host: &mut L::Host) {
         loop {
             if let Some(key) = self.shared.doomed.pop() {
                 let index = self.find(key);
-                index.into_iter().for_each(|index| self.remove(now, host, index));
+                let why = "its controller's admin queue is gone";
+                index.into_iter().for_each(|index| self.remove(now, host, index, why));
             } else if let Some(abort) = self.shared.aborts.pop_front() {
                 self.abort(now, host, abort);
             } else if let Some(id) = self.shared.ready.pop_front() {
@@ -269,6 +309,7 @@ impl<L: Link> Server<L> {
                 break;
             }
         }
+        self.close_files(host);
         self.report_events(now, host);
         let wanted = self.shared.waiting() > 0;
         self.recheck = wanted.then(|| self.recheck.filter(|at| *at > now).unwrap_or(now + RECHECK));
@@ -337,6 +378,7 @@ impl<L: Link> Server<L> {
 
     /// A connection has ended.
     fn end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
+        self.log_end(now, index, how);
         let counters = &mut self.shared.counters;
         let gently = match how {
             Ended::Closed => true,
@@ -381,7 +423,21 @@ impl<L: Link> Server<L> {
         ours
     }
 
-    fn remove(&mut self, now: Instant, host: &mut L::Host, index: usize) {
+    /// Says in the log how a connection ended, once.
+    fn log_end(&mut self, now: Instant, index: usize, how: impl core::fmt::Display) {
+        let Some(conn) = self.slots.get_mut(index).and_then(Option::as_mut) else { return };
+        let log = &mut self.shared.log;
+        match (conn.who.take(), conn.link.insecure()) {
+            (Some(who), _) => log.add(now, conn.remote, format!("closed {who}: {how}")),
+            (None, Some(why)) => log.add(now, conn.remote, format!("refused: {why}")),
+            // What was said when it began to leave is not said again.
+            (None, None) if conn.is_leaving() => {}
+            (None, None) => log.add(now, conn.remote, format!("closed without a queue: {how}")),
+        }
+    }
+
+    fn remove(&mut self, now: Instant, host: &mut L::Host, index: usize, why: &str) {
+        self.log_end(now, index, why);
         self.take_out(now, host, index, false);
     }
 

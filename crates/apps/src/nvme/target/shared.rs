@@ -12,6 +12,7 @@ use super::buffers::{Buffers, Lease};
 use super::controller::{ConnKey, Controllers};
 use super::counters::Counters;
 use super::locks::LockId;
+use super::log::ConnectionLog;
 use super::subsystem::{Namespace, State, Subsystem};
 
 /// An operation: a slot, and how often it was used before. Also the token of what it asks the disk,
@@ -41,6 +42,18 @@ pub(super) enum Verb {
         ranges: u16,
     },
     Flush,
+}
+
+impl Verb {
+    /// Whether it changes what is stored.
+    pub(super) const fn changes(self) -> bool {
+        match self {
+            Self::Write | Self::Zero { .. } => true,
+            // Without ranges it is a hint that nothing comes of.
+            Self::Deallocate { ranges, .. } => ranges > 0,
+            Self::Read | Self::Probe { .. } | Self::Compare { .. } | Self::Flush => false,
+        }
+    }
 }
 
 /// How far it is.
@@ -164,6 +177,11 @@ impl Ops {
         Some(OpId(u64::from(*generation) << 32 | index as u64))
     }
 
+    /// Whether an operation is about a namespace of the table.
+    pub(super) fn any_at(&self, place: usize) -> bool {
+        self.slots.iter().any(|(_, op)| op.as_ref().is_some_and(|op| op.place == place))
+    }
+
     /// Those of a connection.
     pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
         let all = self.slots.iter().enumerate();
@@ -208,6 +226,11 @@ pub(super) struct Shared {
     pub(super) generation: u64,
     /// Data read and written, in blocks of 512 bytes, and commands that did: for the health log.
     pub(super) health: Health,
+    pub(super) log: ConnectionLog,
+    /// Namespaces that were removed and whose files are open, by their places.
+    pub(super) leaving: Vec<usize>,
+    /// Files of namespaces that were closed, until the program takes them.
+    pub(super) closed: VecDeque<String>,
 }
 
 /// For the health log.

@@ -523,9 +523,11 @@ fn identifiers_twice_and_too_many_commands() {
     }
     rig.moved();
     // Five commands in a queue of four entries.
-    let sent = rig.command(&queue, &blocks(io::WRITE, 5, 0, 1), &[]);
-    assert_eq!(sent, [Sent::Terminated(Fault::SEQUENCE), Sent::End(true)]);
-    assert_eq!(rig.moved(), ["connections_terminated +1"]);
+    let fifth = rig.completed(&queue, &blocks(io::WRITE, 5, 0, 1), &[]);
+    assert_eq!(fifth.status, Status::COMMAND_SEQUENCE.with_more());
+    assert_eq!(rig.moved(), ["queue_overflows +1", "errors_command +1"]);
+    assert_eq!(rig.server.shared.buffers.used_bytes(), 4 * BLOCK_BYTES, "the others go on");
+    rig.end(&queue);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 
     let queue = rig.accept();

@@ -2,6 +2,7 @@
 
 mod any;
 mod bounds;
+mod changes;
 mod commands;
 mod rig;
 

@@ -121,6 +121,14 @@ impl Link for FakeLink {
         None
     }
 
+    fn remote(&self, _: &FakeDisk) -> Option<wire::Endpoint> {
+        None
+    }
+
+    fn digests(&self) -> (bool, bool) {
+        (false, false)
+    }
+
     fn terminate(&mut self, _: &mut FakeDisk, why: Fault) {
         let mut wire = self.0.borrow_mut();
         wire.sent.push(Sent::Terminated(why));
@@ -180,6 +188,8 @@ pub(super) struct FakeDisk {
     pub(super) did: Vec<Did>,
     /// How the next operations fail.
     pub(super) fault: Option<FileFault>,
+    /// Files that were given up.
+    pub(super) closed: Vec<FileId>,
 }
 
 impl FakeDisk {
@@ -226,7 +236,11 @@ impl FakeDisk {
 }
 
 impl Disk for FakeDisk {
-    fn open(&mut self, path: &str) -> Option<FileId> {
+    fn close(&mut self, file: FileId) {
+        self.closed.push(file);
+    }
+
+    fn open(&mut self, path: &str, _: bool) -> Option<FileId> {
         let index = u32::try_from(self.files.len()).unwrap();
         // Each block begins with its number and ends with the path's first letter.
         let mut bytes = vec![path.as_bytes()[0]; usize::try_from(BLOCKS * BLOCK).unwrap() + 100];
@@ -448,13 +462,14 @@ impl Rig {
 
     /// Connects a queue: how that went.
     pub(super) fn connect(&mut self, peer: &Peer, ask: &Ask) -> Completion {
-        let Ask { host, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
+        let Ask { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
+        let hostid = hostid.unwrap_or([host; 16]);
         let cattr = if flow { 0 } else { cattr::DISABLE_SQ_FLOW_CONTROL };
         let connect = Connect { recfmt: 0, qid, sqsize, cattr, kato };
         let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
         let command = Fabrics::Connect(connect).to_command(0, sgl);
         let subnqn = Some(subnqn);
-        let data = ConnectData { hostid: [host; 16], cntlid, subnqn, hostnqn: Some(hostnqn(host)) };
+        let data = ConnectData { hostid, cntlid, subnqn, hostnqn: Some(hostnqn(host)) };
         self.completed(peer, &command, &data.to_bytes())
     }
 
@@ -488,6 +503,8 @@ impl Rig {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) host: u8,
+    /// Its identifier, unless it is made of its number.
+    pub(super) hostid: Option<[u8; 16]>,
     pub(super) qid: u16,
     pub(super) cntlid: u16,
     pub(super) sqsize: u16,
@@ -499,7 +516,8 @@ pub(super) struct Ask {
 impl Default for Ask {
     fn default() -> Self {
         let (host, qid, cntlid, sqsize, kato, flow) = (1, 0, CNTLID_DYNAMIC, 31, 0, true);
-        Self { host, qid, cntlid, sqsize, kato, flow, subnqn: subnqn() }
+        let (hostid, subnqn) = (None, subnqn());
+        Self { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn }
     }
 }
 

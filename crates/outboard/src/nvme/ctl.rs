@@ -1,0 +1,390 @@
+//! `outboard nvme ctl`: what a running target serves is shown and changed, over its control socket.
+//!
+//! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target the
+//! thread of the control socket looks at files and locks them ([`Orders`]); the host's thread,
+//! which owns the target, does the rest ([`Service`]). An answer is given when the change is in
+//! force: a namespace that is added is open, the file of one that is removed is closed.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use apps::nvme::target::{NamespaceConfig, NamespaceInfo, QueueInfo, Target};
+use base::Instant;
+use host::{Host, Notice};
+use serde_json::{Value, json};
+use wire::nvme::nqn::Nqn;
+
+use super::args::{CtlArgs, CtlVerb};
+use super::target::look_at;
+use crate::control::{Probe, client};
+use crate::error::Failure;
+use crate::stack::App;
+
+/// How long a change may take until it is in force: a disk may be slow.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs `outboard nvme ctl`.
+///
+/// # Errors
+/// Where no target answers, or it refuses.
+pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
+    let request = match &args.verb {
+        CtlVerb::List => json!({ "nvme": "list" }),
+        CtlVerb::Connections => json!({ "nvme": "connections" }),
+        CtlVerb::Add { file, nsid, block_size, read_only } => {
+            // The target may have another working directory.
+            let path = std::path::absolute(file)
+                .map_err(|e| Failure::NoInput(format!("{}: {e}", file.display())))?;
+            let path = path
+                .to_str()
+                .ok_or_else(|| Failure::NoInput(format!("{}: it is no UTF-8", file.display())))?;
+            json!({
+                "nvme": "add", "path": path, "nsid": nsid, "block_bytes": block_size,
+                "read_only": read_only,
+            })
+        }
+        CtlVerb::Remove { nsid } => json!({ "nvme": "remove", "nsid": nsid }),
+        CtlVerb::Resize { nsid, size } => json!({ "nvme": "resize", "nsid": nsid, "bytes": size }),
+    };
+    let answer =
+        client::ask(args.control.as_deref(), &args.wire, &request.to_string(), CHANGE_TIMEOUT)?;
+    match answer.get("error").and_then(Value::as_str) {
+        Some(why) => Err(Failure::Unavailable(why.to_owned())),
+        None => client::print(&format!("{answer:#}\n")),
+    }
+}
+
+/// What another thread wants of the target.
+pub(super) enum Order {
+    /// Accept no connection from now on, and end what is there.
+    Drain,
+    /// A request of the control socket, and where its answer goes.
+    Ctl(Request, Sender<Value>),
+}
+
+/// A request, with what the control socket's thread has prepared.
+pub(super) enum Request {
+    List,
+    Connections,
+    Add { nsid: Option<u32>, config: NamespaceConfig, file: File },
+    Remove { nsid: u32 },
+    Resize { nsid: u32, bytes: Option<u64> },
+}
+
+/// The control socket's way to the target.
+pub(super) struct Orders {
+    pub(super) orders: Sender<Order>,
+    pub(super) probes: Vec<Probe>,
+    pub(super) nqn: Nqn,
+    pub(super) block_bytes: u32,
+}
+
+impl Orders {
+    /// Answers a request.
+    pub(super) fn answer(&self, question: &Value) -> Value {
+        let request = match self.prepare(question) {
+            Ok(request) => request,
+            Err(why) => return json!({ "error": why }),
+        };
+        let (reply, answers) = channel();
+        if self.orders.send(Order::Ctl(request, reply)).is_err() {
+            return json!({ "error": "the target ends" });
+        }
+        self.probes.iter().for_each(Probe::wake);
+        let late = |_| json!({ "error": "it is not done yet: see list" });
+        answers.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(late)
+    }
+
+    fn prepare(&self, question: &Value) -> Result<Request, String> {
+        let number = |name: &str| match &question[name] {
+            Value::Null => Ok(None),
+            value => value.as_u64().map(Some).ok_or_else(|| format!("{name} is no number")),
+        };
+        let nsid = number("nsid")?
+            .map(|nsid| u32::try_from(nsid).map_err(|_| "nsid is too large".to_owned()))
+            .transpose()?;
+        let needed = || nsid.ok_or_else(|| "nsid is missing".to_owned());
+        Ok(match question["nvme"].as_str() {
+            Some("list") => Request::List,
+            Some("connections") => Request::Connections,
+            Some("add") => {
+                let path = question["path"].as_str().ok_or("path is missing")?;
+                let block = number("block_bytes")?.unwrap_or_else(|| self.block_bytes.into());
+                let read_only = question["read_only"].as_bool().unwrap_or(false);
+                let (config, file) = open(&self.nqn, Path::new(path), block, read_only)
+                    .map_err(|why| format!("{path}: {why}"))?;
+                Request::Add { nsid, config, file }
+            }
+            Some("remove") => Request::Remove { nsid: needed()? },
+            Some("resize") => Request::Resize { nsid: needed()?, bytes: number("bytes")? },
+            _ => return Err("nvme is list, connections, add, remove or resize".to_owned()),
+        })
+    }
+}
+
+/// Looks at a file that is to be a namespace, and locks it while it is open: ranges are locked in
+/// one process alone.
+///
+/// # Errors
+/// Why it cannot be one.
+pub(super) fn open(
+    nqn: &Nqn,
+    path: &Path,
+    block_bytes: u64,
+    read_only: bool,
+) -> Result<(NamespaceConfig, File), String> {
+    // Links lead anywhere; the disk follows none out of its root.
+    let real = path.canonicalize().map_err(|error| error.to_string())?;
+    let file = look_at(&real, path, block_bytes, read_only).map_err(|error| error.to_string())?;
+    if !io::disk::lock(&file).map_err(|error| error.to_string())? {
+        return Err("it is served already".to_owned());
+    }
+    let text = real.to_str().ok_or("the path is no UTF-8")?;
+    let mut config = NamespaceConfig::new(nqn, text.trim_start_matches('/'));
+    let power = block_bytes.is_power_of_two().then(|| block_bytes.trailing_zeros());
+    config.block_shift = power.and_then(|power| u8::try_from(power).ok()).unwrap_or(0);
+    config.read_only = read_only;
+    Ok((config, file))
+}
+
+/// A change that is not in force yet.
+enum Waiting {
+    Added(u32),
+    Resized(u32),
+    /// The path of its file.
+    Removed(u32, String),
+}
+
+/// The target, the locks on its files, and changes under way.
+pub(super) struct Service {
+    target: Target,
+    nqn: Nqn,
+    locked: BTreeMap<String, File>,
+    waiting: Vec<(Waiting, Sender<Value>)>,
+}
+
+impl Service {
+    pub(super) fn new(target: Target, nqn: Nqn, locked: BTreeMap<String, File>) -> Self {
+        Self { target, nqn, locked, waiting: Vec::new() }
+    }
+
+    fn handle(&mut self, now: Instant, host: &mut Host, request: Request, reply: Sender<Value>) {
+        let begun = match request {
+            Request::List => {
+                let all: Vec<_> = self.target.namespaces().iter().map(describe).collect();
+                Err(json!({ "subsystem": self.nqn.to_string(), "namespaces": all }))
+            }
+            Request::Connections => {
+                let all: Vec<_> = self.target.queues().iter().map(describe_queue).collect();
+                Err(json!({ "connections": all }))
+            }
+            Request::Add { nsid, config, file } => {
+                let added = self.target.add_namespace(now, host, (&self.nqn, nsid), &config);
+                added
+                    .map(|nsid| {
+                        self.locked.insert(config.path, file);
+                        Waiting::Added(nsid)
+                    })
+                    .map_err(refusal)
+            }
+            Request::Remove { nsid } => self.remove(now, host, nsid).map_err(refusal),
+            Request::Resize { nsid, bytes } => self
+                .resize(now, host, nsid, bytes)
+                .map(|()| Waiting::Resized(nsid))
+                .map_err(refusal),
+        };
+        match begun {
+            Ok(waiting) => self.waiting.push((waiting, reply)),
+            // A client that is gone needs no answer.
+            Err(answer) => drop(reply.send(answer)),
+        }
+    }
+
+    fn remove(&mut self, now: Instant, host: &mut Host, nsid: u32) -> Result<Waiting, String> {
+        let path = self.find(nsid).map(|info| info.path);
+        self.target
+            .remove_namespace(now, host, &self.nqn, nsid)
+            .map_err(|error| error.to_string())?;
+        Ok(Waiting::Removed(nsid, path.unwrap_or_default()))
+    }
+
+    /// Changes the length of a file, if that is asked for, and has it looked at. Hosts use no more
+    /// than is left before it is cut.
+    fn resize(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        nsid: u32,
+        bytes: Option<u64>,
+    ) -> Result<(), String> {
+        let info = self.find(nsid).ok_or("there is no such namespace")?;
+        let resize = |target: &mut Target, host: &mut Host, most| {
+            let at = (&self.nqn, nsid);
+            target.resize_namespace(now, host, at, most).map_err(|error| error.to_string())
+        };
+        let Some(bytes) = bytes else { return resize(&mut self.target, host, None) };
+        let file = self.locked.get(&info.path).ok_or("its file is not open")?;
+        let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        if !is_file || info.read_only || bytes < u64::from(info.block_bytes) {
+            let why = "--size needs a file that may be written, and a block at least";
+            return Err(why.to_owned());
+        }
+        let cut = |file: &File| file.set_len(bytes).map_err(|error| error.to_string());
+        if bytes >= info.blocks.unwrap_or(0) * u64::from(info.block_bytes) {
+            cut(file)?;
+            return resize(&mut self.target, host, None);
+        }
+        resize(&mut self.target, host, Some(bytes))?;
+        cut(file)
+    }
+
+    fn find(&self, nsid: u32) -> Option<NamespaceInfo> {
+        self.target.namespaces().into_iter().find(|info| info.nsid == nsid)
+    }
+
+    /// Answers for changes that are in force.
+    fn settle(&mut self, now: Instant, host: &mut Host) {
+        while let Some(path) = self.target.poll_closed() {
+            self.locked.remove(&path);
+        }
+        let mut index = 0;
+        while let Some((waiting, _)) = self.waiting.get(index) {
+            let answer = match waiting {
+                Waiting::Removed(nsid, path) => {
+                    (!self.locked.contains_key(path)).then(|| json!({ "removed": nsid }))
+                }
+                Waiting::Added(nsid) | Waiting::Resized(nsid) => match self.find(*nsid) {
+                    Some(info) if info.opening => None,
+                    Some(info) => Some(describe(&info)),
+                    None => Some(json!({ "error": "the namespace was removed meanwhile" })),
+                },
+            };
+            let Some(mut answer) = answer else {
+                index += 1;
+                continue;
+            };
+            let (waiting, reply) = self.waiting.swap_remove(index);
+            // One that cannot be opened is not kept.
+            if let (Waiting::Added(nsid), Some(why)) = (waiting, answer["why"].as_str()) {
+                answer = json!({ "error": why });
+                let _gone = self.target.remove_namespace(now, host, &self.nqn, nsid);
+            }
+            drop(reply.send(answer));
+        }
+    }
+}
+
+fn refusal(why: impl std::fmt::Display) -> Value {
+    json!({ "error": why.to_string() })
+}
+
+impl App for Service {
+    type Message = Order;
+
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.target.handle_notice(now, host, notice);
+        self.settle(now, host);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.target.handle_timeout(now, host);
+        self.settle(now, host);
+    }
+
+    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::Drain => self.target.drain(now, host),
+            Order::Ctl(request, reply) => self.handle(now, host, request, reply),
+        }
+        self.settle(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.target.poll_timeout()
+    }
+
+    fn poll_log(&mut self) -> Option<String> {
+        self.target.poll_log()
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.target.visit(f);
+    }
+}
+
+fn describe(info: &NamespaceInfo) -> Value {
+    let (state, why) = match (info.opening, info.blocks) {
+        (true, _) => ("opening", None),
+        (false, Ok(_)) => ("ready", None),
+        (false, Err(fault)) => ("failed", Some(fault.to_string())),
+    };
+    let blocks = info.blocks.unwrap_or(0);
+    json!({
+        "nsid": info.nsid,
+        "path": PathBuf::from("/").join(&info.path),
+        "uuid": uuid(&info.uuid),
+        "block_bytes": info.block_bytes,
+        "blocks": blocks,
+        "bytes": blocks * u64::from(info.block_bytes),
+        "read_only": info.read_only,
+        "state": state,
+        "why": why,
+    })
+}
+
+fn describe_queue(info: &QueueInfo) -> Value {
+    let remote = info.remote.map(|at| std::net::SocketAddr::new(at.addr, at.port).to_string());
+    json!({
+        "remote": remote,
+        "host": info.host.to_string(),
+        "host_id": uuid(&info.host_id),
+        "subsystem": info.subsystem.to_string(),
+        "controller": info.controller,
+        "queue": info.queue,
+        "entries": info.entries,
+        "open_commands": info.open,
+        "header_digest": info.header_digest,
+        "data_digest": info.data_digest,
+        "pre_shared_key": info.pre_shared_key,
+    })
+}
+
+fn uuid(bytes: &[u8; 16]) -> String {
+    let hex = |range: std::ops::Range<usize>| -> String {
+        bytes.get(range).into_iter().flatten().map(|byte| format!("{byte:02x}")).collect()
+    };
+    [hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)].join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_checked_before_the_target_sees_them() {
+        let (orders, _received) = channel();
+        let nqn = Nqn::new("nqn.2026-11.example:s").unwrap();
+        let orders = Orders { orders, probes: Vec::new(), nqn, block_bytes: 4096 };
+        let error = |question: Value| match orders.prepare(&question) {
+            Ok(_) => panic!("{question} was taken"),
+            Err(why) => why,
+        };
+        assert_eq!(error(json!({})), "nvme is list, connections, add, remove or resize");
+        assert_eq!(error(json!({ "nvme": "remove" })), "nsid is missing");
+        assert_eq!(error(json!({ "nvme": "remove", "nsid": "x" })), "nsid is no number");
+        assert_eq!(error(json!({ "nvme": "resize", "nsid": 1_u64 << 40 })), "nsid is too large");
+        assert_eq!(error(json!({ "nvme": "add" })), "path is missing");
+        let missing = error(json!({ "nvme": "add", "path": "/nowhere/at/all" }));
+        assert!(missing.starts_with("/nowhere/at/all: No such file"), "{missing}");
+        assert!(matches!(orders.prepare(&json!({ "nvme": "list" })), Ok(Request::List)));
+    }
+
+    #[test]
+    fn identifiers_are_written_as_uuids() {
+        let bytes: [u8; 16] = core::array::from_fn(|at| u8::try_from(at).unwrap() * 17);
+        assert_eq!(uuid(&bytes), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+}
