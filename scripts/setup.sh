@@ -151,12 +151,14 @@ need git git
 need ip iproute2
 need unshare util-linux
 if [ "$purpose" = test ]; then
+    need apache2 apache2-bin
     need chromium chromium
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
     need gnutls-cli gnutls-bin
     need nbdcopy libnbd-bin
     need nginx nginx-light
+    need node nodejs
     need mke2fs e2fsprogs
     need qemu-system-x86_64 qemu-system-x86
     need openssl openssl

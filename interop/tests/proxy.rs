@@ -175,7 +175,7 @@ fn bodies_stay_equal_on_a_bad_wire() {
 /// A backend is killed under load, and comes back: answers are 5xx or right, never wrong.
 #[test]
 fn a_backend_dies_and_comes_back() {
-    let mut lab = Lab::start(&["--check", "/64.bin"]);
+    let mut lab = Lab::start(&["--health-check", "/64.bin"]);
     let expected = sha256(&lab.files.path().join("10k.bin"));
     let script = format!(
         "for i in $(seq 400); do f=$(mktemp -p {tmp}); \
@@ -221,7 +221,7 @@ fn proxy_protocol_to_nginx() {
     let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &[8081], more);
     let backend = format!("{PEER}:8090");
     let options =
-        ["--listen", ":80", "--backend", &backend, "--proxy-protocol", "--check", "/64.bin"];
+        ["--listen", ":80", "--backend", &backend, "--proxy-protocol", "--health-check", "/64.bin"];
     let server = Server::proxy(netns, &options);
     assert_eq!(server.get("/64.bin", &[]).field("x-client"), format!("{PEER} 80"));
     while server.stat().get("proxy_checks_good") < 2 {}
@@ -386,6 +386,37 @@ fn ports_are_opened_and_closed() {
     assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
 }
 
+/// A file that asks for what cannot be opened changes nothing, and a line names that address.
+#[test]
+fn a_file_is_taken_over_whole_or_not_at_all() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("64.bin", 64);
+    let netns = Netns::new();
+    let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &PORTS, "");
+    let path = scratch.write("proxy.toml", ports_and_backend(&[80, 81], PORTS[0]));
+    let config = path.to_string_lossy().into_owned();
+    let server = Server::proxy(netns, &["--config", &config]);
+    let check = |path: &str| server.outboard(&["proxy", "--check", "--config", path]);
+    assert!(interop::good(&check(&config)).contains("2 listeners, 1 backends"));
+    let before = server.stat();
+    // Port 82 is new, 80 is gone, and the last overlaps with 81.
+    let wrong = ports_and_backend(&[82, 81], PORTS[1])
+        + &format!("[[listener]]\nlisten = '{}:81'\nmode = 'http'\n", interop::ADDR);
+    scratch.write("proxy.toml", wrong);
+    let checked = check(&config);
+    let line = format!("cannot listen on {}:81: another listener", interop::ADDR);
+    assert!(!checked.status.success() && interop::said(&checked).contains(&line), "{checked:?}");
+    server.signal("HUP");
+    assert_eq!([80, 81, 82].map(|port| curl_at(&server, port)), [Some(0), Some(0), Some(7)]);
+    let after = server.stat();
+    for name in ["proxy_tables", "proxy_ports_opened", "proxy_ports_closed"] {
+        assert_eq!(after.moved(&before, name), 0, "{name}");
+    }
+    let ended = server.stop();
+    assert!(ended.stderr.contains(&line), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the old configuration stays"), "{}", ended.stderr);
+}
+
 /// SIGTERM: nobody is accepted any more, a download goes on to its end, and then the proxy ends by
 /// itself. A second signal does not wait.
 #[test]
@@ -401,7 +432,15 @@ fn the_end_waits_for_connections() {
             lab.server.signal("TERM");
             let ended = lab.server.wait();
             assert!(ended.status.success(), "{}", ended.status);
-            download.vanish();
+            assert!(
+                ended.stderr.contains("1 connections are reset")
+                    || ended.stderr.contains("2 connections are reset"),
+                "{}",
+                ended.stderr
+            );
+            // The client is told.
+            let (_, status) = download.finish();
+            assert_eq!(status.code(), Some(56), "curl: recv failed");
             continue;
         }
         let (received, status) = download.finish();

@@ -136,6 +136,10 @@ pub enum Op {
         /// Which.
         quic: QuicId,
     },
+    /// The host is about to end: reset every connection that the device has of this queue, and
+    /// tell when every frame of the operations before has been taken by the link. Answered by
+    /// [`crate::Event::Quiesced`]; the answers to operations before it come first.
+    Quiesce,
 }
 
 /// What a file is opened for.

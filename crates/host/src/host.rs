@@ -23,6 +23,7 @@ use wire::{Endpoint, Tuple};
 use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;
+use crate::ending::Ending;
 use crate::extents::{EXTENTS, Extents};
 use crate::files::{FileWork, Files};
 use crate::hand_over::HandOver;
@@ -75,6 +76,7 @@ pub struct Host {
     pub(crate) splices: Splices,
     pub(crate) udp: Udp,
     pub(crate) extents: Extents,
+    pub(crate) ending: Ending,
 }
 
 /// Room for operations that an empty queue keeps: the ring was full for a while where it had more.
@@ -127,6 +129,7 @@ impl Host {
             splices: Splices::default(),
             udp: Udp::default(),
             extents: Extents::default(),
+            ending: Ending::default(),
             config,
         }
     }
@@ -165,6 +168,7 @@ impl Host {
             Event::SpliceClosed(closed) => self.handle_splice_closed(&closed),
             Event::QuicStatus(status) => self.notices.push_back(Notice::Quic(status)),
             Event::Load(load) => self.handle_load(load),
+            Event::Quiesced => self.handle_quiesced(),
             Event::Reset => self.handle_device_reset(now),
         }
     }
@@ -250,6 +254,10 @@ impl Host {
         while self.out.ops.is_empty() {
             let Some(index) = self.dirty.pop_front() else {
                 self.advance_splices(now);
+                let more = self.out.ops.is_empty() && self.dirty.is_empty();
+                if more && self.advance_end(now) {
+                    continue;
+                }
                 if self.dirty.is_empty() {
                     break;
                 }
@@ -442,6 +450,7 @@ impl Host {
         self.files.handle_reset(&mut self.out);
         self.reset_hand_over();
         self.reset_splices(now);
+        self.resume_end();
         for index in 0..self.table.slots.len() {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);

@@ -30,6 +30,7 @@ extern crate alloc;
 mod api;
 mod config;
 mod counters;
+mod ending;
 mod extents;
 mod files;
 mod hand_over;

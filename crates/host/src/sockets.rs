@@ -49,6 +49,12 @@ impl Host {
         }
     }
 
+    /// Whether an address is one of ours.
+    #[must_use]
+    pub fn is_ours(&self, addr: core::net::IpAddr) -> bool {
+        self.out.net.is_ours(addr)
+    }
+
     /// Listens on a port.
     ///
     /// # Errors

@@ -112,6 +112,11 @@ impl Splices {
         !self.slots.is_empty() && self.slots.contains_key(&slot)
     }
 
+    /// Whether a pair is neither all the host's nor all the device's.
+    pub(crate) fn has_pairs(&self) -> bool {
+        !self.pairs.is_empty()
+    }
+
     /// Gauges by name.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         f("splice_draining", self.pairs.len() as u64);

@@ -236,7 +236,7 @@ impl Device {
         }
     }
 
-    fn settle_splices(&mut self) {
+    pub(crate) fn settle_splices(&mut self) {
         while let Some((queue, closed)) =
             self.connections.splice.as_mut().and_then(SpliceEngine::poll_closed)
         {

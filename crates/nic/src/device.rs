@@ -12,6 +12,7 @@ use abi::{
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
 use wire::tls::CONTENT_BYTES_MAX;
@@ -70,6 +71,8 @@ pub struct Device {
     events: Vec<VecDeque<Event>>,
     /// The queue whose events are polled next.
     next_queue: usize,
+    /// Queues whose hosts wait for the device to have sent everything.
+    pub(crate) quiescing: Vec<bool>,
     resets: u64,
 }
 
@@ -100,6 +103,7 @@ impl Device {
             returned: VecDeque::new(),
             events,
             next_queue: 0,
+            quiescing: vec![false; config.queues],
             resets: 0,
             config,
         }
@@ -252,6 +256,7 @@ impl Device {
             Op::Splice(splice) => self.splice(now, queue, &splice),
             Op::SpliceStart { id, packets } => self.splice_start(now, queue, id, packets),
             Op::Unsplice { id } => self.unsplice(queue, id),
+            Op::Quiesce => self.quiesce(now, queue),
             Op::QuicAdd(add) => self.quic_add(queue, *add),
             Op::QuicRekey(rekey) => self.quic_rekey(queue, &rekey),
             Op::QuicRoute(route) => self.quic_route(queue, &route),
@@ -364,6 +369,7 @@ impl Device {
 
     /// The next event and its queue, queues in turn.
     pub fn poll_event(&mut self) -> Option<(usize, Event)> {
+        self.tell_quiesced();
         for _ in 0..self.events.len() {
             let queue = self.next_queue;
             self.next_queue = (queue + 1) % self.events.len();
@@ -376,6 +382,7 @@ impl Device {
 
     /// The next event of one queue, for drivers that know which rings have room.
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
+        self.tell_quiesced();
         self.events.get_mut(queue)?.pop_front()
     }
 
@@ -384,6 +391,11 @@ impl Device {
         if let Some(events) = self.events.get_mut(queue) {
             events.push_front(event);
         }
+    }
+
+    /// Whether nothing waits for the link, or to be given to it.
+    pub(crate) fn has_sent_everything(&self) -> bool {
+        self.runs.is_empty() && self.returned.is_empty() && self.flows.len() == 0
     }
 
     /// The next request for the disk.
@@ -422,6 +434,8 @@ impl Device {
     /// queue gets [`Event::Reset`]. Counters go on.
     pub fn reset(&mut self) {
         self.resets += 1;
+        // Their hosts hear of the reset, and ask again.
+        self.quiescing.fill(false);
         self.runs.clear();
         self.returned.clear();
         self.flows.clear();

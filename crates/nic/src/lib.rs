@@ -33,6 +33,7 @@ mod engine;
 mod flow;
 mod pipeline;
 mod quic;
+mod quiesce;
 mod slab;
 
 pub use config::{

@@ -111,7 +111,10 @@ pub(crate) struct ProxyArgs {
     pub(crate) hash: HashArg,
     /// A path that healthy backends answer with 2xx or 3xx; without it a connection will do
     #[arg(long, value_name = "PATH")]
-    pub(crate) check: Option<String>,
+    pub(crate) health_check: Option<String>,
+    /// Check the options and the file, and end: nothing is opened
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Begin each connection to a backend with a header of the PROXY protocol, version 2
     #[arg(long)]
     pub(crate) proxy_protocol: bool,
@@ -119,14 +122,19 @@ pub(crate) struct ProxyArgs {
     /// forwarded or via; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) header: Vec<String>,
+    /// What becomes of Forwarded, X-Forwarded-* and X-Real-IP that clients send: append leaves
+    /// them in front of what --header adds; replace removes them, and ends each connection after
+    /// one request, for only the first is looked at
+    #[arg(long, value_enum, default_value_t = HeaderPolicyArg::Append)]
+    pub(crate) header_policy: HeaderPolicyArg,
     /// Have the device relay; where it does not, the host does
     #[arg(long, value_enum, default_value_t = SwitchArg::On)]
     pub(crate) splice: SwitchArg,
     /// Listeners, routes and backends from a file in TOML, instead of the options; SIGHUP reads it
     /// again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "backend", "mode", "balance",
-        "hash", "check", "proxy_protocol", "header", "header_timeout", "connect_timeout",
-        "idle_timeout"])]
+        "hash", "health_check", "proxy_protocol", "header", "header_policy", "header_timeout",
+        "connect_timeout", "idle_timeout"])]
     pub(crate) config: Option<PathBuf>,
     /// Name server for names of backends [default: the first of /etc/resolv.conf]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -184,6 +192,15 @@ pub(crate) enum HashArg {
     Source,
     /// The name that the client asks for
     Host,
+}
+
+/// What becomes of forwarding fields that clients send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum HeaderPolicyArg {
+    /// They stay
+    Append,
+    /// They are removed
+    Replace,
 }
 
 /// On or off.

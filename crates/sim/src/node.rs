@@ -384,7 +384,8 @@ impl Node {
     pub(crate) fn apply(&mut self, now: Instant, table: Table) {
         let local = self.local(now);
         if let App::Proxy(proxy) = &mut self.app {
-            proxy.apply(local, &mut self.host, table);
+            let applied = proxy.apply(local, &mut self.host, table);
+            assert_eq!(applied, Ok(()), "its listeners do not change");
         }
     }
 

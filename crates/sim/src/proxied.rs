@@ -6,7 +6,8 @@
 //! itself is told by [`NAME`] from what a server says.
 
 use apps::proxy::{
-    Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
+    Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy,
+    Table,
 };
 use base::{Duration, Instant, Prng};
 use host::{Host, TcpConfig};
@@ -161,6 +162,7 @@ impl Proxied {
             routes: Vec::new(),
             default: Some(0),
             insert: if self.mode == Mode::Http { self.insert } else { Insert::default() },
+            policy: HeaderPolicy::Append,
             keep_alive: self.keep_alive || self.mode != Mode::Http,
         };
         let limits = Limits {

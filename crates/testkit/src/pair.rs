@@ -357,6 +357,7 @@ impl Pair {
             | Op::Splice(_)
             | Op::SpliceStart { .. }
             | Op::Unsplice { .. }
+            | Op::Quiesce
             | Op::QuicAdd(_)
             | Op::QuicRekey(_)
             | Op::QuicRoute(_)

@@ -226,6 +226,12 @@ impl ContentServer {
         self.with_http3(now, host, |http3, cx| http3.drain(cx));
     }
 
+    /// Ends: QUIC connections are closed, so that clients learn of it. To be called before
+    /// [`Host::end`], which resets those of TCP.
+    pub fn end(&mut self, now: Instant, host: &mut Host) {
+        self.with_http3(now, host, |http3, cx| http3.end(cx));
+    }
+
     /// Acts on deadlines that are over.
     pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.server.handle_timeout(now, host);

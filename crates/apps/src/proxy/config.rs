@@ -155,6 +155,17 @@ pub struct Insert {
     pub via: bool,
 }
 
+/// What becomes of fields in which a client says for whom it forwards: Forwarded, X-Real-IP, and
+/// all that begin with X-Forwarded-.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum HeaderPolicy {
+    /// They are believed: what the proxy adds goes behind them.
+    #[default]
+    Append,
+    /// They are removed. The proxy has to see every request for that, so a connection carries one.
+    Replace,
+}
+
 /// A port of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -170,9 +181,62 @@ pub struct Listener {
     pub default: Option<usize>,
     /// Fields to add; only for [`Mode::Http`].
     pub insert: Insert,
+    /// What becomes of such fields that clients send; only for [`Mode::Http`].
+    pub policy: HeaderPolicy,
     /// Whether a connection may carry more than one request. All of them go to the backend of the
     /// first, and none but the first is looked at; without, the backend is told to close.
     pub keep_alive: bool,
+}
+
+/// Why a listener cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unopenable {
+    /// The address that it has, if it has one.
+    pub addr: Option<IpAddr>,
+    /// Its port.
+    pub port: u16,
+    /// Another listener takes the address too; otherwise the address is not one of ours.
+    pub overlaps: bool,
+}
+
+impl core::fmt::Display for Unopenable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("cannot listen on ")?;
+        match self.addr {
+            Some(addr) => write!(f, "{}", core::net::SocketAddr::new(addr, self.port))?,
+            None => write!(f, ":{}", self.port)?,
+        }
+        let why = if self.overlaps {
+            "another listener takes that port of the same address"
+        } else {
+            "that is not an address of ours"
+        };
+        write!(f, ": {why}")
+    }
+}
+
+/// Checks that all listeners can be open at the same time.
+///
+/// # Errors
+/// The first that cannot.
+pub fn check_listeners(
+    listeners: &[Listener],
+    is_ours: impl Fn(IpAddr) -> bool,
+) -> Result<(), Unopenable> {
+    for (index, l) in listeners.iter().enumerate() {
+        let unopenable = |overlaps| Unopenable { addr: l.addr, port: l.port, overlaps };
+        if l.port == 0 || l.addr.is_some_and(|addr| !is_ours(addr)) {
+            return Err(unopenable(false));
+        }
+        let same = |other: &Listener| {
+            let any = other.addr.is_none() || l.addr.is_none();
+            other.port == l.port && (any || other.addr == l.addr)
+        };
+        if listeners.iter().take(index).any(same) {
+            return Err(unopenable(true));
+        }
+    }
+    Ok(())
 }
 
 /// Bounds and times.
@@ -295,6 +359,7 @@ mod tests {
             routes: vec![Route { pool: default, ..Route::default() }],
             default: Some(default),
             insert: Insert::default(),
+            policy: HeaderPolicy::Append,
             keep_alive: true,
         };
         let pool = |&name: &&str| Pool { name: name.to_owned(), ..Pool::default() };
@@ -320,5 +385,33 @@ mod tests {
         let ports: Vec<_> = last.listeners.iter().map(|l| (l.port, l.default)).collect();
         assert_eq!(ports, [(80, Some(0)), (81, Some(0)), (82, None), (90, Some(0))]);
         assert_eq!(last.listeners[2].routes, []);
+    }
+
+    /// All of them, or a line that names the one that cannot be opened.
+    #[test]
+    fn listeners_are_checked_together() {
+        let ours = |addr: IpAddr| addr.to_string() == "10.77.0.2";
+        let check = |listen: &[(Option<&str>, u16)]| {
+            let listeners: Vec<Listener> = listen
+                .iter()
+                .map(|(addr, port)| Listener {
+                    addr: addr.map(|addr| addr.parse().unwrap()),
+                    ..table(&[*port], &["a"], 0).listeners.remove(0)
+                })
+                .collect();
+            check_listeners(&listeners, ours).map_err(|why| why.to_string())
+        };
+        assert_eq!(check(&[(None, 80), (Some("10.77.0.2"), 81), (None, 82)]), Ok(()));
+        let overlap = "another listener takes that port of the same address";
+        for (listen, line) in [
+            ([(None, 80), (Some("10.77.0.2"), 80)], format!("10.77.0.2:80: {overlap}")),
+            ([(Some("10.77.0.2"), 80), (None, 80)], format!(":80: {overlap}")),
+            (
+                [(None, 80), (Some("10.77.0.3"), 81)],
+                "10.77.0.3:81: that is not an address of ours".to_owned(),
+            ),
+        ] {
+            assert_eq!(check(&listen), Err(format!("cannot listen on {line}")));
+        }
     }
 }

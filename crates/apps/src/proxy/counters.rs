@@ -114,6 +114,8 @@ base::counters! {
         proxy_discarded_bytes,
         /// Tables taken over, the first among them.
         proxy_tables,
+        /// Tables of which nothing was taken: a listener could not be opened.
+        proxy_tables_refused,
         /// Ports that a later table opened.
         proxy_ports_opened,
         /// Ports that a later table closed.

@@ -1,18 +1,22 @@
 //! From the head of a request to a pool and the head that its backend gets, or to the status that
 //! refuses it.
 //!
-//! Called by [`super::pair`] with a whole head, or with one that is too long. The head is written
-//! anew from its parsed parts, so that a backend never sees a form that it could read otherwise
-//! than we did: no folded lines, no bare line feeds, no spaces where none belong.
+//! Called by [`super::pair`] with a whole head, or with one that is too long. Nothing of the bytes
+//! is passed on as it came: what they say is parsed ([`target`], [`fields`]), and the head that the
+//! backend gets is generated from that, with one Host, one statement of where the content ends, and
+//! one Connection. What servers are known to read in different ways is refused.
 
-use std::fmt::Write as _;
+mod fields;
+mod target;
 
 use wire::Endpoint;
 
-use super::config::{HashBy, Insert, Limits, Listener};
+use self::fields::{Forwarding, Kind, Options};
+use self::target::{Authority, Target};
+use super::config::{HashBy, HeaderPolicy, Insert, Limits, Listener};
 use super::maglev::hash_name;
 use super::route;
-use crate::content::request::{self, Parsed, Request};
+use crate::content::request::{self, Parsed, Request, decimal};
 use crate::content::status::Status;
 
 /// What is known besides the bytes.
@@ -50,120 +54,282 @@ pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
     };
     let mut slots = request::slots();
     let request = match request::parse(bytes, &mut slots, limits) {
-        Parsed::Complete(request, _) => request,
+        // The caller and the parser agree on where the head ends, or nothing is certain.
+        Parsed::Complete(request, head_bytes) if head_bytes == bytes.len() => request,
         Parsed::Refused { status, head } => return Decision::Refuse { status, is_head: head },
         // Only a whole head comes here, so the parser has said yes or no; for safety.
-        Parsed::Incomplete => {
+        Parsed::Incomplete | Parsed::Complete(..) => {
             return Decision::Refuse { status: Status::BadRequest, is_head: false };
         }
     };
     let is_head = request.name == b"HEAD";
-    let refuse = |status| Decision::Refuse { status, is_head };
-    // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to where clients say.
-    if request.name == b"CONNECT" {
-        return refuse(Status::MethodNotAllowed);
-    }
-    if hides_ours(&request, about.listener.insert) {
-        return refuse(Status::BadRequest);
-    }
-    let (authority, path) = parts_of(&request);
-    let name = route::name_of(authority);
-    let path = String::from_utf8_lossy(path);
+    let message = match Message::of(&request, about.listener) {
+        Ok(message) => message,
+        Err(status) => return Decision::Refuse { status, is_head },
+    };
+    let name = route::name_of(message.host.as_ref().map_or(b"", Authority::host));
+    let mut path = Vec::with_capacity(request.target.len() + 1);
+    message.target.write(&mut path);
+    let path = String::from_utf8_lossy(&path);
     match route::find(about.listener, &name, &path) {
         Some(pool) => {
             let hash = (!name.is_empty()).then(|| hash_name(name.as_bytes()));
-            Decision::Forward { pool, head: write(&request, about), hash, is_head }
+            Decision::Forward { pool, head: message.write(about), hash, is_head }
         }
-        None => refuse(Status::NotFound),
+        None => Decision::Refuse { status: Status::NotFound, is_head },
     }
 }
 
-/// Authority and path of the target (RFC 9112 section 3.2); the authority of the absolute form
-/// counts, and Host otherwise.
-fn parts_of<'b>(request: &Request<'_, 'b>) -> (&'b [u8], &'b [u8]) {
-    let target = request.target;
-    let scheme = target.windows(3).position(|w| w == b"://");
-    match scheme {
-        Some(at) if !target.starts_with(b"/") => {
-            let rest = target.get(at + 3..).unwrap_or_default();
-            let end = rest.iter().position(|b| matches!(b, b'/' | b'?')).unwrap_or(rest.len());
-            rest.split_at(end)
+/// How the backend learns where the content ends (RFC 9112 section 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    /// There is none, and no field says so.
+    Absent,
+    Length(u64),
+    Chunked,
+}
+
+impl Framing {
+    /// Reads the fields, more strictly than the parser need: a value that it lets pass and that is
+    /// ambiguous is refused here.
+    fn of(request: &Request<'_, '_>) -> Result<Self, Status> {
+        let all = |name: &'static str| {
+            let fields = request.fields().iter();
+            fields.filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value)
+        };
+        let mut codings = all("transfer-encoding").flat_map(fields::list);
+        let mut lengths = all("content-length").flat_map(|value| value.split(|&b| b == b','));
+        if all("transfer-encoding").next().is_some() {
+            let coding = codings.next().ok_or(Status::BadRequest)?;
+            if codings.next().is_some() || lengths.next().is_some() || request.minor == 0 {
+                return Err(Status::BadRequest);
+            }
+            let is_chunked = coding.eq_ignore_ascii_case(b"chunked");
+            return is_chunked.then_some(Self::Chunked).ok_or(Status::NotImplemented);
         }
-        _ => {
-            let fields = request.fields();
-            let host = fields.iter().find(|f| f.name.eq_ignore_ascii_case("host"));
-            (host.map_or(&[][..], |f| f.value), target)
-        }
+        let number = |text: &[u8]| {
+            // Many servers count in 64 bits with a sign.
+            decimal(text.trim_ascii()).filter(|n| i64::try_from(*n).is_ok())
+        };
+        let Some(first) = lengths.next() else { return Ok(Self::Absent) };
+        let length = number(first).ok_or(Status::BadRequest)?;
+        let agree = lengths.all(|other| number(other) == Some(length));
+        if agree { Ok(Self::Length(length)) } else { Err(Status::BadRequest) }
     }
 }
 
-/// Whether Connection names a field that we add: the backend would take it off again, and believe
-/// what is behind it.
-fn hides_ours(request: &Request<'_, '_>, insert: Insert) -> bool {
-    let named = |name: &str| {
-        let lines = request.fields().iter().filter(|f| f.name.eq_ignore_ascii_case("connection"));
-        let mut tokens = lines.flat_map(|f| f.value.split(|b| *b == b','));
-        tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(name.as_bytes()))
-    };
-    (insert.x_forwarded_for && named("x-forwarded-for"))
-        || (insert.x_forwarded_proto && named("x-forwarded-proto"))
-        || (insert.forwarded && named("forwarded"))
-        || (insert.via && named("via"))
+/// A request as it is forwarded.
+struct Message<'r, 'h, 'b> {
+    request: &'r Request<'h, 'b>,
+    target: Target<'b>,
+    /// None in HTTP/1.0 only.
+    host: Option<Authority<'b>>,
+    framing: Framing,
+    options: Options<'b>,
 }
 
-fn write(request: &Request<'_, '_>, about: &Circumstances<'_>) -> Vec<u8> {
-    let Listener { insert, keep_alive, .. } = about.listener;
-    let mut out = Vec::with_capacity(1024);
-    out.extend_from_slice(request.name);
-    out.push(b' ');
-    out.extend_from_slice(request.target);
-    out.extend_from_slice(if request.minor == 0 { b" HTTP/1.0\r\n" } else { b" HTTP/1.1\r\n" });
-    for field in request.fields() {
-        let is = |name: &str| field.name.eq_ignore_ascii_case(name);
-        // What says how long the connection lasts is ours to say, then.
-        let ours = !keep_alive && (is("connection") || is("keep-alive") || is("upgrade"));
-        // One that a client made up would be believed before ours.
-        let forged = insert.x_forwarded_proto && is("x-forwarded-proto");
-        if !ours && !forged {
-            out.extend_from_slice(field.name.as_bytes());
-            out.extend_from_slice(b": ");
-            out.extend_from_slice(field.value);
+impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
+    /// Takes a request apart.
+    ///
+    /// # Errors
+    /// The status that refuses it.
+    fn of(request: &'r Request<'h, 'b>, listener: &Listener) -> Result<Self, Status> {
+        // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to where clients say.
+        if request.name == b"CONNECT" {
+            return Err(Status::MethodNotAllowed);
+        }
+        if request.unknown_expectation {
+            return Err(Status::ExpectationFailed);
+        }
+        let (target, authority) =
+            Target::parse(request.name, request.target).map_err(|_| Status::BadRequest)?;
+        let field = request.fields().iter().find(|f| f.name.eq_ignore_ascii_case("host"));
+        let host = field.map(|field| Authority::parse(field.value)).transpose();
+        let host = host.map_err(|_| Status::BadRequest)?;
+        let options = Options::of(request.fields()).map_err(|_| Status::BadRequest)?;
+        let message = Self {
+            request,
+            target,
+            // RFC 9112 section 3.2.2: the authority of the absolute form replaces Host.
+            host: authority.or(host),
+            framing: Framing::of(request)?,
+            options,
+        };
+        let is_joined = listener.insert.forwarded && listener.policy == HeaderPolicy::Append;
+        if is_joined && !message.values(Forwarding::Forwarded, listener).all(is_quoted_well) {
+            return Err(Status::BadRequest);
+        }
+        Ok(message)
+    }
+
+    /// Generates the head.
+    fn write(&self, about: &Circumstances<'_>) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1024);
+        out.extend_from_slice(self.request.name);
+        out.push(b' ');
+        self.target.write(&mut out);
+        let version = if self.request.minor == 0 { "HTTP/1.0" } else { "HTTP/1.1" };
+        out.extend_from_slice(format!(" {version}\r\n").as_bytes());
+        if let Some(host) = self.host {
+            out.extend_from_slice(b"Host: ");
+            host.write(&mut out);
             out.extend_from_slice(b"\r\n");
         }
+        for field in self.request.fields().iter().filter(|f| self.passes(f.name, about.listener)) {
+            write_field(&mut out, field.name, [field.value].into_iter());
+        }
+        // Writing to a Vec cannot fail.
+        let _ = match self.framing {
+            Framing::Absent => Ok(()),
+            Framing::Length(length) => write_text(&mut out, "Content-Length", &length),
+            Framing::Chunked => write_text(&mut out, "Transfer-Encoding", &"chunked"),
+        };
+        self.write_forwarding(&mut out, about);
+        self.write_connection(&mut out, about.listener);
+        out.extend_from_slice(b"\r\n");
+        out
     }
-    out.extend_from_slice(added(request.minor, *keep_alive, *insert, about).as_bytes());
-    out.extend_from_slice(b"\r\n");
-    out
+
+    /// Whether a field is passed on in its place.
+    fn passes(&self, name: &str, listener: &Listener) -> bool {
+        let is_kept = match fields::kind(name) {
+            Kind::EndToEnd => true,
+            Kind::Generated | Kind::Dropped => false,
+            // Those to which we add something are written as one line, after all others.
+            Kind::Forwarding(field) => {
+                !is_inserted(field, listener.insert) && is_believed(field, listener.policy)
+            }
+        };
+        is_kept && !self.options.has(name.as_bytes())
+    }
+
+    /// The values that the client sent of a field to which we add, as far as they are believed.
+    fn values(
+        &self,
+        field: Forwarding,
+        listener: &Listener,
+    ) -> impl Iterator<Item = &'b [u8]> + use<'_, 'b> {
+        // X-Forwarded-Proto is no list: what a client made up would be read before ours.
+        let is_list = field != Forwarding::XForwardedProto;
+        let is_believed = is_list && is_believed(field, listener.policy);
+        let fields = self.request.fields().iter();
+        let same = move |name| fields::kind(name) == Kind::Forwarding(field);
+        fields.filter(move |f| is_believed && same(f.name)).map(|f| f.value)
+    }
+
+    fn write_forwarding(&self, out: &mut Vec<u8>, about: &Circumstances<'_>) {
+        let (listener, client) = (about.listener, about.client.addr);
+        let insert = listener.insert;
+        let mut add = |field: Forwarding, name: &str, ours: &str| {
+            let theirs = self.values(field, listener).filter(|value| !value.is_empty());
+            write_field(out, name, theirs.chain([ours.as_bytes()]));
+        };
+        if insert.x_forwarded_for {
+            add(Forwarding::XForwardedFor, "X-Forwarded-For", &client.to_string());
+        }
+        if insert.x_forwarded_proto {
+            add(Forwarding::XForwardedProto, "X-Forwarded-Proto", "http");
+        }
+        if insert.forwarded {
+            // RFC 7239 section 6: IPv6 in brackets, and then in quotes.
+            let node = |addr: core::net::IpAddr| match addr {
+                core::net::IpAddr::V4(v4) => v4.to_string(),
+                core::net::IpAddr::V6(v6) => format!("\"[{v6}]\""),
+            };
+            let ours = format!("for={};by={};proto=http", node(client), node(about.local.addr));
+            add(Forwarding::Forwarded, "Forwarded", &ours);
+        }
+        if insert.via {
+            let ours = format!("1.{} {}", self.request.minor.min(1), about.name);
+            add(Forwarding::Via, "Via", &ours);
+        }
+    }
+
+    /// Writes what the backend shall know of the connection: the fields of the client's hop are not
+    /// passed on, but since everything behind the head is relayed, what it wants is.
+    fn write_connection(&self, out: &mut Vec<u8>, listener: &Listener) {
+        let is_1_0 = self.request.minor == 0;
+        let all = |name: &'static str| {
+            let fields = self.request.fields().iter();
+            fields.filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value)
+        };
+        // RFC 9110 section 10.1.1: HTTP/1.0 has no expectations; there is only one that we know.
+        if !is_1_0 && all("expect").next().is_some() {
+            write_field(out, "Expect", [&b"100-continue"[..]].into_iter());
+        }
+        let carries_one = !listener.keep_alive || listener.policy == HeaderPolicy::Replace;
+        if carries_one || self.options.has(b"close") {
+            return write_field(out, "Connection", [&b"close"[..]].into_iter());
+        }
+        // RFC 9113 section 3.1 has withdrawn h2c: it would hide requests from everybody.
+        let is_h2c = |protocol: &&[u8]| {
+            protocol.get(..3).is_some_and(|start| start.eq_ignore_ascii_case(b"h2c"))
+        };
+        let mut protocols = all("upgrade").flat_map(fields::list).filter(|p| !is_h2c(p)).peekable();
+        // RFC 9110 section 7.8: only with the option, and not from HTTP/1.0.
+        if !is_1_0 && self.options.has(b"upgrade") && protocols.peek().is_some() {
+            write_field(out, "Upgrade", protocols);
+            return write_field(out, "Connection", [&b"upgrade"[..]].into_iter());
+        }
+        if is_1_0 && self.options.has(b"keep-alive") {
+            write_field(out, "Connection", [&b"keep-alive"[..]].into_iter());
+        }
+    }
 }
 
-/// The fields that are added. A field that is a list goes on in a line of its own (RFC 9110 section
-/// 5.3), so what others added before stays in front of ours.
-fn added(minor: u8, keep_alive: bool, insert: Insert, about: &Circumstances<'_>) -> String {
-    let mut text = String::new();
-    let client = about.client.addr;
-    // Writing to a String cannot fail.
-    if insert.x_forwarded_for {
-        let _ = write!(text, "X-Forwarded-For: {client}\r\n");
+/// Whether we add to a field.
+const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
+    match field {
+        Forwarding::XForwardedFor => insert.x_forwarded_for,
+        Forwarding::XForwardedProto => insert.x_forwarded_proto,
+        Forwarding::Forwarded => insert.forwarded,
+        Forwarding::Via => insert.via,
+        Forwarding::Other => false,
     }
-    if insert.x_forwarded_proto {
-        text.push_str("X-Forwarded-Proto: http\r\n");
+}
+
+/// Whether what the client says in a field is passed on. Via says which proxies there were, which
+/// nobody acts on but to find a loop.
+fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
+    match field {
+        Forwarding::Via => true,
+        _ => policy == HeaderPolicy::Append,
     }
-    if insert.forwarded {
-        // RFC 7239 section 6: IPv6 in brackets, and then in quotes.
-        let node = |addr: core::net::IpAddr| match addr {
-            core::net::IpAddr::V4(v4) => v4.to_string(),
-            core::net::IpAddr::V6(v6) => format!("\"[{v6}]\""),
-        };
-        let (of, by) = (node(client), node(about.local.addr));
-        let _ = write!(text, "Forwarded: for={of};by={by};proto=http\r\n");
+}
+
+/// Whether each quoted string ends (RFC 9110 section 5.6.4): in one that does not, what we add to
+/// the list would be part of the string.
+fn is_quoted_well(value: &[u8]) -> bool {
+    let (mut quoted, mut bytes) = (false, value.iter());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => quoted = !quoted,
+            b'\\' if quoted && bytes.next().is_none() => return false,
+            _ => {}
+        }
     }
-    if insert.via {
-        let _ = write!(text, "Via: 1.{minor} {}\r\n", about.name);
+    !quoted
+}
+
+/// Writes one field line with the values as a list.
+fn write_field<'v>(out: &mut Vec<u8>, name: &str, values: impl Iterator<Item = &'v [u8]>) {
+    out.extend_from_slice(name.as_bytes());
+    let mut before: &[u8] = b": ";
+    for value in values {
+        out.extend_from_slice(before);
+        out.extend_from_slice(value.trim_ascii());
+        before = b", ";
     }
-    if !keep_alive {
-        text.push_str("Connection: close\r\n");
-    }
-    text
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_text(
+    out: &mut Vec<u8>,
+    name: &str,
+    value: &dyn core::fmt::Display,
+) -> std::io::Result<()> {
+    use std::io::Write as _;
+    write!(out, "{name}: {value}\r\n")
 }
 
 /// What is hashed of a request for a pool that hashes.
@@ -175,117 +341,4 @@ pub(crate) const fn key(by: HashBy, source: u64, name: Option<u64>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::proxy::config::{Mode, Route};
-
-    fn listener(insert: Insert, keep_alive: bool) -> Listener {
-        let route = Route { host: "b.example".into(), path: String::new(), pool: 1 };
-        Listener {
-            addr: None,
-            port: 80,
-            mode: Mode::Http,
-            routes: vec![route],
-            default: Some(0),
-            insert,
-            keep_alive,
-        }
-    }
-
-    fn decide_at(bytes: &str, listener: &Listener, client: &str) -> Decision {
-        let limits = Limits::default();
-        let end = |addr: &str| Endpoint { addr: addr.parse().unwrap(), port: 1 };
-        let local = if client.contains(':') { "fd77::2" } else { "10.77.0.2" };
-        let about = Circumstances {
-            listener,
-            limits: &limits,
-            client: end(client),
-            local: end(local),
-            name: "outboard",
-        };
-        decide(bytes.as_bytes(), &about)
-    }
-
-    fn forwarded(bytes: &str, insert: Insert, keep_alive: bool) -> (usize, String) {
-        match decide_at(bytes, &listener(insert, keep_alive), "10.77.0.1") {
-            Decision::Forward { pool, head, .. } => (pool, String::from_utf8(head).unwrap()),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn refused(bytes: &str, insert: Insert) -> u16 {
-        match decide_at(bytes, &listener(insert, true), "10.77.0.1") {
-            Decision::Refuse { status, .. } => status.code(),
-            Decision::Forward { head, .. } => panic!("{}", String::from_utf8_lossy(&head)),
-        }
-    }
-
-    const NOTHING: Insert =
-        Insert { x_forwarded_for: false, x_forwarded_proto: false, forwarded: false, via: false };
-    const ALL: Insert =
-        Insert { x_forwarded_for: true, x_forwarded_proto: true, forwarded: true, via: true };
-
-    #[test]
-    fn untouched_but_for_its_form() {
-        let text = "PURGE /a?b HTTP/1.1\nhost:  b.example:80 \nX-A:\r\n\r\n";
-        let expected = "PURGE /a?b HTTP/1.1\r\nhost: b.example:80\r\nX-A: \r\n\r\n";
-        assert_eq!(forwarded(text, NOTHING, true), (1, expected.to_owned()));
-        let (pool, head) = forwarded("GET / HTTP/1.0\r\n\r\n", NOTHING, true);
-        assert_eq!((pool, head.as_str()), (0, "GET / HTTP/1.0\r\n\r\n"));
-    }
-
-    #[test]
-    fn absolute_form_counts_before_host() {
-        let text = "GET http://b.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n";
-        assert_eq!(forwarded(text, NOTHING, true).0, 1);
-        let text = "GET /http://b.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n";
-        assert_eq!(forwarded(text, NOTHING, true).0, 0);
-    }
-
-    #[test]
-    fn fields_are_added() {
-        let text = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 1.2.3.4\r\n\
-                    X-Forwarded-Proto: https\r\nConnection: keep-alive\r\n\r\n";
-        let expected = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 1.2.3.4\r\n\
-                        X-Forwarded-For: 10.77.0.1\r\nX-Forwarded-Proto: http\r\n\
-                        Forwarded: for=10.77.0.1;by=10.77.0.2;proto=http\r\nVia: 1.1 outboard\r\n\
-                        Connection: close\r\n\r\n";
-        assert_eq!(forwarded(text, ALL, false).1, expected);
-        let six = decide_at("GET / HTTP/1.1\r\nHost: a\r\n\r\n", &listener(ALL, true), "fd77::1");
-        let Decision::Forward { head, .. } = six else { panic!() };
-        let head = String::from_utf8(head).unwrap();
-        assert!(head.contains("Forwarded: for=\"[fd77::1]\";by=\"[fd77::2]\";proto=http\r\n"));
-    }
-
-    #[test]
-    fn refusals() {
-        let host = "Host: a\r\n";
-        for (text, status) in [
-            ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
-            (format!("GET / HTTP/1.1\r\n{host}{host}\r\n"), 400),
-            (format!("GET / HTTP/1.1\r\n{host} folded\r\n\r\n"), 400),
-            (format!("GET / HTTP/1.1\r\n{host}A : b\r\n\r\n"), 400),
-            (
-                format!("GET / HTTP/1.1\r\n{host}Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
-                400,
-            ),
-            (
-                format!(
-                    "POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nTransfer-Encoding: \
-                     chunked\r\n\r\n"
-                ),
-                400,
-            ),
-            (format!("GET / HTTP/1.1\r\n{host}Connection: close, Via\r\n\r\n"), 400),
-            (format!("CONNECT a:80 HTTP/1.1\r\n{host}\r\n"), 405),
-            (format!("GET / HTTP/2.0\r\n{host}\r\n"), 505),
-            (format!("GET /{} HTTP/1.1\r\n{host}\r\n", "a".repeat(9000)), 414),
-            (format!("GET / HTTP/1.1\r\n{host}A: {}\r\n\r\n", "a".repeat(17_000)), 431),
-        ] {
-            assert_eq!(refused(&text, ALL), status, "{text}");
-        }
-        let none = Listener { default: None, ..listener(ALL, true) };
-        let decision = decide_at("HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", &none, "10.77.0.1");
-        assert_eq!(decision, Decision::Refuse { status: Status::NotFound, is_head: true });
-    }
-}
+mod tests;

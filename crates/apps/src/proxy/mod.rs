@@ -29,7 +29,8 @@ use base::Instant;
 use host::{Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption};
 
 pub use config::{
-    Backend, Balance, Check, Config, HashBy, Insert, Limits, Listener, Mode, Pool, Route, Table,
+    Backend, Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool,
+    Route, Table, Unopenable, check_listeners,
 };
 pub use counters::Counters;
 
@@ -72,24 +73,41 @@ impl Proxy {
         Ok(Self { ports, draining: false, server })
     }
 
-    /// Takes over another table. Ports that are new in it are opened, and those that are not in it
-    /// closed; one that cannot be opened is said in the log and tried again with the next table.
-    /// Connections go on as they are; backends that are gone get no new ones.
-    pub fn apply(&mut self, now: Instant, host: &mut Host, mut table: Table) {
+    /// Takes over another table, or nothing of it: ports that are new in it are opened, and those
+    /// that are not in it closed. Connections stay as they are; backends that are gone get no new
+    /// ones.
+    ///
+    /// # Errors
+    /// The first listener that cannot be opened; the table from before stays, and the log says so.
+    pub fn apply(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        mut table: Table,
+    ) -> Result<(), Unopenable> {
         let shared = &mut self.server.shared;
+        check_listeners(&table.listeners, |addr| host.is_ours(addr)).inspect_err(|why| {
+            shared.remark(now, why);
+            shared.counters.proxy_tables_refused += 1;
+        })?;
         let modes: Vec<Mode> = shared.table.listeners.iter().map(|l| l.mode).collect();
         let wanted = shared.table.replace_listeners(&mut table);
         self.ports.resize(wanted.len(), Port { id: None, open: false });
+        // First what closes: what opens may take its place.
+        for (port, _) in
+            self.ports.iter_mut().zip(&wanted).filter(|(p, wanted)| p.open && !**wanted)
+        {
+            port.close(host);
+            shared.counters.proxy_ports_closed += 1;
+        }
         let listeners = wanted.into_iter().zip(&table.listeners).enumerate();
         for (port, (index, (is_wanted, listener))) in self.ports.iter_mut().zip(listeners) {
-            if port.open && !is_wanted {
-                port.close(host);
-                shared.counters.proxy_ports_closed += 1;
-            } else if port.open {
+            if port.open {
                 let changed = modes.get(index) != Some(&listener.mode);
                 let id = port.id.filter(|_| changed);
                 id.into_iter().for_each(|id| set_options(host, id, listener.mode));
             } else if is_wanted && !self.draining {
+                // It was checked; only another application over the same host could have the port.
                 match listen(host, listener, shared.config.backlog) {
                     Ok(id) => {
                         *port = Port { id: Some(id), open: true };
@@ -103,12 +121,20 @@ impl Proxy {
             }
         }
         self.server.apply(now, table);
+        Ok(())
     }
 
     /// Accepts nobody any more, whatever tables come. Connections go on.
     pub fn drain(&mut self, host: &mut Host) {
         self.draining = true;
         self.ports.iter_mut().for_each(|port| port.close(host));
+    }
+
+    /// Ends: every connection is about to be reset, by the host or by the device, and the log says
+    /// so of each. To be called before [`Host::end`].
+    pub fn end(&mut self, now: Instant) {
+        self.draining = true;
+        self.server.end(now);
     }
 
     /// Takes what [`Host::poll_notice`] gave. Notices about listeners and sockets of others are

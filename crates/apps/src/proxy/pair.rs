@@ -12,7 +12,7 @@ mod relay;
 
 use base::Instant;
 use bytes::Bytes;
-use host::{SocketError, SpliceError, SpliceMeta};
+use host::{SocketError, SpliceEnd, SpliceError, SpliceMeta};
 use wire::Endpoint;
 
 use super::config::{Balance, Listener, Mode};
@@ -20,7 +20,7 @@ use super::head::{self, Decision};
 use super::hello::{self, Hello};
 use super::maglev::{hash_addr, hash_name};
 use super::pool::{BackendId, Unavailable};
-use super::shared::{Owner, Record, Shared};
+use super::shared::{Owner, Record, Shared, StatusLine, Times};
 use super::sockets::Sockets;
 use super::{proxy_protocol, route};
 use crate::content::request::head_end;
@@ -59,6 +59,9 @@ enum Phase {
     Answering,
 }
 
+/// How a pair ends that a drain, or the end of the program, resets.
+const DRAINED: &str = "drained";
+
 /// A side of a pair, as an index of what there is for both.
 const CLIENT: usize = 0;
 const BACKEND: usize = 1;
@@ -92,11 +95,12 @@ pub(crate) struct Pair<I> {
     bytes: [u64; 2],
     /// Our direction to that side is closed.
     shut: [bool; 2],
+    times: Times,
+    status: StatusLine,
     /// Bytes unacknowledged when the deadline was set, on both sides.
     queued: u64,
     /// When bytes moved last, while they are relayed.
     moved: Instant,
-    began: Instant,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
 }
@@ -135,9 +139,10 @@ impl<I: Copy + Eq> Pair<I> {
             asked: Vec::new(),
             bytes: [0; 2],
             shut: [false; 2],
+            times: Times::new(cx.now),
+            status: StatusLine::default(),
             queued: 0,
             moved: cx.now,
-            began: cx.now,
             deadline: cx.now + cx.shared.table.limits.head_timeout,
         })
     }
@@ -342,6 +347,7 @@ impl<I: Copy + Eq> Pair<I> {
     /// The pool is known, by its index in the table.
     fn routed<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, pool: usize) -> Fate {
         cx.shared.counters.proxy_routed += 1;
+        self.times.routed = Some(cx.now);
         self.pool = cx.shared.pools.get(pool).copied().unwrap_or(usize::MAX);
         self.phase = Phase::Connecting;
         self.connect(cx, None)
@@ -407,6 +413,7 @@ impl<I: Copy + Eq> Pair<I> {
             }
         }
         self.tried = Vec::new();
+        self.times.connected = Some(cx.now);
         self.begin_relay(cx)
     }
 
@@ -476,14 +483,19 @@ impl<I: Copy + Eq> Pair<I> {
         self.end(cx, "answered", "closed")
     }
 
-    /// Lets go of everything but the client's socket, and of its name.
-    fn end<S: Sockets<Id = I>>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        how: &'static str,
-        end: &str,
-    ) -> Fate {
-        let backend = self.chosen.and_then(|id| cx.shared.backends.get(id)).map(|b| b.addr);
+    /// Puts a line about the pair into the log, unless the device has it: then the line has to wait
+    /// for what the device relayed.
+    pub(crate) fn note_end(&self, now: Instant, shared: &mut Shared<I>) {
+        let how = match self.phase {
+            Phase::Spliced => return,
+            Phase::Relay | Phase::Splicing => "relayed",
+            Phase::Head | Phase::Connecting | Phase::Answering => "answered",
+        };
+        self.note(now, shared, how, DRAINED);
+    }
+
+    fn note(&self, now: Instant, shared: &mut Shared<I>, how: &'static str, end: &str) {
+        let backend = self.chosen.and_then(|id| shared.backends.get(id)).map(|b| b.addr);
         let record = Record {
             client: self.remote,
             asked: &self.asked,
@@ -491,9 +503,20 @@ impl<I: Copy + Eq> Pair<I> {
             bytes: self.bytes,
             how,
             end,
-            began: self.began,
+            times: self.times,
+            status: self.status.code(),
         };
-        cx.shared.note(cx.now, &record);
+        shared.note(now, &record);
+    }
+
+    /// Lets go of everything but the client's socket, and of its name.
+    fn end<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        how: &'static str,
+        end: &str,
+    ) -> Fate {
+        self.note(cx.now, cx.shared, how, end);
         self.release_backend(cx);
         cx.shared.owners.clear(S::index(self.client), self.client);
         Fate::Gone

@@ -57,7 +57,7 @@ pub(crate) fn name_of(authority: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::config::{Insert, Mode};
+    use crate::proxy::config::{HeaderPolicy, Insert, Mode};
 
     fn listener(routes: &[(&str, &str)], default: Option<usize>) -> Listener {
         let route = |(pool, (host, path)): (usize, &(&str, &str))| Route {
@@ -72,6 +72,7 @@ mod tests {
             routes: routes.iter().enumerate().map(route).collect(),
             default,
             insert: Insert::default(),
+            policy: HeaderPolicy::Append,
             keep_alive: true,
         }
     }

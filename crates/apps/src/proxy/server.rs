@@ -20,6 +20,8 @@ pub(crate) struct Server<I> {
     pairs: Vec<Option<Pair<I>>>,
     free: Vec<usize>,
     deadlines: Alarms,
+    /// All connections are being reset; only of those that the device has is there more to hear.
+    ends: bool,
 }
 
 impl<I: Copy + Eq> Server<I> {
@@ -30,6 +32,7 @@ impl<I: Copy + Eq> Server<I> {
             pairs: Vec::new(),
             free: Vec::new(),
             deadlines: Alarms::default(),
+            ends: false,
         }
     }
 
@@ -47,6 +50,14 @@ impl<I: Copy + Eq> Server<I> {
         self.checks.watch(now, &mut self.shared, &added);
     }
 
+    /// Puts every client into the log whose connection the host is about to reset.
+    pub(crate) fn end(&mut self, now: Instant) {
+        self.ends = true;
+        for pair in self.pairs.iter().flatten() {
+            pair.note_end(now, &mut self.shared);
+        }
+    }
+
     /// A client was accepted at a listener, by its index in the table.
     pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
         &mut self,
@@ -55,6 +66,9 @@ impl<I: Copy + Eq> Server<I> {
         socket: I,
         listener: usize,
     ) {
+        if self.ends {
+            return;
+        }
         if self.connections() >= self.shared.table.limits.connections_max {
             self.shared.counters.proxy_refused_full += 1;
             host.abort(now, socket);
@@ -85,6 +99,9 @@ impl<I: Copy + Eq> Server<I> {
         host: &mut S,
         socket: I,
     ) {
+        if self.ends {
+            return;
+        }
         match self.shared.owners.get(S::index(socket), socket) {
             Some(Owner::Pair(index)) => self.with(now, host, index, Pair::turn),
             Some(Owner::Check(id)) => {
@@ -116,7 +133,7 @@ impl<I: Copy + Eq> Server<I> {
         id: SpliceId,
         why: Refusal,
     ) {
-        let Some(index) = self.shared.splices.remove(&id) else { return };
+        let Some(index) = self.shared.splices.remove(&id).filter(|_| !self.ends) else { return };
         let error = SpliceError::Refused(why);
         self.with(now, host, index, |pair, cx| pair.handle_splice_refused(cx, error));
     }

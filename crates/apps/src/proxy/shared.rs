@@ -70,7 +70,82 @@ pub(crate) struct Record<'a> {
     pub(crate) how: &'static str,
     /// How it ended, in a word or two.
     pub(crate) end: &'a str,
-    pub(crate) began: Instant,
+    pub(crate) times: Times,
+    /// The status that the client got, if it is known.
+    pub(crate) status: Option<u16>,
+}
+
+/// When a pair came how far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    began: Instant,
+    /// The head was whole, and had a pool.
+    pub(crate) routed: Option<Instant>,
+    /// A backend was connected.
+    pub(crate) connected: Option<Instant>,
+    /// The backend's first byte came through this host.
+    pub(crate) answered: Option<Instant>,
+}
+
+impl Times {
+    pub(crate) const fn new(began: Instant) -> Self {
+        Self { began, routed: None, connected: None, answered: None }
+    }
+
+    /// Appends the times as HAProxy does, `TR/Tw/Tc/Tr/Ta` in milliseconds: to the head, in a queue
+    /// (there is none), to a connection, to an answer, and all together; -1 if it did not come so
+    /// far or passed this host by.
+    fn write(&self, now: Instant, line: &mut String) {
+        let between = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map_or(-1, |(from, to)| {
+                i64::try_from(to.since(from).as_millis()).unwrap_or(i64::MAX)
+            })
+        };
+        let head = between(Some(self.began), self.routed);
+        let queue = if self.routed.is_some() { 0 } else { -1 };
+        let connect = between(self.routed, self.connected);
+        let answer = between(self.connected, self.answered);
+        let all = between(Some(self.began), Some(now));
+        // Writing to a String cannot fail.
+        let _ = write!(line, " {head}/{queue}/{connect}/{answer}/{all}");
+    }
+}
+
+/// The beginning of a response, as far as its status line says the status.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StatusLine {
+    bytes: [u8; Self::BYTES],
+    len: usize,
+}
+
+impl StatusLine {
+    /// `HTTP/1.1 200`
+    const BYTES: usize = 12;
+
+    /// A status of our own.
+    pub(crate) fn of(code: u16) -> Self {
+        let mut line = Self::default();
+        line.take(format!("HTTP/1.1 {code}").as_bytes());
+        line
+    }
+
+    /// Whether more of the response says nothing more.
+    pub(crate) const fn is_whole(&self) -> bool {
+        self.len == Self::BYTES
+    }
+
+    /// Takes the next bytes of the response.
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
+        let room = self.bytes.iter_mut().skip(self.len);
+        self.len += room.zip(bytes).map(|(to, from)| *to = *from).count();
+    }
+
+    /// The status; none if there is no response, or none of HTTP/1.
+    pub(crate) fn code(&self) -> Option<u16> {
+        let rest = self.bytes.strip_prefix(b"HTTP/1.")?;
+        let [_, b' ', digits @ ..] = rest else { return None };
+        core::str::from_utf8(digits).ok()?.parse().ok()
+    }
 }
 
 /// All that is shared.
@@ -106,8 +181,8 @@ impl<I: Copy + Eq> Shared<I> {
         }
     }
 
-    /// A line of the access log: the client, the time, what it asked for, its backend, bytes from
-    /// and to the client, who relayed them, how it ended, and milliseconds.
+    /// A line of the access log: the client, the time, what it asked for, the status, its backend,
+    /// bytes from and to the client, who relayed them, how it ended, and times.
     pub(crate) fn note(&mut self, now: Instant, record: &Record<'_>) {
         if !self.log.enabled() {
             return;
@@ -117,13 +192,17 @@ impl<I: Copy + Eq> Shared<I> {
         // Writing to a String cannot fail.
         let _ = write!(line, "{} [{}] ", record.client, self.clock.log());
         quoted(&mut line, Some(record.asked));
+        let _ = match record.status {
+            Some(status) => write!(line, " {status}"),
+            None => write!(line, " -"),
+        };
         let _ = match record.backend {
             Some(backend) => write!(line, " {backend}"),
             None => write!(line, " -"),
         };
-        let ms = now.since(record.began).as_millis();
         let [up, down] = record.bytes;
-        let _ = write!(line, " {up} {down} {} {} {ms}", record.how, record.end);
+        let _ = write!(line, " {up} {down} {} {}", record.how, record.end);
+        record.times.write(now, &mut line);
         if !self.log.push(line) {
             self.counters.proxy_log_dropped += 1;
         }

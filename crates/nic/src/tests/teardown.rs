@@ -4,6 +4,7 @@
 
 mod ends;
 mod guarded;
+mod quiesce;
 mod time_wait;
 mod with_files;
 

@@ -295,6 +295,7 @@ fn build(setting: Setting) -> Result<World, Failure> {
         routes: Vec::new(),
         default: Some(0),
         insert: proxy::Insert::default(),
+        policy: proxy::HeaderPolicy::Append,
         keep_alive: true,
     };
     let table = Table {

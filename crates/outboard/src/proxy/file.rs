@@ -6,7 +6,8 @@
 //! mode = "http"                    # or "tls", "tcp"
 //! default = "web"                  # a backend; without it what no route fits is refused
 //! headers = ["x-forwarded-for", "x-forwarded-proto", "forwarded", "via"]
-//! keep-alive = true
+//! header-policy = "append"         # or "replace": what clients say in such fields is removed
+//! keep-alive = true                # with "replace" a connection carries one request: false
 //!
 //! [[listener.route]]
 //! host = "api.example.com"         # or "*.example.com"; left out: any
@@ -38,7 +39,9 @@
 
 use std::path::Path;
 
-use apps::proxy::{Balance, Check, HashBy, Insert, Limits, Listener, Mode, Pool, Route};
+use apps::proxy::{
+    Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Route,
+};
 use base::Duration;
 use serde::Deserialize;
 use toml::Spanned;
@@ -64,7 +67,8 @@ struct ListenerTable {
     default: Option<Spanned<String>>,
     #[serde(default)]
     headers: Vec<Spanned<String>>,
-    keep_alive: Option<bool>,
+    header_policy: Option<Spanned<String>>,
+    keep_alive: Option<Spanned<bool>>,
     #[serde(default)]
     route: Vec<RouteTable>,
 }
@@ -182,6 +186,7 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong
     if let Some(header) = table.headers.first().filter(|_| mode != Mode::Http) {
         return Err(wrong(header, "only http has headers"));
     }
+    let policy = policy(table, mode)?;
     let mut insert = Insert::default();
     for name in &table.headers {
         add_header(&mut insert, name.get_ref()).map_err(|e| wrong(name, e))?;
@@ -205,8 +210,35 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Wrong
         routes,
         default: table.default.as_ref().map(find).transpose()?,
         insert,
-        keep_alive: table.keep_alive.unwrap_or(true),
+        policy,
+        keep_alive: table
+            .keep_alive
+            .as_ref()
+            .map_or(policy == HeaderPolicy::Append, |keep| *keep.get_ref()),
     })
+}
+
+fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, Wrong> {
+    let Some(given) = &table.header_policy else { return Ok(HeaderPolicy::Append) };
+    if mode != Mode::Http {
+        return Err(wrong(given, "only http has headers"));
+    }
+    let policy = match given.get_ref().as_str() {
+        "append" => HeaderPolicy::Append,
+        "replace" => HeaderPolicy::Replace,
+        other => {
+            let what = format!("`{other}` is no policy; there are: append, replace");
+            return Err(wrong(given, what));
+        }
+    };
+    match &table.keep_alive {
+        Some(keep) if *keep.get_ref() && policy == HeaderPolicy::Replace => {
+            let what = "only the first request of a connection is looked at: with the policy \
+                        \"replace\", keep-alive is false";
+            Err(wrong(keep, what))
+        }
+        _ => Ok(policy),
+    }
 }
 
 /// Adds a header field by its name.

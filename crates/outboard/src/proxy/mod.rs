@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::sync::mpsc::{Sender, channel};
 
 use apps::proxy::{
-    self, Balance, Check, HashBy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
+    self, Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
 };
 use base::{Duration, Instant};
 use host::{Host, Notice};
@@ -23,7 +23,9 @@ use io::wire::Wire;
 use nic::Device;
 use signal_hook::consts::SIGHUP;
 
-use crate::args::{BalanceArg, CidrArg, HashArg, ModeArg, ProxyArgs, StackArgs, SwitchArg};
+use crate::args::{
+    BalanceArg, CidrArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs, StackArgs, SwitchArg,
+};
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads, drain};
@@ -53,9 +55,14 @@ impl App for Proxy {
 
     fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
         match order {
-            Order::Apply(table) => self.apply(now, host, table),
+            // It was checked before; the log says what it does not take.
+            Order::Apply(table) => drop(self.apply(now, host, table)),
             Order::Drain => self.drain(host),
         }
+    }
+
+    fn end(&mut self, now: Instant, _: &mut Host) {
+        Self::end(self, now);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -76,6 +83,9 @@ impl App for Proxy {
 /// # Errors
 /// What could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
+    if args.check {
+        return check(args);
+    }
     // Before anything is opened, so that no signal is lost.
     let signals = drain::signals()?;
     if args.stack.queues != 1 {
@@ -83,10 +93,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         // connected.
         return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
     }
-    let plan = match &args.config {
-        Some(path) => file::read(path).map_err(Failure::NoInput)?,
-        None => of_command_line(args)?,
-    };
+    let plan = read_plan(args)?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     let mut names = Names::new(args.resolver, clock, plan.clone());
@@ -117,7 +124,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     announce(args, &plan);
     for signal in &signals {
         match (signal, &args.config) {
-            (SIGHUP, Some(path)) => match file::read(path) {
+            (SIGHUP, Some(path)) => match file::read(path).and_then(|new| openable(args, new)) {
                 Ok(new) => {
                     eprintln!("outboard: SIGHUP: {} read again", path.display());
                     // It ends only with us.
@@ -133,6 +140,38 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let _ = orders.send(Order::Drain);
     drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
     threads.stop()
+}
+
+/// What the options or the file say, if it can be done.
+fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
+    let plan = match &args.config {
+        Some(path) => file::read(path).map_err(Failure::NoInput)?,
+        None => of_command_line(args)?,
+    };
+    openable(args, plan).map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
+}
+
+/// A plan whose listeners can be opened.
+fn openable(args: &ProxyArgs, plan: Plan) -> Result<Plan, String> {
+    let backend_addr = args.backend_wire.iter().flat_map(|_| &args.backend_addr);
+    let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
+    match proxy::check_listeners(&plan.listeners, |addr| ours.contains(&addr)) {
+        Ok(()) => Ok(plan),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// Runs `outboard proxy --check`: everything that can be known without opening anything.
+fn check(args: &ProxyArgs) -> Result<(), Failure> {
+    let plan = read_plan(args)?;
+    let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
+    let listeners = plan.listeners.len();
+    // Nobody reading is no reason to fail: the exit status says it.
+    let _ = writeln!(
+        std::io::stdout(),
+        "the configuration is good: {listeners} listeners, {members} backends"
+    );
+    Ok(())
 }
 
 /// The clients' wire, with the backends' joined to it where they have one.
@@ -185,12 +224,16 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
         ModeArg::Tls => Mode::Tls,
         ModeArg::Tcp => Mode::Tcp,
     };
+    let policy = match args.header_policy {
+        HeaderPolicyArg::Append => HeaderPolicy::Append,
+        HeaderPolicyArg::Replace => HeaderPolicy::Replace,
+    };
     let by = match args.hash {
         HashArg::Source => HashBy::Source,
         HashArg::Host => HashBy::Host,
     };
-    let path = args.check.clone().unwrap_or_default();
-    file::check_text(&path).map_err(|e| Failure::Usage(format!("--check: {e}")))?;
+    let path = args.health_check.clone().unwrap_or_default();
+    file::check_text(&path).map_err(|e| Failure::Usage(format!("--health-check: {e}")))?;
     let pool = Pool {
         name: "default".to_owned(),
         balance: match args.balance {
@@ -209,7 +252,9 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
         routes: Vec::new(),
         default: Some(0),
         insert: if mode == Mode::Http { insert } else { Insert::default() },
-        keep_alive: true,
+        policy,
+        // Only the first request of a connection is looked at.
+        keep_alive: policy == HeaderPolicy::Append,
     };
     let seconds = |s: u32| Duration::from_secs(s.into());
     Ok(Plan {

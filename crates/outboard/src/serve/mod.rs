@@ -69,6 +69,10 @@ impl App for Site {
         self.server.drain(now, host);
     }
 
+    fn end(&mut self, now: Instant, host: &mut Host) {
+        Self::end(self, now, host);
+    }
+
     fn poll_timeout(&self) -> Option<Instant> {
         self.server.poll_timeout()
     }

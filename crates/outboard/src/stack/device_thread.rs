@@ -12,6 +12,7 @@ use io::notify::Poller;
 use io::wire::{TxStatus, Wire};
 use nic::Device;
 
+use super::ending::Phase;
 use super::load::LoadMeter;
 use super::queue::DeviceQueue;
 use crate::control::Queries;
@@ -31,6 +32,7 @@ pub(super) struct DeviceThread {
     queries: Queries,
     /// Something could not be handed on: try again soon, whatever happens.
     blocked: bool,
+    phase: Phase,
 }
 
 impl DeviceThread {
@@ -42,16 +44,16 @@ impl DeviceThread {
         queue: DeviceQueue,
         queries: Queries,
     ) -> Self {
-        Self { clock, device, wire, disk, queue, queries, blocked: false }
+        Self { clock, device, wire, disk, queue, queries, blocked: false, phase: Phase::Running }
     }
 
-    /// Works until `stop` is set.
+    /// Works until `stop` is set and the host has ended.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue.bell.fd());
         self.watch(&mut poller);
         let (mut load, mut worked) = (LoadMeter::new(), false);
-        while !stop.load(Ordering::Acquire) {
+        while !self.has_ended(stop) {
             // Before the round: there may be no idle moment in minutes.
             self.answer_queries();
             if let Some(permille) = load.round(self.clock.now(), worked) {
@@ -62,12 +64,11 @@ impl DeviceThread {
                 continue;
             }
             self.queue.bell.prepare_sleep();
-            let sleeps = !self.queue.has_work() && !stop.load(Ordering::Acquire);
+            let sleeps = !self.queue.has_work() && !self.must_look(stop);
             // An error means that the kernel is out of memory: go on, more slowly.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
             self.queue.bell.awake(woken && poller.is_ready(bell));
         }
-        self.finish();
     }
 
     /// Adds the descriptors that say that there is work, except for the bell's.
@@ -76,9 +77,18 @@ impl DeviceThread {
         self.disk.pollable().map(|fd| poller.add(fd));
     }
 
-    /// Sends what the hosts gave last, resets among it.
-    pub(super) fn finish(&mut self) {
-        while self.round() {}
+    /// Whether the work is over: the host has ended, or waits no more. Without a host that does
+    /// its part the time for it is over some day.
+    pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
+        let now = self.clock.now();
+        self.phase.begins_to_end(stop, now);
+        self.phase.is_ending() && (self.queue.host_ended.is_said() || self.phase.is_over(now))
+    }
+
+    /// Whether another thread has said something that a sleep would miss.
+    pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
+        let told = stop.load(Ordering::Acquire);
+        told && (!self.phase.is_ending() || self.queue.host_ended.is_said())
     }
 
     /// Does what there is to do; says whether there was anything.
@@ -184,7 +194,8 @@ impl DeviceThread {
         let now = self.clock.now();
         let due = [self.wire.poll_timeout(), self.device.poll_timeout(now)];
         let due = due.into_iter().flatten().map(|at| at.since(now)).min();
-        if self.blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due }
+        let due = if self.blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due };
+        self.phase.sleep_for(now, due)
     }
 
     pub(super) fn answer_queries(&self) {

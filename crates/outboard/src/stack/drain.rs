@@ -60,16 +60,19 @@ pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, prob
     while open > 0 {
         let left = until.since(clock.now()).min(LOOK);
         if left == Duration::ZERO {
-            eprintln!("outboard: {open} connections are reset");
-            return;
+            return say_reset(open);
         }
         let left = std::time::Duration::from_micros(left.as_micros());
         match signals.recv_timeout(left) {
             Ok(SIGHUP) | Err(RecvTimeoutError::Timeout) => {}
-            Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return say_reset(open),
         }
         open = control::sum(probes, &OPEN);
     }
+}
+
+fn say_reset(open: u64) {
+    eprintln!("outboard: {open} connections are reset");
 }
 
 /// Waits until the connections that were closed are gone, or for `limit`: for the end of a program

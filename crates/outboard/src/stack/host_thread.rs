@@ -12,6 +12,7 @@ use io::clock::Clock;
 use io::disk::Disk;
 use io::notify::Poller;
 
+use super::ending::Phase;
 use super::queue::HostQueue;
 use super::{App, Log};
 use crate::control::Queries;
@@ -34,6 +35,7 @@ pub(super) struct HostThread<A: App> {
     pub(super) log: Option<Log>,
     /// An operation that the ring had no room for.
     pub(super) waiting: Option<Op>,
+    pub(super) phase: Phase,
 }
 
 impl<A: App> HostThread<A> {
@@ -42,14 +44,14 @@ impl<A: App> HostThread<A> {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue.bell.fd());
         let changes = self.watch(&mut poller);
-        while !stop.load(Ordering::Acquire) {
+        while !self.has_ended(stop) {
             // Before the round: there may be no idle moment in minutes.
             self.take_messages();
             if self.round() {
                 continue;
             }
             self.queue.bell.prepare_sleep();
-            let sleeps = !self.queue.has_work() && !stop.load(Ordering::Acquire);
+            let sleeps = !self.queue.has_work() && !self.must_look(stop);
             if sleeps {
                 self.flush_log();
             }
@@ -70,16 +72,28 @@ impl<A: App> HostThread<A> {
         self.app.pollable().map(|fd| poller.add(fd))
     }
 
-    /// Resets every connection.
-    pub(super) fn finish(&mut self) {
+    /// Whether the work is over: the device has confirmed that everything is on the link, or the
+    /// time for it is over. Begins the end when that is asked for.
+    pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
-        self.host.unsplice_all();
-        let sockets: Vec<_> = self.host.sockets().collect();
-        for socket in sockets {
-            self.host.abort(now, socket);
+        if self.phase.begins_to_end(stop, now) {
+            self.app.end(now, &mut self.host);
+            self.host.end(now);
         }
-        self.give_ops(now);
+        self.phase.is_ending() && (self.host.has_ended() || self.phase.is_over(now))
+    }
+
+    /// Whether another thread has said something that a sleep would miss.
+    pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
+        stop.load(Ordering::Acquire) && !self.phase.is_ending()
+    }
+
+    /// Lets the device end.
+    pub(super) fn finish(&mut self) {
+        self.write_log();
         self.flush_log();
+        self.queue.ended.say();
+        self.queue.device_bell.ring();
     }
 
     /// Does what there is to do; says whether there was anything.
@@ -94,7 +108,7 @@ impl<A: App> HostThread<A> {
             self.host.handle_timeout(now);
             busy = true;
         }
-        if self.app.poll_timeout().is_some_and(|at| at <= now) {
+        if !self.phase.is_ending() && self.app.poll_timeout().is_some_and(|at| at <= now) {
             self.app.handle_timeout(now, &mut self.host);
             busy = true;
         }
@@ -183,9 +197,12 @@ impl<A: App> HostThread<A> {
     /// Longest time to sleep.
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let due = [self.host.poll_timeout(), self.app.poll_timeout()];
+        let of_app = self.app.poll_timeout().filter(|_| !self.phase.is_ending());
+        let due = [self.host.poll_timeout(), of_app];
         let due = due.into_iter().flatten().map(|at| at.since(now)).min();
-        if self.waiting.is_some() { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due }
+        let blocked = self.waiting.is_some();
+        let due = if blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due };
+        self.phase.sleep_for(now, due)
     }
 
     fn write_log(&mut self) {
@@ -205,6 +222,9 @@ impl<A: App> HostThread<A> {
     /// Answers questions, and hands the application what other threads said.
     pub(super) fn take_messages(&mut self) {
         self.answer_queries();
+        if self.phase.is_ending() {
+            return;
+        }
         while let Ok(message) = self.messages.try_recv() {
             self.app.handle_message(self.clock.now(), &mut self.host, message);
         }

@@ -8,6 +8,7 @@
 
 mod device_thread;
 pub(crate) mod drain;
+mod ending;
 mod host_thread;
 mod load;
 mod no_disk;
@@ -37,6 +38,7 @@ use crate::args::{CidrArg, CongestionArg, StackArgs, ThreadsArg, WireArg};
 use crate::control::{self, Probe};
 use crate::error::Failure;
 use device_thread::DeviceThread;
+use ending::Phase;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
@@ -69,6 +71,9 @@ pub(crate) trait App: Send + 'static {
     fn handle_timeout(&mut self, now: Instant, host: &mut Host);
     /// Takes what another thread said.
     fn handle_message(&mut self, now: Instant, host: &mut Host, message: Self::Message);
+    /// Ends: tells peers that are not the host's connections, and the log. The host ends next; of
+    /// what happens then the application still gets notices, and nothing else.
+    fn end(&mut self, _: Instant, _: &mut Host) {}
     /// When to call [`Self::handle_timeout`] at the latest.
     fn poll_timeout(&self) -> Option<Instant>;
     /// The next line of the access log.
@@ -132,6 +137,7 @@ impl Threads {
             queries: host_queries,
             log,
             waiting: None,
+            phase: Phase::Running,
         };
         let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
         if share_thread(args.threads) {

@@ -11,6 +11,7 @@ use abi::ring::{Consumer, Producer, Waker, ring};
 use abi::{Event, Op, PacketBuf};
 use io::notify::Notifier;
 
+use super::ending::HostEnded;
 use crate::error::Failure;
 
 /// Slots of each ring: a few milliseconds of packets.
@@ -69,6 +70,7 @@ pub(crate) struct HostQueue {
     pub(crate) events: Vec<Consumer<Event>>,
     pub(crate) bell: Bell,
     pub(crate) device_bell: Bell,
+    pub(super) ended: HostEnded,
 }
 
 impl HostQueue {
@@ -88,6 +90,7 @@ pub(crate) struct DeviceQueue {
     pub(crate) events: Vec<Producer<Event>>,
     pub(crate) bell: Bell,
     pub(crate) host_bells: Vec<Bell>,
+    pub(super) host_ended: HostEnded,
 }
 
 impl DeviceQueue {
@@ -125,12 +128,14 @@ pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
             let (ops_tx, ops_rx) = ring(SLOTS);
             let (recycle_tx, recycle_rx) = ring(SLOTS);
             let (bell, device_bell) = (host_bells[index].clone(), device_bells[index].clone());
+            let ended = HostEnded::default();
             let host = HostQueue {
                 ops: ops_tx,
                 recycle: recycle_tx,
                 events: incoming,
                 bell,
                 device_bell: device_bell.clone(),
+                ended: ended.clone(),
             };
             let device = DeviceQueue {
                 index,
@@ -139,6 +144,7 @@ pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
                 events: outgoing,
                 bell: device_bell,
                 host_bells: host_bells.clone(),
+                host_ended: ended,
             };
             Queue { host, device }
         })

@@ -4,7 +4,7 @@
 //! of the host that come before the acknowledgments that the device has not yet read. The rings
 //! stay, so that both sides are the same code as with a thread each.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use io::notify::Poller;
 
@@ -29,7 +29,9 @@ impl<A: App> SharedThread<A> {
         let host_bell = poller.add(self.host.queue.bell.fd());
         self.device.watch(&mut poller);
         let changes = self.host.watch(&mut poller);
-        while !stop.load(Ordering::Acquire) {
+        // The host first: what it says at its end is what the device waits for.
+        while !self.host.has_ended(stop) {
+            let _ = self.device.has_ended(stop);
             // Before the round: there may be no idle moment in minutes.
             self.device.answer_queries();
             self.host.take_messages();
@@ -39,7 +41,7 @@ impl<A: App> SharedThread<A> {
             self.device.queue.bell.prepare_sleep();
             self.host.queue.bell.prepare_sleep();
             let work = self.device.queue.has_work() || self.host.queue.has_work();
-            let sleeps = !work && !stop.load(Ordering::Acquire);
+            let sleeps = !work && !self.device.must_look(stop) && !self.host.must_look(stop);
             if sleeps {
                 self.host.flush_log();
             }
@@ -53,7 +55,6 @@ impl<A: App> SharedThread<A> {
             }
         }
         self.host.finish();
-        self.device.finish();
     }
 
     /// Both sides' rounds: what the device received is answered before it looks for more.

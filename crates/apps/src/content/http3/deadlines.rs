@@ -150,6 +150,22 @@ impl Http3 {
         self.advance(cx);
     }
 
+    /// Closes every connection, whatever is on its way: a response that is cut off must not look
+    /// like one that is complete.
+    pub(crate) fn end(&mut self, cx: &mut Context<'_>) {
+        self.endpoint.refuse_new();
+        let handles: Vec<Handle> = self.connections.keys().copied().collect();
+        for handle in handles {
+            let has_none = self.connections.get(&handle).is_some_and(|c| c.requests.is_empty());
+            // The control stream is always there.
+            let sent = self.endpoint.progress(handle).is_none_or(|progress| progress.streams <= 1);
+            let is_idle = has_none && sent;
+            let code = if is_idle { Code::NoError } else { Code::InternalError };
+            self.close(cx, handle, code);
+        }
+        self.advance(cx);
+    }
+
     /// Ends a connection that was told to go away, once it has all that it asked for.
     pub(super) fn close_if_done(&mut self, cx: &mut Context<'_>, handle: Handle) {
         let done =

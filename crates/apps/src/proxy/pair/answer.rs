@@ -15,6 +15,7 @@ impl<I: Copy + Eq> Pair<I> {
         status: Status,
     ) -> Fate {
         cx.shared.counters.count_status(status.code());
+        self.status = StatusLine::of(status.code());
         cx.shared.clock.advance(cx.now);
         let line = status.line();
         let body = format!("{line}\n");

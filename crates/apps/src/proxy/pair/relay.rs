@@ -85,7 +85,12 @@ impl<I: Copy + Eq> Pair<I> {
             cx.shared.counters.proxy_spliced_bytes_down += down;
             self.bytes = [self.bytes[CLIENT] + up, self.bytes[BACKEND] + down];
         }
-        let end = end.map_or_else(|| "lost".to_owned(), |end| format!("{end:?}").to_lowercase());
+        let end = match end {
+            // Only the end of the program ends splices.
+            Some(SpliceEnd::Unspliced) => DRAINED.to_owned(),
+            Some(end) => format!("{end:?}").to_lowercase(),
+            None => "lost".to_owned(),
+        };
         self.end(cx, "spliced", &end)
     }
 
@@ -115,6 +120,7 @@ impl<I: Copy + Eq> Pair<I> {
     /// Moves bytes of one direction, as many as the other side has room for; then its end.
     fn pump<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, from: usize, source: I, to: I) {
         let target = 1 - from;
+        let is_answer = from == BACKEND && self.mode(cx) == Some(Mode::Http);
         while !self.shut[target] {
             let bytes = cx.host.peek(source);
             let room = cx.host.send_room(to);
@@ -122,12 +128,19 @@ impl<I: Copy + Eq> Pair<I> {
                 break;
             }
             let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(room)]);
+            let first = (is_answer && !self.status.is_whole()).then(|| piece.clone());
             // One that is gone is seen at its readiness.
             let Ok(taken) = cx.host.send(to, piece) else { break };
             if taken == 0 {
                 break;
             }
+            if let Some(first) = first {
+                self.status.take(first.get(..taken).unwrap_or_default());
+            }
             cx.host.consume(source, taken);
+            if from == BACKEND {
+                self.times.answered.get_or_insert(cx.now);
+            }
             self.bytes[from] += taken as u64;
             self.moved = cx.now;
             let counters = &mut cx.shared.counters;

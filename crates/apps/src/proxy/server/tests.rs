@@ -62,8 +62,8 @@ fn tcp_connects_at_once_and_relays_both_ways() {
         ("proxy_relayed", 1),
         ("proxy_relays_closed", 1),
     ]);
-    let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" 10.77.0.11:8080 6 14 relayed \
-                closed 0";
+    let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" - 10.77.0.11:8080 6 14 relayed \
+                closed 0/0/0/0/0";
     assert_eq!(world.log(), [line]);
 }
 
@@ -525,7 +525,9 @@ fn spliced_to_the_end() {
     let log = world.log();
     let line = log.last().expect("a line");
     assert!(
-        line.contains("\"GET / HTTP/1.1\" 10.77.0.11:8080 4 1000 spliced closed 10000000"),
+        line.contains(
+            "\"GET / HTTP/1.1\" - 10.77.0.11:8080 4 1000 spliced closed 0/0/0/-1/10000000"
+        ),
         "{line}"
     );
 }
@@ -796,4 +798,40 @@ proptest! {
         prop_assert_eq!(&got[1], &sides[0].3);
         world.assert_empty();
     }
+}
+
+/// At the end of the program every client is in the log, with how far it came; nothing is connected
+/// any more, and what the device relays follows when the device has said how much that was.
+#[test]
+fn the_end_is_logged() {
+    let mut world = World::new(Mode::Http, 1);
+    let waiting = world.accept();
+    world.receive(waiting, "GET / HT");
+    let relayed = world.accept();
+    world.receive(relayed, GET);
+    let backend = world.establish();
+    world.advance(Duration::from_millis(5));
+    world.receive(backend, "HTTP/1.");
+    world.receive(backend, "1 203 X\r\n");
+    world.server.end(world.now);
+    world.fail(relayed, SocketError::Closed);
+    world.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(world.sockets.opened.len(), 1, "nothing is connected any more");
+    let ends: Vec<_> = world.log().into_iter().map(|line| line[45..].to_owned()).collect();
+    assert_eq!(
+        ends,
+        [
+            "\"-\" - - 0 0 answered drained -1/-1/-1/-1/5",
+            "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5"
+        ]
+    );
+    let mut world = World::with(Config::default(), table(Mode::Http, 1));
+    let client = world.accept();
+    world.receive(client, GET);
+    world.establish();
+    world.spliced();
+    world.server.end(world.now);
+    assert_eq!(world.log(), [""; 0]);
+    world.splice_closed([1, 2], SpliceEnd::Unspliced);
+    assert!(world.log()[0].contains(" 1 2 spliced drained 0/0/0/-1/0"));
 }

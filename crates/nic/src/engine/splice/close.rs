@@ -5,6 +5,7 @@ use abi::Header;
 use abi::port::Payloads;
 use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
@@ -38,6 +39,13 @@ impl SpliceEngine {
             }
             None => self.counters.splice_ops_ignored += 1,
         }
+    }
+
+    /// Ends every pair of a queue: see [`Self::end`].
+    pub(crate) fn end_all(&mut self, queue: usize, out: &mut Outlet<'_>) {
+        let names = self.names.keys().filter(|(of, _)| *of == queue);
+        let ids: Vec<SpliceId> = names.map(|(_, id)| *id).collect();
+        ids.into_iter().for_each(|id| self.end(queue, id, out));
     }
 
     /// Ends what has been idle, or closed, for long enough.

@@ -17,6 +17,8 @@ base::counters! {
         teardown_reset_late_data,
         /// Reset, since nothing was acknowledged however often it was sent.
         teardown_timed_out,
+        /// Reset, since the host ended.
+        teardown_aborted,
         /// Forgotten, since the peer did not close in time.
         teardown_fin_wait_expired,
         /// Retransmissions after a time-out.

@@ -206,6 +206,18 @@ impl Flow {
         None
     }
 
+    /// Resets the connection. A peer that has all that was sent expects the segment behind it, one
+    /// that has acknowledged what it has expects the segment there: only a reset with the number
+    /// that is expected counts (RFC 5961 section 3.2).
+    pub(super) fn abort(&mut self, cx: &mut Cx<'_>) -> End {
+        let flags = Flags::RST.with(Flags::ACK);
+        if self.t.una != self.t.nxt {
+            self.transmit(cx, FlowId::NONE, self.t.una, flags, |transmit| transmit);
+        }
+        self.reset(cx);
+        self.end(cx, End::Reset)
+    }
+
     fn fin_acked(&self) -> bool {
         self.t.una == self.fin + 1
     }

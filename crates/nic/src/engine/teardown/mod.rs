@@ -205,6 +205,19 @@ impl TeardownEngine {
         }
     }
 
+    /// Resets every connection of a queue: its host ends, and nobody is left to send what they
+    /// still need.
+    pub(crate) fn abort_all(&mut self, now: Instant, queue: usize) {
+        for index in 0..self.flows.places() {
+            let Some(key) = self.flows.key_at(index) else { continue };
+            if self.flows.get_mut(key).is_none_or(|flow| flow.queue() != queue) {
+                continue;
+            }
+            self.counters.teardown_aborted += 1;
+            self.with_flow(now, key, |flow, cx| Some(flow.abort(cx)));
+        }
+    }
+
     /// When something is due. While there are connections that is the next tick of the wheel:
     /// whose timer is next is not known without looking through all bitmaps.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {

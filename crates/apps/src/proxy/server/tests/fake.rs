@@ -8,7 +8,7 @@ use host::{
 use wire::Endpoint;
 
 use super::super::Server;
-use crate::proxy::config::{Config, Insert, Listener, Mode, Pool, Table};
+use crate::proxy::config::{Config, HeaderPolicy, Insert, Listener, Mode, Pool, Table};
 use crate::proxy::sockets::Sockets;
 
 /// Slot and generation.
@@ -197,6 +197,7 @@ pub(crate) fn listener(mode: Mode) -> Listener {
         routes: Vec::new(),
         default: Some(0),
         insert: Insert::default(),
+        policy: HeaderPolicy::Append,
         keep_alive: true,
     }
 }

@@ -1,0 +1,40 @@
+//! How the device ends its work for a host: half of [`Device`].
+//!
+//! [`abi::Op::Quiesce`] is the last operation of a host that ends. By then the host has reset its
+//! own connections; those that the device has taken over are reset here. The answer is given when
+//! every frame has been taken by the link, so that whoever then ends the device cuts nothing off.
+
+use abi::Event;
+use base::Instant;
+
+use crate::device::Device;
+
+impl Device {
+    /// Resets every connection that the device has of a queue, and answers when all is sent.
+    pub(crate) fn quiesce(&mut self, now: Instant, queue: usize) {
+        if let Some((splice, mut out)) = self.splicing() {
+            splice.end_all(queue, &mut out);
+        }
+        self.settle_splices();
+        if let Some(teardown) = &mut self.connections.teardown {
+            teardown.abort_all(now, queue);
+        }
+        self.settle_teardowns(now);
+        if let Some(quiescing) = self.quiescing.get_mut(queue) {
+            *quiescing = true;
+        }
+    }
+
+    /// Answers hosts that end, once the link has taken everything. Transmits that wait for a disk
+    /// count: a host lets them go by ending their connections, but for those that it forgot.
+    pub(crate) fn tell_quiesced(&mut self) {
+        if !self.quiescing.contains(&true) || !self.has_sent_everything() {
+            return;
+        }
+        for queue in 0..self.quiescing.len() {
+            if core::mem::take(&mut self.quiescing[queue]) {
+                self.emit(queue, Event::Quiesced);
+            }
+        }
+    }
+}

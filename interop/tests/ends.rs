@@ -1,0 +1,75 @@
+//! The end of the program: peers of `outboard serve` and `outboard proxy` hear of it, on whatever
+//! threads host and device run, and whoever has their connections.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+
+use interop::{Daemon, Files, Netns, PEER, Server, finish};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+/// More than one turn of a thread hands over.
+const CLIENTS: usize = 300;
+
+/// Clients that hold connections, and what they see of the server's end: how many were reset, how
+/// many closed, and how many hear nothing.
+fn ends_seen(server: Server) -> (Vec<usize>, String) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold.py");
+    let mut clients = server
+        .command("/usr/bin/python3")
+        .args([script, interop::ADDR, "80", "/1m.bin", &CLIENTS.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3");
+    let mut stdout = BufReader::new(clients.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("a line");
+    assert_eq!(line, "ready\n");
+    server.signal("TERM");
+    let ended = server.wait();
+    assert!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
+    let mut stdin = clients.stdin.take().expect("a pipe");
+    writeln!(stdin).expect("they read");
+    line.clear();
+    stdout.read_line(&mut line).expect("a line");
+    assert!(finish(clients).status.success());
+    let seen = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    (seen, ended.stderr)
+}
+
+#[test]
+fn clients_of_a_server_hear_of_its_end() {
+    for threads in ["two", "one"] {
+        for offload in ["all", "none"] {
+            let files = Files::new(TMP);
+            files.fill("1m.bin", 8 << 20);
+            let options = ["--threads", threads, "--offload", offload, "--drain", "1"];
+            let (seen, said) = ends_seen(Server::start(files.path(), &options));
+            assert_eq!(seen, [CLIENTS, 0, 0], "{threads} {offload}: {said}");
+            assert!(said.contains("connections are reset"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn clients_of_a_proxy_hear_of_its_end() {
+    for threads in ["two", "one"] {
+        for splice in ["on", "off"] {
+            let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+            files.fill("1m.bin", 8 << 20);
+            let netns = Netns::new();
+            let _nginx = Daemon::nginx(&netns, scratch.path(), files.path(), &[8081], "");
+            let log = scratch.path().join(format!("log.{threads}.{splice}"));
+            let backend = format!("{PEER}:8081");
+            let path = log.to_string_lossy();
+            let options =
+                ["--listen", ":80", "--backend", &backend, "--threads", threads, "--drain", "1"];
+            let more = ["--splice", splice, "--access-log", &path];
+            let (seen, said) = ends_seen(Server::proxy(netns, &[&options[..], &more].concat()));
+            assert_eq!(seen, [CLIENTS, 0, 0], "{threads} {splice}: {said}");
+            let lines = std::fs::read_to_string(&log).expect("a log");
+            let drained = lines.lines().filter(|line| line.contains(" drained "));
+            assert_eq!(drained.count(), CLIENTS, "{threads} {splice}");
+        }
+    }
+}

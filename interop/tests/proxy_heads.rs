@@ -1,0 +1,185 @@
+//! Heads that servers read in different ways, through `outboard proxy` to nginx, Apache, Node's and
+//! Python's servers: none of them sees another request than the proxy saw.
+//!
+//! What the proxy saw is what a recorder gets from it, byte by byte: its unit tests show that such
+//! a head has one meaning, for the same list of heads.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use interop::{Daemon, Files, Netns, PEER, Server, printed};
+use serde_json::Value;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const PYTHON: &str = "/usr/bin/python3";
+/// Ports of the proxy; each backend is at one that is 8000 above.
+const PORTS: [(u16, &str); 5] =
+    [(80, "recorder"), (81, "nginx"), (82, "node"), (83, "python"), (84, "apache")];
+
+fn client(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name);
+    path.to_string_lossy().into_owned()
+}
+
+/// The requests that a server says it saw: method, target, Host, Content-Length and coding.
+fn seen(result: &Value) -> Vec<Vec<String>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let request = |request: &Value| request.as_array().into_iter().flatten().map(text).collect();
+    result["seen"].as_array().into_iter().flatten().map(request).collect()
+}
+
+/// The head that the recorder got, and what was behind it.
+fn recorded(result: &Value) -> (String, String) {
+    let got = result["got"].as_str().unwrap_or_default();
+    let hex = got.split_once("RAW<").and_then(|(_, rest)| rest.split_once('>'));
+    let hex = hex.unwrap_or_else(|| panic!("{result}")).0.as_bytes();
+    let byte = |pair: &[u8]| {
+        let digits = std::str::from_utf8(pair).unwrap_or_default();
+        char::from(u8::from_str_radix(digits, 16).unwrap_or_default())
+    };
+    let text: String = hex.chunks(2).map(byte).collect();
+    let (head, rest) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
+    (head.to_owned(), rest.to_owned())
+}
+
+/// What a server does with the request behind one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Reads,
+    /// It may: HTTP/1.0 leaves that to the server.
+    MayRead,
+    Closes,
+}
+
+/// What a server that reads this head as the proxy does has seen, and what it does next.
+fn meaning(head: &str) -> (Vec<String>, Next) {
+    let line: Vec<_> = head.lines().next().unwrap_or_default().split(' ').collect();
+    let field = |name: &str| {
+        let lines = head.split("\r\n").skip(1).filter_map(|line| line.split_once(": "));
+        let values: Vec<_> = lines.filter(|(n, _)| *n == name).map(|(_, value)| value).collect();
+        assert!(values.len() <= 1, "{head:?}");
+        values.concat()
+    };
+    let [host, length, coding] = ["Host", "Content-Length", "Transfer-Encoding"].map(field);
+    let next = match (field("Connection").as_str(), line[2]) {
+        ("keep-alive", _) => Next::MayRead,
+        ("close", _) | (_, "HTTP/1.0") => Next::Closes,
+        _ => Next::Reads,
+    };
+    (vec![line[0].to_owned(), line[1].to_owned(), host, length, coding], next)
+}
+
+fn apache(netns: &Netns, scratch: &Files, port: u16) -> Daemon {
+    let at = scratch.path().display().to_string();
+    let modules = "/usr/lib/apache2/modules";
+    let config = format!(
+        "ServerRoot {at}\nPidFile {at}/apache.pid\nErrorLog {at}/apache.log\nListen 0.0.0.0:{port}
+ServerName localhost\nDefaultRuntimeDir {at}\nUser nobody\nGroup nogroup\nDocumentRoot {at}
+LoadModule mpm_event_module {modules}/mod_mpm_event.so
+LoadModule authz_core_module {modules}/mod_authz_core.so
+LoadModule headers_module {modules}/mod_headers.so
+ServerLimit 1\nThreadsPerChild 25\nMaxRequestWorkers 25\nTraceEnable off
+Header always set X-Seen \"expr=SEEN<%{{THE_REQUEST}}|%{{HTTP:Host}}|%{{HTTP:Content-Length}}|\
+         %{{HTTP:Transfer-Encoding}}>\"\n"
+    );
+    let path = scratch.write("apache.conf", config);
+    // One process, which is gone when it is killed.
+    Daemon::start(netns, "apache2", &["-X", "-f", &path.to_string_lossy()], port)
+}
+
+/// Apache has the request line in one piece; the others have method and target.
+fn as_others(mut request: Vec<String>) -> Vec<String> {
+    if request.len() == 4 {
+        let line: Vec<_> = request.remove(0).splitn(3, ' ').map(str::to_owned).collect();
+        let start = [line.first(), line.get(1)].map(|part| part.cloned().unwrap_or_default());
+        request.splice(0..0, start);
+    }
+    request
+}
+
+#[test]
+fn no_server_sees_another_request() {
+    let scratch = Files::new(TMP);
+    let netns = Netns::new();
+    // Apache gives up root's rights to another user, and a user namespace of ours has none.
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
+    let ports = &PORTS[..if is_root { 5 } else { 4 }];
+    let reflect = "add_header X-Seen \"SEEN<$request_method|$request_uri|$http_host|\
+                   $http_content_length|$http_transfer_encoding>\" always;";
+    let site = Files::new(TMP);
+    let _nginx = Daemon::nginx(&netns, scratch.path(), site.path(), &[8081], reflect);
+    let _node = Daemon::start(&netns, "node", &[&client("reflect.js"), "8082"], 8082);
+    let _python = Daemon::start(&netns, PYTHON, &[&client("heads.py"), "server", "8083"], 8083);
+    let _apache = is_root.then(|| apache(&netns, &scratch, 8084));
+    let mut config = String::new();
+    for (port, name) in ports {
+        config += &format!(
+            "[[listener]]\nlisten = ':{port}'\nmode = 'http'\ndefault = '{name}'\n[[backend]]\n\
+             name = '{name}'\nservers = ['{PEER}:{}']\ncheck-interval-ms = 0\n",
+            port + 8000
+        );
+    }
+    let path = scratch.write("proxy.toml", config);
+    let server = Server::proxy(netns, &["--config", &path.to_string_lossy()]);
+    let heads: PathBuf =
+        [env!("CARGO_MANIFEST_DIR"), "../crates/apps/src/proxy/head/heads.txt"].iter().collect();
+    let names = ports.iter().map(|(port, name)| format!("{port}={name}"));
+    let mut command = server.command(PYTHON);
+    command.arg(client("heads.py")).arg("send").arg(&heads).arg(interop::ADDR).args(names);
+    let results: Vec<Value> = printed(&mut command)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect();
+    compare(&results, ports.len());
+}
+
+/// Compares what the servers saw with what the recorder got.
+fn compare(results: &[Value], servers: usize) {
+    let (mut wrong, mut agreed, mut refused) = (Vec::new(), BTreeMap::new(), 0);
+    let mut expected = (Vec::new(), Next::Closes);
+    for result in results {
+        let line = result["line"].as_str().unwrap_or_default();
+        let statuses: Vec<_> = result["statuses"].as_array().into_iter().flatten().collect();
+        let Some(forwarded) = line.strip_prefix("fwd ") else {
+            refused += 1;
+            let status = line.split('\t').next().unwrap_or_default();
+            let is_ours =
+                result["got"].as_str().is_some_and(|got| got.contains("Server: outboard"));
+            if statuses.len() != 1 || statuses[0].to_string() != status || !is_ours {
+                wrong.push(format!("{result}"));
+            }
+            continue;
+        };
+        if result["server"] == "recorder" {
+            let (head, rest) = recorded(result);
+            expected = meaning(&head);
+            let method = forwarded.split(' ').next().unwrap_or_default();
+            assert_eq!(expected.0[0], method, "{line}");
+            assert!(rest.ends_with("Connection: close\r\n\r\n"), "{line}: {rest:?}");
+            continue;
+        }
+        let requests: Vec<_> = seen(result).into_iter().map(as_others).collect();
+        // 100 is no answer yet.
+        let answer = statuses.iter().find(|status| status.as_u64() != Some(100));
+        let is_refusal = matches!(answer.and_then(|s| s.as_u64()), Some(400 | 405 | 411 | 501));
+        let second = ["GET", "/second", "second.example", "", ""].map(str::to_owned).to_vec();
+        let both = [expected.0.clone(), second];
+        let same = match expected.1 {
+            Next::Closes => requests == both[..1],
+            Next::MayRead => requests == both || requests == both[..1],
+            // Apache answers for itself as a whole without a field of ours.
+            Next::Reads => requests == both || both[0][1] == "*" && requests == both[1..],
+        };
+        if same {
+            *agreed.entry(result["server"].to_string()).or_insert(0) += 1;
+        } else if !is_refusal || requests.len() > 1 {
+            wrong.push(format!("{expected:?}: {result}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    println!("{refused} heads refused; forwarded and seen alike: {agreed:?}");
+    assert!(refused > 200 && agreed.len() == servers - 1, "{refused} {agreed:?}");
+    // A server that refuses a head has seen no other: most are taken by every one.
+    assert!(agreed.values().all(|n| *n > 90), "{agreed:?}");
+}
