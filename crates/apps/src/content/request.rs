@@ -16,12 +16,17 @@ use super::target::is_authority;
 /// Header fields in one request; more are refused with 431.
 const FIELDS_MAX: usize = 64;
 
-/// Room for a request's header fields, on the stack and uninitialised, so that it costs nothing.
-pub(crate) type Slots<'b> = [MaybeUninit<Header<'b>>; FIELDS_MAX];
+/// Room for a request's header fields.
+pub(crate) struct Slots<'b> {
+    /// On the stack and uninitialised, so that it costs nothing.
+    usual: [MaybeUninit<Header<'b>>; FIELDS_MAX],
+    /// For the fields of a request whose version httparse does not take; else empty.
+    later: Vec<Header<'b>>,
+}
 
 /// Empty room for header fields.
 pub(crate) const fn slots<'b>() -> Slots<'b> {
-    [const { MaybeUninit::uninit() }; FIELDS_MAX]
+    Slots { usual: [const { MaybeUninit::uninit() }; FIELDS_MAX], later: Vec::new() }
 }
 
 /// How much of a request is taken.
@@ -145,31 +150,51 @@ pub(crate) fn parse<'h, 'b>(
     limits: Limits,
 ) -> Parsed<'h, 'b> {
     let refused = |status| Parsed::Refused { status, head: false };
+    let Slots { usual, later } = slots;
     let mut parsed = httparse::Request::new(&mut []);
-    let head_bytes = match parsed.parse_with_uninit_headers(bytes, slots) {
-        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => {
-            return over_limits(bytes, limits).map_or(Parsed::Incomplete, refused);
-        }
-        Err(error) => {
-            if let Some(status) = over_limits(bytes, limits) {
-                return refused(status);
+    let read = match parsed.parse_with_uninit_headers(bytes, usual) {
+        Err(httparse::Error::Version) => parse_version(bytes).and_then(|line| match line {
+            Some(line) => parse_later(line, bytes, later),
+            None => Ok(None),
+        }),
+        Err(error) => Err(blame(error)),
+        Ok(httparse::Status::Partial) => Ok(None),
+        Ok(httparse::Status::Complete(head_bytes)) => {
+            match (parsed.method, parsed.path, parsed.version) {
+                (Some(method), Some(target), Some(minor)) => {
+                    let line = Line { method, target, minor, bytes: 0 };
+                    Ok(Some((line, &*parsed.headers, head_bytes)))
+                }
+                _ => Err(Status::BadRequest),
             }
-            return blame(error, bytes).map_or(Parsed::Incomplete, refused);
         }
     };
-    if let Some(status) = over_limits(&bytes[..head_bytes], limits) {
+    let head_bytes = read.as_ref().ok().and_then(Option::as_ref).map(|&(_, _, bytes)| bytes);
+    if let Some(status) = over_limits(&bytes[..head_bytes.unwrap_or(bytes.len())], limits) {
         return refused(status);
     }
-    let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version)
-    else {
-        return refused(Status::BadRequest);
-    };
-    match check(method, target.as_bytes(), minor, parsed.headers) {
-        Ok(request) => Parsed::Complete(request, head_bytes),
-        Err(status) => Parsed::Refused { status, head: classify(method) == Method::Head },
+    match read {
+        Ok(None) => Parsed::Incomplete,
+        Err(status) => refused(status),
+        Ok(Some((line, fields, head_bytes))) => match check(&line, fields) {
+            Ok(request) => Parsed::Complete(request, head_bytes),
+            Err(status) => Parsed::Refused { status, head: classify(line.method) == Method::Head },
+        },
     }
 }
+
+/// A request line.
+#[derive(Clone, Copy, Debug)]
+struct Line<'b> {
+    method: &'b str,
+    target: &'b str,
+    minor: u8,
+    /// Where the fields begin, for a line that httparse did not read.
+    bytes: usize,
+}
+
+/// A request line, the fields behind it, and the bytes of the whole head.
+type Head<'h, 'b> = (Line<'b>, &'h [Header<'b>], usize);
 
 /// The status for a head, whole or not, that is longer than we read.
 fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
@@ -184,31 +209,64 @@ fn over_limits(bytes: &[u8], limits: Limits) -> Option<Status> {
     }
 }
 
-/// The status for what is not HTTP/1.1; none where it may still become another version of it.
-fn blame(error: httparse::Error, bytes: &[u8]) -> Option<Status> {
+/// The status for what is not HTTP.
+const fn blame(error: httparse::Error) -> Status {
     match error {
-        httparse::Error::TooManyHeaders => Some(Status::HeaderFieldsTooLarge),
-        httparse::Error::Version => version_blame(bytes),
-        _ => Some(Status::BadRequest),
+        httparse::Error::TooManyHeaders => Status::HeaderFieldsTooLarge,
+        _ => Status::BadRequest,
     }
 }
 
-/// A version that is well formed but not ours is 505, anything else in its place is 400 (RFC 9112
-/// section 2.3). A minor version above one would be allowed to pass as 1.1, but has never existed.
-fn version_blame(bytes: &[u8]) -> Option<Status> {
+/// Reads a request line whose version is neither 1.0 nor 1.1. A later minor version is served as
+/// 1.1, another major version is refused with 505 (RFC 9110 section 2.5), anything else in its
+/// place with 400 (RFC 9112 section 2.3). Returns none if the line may still become either.
+fn parse_version(bytes: &[u8]) -> Result<Option<Line<'_>>, Status> {
     const PATTERN: &[u8; 8] = b"HTTP/0.0";
-    let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
-    let ended = line.len() < bytes.len();
+    let feed = bytes.iter().position(|&b| b == b'\n');
+    let line = &bytes[..feed.unwrap_or(bytes.len())];
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let version = line.splitn(3, |&b| b == b' ').nth(2).unwrap_or_default();
+    let mut parts = line.splitn(3, |&b| b == b' ').map(core::str::from_utf8);
+    let (Some(Ok(method)), Some(Ok(target))) = (parts.next(), parts.next()) else {
+        return Err(Status::BadRequest);
+    };
+    let version = parts.next().and_then(Result::ok).unwrap_or_default().as_bytes();
     let fits = version.iter().zip(PATTERN).all(|(&byte, &wanted)| {
         if wanted == b'0' { byte.is_ascii_digit() } else { byte == wanted }
     });
-    match version.len().cmp(&PATTERN.len()) {
-        Ordering::Less if fits && !ended => None,
-        Ordering::Equal if fits => Some(Status::VersionNotSupported),
-        _ => Some(Status::BadRequest),
+    let later = version.starts_with(b"HTTP/1.");
+    match (version.len().cmp(&PATTERN.len()), feed) {
+        (Ordering::Less, None) if fits => Ok(None),
+        (Ordering::Equal, None) if fits && later => Ok(None),
+        (Ordering::Equal, Some(feed)) if fits && later => {
+            Ok(Some(Line { method, target, minor: 1, bytes: feed + 1 }))
+        }
+        (Ordering::Equal, _) if fits => Err(Status::VersionNotSupported),
+        _ => Err(Status::BadRequest),
     }
+}
+
+/// Reads the fields behind a request line of a later version.
+fn parse_later<'h, 'b>(
+    line: Line<'b>,
+    bytes: &'b [u8],
+    slots: &'h mut Vec<Header<'b>>,
+) -> Result<Option<Head<'h, 'b>>, Status> {
+    let target_ok = !line.target.is_empty() && line.target.bytes().all(|b| b.is_ascii_graphic());
+    if line.method.is_empty() || !line.method.bytes().all(is_token) || !target_ok {
+        return Err(Status::BadRequest);
+    }
+    slots.resize(FIELDS_MAX, httparse::EMPTY_HEADER);
+    match httparse::parse_headers(&bytes[line.bytes..], slots) {
+        Ok(httparse::Status::Complete((len, fields))) => Ok(Some((line, fields, line.bytes + len))),
+        Ok(httparse::Status::Partial) => Ok(None),
+        Err(error) => Err(blame(error)),
+    }
+}
+
+/// Whether a byte may stand in a token (RFC 9110 section 5.6.2).
+pub(crate) const fn is_token(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+        || matches!(b, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
 }
 
 /// Methods are case-sensitive (RFC 9110 section 9.1).
@@ -242,12 +300,8 @@ enum TransferEncoding {
     Unframed,
 }
 
-fn check<'h, 'b>(
-    method: &'b str,
-    target: &'b [u8],
-    minor: u8,
-    fields: &'h [Header<'b>],
-) -> Result<Request<'h, 'b>, Status> {
+fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h, 'b>, Status> {
+    let Line { method, target, minor, .. } = *line;
     let mut framing = Framing::default();
     for field in fields {
         framing.take(field)?;
@@ -272,7 +326,7 @@ fn check<'h, 'b>(
     Ok(Request {
         method: classify(method),
         name: method.as_bytes(),
-        target,
+        target: target.as_bytes(),
         minor,
         // RFC 9112 section 9.3: close wins, 1.1 persists, 1.0 only where it says so.
         keep_alive: !framing.close && (minor >= 1 || framing.keep_alive),

@@ -55,6 +55,13 @@ fn refused_with() {
         (400, "GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n"),
         (400, "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n"),
         (400, "GET / HTTP/1.x\r\nHost: a\r\n\r\n"),
+        (400, "GET / HTTP/1.10\r\nHost: a\r\n\r\n"),
+        (400, "GET / HTTP/1.2 \r\nHost: a\r\n\r\n"),
+        (400, "G(T / HTTP/1.2\r\nHost: a\r\n\r\n"),
+        (400, "GET /\u{e9} HTTP/1.2\r\nHost: a\r\n\r\n"),
+        (400, "GET / HTTP/1.2\r\n\r\n"),
+        (400, "GET / HTTP/1.2\r\nHost: a\r\nno colon\r\n\r\n"),
+        (505, "GET / HTTP/9.1\r\nHost: a\r\n\r\n"),
         (400, "GET / ICY/1.1\r\nHost: a\r\n\r\n"),
         (400, "\x16\x03\x01\x02\0\x01"),
         (505, "GET / HTTP/2.0\r\nHost: a\r\n\r\n"),
@@ -101,6 +108,31 @@ fn limits_do_not_depend_on_arrival() {
     let head = format!("{line}Host: a\r\n\r\n");
     let more = format!("{head}{}", "x".repeat(1000));
     assert_eq!(outcome(more.as_bytes()), Ok(Some(head.len())));
+}
+
+/// RFC 9110 section 2.5: a later minor version is served as the latest one that we have.
+#[test]
+fn later_minor_versions_are_served_as_1_1() {
+    for minor in 2..=9 {
+        let text = format!("GET /a HTTP/1.{minor}\r\nHost: a\r\nRange: bytes=0-\r\n\r\n");
+        for end in 0..text.len() {
+            assert_eq!(outcome(&text.as_bytes()[..end]), Ok(None), "{end} bytes of {text:?}");
+        }
+        with(&text, |r| {
+            assert_eq!(
+                (r.method, r.target, r.minor, r.keep_alive),
+                (Method::Get, &b"/a"[..], 1, true)
+            );
+            assert_eq!(r.single(Field::Range), Some(&b"bytes=0-"[..]));
+        });
+    }
+    // The limits are the same.
+    let long_line = format!("GET /{} HTTP/1.2\r\nHost: a\r\n\r\n", "a".repeat(120));
+    assert_eq!(outcome(long_line.as_bytes()), Err(414));
+    let long_head = format!("GET / HTTP/1.2\r\nHost: a\r\nX: {}\r\n\r\n", "a".repeat(512));
+    assert_eq!(outcome(long_head.as_bytes()), Err(431));
+    let many = format!("GET / HTTP/1.2\r\nHost: a\r\n{}\r\n", "a:\r\n".repeat(FIELDS_MAX));
+    assert_eq!(outcome(many.as_bytes()), Err(431));
 }
 
 #[test]
