@@ -136,6 +136,27 @@ fn later_minor_versions_are_served_as_1_1() {
 }
 
 #[test]
+fn a_hundred_fields_are_taken() {
+    let limits = Limits { head_bytes_max: 16 * 1024, line_bytes_max: 8 * 1024 };
+    for (version, fields, taken) in
+        [("1.1", 100, true), ("1.2", 100, true), ("1.1", 127, true), ("1.1", 128, false)]
+    {
+        let more = "X-Field: some value that is not short\r\n".repeat(fields);
+        let text = format!("GET / HTTP/{version}\r\nHost: a\r\n{more}\r\n");
+        let mut slots = slots();
+        match parse(text.as_bytes(), &mut slots, limits) {
+            Parsed::Complete(request, _) => {
+                assert!(taken && request.fields().len() == fields + 1, "{version} {fields}");
+            }
+            Parsed::Refused { status, .. } => {
+                assert!(!taken && status.code() == 431, "{version} {fields}");
+            }
+            Parsed::Incomplete => panic!("{version} {fields}"),
+        }
+    }
+}
+
+#[test]
 fn methods() {
     for (method, expected) in [
         ("GET", Method::Get),
