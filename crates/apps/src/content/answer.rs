@@ -11,12 +11,13 @@ use abi::{FileFault, FileId, FileStat};
 use base::Instant;
 
 use super::Config;
+use super::body::Discard;
 use super::conditional::{Verdict, evaluate};
 use super::counters::Counters;
 use super::files::{Files, Lookup, Opened, Resource, Waiter};
 use super::log::{Log, Record};
 use super::range::{ByteRange, Selection, select};
-use super::request::{Field, Limits, Method, Parsed, Request, parse, slots};
+use super::request::{Field, Framing, Limits, Method, Parsed, Request, parse, slots};
 use super::resource::OpenFile;
 use super::response::{Content, Extra, Output, Persist, Plan};
 use super::status::Status;
@@ -27,12 +28,26 @@ use super::target::{TargetError, normalise, plain, split};
 pub(crate) enum Decision {
     /// Wait for more of them.
     Incomplete,
+    /// Read the content behind the head, which has these many bytes, and decide again.
+    Content { head_bytes: usize, discard: Discard, expects_continue: bool },
     /// Send the response that lies in the output, and take these many bytes off the front.
     Respond(Plan, usize),
     /// Open the file whose path lies in [`Responder::path`].
     Open,
     /// Wait for the open of that path, which is under way.
     Join,
+}
+
+/// What is known of the content of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    /// Nothing of it was read.
+    #[default]
+    Unread,
+    /// All of it was read and thrown away.
+    Whole,
+    /// It is malformed or too long: the request is refused with this status.
+    Refused(Status),
 }
 
 /// What the server knows of the request besides its bytes.
@@ -42,6 +57,8 @@ pub(crate) struct Circumstances {
     pub(crate) remote: Option<IpAddr>,
     /// The request waited for its file; this is how the open ended.
     pub(crate) opened: Option<Result<(), FileFault>>,
+    /// The request's content.
+    pub(crate) content: Arrived,
     /// The connection has had its share of requests: this is the last.
     pub(crate) last: bool,
     /// The request came by HTTP/3: its head was written by us.
@@ -55,6 +72,7 @@ pub(crate) struct Responder {
     pub(crate) log: Log,
     pub(crate) counters: Counters,
     limits: Limits,
+    content_bytes_max: u64,
     ranges_max: usize,
     index: String,
     /// The path of the request that was decided last, where it was not plain or not found.
@@ -82,6 +100,7 @@ impl Responder {
                 head_bytes_max: config.head_bytes_max,
                 line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),
             },
+            content_bytes_max: config.content_bytes_max,
             ranges_max: config.ranges_max,
             index: config.index.clone(),
             path: Vec::new(),
@@ -108,9 +127,23 @@ impl Responder {
                 Decision::Respond(plan, bytes.len())
             }
             Parsed::Complete(request, head_bytes) => {
-                // RFC 9112 section 9.3. Content is not read, so where the next request begins stays
+                let discard = match self.content(&request, about) {
+                    Ok(discard) => discard,
+                    Err(status) => {
+                        let content = content_of(&request);
+                        let plan = self.output.text(status, Extra::None, content, Persist::Close);
+                        self.record(bytes, &plan, Some(&request), about);
+                        return Decision::Respond(plan, head_bytes);
+                    }
+                };
+                // RFC 9112 section 9.3. Without its content, where the next request begins is
                 // unknown.
-                let persist = if !request.keep_alive || request.has_content || about.last {
+                let unread = request.content != Framing::None && about.content != Arrived::Whole;
+                if let Some(discard) = discard {
+                    let expects_continue = request.expects_continue;
+                    return Decision::Content { head_bytes, discard, expects_continue };
+                }
+                let persist = if !request.keep_alive || unread || about.last {
                     Persist::Close
                 } else if request.minor == 0 {
                     Persist::KeepAliveSaid
@@ -119,7 +152,7 @@ impl Responder {
                 };
                 match self.respond(now, &request, persist, about.opened) {
                     Ok(plan) => {
-                        let parting = !request.keep_alive && !request.has_content;
+                        let parting = !request.keep_alive && !unread;
                         let plan = Plan { parting, ..plan };
                         self.record(bytes, &plan, Some(&request), about);
                         Decision::Respond(plan, head_bytes)
@@ -128,6 +161,33 @@ impl Responder {
                     Err(Wait::Join) => Decision::Join,
                 }
             }
+        }
+    }
+
+    /// Returns how to read the content of a request before it is answered; none if there is
+    /// nothing to read, or the connection ends with the response.
+    ///
+    /// # Errors
+    /// The status that refuses the content.
+    fn content(
+        &self,
+        request: &Request<'_, '_>,
+        about: Circumstances,
+    ) -> Result<Option<Discard>, Status> {
+        match about.content {
+            Arrived::Whole => return Ok(None),
+            Arrived::Refused(status) => return Err(status),
+            Arrived::Unread => {}
+        }
+        let lasts = request.keep_alive && !about.last && !request.unknown_expectation;
+        if request.content == Framing::None || !lasts {
+            return Ok(None);
+        }
+        match Discard::new(request.content, self.content_bytes_max) {
+            Ok(discard) => Ok(Some(discard)),
+            Err(status) if matches!(request.method, Method::Get | Method::Head) => Err(status),
+            // The method is refused, whatever the content.
+            Err(_) => Ok(None),
         }
     }
 
@@ -191,8 +251,7 @@ impl Responder {
         persist: Persist,
         opened: Option<Result<(), FileFault>>,
     ) -> Result<Plan, Wait> {
-        let content =
-            if request.method == Method::Head { Content::HeadOnly } else { Content::Sent };
+        let content = content_of(request);
         let output = &mut self.output;
         let mut text = |status, extra| output.text(status, extra, content, persist);
         match request.method {
@@ -272,6 +331,10 @@ impl Responder {
         let added = self.log.add(self.output.clock().log(), &record);
         self.counters.http_log_dropped += u64::from(!added);
     }
+}
+
+fn content_of(request: &Request<'_, '_>) -> Content {
+    if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
 }
 
 /// One response from an open file.

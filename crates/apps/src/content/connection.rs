@@ -17,7 +17,8 @@ use bytes::Bytes;
 use host::{SendError, SocketError};
 
 use super::Config;
-use super::answer::{Circumstances, Decision, Responder};
+use super::answer::{Arrived, Circumstances, Decision, Responder};
+use super::body::Discard;
 use super::files::Waiter;
 use super::request::head_end;
 use super::response::{Piece, Plan};
@@ -35,6 +36,9 @@ pub(crate) struct Context<'a, S> {
     pub(crate) config: &'a Config,
 }
 
+/// RFC 9110 section 15.2.1.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -51,6 +55,8 @@ enum Phase {
     Idle,
     /// The rest of a request's head.
     Head,
+    /// The rest of a request's content.
+    Content,
     /// A file.
     Opening,
     /// The peer's acknowledgments, and then its FIN: nothing is answered any more. What still comes
@@ -66,13 +72,17 @@ enum Step {
     Gone,
 }
 
-/// A request that came in pieces.
+/// A request that came in pieces, or has content.
 #[derive(Debug, Default)]
 struct Partial {
     bytes: Vec<u8>,
     /// The empty line that ends a head is in it, or more bytes than a head or its first line may
     /// have.
     complete: bool,
+    /// Its content, while that is read.
+    discard: Option<Discard>,
+    /// What became of that.
+    content: Arrived,
 }
 
 /// A connection.
@@ -174,6 +184,10 @@ impl<I: Copy + Eq> Connection<I> {
                 cx.responder.counters.http_timeouts_header += 1;
                 self.give_up(cx, Status::RequestTimeout)
             }
+            Phase::Content => {
+                cx.responder.counters.http_timeouts_content += 1;
+                self.give_up(cx, Status::RequestTimeout)
+            }
             Phase::Opening => {
                 cx.responder.counters.http_timeouts_open += 1;
                 self.give_up(cx, Status::ServiceUnavailable)
@@ -200,11 +214,16 @@ impl<I: Copy + Eq> Connection<I> {
             match self.phase {
                 Phase::Opening => return Fate::Keep,
                 Phase::Closing => return self.close_when_done(cx),
-                Phase::Idle | Phase::Head => match self.next_request(cx) {
-                    Step::Again => {}
-                    Step::Wait => break,
-                    Step::Gone => return Fate::Gone,
-                },
+                Phase::Idle | Phase::Head | Phase::Content => {}
+            }
+            let step = match self.phase {
+                Phase::Content => self.discard_content(cx),
+                _ => self.next_request(cx),
+            };
+            match step {
+                Step::Again => {}
+                Step::Wait => break,
+                Step::Gone => return Fate::Gone,
             }
         }
         if self.pending.is_some() {
@@ -259,9 +278,9 @@ impl<I: Copy + Eq> Connection<I> {
         cx: &mut Context<'_, S>,
         opened: Option<Result<(), FileFault>>,
     ) -> Step {
-        let bytes = match &self.partial {
-            Some(partial) => &partial.bytes,
-            None => cx.host.peek(self.socket),
+        let (bytes, content) = match &self.partial {
+            Some(partial) => (&partial.bytes[..], partial.content),
+            None => (cx.host.peek(self.socket), Arrived::Unread),
         };
         if bytes.is_empty() {
             return Step::Wait;
@@ -270,6 +289,7 @@ impl<I: Copy + Eq> Connection<I> {
         let about = Circumstances {
             remote: if log { cx.host.remote(self.socket) } else { None },
             opened,
+            content,
             last: self.served + 1 >= cx.config.requests_per_connection_max,
             http3: false,
         };
@@ -280,6 +300,9 @@ impl<I: Copy + Eq> Connection<I> {
                 }
                 self.served += 1;
                 self.send_response(cx, &plan)
+            }
+            Decision::Content { head_bytes, discard, expects_continue } => {
+                self.begin_content(cx, head_bytes, discard, expects_continue)
             }
             Decision::Incomplete if self.partial.is_none() => {
                 self.partial = Some(Box::default());
@@ -306,6 +329,66 @@ impl<I: Copy + Eq> Connection<I> {
                 self.wait_for_file(cx)
             }
         }
+    }
+
+    /// Puts the head aside, to read the content behind it first.
+    fn begin_content<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        head_bytes: usize,
+        discard: Discard,
+        expects_continue: bool,
+    ) -> Step {
+        if self.partial.is_none() {
+            let bytes = cx.host.peek(self.socket)[..head_bytes].to_vec();
+            cx.host.consume(self.socket, head_bytes);
+            self.partial = Some(Box::new(Partial { bytes, complete: true, ..Partial::default() }));
+        }
+        if let Some(partial) = &mut self.partial {
+            partial.discard = Some(discard);
+        }
+        self.phase = Phase::Content;
+        self.deadline = cx.now + cx.config.content_timeout;
+        // RFC 9110 section 10.1.1: not for content that comes unasked.
+        if expects_continue && cx.host.peek(self.socket).is_empty() {
+            let piece = Piece::Bytes(Bytes::from_static(CONTINUE));
+            if let Err(error) = self.send(cx, piece) {
+                return self.send_failed(cx, error);
+            }
+        }
+        Step::Again
+    }
+
+    /// Reads content and throws it away; answers the request once nothing of it is left to come.
+    fn discard_content<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Step {
+        if let Err(error) = self.flush(cx) {
+            return self.send_failed(cx, error);
+        }
+        let Some(partial) = &mut self.partial else { return self.answer(cx, None) };
+        if let Some(discard) = &mut partial.discard {
+            while !discard.is_done() {
+                let bytes = cx.host.peek(self.socket);
+                if bytes.is_empty() {
+                    return Step::Wait;
+                }
+                match discard.take(bytes) {
+                    Ok(taken) => {
+                        cx.responder.counters.http_content_bytes += taken as u64;
+                        cx.host.consume(self.socket, taken);
+                    }
+                    Err(status) => {
+                        partial.content = Arrived::Refused(status);
+                        break;
+                    }
+                }
+            }
+        }
+        partial.discard = None;
+        if partial.content == Arrived::Unread {
+            partial.content = Arrived::Whole;
+        }
+        self.phase = Phase::Head;
+        self.answer(cx, None)
     }
 
     fn wait_for_file<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) -> Step {
@@ -549,7 +632,9 @@ impl<I: Copy + Eq> Connection<I> {
             }
             // This side's doing, and all was delivered.
             SocketError::Closed => {}
-            _ if self.sending || matches!(self.phase, Phase::Head | Phase::Opening) => {
+            _ if self.sending
+                || matches!(self.phase, Phase::Head | Phase::Content | Phase::Opening) =>
+            {
                 counters.http_aborted_peer += 1;
             }
             _ => {}

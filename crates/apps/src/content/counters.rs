@@ -43,6 +43,8 @@ base::counters! {
         http_408,
         /// Preconditions that failed.
         http_412,
+        /// Content of requests that is longer than is read.
+        http_413,
         /// Request lines that are too long.
         http_414,
         /// Ranges that the file does not have.
@@ -61,6 +63,8 @@ base::counters! {
         http_505,
         /// Connections that sent no whole head in time, the first byte included for new ones.
         http_timeouts_header,
+        /// Requests whose content did not arrive in time.
+        http_timeouts_content,
         /// Connections that were idle for too long.
         http_timeouts_keepalive,
         /// Connections whose peer acknowledged nothing for too long: reset.
@@ -83,6 +87,8 @@ base::counters! {
         http_head_bytes,
         /// Bytes of files in responses.
         http_body_bytes,
+        /// Bytes of the content of requests, which were read and thrown away.
+        http_content_bytes,
         /// Bytes that came after the last request of a connection and were thrown away.
         http_discarded_bytes,
         /// Lines of the access log that nobody took in time.
@@ -111,6 +117,7 @@ impl Counters {
             405 => self.http_405 += 1,
             408 => self.http_408 += 1,
             412 => self.http_412 += 1,
+            413 => self.http_413 += 1,
             414 => self.http_414 += 1,
             416 => self.http_416 += 1,
             417 => self.http_417 += 1,

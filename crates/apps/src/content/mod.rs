@@ -9,9 +9,11 @@
 //! From the outside in: `server` (connections, deadlines), `connection` (one connection), `answer`
 //! (what HTTP says to a request; no sockets from here on), `request`, `target`, `conditional`,
 //! `range`, `response`, `files` (open files), `log`; `http3` beside `server` and `connection`. It
-//! has no directory listings, no content coding, no TLS, and it reads no request's content.
+//! has no directory listings and no content coding of its own; the content of requests is read and
+//! thrown away (`body`).
 
 mod answer;
+mod body;
 mod conditional;
 mod connection;
 mod counters;
@@ -77,6 +79,10 @@ pub struct Config {
     pub head_bytes_max: usize,
     /// Bytes of a request line; more is 414.
     pub request_line_bytes_max: usize,
+    /// Bytes of the content of a request, which is read and thrown away; more is 413.
+    pub content_bytes_max: u64,
+    /// Time for the content of a request to arrive; 408 above.
+    pub content_timeout: Duration,
     /// Ranges in one request; a Range field with more is ignored.
     pub ranges_max: usize,
     /// Connections at one time; more are reset.
@@ -109,6 +115,8 @@ impl Default for Config {
             linger_timeout: Duration::from_secs(2),
             head_bytes_max: 16 * 1024,
             request_line_bytes_max: 8 * 1024,
+            content_bytes_max: 1 << 20,
+            content_timeout: Duration::from_secs(30),
             ranges_max: 16,
             connections_max: 65_536,
             requests_per_connection_max: 100_000,

@@ -79,6 +79,17 @@ impl Field {
     }
 }
 
+/// Where the content behind a head ends (RFC 9112 section 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// There is none.
+    None,
+    /// After that many bytes.
+    Length(u64),
+    /// Where the chunked coding says so.
+    Chunked,
+}
+
 /// A request whose framing is sound.
 #[derive(Debug)]
 pub(crate) struct Request<'h, 'b> {
@@ -90,8 +101,10 @@ pub(crate) struct Request<'h, 'b> {
     pub(crate) minor: u8,
     /// The client wants to go on with this connection.
     pub(crate) keep_alive: bool,
-    /// Content follows the head. It is not read: the connection ends after the response.
-    pub(crate) has_content: bool,
+    /// How the content behind the head is framed.
+    pub(crate) content: Framing,
+    /// The client waits for 100 before it sends the content.
+    pub(crate) expects_continue: bool,
     /// An expectation other than 100-continue.
     pub(crate) unknown_expectation: bool,
     fields: &'h [Header<'b>],
@@ -282,12 +295,13 @@ fn classify(method: &str) -> Method {
 
 /// What the framing fields said so far.
 #[derive(Default)]
-struct Framing {
+struct Said {
     hosts: u32,
     close: bool,
     keep_alive: bool,
     content_length: Option<u64>,
     transfer_encoding: Option<TransferEncoding>,
+    expects_continue: bool,
     unknown_expectation: bool,
     present: u8,
 }
@@ -303,44 +317,43 @@ enum TransferEncoding {
 
 fn check<'h, 'b>(line: &Line<'b>, fields: &'h [Header<'b>]) -> Result<Request<'h, 'b>, Status> {
     let Line { method, target, minor, .. } = *line;
-    let mut framing = Framing::default();
+    let mut said = Said::default();
     for field in fields {
-        framing.take(field)?;
+        said.take(field)?;
     }
     // RFC 9112 section 3.2: 400 for HTTP/1.1 without Host, and for two of them whatever the
     // version.
-    if framing.hosts > 1 || (framing.hosts == 0 && minor >= 1) {
+    if said.hosts > 1 || (said.hosts == 0 && minor >= 1) {
         return Err(Status::BadRequest);
     }
-    if let Some(encoding) = framing.transfer_encoding {
+    let content = match (said.transfer_encoding, said.content_length) {
+        (None, None | Some(0)) => Framing::None,
+        (None, Some(bytes)) => Framing::Length(bytes),
         // RFC 9112 section 6.1: with Content-Length it smells of request smuggling, and HTTP/1.0
         // does not have it.
-        if framing.content_length.is_some() || minor == 0 {
-            return Err(Status::BadRequest);
-        }
-        match encoding {
-            TransferEncoding::Chunked => {}
-            TransferEncoding::Unknown => return Err(Status::NotImplemented),
-            TransferEncoding::Unframed => return Err(Status::BadRequest),
-        }
-    }
+        (Some(_), Some(_)) => return Err(Status::BadRequest),
+        (Some(_), None) if minor == 0 => return Err(Status::BadRequest),
+        (Some(TransferEncoding::Chunked), None) => Framing::Chunked,
+        (Some(TransferEncoding::Unknown), None) => return Err(Status::NotImplemented),
+        (Some(TransferEncoding::Unframed), None) => return Err(Status::BadRequest),
+    };
     Ok(Request {
         method: classify(method),
         name: method.as_bytes(),
         target: target.as_bytes(),
         minor,
         // RFC 9112 section 9.3: close wins, 1.1 persists, 1.0 only where it says so.
-        keep_alive: !framing.close && (minor >= 1 || framing.keep_alive),
-        has_content: framing.transfer_encoding.is_some()
-            || framing.content_length.is_some_and(|n| n > 0),
+        keep_alive: !said.close && (minor >= 1 || said.keep_alive),
+        content,
         // RFC 9110 section 10.1.1: an expectation from HTTP/1.0 is ignored.
-        unknown_expectation: framing.unknown_expectation && minor >= 1,
+        expects_continue: said.expects_continue && minor >= 1,
+        unknown_expectation: said.unknown_expectation && minor >= 1,
         fields,
-        present: framing.present,
+        present: said.present,
     })
 }
 
-impl Framing {
+impl Said {
     fn take(&mut self, field: &Header<'_>) -> Result<(), Status> {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         // By length first: most fields of a browser are none of these.
@@ -352,7 +365,9 @@ impl Framing {
                 }
             }
             6 if is("expect") => {
-                self.unknown_expectation |= !field.value.eq_ignore_ascii_case(b"100-continue");
+                let known = field.value.eq_ignore_ascii_case(b"100-continue");
+                self.expects_continue |= known;
+                self.unknown_expectation |= !known;
             }
             10 if is("connection") => {
                 for token in list(field.value) {

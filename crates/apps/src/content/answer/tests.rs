@@ -166,14 +166,24 @@ fn methods_and_framing() {
     assert_eq!(request("CONNECT a:80", "").0.status.code(), 405);
     let (plan, _) = request("BREW /a.txt", "");
     assert_eq!((plan.status.code(), plan.close), (501, false));
-    // Content is not read: the response is the last.
+    // Content that is not read: the response is the last.
     for fields in ["Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n"] {
         for (line, expected) in [("GET /a.txt", 200), ("POST /a.txt", 405)] {
-            let (plan, text) = request(line, fields);
-            assert_eq!((plan.status.code(), plan.close), (expected, true), "{line} {fields}");
+            let (plan, text) = request(line, &format!("{fields}Connection: close\r\n"));
+            let status = plan.status.code();
+            assert_eq!(
+                (status, plan.close, plan.parting),
+                (expected, true, false),
+                "{line} {fields}"
+            );
             assert!(text.contains("\r\nConnection: close\r\n"));
         }
     }
+    for (line, expected) in [("GET /a.txt", 413), ("HEAD /a.txt", 413), ("POST /a.txt", 405)] {
+        let (plan, _) = request(line, "Content-Length: 1048577\r\n");
+        assert_eq!((plan.status.code(), plan.close), (expected, true), "{line}");
+    }
+    assert!(request("GET /a.txt", "Content-Length: 5\r\nExpect: tea\r\n").0.close);
     let (plan, _) = request("GET /a.txt", "Content-Length: 0\r\n");
     assert!(!plan.close);
     assert_eq!(request("GET /a.txt", "Expect: 100-continue\r\n").0.status.code(), 200);

@@ -329,7 +329,7 @@ impl Http3 {
             return;
         };
         let remote = remote.map(|remote: SocketAddr| remote.ip());
-        let about = Circumstances { remote, opened, last: false, http3: true };
+        let about = Circumstances { remote, opened, http3: true, ..Circumstances::default() };
         if head.is_empty() {
             let status = Status::HeaderFieldsTooLarge;
             let plan = cx.responder.give_up(cx.now, status, remote);
@@ -337,7 +337,10 @@ impl Http3 {
         }
         match cx.responder.decide(cx.now, head, about) {
             Decision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
-            Decision::Incomplete => self.refuse(cx, handle, stream, Code::InternalError),
+            // The head is whole, and says nothing of content.
+            Decision::Incomplete | Decision::Content { .. } => {
+                self.refuse(cx, handle, stream, Code::InternalError);
+            }
             Decision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);

@@ -194,15 +194,15 @@ fn persistence() {
 fn content_and_expectations() {
     let has = |field: &str| {
         with(&format!("POST / HTTP/1.1\r\nHost: a\r\n{field}\r\n"), |r| {
-            (r.has_content, r.unknown_expectation)
+            (r.content, r.expects_continue, r.unknown_expectation)
         })
     };
-    assert_eq!(has(""), (false, false));
-    assert_eq!(has("Content-Length: 0\r\n"), (false, false));
-    assert_eq!(has("Content-Length: 5, 5\r\n"), (true, false));
-    assert_eq!(has("Transfer-Encoding: Chunked\r\n"), (true, false));
-    assert_eq!(has("Expect: 100-Continue\r\n"), (false, false));
-    assert_eq!(has("Expect: a cake\r\n"), (false, true));
+    assert_eq!(has(""), (Framing::None, false, false));
+    assert_eq!(has("Content-Length: 0\r\n"), (Framing::None, false, false));
+    assert_eq!(has("Content-Length: 5, 5\r\n"), (Framing::Length(5), false, false));
+    assert_eq!(has("Transfer-Encoding: Chunked\r\n"), (Framing::Chunked, false, false));
+    assert_eq!(has("Expect: 100-Continue\r\n"), (Framing::None, true, false));
+    assert_eq!(has("Expect: a cake\r\n"), (Framing::None, false, true));
 }
 
 #[test]

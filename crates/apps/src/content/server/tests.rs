@@ -1,5 +1,6 @@
 //! Connections over fake sockets: arrival in pieces, pipelines, slow readers, deadlines, failures.
 
+mod content;
 mod fake;
 
 use base::Duration;
@@ -396,10 +397,11 @@ fn content_is_never_taken_for_a_request() {
     let id = world.accept();
     let inner = get("/b");
     let length = inner.len();
-    world.receive(
-        id,
-        &format!("POST /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{inner}"),
-    );
+    let fields = format!("Host: a\r\nContent-Length: {length}");
+    world.receive(id, &format!("POST /a.txt HTTP/1.1\r\n{fields}\r\n\r\n{inner}"));
+    assert_eq!(statuses(&world.sent(id)), [405]);
+    assert!(!world.is_shut(id));
+    world.receive(id, &format!("POST /a HTTP/1.1\r\nConnection: close\r\n{fields}\r\n\r\n{inner}"));
     assert_eq!(statuses(&world.sent(id)), [405]);
     assert!(world.is_shut(id));
     assert_eq!(world.opens(), [""; 0]);

@@ -1,0 +1,109 @@
+//! Requests with content: read, thrown away within bounds, and never taken for a request.
+
+use super::*;
+
+/// A request with these fields, what follows its head, and the next request.
+fn with(method: &str, fields: &str, content: &str) -> String {
+    let head = format!("{method} /a.txt HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+    format!("{head}{content}{}", get("/b"))
+}
+
+const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
+
+/// The statuses of responses, with their bytes, and the connection still open.
+#[test]
+fn content_is_read_and_the_connection_kept() {
+    let inner = get("/missing");
+    let length = format!("Content-Length: {}\r\n", inner.len());
+    let size = format!("{:x}\r\n{inner}\r\n0\r\nTrailer: x\r\n\r\n", inner.len());
+    for (fields, content) in [(length.as_str(), inner.as_str()), (CHUNKED, size.as_str())] {
+        for (method, status) in [("GET", 200), ("POST", 405), ("BREW", 501)] {
+            let text = with(method, fields, content);
+            // Whole, byte by byte, and with every cut.
+            for cut in 0..=text.len() {
+                let mut world = World::new();
+                let id = world.accept();
+                world.receive(id, &text[..cut]);
+                world.finish_opens();
+                world.receive(id, &text[cut..]);
+                world.finish_opens();
+                world.finish_opens();
+                let sent = world.sent(id);
+                assert_eq!(statuses(&sent), [status, 200], "{method} {fields} cut at {cut}");
+                assert!(sent.ends_with("content of b"), "{sent}");
+                assert!(!world.is_shut(id) && !sent.contains("Connection: close"), "{sent}");
+                assert_eq!(world.counter("http_content_bytes"), content.len() as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn content_that_is_too_long_or_malformed_ends_the_connection() {
+    let long = format!("ffff\r\n{}\r\n", "x".repeat(0xffff)).repeat(17);
+    for (fields, content, status, counter) in [
+        ("Content-Length: 1048577\r\n", "", 413, "http_413"),
+        ("Content-Length: 18446744073709551615\r\n", "", 413, "http_413"),
+        (CHUNKED, "100000\r\n", 413, "http_413"),
+        (CHUNKED, long.as_str(), 413, "http_413"),
+        (CHUNKED, "x\r\n", 400, "http_400"),
+        (CHUNKED, "1\nx\r\n0\r\n\r\n", 400, "http_400"),
+        (CHUNKED, "1\r\nxx\r\n0\r\n\r\n", 400, "http_400"),
+        // RFC 9112 section 6.3: what two would read differently.
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n", 400, "http_400"),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", "", 400, "http_400"),
+        ("Content-Length: 1\r\nContent-Length: 2\r\n", "a", 400, "http_400"),
+    ] {
+        let mut world = World::new();
+        let id = world.accept();
+        world.receive(id, &with("GET", fields, content));
+        world.finish_opens();
+        let sent = world.sent(id);
+        assert_eq!(statuses(&sent), [status], "{fields}");
+        assert!(sent.contains("\r\nConnection: close\r\n") && world.is_shut(id), "{fields}");
+        assert_eq!(world.counter(counter), 1, "{fields}");
+        assert_eq!(world.unread(id), 0, "thrown away while the connection ends");
+    }
+}
+
+/// RFC 9110 section 10.1.1.
+#[test]
+fn expectations_are_met_before_the_content() {
+    const EXPECT: &str = "Content-Length: 3\r\nExpect: 100-continue\r\n";
+    let mut world = World::new();
+    let id = world.accept();
+    let head = format!("GET /a.txt HTTP/1.1\r\nHost: a\r\n{EXPECT}\r\n");
+    world.receive(id, &head);
+    assert_eq!(world.sent(id), "HTTP/1.1 100 Continue\r\n\r\n");
+    world.receive(id, "abc");
+    world.finish_opens();
+    assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
+    // Content that is there already needs no leave.
+    world.receive(id, &format!("{head}abc"));
+    assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
+    // One that is refused is told so at once.
+    world.receive(id, &head.replace("Length: 3", "Length: 3000000"));
+    assert_eq!(statuses(&world.sent(id)), [413]);
+    assert!(world.is_shut(id));
+}
+
+#[test]
+fn content_has_its_time() {
+    let mut world = World::new();
+    let id = world.accept();
+    world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
+    for _ in 0..29 {
+        world.receive(id, "x");
+        world.advance(seconds(1));
+    }
+    assert_eq!(world.sent(id), "");
+    world.advance(seconds(1));
+    assert_eq!(statuses(&world.sent(id)), [408]);
+    assert!(world.is_shut(id));
+    assert_eq!(world.counter("http_timeouts_content"), 1);
+    // A client that leaves in the middle is worth no answer.
+    let id = world.accept();
+    world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
+    world.peer_closes(id);
+    assert_eq!((world.sent(id).as_str(), world.counter("http_aborted_peer")), ("", 1));
+}
