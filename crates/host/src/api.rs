@@ -234,6 +234,10 @@ pub enum ListenerOption {
     /// [`SocketOption::MaxSegment`] of connections that begin from now on, and what their peers are
     /// asked for.
     MaxSegment(u16),
+    /// Of a listener for TLS: a client that begins with text, and not with a record, is not refused
+    /// with an alert. Its connection is the application's without TLS, as those of a listener
+    /// without TLS are; the application has to ask which they are ([`crate::Host::speaks_tls`]).
+    HandOverCleartext(bool),
 }
 
 /// What `outboard ss` shows of a connection's TLS.

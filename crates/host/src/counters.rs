@@ -139,6 +139,9 @@ base::counters! {
         tls_handshakes,
         /// TLS handshakes that failed.
         tls_handshake_failures,
+        /// Connections of listeners for TLS whose clients did not speak it, and that were handed
+        /// over to the application without it.
+        tls_cleartext,
         /// Sessions that the host seals for (Linux: `TlsTxSw`).
         tls_tx_sw,
         /// Sessions that the host opens for (Linux: `TlsRxSw`).

@@ -104,6 +104,7 @@ impl Host {
             ListenerOption::DeferAccept(on) => state.defer = on,
             ListenerOption::TeardownOffload(on) => state.teardown = on,
             ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
+            ListenerOption::HandOverCleartext(on) => state.cleartext = on,
         }
         self.tell_of_listener(listener.0);
     }

@@ -317,7 +317,7 @@ impl Host {
         let slot = &mut self.table.slots[id.index()];
         slot.accepted_by = Some(entry.listener);
         let server = self.tls_servers.get(&entry.listener);
-        slot.session = server.map(|server| Box::new(Session::server(server)));
+        slot.session = server.map(|s| Box::new(Session::server(s, listener.cleartext)));
         if let Some(l) = &mut self.listeners[entry.listener as usize] {
             l.waiting += 1;
         }

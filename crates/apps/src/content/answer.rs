@@ -38,6 +38,18 @@ pub(crate) enum Decision {
     Join,
 }
 
+/// What a connection's requests are answered with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Files, in the clear.
+    #[default]
+    Plain,
+    /// Files, over TLS.
+    Secure,
+    /// 400: the client speaks no TLS at a port for TLS.
+    Misdirected,
+}
+
 /// What is known of the content of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arrived {
@@ -57,6 +69,8 @@ pub(crate) struct Circumstances {
     pub(crate) remote: Option<IpAddr>,
     /// The request waited for its file; this is how the open ended.
     pub(crate) opened: Option<Result<(), FileFault>>,
+    /// What its connection is for.
+    pub(crate) service: Service,
     /// The request's content.
     pub(crate) content: Arrived,
     /// The connection has had its share of requests: this is the last.
@@ -125,6 +139,12 @@ impl Responder {
                 let plan = self.output.text(status, Extra::None, content, Persist::Close);
                 self.record(bytes, &plan, None, about);
                 Decision::Respond(plan, bytes.len())
+            }
+            Parsed::Complete(request, head_bytes) if about.service == Service::Misdirected => {
+                let (status, content) = (Status::BadRequest, content_of(&request));
+                let plan = self.output.text(status, Extra::NeedsTls, content, Persist::Close);
+                self.record(bytes, &plan, Some(&request), about);
+                Decision::Respond(plan, head_bytes)
             }
             Parsed::Complete(request, head_bytes) => {
                 let discard = match self.content(&request, about) {

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use host::{SendError, SocketError};
 
 use super::Config;
-use super::answer::{Arrived, Circumstances, Decision, Responder};
+use super::answer::{Arrived, Circumstances, Decision, Responder, Service};
 use super::body::Discard;
 use super::files::Waiter;
 use super::request::head_end;
@@ -94,6 +94,7 @@ pub(crate) struct Connection<I> {
     /// Requests answered.
     served: u32,
     phase: Phase,
+    service: Service,
     /// Not everything was acknowledged when we last looked: the deadline is that of sending.
     sending: bool,
     /// Our direction is closed.
@@ -116,12 +117,19 @@ pub(crate) struct Connection<I> {
 
 impl<I: Copy + Eq> Connection<I> {
     /// A connection that was just accepted.
-    pub(crate) fn new(socket: I, serial: u32, now: Instant, config: &Config) -> Self {
+    pub(crate) fn new(
+        socket: I,
+        serial: u32,
+        service: Service,
+        now: Instant,
+        config: &Config,
+    ) -> Self {
         Self {
             socket,
             serial,
             served: 0,
             phase: Phase::Idle,
+            service,
             sending: false,
             shut: false,
             parting: false,
@@ -285,10 +293,15 @@ impl<I: Copy + Eq> Connection<I> {
         if bytes.is_empty() {
             return Step::Wait;
         }
+        let service = match self.service {
+            Service::Secure if !cx.host.speaks_tls(self.socket) => Service::Misdirected,
+            service => service,
+        };
         let log = cx.responder.log.enabled();
         let about = Circumstances {
             remote: if log { cx.host.remote(self.socket) } else { None },
             opened,
+            service,
             content,
             last: self.served + 1 >= cx.config.requests_per_connection_max,
             http3: false,

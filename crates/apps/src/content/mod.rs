@@ -39,6 +39,7 @@ use host::{
 pub use counters::Counters;
 pub use http3::client as http3_client;
 
+use answer::Service;
 use http3::Http3;
 use server::Server;
 
@@ -129,7 +130,7 @@ impl Default for Config {
 
 /// The content server.
 pub struct ContentServer {
-    listeners: Vec<ListenerId>,
+    listeners: Vec<(ListenerId, Service)>,
     server: Server<SocketId>,
     http3: Option<Http3>,
 }
@@ -169,15 +170,17 @@ impl ContentServer {
     pub fn new(config: Config, host: &mut Host) -> Result<Self, StartError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         for &listen in &config.listen {
-            let listener = match &config.tls {
-                Some(tls) => host.listen_tls(listen, tls.clone())?,
-                None => host.listen(listen)?,
+            let (listener, service) = match &config.tls {
+                Some(tls) => (host.listen_tls(listen, tls.clone())?, Service::Secure),
+                None => (host.listen(listen)?, Service::Plain),
             };
+            // Those who speak plain HTTP there are told so.
+            host.set_listener_option(listener, ListenerOption::HandOverCleartext(true));
             host.set_listener_option(listener, ListenerOption::DeferAccept(config.set_up));
             host.set_listener_option(listener, ListenerOption::TeardownOffload(config.tear_down));
             // HTTP's clients speak first.
             host.set_listener_option(listener, ListenerOption::SetupOffload(config.set_up));
-            listeners.push(listener);
+            listeners.push((listener, service));
         }
         let http3 = config.http3.clone().map(|quic| http3(&config, quic, host)).transpose()?;
         Ok(Self { listeners, server: Server::new(config), http3 })
@@ -193,11 +196,12 @@ impl ContentServer {
     fn handle_http1(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
-                if self.listeners.contains(&listener) {
+                let of = self.listeners.iter().find(|(id, _)| *id == listener);
+                if let Some(&(_, service)) = of {
                     // Responses are written whole, so Nagle's algorithm could only hold their ends
                     // back.
                     host.set_option(now, socket, SocketOption::NoDelay(true));
-                    self.server.handle_accepted(now, host, socket);
+                    self.server.handle_accepted(now, host, socket, service);
                 }
             }
             Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
@@ -229,7 +233,7 @@ impl ContentServer {
     /// Accepts nobody any more. Idle connections are closed; the others are with the response that
     /// they are at, or with the next.
     pub fn drain(&mut self, now: Instant, host: &mut Host) {
-        self.listeners.iter().for_each(|&listener| host.unlisten(listener));
+        self.listeners.iter().for_each(|&(listener, _)| host.unlisten(listener));
         self.server.drain(now, host);
         self.with_http3(now, host, |http3, cx| http3.drain(cx));
     }

@@ -74,6 +74,8 @@ pub(crate) enum Extra<'a> {
     None,
     /// Methods that would be allowed: for 405.
     Allow,
+    /// Says that the port is for TLS, in the content: for 400.
+    NeedsTls,
     /// When to try again: for 503.
     RetryAfter,
     /// How long the file is: for 416.
@@ -213,7 +215,7 @@ impl Output {
     ) -> Plan {
         self.begin(status);
         match extra {
-            Extra::None => {}
+            Extra::None | Extra::NeedsTls => {}
             // RFC 9110 section 15.5.6.
             Extra::Allow => self.field(format_args!("Allow: GET, HEAD")),
             Extra::RetryAfter => self.field(format_args!("Retry-After: 1")),
@@ -226,7 +228,10 @@ impl Output {
                 self.field(format_args!("Location: /{path}/{query}"));
             }
         }
-        let text = status.line();
+        let text = match extra {
+            Extra::NeedsTls => "400 Bad Request: a plain HTTP request was sent to an HTTPS port",
+            _ => status.line(),
+        };
         self.field(format_args!("Content-Type: text/plain; charset=utf-8"));
         self.field(format_args!("Content-Length: {}", text.len() + 1));
         self.end_fields(persist);

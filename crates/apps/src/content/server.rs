@@ -8,7 +8,7 @@ use abi::{FileFault, FileId, Refusal};
 use base::{Alarms, Instant};
 
 use super::Config;
-use super::answer::Responder;
+use super::answer::{Responder, Service};
 use super::connection::{Connection, Context, Fate};
 use super::files::{Opened, Waiter};
 use super::http3;
@@ -57,12 +57,13 @@ impl<I: Copy + Eq> Server<I> {
         self.connections
     }
 
-    /// A connection was accepted.
+    /// A connection was accepted, by a listener for that service.
     pub(crate) fn handle_accepted<S: Sockets<Id = I>>(
         &mut self,
         now: Instant,
         host: &mut S,
         socket: I,
+        service: Service,
     ) {
         let index = S::index(socket);
         let Ok(key) = u32::try_from(index) else { return };
@@ -81,7 +82,7 @@ impl<I: Copy + Eq> Server<I> {
             }
             self.slots.resize_with(index + 1, || None);
         }
-        let connection = Connection::new(socket, self.next_serial, now, &self.config);
+        let connection = Connection::new(socket, self.next_serial, service, now, &self.config);
         self.next_serial = self.next_serial.wrapping_add(1);
         self.deadlines.set(key, connection.deadline);
         self.slots[index] = Some(connection);

@@ -20,6 +20,7 @@ pub(crate) trait Sockets {
     fn index(id: Self::Id) -> usize;
     fn readiness(&self, id: Self::Id) -> Readiness;
     fn remote(&self, id: Self::Id) -> Option<IpAddr>;
+    fn speaks_tls(&self, id: Self::Id) -> bool;
     fn peek(&self, id: Self::Id) -> &[u8];
     fn consume(&mut self, id: Self::Id, bytes: usize);
     fn send(&mut self, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
@@ -54,6 +55,10 @@ impl Sockets for Host {
 
     fn remote(&self, id: SocketId) -> Option<IpAddr> {
         Self::remote(self, id).map(|endpoint| endpoint.addr)
+    }
+
+    fn speaks_tls(&self, id: SocketId) -> bool {
+        Self::speaks_tls(self, id)
     }
 
     fn peek(&self, id: SocketId) -> &[u8] {

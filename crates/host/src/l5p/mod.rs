@@ -28,6 +28,9 @@ impl Host {
         if self.table.get(id).is_none_or(idle) {
             return;
         }
+        if self.hand_over_cleartext(id) {
+            return;
+        }
         let wrote = self.with_session(now, id, |session, conn, cx| {
             let before = (conn.snd.spans.end(), conn.snd.fin);
             session.turn(conn, cx);
@@ -36,6 +39,19 @@ impl Host {
         if wrote == Some(true) {
             self.touch(id);
         }
+    }
+
+    /// Takes the session off a connection whose client does not speak TLS, if the listener wants
+    /// such; says whether it did.
+    fn hand_over_cleartext(&mut self, id: SocketId) -> bool {
+        let Some((session, conn)) = self.table.with_session(id) else { return false };
+        if !session.is_cleartext(&conn.rcv) {
+            return false;
+        }
+        (conn.modes.session_waits, conn.modes.notify) = (false, true);
+        self.table.slots[id.index()].session = None;
+        self.out.counters.tls_cleartext += 1;
+        true
     }
 
     /// Works on a session and its connection; none where there is no session.
@@ -61,6 +77,12 @@ impl Host {
     /// Whether the socket is one of a session.
     pub(crate) fn has_session(&self, id: SocketId) -> bool {
         self.session(id).is_some()
+    }
+
+    /// Whether what is read and written at a socket is the plaintext of TLS.
+    #[must_use]
+    pub fn speaks_tls(&self, socket: SocketId) -> bool {
+        self.has_session(socket)
     }
 
     /// Whether a session took its last byte, although its end may still be to be sent.

@@ -35,6 +35,8 @@ pub(crate) struct Listener {
     pub(crate) teardown: bool,
     /// Longest segment, options included.
     pub(crate) max_segment: u16,
+    /// Clients that do not speak TLS are the application's.
+    pub(crate) cleartext: bool,
 }
 
 impl Listener {
@@ -51,6 +53,7 @@ impl Listener {
             defer: false,
             teardown: false,
             max_segment: u16::MAX,
+            cleartext: false,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod content;
 mod fake;
+mod secure;
 
 use base::Duration;
 use host::SocketError;

@@ -106,6 +106,8 @@ impl NextRecord {
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
     stage: Stage,
+    /// Nothing was received yet, and a client that does not speak TLS is the application's.
+    takes_cleartext: bool,
     /// The record that is being copied together.
     incoming: Vec<u8>,
     /// The device had opened some of it.
@@ -144,10 +146,18 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// The session of a connection that was just accepted.
-    pub(crate) fn server(server: &TlsServer) -> Self {
+    /// The session of a connection that was just accepted, by a listener that takes cleartext too
+    /// or not.
+    pub(crate) fn server(server: &TlsServer, takes_cleartext: bool) -> Self {
         let handshake = Handshake::server(server.config.clone());
-        Self::new(server.crypto.clone(), handshake.map(|h| Stage::Handshake(Box::new(h))).ok())
+        let stage = handshake.map(|h| Stage::Handshake(Box::new(h))).ok();
+        Self { takes_cleartext, ..Self::new(server.crypto.clone(), stage) }
+    }
+
+    /// Whether the first that was received is text, where the listener takes that. The types of
+    /// records are control characters (RFC 8446 section 5.1).
+    pub(crate) fn is_cleartext(&self, rcv: &Receive) -> bool {
+        self.takes_cleartext && rcv.peek().first().is_some_and(u8::is_ascii_alphabetic)
     }
 
     /// The session of a connection that we open; its handshake begins with the first turn.
@@ -172,6 +182,7 @@ impl Session {
         Self {
             crypto,
             stage: stage.unwrap_or(Stage::Dead),
+            takes_cleartext: false,
             incoming: Vec::new(),
             undone: false,
             plain: VecDeque::new(),

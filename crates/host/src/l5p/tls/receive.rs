@@ -153,6 +153,7 @@ impl Session {
         let unwanted = self.peer_ended || matches!(self.stage, Stage::Dead);
         let Some(piece) = conn.rcv.pieces(0, wanted).next() else { return };
         let here = piece.bytes().len();
+        self.takes_cleartext = false;
         if !unwanted {
             let at = self.incoming.len();
             self.incoming.extend_from_slice(piece.bytes());

@@ -11,6 +11,7 @@ use host::{Readiness, SendError, SocketError};
 
 use super::super::Server;
 use crate::content::Config;
+use crate::content::answer::Service;
 use crate::content::sockets::Sockets;
 
 /// Slot and generation.
@@ -29,6 +30,8 @@ struct Socket {
     peer_closed: bool,
     shut: bool,
     closed: bool,
+    /// TLS was taken off it.
+    cleartext: bool,
     aborted: bool,
     error: Option<SocketError>,
 }
@@ -87,6 +90,10 @@ impl Sockets for FakeSockets {
 
     fn remote(&self, _: Id) -> Option<IpAddr> {
         Some(IpAddr::from([10, 77, 0, 1]))
+    }
+
+    fn speaks_tls(&self, id: Id) -> bool {
+        !self.get(id).cleartext
     }
 
     fn peek(&self, id: Id) -> &[u8] {
@@ -217,10 +224,19 @@ impl World {
     }
 
     pub(crate) fn accept(&mut self) -> Id {
+        self.accept_for(Service::Plain)
+    }
+
+    pub(crate) fn accept_for(&mut self, service: Service) -> Id {
         self.sockets.sockets.push(Socket { room: usize::MAX, ..Socket::default() });
         let id = Id(self.sockets.sockets.len() - 1, 0);
-        self.server.handle_accepted(self.now, &mut self.sockets, id);
+        self.server.handle_accepted(self.now, &mut self.sockets, id, service);
         id
+    }
+
+    /// The client turned out not to speak TLS.
+    pub(crate) fn take_tls_off(&mut self, id: Id) {
+        self.sockets.get_mut(id).cleartext = true;
     }
 
     /// A new connection in the place of one that is gone.
@@ -229,7 +245,7 @@ impl World {
         let fresh = Socket { room: usize::MAX, generation, ..Socket::default() };
         assert!(core::mem::replace(&mut self.sockets.sockets[old.0], fresh).closed);
         let id = Id(old.0, generation);
-        self.server.handle_accepted(self.now, &mut self.sockets, id);
+        self.server.handle_accepted(self.now, &mut self.sockets, id, Service::Plain);
         id
     }
 

@@ -1,0 +1,74 @@
+//! Clients that do not speak TLS at a listener that does: refused with an alert, or handed over to
+//! the application, as the listener was told.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use host::{Listen, ListenerOption, SocketError, TlsServer};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use testkit::{HOST, PEER, Peer, seg};
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
+
+/// A connection to a listener for TLS, which takes cleartext or not.
+fn connected(cleartext: bool) -> Peer {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key.into())
+        .unwrap();
+    config.enable_secret_extraction = true;
+    let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
+    let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
+    let listener = t.host.listen_tls(Listen { addr: None, port: 80, backlog: 16 }, server).unwrap();
+    t.host.set_listener_option(listener, ListenerOption::HandOverCleartext(cleartext));
+    t.established()
+}
+
+#[test]
+fn text_is_the_applications() {
+    let mut t = connected(true);
+    assert!(t.host.speaks_tls(t.socket()));
+    t.moved(|t| t.send_data(&REQUEST[..1]), &[("tls_cleartext", 1)]);
+    t.send_data(&REQUEST[1..]);
+    let socket = t.socket();
+    assert!(!t.host.speaks_tls(socket) && t.error().is_none());
+    let mut read = [0; 100];
+    let len = t.host.read(socket, &mut read);
+    assert_eq!(&read[..len], REQUEST);
+    assert_eq!(t.host.send(socket, Bytes::from_static(b"answer")), Ok(6));
+    t.take_all();
+    t.send(seg!(ACK ack 1));
+    t.host.shutdown(socket);
+    t.pump();
+    let sent: Vec<u8> = t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
+    assert!(sent.is_empty() || sent == b"answer", "no record, and no alert: {sent:?}");
+}
+
+#[test]
+fn text_is_refused_elsewhere() {
+    let mut t = connected(false);
+    t.send_data(REQUEST);
+    assert!(t.host.speaks_tls(t.socket()));
+    assert!(matches!(t.error(), Some(SocketError::Tls(_))), "{:?}", t.error());
+}
+
+/// Only the first byte tells: text behind the beginning of a record is no cleartext.
+#[test]
+fn records_are_not_handed_over() {
+    let mut t = connected(true);
+    // A record of an alert (no_renegotiation), whole, and then text.
+    t.send_data(&[21, 3, 3, 0, 2]);
+    t.send_data(&[1, 100]);
+    t.send_data(REQUEST);
+    assert!(t.host.speaks_tls(t.socket()));
+    let mut t = connected(true);
+    t.send_data(&[0x80, 0x2e, 1, 3, 1, 0]);
+    assert!(t.host.speaks_tls(t.socket()));
+    assert!(matches!(t.error(), Some(SocketError::Tls(_))), "{:?}", t.error());
+}
