@@ -250,7 +250,7 @@ pub(crate) struct StackArgs {
     /// Serve counters in Prometheus' text format at http://ADDR/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Write an access log; - is standard output
+    /// Write an access log; - is standard output. SIGUSR1 and SIGHUP open it again
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
     /// Socket that `outboard stat` and `outboard ss` ask
@@ -263,6 +263,11 @@ pub(crate) struct StackArgs {
 }
 
 impl StackArgs {
+    /// Whether there is a log that can be opened again.
+    pub(crate) fn has_log_file(&self) -> bool {
+        self.access_log.as_ref().is_some_and(|path| path.as_os_str() != "-")
+    }
+
     /// How long the end waits for connections.
     pub(crate) fn drain(&self) -> Duration {
         Duration::from_secs(self.drain.into())

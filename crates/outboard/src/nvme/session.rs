@@ -21,6 +21,7 @@ use io::clock::{self, Clock};
 use io::disk::Disk;
 use io::wire::Wire;
 use nic::Device;
+use signal_hook::consts::SIGUSR1;
 use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
@@ -216,7 +217,8 @@ impl Interrupt {
     ) -> Result<(), Failure> {
         let seen = Arc::clone(&self.0);
         let watch = move || {
-            for signal in signals {
+            // SIGUSR1 is for those that have logs.
+            for signal in signals.into_iter().filter(|&signal| signal != SIGUSR1) {
                 if seen.swap(signal, Ordering::AcqRel) != 0 {
                     // What it does to a program that has said nothing about it.
                     let _failed = signal_hook::low_level::emulate_default_handler(signal);

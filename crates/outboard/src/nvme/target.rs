@@ -18,7 +18,7 @@ use io::clock::{self, Clock};
 use io::disk::{Disk, DiskKind};
 use io::wire::Wire;
 use nic::{Device, FileConfig};
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
@@ -84,6 +84,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         match (signal, &certificates, &psks) {
             (SIGHUP, Some(certificates), _) => certificates.reload(&args.cert),
             (SIGHUP, _, Some(psks)) if args.tls_psk_file.is_some() => psks.reload(args),
+            (SIGUSR1, ..) => threads.reopen_logs(),
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }

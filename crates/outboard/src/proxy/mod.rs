@@ -9,6 +9,7 @@ mod names;
 mod plan;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
 use apps::proxy::{
@@ -21,7 +22,7 @@ use io::clock::{self, Clock};
 use io::disk::Disk;
 use io::wire::Wire;
 use nic::Device;
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::args::{
     BalanceArg, CidrArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs, StackArgs, SwitchArg,
@@ -124,14 +125,11 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     announce(args, &plan);
     for signal in &signals {
         match (signal, &args.config) {
-            (SIGHUP, Some(path)) => match file::read(path).and_then(|new| openable(args, new)) {
-                Ok(new) => {
-                    eprintln!("outboard: SIGHUP: {} read again", path.display());
-                    // It ends only with us.
-                    let _ = plans.send(new);
-                }
-                Err(why) => eprintln!("outboard: SIGHUP: {why}; the old configuration stays"),
-            },
+            (SIGUSR1, _) => threads.reopen_logs(),
+            (SIGHUP, config) if config.is_some() || args.stack.has_log_file() => {
+                threads.reopen_logs();
+                config.iter().for_each(|path| reload(args, path, &plans));
+            }
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }
@@ -172,6 +170,18 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
         "the configuration is good: {listeners} listeners, {members} backends"
     );
     Ok(())
+}
+
+/// Reads the configuration again.
+fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<Plan>) {
+    match file::read(path).and_then(|new| openable(args, new)) {
+        Ok(new) => {
+            eprintln!("outboard: SIGHUP: {} read again", path.display());
+            // It ends only with us.
+            let _ = plans.send(new);
+        }
+        Err(why) => eprintln!("outboard: SIGHUP: {why}; the old configuration stays"),
+    }
 }
 
 /// The clients' wire, with the backends' joined to it where they have one.

@@ -17,7 +17,7 @@ use io::disk::{ChangeRule, Disk, DiskKind};
 use io::watch::{Stale, Watch};
 use io::wire::Wire;
 use nic::{Device, FileConfig, L5oConfig, QuicConfig};
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::args::{DiskArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
@@ -141,7 +141,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     announce(args, certificates.as_deref());
     for signal in &signals {
         match (signal, &certificates) {
-            (SIGHUP, Some(certificates)) => certificates.reload(&args.cert),
+            (SIGUSR1, _) => threads.reopen_logs(),
+            (SIGHUP, certificates) if certificates.is_some() || args.stack.has_log_file() => {
+                threads.reopen_logs();
+                certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
+            }
             // A terminal that closes ends it, where there is nothing to read again.
             _ => break,
         }

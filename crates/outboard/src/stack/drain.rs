@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use base::Duration;
 use io::clock::Clock;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::spawn;
@@ -34,7 +34,7 @@ const OPEN: [&str; 5] = [
 /// # Errors
 /// Where they cannot be had.
 pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])
         .map_err(|e| Failure::System(format!("cannot handle signals: {e}")))?;
     let (sender, receiver) = channel();
     spawn("signals".to_owned(), move || {
@@ -64,7 +64,7 @@ pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, prob
         }
         let left = std::time::Duration::from_micros(left.as_micros());
         match signals.recv_timeout(left) {
-            Ok(SIGHUP) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(SIGHUP | SIGUSR1) | Err(RecvTimeoutError::Timeout) => {}
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return say_reset(open),
         }
         open = control::sum(probes, &OPEN);

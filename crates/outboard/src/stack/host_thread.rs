@@ -1,6 +1,5 @@
 //! A host thread: drives [`host::Host`] and the application with the events of the device.
 
-use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
@@ -208,20 +207,22 @@ impl<A: App> HostThread<A> {
     fn write_log(&mut self) {
         let Some(log) = &mut self.log else { return };
         while let Some(line) = self.app.poll_log() {
-            // A full disk does not stop the service.
-            let _ = writeln!(log, "{line}");
+            log.write(&line);
         }
     }
 
     pub(super) fn flush_log(&mut self) {
         if let Some(log) = &mut self.log {
-            let _ = log.flush();
+            log.flush();
         }
     }
 
     /// Answers questions, and hands the application what other threads said.
     pub(super) fn take_messages(&mut self) {
         self.answer_queries();
+        if let Some(log) = &mut self.log {
+            log.reopen_if_asked();
+        }
         if self.phase.is_ending() {
             return;
         }

@@ -11,15 +11,15 @@ pub(crate) mod drain;
 mod ending;
 mod host_thread;
 mod load;
+mod log;
 mod no_disk;
 mod queue;
 mod shared_thread;
 
 use std::net::IpAddr;
 use std::os::fd::RawFd;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 
@@ -42,6 +42,7 @@ use ending::Phase;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
+pub(crate) use log::{Log, open_log};
 pub(crate) use no_disk::NoDisk;
 pub(crate) use queue::{Queue, mesh};
 
@@ -95,13 +96,12 @@ pub(crate) struct Parts<A: App> {
     pub(crate) messages: Receiver<A::Message>,
 }
 
-/// Where the access log goes.
-pub(crate) type Log = Box<dyn std::io::Write + Send>;
-
 /// The threads of all queues.
 #[derive(Default)]
 pub(crate) struct Threads {
     stop: Arc<AtomicBool>,
+    /// How often the logs were to be opened again.
+    reopened: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
     probes: Vec<Probe>,
 }
@@ -135,7 +135,7 @@ impl Threads {
             disk: disks.1,
             queue: queue.host,
             queries: host_queries,
-            log,
+            log: log.map(|log| log.watching(&self.reopened)),
             waiting: None,
             phase: Phase::Running,
         };
@@ -149,6 +149,12 @@ impl Threads {
             self.threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
         }
         Ok(())
+    }
+
+    /// Has the threads open their logs again: their files may have been renamed.
+    pub(crate) fn reopen_logs(&self) {
+        self.reopened.fetch_add(1, Ordering::Release);
+        self.probes.iter().for_each(Probe::wake);
     }
 
     /// The ends at which the threads are asked and woken.
@@ -249,25 +255,6 @@ fn tap_failure(error: TapError) -> Failure {
         }
         _ => Failure::System(line),
     }
-}
-
-/// Opens the access log of a queue, where one was asked for.
-///
-/// # Errors
-/// Where its file cannot be written.
-pub(crate) fn open_log(path: Option<&Path>, index: usize) -> Result<Option<Log>, Failure> {
-    let Some(path) = path else { return Ok(None) };
-    if path.as_os_str() == "-" {
-        return Ok(Some(Box::new(std::io::stdout())));
-    }
-    let mut path = path.to_owned();
-    if index > 0 {
-        path.as_mut_os_string().push(format!(".{index}"));
-    }
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path).map_err(|e| {
-        Failure::NoInput(format!("cannot write --access-log {}: {e}", path.display()))
-    })?;
-    Ok(Some(Box::new(std::io::BufWriter::new(file))))
 }
 
 /// A device's configuration as far as it is the same for all verbs.
