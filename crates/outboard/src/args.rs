@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use apps::content::{AddedField, CacheControl};
 use base::Duration;
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
@@ -59,6 +60,14 @@ pub(crate) struct ServeArgs {
     pub(crate) http3: bool,
     #[command(flatten)]
     pub(crate) cert: CertArgs,
+    /// Add a field to all responses, as 'Name: value'; may be given several times. Over plain HTTP
+    /// Strict-Transport-Security is left out
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) header: Vec<AddedField>,
+    /// The Cache-Control field of files whose path fits a pattern, as '*.css=max-age=86400' or
+    /// '/assets/*=immutable'; may be given several times, the first that fits counts
+    #[arg(long, value_name = "PATTERN=VALUE")]
+    pub(crate) cache_control: Vec<CacheControl>,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,

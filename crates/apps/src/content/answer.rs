@@ -14,12 +14,13 @@ use super::Config;
 use super::body::Discard;
 use super::conditional::{Verdict, evaluate};
 use super::counters::Counters;
+use super::fields::CacheControl;
 use super::files::{Files, Lookup, Opened, Resource, Waiter};
 use super::log::{Log, Record};
 use super::range::{ByteRange, Selection, select};
 use super::request::{Field, Framing, Limits, Method, Parsed, Request, parse, slots};
 use super::resource::OpenFile;
-use super::response::{Content, Extra, Output, Persist, Plan};
+use super::response::{Content, Extra, Output, Persist, Plan, Variant};
 use super::status::Status;
 use super::target::{TargetError, normalise, plain, split};
 
@@ -89,6 +90,7 @@ pub(crate) struct Responder {
     content_bytes_max: u64,
     ranges_max: usize,
     index: String,
+    cache_control: Vec<CacheControl>,
     /// The path of the request that was decided last, where it was not plain or not found.
     path: Vec<u8>,
     ranges: Vec<ByteRange>,
@@ -105,9 +107,12 @@ impl Responder {
         let mut seeds = base::Prng::new(config.seed);
         let key = (seeds.next_u64(), seeds.next_u64());
         let alt_svc = config.http3.as_ref().map(|quic| quic.port);
+        let (files_key, epoch) = (key, config.unix_epoch);
+        let mut output = Output::new(&config.server_name, alt_svc, epoch, seeds.next_u64());
+        output.add_fields(&config.headers);
         Self {
-            files: Files::new(config.files_max, config.file_validity, key),
-            output: Output::new(&config.server_name, alt_svc, config.unix_epoch, seeds.next_u64()),
+            files: Files::new(config.files_max, config.file_validity, files_key),
+            output,
             log: Log::new(config.access_log),
             counters: Counters::default(),
             limits: Limits {
@@ -117,6 +122,7 @@ impl Responder {
             content_bytes_max: config.content_bytes_max,
             ranges_max: config.ranges_max,
             index: config.index.clone(),
+            cache_control: config.cache_control.clone(),
             path: Vec::new(),
             ranges: Vec::new(),
         }
@@ -131,6 +137,7 @@ impl Responder {
     /// them.
     pub(crate) fn decide(&mut self, now: Instant, bytes: &[u8], about: Circumstances) -> Decision {
         self.output.advance(now);
+        self.output.secure = about.http3 || about.service == Service::Secure;
         let mut slots = slots();
         match parse(bytes, &mut slots, self.limits) {
             Parsed::Incomplete => Decision::Incomplete,
@@ -256,6 +263,7 @@ impl Responder {
     /// A response that no request's bytes led to: 408, or 503 for a disk that does not answer.
     pub(crate) fn give_up(&mut self, now: Instant, status: Status, remote: Option<IpAddr>) -> Plan {
         self.output.advance(now);
+        self.output.secure = false;
         let extra =
             if status == Status::ServiceUnavailable { Extra::RetryAfter } else { Extra::None };
         let plan = self.output.text(status, extra, Content::Sent, Persist::Close);
@@ -309,7 +317,10 @@ impl Responder {
         let (output, ranges) = (&mut self.output, &mut self.ranges);
         Ok(match (resource, asked) {
             (Resource::File(file), _) => {
-                Serving { output, ranges, ranges_max: self.ranges_max, content, persist }
+                let path = path.unwrap_or(&self.path);
+                let rule = self.cache_control.iter().find(|rule| rule.fits(path));
+                let variant = Variant { cache_control: rule.map(|rule| &*rule.value) };
+                Serving { output, ranges, ranges_max: self.ranges_max, variant, content, persist }
                     .file(request, file)
             }
             (Resource::Directory, Asked::File { query }) => {
@@ -362,6 +373,7 @@ struct Serving<'a> {
     output: &'a mut Output,
     ranges: &'a mut Vec<ByteRange>,
     ranges_max: usize,
+    variant: Variant<'a>,
     content: Content,
     persist: Persist,
 }
@@ -370,13 +382,13 @@ impl Serving<'_> {
     fn file(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
         let now_s = self.output.clock().unix_s();
         match evaluate(request, &file.validators, now_s) {
-            Verdict::NotModified => self.output.not_modified(file, self.persist),
+            Verdict::NotModified => self.output.not_modified(file, self.variant, self.persist),
             Verdict::PreconditionFailed => {
                 let status = Status::PreconditionFailed;
                 self.output.text(status, Extra::None, self.content, self.persist)
             }
             Verdict::Proceed { range: false } => {
-                self.output.whole(file, self.content, self.persist)
+                self.output.whole(file, self.variant, self.content, self.persist)
             }
             Verdict::Proceed { range: true } => self.part(request, file),
         }
@@ -388,8 +400,8 @@ impl Serving<'_> {
             select(value, file.size, self.ranges_max, self.ranges)
         });
         match selection {
-            Selection::Whole => self.output.whole(file, self.content, self.persist),
-            Selection::Ranges => self.output.ranges(file, self.ranges, self.persist),
+            Selection::Whole => self.output.whole(file, self.variant, self.content, self.persist),
+            Selection::Ranges => self.output.ranges(file, self.variant, self.ranges, self.persist),
             Selection::Unsatisfiable => {
                 let extra = Extra::Size(file.size);
                 self.output.text(Status::RangeNotSatisfiable, extra, self.content, self.persist)

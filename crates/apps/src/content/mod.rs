@@ -18,6 +18,7 @@ mod conditional;
 mod connection;
 mod counters;
 pub(crate) mod date;
+mod fields;
 mod files;
 mod http3;
 pub(crate) mod log;
@@ -37,6 +38,7 @@ use host::{
 };
 
 pub use counters::Counters;
+pub use fields::{AddedField, CacheControl};
 pub use http3::client as http3_client;
 
 use answer::Service;
@@ -60,6 +62,10 @@ pub struct Config {
     pub tear_down: bool,
     /// Value of the Server field; empty for none.
     pub server_name: String,
+    /// Fields that all responses have.
+    pub headers: Vec<AddedField>,
+    /// The Cache-Control fields of files: the first whose pattern fits counts.
+    pub cache_control: Vec<CacheControl>,
     /// File that stands for its directory.
     pub index: String,
     /// Unix time at [`Instant::ZERO`], for Date.
@@ -107,6 +113,8 @@ impl Default for Config {
             set_up: false,
             tear_down: false,
             server_name: String::from("outboard"),
+            headers: Vec::new(),
+            cache_control: Vec::new(),
             index: String::from("index.html"),
             unix_epoch: Duration::ZERO,
             seed: 0,

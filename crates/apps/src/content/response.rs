@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 
 use super::date::Clock;
+use super::fields::AddedField;
 use super::range::ByteRange;
 use super::resource::OpenFile;
 use super::status::Status;
@@ -87,6 +88,13 @@ pub(crate) enum Extra<'a> {
     },
 }
 
+/// What a response says of a file besides the file's own fields.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Variant<'a> {
+    /// Value of Cache-Control, if there is one.
+    pub(crate) cache_control: Option<&'a str>,
+}
+
 /// A response that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -108,10 +116,12 @@ pub(crate) struct Output {
     pub(crate) pieces: Vec<Piece>,
     buffer: BytesMut,
     clock: Clock,
-    /// The Server and Alt-Svc fields with their line ends, or nothing.
-    server: String,
-    /// These and Date with their line ends: in every response.
-    common: Vec<u8>,
+    /// Fields with their line ends that all responses have: in the clear, and over TLS.
+    fixed: [String; 2],
+    /// These and Date.
+    common: [Vec<u8>; 2],
+    /// Whether the response is sent over TLS.
+    pub(crate) secure: bool,
     boundaries: Prng,
 }
 
@@ -121,21 +131,35 @@ impl Output {
     /// responses.
     pub(crate) fn new(server_name: &str, alt_svc: Option<u16>, epoch: Duration, seed: u64) -> Self {
         let name: String = server_name.chars().filter(|c| matches!(c, ' '..='~')).collect();
-        let mut server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
+        let server = if name.is_empty() { name } else { format!("Server: {name}\r\n") };
+        let mut fixed = [server.clone(), server];
         if let Some(port) = alt_svc {
             // Writing to a String cannot fail. A day, as is usual.
-            let _ = write!(server, "Alt-Svc: h3=\":{port}\"; ma=86400\r\n");
+            let _ = write!(fixed[1], "Alt-Svc: h3=\":{port}\"; ma=86400\r\n");
         }
         let mut output = Self {
             pieces: Vec::new(),
             buffer: BytesMut::with_capacity(BUFFER_BYTES),
             clock: Clock::new(epoch),
-            server,
-            common: Vec::new(),
+            fixed,
+            common: Default::default(),
+            secure: false,
             boundaries: Prng::new(seed),
         };
         output.write_common();
         output
+    }
+
+    /// Adds fields to all responses from now on.
+    pub(crate) fn add_fields(&mut self, fields: &[AddedField]) {
+        for field in fields {
+            // Writing to a String cannot fail.
+            let _ = write!(self.fixed[1], "{field}\r\n");
+            if field.may_be_in_the_clear() {
+                let _ = write!(self.fixed[0], "{field}\r\n");
+            }
+        }
+        self.write_common();
     }
 
     /// Brings the date up to `now`.
@@ -151,9 +175,16 @@ impl Output {
     }
 
     /// 200: the whole file.
-    pub(crate) fn whole(&mut self, file: &OpenFile, content: Content, persist: Persist) -> Plan {
+    pub(crate) fn whole(
+        &mut self,
+        file: &OpenFile,
+        variant: Variant<'_>,
+        content: Content,
+        persist: Persist,
+    ) -> Plan {
         self.begin(Status::Ok);
         self.buffer.extend_from_slice(file.fields());
+        self.variant(variant);
         self.end(persist);
         let body_bytes = if content == Content::Sent { file.size } else { 0 };
         self.push_file(file.file, 0, body_bytes);
@@ -170,6 +201,7 @@ impl Output {
     pub(crate) fn ranges(
         &mut self,
         file: &OpenFile,
+        variant: Variant<'_>,
         ranges: &[ByteRange],
         persist: Persist,
     ) -> Plan {
@@ -180,11 +212,12 @@ impl Output {
                 self.field(format_args!("Content-Range: bytes {start}-{last}/{size}"));
                 self.field(format_args!("Content-Length: {}", range.len));
                 self.buffer.extend_from_slice(file.fields_from_type());
+                self.variant(variant);
                 self.end(persist);
                 self.push_file(file.file, range.start, range.len);
                 range.len
             }
-            _ => self.parts(file, ranges, persist),
+            _ => self.parts(file, variant, ranges, persist),
         };
         let status = Status::PartialContent;
         Plan {
@@ -197,9 +230,15 @@ impl Output {
     }
 
     /// 304: the client has this version (RFC 9110 section 15.4.5).
-    pub(crate) fn not_modified(&mut self, file: &OpenFile, persist: Persist) -> Plan {
+    pub(crate) fn not_modified(
+        &mut self,
+        file: &OpenFile,
+        variant: Variant<'_>,
+        persist: Persist,
+    ) -> Plan {
         self.begin(Status::NotModified);
         self.buffer.extend_from_slice(file.validator_fields());
+        self.variant(variant);
         self.end(persist);
         let status = Status::NotModified;
         Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None, parting: false }
@@ -247,7 +286,13 @@ impl Output {
 
     /// Writes a multipart/byteranges response (RFC 9110 section 14.6); returns the bytes of its
     /// content.
-    fn parts(&mut self, file: &OpenFile, ranges: &[ByteRange], persist: Persist) -> u64 {
+    fn parts(
+        &mut self,
+        file: &OpenFile,
+        variant: Variant<'_>,
+        ranges: &[ByteRange],
+        persist: Persist,
+    ) -> u64 {
         // Nobody can know that the file does not contain it; 64 random bits make it as unlikely as
         // can be.
         let boundary = format!("outboard-{:016x}", self.boundaries.next_u64());
@@ -272,6 +317,7 @@ impl Output {
         self.field(format_args!("Content-Type: multipart/byteranges; boundary={boundary}"));
         self.field(format_args!("Content-Length: {body_bytes}"));
         self.buffer.extend_from_slice(file.fields_from_ranges());
+        self.variant(variant);
         self.end_fields(persist);
         self.pieces[0] = Piece::Bytes(self.buffer.split().freeze());
         body_bytes
@@ -287,13 +333,20 @@ impl Output {
         self.buffer.extend_from_slice(b"HTTP/1.1 ");
         self.buffer.extend_from_slice(status.line().as_bytes());
         self.buffer.extend_from_slice(b"\r\n");
-        self.buffer.extend_from_slice(&self.common);
+        self.buffer.extend_from_slice(&self.common[usize::from(self.secure)]);
     }
 
     fn field(&mut self, line: std::fmt::Arguments<'_>) {
         // Writing to a BytesMut cannot fail.
         let _ = self.buffer.write_fmt(line);
         self.buffer.extend_from_slice(b"\r\n");
+    }
+
+    /// Writes what is said of a file besides its own fields.
+    fn variant(&mut self, variant: Variant<'_>) {
+        if let Some(value) = variant.cache_control {
+            self.field(format_args!("Cache-Control: {value}"));
+        }
     }
 
     fn end_fields(&mut self, persist: Persist) {
@@ -321,11 +374,13 @@ impl Output {
     }
 
     fn write_common(&mut self) {
-        self.common.clear();
-        self.common.extend_from_slice(self.server.as_bytes());
-        self.common.extend_from_slice(b"Date: ");
-        self.common.extend_from_slice(self.clock.http().as_bytes());
-        self.common.extend_from_slice(b"\r\n");
+        for (common, fixed) in self.common.iter_mut().zip(&self.fixed) {
+            common.clear();
+            common.extend_from_slice(fixed.as_bytes());
+            common.extend_from_slice(b"Date: ");
+            common.extend_from_slice(self.clock.http().as_bytes());
+            common.extend_from_slice(b"\r\n");
+        }
     }
 }
 

@@ -246,6 +246,8 @@ fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> co
         header_timeout: Duration::from_secs(args.header_timeout.into()),
         keepalive_timeout: Duration::from_secs(args.keepalive_timeout.into()),
         access_log: args.stack.access_log.is_some(),
+        headers: args.header.clone(),
+        cache_control: args.cache_control.clone(),
         ..content::Config::default()
     }
 }

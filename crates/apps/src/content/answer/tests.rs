@@ -10,11 +10,15 @@ use super::*;
 const WAITER: Waiter = Waiter { index: 0, serial: 0 };
 
 fn responder() -> Responder {
+    responder_with(&Config::default())
+}
+
+fn responder_with(config: &Config) -> Responder {
     let config = Config {
         unix_epoch: base::Duration::from_secs(784_111_999),
         ranges_max: 3,
         access_log: true,
-        ..Config::default()
+        ..config.clone()
     };
     let mut responder = Responder::new(&config);
     let mut number = 0;
@@ -189,6 +193,44 @@ fn methods_and_framing() {
     assert_eq!(request("GET /a.txt", "Expect: 100-continue\r\n").0.status.code(), 200);
     assert_eq!(request("GET /a.txt", "Expect: tea\r\n").0.status.code(), 417);
     assert_eq!(status("HEAD / HTTP/1.1\r\n\r\n"), 400);
+}
+
+#[test]
+fn added_fields_and_cache_control() {
+    let fields = ["X-Added: 1", "Strict-Transport-Security: max-age=5"];
+    let rules = ["*.txt=max-age=60", "/a.txt=never reached", "/index.*=no-cache"];
+    let config = Config {
+        headers: fields.map(|field| field.parse().expect("a field")).into(),
+        cache_control: rules.map(|rule| rule.parse().expect("a rule")).into(),
+        ..Config::default()
+    };
+    let mut responder = responder_with(&config);
+    let mut answer = |about, request: String| {
+        let decision = responder.decide(Instant::ZERO, request.as_bytes(), about);
+        assert!(matches!(decision, Decision::Respond(..)), "{decision:?}");
+        text(&responder.output)
+    };
+    let plain = Circumstances::default();
+    let secure = Circumstances { service: Service::Secure, ..plain };
+    let http3 = Circumstances { http3: true, ..plain };
+    for (about, hsts) in [(plain, 0), (secure, 1), (http3, 1)] {
+        for (target, fields, status, cached) in [
+            ("/a.txt", "", 200, "max-age=60"),
+            ("/a.txt", "Range: bytes=0-1\r\n", 206, "max-age=60"),
+            ("/a.txt", "Range: bytes=0-1,3-4\r\n", 206, "max-age=60"),
+            ("/a.txt", "If-None-Match: *\r\n", 304, "max-age=60"),
+            ("/", "", 200, "no-cache"),
+            ("/d", "", 301, ""),
+            ("/%zz", "", 400, ""),
+        ] {
+            let text = answer(about, get(target, fields));
+            assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{text}");
+            assert_eq!(text.matches("\r\nX-Added: 1\r\n").count(), 1, "{text}");
+            assert_eq!(text.matches("\r\nStrict-Transport-Security: max-age=5\r\n").count(), hsts);
+            let said = text.lines().find_map(|line| line.strip_prefix("Cache-Control: "));
+            assert_eq!(said.unwrap_or_default(), cached, "{target} {fields}");
+        }
+    }
 }
 
 #[test]

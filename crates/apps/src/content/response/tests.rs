@@ -39,6 +39,7 @@ fn shown(output: &Output) -> String {
     text.replace("\r\n", "\n")
 }
 
+const PLAIN: Variant<'_> = Variant { cache_control: None };
 const COMMON: &str = "Server: outboard\nDate: Sun, 06 Nov 1994 08:49:37 GMT\n";
 const VALIDATORS: &str =
     "ETag: \"00000000000000ab\"\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\n";
@@ -46,7 +47,7 @@ const VALIDATORS: &str =
 #[test]
 fn whole_file() {
     let mut output = output();
-    let plan = output.whole(&file(10), Content::Sent, Persist::KeepAlive);
+    let plan = output.whole(&file(10), PLAIN, Content::Sent, Persist::KeepAlive);
     let head = format!(
         "HTTP/1.1 200 OK\n{COMMON}Content-Length: 10\nContent-Type: text/plain; charset=utf-8\n\
          Accept-Ranges: bytes\n{VALIDATORS}"
@@ -57,19 +58,20 @@ fn whole_file() {
         plan,
         Plan { status: Status::Ok, close: false, body_bytes: 10, file: file_id, parting: false }
     );
-    let plan = output.whole(&file(10), Content::HeadOnly, Persist::KeepAliveSaid);
+    let plan = output.whole(&file(10), PLAIN, Content::HeadOnly, Persist::KeepAliveSaid);
     assert_eq!(shown(&output), format!("{head}Connection: keep-alive\n\n"));
     assert_eq!((plan.close, plan.body_bytes), (false, 0));
-    assert!(output.whole(&file(10), Content::Sent, Persist::Close).close);
+    assert!(output.whole(&file(10), PLAIN, Content::Sent, Persist::Close).close);
     assert_eq!(shown(&output), format!("{head}Connection: close\n\n<0+10>"));
-    output.whole(&file(0), Content::Sent, Persist::KeepAlive);
+    output.whole(&file(0), PLAIN, Content::Sent, Persist::KeepAlive);
     assert_eq!(output.pieces.len(), 1);
 }
 
 #[test]
 fn one_range() {
     let mut output = output();
-    let plan = output.ranges(&file(10), &[ByteRange { start: 2, len: 3 }], Persist::KeepAlive);
+    let plan =
+        output.ranges(&file(10), PLAIN, &[ByteRange { start: 2, len: 3 }], Persist::KeepAlive);
     assert_eq!(
         shown(&output),
         format!(
@@ -85,7 +87,7 @@ fn one_range() {
 fn two_ranges() {
     let mut output = output();
     let ranges = [ByteRange { start: 0, len: 1 }, ByteRange { start: 8, len: 2 }];
-    let plan = output.ranges(&file(10), &ranges, Persist::KeepAlive);
+    let plan = output.ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
     let text = shown(&output);
     let boundary = text.split_once("boundary=").expect("a boundary").1.lines().next().unwrap();
     assert_eq!(
@@ -103,14 +105,14 @@ fn two_ranges() {
         )
     );
     let first = boundary.to_string();
-    output.ranges(&file(10), &ranges, Persist::KeepAlive);
+    output.ranges(&file(10), PLAIN, &ranges, Persist::KeepAlive);
     assert!(!shown(&output).contains(&first), "each response has its own boundary");
 }
 
 #[test]
 fn not_modified_has_no_content() {
     let mut output = output();
-    output.not_modified(&file(10), Persist::KeepAlive);
+    output.not_modified(&file(10), PLAIN, Persist::KeepAlive);
     assert_eq!(shown(&output), format!("HTTP/1.1 304 Not Modified\n{COMMON}{VALIDATORS}\n"));
 }
 
@@ -145,17 +147,17 @@ fn texts() {
 fn date_follows_the_clock() {
     let mut output = output();
     output.advance(Instant::from_millis(1500));
-    output.not_modified(&file(1), Persist::KeepAlive);
+    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).contains("Date: Sun, 06 Nov 1994 08:49:38 GMT"));
 }
 
 #[test]
 fn server_name_is_cleaned_or_left_out() {
     let mut output = Output::new("a\r\nX: b", None, EPOCH, 1);
-    output.not_modified(&file(1), Persist::KeepAlive);
+    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).contains("\nServer: aX: b\nDate"));
     let mut output = Output::new("", None, EPOCH, 1);
-    output.not_modified(&file(1), Persist::KeepAlive);
+    output.not_modified(&file(1), PLAIN, Persist::KeepAlive);
     assert!(shown(&output).starts_with("HTTP/1.1 304 Not Modified\nDate"));
 }
 
@@ -166,7 +168,7 @@ fn steady_state_uses_the_buffer_again() {
     let file = file(10);
     let mut places = std::collections::BTreeSet::new();
     for _ in 0..10_000 {
-        output.whole(&file, Content::Sent, Persist::KeepAlive);
+        output.whole(&file, PLAIN, Content::Sent, Persist::KeepAlive);
         let Some(Piece::Bytes(head)) = output.pieces.first() else { panic!("a head") };
         places.insert(head.as_ptr() as usize);
     }
