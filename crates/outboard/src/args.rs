@@ -68,6 +68,10 @@ pub(crate) struct ServeArgs {
     /// '/assets/*=immutable'; may be given several times, the first that fits counts
     #[arg(long, value_name = "PATTERN=VALUE")]
     pub(crate) cache_control: Vec<CacheControl>,
+    /// Send FILE.br or FILE.gz instead of FILE to clients that accept that coding, where there is
+    /// one
+    #[arg(long)]
+    pub(crate) precompressed: bool,
     /// Device memory for file content, in MiB
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     pub(crate) file_memory: u32,

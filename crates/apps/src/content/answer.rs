@@ -12,6 +12,7 @@ use base::Instant;
 
 use super::Config;
 use super::body::Discard;
+use super::coding::{self, Coding};
 use super::conditional::{Verdict, evaluate};
 use super::counters::Counters;
 use super::fields::CacheControl;
@@ -70,6 +71,8 @@ pub(crate) struct Circumstances {
     pub(crate) remote: Option<IpAddr>,
     /// The request waited for its file; this is how the open ended.
     pub(crate) opened: Option<Result<(), FileFault>>,
+    /// When it began to wait: what was found since then is new enough for it.
+    pub(crate) since: Option<Instant>,
     /// What its connection is for.
     pub(crate) service: Service,
     /// The request's content.
@@ -91,8 +94,13 @@ pub(crate) struct Responder {
     ranges_max: usize,
     index: String,
     cache_control: Vec<CacheControl>,
+    precompressed: bool,
+    /// The file that was decided to be opened need not exist.
+    optional: bool,
     /// The path of the request that was decided last, where it was not plain or not found.
     path: Vec<u8>,
+    /// The path of a file in a coding.
+    coded_path: Vec<u8>,
     ranges: Vec<ByteRange>,
 }
 
@@ -123,7 +131,10 @@ impl Responder {
             ranges_max: config.ranges_max,
             index: config.index.clone(),
             cache_control: config.cache_control.clone(),
+            precompressed: config.precompressed,
+            optional: false,
             path: Vec::new(),
+            coded_path: Vec::new(),
             ranges: Vec::new(),
         }
     }
@@ -177,7 +188,7 @@ impl Responder {
                 } else {
                     Persist::KeepAlive
                 };
-                match self.respond(now, &request, persist, about.opened) {
+                match self.respond(now, &request, persist, about) {
                     Ok(plan) => {
                         let parting = !request.keep_alive && !unread;
                         let plan = Plan { parting, ..plan };
@@ -220,12 +231,12 @@ impl Responder {
 
     /// The open that [`Decision::Open`] asked for began.
     pub(crate) fn begin_open(&mut self, file: FileId, waiter: Waiter) {
-        self.files.begin(&self.path, file, waiter);
+        self.files.begin(&self.path, file, waiter, self.optional);
     }
 
     /// Waits for the open that [`Decision::Join`] spoke of.
     pub(crate) fn join_open(&mut self, waiter: Waiter) {
-        self.files.join(&self.path, waiter);
+        self.files.join(&self.path, waiter, self.optional);
     }
 
     /// An open ended.
@@ -277,8 +288,9 @@ impl Responder {
         now: Instant,
         request: &Request<'_, '_>,
         persist: Persist,
-        opened: Option<Result<(), FileFault>>,
+        about: Circumstances,
     ) -> Result<Plan, Wait> {
+        let Circumstances { opened, since, .. } = about;
         let content = content_of(request);
         let output = &mut self.output;
         let mut text = |status, extra| output.text(status, extra, content, persist);
@@ -300,9 +312,9 @@ impl Responder {
             Ok(located) => located,
             Err(error) => return Ok(text(target_status(error), Extra::None)),
         };
-        let lookup = self.files.lookup(now, path.unwrap_or(&self.path));
-        let resource = match lookup {
-            Lookup::Ready(resource) => resource,
+        let now = since.unwrap_or(now);
+        let is_file = match self.files.lookup(now, path.unwrap_or(&self.path)) {
+            Lookup::Ready(resource) => matches!(resource, Resource::File(_)),
             unready => {
                 self.counters.http_file_cache_misses += u64::from(opened.is_none());
                 let joins = matches!(unready, Lookup::Opening);
@@ -310,28 +322,83 @@ impl Responder {
                     self.path.clear();
                     self.path.extend_from_slice(path);
                 }
+                self.optional = false;
                 return Err(if joins { Wait::Join } else { Wait::Open });
             }
         };
+        let coding = if is_file { self.choose(now, path, request)? } else { None };
         self.counters.http_file_cache_hits += u64::from(opened.is_none());
+        self.counters.http_precompressed += u64::from(coding.is_some());
+        let serving = Serving { path, asked, coding, content, persist };
+        Ok(self.send_found(now, request, serving))
+    }
+
+    /// Chooses the coding of the file that a request gets: the best that the client accepts and a
+    /// file beside the plain one has.
+    fn choose(
+        &mut self,
+        now: Instant,
+        path: Option<&[u8]>,
+        request: &Request<'_, '_>,
+    ) -> Result<Option<Coding>, Wait> {
+        if !self.precompressed || !request.has(Field::AcceptEncoding) {
+            return Ok(None);
+        }
+        let codings = coding::preferred(request.values(Field::AcceptEncoding));
+        for coding in codings.into_iter().flatten() {
+            self.coded_path.clear();
+            self.coded_path.extend_from_slice(path.unwrap_or(&self.path));
+            self.coded_path.extend_from_slice(coding.suffix().as_bytes());
+            let wait = match self.files.lookup(now, &self.coded_path) {
+                Lookup::Ready(Resource::File(_)) => return Ok(Some(coding)),
+                Lookup::Ready(_) => continue,
+                Lookup::Opening => Wait::Join,
+                Lookup::Unknown => Wait::Open,
+            };
+            core::mem::swap(&mut self.path, &mut self.coded_path);
+            self.optional = true;
+            return Err(wait);
+        }
+        Ok(None)
+    }
+
+    /// Writes the response from what was found to be ready.
+    fn send_found(
+        &mut self,
+        now: Instant,
+        request: &Request<'_, '_>,
+        serving: Serving<'_>,
+    ) -> Plan {
+        let Serving { path, asked, coding, content, persist } = serving;
+        let path = path.unwrap_or(&self.path);
+        let found = match coding {
+            Some(_) => self.files.lookup(now, &self.coded_path),
+            None => self.files.lookup(now, path),
+        };
         let (output, ranges) = (&mut self.output, &mut self.ranges);
-        Ok(match (resource, asked) {
-            (Resource::File(file), _) => {
-                let path = path.unwrap_or(&self.path);
+        let mut text = |status, extra| output.text(status, extra, content, persist);
+        match (found, asked) {
+            (Lookup::Ready(Resource::File(file)), _) => {
                 let rule = self.cache_control.iter().find(|rule| rule.fits(path));
-                let variant = Variant { cache_control: rule.map(|rule| &*rule.value) };
-                Serving { output, ranges, ranges_max: self.ranges_max, variant, content, persist }
-                    .file(request, file)
+                let variant = Variant {
+                    coded: coding.map(|coding| (coding, text_of(path))),
+                    varies: self.precompressed,
+                    cache_control: rule.map(|rule| &*rule.value),
+                };
+                let ranges_max = self.ranges_max;
+                let sending = Sending { output, ranges, ranges_max, variant, content, persist };
+                sending.file(request, file)
             }
-            (Resource::Directory, Asked::File { query }) => {
-                let extra = Extra::Directory { path: path.unwrap_or(&self.path), query };
-                output.text(Status::MovedPermanently, extra, content, persist)
+            (Lookup::Ready(Resource::Directory), Asked::File { query }) => {
+                text(Status::MovedPermanently, Extra::Directory { path, query })
             }
-            // An index file that is itself a directory.
-            (Resource::Directory, Asked::Directory) => {
-                output.text(Status::NotFound, Extra::None, content, persist)
+            (Lookup::Ready(Resource::Absent(fault)), _) => {
+                let (status, extra) = fault_status(*fault);
+                text(status, extra)
             }
-        })
+            // An index file that is itself a directory; the rest was ready a moment ago.
+            _ => text(Status::NotFound, Extra::None),
+        }
     }
 
     /// Counts a response and logs it.
@@ -368,8 +435,24 @@ fn content_of(request: &Request<'_, '_>) -> Content {
     if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
 }
 
+/// What a request that can be answered asks for, and how.
+#[derive(Clone, Copy)]
+struct Serving<'b> {
+    /// The path within the target; none if it lies in the responder.
+    path: Option<&'b [u8]>,
+    asked: Asked<'b>,
+    coding: Option<Coding>,
+    content: Content,
+    persist: Persist,
+}
+
+/// Normalised paths, and those within targets, are UTF-8.
+fn text_of(path: &[u8]) -> &str {
+    core::str::from_utf8(path).unwrap_or_default()
+}
+
 /// One response from an open file.
-struct Serving<'a> {
+struct Sending<'a> {
     output: &'a mut Output,
     ranges: &'a mut Vec<ByteRange>,
     ranges_max: usize,
@@ -378,7 +461,7 @@ struct Serving<'a> {
     persist: Persist,
 }
 
-impl Serving<'_> {
+impl Sending<'_> {
     fn file(self, request: &Request<'_, '_>, file: &OpenFile) -> Plan {
         let now_s = self.output.clock().unix_s();
         match evaluate(request, &file.validators, now_s) {

@@ -160,7 +160,9 @@ impl<I: Copy + Eq> Connection<I> {
             return Fate::Keep;
         }
         self.phase = if self.partial.is_some() { Phase::Head } else { Phase::Idle };
-        match self.answer(cx, Some(result)) {
+        // The deadline was set when the wait began, and not since.
+        let since = self.deadline - cx.config.send_timeout;
+        match self.answer(cx, Some((result, since))) {
             Step::Gone => Fate::Gone,
             Step::Wait | Step::Again => self.advance(cx),
         }
@@ -284,7 +286,7 @@ impl<I: Copy + Eq> Connection<I> {
     fn answer<S: Sockets<Id = I>>(
         &mut self,
         cx: &mut Context<'_, S>,
-        opened: Option<Result<(), FileFault>>,
+        opened: Option<(Result<(), FileFault>, Instant)>,
     ) -> Step {
         let (bytes, content) = match &self.partial {
             Some(partial) => (&partial.bytes[..], partial.content),
@@ -300,7 +302,8 @@ impl<I: Copy + Eq> Connection<I> {
         let log = cx.responder.log.enabled();
         let about = Circumstances {
             remote: if log { cx.host.remote(self.socket) } else { None },
-            opened,
+            opened: opened.map(|(result, _)| result),
+            since: opened.map(|(_, since)| since),
             service,
             content,
             last: self.served + 1 >= cx.config.requests_per_connection_max,
@@ -332,14 +335,14 @@ impl<I: Copy + Eq> Connection<I> {
             Decision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);
-                    return self.answer(cx, Some(Err(full)));
+                    return self.answer(cx, Some((Err(full), cx.now)));
                 };
                 cx.responder.begin_open(file, self.waiter::<S>());
-                self.wait_for_file(cx)
+                self.wait_for_file(cx, about.since)
             }
             Decision::Join => {
                 cx.responder.join_open(self.waiter::<S>());
-                self.wait_for_file(cx)
+                self.wait_for_file(cx, about.since)
             }
         }
     }
@@ -404,10 +407,15 @@ impl<I: Copy + Eq> Connection<I> {
         self.answer(cx, None)
     }
 
-    fn wait_for_file<S: Sockets<Id = I>>(&mut self, cx: &Context<'_, S>) -> Step {
+    /// Waits for a file; since when, if it is not the first of the request.
+    fn wait_for_file<S: Sockets<Id = I>>(
+        &mut self,
+        cx: &Context<'_, S>,
+        since: Option<Instant>,
+    ) -> Step {
         self.phase = Phase::Opening;
         // The disk's time is not the client's fault, but has a bound all the same.
-        self.deadline = cx.now + cx.config.send_timeout;
+        self.deadline = since.unwrap_or(cx.now) + cx.config.send_timeout;
         Step::Again
     }
 

@@ -77,6 +77,8 @@ base::counters! {
         http_aborted_file,
         /// Requests or responses cut short by the peer or the network.
         http_aborted_peer,
+        /// Responses from a file that was compressed before.
+        http_precompressed,
         /// Requests answered from the cache of open files.
         http_file_cache_hits,
         /// Requests that waited for an open.

@@ -39,6 +39,8 @@ pub(crate) struct Waiter {
 pub(crate) enum Resource {
     File(OpenFile),
     Directory,
+    /// Nothing that can be sent: known of optional files only.
+    Absent(FileFault),
 }
 
 /// What is known of a path.
@@ -76,6 +78,8 @@ struct Entry {
 
 struct Opening {
     waiters: Vec<Waiter>,
+    /// It is no failure if there is no such file, and worth remembering.
+    optional: bool,
     retried: bool,
     /// The path may lead elsewhere than when the open began.
     outdated: bool,
@@ -140,8 +144,9 @@ impl Files {
     }
 
     /// An open began, for a path that [`Self::lookup`] said is unknown.
-    pub(crate) fn begin(&mut self, path: &[u8], file: FileId, waiter: Waiter) {
-        let opening = Opening { waiters: vec![waiter], retried: false, outdated: false };
+    /// An `optional` one may end without a file ([`Resource::Absent`]).
+    pub(crate) fn begin(&mut self, path: &[u8], file: FileId, waiter: Waiter, optional: bool) {
+        let opening = Opening { waiters: vec![waiter], optional, retried: false, outdated: false };
         let index = match self.find(path) {
             Some(index) => index,
             None => self.insert(path),
@@ -160,12 +165,13 @@ impl Files {
     }
 
     /// Waits with others for a path that is being opened.
-    pub(crate) fn join(&mut self, path: &[u8], waiter: Waiter) {
+    pub(crate) fn join(&mut self, path: &[u8], waiter: Waiter, optional: bool) {
         let Some(index) = self.find(path) else { return };
         if let Some(opening) =
             self.entries[index as usize].as_mut().and_then(|e| e.opening.as_mut())
         {
             opening.waiters.push(waiter);
+            opening.optional |= optional;
         }
     }
 
@@ -214,6 +220,10 @@ impl Files {
                 entry.opening = Some(opening);
                 self.make_room();
                 Opened::Again(path)
+            }
+            Err(fault) if opening.optional && !matches!(fault, FileFault::Refused(_)) => {
+                self.keep(index, now, Resource::Absent(fault));
+                Opened::Resume(opening.waiters, Ok(()))
             }
             Err(fault) => {
                 self.remove(index);

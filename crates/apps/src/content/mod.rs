@@ -14,6 +14,7 @@
 
 mod answer;
 mod body;
+mod coding;
 mod conditional;
 mod connection;
 mod counters;
@@ -66,6 +67,9 @@ pub struct Config {
     pub headers: Vec<AddedField>,
     /// The Cache-Control fields of files: the first whose pattern fits counts.
     pub cache_control: Vec<CacheControl>,
+    /// Look for files with `.br` and `.gz` beside those asked for, and send them to clients that
+    /// accept these codings.
+    pub precompressed: bool,
     /// File that stands for its directory.
     pub index: String,
     /// Unix time at [`Instant::ZERO`], for Date.
@@ -115,6 +119,7 @@ impl Default for Config {
             server_name: String::from("outboard"),
             headers: Vec::new(),
             cache_control: Vec::new(),
+            precompressed: false,
             index: String::from("index.html"),
             unix_epoch: Duration::ZERO,
             seed: 0,

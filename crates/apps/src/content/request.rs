@@ -62,6 +62,7 @@ pub(crate) enum Field {
     Range,
     Referer,
     UserAgent,
+    AcceptEncoding,
 }
 
 impl Field {
@@ -75,6 +76,7 @@ impl Field {
             Self::Range => "range",
             Self::Referer => "referer",
             Self::UserAgent => "user-agent",
+            Self::AcceptEncoding => "accept-encoding",
         }
     }
 }
@@ -109,7 +111,7 @@ pub(crate) struct Request<'h, 'b> {
     pub(crate) unknown_expectation: bool,
     fields: &'h [Header<'b>],
     /// One bit for each [`Field`] that is there.
-    present: u8,
+    present: u16,
 }
 
 impl<'h, 'b> Request<'h, 'b> {
@@ -125,7 +127,10 @@ impl<'h, 'b> Request<'h, 'b> {
 
     /// Whether a condition or a range was asked for.
     pub(crate) const fn has_conditions(&self) -> bool {
-        self.present & !(1 << Field::Referer as u8 | 1 << Field::UserAgent as u8) != 0
+        const OTHERS: u16 = 1 << Field::Referer as u8
+            | 1 << Field::UserAgent as u8
+            | 1 << Field::AcceptEncoding as u8;
+        self.present & !OTHERS != 0
     }
 
     /// The values of a field, one for each line that it has.
@@ -303,7 +308,7 @@ struct Said {
     transfer_encoding: Option<TransferEncoding>,
     expects_continue: bool,
     unknown_expectation: bool,
-    present: u8,
+    present: u16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -383,6 +388,7 @@ impl Said {
             8 if is("if-range") => self.mark(Field::IfRange),
             10 if is("user-agent") => self.mark(Field::UserAgent),
             13 if is("if-none-match") => self.mark(Field::IfNoneMatch),
+            15 if is("accept-encoding") => self.mark(Field::AcceptEncoding),
             17 if is("if-modified-since") => self.mark(Field::IfModifiedSince),
             19 if is("if-unmodified-since") => self.mark(Field::IfUnmodifiedSince),
             _ => {}
@@ -422,7 +428,7 @@ impl Said {
 }
 
 /// The elements of a comma-separated list, empty ones left out (RFC 9110 section 5.6.1.2).
-fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
 }
 

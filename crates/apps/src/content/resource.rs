@@ -34,12 +34,9 @@ impl OpenFile {
         let etag = etag(stat.version);
         let mut fields = format!("Content-Length: {}\r\n", stat.size).into_bytes();
         let type_at = offset(&fields);
-        fields.extend_from_slice(b"Content-Type: ");
-        fields.extend_from_slice(content_type(path).as_bytes());
-        if wants_charset(content_type(path)) {
-            fields.extend_from_slice(b"; charset=utf-8");
-        }
-        fields.extend_from_slice(b"\r\n");
+        let mut type_field = String::new();
+        put_type_field(path, &mut type_field);
+        fields.extend_from_slice(type_field.as_bytes());
         let ranges_at = offset(&fields);
         fields.extend_from_slice(b"Accept-Ranges: bytes\r\n");
         let etag_at = offset(&fields);
@@ -65,14 +62,9 @@ impl OpenFile {
         }
     }
 
-    /// All fields: for 200.
-    pub(crate) fn fields(&self) -> &[u8] {
-        &self.fields
-    }
-
-    /// All but the length: for one range.
-    pub(crate) fn fields_from_type(&self) -> &[u8] {
-        &self.fields[usize::from(self.type_at)..]
+    /// Content-Length: for 200.
+    pub(crate) fn length_field(&self) -> &[u8] {
+        &self.fields[..usize::from(self.type_at)]
     }
 
     /// Content-Type alone: for a part.
@@ -80,7 +72,7 @@ impl OpenFile {
         &self.fields[usize::from(self.type_at)..usize::from(self.ranges_at)]
     }
 
-    /// Accept-Ranges and validators: for many ranges, whose type is another.
+    /// Accept-Ranges and validators: behind the type.
     pub(crate) fn fields_from_ranges(&self) -> &[u8] {
         &self.fields[usize::from(self.ranges_at)..]
     }
@@ -103,6 +95,14 @@ fn etag(version: u64) -> [u8; ETAG_BYTES] {
         *digit = b"0123456789abcdef"[((version >> (at * 4)) & 15) as usize];
     }
     etag
+}
+
+/// The Content-Type field of a file of that name, with its line end, in `out`.
+pub(crate) fn put_type_field(path: &str, out: &mut impl core::fmt::Write) {
+    let kind = content_type(path);
+    let charset = if wants_charset(kind) { "; charset=utf-8" } else { "" };
+    // Writing to memory cannot fail.
+    let _ = write!(out, "Content-Type: {kind}{charset}\r\n");
 }
 
 /// By the name's extension.
@@ -139,12 +139,12 @@ mod tests {
     fn prepared_fields() {
         let file = OpenFile::new(b"a/b.html", FileId(1), &stat(12, 0xab), 1_000_000_000);
         assert_eq!(
-            text(file.fields()),
+            text(&file.fields),
             "Content-Length: 12\r\nContent-Type: text/html; charset=utf-8\r\n\
              Accept-Ranges: bytes\r\nETag: \"00000000000000ab\"\r\n\
              Last-Modified: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
         );
-        assert!(text(file.fields_from_type()).starts_with("Content-Type: text/html"));
+        assert_eq!(text(file.length_field()), "Content-Length: 12\r\n");
         assert_eq!(text(file.type_field()), "Content-Type: text/html; charset=utf-8\r\n");
         assert!(text(file.fields_from_ranges()).starts_with("Accept-Ranges"));
         assert!(text(file.validator_fields()).starts_with("ETag"));
@@ -181,6 +181,6 @@ mod tests {
         odd.modified_s = i64::MAX;
         let file = OpenFile::new(b"a", FileId(1), &odd, u64::MAX);
         assert_eq!(file.validators.modified_s, None);
-        assert!(!text(file.fields()).contains("Last-Modified"));
+        assert!(!text(&file.fields).contains("Last-Modified"));
     }
 }

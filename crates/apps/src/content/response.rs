@@ -12,10 +12,11 @@ use base::{Duration, Instant, Prng};
 use bytes::{Bytes, BytesMut};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 
+use super::coding::Coding;
 use super::date::Clock;
 use super::fields::AddedField;
 use super::range::ByteRange;
-use super::resource::OpenFile;
+use super::resource::{OpenFile, put_type_field};
 use super::status::Status;
 
 /// Bytes of the shared buffer. Small enough that a slow client, which pins the buffer that its head
@@ -91,6 +92,11 @@ pub(crate) enum Extra<'a> {
 /// What a response says of a file besides the file's own fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Variant<'a> {
+    /// The coding that the file is in, and the name that its type is that of: without the coding's
+    /// suffix.
+    pub(crate) coded: Option<(Coding, &'a str)>,
+    /// The response depends on Accept-Encoding.
+    pub(crate) varies: bool,
     /// Value of Cache-Control, if there is one.
     pub(crate) cache_control: Option<&'a str>,
 }
@@ -183,7 +189,9 @@ impl Output {
         persist: Persist,
     ) -> Plan {
         self.begin(Status::Ok);
-        self.buffer.extend_from_slice(file.fields());
+        self.buffer.extend_from_slice(file.length_field());
+        self.type_field(file, variant);
+        self.buffer.extend_from_slice(file.fields_from_ranges());
         self.variant(variant);
         self.end(persist);
         let body_bytes = if content == Content::Sent { file.size } else { 0 };
@@ -211,7 +219,8 @@ impl Output {
                 let (start, last, size) = (range.start, range.last(), file.size);
                 self.field(format_args!("Content-Range: bytes {start}-{last}/{size}"));
                 self.field(format_args!("Content-Length: {}", range.len));
-                self.buffer.extend_from_slice(file.fields_from_type());
+                self.type_field(file, variant);
+                self.buffer.extend_from_slice(file.fields_from_ranges());
                 self.variant(variant);
                 self.end(persist);
                 self.push_file(file.file, range.start, range.len);
@@ -238,7 +247,7 @@ impl Output {
     ) -> Plan {
         self.begin(Status::NotModified);
         self.buffer.extend_from_slice(file.validator_fields());
-        self.variant(variant);
+        self.variant(Variant { coded: None, ..variant });
         self.end(persist);
         let status = Status::NotModified;
         Plan { status, close: persist == Persist::Close, body_bytes: 0, file: None, parting: false }
@@ -303,7 +312,7 @@ impl Output {
         for range in ranges {
             self.buffer.reserve(HEAD_BYTES);
             self.field(format_args!("\r\n--{boundary}"));
-            self.buffer.extend_from_slice(file.type_field());
+            self.type_field(file, variant);
             let (start, last, size) = (range.start, range.last(), file.size);
             self.field(format_args!("Content-Range: bytes {start}-{last}/{size}\r\n"));
             body_bytes += self.buffer.len() as u64 + range.len;
@@ -342,8 +351,22 @@ impl Output {
         self.buffer.extend_from_slice(b"\r\n");
     }
 
+    /// Writes the type of what a file holds once it is decoded.
+    fn type_field(&mut self, file: &OpenFile, variant: Variant<'_>) {
+        match variant.coded {
+            Some((_, path)) => put_type_field(path, &mut self.buffer),
+            None => self.buffer.extend_from_slice(file.type_field()),
+        }
+    }
+
     /// Writes what is said of a file besides its own fields.
     fn variant(&mut self, variant: Variant<'_>) {
+        if let Some((coding, _)) = variant.coded {
+            self.field(format_args!("Content-Encoding: {}", coding.name()));
+        }
+        if variant.varies {
+            self.field(format_args!("Vary: Accept-Encoding"));
+        }
         if let Some(value) = variant.cache_control {
             self.field(format_args!("Cache-Control: {value}"));
         }

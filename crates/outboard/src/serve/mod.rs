@@ -248,6 +248,7 @@ fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> co
         access_log: args.stack.access_log.is_some(),
         headers: args.header.clone(),
         cache_control: args.cache_control.clone(),
+        precompressed: args.precompressed,
         ..content::Config::default()
     }
 }

@@ -24,7 +24,7 @@ fn responder_with(config: &Config) -> Responder {
     let mut number = 0;
     let mut put = |path: &str, kind| {
         number += 1;
-        responder.files.begin(path.as_bytes(), FileId(number), WAITER);
+        responder.files.begin(path.as_bytes(), FileId(number), WAITER, false);
         let stat = FileStat { kind, ..stat(10, 0xab) };
         responder.files.opened(Instant::ZERO, u64::MAX, FileId(number), Ok(stat));
     };
@@ -127,7 +127,7 @@ fn unknown_paths_are_opened_by_their_normal_form() {
     assert_eq!((decision, bytes.path()), (Decision::Open, &b"\xe9/\xff.html"[..]));
     // A name with a percent sign is never taken for an encoded one.
     let mut responder = responder();
-    responder.files.begin(b"%61", FileId(99), WAITER);
+    responder.files.begin(b"%61", FileId(99), WAITER, false);
     responder.files.opened(Instant::ZERO, 0, FileId(99), Ok(stat(1, 1)));
     let (_, text) = answer(&mut responder, &get("/%2561", ""));
     assert!(text.ends_with("<99:0+1>"));

@@ -26,7 +26,7 @@ fn closed(files: &mut Files) -> Vec<u32> {
 /// Opens a path and has it open.
 fn open(files: &mut Files, now: Instant, path: &str, file: u32, version: u64) {
     assert!(matches!(files.lookup(now, path.as_bytes()), Lookup::Unknown), "{path}");
-    files.begin(path.as_bytes(), FileId(file), waiter(0));
+    files.begin(path.as_bytes(), FileId(file), waiter(0), false);
     let opened = files.opened(now, 0, FileId(file), Ok(stat(1, version)));
     assert_eq!(opened, Opened::Resume(vec![waiter(0)], Ok(())));
 }
@@ -41,9 +41,9 @@ fn ready(files: &mut Files, now: Instant, path: &str) -> Option<u32> {
 #[test]
 fn one_open_for_all_who_wait() {
     let mut files = cache(4);
-    files.begin(b"a", FileId(1), waiter(1));
+    files.begin(b"a", FileId(1), waiter(1), false);
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
-    files.join(b"a", waiter(2));
+    files.join(b"a", waiter(2), false);
     let opened = files.opened(at(5), 0, FileId(1), Ok(stat(1, 1)));
     assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
     assert_eq!(ready(&mut files, at(5), "a"), Some(1));
@@ -71,7 +71,7 @@ fn believed_for_the_validity_only() {
 fn failures_are_not_remembered() {
     let mut files = cache(4);
     open(&mut files, at(0), "a", 1, 7);
-    files.begin(b"a", FileId(2), waiter(5));
+    files.begin(b"a", FileId(2), waiter(5), false);
     let opened = files.opened(at(2000), 0, FileId(2), Err(FileFault::NotFound));
     assert_eq!(opened, Opened::Resume(vec![waiter(5)], Err(FileFault::NotFound)));
     assert!(matches!(files.lookup(at(2000), b"a"), Lookup::Unknown));
@@ -82,13 +82,13 @@ fn failures_are_not_remembered() {
 #[test]
 fn directories_hold_no_handle() {
     let mut files = cache(4);
-    files.begin(b"d", FileId(1), waiter(0));
+    files.begin(b"d", FileId(1), waiter(0), false);
     let mut directory = stat(0, 0);
     directory.kind = FileKind::Directory;
     files.opened(at(0), 0, FileId(1), Ok(directory));
     assert!(matches!(files.lookup(at(0), b"d"), Lookup::Ready(Resource::Directory)));
     assert_eq!(closed(&mut files), [1]);
-    files.begin(b"fifo", FileId(2), waiter(0));
+    files.begin(b"fifo", FileId(2), waiter(0), false);
     directory.kind = FileKind::Other;
     let opened = files.opened(at(0), 0, FileId(2), Ok(directory));
     assert_eq!(opened, Opened::Resume(vec![waiter(0)], Err(FileFault::Denied)));
@@ -123,7 +123,7 @@ fn full_device_is_tried_once_more() {
     for file in 0..20 {
         open(&mut files, at(0), &format!("f{file}"), file, 1);
     }
-    files.begin(b"a", FileId(100), waiter(1));
+    files.begin(b"a", FileId(100), waiter(1), false);
     assert_eq!(files.opened(at(0), 0, FileId(100), full()), Opened::Again(b"a"[..].into()));
     // The refused handle, and eight to make room.
     assert_eq!(closed(&mut files).len(), 9);
@@ -148,7 +148,7 @@ fn a_failed_transfer_is_not_repeated() {
     assert_eq!(closed(&mut files), [1]);
     // While it is opened again the waiters stay.
     open(&mut files, at(0), "a", 2, 7);
-    files.begin(b"a", FileId(3), waiter(4));
+    files.begin(b"a", FileId(3), waiter(4), false);
     files.invalidate(FileId(2));
     assert!(matches!(files.lookup(at(0), b"a"), Lookup::Opening));
     let opened = files.opened(at(0), 0, FileId(3), Ok(stat(1, 8)));
@@ -196,9 +196,9 @@ fn an_expired_path_is_opened_again() {
 #[test]
 fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
     let mut files = cache(4);
-    files.begin(b"a", FileId(1), waiter(1));
+    files.begin(b"a", FileId(1), waiter(1), false);
     files.expire(b"a");
-    files.join(b"a", waiter(2));
+    files.join(b"a", waiter(2), false);
     let again = files.opened(at(0), 0, FileId(1), Ok(stat(1, 7)));
     assert_eq!(again, Opened::Again(b"a"[..].into()));
     assert_eq!(closed(&mut files), [1]);
@@ -208,4 +208,43 @@ fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
     let opened = files.opened(at(0), 0, FileId(2), Ok(stat(1, 8)));
     assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
     assert_eq!(ready(&mut files, at(0), "a"), Some(2));
+}
+
+#[test]
+fn an_optional_file_that_is_absent_is_remembered() {
+    let mut files = cache(4);
+    // Whoever needs it and waits for the same open finds the same.
+    files.begin(b"a.br", FileId(1), waiter(1), false);
+    files.join(b"a.br", waiter(2), true);
+    let opened = files.opened(at(0), 0, FileId(1), Err(FileFault::NotFound));
+    assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
+    let absent = |files: &mut Files, now| match files.lookup(now, b"a.br") {
+        Lookup::Ready(Resource::Absent(fault)) => Some(*fault),
+        _ => None,
+    };
+    assert_eq!(absent(&mut files, at(1000)), Some(FileFault::NotFound));
+    assert_eq!(closed(&mut files), [1]);
+    // Not longer than anything else, and not instead of it.
+    assert_eq!(absent(&mut files, at(1001)), None);
+    open(&mut files, at(1001), "a.br", 2, 7);
+    assert_eq!(ready(&mut files, at(1001), "a.br"), Some(2));
+    files.begin(b"a.br", FileId(3), waiter(1), true);
+    files.opened(at(3000), 0, FileId(3), Err(FileFault::Denied));
+    assert_eq!(
+        (absent(&mut files, at(3000)), closed(&mut files)),
+        (Some(FileFault::Denied), vec![2, 3])
+    );
+    // No room is no absence.
+    files.begin(b"b.br", FileId(4), waiter(1), true);
+    let full = Err(FileFault::Refused(Refusal::Overloaded));
+    let opened = files.opened(at(3000), 0, FileId(4), full);
+    assert!(matches!(opened, Opened::Resume(_, Err(_))), "{opened:?}");
+    assert!(matches!(files.lookup(at(3000), b"b.br"), Lookup::Unknown));
+    // They are bounded as files are.
+    for number in 10..100 {
+        let path = format!("{number}.br");
+        files.begin(path.as_bytes(), FileId(number), waiter(1), true);
+        files.opened(at(3000), 0, FileId(number), Err(FileFault::NotFound));
+        assert!(files.len() <= 4);
+    }
 }

@@ -101,7 +101,8 @@ pub(crate) struct Http3 {
     endpoint: Endpoint,
     connections: BTreeMap<Handle, Connection>,
     /// Requests that wait for a file, by the serial number of their [`Waiter`].
-    waiting: BTreeMap<u32, (Handle, StreamId)>,
+    /// With the time when the request began to wait.
+    waiting: BTreeMap<u32, (Handle, StreamId, Instant)>,
     next_serial: u32,
     head_bytes_max: usize,
     requests_max: u32,
@@ -180,8 +181,8 @@ impl Http3 {
         serial: u32,
         result: Result<(), FileFault>,
     ) {
-        if let Some((handle, stream)) = self.waiting.remove(&serial) {
-            self.answer(cx, handle, stream, Some(result));
+        if let Some((handle, stream, since)) = self.waiting.remove(&serial) {
+            self.answer(cx, handle, stream, Some((result, since)));
         }
     }
 
@@ -318,7 +319,7 @@ impl Http3 {
         cx: &mut Context<'_>,
         handle: Handle,
         stream: StreamId,
-        opened: Option<Result<(), FileFault>>,
+        opened: Option<(Result<(), FileFault>, Instant)>,
     ) {
         let remote = self.endpoint.remote(handle);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
@@ -329,7 +330,13 @@ impl Http3 {
             return;
         };
         let remote = remote.map(|remote: SocketAddr| remote.ip());
-        let about = Circumstances { remote, opened, http3: true, ..Circumstances::default() };
+        let about = Circumstances {
+            remote,
+            opened: opened.map(|(result, _)| result),
+            since: opened.map(|(_, since)| since),
+            http3: true,
+            ..Circumstances::default()
+        };
         if head.is_empty() {
             let status = Status::HeaderFieldsTooLarge;
             let plan = cx.responder.give_up(cx.now, status, remote);
@@ -344,21 +351,21 @@ impl Http3 {
             Decision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);
-                    return self.answer(cx, handle, stream, Some(Err(full)));
+                    return self.answer(cx, handle, stream, Some((Err(full), cx.now)));
                 };
-                let waiter = self.wait(handle, stream);
+                let waiter = self.wait(handle, stream, about.since.unwrap_or(cx.now));
                 cx.responder.begin_open(file, waiter);
             }
             Decision::Join => {
-                let waiter = self.wait(handle, stream);
+                let waiter = self.wait(handle, stream, about.since.unwrap_or(cx.now));
                 cx.responder.join_open(waiter);
             }
         }
     }
 
-    fn wait(&mut self, handle: Handle, stream: StreamId) -> Waiter {
+    fn wait(&mut self, handle: Handle, stream: StreamId, since: Instant) -> Waiter {
         self.next_serial = self.next_serial.wrapping_add(1);
-        self.waiting.insert(self.next_serial, (handle, stream));
+        self.waiting.insert(self.next_serial, (handle, stream, since));
         Waiter { index: WAITER, serial: self.next_serial }
     }
 

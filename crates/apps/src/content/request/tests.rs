@@ -233,6 +233,7 @@ fn every_field_is_found() {
         Field::Range,
         Field::Referer,
         Field::UserAgent,
+        Field::AcceptEncoding,
     ] {
         with(&format!("GET / HTTP/1.1\r\nHost:\r\n{}: v\r\n\r\n", field.name()), |r| {
             assert_eq!(r.single(field), Some(b"v".as_slice()), "{field:?}");

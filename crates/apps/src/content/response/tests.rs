@@ -39,7 +39,7 @@ fn shown(output: &Output) -> String {
     text.replace("\r\n", "\n")
 }
 
-const PLAIN: Variant<'_> = Variant { cache_control: None };
+const PLAIN: Variant<'_> = Variant { coded: None, varies: false, cache_control: None };
 const COMMON: &str = "Server: outboard\nDate: Sun, 06 Nov 1994 08:49:37 GMT\n";
 const VALIDATORS: &str =
     "ETag: \"00000000000000ab\"\nLast-Modified: Sun, 06 Nov 1994 08:49:37 GMT\n";

@@ -2,6 +2,7 @@
 
 mod content;
 mod fake;
+mod precompressed;
 mod secure;
 
 use base::Duration;

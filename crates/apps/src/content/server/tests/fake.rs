@@ -194,7 +194,12 @@ pub(crate) struct World {
 impl World {
     /// A world with `a.txt`, `b` and the directory `d`.
     pub(crate) fn new() -> Self {
-        let config = Config { access_log: true, ..Config::default() };
+        Self::with(Config::default())
+    }
+
+    /// The same, with a server that is configured so.
+    pub(crate) fn with(config: Config) -> Self {
+        let config = Config { access_log: true, ..config };
         let server = Server::new(config);
         let sockets = FakeSockets { files_max: 1000, ..FakeSockets::default() };
         let mut world = Self { server, sockets, now: Instant::ZERO };
