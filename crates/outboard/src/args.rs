@@ -55,6 +55,14 @@ pub(crate) struct ServeArgs {
     /// the start and its fingerprint printed
     #[arg(long)]
     pub(crate) tls: bool,
+    /// Serve the same over plain HTTP too, on this port
+    #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
+        default_missing_value = "80", conflicts_with = "redirect_http")]
+    pub(crate) http: Option<u16>,
+    /// Answer plain HTTP on this port with redirects to HTTPS
+    #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
+        default_missing_value = "80")]
+    pub(crate) redirect_http: Option<u16>,
     /// Speak HTTP/3 too, on the UDP port of the same number, and say so to clients of HTTPS
     #[arg(long, requires = "tls")]
     pub(crate) http3: bool,
@@ -288,6 +296,11 @@ impl StackArgs {
 }
 
 impl ServeArgs {
+    /// The port for plain HTTP beside that for TLS.
+    pub(crate) fn cleartext_port(&self) -> Option<u16> {
+        self.http.or(self.redirect_http)
+    }
+
     /// The port to listen on.
     pub(crate) fn port(&self) -> u16 {
         self.port.unwrap_or(if self.tls { 443 } else { 80 })

@@ -23,7 +23,7 @@ use super::request::{Field, Framing, Limits, Method, Parsed, Request, parse, slo
 use super::resource::OpenFile;
 use super::response::{Content, Extra, Output, Persist, Plan, Variant};
 use super::status::Status;
-use super::target::{TargetError, normalise, plain, split};
+use super::target::{TargetError, authority, host_of, normalise, plain, split};
 
 /// What is to be done about the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub(crate) enum Service {
     Plain,
     /// Files, over TLS.
     Secure,
+    /// A redirect to HTTPS at that port.
+    Redirect(u16),
     /// 400: the client speaks no TLS at a port for TLS.
     Misdirected,
 }
@@ -294,6 +296,12 @@ impl Responder {
         let content = content_of(request);
         let output = &mut self.output;
         let mut text = |status, extra| output.text(status, extra, content, persist);
+        if let Service::Redirect(port) = about.service {
+            return Ok(match secure_target(request, port) {
+                Some(extra) => text(redirect_status(request.method), extra),
+                None => text(Status::BadRequest, Extra::None),
+            });
+        }
         match request.method {
             Method::Get | Method::Head => {}
             Method::NotAllowed => return Ok(text(Status::MethodNotAllowed, Extra::Allow)),
@@ -515,6 +523,25 @@ fn locate<'b>(
         return Ok((None, Asked::Directory));
     }
     Ok((None, Asked::File { query: target.query }))
+}
+
+/// Where the same is to be had by HTTPS; none if the request does not tell its host.
+fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> {
+    let target = split(request.target).ok()?;
+    let host = authority(request.target).or_else(|| {
+        let host = request.fields().iter().find(|f| f.name.eq_ignore_ascii_case("host"));
+        host.map(|field| field.value)
+    });
+    let host = host.map(host_of).filter(|host| !host.is_empty())?;
+    Some(Extra::Https { host, port, path: target.path, query: target.query })
+}
+
+/// A client may make a GET of another method at 301, and not at 308 (RFC 9110 section 15.4.9).
+const fn redirect_status(method: Method) -> Status {
+    match method {
+        Method::Get | Method::Head => Status::MovedPermanently,
+        Method::NotAllowed | Method::Unknown => Status::PermanentRedirect,
+    }
 }
 
 const fn target_status(error: TargetError) -> Status {

@@ -27,10 +27,12 @@ base::counters! {
         http_200,
         /// Parts of files.
         http_206,
-        /// Directories asked for without their slash.
+        /// Directories asked for without their slash, and requests sent to HTTPS.
         http_301,
         /// The client had it.
         http_304,
+        /// Requests other than GET and HEAD sent to HTTPS.
+        http_308,
         /// Malformed requests.
         http_400,
         /// Access refused, climbs above the root, things that are no files.
@@ -113,6 +115,7 @@ impl Counters {
             206 => self.http_206 += 1,
             301 => self.http_301 += 1,
             304 => self.http_304 += 1,
+            308 => self.http_308 += 1,
             400 => self.http_400 += 1,
             403 => self.http_403 += 1,
             404 => self.http_404 += 1,

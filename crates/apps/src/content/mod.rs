@@ -53,6 +53,10 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Speak TLS there, with this.
     pub tls: Option<TlsServer>,
+    /// Where to listen without TLS besides.
+    pub cleartext: Vec<Listen>,
+    /// Answer there with a redirect to HTTPS at this port, and not with files.
+    pub redirect: Option<u16>,
     /// Speak HTTP/3 on this endpoint, and say so in responses.
     pub http3: Option<quic::Config>,
     /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device sets connections up, and the host
@@ -113,6 +117,8 @@ impl Default for Config {
         Self {
             listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
             tls: None,
+            cleartext: Vec::new(),
+            redirect: None,
             http3: None,
             set_up: false,
             tear_down: false,
@@ -182,10 +188,13 @@ impl ContentServer {
     /// The first port that cannot be listened on, and why.
     pub fn new(config: Config, host: &mut Host) -> Result<Self, StartError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
-        for &listen in &config.listen {
-            let (listener, service) = match &config.tls {
-                Some(tls) => (host.listen_tls(listen, tls.clone())?, Service::Secure),
-                None => (host.listen(listen)?, Service::Plain),
+        let first = config.listen.iter().map(|&listen| (listen, config.tls.as_ref()));
+        let beside = config.cleartext.iter().map(|&listen| (listen, None));
+        for (listen, tls) in first.chain(beside) {
+            let (listener, service) = match (tls, config.redirect) {
+                (Some(tls), _) => (host.listen_tls(listen, tls.clone())?, Service::Secure),
+                (None, Some(port)) => (host.listen(listen)?, Service::Redirect(port)),
+                (None, None) => (host.listen(listen)?, Service::Plain),
             };
             // Those who speak plain HTTP there are told so.
             host.set_listener_option(listener, ListenerOption::HandOverCleartext(true));

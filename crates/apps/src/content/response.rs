@@ -82,6 +82,13 @@ pub(crate) enum Extra<'a> {
     RetryAfter,
     /// How long the file is: for 416.
     Size(u64),
+    /// The same by HTTPS: for 301 and 308. The path begins with a slash.
+    Https {
+        host: &'a [u8],
+        port: u16,
+        path: &'a [u8],
+        query: &'a [u8],
+    },
     /// The directory's path below the root, without its slashes, and the query: for 301.
     Directory {
         path: &'a [u8],
@@ -269,6 +276,13 @@ impl Output {
             Extra::RetryAfter => self.field(format_args!("Retry-After: 1")),
             // RFC 9110 section 15.5.17.
             Extra::Size(size) => self.field(format_args!("Content-Range: bytes */{size}")),
+            Extra::Https { host, port, path, query } => {
+                let [host, path, query] = [host, path, query].map(|p| percent_encode(p, CONTROLS));
+                match port {
+                    443 => self.field(format_args!("Location: https://{host}{path}{query}")),
+                    _ => self.field(format_args!("Location: https://{host}:{port}{path}{query}")),
+                }
+            }
             Extra::Directory { path, query } => {
                 // From the resolved path, which has no slash in front: "//host" would lead to
                 // another site.

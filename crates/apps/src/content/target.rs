@@ -39,6 +39,24 @@ pub(crate) fn split(target: &[u8]) -> Result<Target<'_>, TargetError> {
     Ok(Target { path: if path.is_empty() { b"/" } else { path }, query })
 }
 
+/// The authority of a target in absolute-form, which counts more than Host (RFC 9112 section
+/// 3.2.2); none of one in origin-form.
+pub(crate) fn authority(target: &[u8]) -> Option<&[u8]> {
+    let rest = after_authority(target).ok()?;
+    let front = &target[..target.len() - rest.len()];
+    front.splitn(3, |&b| b == b'/').nth(2)
+}
+
+/// The host of an authority, without its port.
+pub(crate) fn host_of(authority: &[u8]) -> &[u8] {
+    let colon = authority.iter().rposition(|&b| b == b':');
+    match colon {
+        // A literal IPv6 address has colons of its own.
+        Some(at) if !authority[at..].contains(&b']') => &authority[..at],
+        _ => authority,
+    }
+}
+
 /// The path of the file that a target names, where it can be had without work: nothing to decode,
 /// no query, no directory, and no segment that begins with a dot or is empty. So it is the usual
 /// case at the cost of one look at each byte, and everything else goes through [`split`] and
@@ -257,6 +275,31 @@ mod tests {
             ["", "*", "a", "h:80", "http:/a", "http:///a", "http://u@h/", "ftp://h/", "/a#b"]
         {
             assert_eq!(split(text.as_bytes()), Err(TargetError::Malformed), "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts() {
+        for (target, expected) in [
+            ("/a", None),
+            ("*", None),
+            ("http://h/a", Some("h")),
+            ("HTTP://h:80?q", Some("h:80")),
+            ("https://[::1]:80", Some("[::1]:80")),
+            ("http://u@h/", None),
+            ("http:///a", None),
+        ] {
+            assert_eq!(authority(target.as_bytes()), expected.map(str::as_bytes), "{target}");
+        }
+        for (authority, host) in [
+            ("a", "a"),
+            ("a:80", "a"),
+            ("a:", "a"),
+            ("[::1]", "[::1]"),
+            ("[::1]:8", "[::1]"),
+            ("", ""),
+        ] {
+            assert_eq!(host_of(authority.as_bytes()), host.as_bytes(), "{authority}");
         }
     }
 

@@ -168,6 +168,10 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
         };
         let _ = writeln!(out, "serving {url} from {}", args.dir.display());
     }
+    if let Some(port) = args.cleartext_port() {
+        let what = if args.redirect_http.is_some() { "redirects to HTTPS" } else { "the same" };
+        let _ = writeln!(out, "plain HTTP at port {port}: {what}");
+    }
     if let Some(first) = args.stack.addr.first() {
         let host = match first.addr {
             IpAddr::V4(v4) => v4.to_string(),
@@ -235,9 +239,15 @@ fn quic_config(args: &ServeArgs, clock: &Clock, tls: &Arc<rustls::ServerConfig>)
     }
 }
 
+const fn listen(port: u16) -> Listen {
+    Listen { addr: None, port, backlog: BACKLOG }
+}
+
 fn content_config(args: &ServeArgs, clock: &Clock, tls: Option<TlsServer>) -> content::Config {
     content::Config {
-        listen: vec![Listen { addr: None, port: args.port(), backlog: BACKLOG }],
+        listen: vec![listen(args.port())],
+        cleartext: args.cleartext_port().map(listen).into_iter().collect(),
+        redirect: args.redirect_http.map(|_| args.port()),
         tls,
         set_up: args.stack.offload.setup,
         tear_down: args.stack.offload.teardown && args.stack.queues == 1,

@@ -27,3 +27,33 @@ fn plain_requests_at_a_port_for_tls_are_told_so() {
     world.receive(id, "SSH-2.0-OpenSSH_9.9\r\n");
     assert_eq!(responses(&world.sent(id)), [(400, "400 Bad Request\n".into())]);
 }
+
+/// RFC 9110 sections 15.4.2 and 15.4.9.
+#[test]
+fn plain_requests_are_sent_to_https() {
+    let mut world = World::new();
+    for (port, line, host, status, location) in [
+        (443, "GET /a.txt", "a.example", 301, "https://a.example/a.txt"),
+        (443, "HEAD /a?b=c", "a.example:80", 301, "https://a.example/a?b=c"),
+        (8443, "GET /", "[fd77::2]:80", 301, "https://[fd77::2]:8443/"),
+        (443, "POST /a%20b", "a", 308, "https://a/a%20b"),
+        (443, "BREW /", "a", 308, "https://a/"),
+        (443, "GET //evil.example/", "a", 301, "https://a//evil.example/"),
+        (443, "GET http://b.example:80/x", "a", 301, "https://b.example/x"),
+        (443, "GET /", "", 400, ""),
+        (443, "OPTIONS *", "a", 400, ""),
+    ] {
+        let id = world.accept_for(Service::Redirect(port));
+        world.receive(id, &format!("{line} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        let sent = world.sent(id);
+        assert!(sent.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {sent}");
+        let said = sent.lines().find_map(|line| line.strip_prefix("Location: "));
+        assert_eq!(said.unwrap_or_default(), location, "{line}");
+        // The connection stays, for one that asks again.
+        assert!(!world.is_shut(id), "{line}");
+    }
+    let id = world.accept_for(Service::Redirect(443));
+    world.receive(id, "GET / HTTP/1.0\r\n\r\n");
+    assert!(world.sent(id).starts_with("HTTP/1.1 400 ") && world.is_shut(id));
+    assert_eq!(world.opens(), [""; 0], "no file is looked at");
+}
