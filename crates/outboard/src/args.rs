@@ -76,6 +76,10 @@ pub(crate) struct ServeArgs {
     /// '/assets/*=immutable'; may be given several times, the first that fits counts
     #[arg(long, value_name = "PATTERN=VALUE")]
     pub(crate) cache_control: Vec<CacheControl>,
+    /// Answer with the content of a file where the status is an error, as 404=FILE; may be given
+    /// several times. It is read at the start
+    #[arg(long, value_name = "CODE=FILE")]
+    pub(crate) error_page: Vec<ErrorPageArg>,
     /// Send FILE.br or FILE.gz instead of FILE to clients that accept that coding, where there is
     /// one
     #[arg(long)]
@@ -371,6 +375,26 @@ impl FromStr for CidrArg {
     }
 }
 
+/// A status and the file that is its content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ErrorPageArg {
+    pub(crate) status: u16,
+    pub(crate) file: PathBuf,
+}
+
+impl FromStr for ErrorPageArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('=').filter(|(_, file)| !file.is_empty());
+        let (code, file) = parts.ok_or_else(|| format!("`{text}`: write CODE=FILE"))?;
+        match code.parse() {
+            Ok(status @ 400..=599) => Ok(Self { status, file: file.into() }),
+            _ => Err(format!("`{code}` is no status of an error: 400 to 599")),
+        }
+    }
+}
+
 /// A wire by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WireArg {
@@ -558,6 +582,11 @@ mod tests {
         assert_eq!("tls".parse(), Ok(tls));
         assert_eq!(tls.to_string().parse(), Ok(tls));
         assert!("tcp".parse::<OffloadArg>().is_err());
+        let page = ErrorPageArg { status: 404, file: "a=b".into() };
+        assert_eq!("404=a=b".parse(), Ok(page));
+        for wrong in ["404", "404=", "200=x", "600=x", "x=y"] {
+            assert!(wrong.parse::<ErrorPageArg>().is_err(), "{wrong}");
+        }
         assert!(probability("1.5").is_err() && probability("NaN").is_err());
     }
 }

@@ -120,6 +120,7 @@ impl Responder {
         let (files_key, epoch) = (key, config.unix_epoch);
         let mut output = Output::new(&config.server_name, alt_svc, epoch, seeds.next_u64());
         output.add_fields(&config.headers);
+        output.add_pages(&config.error_pages);
         Self {
             files: Files::new(config.files_max, config.file_validity, files_key),
             output,

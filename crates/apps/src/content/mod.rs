@@ -41,6 +41,7 @@ use host::{
 pub use counters::Counters;
 pub use fields::{AddedField, CacheControl};
 pub use http3::client as http3_client;
+pub use response::ErrorPage;
 
 use answer::Service;
 use http3::Http3;
@@ -71,6 +72,8 @@ pub struct Config {
     pub headers: Vec<AddedField>,
     /// The Cache-Control fields of files: the first whose pattern fits counts.
     pub cache_control: Vec<CacheControl>,
+    /// Content of responses with an error, instead of the status's name.
+    pub error_pages: Vec<ErrorPage>,
     /// Look for files with `.br` and `.gz` beside those asked for, and send them to clients that
     /// accept these codings.
     pub precompressed: bool,
@@ -125,6 +128,7 @@ impl Default for Config {
             server_name: String::from("outboard"),
             headers: Vec::new(),
             cache_control: Vec::new(),
+            error_pages: Vec::new(),
             precompressed: false,
             index: String::from("index.html"),
             unix_epoch: Duration::ZERO,

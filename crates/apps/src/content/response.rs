@@ -96,6 +96,17 @@ pub(crate) enum Extra<'a> {
     },
 }
 
+/// Content for a status, instead of its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorPage {
+    /// The status: 400 or above.
+    pub status: u16,
+    /// What the page is called, which tells its type.
+    pub name: String,
+    /// The page.
+    pub content: Bytes,
+}
+
 /// What a response says of a file besides the file's own fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Variant<'a> {
@@ -133,6 +144,8 @@ pub(crate) struct Output {
     fixed: [String; 2],
     /// These and Date.
     common: [Vec<u8>; 2],
+    /// The Content-Type and Content-Length fields of pages, and the pages, by status.
+    pages: Vec<(u16, String, Bytes)>,
     /// Whether the response is sent over TLS.
     pub(crate) secure: bool,
     boundaries: Prng,
@@ -156,6 +169,7 @@ impl Output {
             clock: Clock::new(epoch),
             fixed,
             common: Default::default(),
+            pages: Vec::new(),
             secure: false,
             boundaries: Prng::new(seed),
         };
@@ -173,6 +187,17 @@ impl Output {
             }
         }
         self.write_common();
+    }
+
+    /// Answers with these pages from now on.
+    pub(crate) fn add_pages(&mut self, pages: &[ErrorPage]) {
+        self.pages.extend(pages.iter().filter(|page| page.status >= 400).map(|page| {
+            let mut fields = String::new();
+            put_type_field(&page.name, &mut fields);
+            // Writing to a String cannot fail.
+            let _ = write!(fields, "Content-Length: {}\r\n", page.content.len());
+            (page.status, fields, page.content.clone())
+        }));
     }
 
     /// Brings the date up to `now`.
@@ -290,6 +315,9 @@ impl Output {
                 self.field(format_args!("Location: /{path}/{query}"));
             }
         }
+        if let Some(at) = self.pages.iter().position(|(code, ..)| *code == status.code()) {
+            return self.page(at, status, content, persist);
+        }
         let text = match extra {
             Extra::NeedsTls => "400 Bad Request: a plain HTTP request was sent to an HTTPS port",
             _ => status.line(),
@@ -304,6 +332,17 @@ impl Output {
             body_bytes = text.len() as u64 + 1;
         }
         self.cut();
+        Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
+    }
+
+    /// Ends a response whose head was begun with a page as its content.
+    fn page(&mut self, at: usize, status: Status, content: Content, persist: Persist) -> Plan {
+        let (_, fields, page) = &self.pages[at];
+        self.buffer.extend_from_slice(fields.as_bytes());
+        let page = Some(page.clone()).filter(|page| content == Content::Sent && !page.is_empty());
+        self.end(persist);
+        let body_bytes = page.as_ref().map_or(0, |page| page.len() as u64);
+        self.pieces.extend(page.map(Piece::Bytes));
         Plan { status, close: persist == Persist::Close, body_bytes, file: None, parting: false }
     }
 

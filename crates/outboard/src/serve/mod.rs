@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use apps::content::{self, ContentServer};
+use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
 use host::{Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
@@ -19,7 +19,7 @@ use io::wire::Wire;
 use nic::{Device, FileConfig, L5oConfig, QuicConfig};
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
-use crate::args::{DiskArg, OffloadArg, ServeArgs};
+use crate::args::{DiskArg, ErrorPageArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
 use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
@@ -107,6 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
         eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
     }
+    let error_pages = read_error_pages(args)?;
     let certificates =
         args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
@@ -123,7 +124,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let config = stack::host_config(&args.stack, index);
         let mut host = Host::new(config, &capabilities, clock::entropy());
         let http3 = quic.as_ref().map(|tls| quic_config(args, &clock, tls));
-        let content = content::Config { http3, ..content_config(args, &clock, tls.clone()) };
+        let error_pages = error_pages.clone();
+        let content = content_config(args, &clock, tls.clone());
+        let content = content::Config { http3, error_pages, ..content };
         let server = ContentServer::new(content, &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         let app = Site { server, watch: watch(args) };
@@ -187,6 +190,18 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::Certificates>) {
     }
     // Nobody reading is no reason to stop.
     let _ = out.flush();
+}
+
+/// Reads the pages for errors, which are sent from memory.
+fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
+    let read = |page: &ErrorPageArg| {
+        let ErrorPageArg { status, file } = page;
+        let content = std::fs::read(file)
+            .map_err(|e| Failure::NoInput(format!("--error-page {}: {e}", file.display())))?;
+        let name = file.to_string_lossy().into_owned();
+        Ok(ErrorPage { status: *status, name, content: content.into() })
+    };
+    args.error_page.iter().map(read).collect()
 }
 
 fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {

@@ -196,6 +196,38 @@ fn methods_and_framing() {
 }
 
 #[test]
+fn error_pages() {
+    let page = |status, name: &str, content: &'static str| super::super::ErrorPage {
+        status,
+        name: name.into(),
+        content: content.into(),
+    };
+    let error_pages = vec![
+        page(404, "gone.html", "<p>gone</p>"),
+        page(416, "range.txt", "no such range"),
+        page(403, "empty.txt", ""),
+        // Not of an error: passed over.
+        page(301, "moved.html", "moved"),
+    ];
+    let mut responder = responder_with(&Config { error_pages, ..Config::default() });
+    let html = "Content-Type: text/html; charset=utf-8\r\nContent-Length: 11\r\n";
+    let plain = "Content-Type: text/plain; charset=utf-8\r\nContent-Length: ";
+    for (request, status, fields, body) in [
+        (get("/d/", ""), 404, html.into(), "<p>gone</p>"),
+        (get("/d/", "").replacen("GET", "HEAD", 1), 404, html.into(), ""),
+        (get("/a.txt", "Range: bytes=99-\r\n"), 416, format!("{plain}13\r\n"), "no such range"),
+        (get("/..", ""), 403, format!("{plain}0\r\n"), ""),
+        (get("/d", ""), 301, format!("{plain}22\r\n"), "301 Moved Permanently\n"),
+        (get("/%zz", ""), 400, format!("{plain}16\r\n"), "400 Bad Request\n"),
+    ] {
+        let (plan, text) = answer(&mut responder, &request);
+        assert_eq!((plan.status.code(), plan.body_bytes), (status, body.len() as u64), "{request}");
+        assert!(text.contains(&fields) && text.ends_with(&format!("\r\n\r\n{body}")), "{text}");
+        assert_eq!(text.contains("Content-Range: bytes */10\r\n"), status == 416, "{text}");
+    }
+}
+
+#[test]
 fn added_fields_and_cache_control() {
     let fields = ["X-Added: 1", "Strict-Transport-Security: max-age=5"];
     let rules = ["*.txt=max-age=60", "/a.txt=never reached", "/index.*=no-cache"];
