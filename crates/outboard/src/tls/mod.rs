@@ -98,7 +98,9 @@ impl ResolvesServerCert for Certificates {
 /// Where the library refuses the configuration.
 pub(crate) fn https(certificates: &Arc<Certificates>) -> Result<TlsServer, Failure> {
     let mut config = server(certificates, rustls::DEFAULT_VERSIONS)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // The first that the client has too. One that offers others only is refused with an alert (RFC
+    // 7301 section 3.2), one that offers nothing gets what it speaks.
+    config.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
     config.ticketer = aws_lc_rs::Ticketer::new().map_err(|e| refused(&e))?;
     Ok(TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) })
 }
