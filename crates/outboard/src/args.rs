@@ -105,8 +105,9 @@ pub(crate) struct ServeArgs {
 /// The certificates of a server that speaks TLS.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CertArgs {
-    /// Certificate chain in PEM; may be given several times, the first is for clients that name no
-    /// server. SIGHUP reads all of them again
+    /// Certificate chain in PEM; may be given several times, also for one name with keys of several
+    /// algorithms. The first that a client takes is for those that name no server. SIGHUP reads all
+    /// of them again
     #[arg(long, value_name = "FILE", requires = "tls", requires = "tls_key")]
     pub(crate) tls_cert: Vec<PathBuf>,
     /// Private key in PEM, one for each --tls-cert

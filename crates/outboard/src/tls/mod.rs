@@ -18,7 +18,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ServerConfig, SupportedProtocolVersion, version};
+use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion, version};
 
 use crate::args::{CertArgs, CidrArg};
 use crate::error::Failure;
@@ -80,16 +80,29 @@ impl Certificates {
 }
 
 impl ResolvesServerCert for Certificates {
-    /// The first that is for the name that the client asks for, else the first of all.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let loaded = self.lock();
-        let name = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
-        let fits = |key: &&Arc<CertifiedKey>| {
-            let cert = key.end_entity_cert().ok().and_then(|c| ParsedCertificate::try_from(c).ok());
-            cert.zip(name.as_ref()).is_some_and(|(c, name)| verify_server_name(&c, name).is_ok())
-        };
-        loaded.iter().find(fits).or_else(|| loaded.first()).cloned()
+        choose(&self.lock(), hello.server_name(), hello.signature_schemes()).cloned()
     }
+}
+
+/// The first certificate that is for the name that the client asks for, and whose key signs by an
+/// algorithm that the client takes (RFC 8446 section 4.4.2.2): so a name may have one with an ECDSA
+/// key and one with an RSA key. If the name has none, the first of all that the client takes; if it
+/// takes none, the first for the name, with which the handshake fails and says why.
+fn choose<'a>(
+    loaded: &'a [Arc<CertifiedKey>],
+    name: Option<&str>,
+    schemes: &[SignatureScheme],
+) -> Option<&'a Arc<CertifiedKey>> {
+    let name = name.and_then(|name| ServerName::try_from(name).ok());
+    let named = |key: &&Arc<CertifiedKey>| {
+        let cert = key.end_entity_cert().ok().and_then(|c| ParsedCertificate::try_from(c).ok());
+        cert.zip(name.as_ref()).is_some_and(|(c, name)| verify_server_name(&c, name).is_ok())
+    };
+    let signs = |key: &&Arc<CertifiedKey>| key.key.choose_scheme(schemes).is_some();
+    let is_known = loaded.iter().any(|key| named(&key));
+    let mut candidates = loaded.iter().filter(|key| !is_known || named(key));
+    candidates.clone().find(signs).or_else(|| candidates.next())
 }
 
 /// HTTPS: TLS 1.2 and 1.3 with the suites that the record layer has.
@@ -194,4 +207,53 @@ fn make(addrs: &[CidrArg]) -> Result<CertifiedKey, Failure> {
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
     let chain = vec![made.cert.der().clone()];
     CertifiedKey::from_der(chain, key.into(), &provider()).map_err(|e| failed(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str, algorithm: &'static rcgen::SignatureAlgorithm) -> Arc<CertifiedKey> {
+        let pair = rcgen::KeyPair::generate_for(algorithm).expect("a key");
+        let params = rcgen::CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        let cert = params.self_signed(&pair).expect("a certificate");
+        let private = PrivatePkcs8KeyDer::from(pair.serialize_der());
+        let chain = vec![cert.der().clone()];
+        Arc::new(CertifiedKey::from_der(chain, private.into(), &provider()).expect("a pair"))
+    }
+
+    #[test]
+    fn certificates_by_name_and_algorithm() {
+        use SignatureScheme as S;
+        let keys = [
+            key("a.example", &rcgen::PKCS_ECDSA_P256_SHA256),
+            key("a.example", &rcgen::PKCS_ED25519),
+            key("b.example", &rcgen::PKCS_ECDSA_P384_SHA384),
+            key("b.example", &rcgen::PKCS_ECDSA_P256_SHA256),
+        ];
+        let chosen = |name, schemes: &[S]| {
+            let found = choose(&keys, name, schemes)?;
+            keys.iter().position(|key| Arc::ptr_eq(key, found))
+        };
+        let (p256, p384) = (S::ECDSA_NISTP256_SHA256, S::ECDSA_NISTP384_SHA384);
+        for (name, schemes, expected) in [
+            // The order of the options decides between those that the client takes.
+            ("a.example", &[S::ED25519, p256][..], 0),
+            ("a.example", &[S::ED25519], 1),
+            ("a.example", &[S::RSA_PSS_SHA256, S::ED25519], 1),
+            ("b.example", &[p384, p256], 2),
+            ("b.example", &[p256], 3),
+            // None is taken: the name's first.
+            ("b.example", &[S::RSA_PSS_SHA256], 2),
+            // Another name: the first that is taken.
+            ("c.example", &[p256], 0),
+            ("c.example", &[p384], 2),
+            ("c.example", &[S::RSA_PSS_SHA256], 0),
+        ] {
+            assert_eq!(chosen(Some(name), schemes), Some(expected), "{name} {schemes:?}");
+        }
+        assert_eq!(chosen(None, &[S::ED25519]), Some(1));
+        assert_eq!(chosen(Some("not a name"), &[p256]), Some(0));
+        assert!(choose(&[], None, &[p256]).is_none());
+    }
 }
