@@ -390,7 +390,7 @@ impl Responder {
             (Lookup::Ready(Resource::File(file)), _) => {
                 let rule = self.cache_control.iter().find(|rule| rule.fits(path));
                 let variant = Variant {
-                    coded: coding.map(|coding| (coding, text_of(path))),
+                    coded: coding.map(|coding| (coding, path)),
                     varies: self.precompressed,
                     cache_control: rule.map(|rule| &*rule.value),
                 };
@@ -453,11 +453,6 @@ struct Serving<'b> {
     coding: Option<Coding>,
     content: Content,
     persist: Persist,
-}
-
-/// Normalised paths, and those within targets, are UTF-8.
-fn text_of(path: &[u8]) -> &str {
-    core::str::from_utf8(path).unwrap_or_default()
 }
 
 /// One response from an open file.

@@ -98,7 +98,7 @@ fn etag(version: u64) -> [u8; ETAG_BYTES] {
 }
 
 /// The Content-Type field of a file of that name, with its line end, in `out`.
-pub(crate) fn put_type_field(path: &str, out: &mut impl core::fmt::Write) {
+pub(crate) fn put_type_field(path: &[u8], out: &mut impl core::fmt::Write) {
     let kind = content_type(path);
     let charset = if wants_charset(kind) { "; charset=utf-8" } else { "" };
     // Writing to memory cannot fail.

@@ -112,7 +112,7 @@ pub struct ErrorPage {
 pub(crate) struct Variant<'a> {
     /// The coding that the file is in, and the name that its type is that of: without the coding's
     /// suffix.
-    pub(crate) coded: Option<(Coding, &'a str)>,
+    pub(crate) coded: Option<(Coding, &'a [u8])>,
     /// The response depends on Accept-Encoding.
     pub(crate) varies: bool,
     /// Value of Cache-Control, if there is one.
@@ -193,7 +193,7 @@ impl Output {
     pub(crate) fn add_pages(&mut self, pages: &[ErrorPage]) {
         self.pages.extend(pages.iter().filter(|page| page.status >= 400).map(|page| {
             let mut fields = String::new();
-            put_type_field(&page.name, &mut fields);
+            put_type_field(page.name.as_bytes(), &mut fields);
             // Writing to a String cannot fail.
             let _ = write!(fields, "Content-Length: {}\r\n", page.content.len());
             (page.status, fields, page.content.clone())
