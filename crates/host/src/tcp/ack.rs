@@ -106,6 +106,11 @@ impl Connection {
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);
         self.grow(cx.now, &ack);
+        if matches!(self.snd.phase, Phase::Cwr(_)) && self.snd.flight.is_empty() {
+            // No acknowledgment is on its way that could repeat an echo.
+            self.snd.cc.cwnd = self.snd.cc.ssthresh;
+            self.snd.phase = Phase::Open;
+        }
         self.advance_state(cx);
         self.arm_retransmit(cx, wait);
     }
@@ -315,11 +320,6 @@ impl Connection {
             self.process_ecn_echo(cx, ack.delivered.bytes);
         }
         self.reduce_in_proportion(ack.delivered.bytes, ack.progressed && !lost);
-        if matches!(self.snd.phase, Phase::Cwr(_)) && self.snd.flight.is_empty() {
-            // No acknowledgment is on its way that could repeat an echo.
-            self.snd.cc.cwnd = self.snd.cc.ssthresh;
-            self.snd.phase = Phase::Open;
-        }
         wait
     }
 
