@@ -46,6 +46,23 @@ pub struct Teardown {
     pub time_wait: Duration,
     /// Contexts that nobody needs once everything is acknowledged.
     pub contexts: SmallVec<[L5oId; 2]>,
+    /// The answer to data behind `rcv_nxt`.
+    pub late_data: LateData,
+}
+
+/// The answer to data that a peer sends after the application has closed the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LateData {
+    /// A reset: RFC 1122 section 4.2.2.13.
+    #[default]
+    Reset,
+    /// An acknowledgment: the data is discarded, since a reset could destroy a response that the
+    /// peer has not read yet (RFC 9112 section 9.6). Data beyond `bytes_max` is answered with a
+    /// reset.
+    Discard {
+        /// Bytes that may still be discarded.
+        bytes_max: u32,
+    },
 }
 
 /// The device would not take a connection: it is the host's as it was.

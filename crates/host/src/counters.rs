@@ -47,6 +47,11 @@ base::counters! {
         tcp_attempt_fails,
         /// Established connections that ended by a reset.
         tcp_estab_resets,
+        /// Bytes that came on connections which their application had closed lingering, and that
+        /// were discarded.
+        tcp_late_data_bytes,
+        /// Such connections reset, since more came than is discarded.
+        tcp_late_data_resets,
         /// Resets sent.
         tcp_out_rsts,
         /// Resets not sent because there had been too many.

@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
-use abi::teardown::{Teardown, TeardownDone, TeardownLimits, TeardownRefused};
+use abi::teardown::{LateData, Teardown, TeardownDone, TeardownLimits, TeardownRefused};
 use abi::{Capabilities, Load, Op, Part, Refusal};
 use base::Instant;
 use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
@@ -386,7 +386,10 @@ impl Host {
 
     /// The application closes a connection without a TCB: the device gets its response and brings
     /// it to an end. Says whether it did; else the connection is whole by now.
-    pub(crate) fn close_quasi(&mut self, now: Instant, id: SocketId) -> bool {
+    pub(crate) fn close_quasi(&mut self, now: Instant, id: SocketId, late: LateData) -> bool {
+        if let (LateData::Discard { .. }, Some(quasi)) = (late, self.table.quasi_mut(id)) {
+            self.out.recycle.extend(quasi.consume(usize::MAX));
+        }
         let Some(quasi) = self.table.quasi(id) else { return false };
         // Unread bytes make the close a reset.
         let simple = quasi.peek().is_empty() && quasi.tears_down();
@@ -398,7 +401,8 @@ impl Host {
                 let shift = self.own_scale();
                 let (config, out) = (&self.config.tcp, &mut self.out);
                 let quasi = self.table.quasi_mut(id);
-                quasi.and_then(|q| q.tear_down(now, id.into(), &tuple, shift, config, out))
+                let flow = id.into();
+                quasi.and_then(|q| q.tear_down(now, flow, &tuple, shift, late, config, out))
             }
             Ok(_) => None,
             Err(why) => {

@@ -554,6 +554,7 @@ impl Host {
         if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
             self.discard_unread(id);
         }
+        self.discard_late_data(now, id);
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
         if conn.modes.notify {

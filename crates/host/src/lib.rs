@@ -38,6 +38,7 @@ mod hash;
 mod host;
 mod l5p;
 mod limit;
+mod linger;
 mod namespaces;
 mod net;
 mod outbox;

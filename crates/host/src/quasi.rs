@@ -16,7 +16,7 @@ use core::net::{IpAddr, Ipv6Addr};
 use core::ops::Range;
 
 use abi::setup::MSS;
-use abi::teardown::Teardown;
+use abi::teardown::{LateData, Teardown};
 use abi::{FlowId, PacketBuf, Part, Parts, Refusal, TsOption};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -226,7 +226,7 @@ impl Quasi {
     /// Takes bytes off the front of what can be read; gives the packet once all of it is.
     pub(crate) fn consume(&mut self, bytes: usize) -> Option<PacketBuf> {
         let (_, range) = self.unread.as_mut()?;
-        range.start = (range.start + bytes).min(range.end);
+        range.start = range.start.saturating_add(bytes).min(range.end);
         if range.start == range.end { self.unread.take().map(|(packet, _)| packet) } else { None }
     }
 
@@ -276,6 +276,7 @@ impl Quasi {
         flow: FlowId,
         tuple: &Tuple,
         shift: u8,
+        late_data: LateData,
         config: &TcpConfig,
         out: &mut Outbox,
     ) -> Option<Box<Teardown>> {
@@ -312,6 +313,7 @@ impl Quasi {
             rto: RTO_INITIAL,
             time_wait: config.time_wait,
             contexts: SmallVec::new(),
+            late_data,
         }))
     }
 

@@ -6,6 +6,7 @@
 use alloc::boxed::Box;
 
 use abi::setup::ListenId;
+use abi::teardown::LateData;
 use abi::{Op, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
@@ -380,16 +381,25 @@ impl Host {
     }
 
     /// Lets go of a socket. What was written is still delivered; unread bytes turn the close into a
-    /// reset (RFC 2525 section 2.17).
+    /// reset (RFC 2525 section 2.17), and so does what the peer still sends.
+    /// [`Host::close_lingering`] discards both instead.
     pub fn close(&mut self, now: Instant, socket: SocketId) {
-        if self.close_quasi(now, socket) {
+        self.close_with(now, socket, LateData::Reset);
+    }
+
+    /// Lets go of a socket, now or when what came late has been dealt with.
+    pub(crate) fn close_with(&mut self, now: Instant, socket: SocketId, late: LateData) {
+        if self.close_quasi(now, socket, late) {
             return;
         }
         // What is left may be the end that the peer said, and no data.
         self.session_turn(now, socket);
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held = false;
+        conn.late_data = late;
         let state = conn.state;
+        self.discard_late_data(now, socket);
+        let Some(conn) = self.table.get(socket) else { return };
         let unread = conn.rcv.ready_bytes() > 0 || !self.peek(socket).is_empty();
         match state {
             State::Closed | State::TimeWait => self.free(socket),

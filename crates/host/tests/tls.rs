@@ -757,6 +757,79 @@ fn a_closed_socket_delivers() {
     assert_eq!((world.client_read(), world.ended), (text(40_000), true));
 }
 
+/// A response of TLS 1.3 on a connection that the server closes lingering, and then all that a
+/// client may send that has not yet read it.
+fn answered_lingering(len: usize) -> World {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    world.t.app_write(&text(len));
+    world.t.app_close_lingering(1 << 20);
+    world
+}
+
+/// RFC 9112 section 9.6: a pipelined request, a KeyUpdate and close_notify come before the response
+/// is acknowledged, and do not cut it off.
+#[test]
+fn late_records_do_not_cut_the_response_off() {
+    let mut world = answered_lingering(60_000);
+    world.client.writer().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    world.client.refresh_traffic_keys().unwrap();
+    world.client.writer().write_all(b"\r\n").unwrap();
+    world.client.send_close_notify();
+    let mut late = Vec::new();
+    while world.client.wants_write() {
+        world.client.write_tls(&mut late).unwrap();
+    }
+    let received = late.len() as u64;
+    for piece in late.chunks(7) {
+        world.t.send_data(piece);
+    }
+    assert_eq!(world.run(), None);
+    assert_eq!((world.client_read(), world.ended), (text(60_000), true));
+    world.t.send(seg!(FIN ACK));
+    assert_eq!((world.t.state(), world.counter("tcp_out_rsts")), ("GONE", 0));
+    assert_eq!(world.counter("tcp_late_data_bytes"), received);
+}
+
+/// RFC 8446 section 4.6.3: a KeyUpdate behind the request, in the same flight, is answered before
+/// the response, the application having let go of the connection.
+#[test]
+fn a_key_update_behind_the_last_request_is_answered() {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    world.client.writer().write_all(b"request").unwrap();
+    world.client.refresh_traffic_keys().unwrap();
+    let mut flight = Vec::new();
+    while world.client.wants_write() {
+        world.client.write_tls(&mut flight).unwrap();
+    }
+    world.t.send_data(&flight);
+    let socket = world.t.socket();
+    assert_eq!(world.t.host.peek(socket), b"request");
+    world.t.host.consume(socket, 7);
+    world.t.queue(b"response");
+    world.t.app_close_lingering(1 << 20);
+    assert_eq!(world.run(), None);
+    assert_eq!((world.client_read(), world.ended), (b"response".to_vec(), true));
+    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_tx_rekey_ok")), (1, 1));
+    assert_eq!(world.counter("tcp_out_rsts"), 0);
+}
+
+/// The connection goes to the device with everything sealed, whatever record is incomplete.
+#[test]
+fn late_records_do_not_keep_the_connection_on_the_host() {
+    let mut world = World::open(&Offer::default());
+    world.t.app_option(host::SocketOption::TeardownOffload(true));
+    let record = world.record(b"a request that nobody reads");
+    world.t.queue(&text(20_000));
+    world.t.app_close_lingering(1 << 20);
+    assert!(world.t.take_teardown().is_none(), "more than a congestion window");
+    world.t.send_data(&record[..9]);
+    assert_eq!(world.run(), None);
+    let teardown = world.t.take_teardown().expect("what is left fits");
+    let discards = abi::teardown::LateData::Discard { bytes_max: (1 << 20) - 9 };
+    assert_eq!(teardown.late_data, discards);
+    assert_eq!(world.counter("handed_over"), 1);
+}
+
 /// A client that gives up, with an alert.
 #[test]
 fn the_client_gives_up() {

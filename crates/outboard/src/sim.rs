@@ -174,7 +174,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 114] = [
+const SHOWN: [(&str, &str); 116] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -206,6 +206,9 @@ const SHOWN: [(&str, &str); 114] = [
     ("hand_over_frames_returned", "frames that crossed a hand-over"),
     ("teardown_retransmits", "retransmissions of devices that tore down"),
     ("teardown_time_wait_reused", "tuples reused from the TIME-WAIT of devices"),
+    ("late_bytes", "bytes that clients sent behind the last request of a connection"),
+    ("teardown_late_data_bytes", "of those, discarded by devices that tore down"),
+    ("tcp_late_data_bytes", "of those, discarded by hosts after the close"),
     ("handed_over_lost", "connections lost in a device's reset"),
     ("worlds_with_proxy", "worlds with a proxy"),
     ("proxy_accepted", "clients of proxies"),

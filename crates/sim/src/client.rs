@@ -14,6 +14,7 @@ use crate::disk::SimDisk;
 use crate::faults::{Crowd, Scenario, Tls};
 use crate::h3::H3Client;
 use crate::http::{Ask, Reader};
+use crate::late::Late;
 use crate::proxied::INTERNAL_ERROR;
 use crate::report::Report;
 use crate::tls;
@@ -117,6 +118,8 @@ struct Session {
     /// Requests from this one on wait for that time.
     pause: Option<(usize, Instant)>,
     again: Again,
+    /// What follows the last request.
+    late: Late,
 }
 
 impl Session {
@@ -142,6 +145,7 @@ impl Session {
             shut: false,
             pause: None,
             again: Again::default(),
+            late: Late::default(),
         }
     }
 }
@@ -193,6 +197,12 @@ impl Client {
         let mut sessions: Vec<_> =
             (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         let last = r.fork();
+        if scenario.proxied.is_none() {
+            // From numbers of its own: the rest of a session is the same with and without.
+            let mut own = last.clone().fork();
+            let ask = sessions.iter_mut().filter(|session| session.end == End::Ask);
+            ask.for_each(|session| session.late = Late::draw(&mut own));
+        }
         if let Some(end) = tls.as_ref().map(|_| start + scenario.fault_time + AFTER_FAULTS) {
             sessions.push(lasting_session(&mut last.clone(), files, start, end));
         }
@@ -336,6 +346,7 @@ impl Client {
         session.established = false;
         session.shut = false;
         session.again = Again::default();
+        session.late.restart();
         session.wake = Instant::FAR_FUTURE;
         session.may_send_at = Instant::ZERO;
         let port = cx.host.local(socket).map_or(0, |local| local.port);
@@ -443,6 +454,10 @@ impl Client {
             session.shut = true;
             cx.host.shutdown(socket);
         }
+        if all {
+            let read = session.read;
+            send_late(session, read, socket, cx);
+        }
     }
 
     /// Reads and checks what is there.
@@ -507,6 +522,9 @@ impl Client {
             if let Some(local) = cx.host.local(socket) {
                 cx.report.ended.push((self.node, local, session.read));
             }
+            if all {
+                send_late(session, u64::MAX, socket, cx);
+            }
             cx.host.close(cx.local, socket);
             self.note_close(index, cx);
             let session = &mut self.sessions[index];
@@ -550,8 +568,10 @@ impl Client {
         };
         let fields = [index as u64, kind, session.read, 0, 0];
         cx.report.trace.note(cx.now, self.node, What::Error, fields);
+        // Who only waits for the server's end is owed it, whatever it has sent late.
+        let owed = session.end == End::Ask && error == SocketError::Reset;
         let all = session.answered == session.asks.len();
-        cx.report.lost(cx.now, self.node, session.opened, error, all);
+        cx.report.lost(cx.now, self.node, session.opened, error, all && !owed);
         if all || matches!(session.end, End::Abort(_)) {
             session.stage = Stage::Done;
         } else {
@@ -569,6 +589,14 @@ impl Client {
         }
         let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
         session.stage = Stage::Idle(cx.local + wait);
+    }
+}
+
+/// Sends what is due behind the last request, when so many bytes were read.
+fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Context<'_>) {
+    while let Some(piece) = session.late.poll(read, cx.host.send_room(socket)) {
+        let sent = cx.host.send(socket, piece).unwrap_or(0);
+        cx.report.stats.late_bytes += sent as u64;
     }
 }
 

@@ -36,6 +36,7 @@ mod faults;
 mod h3;
 mod hostile;
 mod http;
+mod late;
 mod machines;
 pub mod namespace;
 mod nat;

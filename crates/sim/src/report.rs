@@ -32,6 +32,8 @@ base::counters! {
         responses_failed,
         /// Bytes read.
         bytes,
+        /// Bytes that clients sent behind the request that they said is their last.
+        late_bytes,
         /// Connections that ended by an error.
         errors,
         /// Connections that the client reset.

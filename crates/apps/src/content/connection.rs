@@ -99,7 +99,7 @@ pub(crate) struct Connection<I> {
     sending: bool,
     /// Our direction is closed.
     shut: bool,
-    /// The last request was answered and nothing followed it: the host may see to the end alone.
+    /// The last request was answered and has no content: the host may see to the end alone.
     parting: bool,
     /// When to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
@@ -204,7 +204,7 @@ impl<I: Copy + Eq> Connection<I> {
             }
             Phase::Closing => {
                 cx.responder.counters.http_timeouts_linger += 1;
-                cx.host.close(cx.now, self.socket);
+                self.leave(cx);
                 Fate::Gone
             }
         }
@@ -483,9 +483,9 @@ impl<I: Copy + Eq> Connection<I> {
             return self.send_failed(cx, error);
         }
         if plan.close {
-            // Else what the client may still send would be answered with a reset, which can
-            // overtake the response (RFC 9112 section 9.6).
-            self.parting = plan.parting && cx.host.peek(self.socket).is_empty();
+            // Content of a request is read here, as long as it takes: it may be more than the host
+            // or the device discards.
+            self.parting = plan.parting;
             self.begin_closing(cx);
         }
         Step::Again
@@ -559,7 +559,6 @@ impl<I: Copy + Eq> Connection<I> {
     /// The last steps: everything sent, our direction closed, everything acknowledged, the peer's
     /// direction closed.
     fn close_when_done<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
-        let mut discarded = 0;
         loop {
             let bytes = cx.host.peek(self.socket).len();
             if bytes == 0 {
@@ -567,7 +566,6 @@ impl<I: Copy + Eq> Connection<I> {
             }
             cx.responder.counters.http_discarded_bytes += bytes as u64;
             cx.host.consume(self.socket, bytes);
-            discarded += bytes;
         }
         match self.flush(cx) {
             Ok(true) => {}
@@ -580,8 +578,8 @@ impl<I: Copy + Eq> Connection<I> {
         if !self.shut {
             // A client that has closed its direction asks for nothing more either.
             let parting = self.parting || cx.host.readiness(self.socket).peer_closed;
-            if parting && cx.config.tear_down && discarded == 0 {
-                cx.host.close(cx.now, self.socket);
+            if parting && cx.config.tear_down {
+                self.leave(cx);
                 return Fate::Gone;
             }
             self.shut = true;
@@ -597,6 +595,11 @@ impl<I: Copy + Eq> Connection<I> {
             return Fate::Gone;
         }
         Fate::Keep
+    }
+
+    /// Leaves the rest to the host: to deliver what was written, and to discard what still comes.
+    fn leave<S: Sockets<Id = I>>(&self, cx: &mut Context<'_, S>) {
+        cx.host.close_lingering(cx.now, self.socket, cx.config.linger_bytes_max);
     }
 
     /// The send timeout is over: goes on where the peer acknowledged anything meanwhile.

@@ -91,8 +91,13 @@ pub struct Config {
     /// How long a peer may acknowledge nothing: it is reset after once to twice this time. Also the
     /// time for a disk to open a file, answered with 503 then.
     pub send_timeout: Duration,
-    /// How long the peer's FIN is waited for after the last response was acknowledged.
+    /// How long the peer's FIN is waited for after the last response was acknowledged, and whatever
+    /// comes before it is discarded.
     pub linger_timeout: Duration,
+    /// Bytes that are discarded once the host, or the device, is left to see a connection to its
+    /// end; more is answered with a reset. At least the receive window that was offered, since a
+    /// client may have filled it before it knew of the end.
+    pub linger_bytes_max: u32,
     /// Bytes of a request head; more is 431.
     pub head_bytes_max: usize,
     /// Bytes of a request line; more is 414.
@@ -137,6 +142,7 @@ impl Default for Config {
             keepalive_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(60),
             linger_timeout: Duration::from_secs(2),
+            linger_bytes_max: 2 << 20,
             head_bytes_max: 16 * 1024,
             request_line_bytes_max: 8 * 1024,
             content_bytes_max: 1 << 20,

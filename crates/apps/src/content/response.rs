@@ -128,8 +128,7 @@ pub(crate) struct Plan {
     pub(crate) body_bytes: u64,
     /// The file that the content comes from.
     pub(crate) file: Option<FileId>,
-    /// The client said that it asks for nothing more, and nothing of its request is left to be
-    /// read.
+    /// The client said that this request is its last, and the request has no content.
     pub(crate) parting: bool,
 }
 

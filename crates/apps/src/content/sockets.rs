@@ -28,6 +28,8 @@ pub(crate) trait Sockets {
     fn send_queue(&self, id: Self::Id) -> u64;
     fn shutdown(&mut self, id: Self::Id);
     fn close(&mut self, now: Instant, id: Self::Id);
+    /// As [`Sockets::close`], and discards up to so many bytes that still come.
+    fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
     fn abort(&mut self, now: Instant, id: Self::Id);
     /// None where too many files are open.
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId>;
@@ -83,6 +85,10 @@ impl Sockets for Host {
 
     fn close(&mut self, now: Instant, id: SocketId) {
         Self::close(self, now, id);
+    }
+
+    fn close_lingering(&mut self, now: Instant, id: SocketId, bytes_max: u32) {
+        Self::close_lingering(self, now, id, bytes_max);
     }
 
     fn abort(&mut self, now: Instant, id: SocketId) {

@@ -108,6 +108,11 @@ impl Host {
         if let Some((session, conn)) = self.table.with_session(id) {
             session.consume(conn, &mut self.out, &self.config.tcp, bytes);
             conn.modes.session_waits = session.waits();
+            let behind = conn.rcv.ready_bytes() > 0 && session.peek(&conn.rcv).is_empty();
+            if behind {
+                // A KeyUpdate behind a request is to be answered before the response.
+                self.session_turn(self.latest, id);
+            }
         }
     }
 
@@ -148,6 +153,12 @@ impl Host {
         let follows = session.shutdown();
         conn.modes.session_waits = session.waits();
         follows
+    }
+
+    /// Discards what a session received, or is to receive, that nobody reads. Says no where there
+    /// is no session.
+    pub(crate) fn session_discard(&mut self, now: Instant, id: SocketId) -> bool {
+        self.with_session(now, id, Session::discard).is_some()
     }
 
     /// The device asks where a record begins.

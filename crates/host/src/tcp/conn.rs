@@ -8,6 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::l5o::L5oId;
+use abi::teardown::LateData;
 use abi::{FileFault, FileId, FlowId, Op, Refusal, TransmitOutcome};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -202,6 +203,8 @@ pub(crate) struct Connection {
     pub(crate) state: State,
     pub(crate) error: Option<SocketError>,
     pub(crate) modes: Modes,
+    /// The answer to data that comes once the application has closed the connection.
+    pub(crate) late_data: LateData,
     pub(crate) options: Negotiated,
     pub(crate) snd: Send,
     pub(crate) rcv: Receive,
@@ -256,6 +259,7 @@ impl Connection {
             state: State::SynSent,
             error: None,
             modes: Modes { held: true, defer: config.defer, ..Modes::default() },
+            late_data: LateData::Reset,
             options,
             snd: Send {
                 iss,

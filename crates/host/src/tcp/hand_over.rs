@@ -79,6 +79,7 @@ impl Connection {
             rto: self.snd.rtt.rto(cx.config),
             time_wait: cx.config.time_wait,
             contexts: self.snd.take_contexts().collect(),
+            late_data: self.late_data,
         }))
     }
 
@@ -150,6 +151,7 @@ impl Connection {
         }
         let ahead = |seq: base::SeqNum| u64::from(seq.distance(teardown.una).max(0).unsigned_abs());
         conn.snd.fin = true;
+        conn.late_data = teardown.late_data;
         conn.snd.nxt = 1 + ahead(teardown.nxt);
         conn.snd.edge = 1 + ahead(teardown.edge);
         if conn.snd.nxt > 1 {

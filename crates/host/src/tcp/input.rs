@@ -233,14 +233,20 @@ impl Connection {
             return Some(packet);
         }
         let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
-        if !payload.is_empty() && (!self.modes.held || self.modes.read_shut && closing) {
+        let shut = self.modes.held && self.modes.read_shut && closing;
+        if !payload.is_empty() && (self.refuses_data() || shut) {
             // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone, or
             // has shut down both directions, is answered with a reset.
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
         let chunk = Chunk::new(packet, payload.start, payload.end, opened, placed);
+        let expected = self.rcv.next();
         let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
+        if !self.modes.held && !self.discards(cx, self.rcv.next() - expected) {
+            self.abort(cx, SocketError::Closed);
+            return taken.spare;
+        }
         self.modes.notify |= taken.readable || taken.fin_reached;
         if taken.fin_reached {
             self.state = self.state.on_fin();

@@ -4,11 +4,12 @@
 
 mod ends;
 mod guarded;
+mod late_data;
 mod quiesce;
 mod time_wait;
 mod with_files;
 
-use abi::teardown::{Teardown, TeardownDone};
+use abi::teardown::{LateData, Teardown, TeardownDone};
 use abi::{Event, FlowId, Op, Part, Parts, Refusal, TsOption};
 use alloc::boxed::Box;
 use alloc::format;
@@ -77,6 +78,7 @@ fn handed(lens: &[usize]) -> Teardown {
         rto: Duration::from_millis(200),
         time_wait: Duration::from_secs(60),
         contexts: SmallVec::new(),
+        late_data: LateData::Reset,
     }
 }
 

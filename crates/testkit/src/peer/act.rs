@@ -79,6 +79,12 @@ impl Peer {
         self.pump();
     }
 
+    /// Lets go of the socket; up to so many bytes that still come are discarded.
+    pub fn app_close_lingering(&mut self, bytes_max: u32) {
+        self.host.close_lingering(self.now, self.socket(), bytes_max);
+        self.pump();
+    }
+
     /// Resets the connection.
     pub fn app_abort(&mut self) {
         self.host.abort(self.now, self.socket());

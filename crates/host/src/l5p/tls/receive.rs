@@ -6,6 +6,8 @@
 //! undone, and the host opens it: also where that was all but one packet, since the tag is of the
 //! ciphertext (Autonomous NIC Offloads, section 5.2, partial offload).
 
+use alloc::vec::Vec;
+
 use abi::crypto::TAG_BYTES;
 use bytes::Bytes;
 use wire::tls::Framing;
@@ -63,6 +65,31 @@ impl Session {
                 }
                 Step::Wait => return,
                 Step::Copy => self.copy(conn, cx),
+            }
+        }
+    }
+
+    /// Discards everything received. Until our own end is written, control records still count: a
+    /// KeyUpdate may have to be answered before the next application data (RFC 8446 section 4.6.3).
+    /// After close_notify nothing follows that could answer, so records are not even decrypted.
+    pub(crate) fn discard(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        loop {
+            self.plain.clear();
+            self.plain_bytes = 0;
+            if let Some(clear) = self.clear {
+                self.consume_clear(&mut conn.rcv, cx.out, clear.left);
+            }
+            if self.shut && self.queue.is_empty() {
+                self.peer_ended = true;
+                (self.incoming, self.awaited) = (Vec::new(), 0);
+                if let Some(mut offload) = self.offload.take() {
+                    offload.release(cx.out);
+                }
+            }
+            let before = conn.rcv.ready_bytes();
+            self.receive(conn, cx);
+            if conn.rcv.ready_bytes() == before {
+                return;
             }
         }
     }
@@ -150,21 +177,22 @@ impl Session {
             }
         };
         // What comes after the end is nobody's: RFC 8446 section 6.1.
-        let unwanted = self.peer_ended || matches!(self.stage, Stage::Dead);
+        if self.peer_ended || matches!(self.stage, Stage::Dead) {
+            let unwanted = conn.rcv.ready_bytes();
+            return discard(&mut conn.rcv, cx.out, unwanted);
+        }
         let Some(piece) = conn.rcv.pieces(0, wanted).next() else { return };
         let here = piece.bytes().len();
         self.takes_cleartext = false;
-        if !unwanted {
-            let at = self.incoming.len();
-            self.incoming.extend_from_slice(piece.bytes());
-            if let Some(offload) = &self.offload {
-                self.undone |= offload.restore(&piece, &mut self.incoming[at..]);
-            }
+        let at = self.incoming.len();
+        self.incoming.extend_from_slice(piece.bytes());
+        if let Some(offload) = &self.offload {
+            self.undone |= offload.restore(&piece, &mut self.incoming[at..]);
         }
         if let Some(packet) = conn.rcv.consume(here) {
             cx.out.recycle.push_back(packet);
         }
-        if !unwanted && self.wanted() == Ok(0) {
+        if self.wanted() == Ok(0) {
             let record = core::mem::take(&mut self.incoming);
             self.handle_record(conn, cx, record);
             self.undone = false;

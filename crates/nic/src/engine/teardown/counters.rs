@@ -13,8 +13,13 @@ base::counters! {
         teardown_closed,
         /// Ended by the peer's reset.
         teardown_reset_by_peer,
-        /// Reset, for the peer had more to say.
+        /// Reset, since the peer sent data and the host had not asked to discard it, or more than
+        /// that.
         teardown_reset_late_data,
+        /// Bytes that peers sent after the hand-over and that were discarded.
+        teardown_late_data_bytes,
+        /// Segments of such data that came before what precedes them: the peer sends them again.
+        teardown_late_data_out_of_order,
         /// Reset, since nothing was acknowledged however often it was sent.
         teardown_timed_out,
         /// Reset, since the host ended.

@@ -2,7 +2,7 @@
 //! growth of the heap over many of them.
 
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
-use abi::teardown::Teardown;
+use abi::teardown::{LateData, Teardown};
 use abi::{FlowId, Header, Op, Part, TsOption};
 use base::{Duration, SeqNum};
 use bytes::Bytes;
@@ -75,6 +75,7 @@ fn teardown(i: u32) -> Teardown {
         rto: Duration::from_secs(1),
         time_wait: Duration::from_secs(60),
         contexts: [].into_iter().collect(),
+        late_data: LateData::Discard { bytes_max: 1 << 20 },
     }
 }
 

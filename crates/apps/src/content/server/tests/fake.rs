@@ -32,6 +32,8 @@ struct Socket {
     closed: bool,
     /// TLS was taken off it.
     cleartext: bool,
+    /// It was closed, and what still comes is discarded.
+    lingers: bool,
     aborted: bool,
     error: Option<SocketError>,
 }
@@ -131,6 +133,13 @@ impl Sockets for FakeSockets {
     fn close(&mut self, _: Instant, id: Id) {
         let socket = self.get_mut(id);
         socket.closed = true;
+    }
+
+    fn close_lingering(&mut self, _: Instant, id: Id, bytes_max: u32) {
+        assert!(bytes_max > 0);
+        let socket = self.get_mut(id);
+        socket.received.clear();
+        (socket.closed, socket.lingers) = (true, true);
     }
 
     fn abort(&mut self, _: Instant, id: Id) {

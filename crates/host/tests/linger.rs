@@ -1,0 +1,136 @@
+//! Lingering close: what a peer sends after the end is discarded, and no response is cut off (RFC
+//! 9112 section 9.6). By the host, and handed over to the device.
+
+use abi::teardown::{LateData, TeardownRefused};
+use abi::{Event, Refusal};
+use host::SocketOption;
+use testkit::{Peer, seg};
+
+/// A server that has answered and closed lingering, and whose FIN has left.
+fn closed(bytes_max: u32) -> Peer {
+    let mut t = Peer::server().established();
+    t.queue(b"response");
+    t.app_close_lingering(bytes_max);
+    t.expect(seg!(ACK PSH FIN seq 1 ack 1 data b"response"));
+    t
+}
+
+/// Late data before and after the response is acknowledged, and the end of both directions.
+#[test]
+fn late_data_does_not_cut_the_response_off() {
+    let mut t = closed(100);
+    t.moved(|t| t.send(seg!(ACK ack 1 data b"late")), &[("tcp_late_data_bytes", 4)]);
+    t.expect(seg!(ACK seq 10 ack 5 len 0));
+    t.send(seg!(ACK seq 5 ack 10));
+    assert_eq!(t.state(), "FIN-WAIT-2");
+    t.moved(|t| t.send(seg!(ACK seq 5 ack 10 data b"more")), &[("tcp_late_data_bytes", 4)]);
+    t.expect(seg!(ACK seq 10 ack 9 len 0));
+    t.send(seg!(ACK FIN seq 9 ack 10 data b"end"));
+    t.expect(seg!(ACK seq 10 ack 13 len 0));
+    assert_eq!(t.state(), "GONE", "its tuple is in TIME-WAIT");
+}
+
+/// The lost response is sent again although data comes meanwhile.
+#[test]
+fn a_lost_response_is_sent_again() {
+    let mut t = closed(100);
+    t.send(seg!(ACK ack 1 data b"late"));
+    t.take("an acknowledgment");
+    t.at_ms(3000);
+    t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"response"));
+}
+
+/// Late data out of order waits for what precedes it, and the window does not close.
+#[test]
+fn late_data_out_of_order() {
+    let mut t = closed(100);
+    t.send(seg!(ACK seq 5 ack 10 data b"second"));
+    t.expect(seg!(ACK ack 1 sack (5, 11)));
+    t.send(seg!(ACK seq 1 ack 10 data b"frst"));
+    let first = t.take("an acknowledgment");
+    assert_eq!(first.ack, Some(11));
+    for round in 0..8 {
+        t.send(seg!(ACK seq (11 + round) ack 10 data b"x"));
+        let next = t.take("an acknowledgment");
+        assert_eq!((next.ack, next.win), (Some(12 + round), first.win));
+    }
+    assert_eq!(t.host.counters().tcp_late_data_bytes, 18);
+}
+
+/// A peer that sends for ever is reset, once it has had its bytes.
+#[test]
+fn late_data_is_bounded() {
+    let mut t = closed(8);
+    t.send(seg!(ACK ack 10 data b"12345678"));
+    t.expect(seg!(ACK seq 10 ack 9));
+    t.moved(
+        |t| t.send(seg!(ACK seq 9 ack 10 data b"9")),
+        &[("tcp_late_data_resets", 1), ("tcp_estab_resets", 1), ("tcp_out_rsts", 1)],
+    );
+    t.expect(seg!(RST ACK seq 10));
+    assert_eq!(t.state(), "GONE");
+}
+
+/// In FIN-WAIT-2 time is bounded, too.
+#[test]
+fn a_dribbling_peer_is_bounded_in_time() {
+    let mut t = closed(1000);
+    t.send(seg!(ACK ack 10));
+    for second in 1..=59 {
+        t.at_ms(1000 * second);
+        let seq = u32::try_from(second).unwrap();
+        t.send(seg!(ACK seq (seq) ack 10 data b"x"));
+    }
+    t.at_ms(61_000);
+    assert_eq!(t.state(), "GONE");
+    t.take_all();
+    t.send(seg!(ACK seq 60 ack 10 data b"x"));
+    t.expect(seg!(RST));
+}
+
+/// What was received and not read is discarded as well.
+#[test]
+fn unread_bytes_are_discarded() {
+    let mut t = Peer::server().established();
+    t.send_data(b"unread");
+    t.take("an acknowledgment");
+    t.queue(b"response");
+    t.app_close_lingering(100);
+    t.expect(seg!(ACK PSH FIN seq 1 ack 7 data b"response"));
+}
+
+/// The device is told how much it may discard: what the host has not discarded already.
+#[test]
+fn the_bound_is_handed_over() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::TeardownOffload(true));
+    t.queue(&[7; 20_000]);
+    t.app_close_lingering(100);
+    assert!(t.take_teardown().is_none(), "more than a congestion window");
+    t.expect(seg!(ACK seq 1 ack 1 len 14480));
+    t.send(seg!(ACK ack 1 data b"late"));
+    t.expect(seg!(ACK ack 5));
+    t.send(seg!(ACK seq 5 ack 14481));
+    let teardown = t.take_teardown().expect("what is left fits");
+    assert_eq!(teardown.late_data, LateData::Discard { bytes_max: 96 });
+    assert_eq!(t.peer_position(teardown.rcv_nxt), 5);
+    assert_eq!(t.host.counters().handed_over, 1);
+    // The device would not have it: the host goes on discarding.
+    let why = Refusal::DoesNotFit;
+    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.take_all();
+    t.send(seg!(ACK seq 5 ack 14481 data b"more"));
+    t.expect(seg!(ACK ack 9));
+    assert_eq!(t.host.counters().tcp_late_data_bytes, 8);
+}
+
+/// A plain close still answers data with a reset (RFC 1122 section 4.2.2.13), and the device is
+/// told so.
+#[test]
+fn a_plain_close_is_handed_over_as_such() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::TeardownOffload(true));
+    t.queue(b"bye");
+    t.app_close();
+    assert_eq!(t.take_teardown().expect("it fits").late_data, LateData::Reset);
+}

@@ -1,0 +1,123 @@
+//! Data that comes after the hand-over, where the host asked to discard it (RFC 9112 section 9.6).
+
+use super::*;
+
+/// As [`handed`], and so many bytes of late data are discarded.
+fn lingering(lens: &[usize], bytes_max: u32) -> Teardown {
+    Teardown { late_data: LateData::Discard { bytes_max }, ..handed(lens) }
+}
+
+/// A pipelined request comes before the response is acknowledged: that is sent again until it is,
+/// and the connection ends with FIN in both directions.
+#[test]
+fn late_data_does_not_cut_the_response_off() {
+    let mut rig = rig();
+    begin(&mut rig, lingering(&[10], 1000));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"GET / "));
+    assert_eq!(left(&mut rig), [". 1011+0 5006"]);
+    assert_eq!(at(&mut rig, 16_220), [(16_208, "FP. 1000+10 5006".into())], "sent again");
+    send(&mut rig, &peer(RCV + 6, UNA + 11, Flags::ACK).with(b"HTTP"));
+    assert_eq!(left(&mut rig), [". 1011+0 5010"], "acknowledged in FIN-WAIT-2, too");
+    send(&mut rig, &peer(RCV + 10, UNA + 11, FIN_ACK));
+    assert_eq!(left(&mut rig), [". 1011+0 5011"]);
+    assert_eq!(gauges(&rig), (0, 1));
+    at(&mut rig, 16_300);
+    assert_eq!(told(&mut rig), [CLOSED]);
+    assert_eq!(
+        counted(&mut rig),
+        [
+            "teardown_closed +1",
+            "teardown_late_data_bytes +10",
+            "teardown_retransmits +1",
+            "teardown_time_wait_entered +1",
+        ]
+    );
+    assert_eq!(passed(&mut rig), 0, "nothing is left to the host");
+}
+
+/// close_notify and the FIN come in one segment, as most clients of TLS send them.
+#[test]
+fn late_data_with_the_fin() {
+    let mut rig = rig();
+    begin(&mut rig, lingering(&[10], 1000));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).with(&[0; 24]));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5025".into()]), (0, 1)));
+    // Our acknowledgment was lost: both come again, to TIME-WAIT.
+    send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).with(&[0; 24]));
+    assert_eq!(left(&mut rig), [". 1011+0 5025"]);
+}
+
+/// The window's right edge never moves back, and data behind a hole has to come again.
+#[test]
+fn late_data_out_of_order_and_twice() {
+    let mut rig = rig();
+    begin(&mut rig, lingering(&[10], 1000));
+    left(&mut rig);
+    let window = |rig: &mut Rig| {
+        let frame = bytes_of(&rig.sent.pop().expect("an acknowledgment"));
+        let Ok(Frame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
+        let (segment, _) = Segment::parse(&frame[ip.l4..ip.end]).unwrap();
+        (segment.ack.0, segment.window)
+    };
+    send(&mut rig, &peer(RCV + 4, UNA, FIN_ACK).with(b"ond"));
+    let (ack, first) = window(&mut rig);
+    assert_eq!(ack, RCV, "a duplicate acknowledgment asks for what is missing");
+    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"first"));
+    assert_eq!(window(&mut rig), (RCV + 5, first));
+    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"first"));
+    assert_eq!(window(&mut rig), (RCV + 5, first), "nothing new");
+    send(&mut rig, &peer(RCV + 4, UNA, FIN_ACK).with(b"tond"));
+    assert_eq!(window(&mut rig), (RCV + 9, first), "the new part, and the FIN");
+    assert_eq!(
+        counted(&mut rig),
+        [
+            "teardown_late_data_bytes +8",
+            "teardown_late_data_out_of_order +1",
+            "teardown_out_of_window +1",
+        ]
+    );
+}
+
+/// A peer that sends for ever is bounded: in bytes, then in time.
+#[test]
+fn late_data_is_bounded() {
+    let mut rig = rig();
+    begin(&mut rig, lingering(&[10], 8));
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"12345678"));
+    assert_eq!(left(&mut rig), [". 1011+0 5008"]);
+    send(&mut rig, &peer(RCV + 8, UNA + 11, Flags::ACK).with(b"9"));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from(["R. 1011+0 5008".into()]), (0, 0)));
+    at(&mut rig, 16_100);
+    assert_eq!(told(&mut rig), [RESET]);
+    assert_eq!(counted(&mut rig), ["teardown_reset_late_data +1", "teardown_late_data_bytes +8"]);
+
+    at(&mut rig, 32_000);
+    begin(&mut rig, lingering(&[10], 1 << 20));
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    let mut seq = RCV;
+    for second in 0..59 {
+        at(&mut rig, 32_000 + second * 1000);
+        send(&mut rig, &peer(seq, UNA + 11, Flags::ACK).with(b"x"));
+        seq += 1;
+    }
+    assert_eq!(gauges(&rig).0, 1);
+    at(&mut rig, 32_000 + 60_040);
+    assert_eq!((told(&mut rig), gauges(&rig).0), (Vec::from([TIMED_OUT]), 0));
+    assert_eq!(rig.counter("teardown_late_data_bytes"), 8 + 59);
+}
+
+/// What a stranger guesses into the window is not taken (RFC 5961 section 5.2).
+#[test]
+fn late_data_needs_an_acceptable_acknowledgment() {
+    let mut rig = rig();
+    begin(&mut rig, lingering(&[10], 1000));
+    left(&mut rig);
+    for ack in [UNA + 12, UNA.wrapping_sub(70_000)] {
+        send(&mut rig, &peer(RCV, ack, Flags::ACK).with(b"evil"));
+    }
+    assert_eq!(left(&mut rig), [". 1011+0 5000"], "one challenge");
+    assert_eq!(rig.counter("teardown_late_data_bytes"), 0);
+}
