@@ -59,7 +59,8 @@ loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET_DIR)/loom" \
 		cargo test -p abi --release --lib loom_tests
 
-# Ten thousand seeds of mixed faults, each twice. More, and other ones: outboard sim --help.
+# Ten thousand seeds of mixed faults, each twice; they have to move every counter of the summary.
+# More, and other ones: outboard sim --help.
 sim: build
 	$(OUTBOARD) sim --seeds 10000
 

@@ -3,6 +3,7 @@
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
+use core::ops::RangeInclusive;
 
 use abi::Refusal;
 use base::Duration;
@@ -42,6 +43,8 @@ pub struct Config {
     /// Whether this host answers ARP requests, neighbour solicitations and echo requests: one of
     /// the hosts that share a device does, since all of them hear what belongs to no flow.
     pub answers: bool,
+    /// Ports of connections that we open; Linux's `ip_local_port_range`.
+    pub ports: RangeInclusive<u16>,
     /// Connections at one time, half-open ones apart.
     pub connections_max: usize,
     /// Files open at one time.
@@ -77,6 +80,8 @@ impl Default for Config {
             addrs: Vec::new(),
             gateways: Vec::new(),
             answers: true,
+            // RFC 6335's dynamic range.
+            ports: 49152..=65535,
             connections_max: 65_536,
             files_max: 4_096,
             file_offload: Ok(()),

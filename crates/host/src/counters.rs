@@ -78,7 +78,8 @@ base::counters! {
         tcp_ecn_ce_received,
         /// Segments dropped by PAWS: RFC 7323.
         tcp_paws_dropped,
-        /// Challenge acknowledgments sent: RFC 5961.
+        /// Challenge acknowledgments sent: RFC 5961. What answers a keep-alive or a window probe is
+        /// none.
         tcp_challenge_acks,
         /// Challenge acknowledgments not sent because of their rate limit.
         tcp_challenge_acks_limited,
@@ -106,7 +107,9 @@ base::counters! {
         tcp_syn_cookies_sent,
         /// Connections made from a cookie.
         tcp_syn_cookies_accepted,
-        /// Acknowledgments whose cookie was wrong or stale.
+        /// Acknowledgments of no connection whose cookie was wrong or stale, at a port where SYNs are
+        /// answered with cookies, ours or the device's: guesses, and now and then what comes late
+        /// on a connection that is gone.
         tcp_syn_cookies_failed,
         /// SYNs dropped because the accept queue or the table was full.
         tcp_listen_drops,
@@ -313,7 +316,9 @@ base::counters! {
         splice_ends,
         /// Of those, the ones that nobody asked about until there were too many.
         splice_ends_forgotten,
-        /// Events of the device that fit nothing: late, or nonsense.
+        /// Events of the device about a connection that has ended meanwhile.
+        events_late,
+        /// Events of the device that fit nothing: nonsense.
         events_ignored,
         /// Resets of the device.
         device_resets,

@@ -401,8 +401,7 @@ impl Host {
                 let shift = self.own_scale();
                 let (config, out) = (&self.config.tcp, &mut self.out);
                 let quasi = self.table.quasi_mut(id);
-                let flow = id.into();
-                quasi.and_then(|q| q.tear_down(now, flow, &tuple, shift, late, config, out))
+                quasi.and_then(|q| q.tear_down(now, id.into(), &tuple, shift, config, out))
             }
             Ok(_) => None,
             Err(why) => {
@@ -412,10 +411,11 @@ impl Host {
                 None
             }
         };
-        let Some(teardown) = teardown else {
+        let Some(mut teardown) = teardown else {
             self.make_whole(now, id);
             return false;
         };
+        teardown.late_data = late;
         self.push_teardown(hash, teardown);
         self.table.take_quasi(id);
         if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {

@@ -436,7 +436,7 @@ impl Host {
         let id = SocketId::of_flow(done.flow);
         if self.table.get(id).is_none() {
             // It ended meanwhile: nothing waits for the echo any more.
-            self.out.counters.events_ignored += 1;
+            self.out.counters.events_late += 1;
             return;
         }
         self.with_clean(now, id, |conn, cx| {

@@ -276,7 +276,6 @@ impl Quasi {
         flow: FlowId,
         tuple: &Tuple,
         shift: u8,
-        late_data: LateData,
         config: &TcpConfig,
         out: &mut Outbox,
     ) -> Option<Box<Teardown>> {
@@ -313,7 +312,7 @@ impl Quasi {
             rto: RTO_INITIAL,
             time_wait: config.time_wait,
             contexts: SmallVec::new(),
-            late_data,
+            late_data: LateData::Reset,
         }))
     }
 

@@ -24,8 +24,6 @@ use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
 
-/// Ports of connections that we open: RFC 6335's dynamic range.
-const EPHEMERAL: core::ops::RangeInclusive<u16> = 49152..=65535;
 /// How long a tuple has to have been in TIME-WAIT before we use it again ourselves.
 const REUSE: Duration = Duration::from_secs(1);
 
@@ -184,14 +182,15 @@ impl Host {
         local: Endpoint,
         remote: Endpoint,
     ) -> Result<Tuple, ConnectError> {
-        let span = u64::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+        let (first, last) = (*self.config.ports.start(), *self.config.ports.end());
+        let span = u64::from(last.saturating_sub(first)) + 1;
         // No connection has this tuple, so its hash tells nobody a sequence number.
         let secret = self.iss_key.tuple(&Tuple { local: Endpoint { port: 0, ..local }, remote });
         for _ in 0..span {
             let place = secret.wrapping_add(self.ports_tried) % span;
             self.ports_tried += 1;
             let Ok(offset) = u16::try_from(place) else { continue };
-            let local = Endpoint { port: EPHEMERAL.start() + offset, ..local };
+            let local = Endpoint { port: first.saturating_add(offset), ..local };
             let tuple = Tuple { local, remote };
             match self.table.find(&tuple) {
                 None if self.splices.takes(&tuple) => {}
@@ -404,7 +403,8 @@ impl Host {
         match state {
             State::Closed | State::TimeWait => self.free(socket),
             State::SynSent => self.abort(now, socket),
-            _ if unread => self.abort(now, socket),
+            // Lingering, what is left is the beginning of a record.
+            _ if unread && late == LateData::Reset => self.abort(now, socket),
             _ if self.session_shutdown(socket) => self.touch(socket),
             _ => {
                 self.with(now, socket, |conn, cx| conn.close(cx));

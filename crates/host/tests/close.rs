@@ -284,10 +284,7 @@ fn an_old_timestamp_is_dropped() {
     t.at_ms(1000);
     t.send_data(b"def");
     t.expect(seg!(ACK ack 7 tsecr 6000));
-    t.moved(
-        |t| t.send(seg!(ACK seq 7 ack 1 tsval 5500 data b"old")),
-        &[("tcp_paws_dropped", 1), ("tcp_challenge_acks", 1)],
-    );
+    t.moved(|t| t.send(seg!(ACK seq 7 ack 1 tsval 5500 data b"old")), &[("tcp_paws_dropped", 1)]);
     t.expect(seg!(ACK ack 7 tsecr 6000));
     assert_eq!(t.app_read(), b"abcdef");
 }

@@ -15,6 +15,8 @@ use sim::Outcome;
 
 use crate::error::Failure;
 
+/// Seeds that together reach everything that the summary shows.
+const REACHES_ALL: u64 = 10_000;
 /// Failed seeds that are told in full.
 const TOLD_MAX: usize = 3;
 
@@ -148,7 +150,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
     });
     let _ = write!(std::io::stdout().lock(), "{}", totals.table());
     if failed.is_empty() {
-        return Ok(());
+        return totals.reached(args.storage);
     }
     failed.sort_unstable();
     let count = failed.len();
@@ -307,6 +309,20 @@ impl Totals {
         });
     }
 
+    /// Whether so many seeds, of all worlds, have reached everything that the summary shows: a
+    /// counter of it that is still zero is of something that is tested no more.
+    fn reached(&self, storage_only: bool) -> Result<(), Failure> {
+        if self.seeds < REACHES_ALL || storage_only {
+            return Ok(());
+        }
+        let is_zero = |name: &&str| self.counters.get(*name).copied().unwrap_or(0) == 0;
+        let zero: Vec<_> = SHOWN.iter().map(|(name, _)| *name).filter(is_zero).collect();
+        if zero.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::System(format!("{} seeds never reached {zero:?}", self.seeds)))
+    }
+
     fn table(&self) -> String {
         let hours = self.virtual_ns / 3_600_000_000_000;
         let minutes = self.virtual_ns / 60_000_000_000 % 60;
@@ -327,6 +343,19 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_seeds_have_to_reach_everything() {
+        let mut totals = Totals { seeds: REACHES_ALL - 1, ..Totals::default() };
+        assert!(totals.reached(false).is_ok(), "too few to tell");
+        totals.seeds += 1;
+        assert!(totals.reached(true).is_ok(), "worlds of storage only");
+        totals.counters.extend(SHOWN.iter().skip(1).map(|(name, _)| (*name, 1)));
+        let Err(Failure::System(what)) = totals.reached(false) else { panic!("one is zero") };
+        assert_eq!(what, format!("{REACHES_ALL} seeds never reached [\"{}\"]", SHOWN[0].0));
+        totals.counters.insert(SHOWN[0].0, 1);
+        assert!(totals.reached(false).is_ok());
+    }
 
     /// The names are those of counters: a seed with every engine in use has them all.
     #[test]

@@ -7,7 +7,7 @@
 use abi::l5o::ResyncMode;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{Host, Notice, SocketError, SocketId, SocketOption};
+use host::{ConnectError, Host, Notice, SocketError, SocketId, SocketOption};
 use wire::Endpoint;
 
 use crate::disk::SimDisk;
@@ -23,6 +23,8 @@ use crate::trace::What;
 /// Tries of one session: more means that it never gets on.
 const TRIES_MAX: u32 = 200;
 
+/// How long a client waits that has no port left.
+const PORTS_WAIT: Duration = Duration::from_millis(300);
 /// Requests of a session that lasts, during the faults and after them.
 const LASTING_ASKS: (usize, usize) = (1, 3);
 /// Receive buffer that holds a record of any length, with what a window lags behind.
@@ -176,6 +178,8 @@ pub(crate) struct Client {
     holds_records: bool,
     /// Its proxy looks at TLS, and may answer with an alert.
     alerts: bool,
+    /// It may have no port left for a while.
+    few_ports: bool,
     /// What it does over QUIC.
     pub(crate) h3: Option<H3Client>,
 }
@@ -208,8 +212,20 @@ impl Client {
         }
         let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;
         let alerts = scenario.proxy_alerts();
-        let h3 = None;
-        Self { node, server, rng, sessions, last, keep_alive, tls, holds_records, alerts, h3 }
+        let few_ports = scenario.ports.is_some();
+        Self {
+            node,
+            server,
+            rng,
+            sessions,
+            last,
+            keep_alive,
+            tls,
+            holds_records,
+            alerts,
+            few_ports,
+            h3: None,
+        }
     }
 
     /// The same, with sessions over QUIC.
@@ -326,6 +342,11 @@ impl Client {
             }
             None => cx.host.connect(cx.local, self.server),
         };
+        if opened == Err(ConnectError::NoPort) && self.few_ports {
+            session.tries -= 1;
+            session.stage = Stage::Idle(cx.local + PORTS_WAIT);
+            return;
+        }
         let Ok(socket) = opened else {
             return cx.report.fail(cx.now, "client", "no connection can be opened");
         };

@@ -44,6 +44,8 @@ pub(crate) enum Event {
     Change,
     /// A node's device loses its state.
     Reset(usize),
+    /// A node's device loses a context for sealing.
+    LoseContext(usize),
     /// A node is cut off, or is back.
     Partition(usize, bool),
     /// A client's port is another, as others see it.

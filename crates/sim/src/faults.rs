@@ -303,6 +303,13 @@ pub(crate) struct Scenario {
     pub(crate) client_tcp: TcpConfig,
     pub(crate) backlog: usize,
     pub(crate) content: content::Config,
+    /// Ports that a client has, where they are few: it comes back from one that the server may still
+    /// have in TIME-WAIT.
+    pub(crate) ports: Option<u16>,
+    /// Times that the server's device loses a context for sealing and tells nobody.
+    pub(crate) lost_contexts: u64,
+    /// Hosts answer late, and twice, where records begin.
+    pub(crate) late_answers: bool,
     /// Milliseconds that each node's clock is ahead of the world's: timestamps wrap at 2^32.
     pub(crate) clock_ahead_ms: u64,
 }
@@ -363,9 +370,28 @@ impl Scenario {
             backlog: if r.chance(0.2) && !calm_net { r.range(1, 4) as usize } else { 64 },
             content: draw_content(r),
             clock_ahead_ms: if r.chance(0.3) { r.below(1 << 33) } else { 0 },
+            ports: None,
+            lost_contexts: 0,
+            late_answers: false,
         };
         scenario.shape(storage);
+        scenario.draw_oddities();
         scenario
+    }
+
+    /// Few ports and lost contexts, from numbers of their own: the rest of a scenario is the same
+    /// with and without.
+    fn draw_oddities(&mut self) {
+        let r = &mut Prng::new(self.seed ^ 0x0dd5_0f0b);
+        let (few, lose, late) = (r.chance(0.3), r.chance(0.7), r.chance(0.3));
+        self.late_answers = late && self.storage.is_none() && self.tls.is_some();
+        let http = self.storage.is_none() && self.proxied.is_none();
+        if few && http && self.tls.is_none() && self.quic.is_none() {
+            self.ports = Some(r.range(2, 6) as u16);
+        }
+        if lose && self.storage.is_none() && self.resets > 0 && !self.calm_net() {
+            self.lost_contexts = r.range(1, 4);
+        }
     }
 
     fn shape(&mut self, storage: Option<Storage>) {

@@ -10,8 +10,9 @@ use bytes::Bytes;
 
 /// Chance that a session which says that a request is its last sends more.
 const CHANCE: f64 = 0.7;
-/// Bytes of a piece at most: less than any client's send buffer, so that none is cut.
-const PIECE_BYTES_MAX: u64 = 1_400;
+/// Bytes of a piece at most, and of one in four: several segments, so that part of a TLS record may
+/// be there when the server closes.
+const PIECE_BYTES_MAX: [u64; 4] = [20, 1_400, 1_400, 16_000];
 
 #[derive(Debug)]
 struct Piece {
@@ -34,7 +35,7 @@ impl Late {
         if !rng.chance(CHANCE) {
             return Self::default();
         }
-        let most = if rng.chance(0.2) { 100 } else { 4 };
+        let most = if rng.chance(0.1) { 50 } else { 4 };
         let mut after = 0;
         let pieces = (0..rng.range(1, most)).map(|_| {
             if rng.chance(0.5) {
@@ -43,7 +44,10 @@ impl Late {
             let bytes = match rng.below(3) {
                 0 => Bytes::from_static(b"\r\n"),
                 1 => Bytes::from_static(b"GET /0 HTTP/1.1\r\nHost: sim\r\n\r\n"),
-                _ => vec![b'x'; rng.range(1, PIECE_BYTES_MAX) as usize].into(),
+                _ => {
+                    let most = PIECE_BYTES_MAX[rng.below(4) as usize];
+                    vec![b'x'; rng.range(1, most) as usize].into()
+                }
             };
             Piece { after, bytes }
         });

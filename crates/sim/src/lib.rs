@@ -42,6 +42,7 @@ pub mod namespace;
 mod nat;
 mod net;
 mod node;
+mod odd;
 mod proxied;
 mod quic;
 mod report;

@@ -133,8 +133,11 @@ pub(crate) fn client(
     let device = Device::new(config, net.wire_caps());
     let tcp = scenario.client_tcp.clone();
     let tls_offload = tls_offload(scenario, index);
+    let first = *Config::default().ports.start();
+    let last = scenario.ports.map_or(*Config::default().ports.end(), |few| first + (few - 1));
     let config = Config {
         addrs: addresses(index),
+        ports: first..=last,
         tcp,
         tls_offload,
         quic_offload: quic::offload(scenario, index),

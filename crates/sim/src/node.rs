@@ -20,6 +20,7 @@ use nic::Device;
 use crate::client::{Client, Context};
 use crate::disk::SimDisk;
 use crate::events::Arrival;
+use crate::odd::OddHost;
 use crate::report::Report;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
@@ -84,6 +85,7 @@ pub(crate) struct Node {
     waiting: Option<Op>,
     /// Pairs that the device was asked to take, and has not begun with.
     splices: BTreeMap<SpliceId, Splice>,
+    pub(crate) odd: OddHost,
     /// Frames that have arrived.
     received: VecDeque<Arrival>,
     pub(crate) receive_overruns: u64,
@@ -101,6 +103,11 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// The device loses the context for sealing that it was asked for last, and tells nobody.
+    pub(crate) fn lose_context(&mut self) {
+        self.odd.lose_context(&mut self.ops);
+    }
+
     pub(crate) fn new(device: Device, host: Host, app: App, ahead: Duration, slots: usize) -> Self {
         Self {
             device,
@@ -111,6 +118,7 @@ impl Node {
             events: VecDeque::new(),
             waiting: None,
             splices: BTreeMap::new(),
+            odd: OddHost::default(),
             received: VecDeque::new(),
             receive_overruns: 0,
             device_disk: VecDeque::new(),
@@ -294,12 +302,13 @@ impl Node {
             self.host.handle_timeout(local);
         }
         self.run_app(local, around);
+        turn.ring |= self.odd.begin_turn(&mut self.ops);
         while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(local)) {
             if self.ops.len() >= self.slots {
                 self.waiting = Some(op);
                 break;
             }
-            self.ops.push_back(op);
+            self.odd.pass(op, &mut self.ops);
             turn.taken[1] += 1;
             turn.ring = true;
         }

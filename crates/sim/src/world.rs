@@ -94,6 +94,7 @@ impl World {
                 nodes.push(server(node, &scenario, &net, &mut rng));
             }
         }
+        nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
         let mut report = Report::new(options.trace);
         if let Some(proxied) = &scenario.proxied {
             report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
@@ -149,6 +150,11 @@ impl World {
                 None => 0,
             };
             queue.push(at(r), Event::Reset(node as usize));
+        }
+        // From numbers of its own: the rest of a world is the same with and without.
+        let own = &mut Prng::new(self.scenario.seed ^ 0x1057_c0de);
+        for _ in 0..self.scenario.lost_contexts {
+            queue.push(at(own), Event::LoseContext(SERVER));
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
@@ -231,6 +237,13 @@ impl World {
                 self.note(node, What::Fault, [1, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {
                     self.nodes[node].device.reset();
+                    self.wake_soon(node, Side::Device);
+                }
+            }
+            Event::LoseContext(node) => {
+                self.note(node, What::Fault, [6, node as u64, 1, 0, 0]);
+                if !self.nodes[node].stopped {
+                    self.nodes[node].lose_context();
                     self.wake_soon(node, Side::Device);
                 }
             }

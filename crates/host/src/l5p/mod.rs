@@ -174,7 +174,7 @@ impl Host {
             session.handle_resync(conn, cx, context, request);
         });
         if asked.is_none() {
-            self.out.counters.events_ignored += 1;
+            self.out.counters.events_late += 1;
         }
     }
 
@@ -188,7 +188,7 @@ impl Host {
             conn.lose_context(cx, Some((refused.context, refused.why))).digests
         };
         if known.is_none() && self.with(now, id, digests) != Some(true) {
-            self.out.counters.events_ignored += 1;
+            self.out.counters.events_late += 1;
         }
         self.touch(id);
     }

@@ -115,7 +115,7 @@ impl Connection {
         let flags = segment.flags;
         if self.fails_paws(cx.now, segment) {
             cx.out.counters.tcp_paws_dropped += 1;
-            self.challenge(cx);
+            self.acknowledge_stray(cx);
             return false;
         }
         if !self.rcv.acceptable(segment.seq, arrival.sequence_len()) {
@@ -158,7 +158,7 @@ impl Connection {
         if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
             // A probe of a closed window or a keep-alive; or two ends that are out of step, who
             // must not answer each other for ever.
-            self.challenge(cx);
+            self.acknowledge_stray(cx);
             return;
         }
         if self.acknowledged_position(&arrival.segment).is_some() {
@@ -184,15 +184,23 @@ impl Connection {
 
     /// Sends a challenge acknowledgment, unless one went out just now.
     pub(crate) fn challenge(&mut self, cx: &mut Cx<'_>) {
-        let before = self.challenged_at;
-        let limited = before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL;
-        if limited {
+        if self.acknowledge_stray(cx) {
+            cx.out.counters.tcp_challenge_acks += 1;
+        } else {
             cx.out.counters.tcp_challenge_acks_limited += 1;
-            return;
+        }
+    }
+
+    /// Acknowledges a segment that does not count, unless another was just now. Says whether it
+    /// did.
+    fn acknowledge_stray(&mut self, cx: &Cx<'_>) -> bool {
+        let before = self.challenged_at;
+        if before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL {
+            return false;
         }
         self.challenged_at = cx.now;
-        cx.out.counters.tcp_challenge_acks += 1;
         self.rcv.ack_now();
+        true
     }
 
     /// RFC 7323 section 4.3: TS.Recent follows the left edge of what is acknowledged.
@@ -243,7 +251,8 @@ impl Connection {
         let chunk = Chunk::new(packet, payload.start, payload.end, opened, placed);
         let expected = self.rcv.next();
         let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
-        if !self.modes.held && !self.discards(cx, self.rcv.next() - expected) {
+        let new = self.rcv.next() - expected - u64::from(taken.fin_reached);
+        if !self.modes.held && !self.discards(cx, new) {
             self.abort(cx, SocketError::Closed);
             return taken.spare;
         }

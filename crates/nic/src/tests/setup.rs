@@ -426,7 +426,7 @@ fn payload_makes_the_connection_where_the_acknowledgment_was_lost() {
     let mut answered = data;
     answered.ack += 100;
     assert_eq!(deliver(&mut rig, &tuple, &answered, b""), Fate::Passed(0));
-    assert_eq!(moved(&mut rig), ["setup_cookies_forged +2"]);
+    assert_eq!(moved(&mut rig), ["setup_passed_acks +2"]);
     // The peer has nothing to say.
     let mut fin = data;
     fin.flags = fin.flags.with(Flags::FIN);
@@ -489,13 +489,13 @@ fn cookies_expire() {
             rig.now = bad;
             assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
         }
-        assert_eq!(moved(&mut rig), ["setup_cookies_stale +3"]);
+        assert_eq!(moved(&mut rig), ["setup_passed_acks +3"]);
         // The five bits come around; the MAC has the whole epoch.
         for bad in [end + EPOCH * 31, end + EPOCH * 32, end + EPOCH * 31 * 32] {
             rig.now = bad;
             assert_eq!(deliver(&mut rig, &tuple, &answer, b""), Fate::Passed(0));
         }
-        assert_eq!(moved(&mut rig), ["setup_cookies_forged +3"]);
+        assert_eq!(moved(&mut rig), ["setup_passed_acks +3"]);
         rig = self::rig(listen(9));
     }
 }
@@ -532,7 +532,7 @@ fn a_cookie_is_for_one_connection() {
         change(&mut ack);
         assert_eq!(deliver(&mut rig, &one, &ack, b""), Fate::Passed(0));
     }
-    assert_eq!(moved(&mut rig), ["setup_cookies_forged +10"]);
+    assert_eq!(moved(&mut rig), ["setup_passed_acks +10"]);
     let mut plain = good;
     plain.options.timestamps = None;
     assert_eq!(deliver(&mut rig, &one, &plain, b""), Fate::Passed(0));
@@ -601,14 +601,8 @@ fn forged_acknowledgments_make_no_connection() {
         let payload: &[u8] = if i % 5 == 0 { b"x" } else { b"" };
         assert_eq!(deliver(&mut rig, &tuple, &forged, payload), Fate::Passed(0));
     }
-    let stale = u64::from(N) - of_epoch;
-    assert_eq!(
-        moved(&mut rig),
-        [
-            alloc::format!("setup_cookies_stale +{stale}"),
-            alloc::format!("setup_cookies_forged +{of_epoch}"),
-        ]
-    );
+    assert!((10_000..50_000).contains(&of_epoch), "both checks were made: {of_epoch}");
+    assert_eq!(moved(&mut rig), [alloc::format!("setup_passed_acks +{N}")]);
 }
 
 /// Nothing is kept for a connection, whatever comes: what grows is bounded and goes down again.
@@ -632,7 +626,7 @@ fn floods_leave_nothing_behind() {
         (Flags::RST, &[]),
         (Flags::RST.with(Flags::ACK), &[]),
         (Flags::SYN.with(Flags::ACK), &[]),
-        (Flags::ACK, &["setup_cookies_forged +5000"]),
+        (Flags::ACK, &["setup_passed_acks +5000"]),
     ];
     for (flags, counted) in floods {
         for port in 1..=N {

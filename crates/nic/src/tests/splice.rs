@@ -386,6 +386,21 @@ fn sack_blocks_are_translated_or_left_out() {
     }
 }
 
+/// RFC 2883: a peer reports a duplicate of what our host sent before the splice. The receiver sent
+/// no such bytes.
+#[test]
+fn sack_blocks_from_before_the_splice_are_left_out() {
+    let mut world = World::live([side(4, 0), side(6, 1)]);
+    world.passes(1, &seg(0, 0, &[1; 900]));
+    for sack in [vec![(-150, -20)], vec![(-10, 30)], vec![(-150, 0), (500, 900)]] {
+        let sent = Seg { sack, ..seg(0, 0, b"") };
+        world.send(0, &sent);
+        let expected = Seg { sack: vec![], hop_limit: 63, ..sent };
+        assert_eq!(world.out(), [(1, expected)]);
+    }
+    world.passes(0, &Seg { sack: vec![(0, 500)], ..seg(0, 0, b"") });
+}
+
 /// Options that nobody knows pass as they are, wherever they stand; a list that lies about its
 /// lengths does not.
 #[test]

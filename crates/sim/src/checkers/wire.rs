@@ -45,6 +45,10 @@ pub(super) struct Stream {
     pub(super) edge: u64,
     /// Highest position of the other's stream that this end has acknowledged.
     pub(super) acknowledged: u64,
+    /// TSvals that this end has sent, where a proxy may relay echoes of them.
+    pub(super) tsvals: BTreeSet<u32>,
+    /// SACK blocks that this end has sent, likewise, as positions of the other's stream.
+    pub(super) sacked: BTreeSet<(u64, u64)>,
 }
 
 /// A connection.
@@ -77,6 +81,8 @@ pub(crate) struct Wire {
     roles: Vec<Role>,
     /// TLS is spoken.
     tls: bool,
+    /// There is a proxy, whose device may relay.
+    proxied: bool,
     /// QUIC is spoken.
     quic: bool,
     /// Connections are set up by cookies: while one is good, an old copy of its first segment
@@ -108,6 +114,7 @@ impl Wire {
             server_port: scenario.port(),
             roles: (0..nodes).map(|node| scenario.role(node)).collect(),
             tls: scenario.tls.is_some(),
+            proxied: proxied.is_some(),
             quic: scenario.quic.is_some(),
             cookies: scenario.hand_over.set_up || proxied.is_some_and(|p| p.sets_up()),
             flows: BTreeMap::new(),
@@ -317,6 +324,9 @@ impl Wire {
         let [client, server] = &mut flow.streams;
         let (ours, theirs) = if from_server { (server, client) } else { (client, server) };
         note_window(ours, theirs, segment);
+        if self.proxied {
+            note_options(ours, theirs, segment);
+        }
         let Some(at) = position(ours, segment.seq) else { return Ok(()) };
         let end = at + payload.len() as u64;
         if !payload.is_empty() && end > theirs.edge + 1 && !ghost && relayed.is_none() {
@@ -387,6 +397,15 @@ fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     ours.edge = ours.edge.max(ack + window(ours, theirs, segment));
 }
 
+/// An end sends timestamps and SACK blocks.
+fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
+    ours.tsvals.extend(segment.options.timestamps.map(|ts| ts.value));
+    for block in segment.options.sack() {
+        let edges = position(theirs, block.start).zip(position(theirs, block.end));
+        ours.sacked.extend(edges);
+    }
+}
+
 /// The window that an end offers with a segment, in bytes.
 pub(super) fn window(ours: &Stream, theirs: &Stream, segment: &Segment) -> u64 {
     let scale = if ours.scaled && theirs.scaled { ours.scale } else { 0 };
@@ -400,6 +419,7 @@ impl Stream {
             scale: segment.options.window_scale.unwrap_or(0).min(14),
             scaled: segment.options.window_scale.is_some(),
             edge: segment.window.into(),
+            tsvals: segment.options.timestamps.iter().map(|ts| ts.value).collect(),
             ..Self::default()
         }
     }

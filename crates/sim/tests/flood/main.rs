@@ -410,7 +410,7 @@ fn syns_for_the_device() {
         assert!(answered.abs_diff(honest) <= SHORT as u64, "{answered} and {honest}");
         assert_eq!(outcome.moved("tcp_syns_cached") + outcome.moved("tcp_syn_cookies_sent"), 0);
         assert_eq!(outcome.moved("setup_syns_dropped"), 0);
-        assert_eq!(outcome.moved("setup_cookies_stale"), 0);
+        assert_eq!(outcome.moved("tcp_syn_cookies_failed"), 0);
     }
 }
 
@@ -431,8 +431,10 @@ fn forged_acknowledgments() {
             assert_eq!(outcome.moved("tcp_syn_cookies_failed"), guesses);
             assert_eq!(outcome.moved("tcp_passive_opens"), 0);
         } else {
-            assert!(outcome.moved("setup_cookies_forged") >= guesses, "{way:?}");
-            assert_eq!(outcome.moved("tcp_syn_cookies_failed"), 0);
+            assert!(outcome.moved("setup_passed_acks") >= guesses, "{way:?}");
+            let failed = outcome.moved("tcp_syn_cookies_failed");
+            // Nothing but guesses counts, however much comes on honest connections.
+            assert!(failed == unknown && failed >= guesses, "{way:?}: {failed}");
         }
         if way != Way::TornDown {
             assert_eq!(outcome.moved("setup_established"), 0, "{way:?}");

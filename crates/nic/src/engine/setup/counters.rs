@@ -28,13 +28,10 @@ base::counters! {
         setup_established,
         /// The same without payload, kept from a host that waits for payload.
         setup_deferred,
-        /// Acknowledgments of numbers of an epoch that does not count: cookies that are too old,
-        /// guesses, and what comes on connections older than two epochs. Nobody can tell which.
-        setup_cookies_stale,
-        /// Acknowledgments of numbers of an epoch that counts which are no cookies for this
-        /// connection, or whose timestamp is not the cookie's: guesses, and what comes on younger
-        /// connections once either side's numbers have moved. Nobody can tell which.
-        setup_cookies_forged,
+        /// Segments with ACK for the host: they bring no cookie back. What comes on established
+        /// connections, and guesses: the host, which knows its connections, counts the guesses as
+        /// `tcp_syn_cookies_failed`.
+        setup_passed_acks,
         /// The same without timestamps: of connections that the host set up.
         setup_acks_no_timestamps,
         /// Ports that were not taken.

@@ -319,7 +319,7 @@ fn acknowledge(
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
     let (Some(seq), Some(ack)) = (number(4), number(8)) else { return Verdict::Pass };
     let Some(age) = cookies.age(ack - 1) else {
-        counters.setup_cookies_stale += 1;
+        counters.setup_passed_acks += 1;
         return Verdict::Pass;
     };
     let Ok((segment, header_len)) = Segment::parse(tcp) else {
@@ -332,7 +332,7 @@ fn acknowledge(
     };
     let returned = Returned { cookie: ack - 1, irs: seq - 1, echo };
     let Some(peer) = cookies.check(now, &at.tuple, &returned, age) else {
-        counters.setup_cookies_forged += 1;
+        counters.setup_passed_acks += 1;
         return Verdict::Pass;
     };
     let listen = &listener.listen;

@@ -47,6 +47,9 @@ pub(super) struct Translation {
     /// The receiver agreed to SACK; both agreed to ECN.
     sack: bool,
     ecn: bool,
+    /// No SACK block that is meant to pass begins before this: at first our own next byte at the
+    /// splice, for what precedes it the receiver did not send.
+    sack_floor: SeqNum,
     /// Bytes of options and payload that one segment for the receiver may have.
     room: u16,
     /// The connection that it leaves on, as we see it.
@@ -122,6 +125,7 @@ impl Translation {
             own_scale: to.own_scale,
             sack: to.sack,
             ecn: from.ecn && to.ecn,
+            sack_floor: from.snd_nxt,
             room: to.mss.saturating_add(options).min(fits),
             to: to.tuple,
             prefix,
@@ -179,6 +183,9 @@ impl Translation {
         let (fixed, options) = out.split_first_chunk_mut().ok_or(Unfit::Malformed)?;
         let mut difference = self.tcp_sum;
         let window = self.write_fixed(segment, fixed, &mut difference);
+        // Numbers wrap: the floor follows, a good way behind.
+        let ahead = segment.ack.distance(self.sack_floor).max(0).unsigned_abs();
+        self.sack_floor += ahead.saturating_sub(ECHO_REACH);
         let tsval = self.write_options(options, &mut difference).ok_or(Unfit::Malformed)?;
         let options = u16::try_from(options.len()).unwrap_or(0);
         let payload_max = self.room.saturating_sub(options).max(1);
@@ -271,8 +278,13 @@ impl Translation {
                         TIMESTAMPS if len == 10 => {
                             tsval = Some(self.write_timestamps(options, at + 2, difference)?);
                         }
-                        SACK if self.sack => self.write_sack(options, at + 2, rest - 2, difference),
-                        SACK => blank(options, at, rest, difference),
+                        SACK => {
+                            let out = !self.sack
+                                || self.write_sack(options, at + 2, rest - 2, difference);
+                            if out {
+                                blank(options, at, rest, difference);
+                            }
+                        }
                         _ => {}
                     }
                     at += len;
@@ -299,13 +311,26 @@ impl Translation {
     }
 
     /// Blocks of `len` bytes from `at` on: they name what the receiver sent, as `ack` does (RFC
-    /// 2018).
-    fn write_sack(&self, options: &mut [u8], at: usize, len: usize, difference: &mut Difference) {
-        for at in (at..at + len / 4 * 4).step_by(4) {
+    /// 2018). An option with a block of bytes from before the splice is left out: such a block
+    /// reports a duplicate (RFC 2883) of what we sent ourselves. Says whether it is.
+    fn write_sack(
+        &self,
+        options: &mut [u8],
+        at: usize,
+        len: usize,
+        difference: &mut Difference,
+    ) -> bool {
+        let edges = || (at..at + len / 4 * 4).step_by(4);
+        let is_old = |at| read(options, at).is_some_and(|edge| SeqNum(edge).lt(self.sack_floor));
+        if edges().any(is_old) {
+            return true;
+        }
+        for at in edges() {
             if let Some(edge) = read(options, at) {
                 write(options, at, edge.wrapping_add(self.ack), difference);
             }
         }
+        false
     }
 }
 

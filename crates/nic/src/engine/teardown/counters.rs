@@ -30,7 +30,7 @@ base::counters! {
         teardown_retransmits,
         /// Retransmissions after three duplicate acknowledgments.
         teardown_dup_ack_retransmits,
-        /// Challenge acknowledgments: RFC 5961.
+        /// Challenge acknowledgments: RFC 5961. What answers a keep-alive is none.
         teardown_challenge_acks,
         /// Of these, not sent because one went out just before.
         teardown_challenge_acks_limited,

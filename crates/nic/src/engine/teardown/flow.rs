@@ -150,7 +150,7 @@ impl Flow {
         let flags = segment.flags;
         if self.fails_paws(segment) {
             cx.counters.teardown_paws_drops += 1;
-            self.challenge(cx);
+            self.acknowledge_stray(cx);
             return None;
         }
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
@@ -248,8 +248,11 @@ impl Flow {
         if flags.has(Flags::RST) {
             return;
         }
-        if flags.has(Flags::SYN) || payload == 0 && !flags.has(Flags::FIN) {
+        if flags.has(Flags::SYN) {
             self.challenge(cx);
+        } else if payload == 0 && !flags.has(Flags::FIN) {
+            // A keep-alive, most often: no sign of an attack.
+            self.acknowledge_stray(cx);
         } else {
             self.acknowledge(cx);
         }
@@ -323,12 +326,11 @@ impl Flow {
     /// Seventh and eighth: payload and FIN.
     fn take_payload(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> Option<End> {
         let end = segment.seq + payload;
-        if payload > 0 && end.gt(self.t.rcv_nxt) && !self.t.fin_received {
-            if !self.discard(cx, segment.seq, end) {
-                cx.counters.teardown_reset_late_data += 1;
-                self.reset(cx);
-                return Some(self.end(cx, End::Reset));
-            }
+        let is_late = payload > 0 && end.gt(self.t.rcv_nxt) && !self.t.fin_received;
+        if is_late && !self.discard(cx, segment.seq, end) {
+            cx.counters.teardown_reset_late_data += 1;
+            self.reset(cx);
+            return Some(self.end(cx, End::Reset));
         }
         let fin = segment.flags.has(Flags::FIN) && !self.t.fin_received;
         if fin && end == self.t.rcv_nxt {
@@ -441,14 +443,23 @@ impl Flow {
 
     /// A challenge acknowledgment, unless one went out just now.
     fn challenge(&mut self, cx: &mut Cx<'_>) {
+        if self.acknowledge_stray(cx) {
+            cx.counters.teardown_challenge_acks += 1;
+        } else {
+            cx.counters.teardown_challenge_acks_limited += 1;
+        }
+    }
+
+    /// Acknowledges a segment that does not count, unless another was just now. Says whether it
+    /// did.
+    fn acknowledge_stray(&mut self, cx: &mut Cx<'_>) -> bool {
         let before = self.challenged_at;
         if before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL {
-            cx.counters.teardown_challenge_acks_limited += 1;
-            return;
+            return false;
         }
         self.challenged_at = cx.now.max(Instant::from_nanos(1));
-        cx.counters.teardown_challenge_acks += 1;
         self.acknowledge(cx);
+        true
     }
 
     /// Lets go of everything that is held outside.

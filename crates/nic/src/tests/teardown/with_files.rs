@@ -67,6 +67,24 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     assert_eq!(told(&mut rig), [CLOSED]);
 }
 
+/// The peer has every byte, and the FIN was lost: it goes alone, and the file is closed already.
+#[test]
+fn a_lone_fin_after_the_files_parts_were_acknowledged() {
+    let (mut rig, teardown) = with_file();
+    begin(&mut rig, teardown);
+    rig.close(0, 1);
+    rig.complete_all();
+    left(&mut rig);
+    send(&mut rig, &peer(RCV, UNA + 1500, Flags::ACK));
+    assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
+    assert_eq!((rig.counter("file_open_files"), rig.disk.open.len()), (0, 0));
+    assert_eq!(at(&mut rig, 16_250), [(16_208, "F. 2500+0 5000".into())]);
+    assert_eq!(rig.counter("file_unknown"), 0, "it needs no file");
+    send(&mut rig, &peer(RCV, UNA + 1501, FIN_ACK));
+    at(&mut rig, 17_000);
+    assert_eq!(told(&mut rig), [CLOSED]);
+}
+
 #[test]
 fn a_reset_lets_go_of_files_and_of_what_waits() {
     let (mut rig, teardown) = with_file();

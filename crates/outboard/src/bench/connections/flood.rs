@@ -104,7 +104,7 @@ pub(super) fn costs(time: Duration) -> Result<Vec<Cost>, Failure> {
 }
 
 const DEVICE_SYN: &str = "setup_syns_answered";
-const DEVICE_ACK: &str = "setup_cookies_forged";
+const DEVICE_ACK: &str = "setup_passed_acks";
 
 impl Target {
     fn new(set_up: bool, backlog: usize) -> Self {

@@ -152,7 +152,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Fa
     add("connections", "connections: SYN, SYN-ACK, ACK with 64 bytes", &both, 2, &two)?;
     add("syns", "SYNs answered", &syns, 1, &two[..1])?;
     add("established", "acknowledgments with 64 bytes, for the host", &acks, 1, &two[1..])?;
-    add("forged", "forged acknowledgments, for the host", &forged, 1, &["setup_cookies_forged"])?;
+    add("forged", "forged acknowledgments, for the host", &forged, 1, &["setup_passed_acks"])?;
     add("unwanted", "the same to a port that is not the device's", &elsewhere, 1, &["rx_packets"])?;
     Ok(figures)
 }
@@ -181,7 +181,7 @@ fn set_up_memory() -> Result<usize, Failure> {
     flood(10_000, FLOOD);
     let growth = allocated_bytes().saturating_sub(before);
     check(&device, "setup_syns_answered", FLOOD.into())?;
-    check(&device, "setup_cookies_forged", FLOOD.into())?;
+    check(&device, "setup_passed_acks", FLOOD.into())?;
     // The allocator's own caches move a little.
     if growth > FLOOD as usize / 100 {
         return Err(Failure::System(format!("the heap has grown by {growth} bytes")));
