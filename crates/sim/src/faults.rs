@@ -303,8 +303,8 @@ pub(crate) struct Scenario {
     pub(crate) client_tcp: TcpConfig,
     pub(crate) backlog: usize,
     pub(crate) content: content::Config,
-    /// Ports that a client has, where they are few: it comes back from one that the server may still
-    /// have in TIME-WAIT.
+    /// Ports that a client has, where they are few: it comes back from one that the server may
+    /// still have in TIME-WAIT.
     pub(crate) ports: Option<u16>,
     /// Times that the server's device loses a context for sealing and tells nobody.
     pub(crate) lost_contexts: u64,
@@ -390,7 +390,7 @@ impl Scenario {
             self.ports = Some(r.range(2, 6) as u16);
         }
         if lose && self.storage.is_none() && self.resets > 0 && !self.calm_net() {
-            self.lost_contexts = r.range(1, 4);
+            self.lost_contexts = r.range(2, 8);
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Stray line ends, pipelined requests, and more than fits a segment: before the response, while it
 //! is read, and after the server's end. A server discards it, and the response still arrives whole
-//! (RFC 9112 section 9.6). Drawn when a session is drawn and asked by [`crate::client`]; over TLS it
-//! becomes records like any other, and the client's close_notify follows.
+//! (RFC 9112 section 9.6). Drawn when a session is drawn and asked by [`crate::client`]; over TLS
+//! it becomes records like any other, and the client's close_notify follows.
 
 use base::Prng;
 use bytes::Bytes;

@@ -125,7 +125,19 @@ impl World {
             scenario,
         };
         world.plan();
+        world.plan_oddities();
         world
+    }
+
+    /// Puts what an odd host does on the calendar, from numbers of its own: the rest of a world is
+    /// the same with and without.
+    fn plan_oddities(&mut self) {
+        let r = &mut Prng::new(self.scenario.seed ^ 0x1057_c0de);
+        for _ in 0..self.scenario.lost_contexts {
+            let after = r.below(self.scenario.fault_time.as_nanos());
+            let at = Instant::ZERO + Duration::from_nanos(after);
+            self.queue.push(at, Event::LoseContext(SERVER));
+        }
     }
 
     /// Puts the faults of the scenario on the calendar, and everybody's first turn.
@@ -150,11 +162,6 @@ impl World {
                 None => 0,
             };
             queue.push(at(r), Event::Reset(node as usize));
-        }
-        // From numbers of its own: the rest of a world is the same with and without.
-        let own = &mut Prng::new(self.scenario.seed ^ 0x1057_c0de);
-        for _ in 0..self.scenario.lost_contexts {
-            queue.push(at(own), Event::LoseContext(SERVER));
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));

@@ -31,8 +31,12 @@ pub(super) fn check(
     long: u64,
 ) -> Result<(), String> {
     let value = |name| node.counter(name);
-    if let Some(name) = NEVER.into_iter().find(|name| value(name) > 0) {
-        return Err(format!("{name} is {}", value(name)));
+    for name in NEVER {
+        // An odd host uses numbers again: refused, since no nonce may seal twice.
+        let allowed = name == "quic_tx_refused_number" && scenario.lost_contexts > 0;
+        if value(name) > 0 && !allowed {
+            return Err(format!("{name} is {}", value(name)));
+        }
     }
     let is_server = role == Role::Server;
     let device = if is_server { &quic.server } else { &quic.client };
