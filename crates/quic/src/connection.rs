@@ -13,7 +13,7 @@ use abi::{FileExtent, FileFault, FileId, FlowId};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Host, UdpId};
-use quinn_proto::{ConnectionHandle, StreamId, VarInt, WriteError};
+use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
 use crate::Handle;
 use crate::config::Config;
@@ -21,12 +21,18 @@ use crate::counters::Counters;
 use crate::offload::{About, Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
+use crate::schedule::{Priority, Schedule, TURN_BYTES};
 use crate::transmit::{Late, Plan, SEVERAL_FILES};
 
 /// Bytes that the host reads of a file at a time.
 const READ_BYTES: u64 = 128 * 1024;
-/// Bytes that may be unacknowledged: in memory, and where files take none.
+/// Bytes that may be unacknowledged at most: in memory, and where files take none.
 const WINDOWS: [u64; 2] = [2 << 20, 16 << 20];
+/// Bytes that may be unacknowledged in any case.
+const WINDOW_MIN: u64 = 256 * 1024;
+/// Congestion windows that may be unacknowledged: one in flight, two that hang behind a packet that
+/// is lost until it has been sent again, and one that is queued.
+const CONGESTION_WINDOWS: u64 = 4;
 /// What a stream is reset with where its file fails: RFC 9114's `H3_INTERNAL_ERROR`.
 pub(crate) const FILE_FAILED: u32 = 0x0102;
 
@@ -37,18 +43,58 @@ enum Piece {
     File { file: FileId, offset: u64, len: u64 },
 }
 
+/// What a stream with something left to be sent waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Waits {
+    /// The application: everything so far was written.
+    #[default]
+    Application,
+    /// Its turn: it is in the [`Schedule`].
+    Turn,
+    /// The peer's credit for the stream: quinn-proto will say when there is some.
+    Credit,
+    /// The host's read of the file at the front.
+    Disk,
+}
+
 /// What a stream is still to send.
 #[derive(Debug, Default)]
 struct Outgoing {
     queue: VecDeque<Piece>,
     /// Nothing follows.
     finish: bool,
-    /// quinn-proto has no room: it will say when it has.
-    blocked: bool,
-    /// The file at the front is being read.
-    reading: bool,
+    waits: Waits,
+    priority: Priority,
+    /// Bytes that are left of its turn.
+    turn: u64,
     /// Bytes that quinn-proto took.
     written: u64,
+    /// Bytes that the peer allows, as far as is known.
+    credit: u64,
+}
+
+/// How a stream's turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// It has more to write.
+    Over,
+    /// It has something to write and the connection has no room for it.
+    Full,
+    /// It waits, or is gone.
+    Waits,
+}
+
+/// Streams by what they wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// The peer's credit for the stream.
+    pub stream_credit: usize,
+    /// The peer's credit for the connection.
+    pub connection_credit: usize,
+    /// Room for what is not acknowledged: the congestion window, and what is queued behind it.
+    pub window: usize,
+    /// A read by the host.
+    pub disk: usize,
 }
 
 /// What a read is for.
@@ -137,6 +183,9 @@ pub(crate) struct Connection {
     /// sent until it finds it.
     pub(crate) careful: bool,
     streams: BTreeMap<StreamId, Outgoing>,
+    schedule: Schedule,
+    /// Bytes that quinn-proto took, of all streams.
+    written: u64,
 }
 
 impl Connection {
@@ -168,15 +217,58 @@ impl Connection {
             dirty: true,
             careful: false,
             streams: BTreeMap::new(),
+            schedule: Schedule::default(),
+            written: 0,
         };
-        connection.inner.set_send_window(WINDOWS[0]);
+        connection.inner.set_send_window(WINDOW_MIN);
         connection
+    }
+
+    /// Queues a piece, or the end of the stream.
+    fn queue(&mut self, stream: StreamId, piece: Option<Piece>) {
+        if !self.streams.contains_key(&stream) {
+            self.begin(stream);
+        }
+        let Some(outgoing) = self.streams.get_mut(&stream) else { return };
+        outgoing.finish |= piece.is_none();
+        outgoing.queue.extend(piece);
+        if outgoing.waits == Waits::Application {
+            outgoing.waits = Waits::Turn;
+            self.schedule.push(stream, outgoing.priority);
+        }
+    }
+
+    fn begin(&mut self, stream: StreamId) {
+        let ours = u64::from(self.inner.side().is_server());
+        let credit = self.shared.lock().credit.initial(u64::from(stream), ours);
+        // Streams in one direction are the application's own: settings, and what it says of others.
+        let priority = match stream.dir() {
+            Dir::Uni => Priority::CONTROL,
+            Dir::Bi => Priority::default(),
+        };
+        self.streams.insert(stream, Outgoing { credit, ..Outgoing::default() });
+        self.set_priority(stream, priority);
+    }
+
+    /// Sets the priority of what a stream is to send; without effect when all of it is written.
+    pub(crate) fn set_priority(&mut self, stream: StreamId, priority: Priority) {
+        let Some(outgoing) = self.streams.get_mut(&stream) else { return };
+        if outgoing.priority == priority {
+            return;
+        }
+        if outgoing.waits == Waits::Turn {
+            self.schedule.remove(stream, outgoing.priority);
+            self.schedule.push(stream, priority);
+        }
+        outgoing.priority = priority;
+        // It may have been reset before.
+        let _ = self.inner.send_stream(stream).set_priority(priority.for_quinn());
     }
 
     /// Queues bytes on a stream.
     pub(crate) fn write(&mut self, stream: StreamId, bytes: Bytes) {
         if !bytes.is_empty() && !self.lost {
-            self.streams.entry(stream).or_default().queue.push_back(Piece::Bytes(bytes));
+            self.queue(stream, Some(Piece::Bytes(bytes)));
         }
     }
 
@@ -194,8 +286,7 @@ impl Connection {
         }
         let held = host.extent_hold(file, offset, len).is_some();
         if held {
-            let piece = Piece::File { file, offset, len };
-            self.streams.entry(stream).or_default().queue.push_back(piece);
+            self.queue(stream, Some(Piece::File { file, offset, len }));
         }
         held
     }
@@ -203,7 +294,7 @@ impl Connection {
     /// Nothing follows on a stream.
     pub(crate) fn finish(&mut self, stream: StreamId) {
         if !self.lost {
-            self.streams.entry(stream).or_default().finish = true;
+            self.queue(stream, None);
         }
     }
 
@@ -218,16 +309,19 @@ impl Connection {
         }
     }
 
-    /// Room in quinn-proto for a stream that had none.
+    /// quinn-proto has room again for a stream that had none.
     pub(crate) fn unblock(&mut self, stream: StreamId) {
-        if let Some(outgoing) = self.streams.get_mut(&stream) {
-            outgoing.blocked = false;
+        let Some(outgoing) = self.streams.get_mut(&stream) else { return };
+        if outgoing.waits == Waits::Credit {
+            outgoing.waits = Waits::Turn;
+            self.schedule.push(stream, outgoing.priority);
         }
     }
 
     /// Drops what a stream was to send.
     pub(crate) fn forget_stream(&mut self, host: &mut Host, stream: StreamId) {
         let Some(outgoing) = self.streams.remove(&stream) else { return };
+        self.schedule.remove(stream, outgoing.priority);
         for piece in outgoing.queue {
             if let Piece::File { file, offset, len } = piece {
                 host.extent_release(file, offset, len, false);
@@ -244,75 +338,115 @@ impl Connection {
         self.offload.remove(host);
     }
 
-    /// Gives quinn-proto what it has room for.
+    /// Gives quinn-proto what it has room for, streams by turns.
     pub(crate) fn pump(&mut self, cx: &mut Cx<'_>) {
         let worth = self.connected && self.bytes >= cx.config.offload_bytes_min && !self.lost;
         if worth && self.offload.is_due(self.bytes) {
             let min_rtt = self.inner.stats().path.min_rtt.as_nanos();
             let min_rtt = Duration::from_nanos(u64::try_from(min_rtt).unwrap_or(u64::MAX));
             let about = About { flow: self.flow, cids: &self.cids, min_rtt };
-            if self.offload.ask(&mut cx.device(), &self.shared, &about) {
-                self.inner.set_send_window(WINDOWS[1]);
-            }
+            self.offload.ask(&mut cx.device(), &self.shared, &about);
         }
-        let mut at = None;
-        loop {
-            let next = match at {
-                None => self.streams.iter().next(),
-                Some(stream) => self
-                    .streams
-                    .range((std::ops::Bound::Excluded(stream), std::ops::Bound::Unbounded))
-                    .next(),
-            };
-            let Some((&stream, _)) = next else { break };
-            at = Some(stream);
-            while self.step(cx, stream) {}
+        self.inner.set_send_window(self.send_window());
+        while let Some(stream) = self.schedule.pop() {
+            let turn = self.take_turn(cx, stream);
+            let Some(outgoing) = self.streams.get_mut(&stream) else { continue };
+            match turn {
+                Turn::Waits => {}
+                Turn::Over => self.schedule.push(stream, outgoing.priority),
+                Turn::Full => {
+                    self.schedule.push_first(stream, outgoing.priority);
+                    return;
+                }
+            }
         }
     }
 
-    /// Moves one piece of a stream on; says whether there is more to do at once.
-    fn step(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> bool {
-        let by_device = self.offload.tx().is_some();
-        let Some(outgoing) = self.streams.get_mut(&stream) else { return false };
-        if outgoing.blocked || outgoing.reading {
-            return false;
+    /// Bytes that may be unacknowledged: what is queued behind the congestion window has used the
+    /// peer's credit already, and a stream that is more urgent could not have it.
+    fn send_window(&self) -> u64 {
+        let congestion = self.inner.congestion_state().window();
+        // Of each stream quinn-proto counts the piece at its front until all of it is acknowledged.
+        let fronts = TURN_BYTES * self.streams.len() as u64;
+        let max = WINDOWS[usize::from(self.offload.tx().is_some())];
+        (congestion.saturating_mul(CONGESTION_WINDOWS) + fronts).clamp(WINDOW_MIN, max)
+    }
+
+    /// Lets a stream write for a turn.
+    fn take_turn(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Turn {
+        // Alone it need not be cut into turns.
+        let turn = if self.schedule.is_empty() { CHUNK_BYTES as u64 } else { TURN_BYTES };
+        if let Some(outgoing) = self.streams.get_mut(&stream).filter(|o| o.turn == 0) {
+            outgoing.turn = turn;
         }
+        loop {
+            if let Some(turn) = self.step(cx, stream) {
+                return turn;
+            }
+        }
+    }
+
+    /// Writes of the piece at a stream's front; returns how the turn ended, if it did.
+    fn step(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Option<Turn> {
+        let by_device = self.offload.tx().is_some();
+        let Some(outgoing) = self.streams.get_mut(&stream) else { return Some(Turn::Waits) };
         match outgoing.queue.front_mut() {
+            None if outgoing.finish => {
+                self.streams.remove(&stream);
+                // A stream that the peer has stopped is reset already.
+                let _ = self.inner.send_stream(stream).finish();
+                Some(Turn::Waits)
+            }
             None => {
-                if outgoing.finish {
-                    self.streams.remove(&stream);
-                    // A stream that the peer has stopped is reset already.
-                    let _ = self.inner.send_stream(stream).finish();
-                }
-                false
+                outgoing.waits = Waits::Application;
+                Some(Turn::Waits)
             }
-            Some(Piece::Bytes(bytes)) => {
-                let chunks = std::slice::from_mut(bytes);
-                let written = self.inner.send_stream(stream).write_chunks(chunks);
-                match written {
-                    Ok(written) => outgoing.written += written.bytes as u64,
-                    Err(WriteError::Blocked) => outgoing.blocked = true,
-                    Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
-                        self.forget_stream(cx.host, stream);
-                        return false;
-                    }
-                }
-                if bytes.is_empty() {
-                    outgoing.queue.pop_front();
-                }
-                true
-            }
+            Some(_) if outgoing.turn == 0 => Some(Turn::Over),
+            Some(Piece::Bytes(_)) => self.write_front(cx, stream),
             Some(&mut Piece::File { file, offset, len }) => {
                 if by_device && cx.host.extent_reader(file).is_ok() {
                     self.place(cx, stream, (file, offset, len));
-                    return true;
+                    return None;
                 }
                 let len = u32::try_from(len.min(READ_BYTES)).unwrap_or(u32::MAX);
                 let extent = FileExtent { file, offset, len };
-                outgoing.reading = true;
+                outgoing.waits = Waits::Disk;
                 let what = ReadFor::Stream { handle: self.handle, stream, extent };
                 cx.reads.begin(cx.host, extent, what);
-                false
+                Some(Turn::Waits)
+            }
+        }
+    }
+
+    /// Writes of the bytes at a stream's front what is left of its turn; returns how the turn ended,
+    /// if it did.
+    fn write_front(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Option<Turn> {
+        let outgoing = self.streams.get_mut(&stream)?;
+        let Some(Piece::Bytes(bytes)) = outgoing.queue.front_mut() else { return None };
+        let most = usize::try_from(outgoing.turn).unwrap_or(usize::MAX).min(bytes.len());
+        let mut front = bytes.split_to(most);
+        let left = core::mem::take(bytes);
+        let written = self.inner.send_stream(stream).write_chunks(std::slice::from_mut(&mut front));
+        outgoing.queue.pop_front();
+        for rest in [left, front].into_iter().filter(|rest| !rest.is_empty()) {
+            outgoing.queue.push_front(Piece::Bytes(rest));
+        }
+        match written {
+            Ok(written) => {
+                outgoing.written += written.bytes as u64;
+                outgoing.turn = outgoing.turn.saturating_sub(written.bytes as u64);
+                self.written += written.bytes as u64;
+                None
+            }
+            // quinn-proto will say when there is room, whatever it waits for.
+            Err(WriteError::Blocked) if outgoing.written >= outgoing.credit => {
+                outgoing.waits = Waits::Credit;
+                Some(Turn::Waits)
+            }
+            Err(WriteError::Blocked) => Some(Turn::Full),
+            Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
+                self.forget_stream(cx.host, stream);
+                Some(Turn::Waits)
             }
         }
     }
@@ -347,10 +481,11 @@ impl Connection {
     ) {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
         let Some(&Piece::File { file, offset, .. }) = outgoing.queue.front() else { return };
-        if !outgoing.reading || file != extent.file || offset != extent.offset {
+        if outgoing.waits != Waits::Disk || file != extent.file || offset != extent.offset {
             return; // The stream has another queue by now.
         }
-        outgoing.reading = false;
+        outgoing.waits = Waits::Turn;
+        self.schedule.push(stream, outgoing.priority);
         match result {
             Ok(bytes) => {
                 let len = bytes.len() as u64;
@@ -399,6 +534,22 @@ impl Connection {
         self.streams.len()
     }
 
+    /// What those streams wait for.
+    pub(crate) fn waiting(&self) -> Waiting {
+        let credit = self.shared.lock().credit.connection;
+        let mut waiting = Waiting::default();
+        for outgoing in self.streams.values() {
+            match outgoing.waits {
+                Waits::Application => {}
+                Waits::Turn if self.written >= credit => waiting.connection_credit += 1,
+                Waits::Turn => waiting.window += 1,
+                Waits::Credit => waiting.stream_credit += 1,
+                Waits::Disk => waiting.disk += 1,
+            }
+        }
+        waiting
+    }
+
     /// Notes where the peer is by now (RFC 9000, section 9).
     pub(crate) fn follow_peer(&mut self, counters: &mut Counters) {
         let remote = self.inner.remote_address();
@@ -415,6 +566,13 @@ impl Connection {
         let mut state = self.shared.lock();
         self.offload.follow_rx(&mut cx.device(), &state);
         cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
+        for (stream, limit) in state.credit.raised.drain(..) {
+            let stream = VarInt::from_u64(limit).ok().and(VarInt::from_u64(stream).ok());
+            let outgoing = stream.and_then(|id| self.streams.get_mut(&StreamId::from(id)));
+            if let Some(outgoing) = outgoing {
+                outgoing.credit = outgoing.credit.max(limit);
+            }
+        }
         if state.retired.is_empty() {
             return;
         }

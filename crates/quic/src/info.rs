@@ -9,7 +9,7 @@ use abi::quic::QuicId;
 use base::Duration;
 use quinn_proto::ConnectionStats;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Waiting};
 
 /// A connection.
 #[derive(Clone, Debug)]
@@ -26,6 +26,8 @@ pub struct ConnectionInfo {
     pub file_bytes_offloaded: u64,
     /// Streams that have something left to be sent.
     pub streams: usize,
+    /// What those wait for.
+    pub waiting: Waiting,
     /// Smoothed round-trip time.
     pub rtt: Duration,
     /// Generations of keys after the first, in the direction that has had more.
@@ -57,6 +59,7 @@ impl Connection {
             bytes: self.bytes,
             file_bytes_offloaded: self.file_bytes_offloaded,
             streams: self.streams(),
+            waiting: self.waiting(),
             rtt: Duration::from_nanos(rtt),
             key_updates,
             migrations: self.migrations,

@@ -8,7 +8,8 @@
 //! A crate of its own, since quinn-proto and `rustls::quic` need the standard library, which `host`
 //! does without. It is sans-IO all the same: time comes in, randomness comes from a seed.
 //!
-//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
+//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams), `schedule`
+//! (whose turn it is), `credit` (what the peer lets us send),
 //! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
 //! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
 //! `info`. It has no datagram frames and no 0-RTT for servers, and speaks version 1 alone.
@@ -17,6 +18,7 @@
 mod config;
 mod connection;
 mod counters;
+mod credit;
 mod endpoint;
 mod frames;
 mod info;
@@ -24,14 +26,17 @@ mod keys;
 mod offload;
 mod placed;
 mod protection;
+mod schedule;
 mod secrets;
 mod session;
 mod transmit;
 
 pub use config::Config;
+pub use connection::Waiting;
 pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
 pub use info::ConnectionInfo;
+pub use schedule::Priority;
 pub use quinn_proto::{
     ConnectionError, ConnectionStats, Dir, PathStats, Side, StreamEvent, StreamId,
     TransportErrorCode, VarInt,

@@ -19,6 +19,7 @@ use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
 use wire::quic::{Frames, number_len};
 
+use crate::credit::Credit;
 use crate::frames::retired;
 use crate::keys::{HeaderKeys, Keys};
 
@@ -71,6 +72,8 @@ pub(crate) struct State {
     generations: VecDeque<Generation>,
     /// Packets that the device opened and quinn-proto did not take for that.
     pub(crate) disagreed: u64,
+    /// What the peer lets us send.
+    pub(crate) credit: Credit,
 }
 
 impl State {
@@ -188,8 +191,10 @@ impl PacketKey for OneRttKey {
         state.rx_next = state.rx_next.max(packet + 1);
         state.rx_generation = state.rx_generation.max(self.generation);
         // What is malformed ends the connection, or is a frame that only quinn-proto knows.
-        let retired = Frames::new(payload).flatten().filter_map(|f| retired(payload, &f));
-        state.retired.extend(retired);
+        for frame in Frames::new(payload).flatten() {
+            state.credit.follow(payload, &frame);
+            state.retired.extend(retired(payload, &frame));
+        }
         Ok(())
     }
 

@@ -21,6 +21,7 @@ use rustls::quic::{Connection, KeyChange, Secrets, Version};
 use rustls::{CipherSuite, KeyLog, SupportedCipherSuite, quic};
 use zeroize::Zeroizing;
 
+use crate::credit::Credit;
 use crate::keys::Schedule;
 use crate::protection::{Generation, OneRttHeaderKey, OneRttKey, Shared, TlsHeaderKey, TlsKey};
 
@@ -247,6 +248,11 @@ impl Session for TlsSession {
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
         let params = self.inner.as_ref().and_then(|tls| tls.quic_transport_parameters());
         let Some(params) = params else { return Ok(None) };
+        let mut state = self.shared.lock();
+        if state.credit == Credit::default() {
+            state.credit = Credit::of_parameters(params);
+        }
+        drop(state);
         Ok(Some(TransportParameters::read(self.side, &mut Cursor::new(params))?))
     }
 

@@ -395,6 +395,12 @@ impl Endpoint {
         Some(Progress { stream_frames, streams: connection.inner.streams().send_streams() })
     }
 
+    /// Streams in both directions that a peer may have open at one time.
+    #[must_use]
+    pub const fn streams_max(&self) -> u32 {
+        self.config.streams_max
+    }
+
     /// Accepts no connection any more.
     pub const fn refuse_new(&mut self) {
         self.config.connections_max = 0;

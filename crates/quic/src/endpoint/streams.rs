@@ -8,6 +8,7 @@ use host::Host;
 use quinn_proto::{Dir, ReadError, ReadableError, StreamId, VarInt};
 
 use super::{Endpoint, Handle};
+use crate::schedule::Priority;
 
 /// Why a stream has nothing to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,14 @@ impl Endpoint {
         let queued = connection.write_file(host, stream, file, offset, len);
         self.touch(handle.index);
         queued
+    }
+
+    /// Sets the priority of what a stream is to send, beside the connection's other streams. To be
+    /// called behind the first write; without effect where nothing is left to be written.
+    pub fn set_priority(&mut self, handle: Handle, stream: StreamId, priority: Priority) {
+        if let Some(connection) = self.get_mut(handle) {
+            connection.set_priority(stream, priority);
+        }
     }
 
     /// Nothing follows on a stream.

@@ -221,11 +221,12 @@ pub(crate) struct Setup {
     /// Names in the server's certificate.
     pub(crate) names: usize,
     pub(crate) server: fn(&mut Config),
+    pub(crate) client: fn(&mut Config),
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { entries_max: 100, names: 1, server: |_| {} }
+        Self { entries_max: 100, names: 1, server: |_| {}, client: |_| {} }
     }
 }
 
@@ -250,6 +251,8 @@ fn endpoint(
     if tls.is_some() {
         config.port = 443;
         (setup.server)(&mut config);
+    } else {
+        (setup.client)(&mut config);
     }
     config.tls = tls;
     let provider = rustls::crypto::aws_lc_rs::default_provider();

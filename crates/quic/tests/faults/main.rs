@@ -2,6 +2,7 @@
 //! with its code, and the counters say what happened.
 
 mod device;
+mod fairness;
 mod files;
 mod flood;
 mod handshake;

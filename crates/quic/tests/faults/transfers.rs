@@ -55,6 +55,21 @@ impl Transfers {
         Self { client, server, all, lost, requests, files }
     }
 
+    /// The client asks for one more file; returns the number of its transfer.
+    pub(crate) fn ask_for(&mut self, lab: &mut Lab, mut transfer: Transfer) -> usize {
+        let file = lab.server.host.offload_open(transfer.file).expect("there is room");
+        self.files.insert((false, transfer.file), file);
+        let endpoint = &mut lab.client.endpoint;
+        let number = self.all.len();
+        let stream = endpoint.open_stream(self.client, Dir::Bi).expect("allowed");
+        let bytes = [u8::try_from(number).expect("few transfers")];
+        endpoint.write(self.client, stream, Bytes::copy_from_slice(&bytes));
+        endpoint.finish(self.client, stream);
+        transfer.stream = Some(stream);
+        self.all.push(transfer);
+        number
+    }
+
     /// Takes events; true when every transfer has ended.
     pub(crate) fn step(&mut self, lab: &mut Lab) -> bool {
         while let Some(event) = lab.client.endpoint.poll_event() {

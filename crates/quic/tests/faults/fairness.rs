@@ -1,0 +1,114 @@
+//! How streams of one connection share it: by bytes in turn, and by the priorities of RFC 9218.
+//!
+//! The path is a bottleneck of a fixed rate with a short queue, so that a share of the connection is
+//! a time. Every case runs with packets and files given to the device, and without.
+
+use base::{Duration, Instant};
+use quic::Config;
+
+use crate::machines::{Lab, PAYLOAD_AT, Setup, WAY};
+use crate::transfers::{Transfers, down};
+
+/// Bytes per second that the path carries to the client.
+const RATE: u64 = 20_000_000;
+/// Time that a frame may wait in the queue of the bottleneck.
+const QUEUE: Duration = Duration::from_millis(10);
+/// Bytes that nothing in these tests comes to the end of.
+const LARGE: u64 = 200_000_000;
+const SMALL: u64 = 300_000;
+
+/// Makes the path to the client a bottleneck with a drop-tail queue.
+fn bottleneck(lab: &mut Lab, rate: u64) {
+    let mut free = Instant::ZERO;
+    lab.wire = Box::new(move |now, to_server, frame| {
+        if to_server {
+            return vec![(WAY, frame)];
+        }
+        let begin = free.max(now);
+        if begin > now + QUEUE {
+            return Vec::new();
+        }
+        let bytes = (frame.len() + PAYLOAD_AT) as u64;
+        free = begin + Duration::from_nanos(bytes * 1_000_000_000 / rate);
+        vec![(free.since(now) + WAY, frame)]
+    });
+}
+
+fn roomy(config: &mut Config) {
+    // As browsers and curl have it: one stream may take all that the connection may.
+    config.receive_windows = [8 << 20, 8 << 20];
+}
+
+fn lab(offload: bool) -> Lab {
+    let server: fn(&mut Config) = match offload {
+        true => |_| {},
+        false => |config| config.offload_bytes_min = u64::MAX,
+    };
+    let mut lab = Lab::with(Setup { server, client: roomy, ..Setup::default() });
+    bottleneck(&mut lab, RATE);
+    lab
+}
+
+/// Checks that the bytes went the way that the case is about.
+fn check_path(lab: &Lab, offload: bool) {
+    let counters = lab.server.endpoint.counters();
+    if offload {
+        assert!(counters.quic_file_bytes_offloaded > SMALL, "{counters:?}");
+        assert!(counters.quic_out_for_device > 100, "{counters:?}");
+        assert_eq!(counters.quic_out_late, 0);
+    } else {
+        assert_eq!((counters.quic_file_bytes_offloaded, counters.quic_offloaded), (0, 0));
+        assert!(counters.quic_file_bytes_software > SMALL, "{counters:?}");
+    }
+}
+
+/// Three large transfers until they fill the path.
+fn three_large(lab: &mut Lab) -> Transfers {
+    let large = ["a", "b", "c"].map(|file| down(file, LARGE));
+    let mut transfers = Transfers::begin(lab, large.into());
+    let filled = lab.run(20, |lab| {
+        transfers.step(lab);
+        transfers.received() > 8_000_000
+    });
+    assert!(filled, "{} bytes", transfers.received());
+    transfers
+}
+
+#[test]
+fn a_small_response_beside_large_ones() {
+    for offload in [true, false] {
+        let mut lab = lab(offload);
+        let mut transfers = three_large(&mut lab);
+        let begun = lab.now;
+        let small = transfers.ask_for(&mut lab, down("s", SMALL));
+        lab.run(20, |lab| {
+            transfers.step(lab);
+            transfers.all[small].ended.is_some()
+        });
+        let took = lab.now.since(begun);
+        // A quarter of the rate: 60 ms, and three round trips of 10 to 20 ms.
+        assert!(transfers.all[small].ended.is_some(), "{offload}: not within {took:?}");
+        assert!(took < Duration::from_millis(150), "{offload}: {took:?}");
+        transfers.all[small].check();
+        check_path(&lab, offload);
+    }
+}
+
+#[test]
+fn large_responses_share_by_bytes() {
+    for offload in [true, false] {
+        let mut lab = lab(offload);
+        let mut transfers = three_large(&mut lab);
+        let before: Vec<usize> = transfers.all.iter().map(|t| t.received.len()).collect();
+        let until = lab.now + Duration::from_millis(500);
+        lab.run(1, |lab| {
+            transfers.step(lab);
+            lab.now >= until
+        });
+        let shares: Vec<usize> =
+            transfers.all.iter().zip(before).map(|(t, before)| t.received.len() - before).collect();
+        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*least * 10 > *most * 8, "{offload}: {shares:?}");
+        check_path(&lab, offload);
+    }
+}
