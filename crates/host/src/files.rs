@@ -455,6 +455,11 @@ impl Files {
                 }
                 FileWork::Reopened { file, fault }
             }
+            // The device found it changed while it was being opened here: what the host's disk has
+            // by now is not what was promised.
+            Some(Err(fault)) if entry.access == FileAccess::Content => {
+                FileWork::Reopened { file, fault: Some(fault) }
+            }
             _ => {
                 entry.stat = Some(result);
                 self.settle_namespace(out, file);

@@ -310,6 +310,24 @@ fn a_file_that_changed_while_the_device_was_reset() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
+/// The device finds a file changed while the host opens it too, to read what it promised: nothing of
+/// the new content is given out.
+#[test]
+fn a_file_that_changes_while_the_host_opens_it() {
+    let mut t = Peer::server().established();
+    let file = t.app_open();
+    t.pump();
+    assert!(t.host.extent_hold(file, 0, 1000).is_some());
+    t.host.extent_read(7, abi::FileExtent { file, offset: 0, len: 1000 });
+    t.event(Event::FileChanged(file));
+    let changed = abi::FileStat { version: 2, ..Peer::big_file() };
+    t.serve_disk(changed);
+    t.serve_disk(changed);
+    let read = t.host.poll_extent().expect("it has ended");
+    assert_eq!((read.token, read.result), (7, Err(FileFault::Changed)));
+    assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::Changed)));
+}
+
 /// A table of open files that is full says so.
 #[test]
 fn too_many_files() {
