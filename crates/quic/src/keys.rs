@@ -13,6 +13,7 @@ use abi::crypto::{
 use abi::quic::QuicKeys;
 use rustls::crypto::tls13::{Hkdf, HkdfExpander, OkmBlock};
 use rustls::{CipherSuite, Tls13CipherSuite};
+use wire::quic::nonce;
 use zeroize::Zeroizing;
 
 /// Longest secret: SHA-384's.
@@ -31,26 +32,17 @@ impl Keys {
     pub(crate) fn seal(&self, number: u64, packet: &mut [u8], header_len: usize) {
         let Some((header, rest)) = packet.split_at_mut_checked(header_len) else { return };
         let Some((text, room)) = rest.split_last_chunk_mut::<TAG_BYTES>() else { return };
-        *room = self.aead.seal(&self.nonce(number), header, text);
+        *room = self.aead.seal(&nonce(&self.iv, number), header, text);
     }
 
     /// Opens the text and tag in `sealed`; gives the text's length, none where the tag is wrong.
     pub(crate) fn open(&self, number: u64, header: &[u8], sealed: &mut [u8]) -> Option<usize> {
-        self.aead.open(&self.nonce(number), header, sealed).ok()
+        self.aead.open(&nonce(&self.iv, number), header, sealed).ok()
     }
 
     /// What the device is given, for that generation.
     pub(crate) fn for_device(&self, generation: u64) -> QuicKeys {
         QuicKeys { phase: generation & 1 == 1, key: self.key.clone(), iv: self.iv }
-    }
-
-    fn nonce(&self, number: u64) -> [u8; NONCE_BYTES] {
-        let mut nonce = self.iv;
-        let (_, low) = nonce.split_at_mut(NONCE_BYTES - 8);
-        for (byte, number) in low.iter_mut().zip(number.to_be_bytes()) {
-            *byte ^= number;
-        }
-        nonce
     }
 }
 
@@ -178,6 +170,34 @@ mod tests {
         let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
         let digit = |b: u8| char::from(b).to_digit(16).unwrap();
         digits.chunks(2).map(|d| u8::try_from(digit(d[0]) * 16 + digit(d[1])).unwrap()).collect()
+    }
+
+    /// RFC 9001, section 5.3: the nonce is the IV, with the packet number of 62 bits added to its
+    /// end by exclusive or. Here both are integers.
+    #[test]
+    fn nonces_of_large_packet_numbers() {
+        let rustls::SupportedCipherSuite::Tls13(cipher) =
+            rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256
+        else {
+            unreachable!()
+        };
+        let mut schedule = Schedule::new(cipher, &[7; 32]).unwrap();
+        let keys = schedule.next(&crypto::Provider).unwrap();
+        let aead = crypto::Provider.aead(Suite::Aes128Gcm, &keys.key[..16]).unwrap();
+        let iv = keys.iv.iter().fold(0_u128, |iv, byte| iv << 8 | u128::from(*byte));
+        for power in [0, 31, 32, 33, 40, 61] {
+            for number in [(1_u64 << power) - 1, 1 << power] {
+                let nonce = (iv ^ u128::from(number)).to_be_bytes();
+                let nonce: [u8; NONCE_BYTES] = nonce[4..].try_into().unwrap();
+                let mut sealed = [hex("40000000"), vec![5; 20], vec![0; TAG_BYTES]].concat();
+                keys.seal(number, &mut sealed, 4);
+                let (head, text) = sealed.split_at_mut(4);
+                let mut copy = text.to_vec();
+                assert_eq!(aead.open(&nonce, head, &mut copy), Ok(20), "{number:#x}");
+                assert_eq!(keys.open(number, head, text), Some(20));
+                assert_eq!(wire::quic::nonce(&keys.iv, number), nonce);
+            }
+        }
     }
 
     /// RFC 9001, appendix A.5: a short-header packet of ChaCha20-Poly1305, and its next secret.

@@ -29,6 +29,23 @@ fn array<const N: usize>(hex: &str) -> [u8; N] {
     bytes(hex).try_into().unwrap()
 }
 
+/// What rustls sealed on both sides of each power of two is opened, with as few bytes of the number as
+/// may be sent.
+#[test]
+fn large_packet_numbers() {
+    for suite in SUITES {
+        for power in [31, 32, 33, 40, 48, 61] {
+            let begin = (1_u64 << power) - 2;
+            let add = QuicAdd { next_packet_number: begin, ..receive(suite, None) };
+            let (peer, mut rig) = (Peer::new(suite, 0), rig(add));
+            for (number, len) in (begin..begin + 4).zip([4, 1, 1, 2]) {
+                let got = burst(&mut rig, &[frame(&peer.seal(false, number, len, &[1; 50]))]);
+                assert_eq!(order(&got), [number], "{number:#x}");
+            }
+        }
+    }
+}
+
 /// RFC 9001, section A.5: a packet with a short header, no connection ID, and one PING.
 #[test]
 fn the_short_packet_of_the_rfc() {

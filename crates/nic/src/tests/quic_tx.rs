@@ -39,6 +39,26 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from((i as u64 * 7 + number) % 251).unwrap()).collect()
 }
 
+/// A packet number is 62 bits of the nonce, of which the header has at most 32: rustls, which has its
+/// own nonces, opens what was sealed on both sides of each power of two.
+#[test]
+fn large_packet_numbers() {
+    for suite in SUITES {
+        for power in [31, 32, 33, 40, 48, 61] {
+            let begin = (1_u64 << power) - 2;
+            let (peer, mut rig) = (Peer::new(suite, 0), rig(send(suite, begin)));
+            for number in begin..begin + 4 {
+                let body = body(number, 100);
+                let packets = [Some(at(number, 4))];
+                rig.send(0, batch(&[host(&roomy(false, number, 4, &body))], 0, &packets));
+                let sent = sent(&mut rig);
+                let (_, opened) = peer.open(sent[0].clone(), ID.len(), number);
+                assert_eq!(opened, body, "{number:#x}");
+            }
+        }
+    }
+}
+
 /// Every suite, every length of number, batches whose last datagram is shorter: rustls opens them.
 #[test]
 fn batches_are_sealed() {
