@@ -17,6 +17,7 @@ use base::{Duration, Instant};
 use host::Host;
 use nic::Device;
 
+use crate::checkers::quic::Order;
 use crate::client::{Client, Context};
 use crate::disk::SimDisk;
 use crate::events::Arrival;
@@ -89,6 +90,8 @@ pub(crate) struct Node {
     /// Frames that have arrived.
     received: VecDeque<Arrival>,
     pub(crate) receive_overruns: u64,
+    /// The order in which the device delivered packets of QUIC since its start.
+    pub(crate) quic_order: Order,
     pub(crate) device_disk: VecDeque<DiskCompletion>,
     pub(crate) host_disk: VecDeque<DiskCompletion>,
     /// When the halves' next turns are.
@@ -121,6 +124,7 @@ impl Node {
             odd: OddHost::default(),
             received: VecDeque::new(),
             receive_overruns: 0,
+            quic_order: Order::default(),
             device_disk: VecDeque::new(),
             host_disk: VecDeque::new(),
             turns: [Instant::FAR_FUTURE; 2],
@@ -168,6 +172,7 @@ impl Node {
     /// It starts again, with this device and host.
     pub(crate) fn start(&mut self, device: Device, host: Host) {
         (self.device, self.host) = (device, host);
+        self.quic_order = Order::default();
         self.stopped = false;
     }
 
@@ -206,6 +211,7 @@ impl Node {
             let Some(op) = self.ops.pop_front() else { break };
             turn.taken[1] += 1;
             self.note_splice(&op, around);
+            self.quic_order.note_op(&op);
             self.device.handle_op(now, 0, op);
         }
         for _ in 0..BATCH {
@@ -244,6 +250,7 @@ impl Node {
                 self.device.unpoll_event(0, event);
                 return true;
             }
+            self.quic_order.note_event(&event);
             self.events.push_back(event);
             turn.ring = true;
         }

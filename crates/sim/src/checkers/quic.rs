@@ -1,8 +1,13 @@
 //! QUIC's counters at the end of a run: who protected packets and read files, and that nothing fell
-//! back without a word.
+//! back without a word; and the order in which a device delivered packets.
 //!
-//! Called by [`super::counters`] for every machine of a world with QUIC. What the bytes were,
-//! [`crate::h3`] checks.
+//! Called by [`super::counters`] for every machine of a world with QUIC; [`Order`] is fed by
+//! [`crate::node`]. What the bytes were, [`crate::h3`] checks.
+
+use std::collections::BTreeMap;
+
+use abi::quic::{Direction, QuicId};
+use abi::{Event, Op};
 
 use crate::faults::{Role, Scenario};
 use crate::node::Node;
@@ -18,6 +23,55 @@ const NEVER: [&str; 7] = [
     "quic_refused_does_not_fit",
     "quic_device_refused_protocol",
 ];
+
+/// The packet numbers that a device delivered, of each entry that puts packets in order.
+///
+/// They ascend, but for those that the device counts as late or as double. So of the numbers of an
+/// entry that many may be left out at most for the others to ascend.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    entries: BTreeMap<QuicId, Ascent>,
+}
+
+/// The longest ascent among the numbers so far, by patience sorting.
+#[derive(Debug, Default)]
+struct Ascent {
+    /// By length less one: the lowest number that an ascent of that length ends with.
+    ends: Vec<u64>,
+    delivered: u64,
+}
+
+impl Order {
+    /// Notes what the host asks its device for.
+    pub(crate) fn note_op(&mut self, op: &Op) {
+        if let Op::QuicAdd(add) = op {
+            if matches!(add.direction, Direction::Receive { reorder: Some(_), .. }) {
+                self.entries.insert(add.quic, Ascent::default());
+            }
+        }
+    }
+
+    /// Notes what the device gives to its host.
+    pub(crate) fn note_event(&mut self, event: &Event) {
+        let Event::Received(received) = event else { return };
+        let Some(opened) = received.quic.as_deref() else { return };
+        let Some(ascent) = self.entries.get_mut(&opened.quic) else { return };
+        for &number in &opened.numbers {
+            ascent.delivered += 1;
+            let at = ascent.ends.partition_point(|end| *end < number);
+            match ascent.ends.get_mut(at) {
+                Some(end) => *end = number,
+                None => ascent.ends.push(number),
+            }
+        }
+    }
+
+    /// How many numbers were out of order, at least.
+    fn strays(&self) -> u64 {
+        let strays = |ascent: &Ascent| ascent.delivered - ascent.ends.len() as u64;
+        self.entries.values().map(strays).sum()
+    }
+}
 
 /// Checks a machine; `long` is how many connections of clients were worth the operations.
 ///
@@ -37,6 +91,11 @@ pub(super) fn check(
         if value(name) > 0 && !allowed {
             return Err(format!("{name} is {}", value(name)));
         }
+    }
+    let late = value("quic_behind") + value("quic_duplicates");
+    if node.quic_order.strays() > late {
+        let strays = node.quic_order.strays();
+        return Err(format!("{strays} packets out of order, and {late} late or double"));
     }
     let is_server = role == Role::Server;
     let device = if is_server { &quic.server } else { &quic.client };
@@ -70,4 +129,34 @@ pub(super) fn check(
         return Err(format!("{sealed} packets sealed, {opened} opened: nobody said why"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strays_are_those_that_could_be_left_out() {
+        for (numbers, strays) in [
+            (&[1, 2, 5, 9][..], 0),
+            (&[1, 5, 2, 6, 7], 1),
+            (&[9, 1, 2, 3], 1),
+            (&[3, 3], 1),
+            (&[4, 3, 2, 1], 3),
+        ] {
+            let mut order = Order::default();
+            order.entries.insert(QuicId(1), Ascent::default());
+            for &number in numbers {
+                let packet = abi::PacketPool::new(0).copy(&[0; 60]).expect("it fits");
+                let mut received = abi::Received::new(packet, abi::Checksum::Good, 0, 0);
+                let opened = abi::quic::Opened {
+                    quic: QuicId(1),
+                    numbers: std::iter::once(number).collect(),
+                };
+                received.quic = Some(Box::new(opened));
+                order.note_event(&Event::Received(received));
+            }
+            assert_eq!(order.strays(), strays, "{numbers:?}");
+        }
+    }
 }
