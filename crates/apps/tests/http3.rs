@@ -15,9 +15,11 @@ use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, 
 use rustls::crypto::aws_lc_rs;
 use world::{CLIENT, Disk, Node, SERVER, content};
 
-/// H3_NO_ERROR and H3_REQUEST_REJECTED: RFC 9114, section 8.1.
+/// H3_NO_ERROR, H3_REQUEST_REJECTED, H3_REQUEST_CANCELLED, H3_MESSAGE_ERROR: RFC 9114, section 8.1.
 const NO_ERROR: u32 = 0x0100;
 const REJECTED: u64 = 0x010b;
+const CANCELLED: u32 = 0x010c;
+const MESSAGE_ERROR: u64 = 0x010e;
 
 /// A client's endpoint, and the server.
 struct World {
@@ -39,6 +41,11 @@ fn quic_config(number: u8) -> quic::Config {
 
 impl World {
     fn new() -> Self {
+        Self::with_windows(quic_config(CLIENT).receive_windows)
+    }
+
+    /// With these windows of the client, for a stream and for the connection.
+    fn with_windows(receive_windows: [u32; 2]) -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
             [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled), None));
@@ -46,7 +53,7 @@ impl World {
         let config = Config { http3: Some(http3), ..Config::default() };
         let app = ContentServer::new(config, &mut server.host).expect("ports are free");
         let provider = aws_lc_rs::default_provider();
-        let config = quic::Config { port: 5000, ..quic_config(CLIENT) };
+        let config = quic::Config { port: 5000, receive_windows, ..quic_config(CLIENT) };
         let endpoint = Endpoint::new(config, &provider, &mut client.host).expect("an endpoint");
         let mut disk = Disk::default();
         disk.put("small", content(100), 1);
@@ -208,6 +215,77 @@ fn a_client_that_takes_nothing() {
     world.run(200, |world| world.lost().is_some());
     assert!(world.now >= begun + Duration::from_secs(60));
     assert_eq!(world.counter("http_timeouts_send"), 1);
+    // The response was cut off: no client may take it for whole.
+    assert_eq!(world.lost(), Some(VarInt::from_u32(CANCELLED)));
+}
+
+/// A request with these fields more, each with its name and value as they are.
+fn get_with(path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
+    let whole = get(path);
+    let mut section = whole[2..].to_vec();
+    for (name, value) in fields {
+        let len = |text: &str| u8::try_from(text.len()).expect("it is short");
+        // Literals without Huffman's code (RFC 9204, section 4.5.6).
+        let prefix = if len(name) < 7 { vec![0x20 | len(name)] } else { vec![0x27, len(name) - 7] };
+        section.extend_from_slice(&prefix);
+        section.extend_from_slice(name.as_bytes());
+        section.push(len(value));
+        section.extend_from_slice(value.as_bytes());
+    }
+    [&[1, u8::try_from(section.len()).expect("it is short")], &section[..]].concat()
+}
+
+#[test]
+fn content_that_disagrees_with_its_length() {
+    let mut world = World::new();
+    let handle = world.connected();
+    let request = get_with("/small", &[("content-length", "5")]);
+    let stream = world.request(handle, &request);
+    world.endpoint.write(handle, stream, Bytes::from_static(&[0, 3, 1, 2, 3]));
+    world.endpoint.finish(handle, stream);
+    world.run(5, |world| world.counter("http3_stream_errors") == 1);
+    world.run(5, |world| world.events.iter().any(is_readable));
+    assert_eq!(world.read(handle, stream), (Vec::new(), ReadEnd::Reset(MESSAGE_ERROR)));
+    // With as much as was said it is an ordinary request.
+    world.events.clear();
+    let stream = world.request(handle, &request);
+    world.endpoint.write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
+    world.endpoint.finish(handle, stream);
+    world.run(5, |world| world.events.iter().any(is_readable));
+    assert!(world.read(handle, stream).0.ends_with(&content(100)));
+    assert_eq!((world.counter("http3_requests"), world.lost()), (1, None));
+}
+
+#[test]
+fn the_most_urgent_response_comes_first() {
+    // The connection's credit is what they compete for.
+    let mut world = World::with_windows([1 << 20, 64 << 10]);
+    let handle = world.connected();
+    let control = world.endpoint.open_stream(handle, Dir::Uni).expect("streams are allowed");
+    world.endpoint.write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
+    let later = world.request(handle, &get_with("/big", &[("priority", "u=5")]));
+    let urgent = world.request(handle, &get_with("/big", &[("priority", "u=1")]));
+    world.run(1, |world| world.counter("http3_requests") == 2);
+    let mut got = [0; 2];
+    let mut read = |world: &mut World, bytes: usize| {
+        while got[0] + got[1] < bytes {
+            for (got, stream) in got.iter_mut().zip([later, urgent]) {
+                *got += world.read(handle, stream).0.len();
+            }
+            world.events.clear();
+            world.run(10, |world| world.events.iter().any(is_readable));
+        }
+        got
+    };
+    let before = read(&mut world, 2_000_000);
+    assert!(before[1] > 9 * before[0], "{before:?}");
+    // PRIORITY_UPDATE of the first stream: now it is the more urgent one.
+    let update = [&[0x80, 0x0f, 0x07, 0x00, 4, 0][..], b"u=0"].concat();
+    world.endpoint.write(handle, control, Bytes::from(update));
+    let after = read(&mut world, 4_000_000);
+    let [more, less] = [0, 1].map(|i| after[i] - before[i]);
+    assert!(more > 2 * less, "{before:?}, {after:?}");
+    assert_eq!(world.lost(), None);
 }
 
 #[test]

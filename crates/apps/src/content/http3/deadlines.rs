@@ -32,7 +32,7 @@ impl Times {
 
     /// Until when a request's head has to be there, or its file.
     fn of_request(&self, request: &Request) -> Instant {
-        request.since + if request.head.is_some() { self.send } else { self.header }
+        request.since + if request.is_ready() { self.send } else { self.header }
     }
 }
 
@@ -99,15 +99,16 @@ impl Http3 {
         let sending = progress.streams > 1;
         let times = self.times;
         let counters = &mut cx.responder.counters;
-        let (limit, counter) = match connection.served {
-            _ if sending => (times.send, &mut counters.http_timeouts_send),
-            0 => (times.header, &mut counters.http_timeouts_header),
-            _ => (times.keepalive, &mut counters.http_timeouts_keepalive),
+        let (limit, counter, code) = match connection.served {
+            // Section 8.1: a response that is cut off is an error.
+            _ if sending => (times.send, &mut counters.http_timeouts_send, Code::RequestCancelled),
+            0 => (times.header, &mut counters.http_timeouts_header, Code::NoError),
+            _ => (times.keepalive, &mut counters.http_timeouts_keepalive, Code::NoError),
         };
         let until = connection.active + limit;
         if until <= cx.now {
             *counter += 1;
-            self.close(cx, handle, Code::NoError);
+            self.close(cx, handle, code);
             return;
         }
         let requests = connection.requests.values().map(|request| times.of_request(request));
@@ -119,10 +120,10 @@ impl Http3 {
     fn stale(&self, now: Instant, handle: Handle) -> Vec<(StreamId, Status)> {
         let Some(connection) = self.connections.get(&handle) else { return Vec::new() };
         let stale = connection.requests.iter().filter(|(_, r)| self.times.of_request(r) <= now);
-        let status = |has_head| {
-            if has_head { Status::ServiceUnavailable } else { Status::RequestTimeout }
+        let status = |is_ready| {
+            if is_ready { Status::ServiceUnavailable } else { Status::RequestTimeout }
         };
-        stale.map(|(&stream, request)| (stream, status(request.head.is_some()))).collect()
+        stale.map(|(&stream, request)| (stream, status(request.is_ready()))).collect()
     }
 
     /// Answers a request whose head did not come, or whose file does not open.

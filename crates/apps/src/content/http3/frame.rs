@@ -15,6 +15,10 @@ pub(crate) const GOAWAY: u64 = 0x07;
 /// MAX_PUSH_ID.
 pub(crate) const MAX_PUSH_ID: u64 = 0x0d;
 
+/// PRIORITY_UPDATE for a request's stream, and for a push (RFC 9218, section 7.2).
+pub(crate) const PRIORITY_UPDATE: u64 = 0xf_0700;
+pub(crate) const PRIORITY_UPDATE_PUSH: u64 = 0xf_0701;
+
 /// Frames of HTTP/2 that mean nothing here (section 7.2.8).
 pub(crate) const fn is_of_http2(kind: u64) -> bool {
     matches!(kind, 0x02 | 0x06 | 0x08 | 0x09)
@@ -35,6 +39,7 @@ pub(crate) enum Code {
     SettingsError = 0x0109,
     MissingSettings = 0x010a,
     RequestRejected = 0x010b,
+    RequestCancelled = 0x010c,
     RequestIncomplete = 0x010d,
     MessageError = 0x010e,
     QpackDecompressionFailed = 0x0200,

@@ -4,6 +4,9 @@
 //! nothing in them can end a line; the head of the response becomes fields. So both versions give
 //! the same answers, by one code.
 
+use quic::Priority;
+
+use super::priority;
 use super::qpack::{self, Line};
 
 /// A request whose fields contradict section 4: `H3_MESSAGE_ERROR`.
@@ -26,11 +29,65 @@ struct Pseudo<'a> {
     authority: Option<&'a [u8]>,
 }
 
-/// The head of the HTTP/1.1 request that says the same.
+/// What a request's fields say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// The head of the HTTP/1.1 request that says the same.
+    pub(crate) bytes: Vec<u8>,
+    /// Bytes of content that it declares.
+    pub(crate) content_length: Option<u64>,
+    /// The priority that it asks for its response.
+    pub(crate) priority: Option<Priority>,
+}
+
+/// Reads the fields of a request.
 ///
 /// # Errors
 /// [`Malformed`].
-pub(crate) fn request_head(lines: &[Line]) -> Result<Vec<u8>, Malformed> {
+pub(crate) fn request_head(lines: &[Line]) -> Result<Head, Malformed> {
+    let (pseudo, fields) = pseudo_fields(lines)?;
+    let (method, target) = method_and_target(&pseudo)?;
+    let mut host = pseudo.authority;
+    let (mut rest, mut content_length, mut priority) = (Vec::new(), None, None);
+    for (name, value) in fields {
+        check_field(name, value)?;
+        match &name[..] {
+            b"host" => {
+                if host.is_some_and(|host| host != &value[..]) {
+                    return Err(Malformed);
+                }
+                host = Some(value);
+            }
+            // Content is framed by the stream, and HTTP/1.1 must not look for it.
+            b"content-length" => {
+                if content_length.replace(length(value)?).is_some() {
+                    return Err(Malformed);
+                }
+            }
+            b"te" => {}
+            b"priority" => priority = priority::parse(value).or(priority),
+            _ => append_field(&mut rest, name, value),
+        }
+    }
+    let host = host.filter(|host| !host.is_empty()).ok_or(Malformed)?;
+    check_value(host)?;
+    let mut bytes = [method, b" ", target, b" HTTP/1.1\r\n"].concat();
+    append_field(&mut bytes, b"Host", host);
+    bytes.extend_from_slice(&rest);
+    bytes.extend_from_slice(b"\r\n");
+    Ok(Head { bytes, content_length, priority })
+}
+
+/// Checks the fields behind content: no pseudo-header fields are among them (section 4.3).
+///
+/// # Errors
+/// [`Malformed`].
+pub(crate) fn check_trailers(lines: &[Line]) -> Result<(), Malformed> {
+    lines.iter().try_for_each(|(name, value)| check_field(name, value))
+}
+
+/// The pseudo-header fields, which come first, and the others.
+fn pseudo_fields(lines: &[Line]) -> Result<(Pseudo<'_>, &[Line]), Malformed> {
     let pseudo_count = lines.iter().take_while(|(name, _)| name.starts_with(b":")).count();
     let (first, fields) = lines.split_at(pseudo_count);
     let mut pseudo = Pseudo::default();
@@ -46,37 +103,33 @@ pub(crate) fn request_head(lines: &[Line]) -> Result<Vec<u8>, Malformed> {
             return Err(Malformed);
         }
     }
-    // Section 4.3.1. CONNECT has no path, and no meaning here.
-    let (Some(method), Some(_), Some(path)) = (pseudo.method, pseudo.scheme, pseudo.path) else {
-        return Err(Malformed);
+    Ok((pseudo, fields))
+}
+
+/// Section 4.3.1, and for CONNECT section 4.4.
+fn method_and_target<'a>(pseudo: &Pseudo<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
+    let method = pseudo.method.ok_or(Malformed)?;
+    let target = match (method, pseudo.scheme, pseudo.path) {
+        (b"CONNECT", None, None) => pseudo.authority,
+        (b"CONNECT", ..) => None,
+        (_, Some(_), path) => path,
+        (_, None, _) => None,
     };
+    let target = target.ok_or(Malformed)?;
     let method_ok = !method.is_empty() && method.iter().all(|&b| is_token(b));
-    if !method_ok || path.is_empty() || !path.iter().all(u8::is_ascii_graphic) {
+    if !method_ok || target.is_empty() || !target.iter().all(u8::is_ascii_graphic) {
         return Err(Malformed);
     }
-    let mut host = pseudo.authority;
-    let mut rest = Vec::new();
-    for (name, value) in fields {
-        check_field(name, value)?;
-        match &name[..] {
-            b"host" => {
-                if host.is_some_and(|host| host != &value[..]) {
-                    return Err(Malformed);
-                }
-                host = Some(value);
-            }
-            // Content is framed by the stream and read by nobody.
-            b"content-length" | b"te" => {}
-            _ => append_field(&mut rest, name, value),
-        }
+    Ok((method, target))
+}
+
+/// The value of Content-Length (RFC 9110, section 8.6): digits, and nothing else.
+fn length(value: &[u8]) -> Result<u64, Malformed> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return Err(Malformed);
     }
-    let host = host.filter(|host| !host.is_empty()).ok_or(Malformed)?;
-    check_value(host)?;
-    let mut head = [method, b" ", path, b" HTTP/1.1\r\n"].concat();
-    append_field(&mut head, b"Host", host);
-    head.extend_from_slice(&rest);
-    head.extend_from_slice(b"\r\n");
-    Ok(head)
+    let text = core::str::from_utf8(value).map_err(|_| Malformed)?;
+    text.parse().map_err(|_| Malformed)
 }
 
 fn append_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
@@ -103,7 +156,7 @@ fn check_value(value: &[u8]) -> Result<(), Malformed> {
 }
 
 /// RFC 9110, section 5.6.2.
-const fn is_token(b: u8) -> bool {
+pub(super) const fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric()
         || matches!(
             b,
@@ -165,7 +218,46 @@ mod tests {
 
     fn with(fields: &[(&str, &str)]) -> Result<String, Malformed> {
         request_head(&lines(&[&GET[..], fields].concat()))
-            .map(|head| String::from_utf8(head).expect("text"))
+            .map(|head| String::from_utf8(head.bytes).expect("text"))
+    }
+
+    #[test]
+    fn lengths_and_priorities() {
+        let head = |fields: &[(&str, &str)]| request_head(&lines(&[&GET[..], fields].concat()));
+        let plain = head(&[]).expect("a request");
+        assert_eq!((plain.content_length, plain.priority), (None, None));
+        let all = head(&[("content-length", "5"), ("priority", "u=1"), ("priority", "((")]);
+        let all = all.expect("a request");
+        assert_eq!(all.content_length, Some(5));
+        assert_eq!(all.priority, Some(Priority::new(1, false)));
+        assert_eq!(all.bytes, plain.bytes, "neither is HTTP/1.1's to look at");
+        for value in ["", "-1", "+1", "1a", "0x1", "1, 1", "18446744073709551616"] {
+            assert_eq!(head(&[("content-length", value)]), Err(Malformed), "{value}");
+        }
+        let twice = [("content-length", "5"), ("content-length", "5")];
+        assert_eq!(head(&twice), Err(Malformed));
+    }
+
+    #[test]
+    fn connect() {
+        let head = |fields: &[(&str, &str)]| {
+            request_head(&lines(fields)).map(|head| String::from_utf8(head.bytes).expect("text"))
+        };
+        let (method, authority) = ((":method", "CONNECT"), (":authority", "a:443"));
+        let expected = "CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n";
+        assert_eq!(head(&[method, authority]).as_deref(), Ok(expected));
+        for more in [(":scheme", "https"), (":path", "/"), (":protocol", "websocket")] {
+            assert_eq!(head(&[method, authority, more]), Err(Malformed), "{more:?}");
+        }
+        assert_eq!(head(&[method]), Err(Malformed));
+    }
+
+    #[test]
+    fn trailers() {
+        assert_eq!(check_trailers(&lines(&[("x", "a")])), Ok(()));
+        for refused in [(":status", "200"), (":path", "/"), ("X", "a"), ("connection", "close")] {
+            assert_eq!(check_trailers(&lines(&[refused])), Err(Malformed), "{refused:?}");
+        }
     }
 
     #[test]

@@ -3,16 +3,18 @@
 //! [`super::ContentServer`] hands on what the host told it. A request is decided by the same
 //! [`Responder`] as one of HTTP/1.1, from a head that says the same ([`message`]); the response's
 //! pieces go to its stream, files as extents. Frames are read in place of a buffer per request
-//! stream, bounded by the size of a head.
+//! stream, bounded by the size of a head. Responses share their connection as RFC 9218 has it
+//! ([`priority`]).
 //!
 //! Framing and QPACK are our own: the `h3` crate is made of asynchronous traits that expect a
 //! runtime, and its bodies are buffers, where ours are extents of files. There is no dynamic table,
-//! no push and no content of requests.
+//! no push, and content of requests is compared with its declared length and dropped.
 
 pub mod client;
 mod deadlines;
 mod frame;
 mod message;
+mod priority;
 mod qpack;
 mod streams;
 
@@ -23,7 +25,7 @@ use abi::{FileFault, Refusal};
 use base::Instant;
 use bytes::Bytes;
 use host::{Host, Notice};
-use quic::{Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use quic::{Dir, Endpoint, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
 use super::Config;
 use super::answer::{Circumstances, Decision, Responder};
@@ -32,6 +34,7 @@ use super::response::{Piece, Plan};
 use super::status::Status;
 use deadlines::{Deadlines, Times};
 use frame::Code;
+use streams::Message;
 
 /// The place of all requests here in [`Waiter`]: no table of sockets has so many slots.
 pub(crate) const WAITER: u32 = u32::MAX;
@@ -60,15 +63,32 @@ struct Incoming {
 struct Request {
     /// When it was opened.
     since: Instant,
-    bytes: Vec<u8>,
-    skip: u64,
+    message: Message,
     /// The request as HTTP/1.1 has it, once it is there.
     head: Option<Vec<u8>>,
+    /// What it asks for its response.
+    priority: Option<Priority>,
+    /// It waits for its file.
+    asked: bool,
+    /// The client has finished its side of the stream.
+    ended: bool,
 }
 
 impl Request {
-    const fn new(since: Instant) -> Self {
-        Self { since, bytes: Vec::new(), skip: 0, head: None }
+    fn new(since: Instant) -> Self {
+        Self {
+            since,
+            message: Message::default(),
+            head: None,
+            priority: None,
+            asked: false,
+            ended: false,
+        }
+    }
+
+    /// Whether it can be answered.
+    fn is_ready(&self) -> bool {
+        self.head.is_some() && !self.message.lacks_content()
     }
 }
 
@@ -78,6 +98,17 @@ struct Connection {
     settings: bool,
     incoming: BTreeMap<StreamId, Incoming>,
     requests: BTreeMap<StreamId, Request>,
+    /// Requests that are answered, and whose content is still compared with what was declared.
+    answered: BTreeMap<StreamId, Message>,
+    /// Priorities of requests that are not there yet, from the client's control stream.
+    priorities: BTreeMap<StreamId, Priority>,
+    /// New priorities of responses that have begun.
+    reprioritised: Vec<(StreamId, Priority)>,
+    /// The client's last GOAWAY and MAX_PUSH_ID.
+    goaway: Option<u64>,
+    max_push_id: Option<u64>,
+    /// Request streams that the client may have open.
+    streams_max: u32,
     served: u32,
     /// The first request stream that the client has not opened yet.
     next: u64,
@@ -88,6 +119,16 @@ struct Connection {
     frames_sent: u64,
     /// When it is looked at.
     check: Option<Instant>,
+}
+
+impl Connection {
+    /// A request is answered: what the client still sends of it is looked at, if it is short.
+    fn end_request(&mut self, stream: StreamId) {
+        let Some(request) = self.requests.remove(&stream) else { return };
+        if !request.ended && !request.message.is_too_long() {
+            self.answered.insert(stream, request.message);
+        }
+    }
 }
 
 /// What becomes of a request or of its connection.
@@ -162,7 +203,9 @@ impl Http3 {
         while let Some(event) = self.endpoint.poll_event() {
             match event {
                 Event::Connected(handle) => {
-                    let connection = Connection { active: cx.now, ..Connection::default() };
+                    let streams_max = self.endpoint.streams_max();
+                    let connection =
+                        Connection { active: cx.now, streams_max, ..Connection::default() };
                     self.connections.insert(handle, connection);
                     self.open_control(handle);
                     self.expect_head(cx.now, handle);
@@ -229,42 +272,65 @@ impl Http3 {
         }
     }
 
-    /// Reads a stream of the client as far as it goes.
+    /// Reads a stream of the client as far as it goes, and answers a request that is whole.
     fn read(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
         loop {
             let read = self.endpoint.read(handle, stream, READ_BYTES);
             let Some(connection) = self.connections.get_mut(&handle) else { return };
             let wanted = connection.requests.contains_key(&stream)
+                || connection.answered.contains_key(&stream)
                 || connection.incoming.contains_key(&stream);
-            let result = match read {
-                Ok(_) if !wanted => Ok(()),
-                Ok(bytes) if stream.dir() == Dir::Uni => connection.handle_incoming(stream, &bytes),
-                Ok(bytes) => connection.handle_request(stream, &bytes, self.head_bytes_max),
-                Err(ReadEnd::Blocked | ReadEnd::Gone) => {
-                    if connection.requests.get(&stream).is_some_and(|r| r.head.is_none()) {
-                        self.expect_head(cx.now, handle);
-                    }
-                    return;
+            let (result, more) = match read {
+                Ok(_) if !wanted => (Ok(()), true),
+                Ok(bytes) if stream.dir() == Dir::Uni => {
+                    (connection.handle_incoming(stream, &bytes), true)
                 }
-                Err(end) => {
-                    let result = connection.handle_end(stream, end);
-                    self.handle_result(cx, handle, stream, result);
-                    return;
-                }
+                Ok(bytes) => (connection.handle_request(stream, &bytes, self.head_bytes_max), true),
+                Err(ReadEnd::Blocked | ReadEnd::Gone) => (Ok(()), false),
+                Err(end) => (connection.handle_end(stream, end), false),
             };
-            let go_on = result.is_ok();
+            let failed = result.is_err();
             self.handle_result(cx, handle, stream, result);
-            if !go_on {
+            if failed {
                 return;
             }
-            let connection = self.connections.get(&handle);
-            let request = connection.and_then(|c| c.requests.get(&stream));
-            if request.is_some_and(|request| request.head.is_some()) {
-                // RFC 9114, section 4.1.2: what else the client sends is read by nobody.
-                self.endpoint.stop(handle, stream, Code::NoError as u32);
+            self.reprioritise(handle);
+            self.stop_long_content(handle, stream);
+            if !more {
+                return self.answer_if_ready(cx, handle, stream);
+            }
+        }
+    }
+
+    /// Tells the endpoint the priorities that the client has changed.
+    fn reprioritise(&mut self, handle: Handle) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        for (stream, priority) in connection.reprioritised.drain(..) {
+            self.endpoint.set_priority(handle, stream, priority);
+        }
+    }
+
+    /// Asks the client to send no more of content that is longer than is read: RFC 9114, section
+    /// 4.1.2.
+    fn stop_long_content(&mut self, handle: Handle, stream: StreamId) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        let message = connection.requests.get(&stream).map(|request| &request.message);
+        let message = message.or_else(|| connection.answered.get(&stream));
+        if message.is_some_and(Message::is_too_long) {
+            connection.answered.remove(&stream);
+            self.endpoint.stop(handle, stream, Code::NoError as u32);
+        }
+    }
+
+    /// Everything that has come on a stream is read.
+    fn answer_if_ready(&mut self, cx: &mut Context<'_>, handle: Handle, stream: StreamId) {
+        let Some(connection) = self.connections.get(&handle) else { return };
+        match connection.requests.get(&stream) {
+            Some(request) if request.is_ready() && !request.asked => {
                 self.answer(cx, handle, stream, None);
-                return;
             }
+            Some(request) if !request.is_ready() => self.expect_head(cx.now, handle),
+            _ => {}
         }
     }
 
@@ -305,6 +371,7 @@ impl Http3 {
         cx.responder.counters.http3_stream_errors += u64::from(stream.dir() == Dir::Bi);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.requests.remove(&stream);
+            connection.answered.remove(&stream);
             connection.incoming.remove(&stream);
         }
         self.endpoint.stop(handle, stream, code as u32);
@@ -366,6 +433,10 @@ impl Http3 {
     fn wait(&mut self, handle: Handle, stream: StreamId, since: Instant) -> Waiter {
         self.next_serial = self.next_serial.wrapping_add(1);
         self.waiting.insert(self.next_serial, (handle, stream, since));
+        let connection = self.connections.get_mut(&handle);
+        if let Some(request) = connection.and_then(|c| c.requests.get_mut(&stream)) {
+            request.asked = true;
+        }
         Waiter { index: WAITER, serial: self.next_serial }
     }
 
@@ -388,6 +459,11 @@ impl Http3 {
         counters.http3_requests += 1;
         counters.http_head_bytes += (bytes.len() + first.len() - head) as u64;
         self.endpoint.write(handle, stream, Bytes::from(bytes));
+        let connection = self.connections.get(&handle);
+        let request = connection.and_then(|connection| connection.requests.get(&stream));
+        if let Some(priority) = request.and_then(|request| request.priority) {
+            self.endpoint.set_priority(handle, stream, priority);
+        }
         self.endpoint.write(handle, stream, first.slice(head..));
         for piece in pieces {
             match piece {
@@ -405,7 +481,7 @@ impl Http3 {
         }
         self.endpoint.finish(handle, stream);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        connection.requests.remove(&stream);
+        connection.end_request(stream);
         (connection.served, connection.active) = (connection.served + 1, cx.now);
         if connection.served >= self.requests_max {
             self.go_away(handle);

@@ -98,7 +98,11 @@ fn string(rest: &mut &[u8], bits: u32) -> Result<Vec<u8>, Malformed> {
     let mut text = Vec::with_capacity(len * 2);
     let decoded = httlib_huffman::decode(bytes, &mut text, DecoderSpeed::FourBits);
     decoded.map_err(|_| Malformed)?;
-    Ok(text)
+    // Section 5.2: padding is shorter than a byte, and all ones; the decoder does not look. A text
+    // has one code, so that the code of what was decoded is what came.
+    let mut code = Vec::with_capacity(len);
+    httlib_huffman::encode(&text, &mut code).map_err(|_| Malformed)?;
+    if code == bytes { Ok(text) } else { Err(Malformed) }
 }
 
 /// Begins a section that refers to no dynamic entry.
@@ -320,6 +324,25 @@ mod tests {
         {
             assert_eq!(decode(refused, 100), Err(Malformed), "{refused:?}");
         }
+    }
+
+    #[test]
+    fn padding_of_huffman_codes() {
+        // RFC 7541, section 5.2. The code of `a` is 00011.
+        let field = |code: &[u8]| {
+            let len = 0x80 | u8::try_from(code.len()).expect("it is short");
+            decode(&[&[0, 0, 0x51, len], code].concat(), 100)
+        };
+        let is = |text: &str| Ok(Some(vec![(b":path".to_vec(), text.as_bytes().to_vec())]));
+        assert_eq!(field(&[0b0001_1111]), is("a"));
+        assert_eq!(field(&[0b0001_1110]), Err(Malformed), "not all ones");
+        assert_eq!(field(&[0b0001_1000]), Err(Malformed), "zeros");
+        assert_eq!(field(&[0b0001_1111, 0xff]), Err(Malformed), "a byte too many");
+        assert_eq!(field(&[0xff, 0xff, 0xff, 0xff]), Err(Malformed), "the end of strings");
+        assert_eq!(field(&[]), is(""));
+        assert_eq!(field(&[0x18, 0xc6, 0x31, 0x8c, 0x63]), is("aaaaaaaa"), "no padding");
+        assert_eq!(field(&[0xa8, 0xeb, 0x10, 0x64, 0x9c, 0xbf]), is("no-cache"));
+        assert_eq!(field(&[0xff]), Err(Malformed), "padding alone");
     }
 
     proptest! {

@@ -13,7 +13,7 @@ fn stream(dir: Dir, index: u64) -> StreamId {
 /// A connection that has seen these bytes on a stream, at once and byte by byte.
 fn incoming(bytes: &[u8]) -> Result<Connection, Code> {
     let run = |chunk: usize| {
-        let mut connection = Connection::default();
+        let mut connection = Connection { streams_max: 2, ..Connection::default() };
         let id = stream(Dir::Uni, 0);
         connection.incoming.insert(id, Incoming::default());
         for part in bytes.chunks(chunk) {
@@ -73,6 +73,13 @@ fn control_streams() {
         (&[0x00, 0x04, 2, 0x02, 0], Code::SettingsError),
         (&[0x00, 0x04, 1, 0x06], Code::FrameError),
         (&[0x00, 0x04, 0, 0x03, 1, 0], Code::IdError),
+        (&[0x00, 0x04, 0, 0x0d, 1, 8, 0x0d, 1, 7], Code::IdError),
+        (&[0x00, 0x04, 0, 0x07, 1, 4, 0x07, 1, 5], Code::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 8], Code::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 1], Code::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 1, 3], Code::IdError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x00, 0], Code::FrameError),
+        (&[0x00, 0x04, 0, 0x80, 0x0f, 0x07, 0x01, 1, 0], Code::IdError),
         (&[0x01], Code::StreamCreationError),
         (&[0x21], Code::StreamCreationError),
         (&[0x02, 0x20, 0x3f, 0x01], Code::QpackEncoderStreamError),
@@ -81,6 +88,8 @@ fn control_streams() {
     ] {
         assert_eq!(incoming(bytes).err(), Some(code), "{bytes:?}");
     }
+    let falls = [0x00, 0x04, 0, 0x07, 1, 4, 0x07, 1, 4, 0x07, 1, 0, 0x0d, 1, 7, 0x0d, 1, 8];
+    assert!(incoming(&falls).is_ok(), "GOAWAY may fall, MAX_PUSH_ID may rise");
     assert!(incoming(&[0x02, 0x20]).is_ok(), "capacity 0");
     assert!(incoming(&[0x03, 0x44, 0x7f, 0x81, 0x01]).is_ok(), "cancellations");
 }
@@ -108,6 +117,131 @@ fn requests() {
     assert_eq!(request(&[0x04, 0]), Err(Code::FrameUnexpected));
     assert_eq!(request(&[0x01, 3, 0, 0, 0x80]), Err(Code::QpackDecompressionFailed));
     assert_eq!(request(&[0x01, 3, 0, 0, 0xd1]), Err(Code::MessageError), "a method alone");
+}
+
+/// HEADERS of a request with these fields more.
+fn get_with(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut section = Vec::new();
+    qpack::begin(&mut section);
+    let usual = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/x")];
+    for (name, value) in usual.iter().chain(fields) {
+        qpack::encode(&mut section, name.as_bytes(), value.as_bytes());
+    }
+    let mut bytes = Vec::new();
+    frame::put_frame(&mut bytes, frame::HEADERS, &section);
+    bytes
+}
+
+/// HEADERS with these fields alone.
+fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
+    let (mut section, mut bytes) = (Vec::new(), Vec::new());
+    qpack::begin(&mut section);
+    fields.iter().for_each(|(n, v)| qpack::encode(&mut section, n.as_bytes(), v.as_bytes()));
+    frame::put_frame(&mut bytes, frame::HEADERS, &section);
+    bytes
+}
+
+/// What becomes of a request that is these bytes and then ends, at once and byte by byte.
+fn whole(bytes: &[u8]) -> Result<(), Code> {
+    let run = |chunk: usize| {
+        let mut connection = Connection::default();
+        let id = stream(Dir::Bi, 0);
+        connection.requests.insert(id, Request::new(Instant::ZERO));
+        let mut parts = bytes.chunks(chunk);
+        let result = parts.try_for_each(|part| connection.handle_request(id, part, HEAD_MAX));
+        let result = result.and_then(|()| connection.handle_end(id, ReadEnd::Finished));
+        result.map_err(|(Fault::Connection(code) | Fault::Stream(code))| code)
+    };
+    let (at_once, in_parts) = (run(usize::MAX), run(1));
+    assert_eq!(at_once, in_parts);
+    at_once
+}
+
+#[test]
+fn content_and_its_length() {
+    let length = |value| get_with(&[("content-length", value)]);
+    let three = [0x00, 3, b'a', b'b', b'c'];
+    let unknown = [0x21, 2, 9, 9];
+    assert_eq!(whole(&[&length("3")[..], &unknown, &three, &unknown].concat()), Ok(()));
+    assert_eq!(whole(&[&length("6")[..], &three, &three].concat()), Ok(()));
+    assert_eq!(whole(&[&get()[..], &three].concat()), Ok(()), "no length, any content");
+    for (bytes, code) in [
+        (&[&length("5")[..], &three].concat(), Code::MessageError),
+        (&[&length("2")[..], &three].concat(), Code::MessageError),
+        (&[&length("0")[..], &three].concat(), Code::MessageError),
+        (&length("3"), Code::MessageError),
+        (&length("three"), Code::MessageError),
+        (&get_with(&[("content-length", "3"), ("content-length", "3")]), Code::MessageError),
+        (&[&length("3")[..], &three[..4]].concat(), Code::FrameError),
+        (&[&get()[..], &[0x01]].concat(), Code::FrameError),
+    ] {
+        assert_eq!(whole(bytes), Err(code), "{bytes:?}");
+    }
+}
+
+#[test]
+fn trailers() {
+    let data = [0x00, 1, 9];
+    let trailer = headers(&[("x", "a")]);
+    assert_eq!(whole(&[&get()[..], &data, &trailer, &[0x21, 1, 0]].concat()), Ok(()));
+    assert_eq!(whole(&[get(), trailer.clone()].concat()), Ok(()));
+    for (bytes, code) in [
+        (&[get(), headers(&[(":path", "/")])].concat(), Code::MessageError),
+        (&[get(), headers(&[(":status", "200")])].concat(), Code::MessageError),
+        (&[get(), trailer.clone(), data.to_vec()].concat(), Code::FrameUnexpected),
+        (&[get(), trailer.clone(), trailer].concat(), Code::FrameUnexpected),
+        (&[get(), vec![0x04, 0]].concat(), Code::FrameUnexpected),
+        (&[&get()[..], &[0x80, 0x0f, 0x07, 0x00, 1, 0]].concat(), Code::FrameUnexpected),
+    ] {
+        assert_eq!(whole(bytes), Err(code), "{bytes:?}");
+    }
+}
+
+#[test]
+fn priorities_of_requests() {
+    let update = |stream: u8, value: &str| {
+        let mut bytes = vec![];
+        frame::put_frame(
+            &mut bytes,
+            frame::PRIORITY_UPDATE,
+            &[&[stream], value.as_bytes()].concat(),
+        );
+        bytes
+    };
+    let control = stream(Dir::Uni, 0);
+    let mut connection = Connection { streams_max: 2, ..Connection::default() };
+    connection.incoming.insert(control, Incoming::default());
+    let settings = [0x00, 0x04, 0].to_vec();
+    let early = [settings, update(4, "u=6"), update(0, "(((")].concat();
+    assert!(connection.handle_incoming(control, &early).is_ok());
+    let open = |connection: &mut Connection, index: u64, head: &[u8]| {
+        let id = stream(Dir::Bi, index);
+        connection.requests.insert(id, Request::new(Instant::ZERO));
+        connection.next = u64::from(id) + 4;
+        assert!(connection.handle_request(id, head, HEAD_MAX).is_ok());
+        connection.requests[&id].priority
+    };
+    assert_eq!(open(&mut connection, 0, &get()), None);
+    let head = get_with(&[("priority", "u=1, i")]);
+    assert_eq!(open(&mut connection, 1, &head), Some(Priority::new(6, false)), "said before");
+    assert_eq!(open(&mut connection, 2, &head), Some(Priority::new(1, true)));
+    assert!(connection.handle_incoming(control, &update(8, "i")).is_ok());
+    let third = stream(Dir::Bi, 2);
+    assert_eq!(connection.requests[&third].priority, Some(Priority::new(3, true)));
+    connection.end_request(third);
+    assert!(connection.handle_incoming(control, &update(8, "u=0")).is_ok());
+    assert_eq!(connection.reprioritised, [(third, Priority::new(0, false))]);
+    // A client cannot fill memory with streams that it opens and gives up.
+    for index in 3..1000 {
+        let id = stream(Dir::Bi, index);
+        let mut bytes = Vec::new();
+        let mut payload = Vec::new();
+        frame::put_varint(&mut payload, u64::from(id));
+        frame::put_frame(&mut bytes, frame::PRIORITY_UPDATE, &payload);
+        assert!(connection.handle_incoming(control, &bytes).is_ok());
+        connection.next = u64::from(id) + 4;
+    }
+    assert!(connection.priorities.len() <= 6, "{}", connection.priorities.len());
 }
 
 #[test]
