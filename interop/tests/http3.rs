@@ -55,6 +55,42 @@ fn files_ranges_and_errors() {
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
+/// A client that changes its port every now and then stays with its queue's host, whichever of the
+/// wire's queues its packets come in by.
+#[test]
+fn several_queues_and_a_client_that_moves() {
+    let files = Files::new(TMP);
+    files.fill("a.bin", 20_000_000);
+    let (logs, folder) = (Files::new(TMP), Files::new(TMP));
+    let log = logs.path().to_string_lossy();
+    let queues = ["--queues", "2", "--threads", "two", "--qlog", &log];
+    let options = [&OPTIONS[..], &queues].concat();
+    let server = Server::start(files.path(), &options);
+    let to = folder.path().join("got");
+    let mut command = server.command("timeout");
+    command.env("H3GET_REBIND", "1000000").args(["60", CLIENT, "10.77.0.2:443", "/a.bin"]).arg(&to);
+    let output = command.output().expect("timeout");
+    let stat = server.stat();
+    assert!(output.status.success(), "{output:?}, {stat:?}");
+    assert!(std::fs::read(&to).unwrap_or_default() == pattern(20_000_000), "other bytes");
+    // Of as many moves all stay on the wire's first queue once in half a million runs.
+    let of = |name| stat.get(name);
+    assert!(of("quic_migrations") >= 15, "{stat:?}");
+    assert_eq!((of("quic_connections"), of("http3_requests")), (1, 1), "{stat:?}");
+    assert_eq!(of("quic_failed") + of("quic_timed_out"), 0, "{stat:?}");
+    // And it has its qlog, whole once the server has ended.
+    drop(server);
+    let mut names = std::fs::read_dir(logs.path()).expect("a folder").flatten();
+    let (first, more) = (names.next().expect("a log").path(), names.next());
+    assert!(more.is_none() && first.to_string_lossy().ends_with("_server.sqlog"), "{first:?}");
+    let text = std::fs::read_to_string(first).expect("text");
+    let events: Vec<serde_json::Value> =
+        text.split('\x1e').skip(1).map(|r| serde_json::from_str(r).expect("JSON")).collect();
+    let named = |name: &str| events.iter().filter(|e| e["name"] == name).count();
+    let sent = named("quic:packet_sent") + named("transport:packet_sent");
+    assert!(sent > 10_000, "{sent} of {}: {:?}", events.len(), events.get(2));
+}
+
 /// Plants a tree of files, of none to 20 MB; gives the paths to ask for.
 fn plant(files: &Files) -> Vec<String> {
     let small = (4..47).map(|i| (1 << (i % 19)) + 1009 * i);

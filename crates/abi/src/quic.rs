@@ -66,6 +66,71 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
+/// How datagrams are spread over the queues of several hosts: by connection ID, so that a connection
+/// stays with its host when the peer's address changes (RFC 9000, section 9).
+///
+/// A datagram's queue follows from a keyed hash of its destination connection ID. A host makes only
+/// connection IDs that lead to itself; of a first packet, whose connection ID the client chose, it
+/// follows which host accepts the connection. Nobody without the key can tell the queue by the ID.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Steering {
+    /// Our UDP port.
+    pub port: u16,
+    /// Bytes of the connection IDs that the hosts make.
+    pub id_bytes: u8,
+    /// Secret key of the hash; the same at all devices and hosts.
+    pub key: u64,
+    /// Queues.
+    pub queues: u32,
+}
+
+impl Steering {
+    /// The queue that a connection ID leads to.
+    #[must_use]
+    pub fn queue_of(&self, id: &[u8]) -> usize {
+        (self.hash(id) % self.queues.max(1)) as usize
+    }
+
+    /// The hash of the destination connection ID of a datagram's first packet, as far as it has one
+    /// that can be read (RFC 8999, section 5). Its queue is the rest of a division by the number of
+    /// queues.
+    #[must_use]
+    pub fn hash_of_datagram(&self, datagram: &[u8]) -> Option<u32> {
+        let (&first, rest) = datagram.split_first()?;
+        let id = if wire::quic::is_short(first) {
+            rest.get(..usize::from(self.id_bytes))?
+        } else {
+            let (&len, rest) = rest.get(4..)?.split_first()?;
+            rest.get(..usize::from(len))?
+        };
+        Some(self.hash(id))
+    }
+
+    fn hash(&self, id: &[u8]) -> u32 {
+        // Multiplications of 64 by 64 bits, both halves of which are used.
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mix = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            let [low, high] = [product, product >> 64].map(|half| half & u128::from(u64::MAX));
+            u64::try_from(low ^ high).unwrap_or(0)
+        };
+        let start = mix(self.key ^ ODD, id.len() as u64 ^ self.key.rotate_left(32));
+        let hash = id.chunks(8).fold(start, |hash, chunk| {
+            let word = chunk.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+            mix(hash ^ word, self.key ^ ODD.rotate_left(17))
+        });
+        // Zero stands for what has no flow.
+        u32::try_from(mix(hash, ODD) >> 32).unwrap_or(0).max(1)
+    }
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No key.
+        f.debug_struct("Steering").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
 /// What leads from a packet that comes in to its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
@@ -225,4 +290,41 @@ pub struct QuicLimits {
     pub entries_max: u32,
     /// Datagrams that may wait for those before them, over all connections.
     pub waiting_max: u32,
+}
+
+#[cfg(test)]
+mod steering_tests {
+    use super::*;
+
+    const STEERING: Steering =
+        Steering { port: 443, id_bytes: 8, key: 0x1234_5678_9abc, queues: 4 };
+
+    #[test]
+    fn one_id_leads_to_one_queue_in_every_header() {
+        for n in 0..100_u64 {
+            let id = n.to_be_bytes();
+            let short = [&[0x41][..], &id, &[9; 30]].concat();
+            let long = [&[0xc1, 0, 0, 0, 1, 8][..], &id, &[0, 5]].concat();
+            let queue = |datagram: &[u8]| {
+                STEERING.hash_of_datagram(datagram).map(|hash| (hash % 4) as usize)
+            };
+            assert_eq!(queue(&short), Some(STEERING.queue_of(&id)));
+            assert_eq!(queue(&long), Some(STEERING.queue_of(&id)));
+        }
+        for len in 0..9 {
+            assert_eq!(STEERING.hash_of_datagram(&[0x41, 0, 0, 0, 0, 0, 0, 0, 0][..len]), None);
+        }
+        assert_eq!(STEERING.hash_of_datagram(&[0xc1, 0, 0, 0, 1, 255, 7]), None);
+    }
+
+    #[test]
+    fn ids_spread_evenly() {
+        let mut seen = [0; 4];
+        (0..4000_u64).for_each(|n| seen[STEERING.queue_of(&n.to_be_bytes())] += 1);
+        assert!(seen.iter().all(|count| (900..1100).contains(count)), "{seen:?}");
+        let other = Steering { key: 7, ..STEERING };
+        let same = (0..1000_u64)
+            .filter(|n| STEERING.queue_of(&n.to_be_bytes()) == other.queue_of(&n.to_be_bytes()));
+        assert!((150..350).contains(&same.count()), "another key, other queues");
+    }
 }

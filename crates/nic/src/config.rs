@@ -38,6 +38,9 @@ pub struct DeviceConfig {
     pub splice: Option<SpliceConfig>,
     /// The QUIC engine, or `None` where it is switched off.
     pub quic: Option<QuicConfig>,
+    /// Which datagrams go to the queue that their connection ID leads to, whatever their addresses
+    /// are; none if all are spread by their addresses.
+    pub quic_steering: Option<abi::quic::Steering>,
     /// Most payload bytes in one transmit, at least 65,416: what
     /// [`abi::Capabilities::transmit_bytes_max`] says. The longer, the fewer operations for the
     /// host; the device cuts them for the wire.
@@ -77,6 +80,7 @@ impl DeviceConfig {
             teardown: Some(TeardownConfig::default()),
             splice: Some(SpliceConfig::default()),
             quic: None,
+            quic_steering: None,
             transmit_bytes_max: RUN_BYTES_MAX,
             run_bytes_max: RUN_BYTES_MAX,
             pending_transmits_max: 65_536,

@@ -87,7 +87,8 @@ impl Device {
         Self {
             wire,
             pool: PacketPool::new(config.pool_buffers_max),
-            receiver: Receiver::new(config.mac, config.queues, config.rss_seed),
+            receiver: Receiver::new(config.mac, config.queues, config.rss_seed)
+                .with_steering(config.quic_steering),
             tx: TxCounters::default(),
             stamps: config.correct_timestamps.then(Stamps::new),
             flows: FlowTable::new(config.rss_seed),

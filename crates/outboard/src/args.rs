@@ -66,6 +66,9 @@ pub(crate) struct ServeArgs {
     /// Speak HTTP/3 too, on the UDP port of the same number, and say so to clients of HTTPS
     #[arg(long, requires = "tls")]
     pub(crate) http3: bool,
+    /// Write a qlog of each QUIC connection to a file in this folder
+    #[arg(long, requires = "http3", value_name = "DIR")]
+    pub(crate) qlog: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) cert: CertArgs,
     /// Add a field to all responses, as 'Name: value'; may be given several times. Over plain HTTP

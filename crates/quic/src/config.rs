@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use abi::crypto::CryptoProvider;
-use abi::quic::Reorder;
+use abi::quic::{Reorder, Steering};
 use base::Duration;
+
+use crate::qlog::OpenQlog;
 
 /// Configuration of an endpoint.
 #[derive(Clone)]
@@ -37,9 +39,13 @@ pub struct Config {
     /// The time is the most that any connection gets: one whose peer is near gets a quarter of its
     /// round-trip time.
     pub reorder: Option<Reorder>,
-    /// Whether peers may move to other addresses (section 9). Not where a device picks the queue by
-    /// them.
+    /// Whether peers may move to other addresses (section 9).
     pub migration: bool,
+    /// How the device spreads datagrams over several hosts, and which of them this is: then all that
+    /// have the port need the same seed, and every connection ID that is made here leads here.
+    pub steering: Option<(Steering, usize)>,
+    /// Opens a qlog for each connection.
+    pub qlog: Option<OpenQlog>,
     /// Bytes that a peer may send on a stream, and on all of a connection, before we read them:
     /// what a connection can receive in a round-trip time, at most.
     pub receive_windows: [u32; 2],
@@ -70,6 +76,8 @@ impl Config {
             offload_bytes_min: 16 * 1024,
             reorder: Some(Self::REORDER),
             migration: true,
+            steering: None,
+            qlog: None,
             receive_windows: [64 * 1024, 1024 * 1024],
             streams_max: 128,
             idle_timeout: Duration::from_secs(30),

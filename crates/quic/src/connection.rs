@@ -63,6 +63,8 @@ struct Outgoing {
     queue: VecDeque<Piece>,
     /// Nothing follows.
     finish: bool,
+    /// The first file in the queue is being read by the host.
+    reading: bool,
     waits: Waits,
     priority: Priority,
     /// Bytes that are left of its turn.
@@ -178,6 +180,8 @@ pub(crate) struct Connection {
     pub(crate) connected: bool,
     /// It has ended; quinn-proto keeps it for a while.
     pub(crate) lost: bool,
+    /// Why it has ended.
+    pub(crate) closed: Option<String>,
     pub(crate) dirty: bool,
     /// One of several files failed in the device, and which is not known: the host reads what is
     /// sent until it finds it.
@@ -214,6 +218,7 @@ impl Connection {
             migrations: 0,
             connected: false,
             lost: false,
+            closed: None,
             dirty: true,
             careful: false,
             streams: BTreeMap::new(),
@@ -330,8 +335,9 @@ impl Connection {
     }
 
     /// The connection has ended: nothing is sent any more but what quinn-proto has to say.
-    pub(crate) fn end(&mut self, host: &mut Host) {
+    pub(crate) fn end(&mut self, host: &mut Host, why: String) {
         self.lost = true;
+        self.closed.get_or_insert(why);
         let streams: Vec<StreamId> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|stream| self.forget_stream(host, stream));
         self.late.clear();
@@ -402,20 +408,47 @@ impl Connection {
                 Some(Turn::Waits)
             }
             Some(_) if outgoing.turn == 0 => Some(Turn::Over),
-            Some(Piece::Bytes(_)) => self.write_front(cx, stream),
+            Some(Piece::Bytes(_)) => {
+                self.read_ahead(cx, stream);
+                self.write_front(cx, stream)
+            }
             Some(&mut Piece::File { file, offset, len }) => {
-                if by_device && cx.host.extent_reader(file).is_ok() {
+                if by_device && !outgoing.reading && cx.host.extent_reader(file).is_ok() {
                     self.place(cx, stream, (file, offset, len));
                     return None;
                 }
-                let len = u32::try_from(len.min(READ_BYTES)).unwrap_or(u32::MAX);
-                let extent = FileExtent { file, offset, len };
                 outgoing.waits = Waits::Disk;
-                let what = ReadFor::Stream { handle: self.handle, stream, extent };
-                cx.reads.begin(cx.host, extent, what);
+                if !outgoing.reading {
+                    self.begin_read(cx, stream, (file, offset, len));
+                }
                 Some(Turn::Waits)
             }
         }
+    }
+
+    /// Has the host read what comes behind the bytes at a stream's front, so that the stream has
+    /// something to write in its next turn: others that are less urgent would take it.
+    fn read_ahead(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
+        let by_device = self.offload.tx().is_some();
+        let Some(outgoing) = self.streams.get(&stream).filter(|o| !o.reading) else { return };
+        let Some(&Piece::File { file, offset, len }) = outgoing.queue.get(1) else { return };
+        if !by_device || cx.host.extent_reader(file).is_err() {
+            self.begin_read(cx, stream, (file, offset, len));
+        }
+    }
+
+    fn begin_read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        stream: StreamId,
+        (file, offset, len): (FileId, u64, u64),
+    ) {
+        let Some(outgoing) = self.streams.get_mut(&stream) else { return };
+        outgoing.reading = true;
+        let len = u32::try_from(len.min(READ_BYTES)).unwrap_or(u32::MAX);
+        let extent = FileExtent { file, offset, len };
+        let what = ReadFor::Stream { handle: self.handle, stream, extent };
+        cx.reads.begin(cx.host, extent, what);
     }
 
     /// Writes of the bytes at a stream's front what is left of its turn; returns how the turn ended,
@@ -456,7 +489,7 @@ impl Connection {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
         let (file, offset, left) = front;
         let len = left.min(CHUNK_BYTES as u64);
-        outgoing.take_front(len);
+        outgoing.take(0, len);
         let place = Place {
             connection: self.handle,
             stream: u64::from(stream),
@@ -480,17 +513,22 @@ impl Connection {
         result: Result<Bytes, FileFault>,
     ) {
         let Some(outgoing) = self.streams.get_mut(&stream) else { return };
-        let Some(&Piece::File { file, offset, .. }) = outgoing.queue.front() else { return };
-        if outgoing.waits != Waits::Disk || file != extent.file || offset != extent.offset {
+        let is_file = |piece: &Piece| matches!(piece, Piece::File { .. });
+        let Some(at) = outgoing.queue.iter().position(is_file) else { return };
+        let Some(&Piece::File { file, offset, .. }) = outgoing.queue.get(at) else { return };
+        if !outgoing.reading || file != extent.file || offset != extent.offset {
             return; // The stream has another queue by now.
         }
-        outgoing.waits = Waits::Turn;
-        self.schedule.push(stream, outgoing.priority);
+        outgoing.reading = false;
+        if outgoing.waits == Waits::Disk {
+            outgoing.waits = Waits::Turn;
+            self.schedule.push(stream, outgoing.priority);
+        }
         match result {
             Ok(bytes) => {
                 let len = bytes.len() as u64;
-                outgoing.take_front(len);
-                outgoing.queue.push_front(Piece::Bytes(bytes));
+                outgoing.take(at, len);
+                outgoing.queue.insert(at, Piece::Bytes(bytes));
                 cx.host.extent_release(file, offset, len, false);
                 cx.counters.quic_file_bytes_software += len;
             }
@@ -585,13 +623,13 @@ impl Connection {
 }
 
 impl Outgoing {
-    /// Takes bytes off the file at the front.
-    fn take_front(&mut self, bytes: u64) {
-        if let Some(Piece::File { offset, len, .. }) = self.queue.front_mut() {
+    /// Takes bytes off the front of the file at a place of the queue.
+    fn take(&mut self, at: usize, bytes: u64) {
+        if let Some(Piece::File { offset, len, .. }) = self.queue.get_mut(at) {
             *offset += bytes;
             *len = len.saturating_sub(bytes);
             if *len == 0 {
-                self.queue.pop_front();
+                self.queue.remove(at);
             }
         }
     }

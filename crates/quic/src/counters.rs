@@ -31,6 +31,10 @@ base::counters! {
         quic_in_disagreed,
         /// Retry packets that a server got: whoever sent them, they are dropped.
         quic_in_retries_dropped,
+        /// Datagrams of other versions that were answered with those that we speak.
+        quic_versions_negotiated,
+        /// Datagrams of other versions that were dropped: too short for an answer.
+        quic_in_versions_dropped,
         /// Datagrams sent.
         quic_out_datagrams,
         /// Of those, the ones that the device seals.

@@ -5,11 +5,12 @@
 use core::net::{IpAddr, SocketAddr};
 
 use abi::Refusal;
-use abi::quic::QuicId;
+use abi::quic::{ConnectionId, QuicId};
 use base::Duration;
 use quinn_proto::ConnectionStats;
 
 use crate::connection::{Connection, Waiting};
+use crate::session::VERSION_1;
 
 /// A connection.
 #[derive(Clone, Debug)]
@@ -20,6 +21,14 @@ pub struct ConnectionInfo {
     pub remote: SocketAddr,
     /// `HANDSHAKE`, `ESTABLISHED`, or `CLOSING` for one that has ended and is not yet forgotten.
     pub state: &'static str,
+    /// Version of QUIC.
+    pub version: u32,
+    /// Connection IDs that lead to us.
+    pub ids: Vec<ConnectionId>,
+    /// The connection ID that leads to the peer, once packets with short headers were sent.
+    pub peer_id: Option<ConnectionId>,
+    /// Why it has ended, if it has.
+    pub closed: Option<String>,
     /// Bytes of UDP payload in both directions.
     pub bytes: u64,
     /// Bytes of files that the device reads, as far as they were given to quinn-proto.
@@ -46,6 +55,7 @@ impl Connection {
         let stats = self.inner.stats();
         let state = self.shared.lock();
         let key_updates = state.tx_generation.max(state.rx_generation);
+        let peer_id = state.peer_id;
         drop(state);
         let rtt = u64::try_from(stats.path.rtt.as_nanos()).unwrap_or(u64::MAX);
         ConnectionInfo {
@@ -56,6 +66,10 @@ impl Connection {
                 (false, true) => "ESTABLISHED",
                 (false, false) => "HANDSHAKE",
             },
+            version: VERSION_1,
+            ids: self.cids.values().copied().collect(),
+            peer_id,
+            closed: self.closed.clone(),
             bytes: self.bytes,
             file_bytes_offloaded: self.file_bytes_offloaded,
             streams: self.streams(),

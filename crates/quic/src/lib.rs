@@ -12,7 +12,8 @@
 //! (whose turn it is), `credit` (what the peer lets us send),
 //! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
 //! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
-//! `info`. It has no datagram frames and no 0-RTT for servers, and speaks version 1 alone.
+//! `info`, `qlog`, `version` (why it speaks version 1 alone). It has no datagram frames and no 0-RTT for
+//! servers.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -26,18 +27,22 @@ mod keys;
 mod offload;
 mod placed;
 mod protection;
+mod qlog;
 mod schedule;
 mod secrets;
 mod session;
 mod transmit;
+mod version;
 
 pub use config::Config;
 pub use connection::Waiting;
 pub use counters::Counters;
 pub use endpoint::{ConfigError, ConnectError, Endpoint, Event, Handle, Progress, ReadEnd};
 pub use info::ConnectionInfo;
-pub use schedule::Priority;
+pub use qlog::{OpenQlog, QlogWriter};
 pub use quinn_proto::{
     ConnectionError, ConnectionStats, Dir, PathStats, Side, StreamEvent, StreamId,
     TransportErrorCode, VarInt,
 };
+pub use schedule::Priority;
+pub use secrets::CID_BYTES;

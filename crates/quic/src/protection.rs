@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
+use abi::quic::ConnectionId;
 use bytes::BytesMut;
 use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
@@ -74,6 +75,8 @@ pub(crate) struct State {
     pub(crate) disagreed: u64,
     /// What the peer lets us send.
     pub(crate) credit: Credit,
+    /// The peer's connection ID in the last packet that was built.
+    pub(crate) peer_id: Option<ConnectionId>,
 }
 
 impl State {
@@ -160,9 +163,13 @@ impl PacketKey for OneRttKey {
         let mut state = self.shared.lock();
         state.tx_next = packet + 1;
         state.tx_generation = self.generation;
+        let pn_len = buf.first().map_or(0, |first| number_len(*first));
+        let id = buf.get(1..header_len.saturating_sub(pn_len)).unwrap_or_default();
+        if state.peer_id.as_ref().is_none_or(|known| known.as_slice() != id) {
+            state.peer_id = ConnectionId::new(id);
+        }
         if self.shared.is_deferred() {
             let (number, len, generation) = (packet, buf.len(), self.generation);
-            let pn_len = buf.first().map_or(0, |first| number_len(*first));
             state.records.push(Record { number, header_len, pn_len, len, generation });
             return;
         }

@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite};
+use abi::quic::Steering;
 use quinn_proto::crypto::{AeadKey, CryptoError, HandshakeTokenKey, HmacKey};
 use quinn_proto::{ConnectionId, ConnectionIdGenerator};
 use rustls::crypto::tls13::{Hkdf, OkmBlock};
@@ -15,7 +16,10 @@ use zeroize::Zeroizing;
 use crate::keys::expand_label;
 
 /// Bytes of our connection IDs: RFC 9000, section 5.1, wants them hard to guess; quinn's default.
-pub(crate) const CID_BYTES: usize = 8;
+pub const CID_BYTES: u8 = 8;
+
+/// Connection IDs that are tried for each queue there is: fewer lead here once in 10^27 times.
+const TRIES_PER_QUEUE: u32 = 64;
 
 /// A key that everything else is derived from.
 #[derive(Clone)]
@@ -114,24 +118,43 @@ impl AeadKey for OneTime {
 /// Connection IDs that were made and not yet given to a connection.
 pub(crate) type Fresh = Arc<Mutex<Vec<ConnectionId>>>;
 
-/// Makes connection IDs: a keyed hash of a count, so that nobody can tell which belong together.
+/// Makes connection IDs: a keyed hash of a count, so that nobody can tell which belong together. Of
+/// several hosts each passes over those that would lead to another.
 pub(crate) struct CidGenerator {
     pub(crate) secrets: Secrets,
     pub(crate) count: u64,
+    pub(crate) steering: Option<(Steering, usize)>,
     pub(crate) fresh: Fresh,
+}
+
+impl CidGenerator {
+    fn next(&mut self) -> ConnectionId {
+        self.count += 1;
+        let hash = self.secrets.sign(&self.count.to_be_bytes());
+        ConnectionId::new(&hash[..usize::from(CID_BYTES)])
+    }
+
+    fn leads_here(&self, id: &ConnectionId) -> bool {
+        self.steering.is_none_or(|(steering, queue)| steering.queue_of(id) == queue)
+    }
 }
 
 impl ConnectionIdGenerator for CidGenerator {
     fn generate_cid(&mut self) -> ConnectionId {
-        self.count += 1;
-        let hash = self.secrets.sign(&self.count.to_be_bytes());
-        let id = ConnectionId::new(&hash[..CID_BYTES]);
+        // One of as many as there are queues leads here: a run of so many others does not happen.
+        let mut id = self.next();
+        for _ in 0..TRIES_PER_QUEUE * self.steering.map_or(0, |(steering, _)| steering.queues) {
+            if self.leads_here(&id) {
+                break;
+            }
+            id = self.next();
+        }
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner).push(id);
         id
     }
 
     fn cid_len(&self) -> usize {
-        CID_BYTES
+        usize::from(CID_BYTES)
     }
 
     fn cid_lifetime(&self) -> Option<std::time::Duration> {

@@ -319,3 +319,82 @@ fn runs_repeat() {
     // TLS draws randomness of its own, which decides lengths of no packet that matters here.
     assert_eq!(run().1[1], run().1[1]);
 }
+
+/// Where a test keeps a qlog.
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no test panicked").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_connection_writes_a_qlog() {
+    let (log, ids) = (Log::default(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let (to, seen) = (log.clone(), std::sync::Arc::clone(&ids));
+    let open: quic::OpenQlog = std::sync::Arc::new(move |id, side| {
+        assert!(side.is_server());
+        seen.lock().expect("no test panicked").push(id.to_vec());
+        Some(Box::new(to.clone()) as quic::QlogWriter)
+    });
+    let mut w = World::with(ALL, Abilities::default(), |config| config.qlog = Some(open));
+    w.lose_every = Some(50);
+    let e = exchange(&mut w, 1_000_000);
+    e.check(1_000_000);
+    let ids = ids.lock().expect("no test panicked");
+    assert_eq!(ids.iter().map(Vec::len).collect::<Vec<_>>(), [16], "the client's first choice");
+    let bytes = log.0.lock().expect("no test panicked");
+    // RFC 7464: each text begins with a record separator and ends with a line feed.
+    let records: Vec<&[u8]> = bytes.split(|byte| *byte == 0x1e).skip(1).collect();
+    assert!(records.iter().all(|r| r.starts_with(b"{") && r.ends_with(b"}\n")));
+    let count = |name: &str| {
+        let has = |record: &&&[u8]| record.windows(name.len()).any(|w| w == name.as_bytes());
+        records.iter().filter(has).count() as u64
+    };
+    let stats = w.server.endpoint.info(e.server.unwrap()).expect("it is there").stats;
+    assert_eq!(count("packet_lost"), stats.path.lost_packets);
+    assert!(stats.path.lost_packets > 0 && count("packet_received") > 50);
+    assert!(count("packet_sent") > 700 && count("metrics_updated") > 50);
+    assert!(count("\"pto_count\"") > 0, "what `ss` cannot say");
+}
+
+#[test]
+fn what_streams_wait_for_is_shown() {
+    let mut w = World::with(ALL, Abilities::default(), |config| {
+        config.idle_timeout = Duration::from_secs(1000)
+    });
+    let mut e = Exchange::begin(&mut w);
+    // The client reads nothing: its window for the stream is full.
+    let stuck = |w: &mut World, e: &mut Exchange| {
+        while let Some(event) = w.client.endpoint.poll_event() {
+            if let Event::Connected(handle) = event {
+                let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
+                w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
+                w.client.endpoint.finish(handle, stream);
+            }
+        }
+        e.step(w, 4_000_000);
+    };
+    w.run(5, |w| {
+        stuck(w, &mut e);
+        false
+    });
+    let info = w.server.endpoint.info(e.server.expect("connected")).expect("it is there");
+    assert_eq!((info.waiting.stream_credit, info.streams), (1, 1), "{:?}", info.waiting);
+    assert_eq!((info.version, info.closed), (1, None));
+    assert!(!info.ids.is_empty());
+    assert_eq!(info.peer_id.map(|id| id.as_slice().len()), Some(8));
+    let (now, client) = (w.now, e.client);
+    w.client.endpoint.close(now, &mut w.client.host, client, 7, "enough");
+    let server = e.server.expect("connected");
+    let closed = |w: &World| w.server.endpoint.info(server).and_then(|info| info.closed);
+    assert!(w.run(5, |w| closed(w).is_some()));
+    assert!(closed(&w).is_some_and(|why| why.contains("enough")), "{:?}", closed(&w));
+}

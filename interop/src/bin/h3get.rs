@@ -1,7 +1,8 @@
 //! A client of HTTP/3 for the tests, by quinn and h3: fetches one path and says what it got.
 //!
 //! `h3get ADDR:PORT PATH OUTPUT [NAME:VALUE]..` runs in the server's namespace, prints status and
-//! fields, and writes the content to a file. It believes every certificate.
+//! fields, and writes the content to a file. It believes every certificate. With `H3GET_REBIND=N` in
+//! its environment it goes on from another port after every N bytes of content.
 
 use std::io::Write as _;
 
@@ -12,6 +13,8 @@ async fn get(args: &[String]) -> Result<(), Failure> {
     let [addr, path, output, fields @ ..] = args else { return Err("usage".into()) };
     let endpoint = client()?;
     let (mut send, drive) = connect(&endpoint, addr.parse()?).await?;
+    let rebind = std::env::var("H3GET_REBIND").ok().map(|bytes| bytes.parse()).transpose()?;
+    let (rebind, mut since): (Option<usize>, usize) = (rebind, 0);
     for path in path.split(',') {
         let mut request = http::Request::get(format!("https://localhost{path}"));
         for field in fields {
@@ -31,6 +34,11 @@ async fn get(args: &[String]) -> Result<(), Failure> {
                 let len = chunk.chunk().len();
                 file.write_all(chunk.chunk())?;
                 chunk.advance(len);
+                since += len;
+            }
+            if rebind.is_some_and(|bytes| since >= bytes) {
+                endpoint.rebind(std::net::UdpSocket::bind("0.0.0.0:0")?)?;
+                since = 0;
             }
         }
     }

@@ -8,13 +8,14 @@ use core::net::IpAddr;
 use core::ops::Range;
 
 use abi::port::RxFrame;
+use abi::quic::Steering;
 use abi::{Checksum, PacketBuf, Received};
 use base::{Prng, SeqNum};
 use wire::checksum::{Sum, pseudo_header};
 use wire::frame::{Frame, FrameError, IpPacket, parse, protocol};
 use wire::rss::Toeplitz;
 use wire::tcp::Flags;
-use wire::{Endpoint, TCP_BYTES, Tuple};
+use wire::{Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
 
 use super::headers::u16_at;
 use crate::counters::RxCounters;
@@ -25,6 +26,7 @@ pub(crate) struct Receiver {
     mac: [u8; 6],
     queues: u32,
     rss: Toeplitz,
+    steering: Option<Steering>,
     pub(crate) counters: RxCounters,
 }
 
@@ -94,8 +96,16 @@ impl Receiver {
             mac,
             queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1),
             rss: Toeplitz::random(&mut Prng::new(seed)),
+            steering: None,
             counters: RxCounters::default(),
         }
+    }
+
+    /// Sends datagrams of QUIC to the queues that their connection IDs lead to.
+    #[must_use]
+    pub(crate) const fn with_steering(mut self, steering: Option<Steering>) -> Self {
+        self.steering = steering;
+        self
     }
 
     /// The queue and the event for a frame.
@@ -167,7 +177,15 @@ impl Receiver {
         };
         // Where there is nothing to spread a NIC computes no hash.
         let spreads = tuple.filter(|_| self.queues > 1);
-        let flow_hash = spreads.map_or(0, |tuple| self.rss.hash(&tuple));
+        let steering = self.steering.filter(|steering| {
+            ip.protocol == protocol::UDP && spreads.is_some_and(|t| t.local.port == steering.port)
+        });
+        let datagram = bytes.get(ip.l4 + UDP_BYTES..ip.end);
+        let steered = steering.zip(datagram).and_then(|(s, bytes)| s.hash_of_datagram(bytes));
+        let flow_hash = match steered {
+            Some(hash) => hash,
+            None => spreads.map_or(0, |tuple| self.rss.hash(&tuple)),
+        };
         let IpPacket { l3, l4, end, .. } = *ip;
         let transport = match tuple {
             Some(tuple) if ip.protocol == protocol::TCP => {
@@ -387,6 +405,46 @@ mod tests {
             seen[queue] += 1;
         }
         assert!(seen.iter().all(|&n| n > 20), "{seen:?}");
+    }
+
+    #[test]
+    fn a_connection_id_leads_to_one_queue_from_everywhere() {
+        let port = 0x0101; // As `packet` has it.
+        let steering = Steering { port, id_bytes: 8, key: 5, queues: 4 };
+        let mut receiver = Receiver::new(MAC, 4, 1).with_steering(Some(steering));
+        let mut pool = PacketPool::new(1);
+        let mut seen = [0; 4];
+        for id in 0..50_u64 {
+            let id = id.to_be_bytes();
+            let short = [&[0x41][..], &id, &[7; 30]].concat();
+            let long = [&[0xc1, 0, 0, 0, 1, 8][..], &id, &[0; 30]].concat();
+            for (from, datagram) in [(1, &short), (2, &short), (999, &short), (3, &long)] {
+                for version in [4, 6] {
+                    let mut frame = packet(version, protocol::UDP, datagram);
+                    let l4 = if version == 4 { 34 } else { 54 };
+                    frame[l4..l4 + 2].copy_from_slice(&u16::to_be_bytes(from));
+                    let queue = receiver.handle(rx_frame(&mut pool, &frame)).unwrap().queue;
+                    assert_eq!(queue, steering.queue_of(&id));
+                    seen[queue] += 1;
+                }
+            }
+        }
+        assert!(seen.iter().all(|&n| n > 8), "{seen:?}");
+        // Another port, or another protocol, is spread by addresses.
+        let other = Steering { port: 9, ..steering };
+        let queues = |mut receiver: Receiver| {
+            let mut pool = PacketPool::new(1);
+            let mut queue_of = |from: u16| {
+                let datagram = [&[0x41][..], &[1; 40]].concat();
+                let mut frame = packet(4, protocol::UDP, &datagram);
+                frame[34..36].copy_from_slice(&from.to_be_bytes());
+                receiver.handle(rx_frame(&mut pool, &frame)).unwrap().queue
+            };
+            (1..50).map(&mut queue_of).collect::<Vec<_>>()
+        };
+        let plain = queues(Receiver::new(MAC, 4, 1));
+        assert_eq!(queues(Receiver::new(MAC, 4, 1).with_steering(Some(other))), plain);
+        assert!(plain.iter().any(|queue| *queue != plain[0]));
     }
 
     proptest! {

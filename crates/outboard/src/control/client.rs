@@ -131,7 +131,39 @@ fn describe_quic(rows: &[&Value], text: &mut String) {
             number("migrations"),
             describe_offload(&row["offload"])
         );
+        for line in describe_quic_details(row) {
+            let _ = writeln!(text, "             {line}");
+        }
     }
+}
+
+/// What is to be said of a QUIC connection beside its row: connection IDs, why streams wait, and how
+/// it ended.
+fn describe_quic_details(row: &Value) -> Vec<String> {
+    let word = |value: &Value| value.as_str().map(str::to_owned);
+    let mut lines = Vec::new();
+    if let Some(ids) = row["connection_ids"].as_array().filter(|ids| !ids.is_empty()) {
+        let ids: Vec<String> = ids.iter().filter_map(word).collect();
+        let peer = word(&row["peer_connection_id"]).unwrap_or_else(|| "?".to_owned());
+        let version = row["version"].as_u64().unwrap_or(0);
+        lines.push(format!("version {version}, IDs {}, peer's {peer}", ids.join(" ")));
+    }
+    let waits = [
+        ("stream_credit", "the client's credit for a stream"),
+        ("connection_credit", "the client's credit for the connection"),
+        ("window", "the congestion window"),
+        ("disk", "the disk"),
+    ];
+    let waits = waits.iter().filter_map(|(key, what)| {
+        let count = row["streams_waiting"][*key].as_u64().filter(|count| *count > 0)?;
+        Some(format!("{count} for {what}"))
+    });
+    let waits: Vec<String> = waits.collect();
+    if !waits.is_empty() {
+        lines.push(format!("streams wait: {}", waits.join(", ")));
+    }
+    lines.extend(word(&row["close_reason"]).map(|why| format!("ended: {why}")));
+    lines
 }
 
 /// The pairs of connections that the device relays, where there are any.
@@ -242,7 +274,7 @@ mod tests {
                 "quic_rx": { "active": false, "reason": "the table is full" },
             },
         });
-        let text = tables(&json!([row]));
+        let text = tables(&json!([row.clone()]));
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines.len(), 4, "{text}");
@@ -250,6 +282,22 @@ mod tests {
         let want = "ESTABLISHED 1000000 2000 10.77.0.2:443 10.77.0.1:50184 14720 180us 900000 7 3 \
                     1 2 quic-tx; no quic-rx: the table is full";
         assert_eq!(lines[3].join(" "), want);
+        let mut more = row;
+        more["version"] = json!(1);
+        more["connection_ids"] = json!(["0102", "0304"]);
+        more["peer_connection_id"] = json!("05");
+        more["streams_waiting"] = json!({
+            "stream_credit": 2, "connection_credit": 0, "window": 1, "disk": 0,
+        });
+        more["close_reason"] = json!("timed out");
+        let text = tables(&json!([more]));
+        let said: Vec<&str> = text.lines().skip(4).map(str::trim).collect();
+        let expected = [
+            "version 1, IDs 0102 0304, peer's 05",
+            "streams wait: 2 for the client's credit for a stream, 1 for the congestion window",
+            "ended: timed out",
+        ];
+        assert_eq!(said, expected);
         assert_eq!(tables(&json!([])).lines().count(), 1);
     }
 }

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use abi::Refusal;
-use abi::quic::QuicId;
+use abi::quic::{ConnectionId, QuicId};
 use host::SocketInfo;
 use io::notify::Notifier;
 use nic::SpliceInfo;
@@ -227,8 +227,21 @@ fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
         Ok(None) => json!({ "active": false, "reason": "not asked yet" }),
         Err(why) => offload(Err(why)),
     };
+    let hex = |id: &ConnectionId| format!("{id:?}");
+    let waiting = info.waiting;
     json!({
         "protocol": "quic",
+        "version": info.version,
+        "connection_ids": info.ids.iter().map(hex).collect::<Vec<_>>(),
+        "peer_connection_id": info.peer_id.as_ref().map(hex),
+        "close_reason": info.closed,
+        "streams_waiting": {
+            "stream_credit": waiting.stream_credit,
+            "connection_credit": waiting.connection_credit,
+            "window": waiting.window,
+            "disk": waiting.disk,
+        },
+        "congestion_events": path.congestion_events,
         "queue": queue,
         "local": addr.map_or_else(|| format!("*:{port}"), |a| SocketAddr::new(a, port).to_string()),
         "remote": info.remote.to_string(),

@@ -6,9 +6,11 @@
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use abi::quic::Steering;
 use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
 use host::{Host, Listen, Notice, TlsServer};
@@ -108,6 +110,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
     }
     let error_pages = read_error_pages(args)?;
+    check_qlog(args)?;
     let certificates =
         args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
@@ -117,13 +120,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mesh = stack::mesh(queues)?;
     // One for all devices: whichever of them receives a packet, its flow belongs to the same host.
     let rss_seed = clock::entropy();
+    let (quic_seed, steering) = (entropy32(), quic_steering(args, queues));
     let (mut threads, mut orders) = (Threads::default(), Vec::new());
     for (index, (wire, queue)) in wires.into_iter().zip(mesh).enumerate() {
-        let device = new_device(args, queues, rss_seed, wire.as_ref());
+        let device = new_device(args, (queues, rss_seed, steering), wire.as_ref());
         let capabilities = device.capabilities();
         let config = stack::host_config(&args.stack, index);
         let mut host = Host::new(config, &capabilities, clock::entropy());
-        let http3 = quic.as_ref().map(|tls| quic_config(args, &clock, tls));
+        let http3 =
+            quic.as_ref().map(|tls| quic_config(args, &clock, tls, (quic_seed, steering, index)));
         let error_pages = error_pages.clone();
         let content = content_config(args, &clock, tls.clone());
         let content = content::Config { http3, error_pages, ..content };
@@ -221,7 +226,11 @@ fn watch(args: &ServeArgs) -> Option<Watch> {
     Watch::new(&args.dir).map_err(why).ok()
 }
 
-fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -> Device {
+fn new_device(
+    args: &ServeArgs,
+    (queues, rss_seed, steering): (usize, u64, Option<Steering>),
+    wire: &dyn Wire,
+) -> Device {
     let mut config = stack::device_config(&args.stack, queues, rss_seed, wire);
     let OffloadArg { file, tls_tx, tls_rx, quic, .. } = args.stack.offload;
     config.file = file.then(|| FileConfig {
@@ -234,21 +243,60 @@ fn new_device(args: &ServeArgs, queues: usize, rss_seed: u64, wire: &dyn Wire) -
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
     config.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+    config.quic_steering = steering;
     Device::new(config, wire.capabilities())
 }
 
-fn quic_config(args: &ServeArgs, clock: &Clock, tls: &Arc<rustls::ServerConfig>) -> quic::Config {
+/// A seed of 32 bytes from the operating system.
+fn entropy32() -> [u8; 32] {
     let words = [(); 4].map(|()| clock::entropy().to_le_bytes());
     let mut seed = [0; 32];
     for (to, from) in seed.chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&from);
     }
+    seed
+}
+
+/// How datagrams of QUIC are spread, if there are several queues.
+fn quic_steering(args: &ServeArgs, queues: usize) -> Option<Steering> {
+    let queues = u32::try_from(queues).ok().filter(|queues| args.http3 && *queues > 1)?;
+    Some(Steering { port: args.port(), id_bytes: quic::CID_BYTES, key: clock::entropy(), queues })
+}
+
+/// Opens a file for each connection's qlog, named as other servers name theirs: by the connection
+/// ID that the client chose first. Where that fails the connection has no log.
+fn qlog_files(folder: PathBuf) -> quic::OpenQlog {
+    Arc::new(move |id, side| {
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let side = if side.is_server() { "server" } else { "client" };
+        let file = std::fs::File::create(folder.join(format!("{id}_{side}.sqlog"))).ok()?;
+        Some(Box::new(std::io::BufWriter::new(file)) as quic::QlogWriter)
+    })
+}
+
+/// Says so at once if no qlog can be written to the folder.
+fn check_qlog(args: &ServeArgs) -> Result<(), Failure> {
+    let Some(folder) = &args.qlog else { return Ok(()) };
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure::NoInput(format!("cannot write --qlog {}: {why}", folder.display()))
+    };
+    let probe = folder.join(format!(".outboard-{}", std::process::id()));
+    std::fs::File::create(&probe).map_err(|e| failed(&e))?;
+    std::fs::remove_file(&probe).map_err(|e| failed(&e))
+}
+
+fn quic_config(
+    args: &ServeArgs,
+    clock: &Clock,
+    tls: &Arc<rustls::ServerConfig>,
+    (seed, steering, queue): ([u8; 32], Option<Steering>, usize),
+) -> quic::Config {
     quic::Config {
         port: args.port(),
         tls: Some(Arc::clone(tls)),
         unix_epoch: clock.unix_epoch(),
-        // A client that moves would reach another queue's host, which does not know it.
-        migration: args.stack.queues == 1,
+        steering: steering.map(|steering| (steering, queue)),
+        qlog: args.qlog.clone().map(qlog_files),
         idle_timeout: Duration::from_secs(args.keepalive_timeout.into()),
         ..quic::Config::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)
     }

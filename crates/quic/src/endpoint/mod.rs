@@ -26,7 +26,7 @@ use base::{Alarms, Instant};
 use bytes::{Bytes, BytesMut};
 use host::{Host, ListenError, Notice, UdpId};
 use quinn_proto::{
-    ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, ServerConfig,
+    ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, ServerConfig, Side,
     StreamEvent, TimeSource, TransportConfig, VarInt,
 };
 use rustls::crypto::tls13::Hkdf;
@@ -38,6 +38,7 @@ use crate::connection::{Connection, Cx, Reads, Scratch};
 use crate::counters::Counters;
 use crate::info::ConnectionInfo;
 use crate::placed::Released;
+use crate::qlog;
 use crate::secrets::{CidGenerator, Fresh, Secrets, TokenKey};
 use crate::session::{HandshakeData, TlsClient, TlsServer, VERSION_1, initial_suite};
 
@@ -114,6 +115,8 @@ pub struct Endpoint {
     config: Config,
     inner: quinn_proto::Endpoint,
     transport: Arc<TransportConfig>,
+    /// What connections are accepted with, if any are.
+    server: Option<Arc<ServerConfig>>,
     connections: Vec<Option<Box<Connection>>>,
     open: usize,
     handshaking: usize,
@@ -194,23 +197,29 @@ impl Endpoint {
             Arc::new(server)
         });
         let fresh = Fresh::default();
-        let (cids, made) = (secrets.derive(b"cids"), Arc::clone(&fresh));
+        // Hosts that share a port have one seed, so that each understands the others' tokens; what
+        // is drawn from it must differ all the same.
+        let queue = config.steering.map_or(0, |(_, queue)| queue);
+        let own = secrets.derive(&[b"queue ", &queue.to_be_bytes()[..]].concat());
+        let (cids, made) = (own.derive(b"cids"), Arc::clone(&fresh));
+        let steering = config.steering;
         let mut endpoint = EndpointConfig::new(Arc::new(secrets.derive(b"resets")));
         endpoint
             .supported_versions(vec![VERSION_1])
-            .rng_seed(Some(secrets.derive(b"rng").bytes()))
+            .rng_seed(Some(own.derive(b"rng").bytes()))
             .cid_generator(move || {
                 let (secrets, fresh) = (cids.clone(), Arc::clone(&made));
-                Box::new(CidGenerator { secrets, count: 0, fresh })
+                Box::new(CidGenerator { secrets, count: 0, steering, fresh })
             });
         let socket = host.udp_bind(None, config.port).map_err(ConfigError::Bind)?;
         // Datagrams go with DF set, so the path's MTU may be probed.
-        let inner = quinn_proto::Endpoint::new(Arc::new(endpoint), server, true, None);
+        let inner = quinn_proto::Endpoint::new(Arc::new(endpoint), server.clone(), true, None);
         Ok(Self {
             socket,
             config,
             inner,
             transport,
+            server,
             connections: Vec::new(),
             open: 0,
             handshaking: 0,
@@ -248,16 +257,25 @@ impl Endpoint {
         let tls = TlsClient { config: Arc::clone(tls), crypto, initial };
         let mut client = quinn_proto::ClientConfig::new(Arc::new(tls));
         let first = self.secrets.derive(&self.serial.to_be_bytes()).bytes();
+        let id = quinn_proto::ConnectionId::new(&first[..16]);
+        let transport = self.logged_transport(host.mtu(), &id, Side::Client);
         client
-            .transport_config(Arc::clone(&self.transport))
+            .transport_config(transport.unwrap_or_else(|| Arc::clone(&self.transport)))
             .version(VERSION_1)
-            .initial_dst_cid_provider(Arc::new(move || {
-                quinn_proto::ConnectionId::new(&first[..16])
-            }));
+            .initial_dst_cid_provider(Arc::new(move || id));
         let time = self.time(now);
         let made = self.inner.connect(time, client, remote, name);
         let (quinn, inner) = made.map_err(|_| ConnectError::Refused)?;
         self.insert(host, quinn, inner).ok_or(ConnectError::Refused)
+    }
+
+    /// A transport configuration whose connection writes a qlog, if it is to.
+    fn logged_transport(&self, mtu: u16, id: &[u8], side: Side) -> Option<Arc<TransportConfig>> {
+        let open = self.config.qlog.as_ref()?;
+        let stream = qlog::begin(open, id, side, self.config.epoch)?;
+        let mut transport = Arc::into_inner(transport(&self.config, mtu))?;
+        transport.qlog_stream(Some(stream));
+        Some(Arc::new(transport))
     }
 
     /// Takes what [`Host::poll_notice`] gave; notices about others are passed over.
@@ -332,7 +350,7 @@ impl Endpoint {
         let reason = Bytes::copy_from_slice(why.as_bytes());
         connection.inner.close(time, VarInt::from_u32(code), reason);
         let names: Vec<QuicId> = connection.offload.names().collect();
-        connection.end(host);
+        connection.end(host, format!("closed by us with code {code:#x}"));
         names.iter().for_each(|name| {
             self.names.remove(name);
         });
@@ -561,7 +579,7 @@ impl Endpoint {
                 connection.offload.names().for_each(|name| {
                     self.names.remove(&name);
                 });
-                connection.end(host);
+                connection.end(host, reason.to_string());
                 if !known {
                     self.count_end(&reason);
                     self.events.push_back(Event::Lost(handle, reason));

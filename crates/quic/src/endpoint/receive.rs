@@ -6,16 +6,20 @@ use core::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError};
 
 use abi::quic::{ConnectionId, QuicId};
+use abi::{FlowId, Part};
 use base::Instant;
 use bytes::{Bytes, BytesMut};
-use host::{Host, UdpReceived};
-use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Incoming};
+use host::{Host, UdpReceived, UdpSend};
+use quinn_proto::{
+    ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Incoming, ServerConfig, Side,
+};
 
 use super::{Endpoint, Handle, handshake_data};
 use crate::connection::Connection;
 use crate::frames::has_retry;
 use crate::protection::Shared;
 use crate::transmit::plain;
+use crate::version::{self, Verdict};
 
 /// Bytes from which on a batch is copied to memory that is used again.
 const BATCH_BYTES_MIN: usize = 8192;
@@ -82,6 +86,17 @@ impl Endpoint {
             self.counters.quic_in_retries_dropped += 1;
             return None;
         }
+        match version::examine(&datagram) {
+            Verdict::Ours => {}
+            Verdict::Answer(answer) if self.config.tls.is_some() => {
+                self.negotiate(now, host, (remote, local), answer);
+                return None;
+            }
+            Verdict::Answer(_) | Verdict::Drop => {
+                self.counters.quic_in_versions_dropped += 1;
+                return None;
+            }
+        }
         let (time, len) = (self.time(now), datagram.len() as u64);
         let mut answer = Vec::new();
         let event = self.inner.handle(time, remote, Some(local), ecn, datagram, &mut answer);
@@ -101,6 +116,30 @@ impl Endpoint {
             None => {}
         }
         None
+    }
+
+    /// Sends a Version Negotiation packet.
+    fn negotiate(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        (remote, local): (SocketAddr, IpAddr),
+        answer: Vec<u8>,
+    ) {
+        self.counters.quic_versions_negotiated += 1;
+        self.counters.quic_out_datagrams += 1;
+        let send = UdpSend {
+            flow: FlowId::NONE,
+            source: Some(local),
+            remote: wire::Endpoint { addr: remote.ip(), port: remote.port() },
+            ecn: 0,
+            segment_size: 0,
+            parts: [Part::Host(Bytes::from(answer))].into_iter().collect(),
+            retransmission: false,
+            echo: None,
+            protect: None,
+        };
+        host.udp_send(now, self.socket, send);
     }
 
     /// A connection takes a datagram; who calls it settles the connection.
@@ -154,7 +193,8 @@ impl Endpoint {
             return;
         }
         let time = self.time(now);
-        match self.inner.accept(incoming, time, &mut answer, None) {
+        let server = self.logged_server(host.mtu(), &incoming);
+        match self.inner.accept(incoming, time, &mut answer, server) {
             Ok((quinn, inner)) => {
                 if let Some(handle) = self.insert(host, quinn, inner) {
                     self.settle(now, host, handle.index as usize);
@@ -168,6 +208,14 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// What a connection is accepted with that writes a qlog, if it is to.
+    fn logged_server(&self, mtu: u16, incoming: &Incoming) -> Option<Arc<ServerConfig>> {
+        let transport = self.logged_transport(mtu, incoming.orig_dst_cid(), Side::Server)?;
+        let mut server = ServerConfig::clone(self.server.as_deref()?);
+        server.transport_config(transport);
+        Some(Arc::new(server))
     }
 
     /// Keeps a new connection; none where its crypto is not ours, which does not happen.

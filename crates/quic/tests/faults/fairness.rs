@@ -4,7 +4,7 @@
 //! a time. Every case runs with packets and files given to the device, and without.
 
 use base::{Duration, Instant};
-use quic::Config;
+use quic::{Config, Priority};
 
 use crate::machines::{Lab, PAYLOAD_AT, Setup, WAY};
 use crate::transfers::{Transfers, down};
@@ -109,6 +109,30 @@ fn large_responses_share_by_bytes() {
             transfers.all.iter().zip(before).map(|(t, before)| t.received.len() - before).collect();
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
         assert!(*least * 10 > *most * 8, "{offload}: {shares:?}");
+        check_path(&lab, offload);
+    }
+}
+
+/// A response that is more urgent has the connection, and finds credit, though less urgent ones have
+/// as much to send as there is: on a slow path, so that credit is worth seconds.
+#[test]
+fn an_urgent_response_is_not_kept_waiting() {
+    for offload in [true, false] {
+        let mut lab = lab(offload);
+        bottleneck(&mut lab, 2_000_000);
+        let mut transfers = three_large(&mut lab);
+        let begun = lab.now;
+        transfers.priority = Priority::new(0, false);
+        let urgent = transfers.ask_for(&mut lab, down("s", SMALL));
+        lab.run(5, |lab| {
+            transfers.step(lab);
+            transfers.all[urgent].ended.is_some()
+        });
+        let took = lab.now.since(begun);
+        // 150 ms at that rate, one queue before it, and round trips.
+        assert!(transfers.all[urgent].ended.is_some(), "{offload}: not within {took:?}");
+        assert!(took < Duration::from_millis(300), "{offload}: {took:?}");
+        transfers.all[urgent].check();
         check_path(&lab, offload);
     }
 }

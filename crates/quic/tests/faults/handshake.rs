@@ -56,6 +56,34 @@ fn versions_are_negotiated() {
     assert_eq!(lab.server.count("quic_connections_open"), before);
 }
 
+/// RFC 8999: what holds for all versions has connection IDs of up to 255 bytes.
+#[test]
+fn versions_with_long_connection_ids_are_negotiated() {
+    let mut lab = Lab::new();
+    let headers = headers(&mut lab);
+    let answers = Rc::new(RefCell::new(Vec::new()));
+    let kept = Rc::clone(&answers);
+    lab.wire = Box::new(move |_, to_server, frame| {
+        if !to_server {
+            kept.borrow_mut().extend(payload(&frame).map(<[u8]>::to_vec));
+        }
+        Vec::new()
+    });
+    for [to, from] in [[21_u8, 0], [255, 255]] {
+        let ids = [vec![to], vec![1; to.into()], vec![from], vec![2; from.into()]].concat();
+        let mut first = [&[0xc3, 0x6b, 0x33, 0x43, 0xcf][..], &ids].concat();
+        first.resize(1200, 0);
+        lab.inject(true, mend([&headers[..], &first].concat()));
+        lab.run(1, |_| false);
+        let answer = answers.borrow_mut().pop().expect("an answer");
+        let swapped = [vec![from], vec![2; from.into()], vec![to], vec![1; to.into()]].concat();
+        assert_eq!(answer[1..5], [0; 4]);
+        assert_eq!(answer[5..5 + swapped.len()], swapped);
+        assert!(answer.ends_with(&[0, 0, 0, 1]));
+    }
+    assert_eq!(lab.server.count("quic_versions_negotiated"), 2);
+}
+
 /// RFC 9000, section 8.1.2: the client proves its address, and goes on.
 #[test]
 fn retries() {

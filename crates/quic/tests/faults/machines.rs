@@ -7,7 +7,8 @@ use std::sync::Arc;
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::port::{RxFrame, WireCaps};
-use abi::{Checksum, FileFault, FileKind, FileStat, Op};
+use abi::quic::Steering;
+use abi::{Checksum, Event, FileFault, FileKind, FileStat, Op};
 use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, Host};
@@ -21,6 +22,8 @@ pub(crate) const PAYLOAD_AT: usize = 42;
 pub(crate) const WAY: Duration = Duration::from_millis(5);
 /// Virtual time at which tests begin.
 pub(crate) const START: Instant = Instant::from_millis(1_000);
+/// Last byte of the server's addresses.
+const SERVER: u8 = 2;
 /// Bytes of every file.
 const FILE_BYTES: u64 = 1 << 30;
 
@@ -115,6 +118,9 @@ pub(crate) struct Machine {
     /// The device is reset before the next operations reach it: what the host had said by then is
     /// for a device that knows nothing.
     pub(crate) reset_before_ops: bool,
+    /// Datagrams that the device gave to another host than this one.
+    pub(crate) strays: u64,
+    queues: usize,
 }
 
 impl Machine {
@@ -149,6 +155,14 @@ impl Machine {
         while let Some(event) = self.device.poll_queue_event(0) {
             self.host.handle_event(now, event);
             worked = true;
+        }
+        for other in 1..self.queues {
+            while let Some(event) = self.device.poll_queue_event(other) {
+                let is_datagram =
+                    matches!(&event, Event::Received(r) if payload(r.packet.as_slice()).is_some());
+                self.strays += u64::from(is_datagram);
+                worked = true;
+            }
         }
         while let Some(notice) = self.host.poll_notice() {
             self.endpoint.handle_notice(now, &mut self.host, notice);
@@ -222,18 +236,23 @@ pub(crate) struct Setup {
     pub(crate) names: usize,
     pub(crate) server: fn(&mut Config),
     pub(crate) client: fn(&mut Config),
+    /// The server's device has another queue, whose host knows nothing of these connections.
+    pub(crate) steering: Option<Steering>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { entries_max: 100, names: 1, server: |_| {}, client: |_| {} }
+        Self { entries_max: 100, names: 1, server: |_| {}, client: |_| {}, steering: None }
     }
 }
 
 fn device(last: u8, setup: &Setup) -> Device {
     let mut quic = QuicConfig::new(Arc::new(Provider));
     quic.entries_max = setup.entries_max;
-    let config = DeviceConfig { quic: Some(quic), ..DeviceConfig::new([2, 0, 0, 0, 0, last]) };
+    let mut config = DeviceConfig { quic: Some(quic), ..DeviceConfig::new([2, 0, 0, 0, 0, last]) };
+    if let (Some(steering), SERVER) = (setup.steering, last) {
+        (config.queues, config.quic_steering) = (2, Some(steering));
+    }
     Device::new(
         config,
         WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 },
@@ -250,6 +269,7 @@ fn endpoint(
     config.port = 5000;
     if tls.is_some() {
         config.port = 443;
+        config.steering = setup.steering.map(|steering| (steering, 0));
         (setup.server)(&mut config);
     } else {
         (setup.client)(&mut config);
@@ -269,7 +289,9 @@ fn machine(last: u8, setup: &Setup, tls: Option<Arc<rustls::ServerConfig>>) -> M
     };
     let mut host = Host::new(host_config, &device.capabilities(), u64::from(last));
     let endpoint = endpoint(&mut host, last, setup, tls);
-    Machine { host, endpoint, device, disk: Disk::default(), reset_before_ops: false }
+    let queues = if setup.steering.is_some() && last == SERVER { 2 } else { 1 };
+    let (disk, strays) = (Disk::default(), 0);
+    Machine { host, endpoint, device, disk, reset_before_ops: false, strays, queues }
 }
 
 /// TLS of both sides. The more names, the longer the certificate.

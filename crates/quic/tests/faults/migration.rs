@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::machines::{Lab, WAY, is_short, mend, payload};
+use abi::quic::Steering;
+
+use crate::machines::{Lab, Setup, WAY, is_short, mend, payload};
 use crate::transfers::{Transfers, down, up};
 
 /// Most connection IDs of ours that a peer has: as many as quinn-proto takes of another.
@@ -129,4 +131,48 @@ fn to_another_address() {
 #[test]
 fn to_another_address_with_another_id() {
     moves(Move::AddressAndId);
+}
+
+/// A server with two queues: wherever the client's packets come from, they go to the host that has
+/// the connection, in software and with the device.
+#[test]
+fn to_other_ports_of_a_server_with_two_queues() {
+    for offload in [false, true] {
+        // Of a connection ID that the client chose the key says which host accepts it.
+        let accepted = (0..20).find(|&key| {
+            let steering = Steering { port: 443, id_bytes: quic::CID_BYTES, key, queues: 2 };
+            let server: fn(&mut quic::Config) = match offload {
+                true => |_| {},
+                false => |config| config.offload_bytes_min = u64::MAX,
+            };
+            moves_between_queues(Setup { server, steering: Some(steering), ..Setup::default() })
+        });
+        assert!(accepted.is_some(), "every second key leads to the first host");
+    }
+}
+
+/// Returns whether the first host accepted the connection; then it kept it over all moves.
+fn moves_between_queues(setup: Setup) -> bool {
+    let mut lab = Lab::with(setup);
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
+    let port = Rc::new(Cell::new(5000_u16));
+    let port_now = Rc::clone(&port);
+    lab.wire = Box::new(move |_, to_server, mut frame| {
+        translate(&mut frame, to_server, 1, port_now.get());
+        vec![(WAY, frame)]
+    });
+    let connected = |t: &Transfers| t.server.is_some();
+    if !lab.run(1, |lab| t.step(lab) || connected(&t)) {
+        assert!(lab.server.strays > 0, "it went to the other host");
+        return false;
+    }
+    // By their addresses all of these would lead to the first queue once in 16,000 times.
+    for number in 1..=14 {
+        port.set(6000 + number);
+        lab.run(60, |lab| t.step(lab) || t.received() > u64::from(number) * 500_000);
+    }
+    t.run(&mut lab);
+    assert_eq!(lab.server.strays, 0);
+    assert!(lab.server.count("quic_migrations") >= 10);
+    true
 }

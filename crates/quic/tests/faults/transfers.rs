@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use abi::FileId;
 use bytes::Bytes;
-use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
 use crate::machines::{Lab, Machine, file_byte};
 
@@ -29,6 +29,8 @@ pub(crate) struct Transfers {
     /// Requests that the server has read a part of.
     requests: BTreeMap<StreamId, Vec<u8>>,
     files: BTreeMap<(bool, &'static str), FileId>,
+    /// Priority of what the server sends from now on.
+    pub(crate) priority: Priority,
 }
 
 pub(crate) fn down(file: &'static str, len: u64) -> Transfer {
@@ -52,7 +54,8 @@ impl Transfers {
         }
         let client = lab.connect();
         let (server, lost, requests) = (None, [None, None], BTreeMap::new());
-        Self { client, server, all, lost, requests, files }
+        let priority = Priority::default();
+        Self { client, server, all, lost, requests, files, priority }
     }
 
     /// The client asks for one more file; returns the number of its transfer.
@@ -140,6 +143,7 @@ impl Transfers {
             }
             let file = self.files[&(false, transfer.file)];
             assert!(endpoint.send_file(host, (server, stream), file, 0, transfer.len));
+            endpoint.set_priority(server, stream, self.priority);
             endpoint.finish(server, stream);
         }
     }

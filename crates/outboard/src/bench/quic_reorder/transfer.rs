@@ -301,7 +301,9 @@ mod tests {
         let [late, waited, reordered, time, behind] =
             ["ways_late", "quic_waited", "quic_reordered", "quic_gap_given_up_time", "quic_behind"]
                 .map(|name| with.moved(name));
-        assert!(late > 200 && waited > 3 * late && reordered + 20 > waited, "{with:?}");
+        // Behind what the link's full queue dropped a window waits in vain.
+        let in_vain = 32 * with.moved("quic_gap_given_up_packets") + 20;
+        assert!(late > 200 && waited > 3 * late && reordered + in_vain > waited, "{with:?}");
         assert!(time <= 3 && behind <= 3, "{with:?}");
     }
 
