@@ -66,8 +66,8 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// How datagrams are spread over the queues of several hosts: by connection ID, so that a connection
-/// stays with its host when the peer's address changes (RFC 9000, section 9).
+/// How datagrams are spread over the queues of several hosts: by connection ID, so that a
+/// connection stays with its host when the peer's address changes (RFC 9000, section 9).
 ///
 /// A datagram's queue follows from a keyed hash of its destination connection ID. A host makes only
 /// connection IDs that lead to itself; of a first packet, whose connection ID the client chose, it

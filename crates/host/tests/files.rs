@@ -310,8 +310,8 @@ fn a_file_that_changed_while_the_device_was_reset() {
     assert_eq!(t.error(), Some(SocketError::File(FileFault::Changed)));
 }
 
-/// The device finds a file changed while the host opens it too, to read what it promised: nothing of
-/// the new content is given out.
+/// The device finds a file changed while the host opens it too, to read what it promised: nothing
+/// of the new content is given out.
 #[test]
 fn a_file_that_changes_while_the_host_opens_it() {
     let mut t = Peer::server().established();

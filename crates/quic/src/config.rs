@@ -41,8 +41,8 @@ pub struct Config {
     pub reorder: Option<Reorder>,
     /// Whether peers may move to other addresses (section 9).
     pub migration: bool,
-    /// How the device spreads datagrams over several hosts, and which of them this is: then all that
-    /// have the port need the same seed, and every connection ID that is made here leads here.
+    /// How the device spreads datagrams over several hosts, and which of them this is: then all
+    /// that have the port need the same seed, and every connection ID that is made here leads here.
     pub steering: Option<(Steering, usize)>,
     /// Opens a qlog for each connection.
     pub qlog: Option<OpenQlog>,

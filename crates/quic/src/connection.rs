@@ -451,8 +451,8 @@ impl Connection {
         cx.reads.begin(cx.host, extent, what);
     }
 
-    /// Writes of the bytes at a stream's front what is left of its turn; returns how the turn ended,
-    /// if it did.
+    /// Writes of the bytes at a stream's front what is left of its turn; returns how the turn
+    /// ended, if it did.
     fn write_front(&mut self, cx: &mut Cx<'_>, stream: StreamId) -> Option<Turn> {
         let outgoing = self.streams.get_mut(&stream)?;
         let Some(Piece::Bytes(bytes)) = outgoing.queue.front_mut() else { return None };
@@ -605,8 +605,8 @@ impl Connection {
         self.offload.follow_rx(&mut cx.device(), &state);
         cx.counters.quic_in_disagreed += core::mem::take(&mut state.disagreed);
         for (stream, limit) in state.credit.raised.drain(..) {
-            let stream = VarInt::from_u64(limit).ok().and(VarInt::from_u64(stream).ok());
-            let outgoing = stream.and_then(|id| self.streams.get_mut(&StreamId::from(id)));
+            let id = VarInt::from_u64(stream).ok();
+            let outgoing = id.and_then(|id| self.streams.get_mut(&StreamId::from(id)));
             if let Some(outgoing) = outgoing {
                 outgoing.credit = outgoing.credit.max(limit);
             }

@@ -8,12 +8,12 @@
 //! A crate of its own, since quinn-proto and `rustls::quic` need the standard library, which `host`
 //! does without. It is sans-IO all the same: time comes in, randomness comes from a seed.
 //!
-//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams), `schedule`
-//! (whose turn it is), `credit` (what the peer lets us send),
+//! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
+//! `schedule` (whose turn it is), `credit` (what the peer lets us send),
 //! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
 //! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
-//! `info`, `qlog`, `version` (why it speaks version 1 alone). It has no datagram frames and no 0-RTT for
-//! servers.
+//! `info`, `qlog`, `version` (why it speaks version 1 alone). It has no datagram frames and no
+//! 0-RTT for servers.
 #![forbid(unsafe_code)]
 
 mod config;

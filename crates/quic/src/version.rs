@@ -12,8 +12,8 @@ use wire::quic::is_short;
 
 use crate::session::VERSION_1;
 
-/// Bytes of a datagram that is worth an answer: what a first datagram has to have (RFC 9000, section
-/// 14.1), so that no answer is longer than what it answers.
+/// Bytes of a datagram that is worth an answer: what a first datagram has to have (RFC 9000,
+/// section 14.1), so that no answer is longer than what it answers.
 const DATAGRAM_BYTES_MIN: usize = 1200;
 /// Versions that exist so that clients ignore what they do not know (section 15).
 const RESERVED: [u32; 2] = [0x0a1a_2a3a, 0x0a1a_2a4a];
@@ -119,7 +119,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_is_longer(bytes in proptest::collection::vec(any::<u8>(), 0..600), long: bool) {
+        fn no_answer_is_longer(
+            bytes in proptest::collection::vec(any::<u8>(), 0..600), long: bool,
+        ) {
             let mut datagram = bytes;
             if long {
                 datagram.resize(1200, 0xff);

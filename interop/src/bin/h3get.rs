@@ -1,8 +1,8 @@
 //! A client of HTTP/3 for the tests, by quinn and h3: fetches one path and says what it got.
 //!
 //! `h3get ADDR:PORT PATH OUTPUT [NAME:VALUE]..` runs in the server's namespace, prints status and
-//! fields, and writes the content to a file. It believes every certificate. With `H3GET_REBIND=N` in
-//! its environment it goes on from another port after every N bytes of content.
+//! fields, and writes the content to a file. It believes every certificate. With `H3GET_REBIND=N`
+//! in its environment it goes on from another port after every N bytes of content.
 
 use std::io::Write as _;
 

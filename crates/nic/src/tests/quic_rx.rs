@@ -29,8 +29,8 @@ fn array<const N: usize>(hex: &str) -> [u8; N] {
     bytes(hex).try_into().unwrap()
 }
 
-/// What rustls sealed on both sides of each power of two is opened, with as few bytes of the number as
-/// may be sent.
+/// What rustls sealed on both sides of each power of two is opened, with as few bytes of the number
+/// as may be sent.
 #[test]
 fn large_packet_numbers() {
     for suite in SUITES {

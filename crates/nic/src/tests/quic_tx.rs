@@ -39,8 +39,8 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from((i as u64 * 7 + number) % 251).unwrap()).collect()
 }
 
-/// A packet number is 62 bits of the nonce, of which the header has at most 32: rustls, which has its
-/// own nonces, opens what was sealed on both sides of each power of two.
+/// A packet number is 62 bits of the nonce, of which the header has at most 32: rustls, which has
+/// its own nonces, opens what was sealed on both sides of each power of two.
 #[test]
 fn large_packet_numbers() {
     for suite in SUITES {

@@ -137,8 +137,8 @@ fn describe_quic(rows: &[&Value], text: &mut String) {
     }
 }
 
-/// What is to be said of a QUIC connection beside its row: connection IDs, why streams wait, and how
-/// it ended.
+/// What is to be said of a QUIC connection beside its row: connection IDs, why streams wait, and
+/// how it ended.
 fn describe_quic_details(row: &Value) -> Vec<String> {
     let word = |value: &Value| value.as_str().map(str::to_owned);
     let mut lines = Vec::new();

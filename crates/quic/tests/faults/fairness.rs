@@ -1,7 +1,7 @@
 //! How streams of one connection share it: by bytes in turn, and by the priorities of RFC 9218.
 //!
-//! The path is a bottleneck of a fixed rate with a short queue, so that a share of the connection is
-//! a time. Every case runs with packets and files given to the device, and without.
+//! The path is a bottleneck of a fixed rate with a short queue, so that a share of the connection
+//! is a time. Every case runs with packets and files given to the device, and without.
 
 use base::{Duration, Instant};
 use quic::{Config, Priority};
@@ -113,8 +113,8 @@ fn large_responses_share_by_bytes() {
     }
 }
 
-/// A response that is more urgent has the connection, and finds credit, though less urgent ones have
-/// as much to send as there is: on a slow path, so that credit is worth seconds.
+/// A response that is more urgent has the connection, and finds credit, though less urgent ones
+/// have as much to send as there is: on a slow path, so that credit is worth seconds.
 #[test]
 fn an_urgent_response_is_not_kept_waiting() {
     for offload in [true, false] {

@@ -65,8 +65,8 @@ fn every_byte_of_a_packet_flipped() {
     let copies = *copies.borrow();
     assert!(copies.iter().all(|copies| *copies > 1000), "{copies:?}");
     for (side, machine) in [&lab.client, &lab.server].into_iter().enumerate() {
-        // And the answers to another ID, which is to nobody that the other side knows, and to another
-        // version, which a client did not ask for.
+        // And the answers to another ID, which is to nobody that the other side knows, and to
+        // another version, which a client did not ask for.
         let count = unopened(machine) - before[side] - copies[side];
         assert!(count <= 2, "{count} besides");
         assert!(machine.count("quic_rx_unknown_id") >= 8 && machine.count("quic_rx_not_short") > 0);
