@@ -60,6 +60,7 @@ pub use config::{Algorithm, Cidr, Config, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::{ExtentDone, ExtentRead};
 pub use host::Host;
+pub use tcp::congestion::Congestion;
 /// NVMe over TCP.
 pub mod nvme {
     pub use crate::l5p::nvme_tcp::tx::PduData;

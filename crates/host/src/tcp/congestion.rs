@@ -17,11 +17,11 @@ const C: f64 = 0.4;
 
 /// State of a connection's congestion control.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Congestion {
+pub struct Congestion {
     /// Congestion window in bytes.
-    pub(crate) cwnd: u32,
+    pub cwnd: u32,
     /// Slow-start threshold in bytes.
-    pub(crate) ssthresh: u32,
+    pub ssthresh: u32,
     /// Bytes acknowledged towards the next increase in congestion avoidance.
     credit: u32,
     law: Law,
@@ -77,7 +77,9 @@ struct Cubic {
 }
 
 impl Congestion {
-    pub(crate) fn new(config: &TcpConfig, mss: u32) -> Self {
+    /// Creates the state of a new path.
+    #[must_use]
+    pub fn new(config: &TcpConfig, mss: u32) -> Self {
         let law = match config.algorithm {
             Algorithm::NewReno => Law::NewReno,
             Algorithm::Cubic => Law::Cubic(Cubic::default()),
@@ -87,13 +89,14 @@ impl Congestion {
     }
 
     /// Whether the window is below the threshold.
-    pub(crate) const fn in_slow_start(&self) -> bool {
+    #[must_use]
+    pub const fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
     }
 
     /// An acknowledgment of everything before `una` came when `nxt` was sent, with `rtt` as its
     /// sample: HyStart++ may end the first slow start.
-    pub(crate) fn watch_round_trips(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
+    pub fn watch_round_trips(&mut self, una: u64, nxt: u64, rtt: Option<Duration>) {
         if self.hystart.on_ack(una, nxt, rtt) {
             // CUBIC then begins at its plateau: RFC 9438 section 4.10.
             self.ssthresh = self.cwnd;
@@ -102,7 +105,7 @@ impl Congestion {
 
     /// `acked` new bytes were acknowledged, outside recovery, while the window was what limited
     /// sending.
-    pub(crate) fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
+    pub fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
         let mut acked = acked;
         if self.in_slow_start() {
             // RFC 5681 section 3.1 with RFC 3465's byte counting, without its limit: as Linux,
@@ -128,7 +131,7 @@ impl Congestion {
     }
 
     /// The path is full: sets the threshold. The caller sets the window, by PRR or at once.
-    pub(crate) fn on_congestion(&mut self, mss: u32) {
+    pub fn on_congestion(&mut self, mss: u32) {
         let floor = 2 * mss;
         self.ssthresh = match &mut self.law {
             // RFC 5681 equation 4; the window stands for the flight, as in Linux.
@@ -167,7 +170,7 @@ impl Congestion {
 
     /// The reduction turned out to be without reason: back to what was before (RFC 9438 section
     /// 4.9).
-    pub(crate) fn undo(&mut self, before: Self) {
+    pub fn undo(&mut self, before: Self) {
         *self = Self { cwnd: self.cwnd.max(before.cwnd), ..before };
     }
 }
