@@ -17,6 +17,7 @@ use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
 use crate::Handle;
 use crate::config::Config;
+use crate::congestion::Link;
 use crate::counters::Counters;
 use crate::offload::{About, Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
@@ -186,6 +187,7 @@ pub(crate) struct Connection {
     /// One of several files failed in the device, and which is not known: the host reads what is
     /// sent until it finds it.
     pub(crate) careful: bool,
+    congestion: Link,
     streams: BTreeMap<StreamId, Outgoing>,
     schedule: Schedule,
     /// Bytes that quinn-proto took, of all streams.
@@ -202,6 +204,7 @@ impl Connection {
     ) -> Self {
         let mut connection = Self {
             remote: inner.remote_address(),
+            congestion: Link::new(&inner),
             inner,
             quinn,
             handle,
@@ -595,7 +598,15 @@ impl Connection {
             self.remote = remote;
             self.migrations += 1;
             counters.quic_migrations += 1;
+            // Another path may have other state.
+            self.congestion = Link::new(&self.inner);
         }
+    }
+
+    /// Time has passed: losses may be due.
+    pub(crate) fn follow_losses(&mut self, cx: &mut Cx<'_>) {
+        let counts = self.congestion.follow(cx.now, &self.inner, None);
+        cx.counters.count_losses(counts);
     }
 
     /// A datagram was handled: the device follows the peer's keys, and the connection IDs that the
@@ -611,6 +622,8 @@ impl Connection {
                 outgoing.credit = outgoing.credit.max(limit);
             }
         }
+        let counts = self.congestion.follow(cx.now, &self.inner, Some(&mut state.news));
+        cx.counters.count_losses(counts);
         if state.retired.is_empty() {
             return;
         }

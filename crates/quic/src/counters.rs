@@ -2,6 +2,8 @@
 
 use abi::Refusal;
 
+use crate::congestion::Counts;
+
 base::counters! {
     /// Counters of a QUIC endpoint.
     pub struct Counters {
@@ -48,6 +50,14 @@ base::counters! {
         quic_out_late_dropped,
         /// Transmits with bytes of files that the device dropped, by no fault of one file: losses.
         quic_out_dropped,
+        /// Acknowledgments of packets that had been counted as lost, by ranges: they were late.
+        quic_losses_spurious,
+        /// Losses that did not reduce the congestion window, since all their packets were late.
+        quic_losses_spared,
+        /// Reductions of the congestion window.
+        quic_reductions,
+        /// Of those, the ones that were undone, for the same reason.
+        quic_reductions_undone,
         /// Datagrams that could not be understood after they were built, and were not sent.
         quic_out_malformed,
         /// Bytes of files that are the device's to read.
@@ -83,6 +93,14 @@ base::counters! {
 }
 
 impl Counters {
+    /// Counts what became of losses.
+    pub(crate) const fn count_losses(&mut self, counts: Counts) {
+        self.quic_reductions += counts.reductions;
+        self.quic_losses_spurious += counts.spurious;
+        self.quic_losses_spared += counts.spared;
+        self.quic_reductions_undone += counts.undone;
+    }
+
     /// Counts a refusal by its reason.
     pub(crate) const fn count_refusal(&mut self, why: Refusal) {
         *match why {

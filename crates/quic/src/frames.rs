@@ -1,20 +1,56 @@
 //! What the driver looks at beyond [`wire::quic`]: where in a datagram the short-header packet
-//! begins, whether there is a Retry in it, and which connection IDs a peer retires (RFC 9000,
-//! sections 17.2 and 19.16).
+//! begins, whether there is a Retry in it, which connection IDs a peer retires, and which packets
+//! it acknowledges (RFC 9000, sections 17.2, 19.16 and 19.3).
 //!
 //! What we send is quinn-proto's, what we receive was authenticated, and neither is believed: every
 //! length is checked.
 
+use std::ops::Range;
+
 use wire::quic::{Frame, is_short, read_varint};
 
+/// Types of ACK, without and with counts of ECN.
+const ACK: u64 = 0x02;
+const ACK_ECN: u64 = 0x03;
 /// Type of RETIRE_CONNECTION_ID.
 const RETIRE: u64 = 0x19;
+/// Ranges of an ACK frame that are looked at: the ones with the largest numbers.
+const ACK_RANGES_MAX: u64 = 64;
 
 /// The sequence number of the connection ID that a frame of `payload` retires, if it does.
 pub(crate) fn retired(payload: &[u8], frame: &Frame) -> Option<u64> {
     let Frame::Other { kind: RETIRE, range } = frame else { return None };
     let (_, behind) = read_varint(payload.get(range.clone())?)?;
     Some(read_varint(behind)?.0)
+}
+
+/// Appends the packet numbers that a frame of `payload` acknowledges, if it does, ascending.
+pub(crate) fn acknowledged(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
+    let Frame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
+    let from = into.len();
+    // What was read before a malformed range stands; the frame ends the connection.
+    let _ = payload.get(range.clone()).and_then(|frame| read_ranges(frame, into));
+    into[from..].reverse();
+}
+
+/// Appends the ranges of an ACK frame, descending.
+fn read_ranges(frame: &[u8], into: &mut Vec<Range<u64>>) -> Option<()> {
+    let (_, rest) = read_varint(frame)?;
+    let (largest, rest) = read_varint(rest)?;
+    let (_, rest) = read_varint(rest)?;
+    let (count, rest) = read_varint(rest)?;
+    let (first, mut rest) = read_varint(rest)?;
+    let mut start = largest.checked_sub(first)?;
+    into.push(start..largest + 1);
+    for _ in 1..count.saturating_add(1).min(ACK_RANGES_MAX) {
+        let (gap, behind) = read_varint(rest)?;
+        let (len, behind) = read_varint(behind)?;
+        rest = behind;
+        let end = start.checked_sub(gap + 1)?;
+        start = end.checked_sub(len + 1)?;
+        into.push(start..end);
+    }
+    Some(())
 }
 
 /// What a datagram ends with, as far as its headers are readable without keys.
@@ -91,6 +127,26 @@ mod tests {
     }
 
     #[test]
+    fn acknowledged_numbers_ascend() {
+        let ranges = |payload: &[u8]| {
+            let mut ranges = Vec::new();
+            for frame in Frames::new(payload).flatten() {
+                acknowledged(payload, &frame, &mut ranges);
+            }
+            ranges
+        };
+        // 20 to 18, 15, 10 to 6 (RFC 9000, section 19.3.1); then 3 with counts of ECN.
+        let frame = [0x02, 20, 0, 2, 2, 1, 0, 3, 4, 0x03, 3, 0, 0, 0, 9, 9, 9];
+        assert_eq!(ranges(&frame), [6..11, 15..16, 18..21, 3..4]);
+        assert_eq!(ranges(&[0x02, 20, 0, 1, 2, 30, 0]), [18..21], "below zero");
+        assert_eq!(ranges(&[0x02, 2, 0, 0, 3]), [], "below zero");
+        let mut many = vec![0x02, 0x43, 0xe8, 0, 0x40, 200, 0];
+        many.extend([0, 0].repeat(200));
+        assert_eq!(ranges(&many).len(), 64);
+        assert_eq!(ranges(&many).last(), Some(&(1000..1001)));
+    }
+
+    #[test]
     fn short_headers_behind_long_ones() {
         let handshake = [&[0xe0, 0, 0, 0, 1, 1, 9, 0, 3][..], &[0; 3]].concat();
         let initial = [&[0xc0, 0, 0, 0, 1, 0, 0, 1, 5, 2][..], &[0; 2]].concat();
@@ -108,6 +164,7 @@ mod tests {
         fn total(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             for frame in Frames::new(&bytes).flatten() {
                 let _ = retired(&bytes, &frame);
+                acknowledged(&bytes, &frame, &mut Vec::new());
             }
             let _ = short_header(&bytes);
         }

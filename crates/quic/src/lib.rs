@@ -9,7 +9,7 @@
 //! does without. It is sans-IO all the same: time comes in, randomness comes from a seed.
 //!
 //! From the outside in: `endpoint` (who gets a datagram, events), `connection` (streams),
-//! `schedule` (whose turn it is), `credit` (what the peer lets us send),
+//! `schedule` (whose turn it is), `credit` (what the peer lets us send), `congestion` (how much),
 //! `transmit` (datagrams), `offload` (the device), `placed` (bytes of files in streams), `session`
 //! (TLS), `protection` and `keys` (packets), `secrets` (tokens and connection IDs), `frames`,
 //! `info`, `qlog`, `version` (why it speaks version 1 alone). It has no datagram frames and no
@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod congestion;
 mod connection;
 mod counters;
 mod credit;

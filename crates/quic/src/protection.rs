@@ -20,8 +20,9 @@ use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
 use wire::quic::{Frames, number_len};
 
+use crate::congestion::News;
 use crate::credit::Credit;
-use crate::frames::retired;
+use crate::frames::{acknowledged, retired};
 use crate::keys::{HeaderKeys, Keys};
 
 /// Generations of keys that are kept: the last, the current and the next (RFC 9001, section 6.5).
@@ -77,6 +78,8 @@ pub(crate) struct State {
     pub(crate) credit: Credit,
     /// The peer's connection ID in the last packet that was built.
     pub(crate) peer_id: Option<ConnectionId>,
+    /// What congestion control has to know, since the driver looked.
+    pub(crate) news: News,
 }
 
 impl State {
@@ -161,7 +164,10 @@ pub(crate) struct OneRttKey {
 impl PacketKey for OneRttKey {
     fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
         let mut state = self.shared.lock();
-        state.tx_next = packet + 1;
+        let expected = core::mem::replace(&mut state.tx_next, packet + 1);
+        if packet == expected + 1 {
+            state.news.skipped.push(expected);
+        }
         state.tx_generation = self.generation;
         let pn_len = buf.first().map_or(0, |first| number_len(*first));
         let id = buf.get(1..header_len.saturating_sub(pn_len)).unwrap_or_default();
@@ -200,6 +206,7 @@ impl PacketKey for OneRttKey {
         // What is malformed ends the connection, or is a frame that only quinn-proto knows.
         for frame in Frames::new(payload).flatten() {
             state.credit.follow(payload, &frame);
+            acknowledged(payload, &frame, &mut state.news.acked);
             state.retired.extend(retired(payload, &frame));
         }
         Ok(())

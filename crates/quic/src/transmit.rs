@@ -105,6 +105,7 @@ pub(crate) fn plain(transmit: &Transmit, bytes: Bytes) -> UdpSend {
 impl Connection {
     /// Sends all that the connection may send now.
     pub(crate) fn transmit(&mut self, cx: &mut Cx<'_>) {
+        self.follow_losses(cx);
         let mtu = usize::from(self.inner.current_mtu()).max(1);
         let most = (cx.host.udp_bytes_max() as usize / mtu).clamp(1, DATAGRAMS_MAX);
         loop {

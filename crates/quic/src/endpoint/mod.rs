@@ -34,6 +34,7 @@ use rustls::crypto::tls13::Hkdf;
 pub use streams::ReadEnd;
 
 use crate::config::Config;
+use crate::congestion::Factory;
 use crate::connection::{Connection, Cx, Reads, Scratch};
 use crate::counters::Counters;
 use crate::info::ConnectionInfo;
@@ -157,6 +158,8 @@ fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(mtu.saturating_sub(IP_UDP_BYTES).clamp(MTU_MIN, MTU_MAX));
     transport.mtu_discovery_config(Some(discovery));
+    let factory = Factory { epoch: config.epoch };
+    transport.congestion_controller_factory(Arc::new(factory));
     let idle = u32::try_from(config.idle_timeout.as_millis()).unwrap_or(u32::MAX);
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(config.streams_max))

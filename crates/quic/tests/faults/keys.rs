@@ -9,7 +9,7 @@ use crate::transfers::{Transfers, down, up};
 #[test]
 fn updates_while_packets_are_reordered() {
     let mut lab = Lab::new();
-    let mut t = Transfers::begin(&mut lab, vec![down("a", 5_000_000), up("b", 5_000_000)]);
+    let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000), up("b", 8_000_000)]);
     let mut frames = 0;
     lab.wire = Box::new(move |_, _, frame| {
         frames += 1;

@@ -349,6 +349,13 @@ pub(crate) struct World {
     flying: VecDeque<(Instant, bool, Vec<u8>)>,
     /// Each frame that is the n-th of its way is lost.
     pub(crate) lose_every: Option<u64>,
+    /// Of a million frames to the client, how many are late, and by how much.
+    pub(crate) late: (u64, Duration),
+    /// Bytes per second that reach the client; zero for all.
+    pub(crate) rate: u64,
+    /// When the last frame to the client has left.
+    idle_at: Instant,
+    prng: base::Prng,
     frames: u64,
     tls: Arc<rustls::ClientConfig>,
 }
@@ -394,14 +401,41 @@ impl World {
         client: Abilities,
         change: impl FnOnce(&mut Config),
     ) -> Self {
+        let usual = Config::new(Arc::new(Provider), io::clock::std_epoch(), [0; 32]);
+        Self::with_windows(server, client, usual.receive_windows, change)
+    }
+
+    /// The same with a client that takes so much of a stream, and of a connection, at one time.
+    pub(crate) fn with_windows(
+        server: Abilities,
+        client: Abilities,
+        receive_windows: [u32; 2],
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["localhost".to_owned()], b"test");
         let server = node(2, server, |config| {
             config.tls = Some(server_tls);
             change(config);
         });
-        let client = node(1, client, |config| config.port = 5000);
+        let client = node(1, client, |config| {
+            config.port = 5000;
+            config.receive_windows = receive_windows;
+        });
         let flying = VecDeque::new();
-        Self { now: START, client, server, flying, lose_every: None, frames: 0, tls }
+        let (late, prng) = ((0, Duration::ZERO), base::Prng::new(1));
+        Self {
+            now: START,
+            client,
+            server,
+            flying,
+            lose_every: None,
+            late,
+            rate: 0,
+            idle_at: START,
+            prng,
+            frames: 0,
+            tls,
+        }
     }
 
     /// The client connects.
@@ -462,8 +496,18 @@ impl World {
                 if self.lose_every.is_some_and(|every| self.frames % every == 0) {
                     continue;
                 }
-                let at = self.now + Duration::from_millis(5);
-                self.flying.push_back((at, !from_server, frame));
+                let mut at = self.now + Duration::from_millis(5);
+                if from_server && self.rate > 0 {
+                    let takes =
+                        Duration::from_nanos(frame.len() as u64 * 1_000_000_000 / self.rate);
+                    self.idle_at = self.idle_at.max(self.now) + takes;
+                    at = self.idle_at + Duration::from_millis(5);
+                }
+                if from_server && self.prng.below(1_000_000) < self.late.0 {
+                    at += self.late.1;
+                }
+                let behind = self.flying.partition_point(|(other, ..)| *other <= at);
+                self.flying.insert(behind, (at, !from_server, frame));
             }
         }
         moved

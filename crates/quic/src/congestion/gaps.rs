@@ -1,0 +1,225 @@
+//! Packet numbers that the peer has not acknowledged although it has later ones, and which of them
+//! were counted as lost.
+//!
+//! quinn-proto forgets a packet when it counts it as lost, and does not say that its
+//! acknowledgment came after all. Here the numbers are kept for a while longer. Its loss detection
+//! (RFC 9002, section 6.1) takes packets in the order of their numbers: both thresholds hold for
+//! every number below one for which they hold. So the lost ones are the gaps below one number.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Gaps that are kept; more belong to losses that no acknowledgment will undo.
+const GAPS_MAX: usize = 256;
+/// Skipped numbers that are kept until the peer has acknowledged later ones: quinn-proto skips
+/// fewer and fewer (RFC 9000, section 21.4).
+const SKIPPED_MAX: usize = 8;
+
+/// The gaps of the numbers that a peer has acknowledged.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Gaps {
+    /// One above the largest number that was acknowledged; zero before the first.
+    next: u64,
+    /// What is missing below, ascending.
+    missing: VecDeque<Range<u64>>,
+    /// Missing numbers below this one were counted as lost.
+    lost_below: u64,
+    /// What was missing below this one is forgotten.
+    forgotten_below: u64,
+    /// Numbers that were never sent.
+    skipped: VecDeque<u64>,
+}
+
+impl Gaps {
+    /// Notes a number that is not sent, and will not be.
+    pub(crate) fn on_skipped(&mut self, number: u64) {
+        if self.skipped.len() == SKIPPED_MAX {
+            self.skipped.pop_front();
+        }
+        self.skipped.push_back(number);
+    }
+
+    /// Takes a range of an ACK frame, and returns whether one of its numbers had been counted as
+    /// lost. The ranges of a frame come ascending.
+    pub(crate) fn on_acked(&mut self, acked: Range<u64>) -> bool {
+        let was_lost = self.fill(&acked);
+        if self.next == 0 {
+            // What came before the first acknowledgment is not known.
+            (self.lost_below, self.forgotten_below) = (acked.start, acked.start);
+            self.next = acked.start;
+        }
+        if acked.end > self.next {
+            if acked.start > self.next {
+                self.miss(self.next..acked.start);
+            }
+            self.next = acked.end;
+        }
+        was_lost
+    }
+
+    /// Takes numbers out of the gaps; returns whether one was counted as lost.
+    fn fill(&mut self, acked: &Range<u64>) -> bool {
+        let mut was_lost = false;
+        let mut at = self.missing.partition_point(|gap| gap.end <= acked.start);
+        while let Some(gap) = self.missing.get(at).filter(|gap| gap.start < acked.end).cloned() {
+            let filled = gap.start.max(acked.start)..gap.end.min(acked.end);
+            was_lost |= filled.start < self.lost_below;
+            self.missing.remove(at);
+            for left in [filled.end..gap.end, gap.start..filled.start] {
+                if !left.is_empty() {
+                    self.missing.insert(at, left);
+                }
+            }
+            at += usize::from(gap.start < filled.start);
+        }
+        was_lost
+    }
+
+    fn miss(&mut self, gap: Range<u64>) {
+        let mut start = gap.start;
+        while let Some(number) = self.skipped.front().copied().filter(|n| *n < gap.end) {
+            self.skipped.pop_front();
+            if number >= start {
+                self.push(start..number);
+                start = number + 1;
+            }
+        }
+        self.push(start..gap.end);
+    }
+
+    fn push(&mut self, gap: Range<u64>) {
+        if gap.is_empty() {
+            return;
+        }
+        if self.missing.len() == GAPS_MAX {
+            self.forgotten_below = self.missing.pop_front().map_or(0, |oldest| oldest.end);
+        }
+        self.missing.push_back(gap);
+    }
+
+    /// Notes that so many more of the missing numbers were counted as lost, and all that
+    /// are `threshold` or more below the largest. Returns the range that they are in.
+    pub(crate) fn on_lost(&mut self, count: u64, threshold: u64) -> Range<u64> {
+        let (mut left, start) = (count, self.lost_below);
+        // A lost probe of the path's MTU is missing and not counted.
+        let certain = self.next.saturating_sub(threshold);
+        let mut end = start;
+        for gap in &self.missing {
+            let from = gap.start.max(start);
+            let to = (from + left).max(certain).min(gap.end);
+            if from < to {
+                left = left.saturating_sub(to - from);
+                end = to;
+            }
+        }
+        self.lost_below = end;
+        start..end
+    }
+
+    /// Returns whether all of these numbers were acknowledged after all.
+    pub(crate) fn are_acked(&self, numbers: &Range<u64>) -> bool {
+        let at = self.missing.partition_point(|gap| gap.end <= numbers.start);
+        numbers.start >= self.forgotten_below
+            && self.missing.get(at).is_none_or(|gap| gap.start >= numbers.end)
+    }
+
+    /// Forgets what is missing below a number: it was lost.
+    pub(crate) fn forget(&mut self, below: u64) {
+        while self.missing.front().is_some_and(|gap| gap.end <= below) {
+            self.missing.pop_front();
+        }
+        if let Some(gap) = self.missing.front_mut() {
+            gap.start = gap.start.max(below);
+        }
+        self.forgotten_below = self.forgotten_below.max(below);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn late_acknowledgments_are_told_from_the_first() {
+        let mut gaps = Gaps::default();
+        assert!(!gaps.on_acked(0..10));
+        assert!(!gaps.on_acked(11..14));
+        assert_eq!(gaps.on_lost(1, 3), 0..11);
+        assert!(!gaps.are_acked(&(0..11)));
+        assert!(gaps.on_acked(5..15));
+        assert!(gaps.are_acked(&(0..11)));
+        assert!(!gaps.on_acked(5..15), "told once");
+    }
+
+    #[test]
+    fn what_is_missing_and_not_lost_is_just_late() {
+        let mut gaps = Gaps::default();
+        gaps.on_acked(0..10);
+        gaps.on_acked(12..13);
+        assert!(!gaps.on_acked(10..12));
+        // Of two gaps the lower one is lost.
+        gaps.on_acked(14..15);
+        gaps.on_acked(16..17);
+        assert_eq!(gaps.on_lost(1, 3), 0..14);
+        assert!(!gaps.on_acked(15..16));
+        assert!(gaps.on_acked(13..14));
+    }
+
+    #[test]
+    fn skipped_numbers_are_never_missing() {
+        let mut gaps = Gaps::default();
+        gaps.on_acked(0..10);
+        gaps.on_skipped(10);
+        gaps.on_acked(12..16);
+        assert_eq!(gaps.on_lost(1, 3), 0..12);
+        assert!(gaps.on_acked(11..12));
+        assert!(gaps.are_acked(&(0..12)));
+    }
+
+    #[test]
+    fn what_is_forgotten_stays_lost() {
+        let mut gaps = Gaps::default();
+        gaps.on_acked(0..10);
+        gaps.on_acked(20..30);
+        assert_eq!(gaps.on_lost(10, 3), 0..20);
+        gaps.forget(20);
+        assert!(!gaps.on_acked(10..20));
+        assert!(!gaps.are_acked(&(0..20)));
+        // However many gaps there are, no more are kept.
+        for number in 0..10_000 {
+            gaps.on_acked(40 + 2 * number..41 + 2 * number);
+        }
+        assert_eq!(gaps.missing.len(), GAPS_MAX);
+    }
+
+    proptest! {
+        /// Against a set of numbers.
+        #[test]
+        fn as_a_set(
+            acks in proptest::collection::vec((0_u64..100, 1_u64..20, any::<bool>()), 1..50),
+        ) {
+            let mut gaps = Gaps::default();
+            let (mut acked, mut first) = (BTreeSet::new(), None);
+            for (start, len, lose) in acks {
+                let range = start..start + len;
+                first.get_or_insert(range.start);
+                let lost_before = gaps.lost_below;
+                let known = first.unwrap_or(0);
+                let late = range.clone().any(|n| {
+                    n >= known && n < lost_before && n < gaps.next && !acked.contains(&n)
+                });
+                prop_assert_eq!(gaps.on_acked(range.clone()), late);
+                acked.extend(range);
+                if lose {
+                    let _ = gaps.on_lost(1, 3);
+                }
+                let missing: Vec<u64> = gaps.missing.iter().cloned().flatten().collect();
+                let expected: Vec<u64> =
+                    (known..gaps.next).filter(|n| !acked.contains(n)).collect();
+                prop_assert_eq!(missing, expected);
+            }
+        }
+    }
+}

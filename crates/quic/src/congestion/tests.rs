@@ -1,0 +1,164 @@
+//! The window's answers to losses and late packets, without packets.
+
+use super::*;
+
+const MTU: u16 = 1200;
+const RTT: Duration = Duration::from_millis(10);
+
+/// A sender of packets that are acknowledged a round trip later.
+struct Sender {
+    control: Control,
+    now: Instant,
+    next: u64,
+    lost: u64,
+}
+
+impl Sender {
+    fn new() -> Self {
+        let mut control = Control::new(MTU);
+        control.srtt = RTT;
+        Self { control, now: Instant::ZERO + RTT * 10, next: 0, lost: 0 }
+    }
+
+    /// Numbers are acknowledged now that were sent a round trip ago.
+    fn acked(&mut self, numbers: Range<u64>) {
+        let sent = Instant::from_nanos(self.now.as_nanos() - RTT.as_nanos());
+        for _ in numbers.clone() {
+            self.control.on_ack(self.now, sent, MTU.into(), false);
+        }
+        self.next = self.next.max(numbers.end);
+        let mut news = News { acked: vec![numbers], ..News::default() };
+        self.control.follow(self.now, &mut news, self.lost);
+    }
+
+    /// The next number is missing, and those behind it cause its loss; returns it.
+    fn lose(&mut self) -> u64 {
+        let number = self.next;
+        let sent = Instant::from_nanos(self.now.as_nanos() - RTT.as_nanos());
+        self.lost += 1;
+        self.control.noticed.push(Noticed { at: self.now, sent, what: Signal::Lost });
+        self.acked(number + 1..number + 4);
+        number
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.control.follow(self.now, &mut News::default(), self.lost);
+    }
+
+    fn cwnd(&self) -> u32 {
+        self.control.congestion.cwnd
+    }
+}
+
+#[test]
+fn a_loss_reduces_the_window_once_per_round_trip() {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let before = s.cwnd();
+    assert_eq!(before, (INITIAL_WINDOW + 20) * u32::from(MTU));
+    s.lose();
+    let reduced = s.cwnd();
+    // Three packets were acknowledged with the loss.
+    assert_eq!(reduced, (before + 3 * u32::from(MTU)) / 10 * 7);
+    s.wait(RTT / 2);
+    s.lose();
+    assert_eq!(s.cwnd(), reduced, "it was sent before the reduction");
+    s.wait(RTT);
+    s.lose();
+    assert!(s.cwnd() < reduced * 3 / 4);
+    s.wait(RTT * 9);
+    assert!(s.control.losses.is_empty() && s.control.undo.is_none(), "nothing is kept");
+    assert_eq!(s.control.counts, Counts { reductions: 2, ..Counts::default() });
+}
+
+#[test]
+fn a_late_packet_undoes_its_reduction() {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let (before, threshold) = (s.cwnd(), s.control.congestion.ssthresh);
+    let late = s.lose();
+    let (window, slow_start) = (s.cwnd(), s.control.congestion.in_slow_start());
+    assert!(window < before && !slow_start);
+    s.wait(RTT / 2);
+    s.acked(late..late + 1);
+    assert!(s.cwnd() >= before, "{} of {before}", s.cwnd());
+    assert_eq!(s.control.congestion.ssthresh, threshold);
+    assert_eq!(s.control.recovery, None);
+    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 1, spared: 0, undone: 1 });
+}
+
+#[test]
+fn a_reduction_with_a_real_loss_stays() {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    s.lose();
+    let reduced = s.cwnd();
+    let late = s.lose();
+    s.wait(RTT / 4);
+    s.acked(late..late + 1);
+    assert_eq!(s.cwnd(), reduced);
+    assert_eq!(s.control.counts.undone, 0);
+}
+
+#[test]
+fn lateness_is_learned_and_forgotten() {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let first = s.lose();
+    s.wait(RTT / 2);
+    s.acked(first..first + 1);
+    // The next ones reduce nothing, as late as they are.
+    let before = s.cwnd();
+    for _ in 0..20 {
+        let late = s.lose();
+        s.wait(RTT / 2);
+        s.acked(late..late + 1);
+    }
+    assert!(s.cwnd() > before);
+    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 21, spared: 20, undone: 1 });
+    // A real loss does when it has been missing for longer, and no longer than a round trip.
+    let before = s.cwnd();
+    s.lose();
+    assert!(s.cwnd() >= before);
+    s.wait(RTT / 2);
+    assert!(s.cwnd() >= before);
+    s.wait(RTT / 2);
+    assert!(s.cwnd() < before);
+    // After many of them nothing is waited for.
+    for _ in 0..RECOVERIES_MAX {
+        s.wait(RTT * 2);
+        s.lose();
+        s.wait(RTT);
+    }
+    assert_eq!(s.control.patience(), Duration::ZERO);
+}
+
+#[test]
+fn marks_and_persistent_congestion_are_answered_at_once() {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let late = s.lose();
+    s.wait(RTT / 2);
+    s.acked(late..late + 1);
+    s.wait(RTT * 2);
+    let before = s.cwnd();
+    let (at, sent) = (s.now, s.now);
+    s.control.noticed.push(Noticed { at, sent, what: Signal::Marked });
+    s.wait(Duration::ZERO);
+    assert!(s.cwnd() < before * 3 / 4);
+    s.control.noticed.push(Noticed { at, sent, what: Signal::Persistent });
+    s.wait(Duration::ZERO);
+    assert_eq!(s.cwnd(), 2 * u32::from(MTU));
+}
+
+#[test]
+fn a_whole_window_may_be_in_flight() {
+    // quinn-proto refuses what would make it as much as the window.
+    let (mut control, packet) = (Control::new(MTU), u64::from(MTU));
+    assert!(9 * packet + packet < control.window());
+    assert!(10 * packet + packet >= control.window());
+    control.congestion.cwnd += 1;
+    assert!(10 * packet + packet < control.window());
+    assert!(11 * packet + packet >= control.window());
+}

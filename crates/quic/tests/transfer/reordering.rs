@@ -1,0 +1,112 @@
+//! What paths that delay single packets leave of a download: as much as the same path without.
+
+use base::Duration;
+use bytes::Bytes;
+use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+
+use crate::world::{Abilities, World};
+
+const DEVICE: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
+/// How late the packets are, on a path with a round trip of 10 ms.
+const LATE: Duration = Duration::from_micros(6500);
+const BYTES: u64 = 40_000_000;
+/// Bytes per second of the path.
+const RATE: u64 = 20_000_000;
+/// More than the path holds: what is late holds back what the client can read.
+const WINDOWS: [u32; 2] = [1 << 20, 1 << 20];
+
+/// A download of a file; returns the world when it has ended, and how long it took.
+fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (World, Duration) {
+    let mut w = World::with_windows(device, Abilities::default(), WINDOWS, |_| {});
+    w.rate = RATE;
+    prepare(&mut w);
+    let file = w.server.host.offload_open("a").expect("there is room");
+    let (client, began) = (w.connect(), w.now);
+    let (mut stream, mut received, mut lost) = (None, 0, 0);
+    let ended = w.run(120, |w| {
+        while let Some(event) = w.server.endpoint.poll_event() {
+            answer(w, &event, file);
+            lost += u32::from(matches!(event, Event::Lost(..)));
+        }
+        while let Some(event) = w.client.endpoint.poll_event() {
+            if let Event::Connected(handle) = event {
+                stream = Some(ask(w, handle));
+            }
+            lost += u32::from(matches!(event, Event::Lost(..)));
+        }
+        stream.is_some_and(|stream| read(w, client, stream, &mut received))
+    });
+    let took = w.now.since(began);
+    assert!(ended && lost == 0, "{received} bytes in {took}, {:?}", w.server.endpoint.counters());
+    assert_eq!(received, BYTES);
+    (w, took)
+}
+
+fn ask(w: &mut World, handle: Handle) -> StreamId {
+    let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
+    w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
+    w.client.endpoint.finish(handle, stream);
+    stream
+}
+
+fn answer(w: &mut World, event: &Event, file: abi::FileId) {
+    let Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) = *event else { return };
+    let endpoint = &mut w.server.endpoint;
+    let stream = endpoint.accept_stream(handle, Dir::Bi).expect("it is there");
+    assert!(endpoint.send_file(&mut w.server.host, (handle, stream), file, 0, BYTES));
+    endpoint.finish(handle, stream);
+}
+
+/// Reads what there is; returns whether that was all.
+fn read(w: &mut World, client: Handle, stream: StreamId, received: &mut u64) -> bool {
+    loop {
+        match w.client.endpoint.read(client, stream, usize::MAX) {
+            Ok(bytes) => *received += bytes.len() as u64,
+            Err(ReadEnd::Blocked) => return false,
+            Err(end) => return end == ReadEnd::Finished,
+        }
+    }
+}
+
+/// Bytes per second.
+fn rate(took: Duration) -> u64 {
+    BYTES * 1_000_000 / took.as_micros()
+}
+
+fn late_packets_cost_little(device: Abilities, ppm: u64) {
+    let (w, undisturbed) = download(device, |_| {});
+    assert_eq!(w.server.endpoint.counters().quic_losses_spurious, 0);
+    let (w, took) = download(device, |w| w.late = (ppm, LATE));
+    let (rate, full) = (rate(took), rate(undisturbed));
+    assert!(full * 100 > RATE * 80, "{full} bytes per second");
+    assert!(rate * 100 >= full * 70, "{rate} of {full} bytes per second");
+    let counters = w.server.endpoint.counters();
+    let (spurious, spared) = (counters.quic_losses_spurious, counters.quic_losses_spared);
+    let late = BYTES / 1452 * ppm / 1_000_000;
+    assert!((late / 2..late * 2).contains(&spurious), "{spurious} of {late}");
+    assert!(spared > spurious / 2 && counters.quic_reductions_undone > 0, "{counters:?}");
+}
+
+#[test]
+fn late_packets_cost_little_in_software() {
+    late_packets_cost_little(Abilities::default(), 20_000);
+}
+
+#[test]
+fn late_packets_cost_little_with_a_device() {
+    late_packets_cost_little(DEVICE, 20_000);
+    late_packets_cost_little(DEVICE, 2_000);
+}
+
+/// The windows are waited for, not lost packets: those still reduce.
+#[test]
+fn losses_count_among_late_packets() {
+    let (_, undisturbed) = download(DEVICE, |_| {});
+    let (w, took) = download(DEVICE, |w| {
+        w.late = (20_000, LATE);
+        w.lose_every = Some(100);
+    });
+    let counters = w.server.endpoint.counters();
+    assert!(rate(took) * 2 < rate(undisturbed), "{} bytes per second", rate(took));
+    assert!(counters.quic_losses_spared > 100, "{counters:?}");
+}
