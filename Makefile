@@ -99,3 +99,4 @@ bench: build
 	$(OUTBOARD) bench proxy-live
 	cargo build --release -p interop --bins
 	$(OUTBOARD) bench quic-live
+	$(OUTBOARD) bench quic-relay

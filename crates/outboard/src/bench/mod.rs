@@ -3,8 +3,8 @@
 //! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two, [`short_connections`],
 //! [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run client, link, device and
 //! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
-//! ([`serve_live`], [`proxy_live`], [`quic_live`]) run the program as users do, beside another
-//! program, in one run. Every claim is a ratio measured in one run, because machines differ.
+//! ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the program as users do,
+//! beside another program, in one run. Every claim is a ratio measured in one run, because machines differ.
 
 mod accounted;
 mod client;
@@ -18,6 +18,7 @@ mod nvme_loss;
 mod proxy_live;
 mod quic;
 mod quic_live;
+mod quic_relay;
 mod quic_reorder;
 mod serve_live;
 mod short;
@@ -63,6 +64,8 @@ pub(crate) enum Bench {
     QuicReorder(quic_reorder::QuicReorderArgs),
     /// `outboard serve --http3` against quinn over the kernel's UDP on one core
     QuicLive(quic_live::QuicLiveArgs),
+    /// `outboard serve --http3` against quic-go and ngtcp2 over a path that loses and reorders
+    QuicRelay(quic_relay::QuicRelayArgs),
     /// Host cycles of reads and writes over NVMe/TCP: in software, with digests and placement by
     /// the device, over TLS, and from a target's file
     Nvme(nvme::NvmeArgs),
@@ -95,6 +98,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Quic(args) => quic::run(args),
         Bench::QuicReorder(args) => quic_reorder::run(args),
         Bench::QuicLive(args) => quic_live::run(args),
+        Bench::QuicRelay(args) => quic_relay::run(args),
         Bench::Nvme(args) => nvme::run(args),
         Bench::NvmeLoss(args) => nvme_loss::run(args),
         Bench::TimerWheel(args) => timer_wheel::run(args),

@@ -49,10 +49,15 @@ fn is_there(name: &str) -> bool {
     path().split(':').any(|folder| !folder.is_empty() && Path::new(folder).join(name).is_file())
 }
 
-/// Installs what is missing.
+/// Installs what is missing of what most benchmarks need.
 pub(in crate::bench) fn install_missing() -> Result<(), Failure> {
+    install(&PROGRAMS)
+}
+
+/// Installs those of the programs that are missing, which come with these packages.
+pub(in crate::bench) fn install(programs: &[(&str, &'static str)]) -> Result<(), Failure> {
     let mut packages: Vec<&str> =
-        PROGRAMS.iter().filter(|(program, _)| !is_there(program)).map(|&(_, p)| p).collect();
+        programs.iter().filter(|(program, _)| !is_there(program)).map(|&(_, p)| p).collect();
     packages.dedup();
     if packages.is_empty() {
         return Ok(());
@@ -69,7 +74,7 @@ pub(in crate::bench) fn install_missing() -> Result<(), Failure> {
     if made_policy {
         let _ = std::fs::remove_file(POLICY);
     }
-    if result && PROGRAMS.iter().all(|(program, _)| is_there(program)) {
+    if result && programs.iter().all(|(program, _)| is_there(program)) {
         return Ok(());
     }
     Err(Failure::Unavailable(format!(
