@@ -1,4 +1,4 @@
-//! Congestion control of QUIC connections: the host's CUBIC and HyStart++ ([`host::Congestion`])
+//! Congestion control of QUIC connections: the host's CUBIC ([`host::Congestion`])
 //! for quinn-proto, with what RFC 9002 leaves open for paths that reorder packets.
 //!
 //! quinn-proto counts a packet as lost when three later ones were acknowledged, or after 9/8 of a
@@ -142,7 +142,9 @@ pub(crate) struct Control {
 impl Control {
     fn new(mtu: u16) -> Self {
         let (algorithm, initial_window) = (Algorithm::Cubic, INITIAL_WINDOW);
-        let config = TcpConfig { algorithm, initial_window, hystart: true, ..TcpConfig::default() };
+        // HyStart++ takes the jitter of a busy machine for a queue, on a path without one.
+        let config =
+            TcpConfig { algorithm, initial_window, hystart: false, ..TcpConfig::default() };
         Self {
             congestion: Congestion::new(&config, mtu.into()),
             initial: INITIAL_WINDOW * u32::from(mtu),
