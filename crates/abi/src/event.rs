@@ -69,6 +69,14 @@ pub enum Event {
     Reset,
 }
 
+impl Event {
+    /// Whether this is the echo of a transmit.
+    #[must_use]
+    pub const fn is_echo(&self) -> bool {
+        matches!(self, Self::TransmitDone(_))
+    }
+}
+
 /// A received frame, as the device parsed it. Offsets are checked by the device and by the host
 /// again.
 #[derive(Debug)]

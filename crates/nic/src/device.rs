@@ -44,8 +44,9 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 /// 3. [`poll_event`](Self::poll_event), or [`poll_queue_event`](Self::poll_queue_event) for one
 ///    queue: events for the host.
 ///
-/// Whoever wants the echo of a transmit before its first frame is on the wire polls events between
-/// the others; both are made in the same call. What the wire, a ring or the disk did not take goes
+/// No frame is given while the echo of a transmit waits to be polled, so that the host hears that a
+/// transmit has left before any acknowledgment of its bytes can arrive: a driver polls events before
+/// frames, and again behind them. What the wire, a ring or the disk did not take goes
 /// back by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event`, `unpoll_disk`. While
 /// [`can_take_op`](Self::can_take_op) says no, the driver leaves operations in their ring.
 /// [`poll_timeout`](Self::poll_timeout) says when to come back though nothing came.
@@ -69,6 +70,8 @@ pub struct Device {
     /// Frames that the wire gave back; they go before the runs.
     returned: VecDeque<TxFrame>,
     events: Vec<VecDeque<Event>>,
+    /// Echoes of transmits among them.
+    echoes: usize,
     /// The queue whose events are polled next.
     next_queue: usize,
     /// Queues whose hosts wait for the device to have sent everything.
@@ -103,6 +106,7 @@ impl Device {
             runs: VecDeque::new(),
             returned: VecDeque::new(),
             events,
+            echoes: 0,
             next_queue: 0,
             quiescing: vec![false; config.queues],
             resets: 0,
@@ -317,14 +321,11 @@ impl Device {
         self.settle_done(now);
     }
 
-    /// The next frame for the wire.
+    /// Returns the next frame for the wire; none while the echo of a transmit waits to be polled.
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
         // What is due is done though the wire takes nothing.
         self.handle_connection_timeouts(now);
         self.handle_quic_timeout(now);
-        if let Some(frame) = self.returned.pop_front() {
-            return Some(frame);
-        }
         if let Some(files) = &mut self.files {
             files.nudge();
             self.settle_done(now);
@@ -334,6 +335,12 @@ impl Device {
         }
         if let Some(quic) = &mut self.quic {
             quic.trim();
+        }
+        if self.echoes > 0 {
+            return None;
+        }
+        if let Some(frame) = self.returned.pop_front() {
+            return Some(frame);
         }
         let cut = self.runs.front_mut()?.next(&self.wire, self.run_bytes_max);
         if cut.last {
@@ -374,7 +381,7 @@ impl Device {
         for _ in 0..self.events.len() {
             let queue = self.next_queue;
             self.next_queue = (queue + 1) % self.events.len();
-            if let Some(event) = self.events[queue].pop_front() {
+            if let Some(event) = self.poll_queue_event(queue) {
                 return Some((queue, event));
             }
         }
@@ -384,12 +391,15 @@ impl Device {
     /// The next event of one queue, for drivers that know which rings have room.
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
         self.tell_quiesced();
-        self.events.get_mut(queue)?.pop_front()
+        let event = self.events.get_mut(queue)?.pop_front()?;
+        self.echoes -= usize::from(event.is_echo());
+        Some(event)
     }
 
     /// Takes back an event that the queue's ring had no room for: it is the queue's next.
     pub fn unpoll_event(&mut self, queue: usize, event: Event) {
         if let Some(events) = self.events.get_mut(queue) {
+            self.echoes += usize::from(event.is_echo());
             events.push_front(event);
         }
     }
@@ -440,6 +450,7 @@ impl Device {
         self.runs.clear();
         self.returned.clear();
         self.flows.clear();
+        self.echoes = 0;
         for queue in &mut self.events {
             let waiting = core::mem::take(queue);
             queue.push_back(Event::Reset);
@@ -530,6 +541,7 @@ impl Device {
 
     pub(crate) fn emit(&mut self, queue: usize, event: Event) {
         if let Some(events) = self.events.get_mut(queue) {
+            self.echoes += usize::from(event.is_echo());
             events.push_back(event);
         }
     }

@@ -198,6 +198,7 @@ const SHOWN: [(&str, &str); 116] = [
     ("disk_changes", "fault: files changed"),
     ("disk_torn_reads", "reads of a file that changed meanwhile"),
     ("device_resets", "fault: device resets"),
+    ("frames_after_echo", "frames with data of TCP, each after the echo of its transmit"),
     ("file_offload_bytes", "file bytes sent by devices"),
     ("file_fallback_bytes", "file bytes read by hosts"),
     ("file_memory_waits", "transmits that waited for memory"),

@@ -17,6 +17,7 @@ use base::{Duration, Instant};
 use host::Host;
 use nic::Device;
 
+use crate::checkers::echo::EchoOrder;
 use crate::checkers::quic::Order;
 use crate::client::{Client, Context};
 use crate::disk::SimDisk;
@@ -87,6 +88,7 @@ pub(crate) struct Node {
     /// Pairs that the device was asked to take, and has not begun with.
     splices: BTreeMap<SpliceId, Splice>,
     pub(crate) odd: OddHost,
+    pub(crate) echo_order: EchoOrder,
     /// Frames that have arrived.
     received: VecDeque<Arrival>,
     pub(crate) receive_overruns: u64,
@@ -122,6 +124,7 @@ impl Node {
             waiting: None,
             splices: BTreeMap::new(),
             odd: OddHost::default(),
+            echo_order: EchoOrder::default(),
             received: VecDeque::new(),
             receive_overruns: 0,
             quic_order: Order::default(),
@@ -164,6 +167,7 @@ impl Node {
         self.events.clear();
         self.waiting = None;
         self.splices.clear();
+        self.echo_order.clear();
         self.received.clear();
         self.device_disk.clear();
         self.host_disk.clear();
@@ -174,6 +178,12 @@ impl Node {
         (self.device, self.host) = (device, host);
         self.quic_order = Order::default();
         self.stopped = false;
+    }
+
+    /// The device loses its state.
+    pub(crate) fn reset_device(&mut self) {
+        self.device.reset();
+        self.echo_order.clear();
     }
 
     /// Whether anything waits between the halves.
@@ -212,6 +222,7 @@ impl Node {
             turn.taken[1] += 1;
             self.note_splice(&op, around);
             self.quic_order.note_op(&op);
+            self.echo_order.taken(&op);
             self.device.handle_op(now, 0, op);
         }
         for _ in 0..BATCH {
@@ -251,6 +262,7 @@ impl Node {
                 return true;
             }
             self.quic_order.note_event(&event);
+            self.echo_order.delivered(&event);
             self.events.push_back(event);
             turn.ring = true;
         }
@@ -271,6 +283,9 @@ impl Node {
                 self.device.unpoll_frame(frame);
                 turn.next = Some(ready_at.max(around.now + Duration::from_micros(1)));
                 return false;
+            }
+            if let Err(what) = self.echo_order.sent(&frame) {
+                around.report.fail(around.now, "echo", format!("n{}: {what}", around.node));
             }
             around.frames.push(frame);
         }

@@ -243,7 +243,7 @@ impl World {
             Event::Reset(node) => {
                 self.note(node, What::Fault, [1, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {
-                    self.nodes[node].device.reset();
+                    self.nodes[node].reset_device();
                     self.wake_soon(node, Side::Device);
                 }
             }

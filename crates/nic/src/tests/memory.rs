@@ -114,7 +114,7 @@ fn frames_on_their_way_keep_their_blocks() {
         poll(&mut rig);
         complete_quietly(&mut rig);
     }
-    while let Some(frame) = rig.device.poll_frame(rig.now) {
+    while let Some(frame) = rig.next_frame() {
         kept.push(frame);
     }
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(2, 2, 1, page(20), 15 * 4096)));
@@ -122,7 +122,7 @@ fn frames_on_their_way_keep_their_blocks() {
         poll(&mut rig);
         complete_quietly(&mut rig);
     }
-    while let Some(frame) = rig.device.poll_frame(rig.now) {
+    while let Some(frame) = rig.next_frame() {
         kept.push(frame);
     }
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(3, 3, 1, page(40), 15 * 4096)));

@@ -457,6 +457,7 @@ fn data_is_not_copied() {
     let mut device = crate::Device::new(config, PLAIN);
     device.handle_op(base::Instant::ZERO, 0, create(NVME, state(None)));
     device.handle_op(base::Instant::ZERO, 0, Op::Transmit(transmit));
+    assert!(device.poll_event().is_some_and(|(_, event)| event.is_echo()));
     let frame = device.poll_frame(base::Instant::ZERO).unwrap();
     let at: Vec<_> = frame.payload.iter().map(|p| p.as_slice().as_ptr()).collect();
     assert_eq!(at[..2], [header, data]);

@@ -144,3 +144,16 @@ fn parts_of_all_kinds_make_one_stream() {
     expected.extend(content(2, 4000, 96));
     assert_eq!(all, expected);
 }
+
+#[test]
+fn a_frame_waits_for_the_echo_of_its_transmit() {
+    let mut rig = rig();
+    rig.device.handle_op(rig.now, 1, abi::Op::Transmit(plain(7, 10, b"data")));
+    assert!(rig.device.poll_frame(rig.now).is_none(), "the host does not have the echo");
+    let echo = rig.device.poll_queue_event(1).unwrap();
+    assert!(echo.is_echo());
+    rig.device.unpoll_event(1, echo);
+    assert!(rig.device.poll_frame(rig.now).is_none(), "the host's ring was full");
+    assert!(rig.device.poll_queue_event(1).is_some());
+    assert!(rig.device.poll_frame(rig.now).is_some());
+}

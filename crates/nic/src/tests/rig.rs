@@ -209,6 +209,12 @@ impl Rig {
         }
     }
 
+    /// Returns the next frame, after the events that it has to wait for.
+    pub(crate) fn next_frame(&mut self) -> Option<TxFrame> {
+        self.events.extend(core::iter::from_fn(|| self.device.poll_event()));
+        self.device.poll_frame(self.now)
+    }
+
     /// Completes one waiting request.
     pub(crate) fn complete(&mut self, at: usize) {
         let request = self.disk.requests.remove(at);

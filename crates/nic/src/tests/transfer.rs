@@ -319,10 +319,10 @@ fn a_reset_takes_back_what_the_disk_never_got() {
 fn what_was_not_taken_comes_again() {
     let mut rig = rig(0);
     rig.device.handle_op(rig.now, 0, Op::Transmit(plain(7, 10, &[1; 2000])));
-    let first = rig.device.poll_frame(rig.now).unwrap();
-    rig.device.unpoll_frame(first);
     let (queue, event) = rig.device.poll_event().unwrap();
     rig.device.unpoll_event(queue, event);
+    let first = rig.next_frame().unwrap();
+    rig.device.unpoll_frame(first);
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(8, 20, 1, 0, 100)));
     let read = rig.device.poll_disk().unwrap();
     rig.device.unpoll_disk(read);
@@ -345,7 +345,7 @@ fn a_run_that_is_too_long_for_the_wire_goes_in_shorter_ones() {
     assert_eq!(rig.device.capabilities().transmit_bytes_max, 200_000);
     let now = Instant::ZERO;
     rig.device.handle_op(now, 0, Op::Transmit(plain(7, 10, &[0; 150_000])));
-    let long = rig.device.poll_frame(now).unwrap();
+    let long = rig.next_frame().unwrap();
     assert_eq!(long.payload_len(), 150_000);
     rig.device.unpoll_long_frame(long);
     rig.collect();

@@ -98,7 +98,7 @@ impl DeviceThread {
         let mut busy = self.take_frames(now);
         busy |= self.take_ops(now);
         busy |= self.take_completions(now);
-        // Events first: the echo of a transmit then comes before the acknowledgment of its bytes.
+        // The echo of a transmit comes before the acknowledgment of its bytes can.
         busy |= self.give_events();
         busy |= self.give_requests();
         busy |= self.give_frames(now);
@@ -172,8 +172,7 @@ impl DeviceThread {
         let mut any = false;
         for (index, ring) in self.queue.events.iter_mut().enumerate() {
             let mut pushed = false;
-            while ring.free() > 0 {
-                let Some(event) = self.device.poll_queue_event(index) else { break };
+            while let Some(event) = self.device.poll_queue_event(index) {
                 if let Err(event) = ring.push(event) {
                     self.device.unpoll_event(index, event);
                     self.blocked = true;

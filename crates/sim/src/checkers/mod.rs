@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `bytes` | every byte of every body, while it is read: in `http` and `client` |
 //! | [`wire`] | frames that a device sends: well-formed, in the window, repeated as they were |
+//! | [`echo`] | the host hears that a transmit left before its first frame is on the link |
 //! | [`splice`] | what a proxy's device relays is what the other peer sent |
 //! | [`plaintext`] | nothing to be read on the wire where TLS is spoken |
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
@@ -16,6 +17,7 @@
 
 pub(crate) mod conserve;
 pub(crate) mod counters;
+pub(crate) mod echo;
 pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod proxy;

@@ -1,0 +1,141 @@
+//! The order of the echo (IO-TCP section 3.4): the host hears that a transmit has left before the
+//! first frame of it is on the link, and so before any acknowledgment of its bytes can arrive.
+//!
+//! Called by [`crate::node::Node`] with each operation that the device takes, each event that is in
+//! the ring, and each frame that the link takes. Each byte of a transmit leaves once: a frame whose
+//! bytes are not the next of a transmit whose echo was delivered is an error. Connections that the
+//! device was handed (tear-down, splicing) send without echoes and are not checked from then on;
+//! neither is UDP, whose echoes the host does not time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use abi::port::TxFrame;
+use abi::{Event, FlowId, Header, Op, TransmitOutcome};
+use base::SeqNum;
+use wire::tcp::Segment;
+use wire::{Endpoint, Tuple};
+
+/// Payload of a transmit that is not on the link yet.
+#[derive(Clone, Copy, Debug)]
+struct Unsent {
+    next: SeqNum,
+    end: SeqNum,
+}
+
+/// Watches one device.
+#[derive(Debug, Default)]
+pub(crate) struct EchoOrder {
+    /// Transmits whose echoes the host does not have.
+    awaited: BTreeMap<(FlowId, u32), (Tuple, Unsent)>,
+    /// Transmits whose echoes it has, in the order of these, and those without an echo. One that the
+    /// device could not complete, and had no echo to say so by, stays.
+    echoed: BTreeMap<Tuple, Vec<Unsent>>,
+    /// Connections that the device has, or had.
+    handed_over: BTreeSet<Tuple>,
+    /// Frames with payload whose echo came first.
+    pub(crate) frames: u64,
+}
+
+impl EchoOrder {
+    /// Forgets everything: the device was reset.
+    pub(crate) fn clear(&mut self) {
+        let frames = self.frames;
+        *self = Self { frames, ..Self::default() };
+    }
+
+    /// Notes an operation that the device takes.
+    pub(crate) fn taken(&mut self, op: &Op) {
+        match op {
+            Op::Transmit(transmit) => {
+                let Some((tuple, segment)) = tcp(&transmit.header) else { return };
+                let (next, end) = (segment.seq, segment.seq + transmit.payload_len());
+                if next == end {
+                    return;
+                }
+                let unsent = Unsent { next, end };
+                match transmit.echo {
+                    Some(tag) => {
+                        self.awaited.insert((transmit.flow, tag), (tuple, unsent));
+                    }
+                    // The host does not time it: it may leave at once.
+                    None => self.echoed.entry(tuple).or_default().push(unsent),
+                }
+            }
+            Op::Teardown(teardown) => {
+                self.handed_over.extend(tcp(&teardown.header).map(|(tuple, _)| tuple));
+            }
+            Op::Splice(splice) => {
+                self.handed_over.extend(splice.sides.iter().map(|side| side.tuple));
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes an event that the host can take.
+    pub(crate) fn delivered(&mut self, event: &Event) {
+        let Event::TransmitDone(done) = event else { return };
+        let Some((tuple, unsent)) = self.awaited.remove(&(done.flow, done.tag)) else {
+            return;
+        };
+        if done.outcome == TransmitOutcome::Sent {
+            self.echoed.entry(tuple).or_default().push(unsent);
+        }
+    }
+
+    /// Checks a frame that the link takes.
+    ///
+    /// # Errors
+    /// Says what is wrong: the bytes are not the next that an echo was delivered for.
+    pub(crate) fn sent(&mut self, frame: &TxFrame) -> Result<(), String> {
+        let len = u32::try_from(frame.payload_len()).unwrap_or(u32::MAX);
+        let Some((tuple, segment)) = tcp(&frame.header).filter(|_| len > 0) else {
+            return Ok(());
+        };
+        if self.handed_over.contains(&tuple) {
+            return Ok(());
+        }
+        let seq = segment.seq;
+        let covers = |unsent: &Unsent| unsent.next == seq && (seq + len).le(unsent.end);
+        let line = self.echoed.entry(tuple).or_default();
+        let Some(at) = line.iter().position(covers) else {
+            return Err(format!(
+                "bytes {} to {} on the link before their echo",
+                seq.0,
+                (seq + len).0
+            ));
+        };
+        line[at].next = seq + len;
+        if line[at].next == line[at].end {
+            line.remove(at);
+        }
+        self.frames += 1;
+        Ok(())
+    }
+}
+
+/// The connection and the segment of TCP's headers; none for another protocol. The length fields
+/// are for the device to fill in, so the headers cannot be parsed as a frame.
+fn tcp(header: &Header) -> Option<(Tuple, Segment)> {
+    let bytes = header.as_slice();
+    let (network, transport) = (&bytes[header.l3()..header.l4()], &bytes[header.l4()..]);
+    let (protocol, local, remote) = match network {
+        [first, ..] if first >> 4 == 6 => (network[6], v6(&network[8..24])?, v6(&network[24..40])?),
+        _ => (network[9], v4(&network[12..16])?, v4(&network[16..20])?),
+    };
+    if protocol != wire::frame::protocol::TCP {
+        return None;
+    }
+    let (segment, _) = Segment::parse(transport).ok()?;
+    let local = Endpoint { addr: local, port: segment.source };
+    let remote = Endpoint { addr: remote, port: segment.destination };
+    Some((Tuple { local, remote }, segment))
+}
+
+fn v4(bytes: &[u8]) -> Option<IpAddr> {
+    <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+fn v6(bytes: &[u8]) -> Option<IpAddr> {
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
