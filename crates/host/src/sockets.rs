@@ -468,10 +468,7 @@ impl Host {
 
     /// As [`Self::offload_open_namespace`], for a namespace that nothing is written to: the file is
     /// opened for reading alone, and a change of it fails.
-    pub fn offload_open_namespace_read_only(
-        &mut self,
-        path: impl AsRef<[u8]>,
-    ) -> Option<FileId> {
+    pub fn offload_open_namespace_read_only(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
         self.files.open_namespace(&mut self.out, path.as_ref(), true)
     }
 

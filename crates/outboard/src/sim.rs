@@ -176,7 +176,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 116] = [
+const SHOWN: [(&str, &str); 118] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),

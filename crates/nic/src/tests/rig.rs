@@ -74,7 +74,7 @@ impl MockDisk {
                 let result = if self.broken {
                     Err(FileFault::Io)
                 } else {
-                    Ok((u32::try_from(len).unwrap(), self.stat(&name(&path)).unwrap()))
+                    Ok((u32::try_from(len).unwrap(), self.stat(&path).unwrap()))
                 };
                 Some(DiskCompletion::Read { id, buf, result })
             }

@@ -72,7 +72,7 @@ impl App for Site {
     }
 
     fn end(&mut self, now: Instant, host: &mut Host) {
-        Self::end(self, now, host);
+        self.server.end(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
