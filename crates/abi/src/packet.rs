@@ -76,11 +76,24 @@ impl core::fmt::Debug for PacketBuf {
     }
 }
 
+base::counters! {
+    /// What has happened to the buffers of a pool.
+    pub struct PoolCounters {
+        /// Buffers that were taken.
+        pool_taken,
+        /// Of those, the ones that the allocator had to make: it stands still when all come back.
+        pool_new,
+        /// Buffers that came back, whether they were kept or freed.
+        pool_returned,
+    }
+}
+
 /// Free buffers by size class. Bounded: beyond the limit buffers go back to the allocator.
 #[derive(Debug)]
 pub struct PacketPool {
     free: [Vec<Box<[u8]>>; CLASS_BYTES.len()],
     per_class_max: usize,
+    counters: PoolCounters,
 }
 
 impl PacketPool {
@@ -90,15 +103,18 @@ impl PacketPool {
     /// An empty pool that keeps up to `per_class_max` free buffers of each size.
     #[must_use]
     pub fn new(per_class_max: usize) -> Self {
-        Self { free: Default::default(), per_class_max }
+        Self { free: Default::default(), per_class_max, counters: PoolCounters::default() }
     }
 
     /// A buffer of `len` bytes with old content, or `None` where `len` exceeds
     /// [`Self::FRAME_BYTES_MAX`].
     pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
         let class = CLASS_BYTES.iter().position(|&bytes| len <= bytes)?;
-        let data = self.free[class].pop();
-        let data = data.unwrap_or_else(|| vec![0; CLASS_BYTES[class]].into_boxed_slice());
+        self.counters.pool_taken += 1;
+        let data = self.free[class].pop().unwrap_or_else(|| {
+            self.counters.pool_new += 1;
+            vec![0; CLASS_BYTES[class]].into_boxed_slice()
+        });
         Some(PacketBuf { data, len })
     }
 
@@ -113,10 +129,19 @@ impl PacketPool {
     pub fn put(&mut self, packet: PacketBuf) {
         let class = CLASS_BYTES.iter().position(|&bytes| packet.data.len() == bytes);
         if let Some(free) = class.map(|c| &mut self.free[c]) {
+            self.counters.pool_returned += 1;
             if free.len() < self.per_class_max {
                 free.push(packet.data);
             }
         }
+    }
+
+    /// Calls `f` with the name and value of each counter, and with two gauges: `pool_free`, buffers
+    /// that lie here, and `pool_out`, those that were taken and did not come back.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("pool_free", self.free.iter().map(|free| free.len() as u64).sum());
+        f("pool_out", self.counters.pool_taken.saturating_sub(self.counters.pool_returned));
     }
 }
 

@@ -295,6 +295,7 @@ impl Host {
         f("connections_closing_on_device", u64::from(self.hand_over.closing()));
         f("connections_half_open", self.table.syn_cache.len() as u64);
         f("connections_time_wait", self.table.time_wait.len() as u64);
+        f("udp_receive_queue", self.udp.queued() as u64);
         self.splices.visit(f);
     }
 

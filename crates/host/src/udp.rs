@@ -99,6 +99,11 @@ impl Udp {
         self.sockets.iter().any(Option::is_some)
     }
 
+    /// Received frames that wait in sockets.
+    pub(crate) fn queued(&self) -> usize {
+        self.sockets.iter().flatten().map(|socket| socket.queue.len()).sum()
+    }
+
     /// The socket of an end: one for its address before one for all.
     fn find(&self, addr: IpAddr, port: u16) -> Option<usize> {
         let at = |wanted: Option<IpAddr>| {

@@ -476,11 +476,12 @@ impl Device {
         self.connections.reset();
     }
 
-    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `tx_`, `file_`,
+    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`, `file_`,
     /// `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`, `teardown_`,
     /// `splice_`, `quic_`, `dma_` (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
+        self.pool.visit(f);
         self.tx.visit(f);
         f("tx_pending_transmits", self.flows.len() as u64);
         f("tx_pending_flows", self.flows.flows() as u64);

@@ -82,6 +82,8 @@ pub(crate) struct Node {
     pub(crate) app: App,
     ops: VecDeque<Op>,
     recycle: VecDeque<PacketBuf>,
+    /// Buffers that this ring had no room for.
+    recycle_overruns: u64,
     events: VecDeque<Event>,
     /// An operation that the ring had no room for.
     waiting: Option<Op>,
@@ -120,6 +122,7 @@ impl Node {
             app,
             ops: VecDeque::new(),
             recycle: VecDeque::new(),
+            recycle_overruns: 0,
             events: VecDeque::new(),
             waiting: None,
             splices: BTreeMap::new(),
@@ -164,6 +167,7 @@ impl Node {
         self.turns = [Instant::FAR_FUTURE; 2];
         self.ops.clear();
         self.recycle.clear();
+        self.recycle_overruns = 0;
         self.events.clear();
         self.waiting = None;
         self.splices.clear();
@@ -184,6 +188,12 @@ impl Node {
     pub(crate) fn reset_device(&mut self) {
         self.device.reset();
         self.echo_order.clear();
+    }
+
+    /// Buffers on their way from the host to the device's pool, and those that the ring between
+    /// them had no room for.
+    pub(crate) fn recycled(&self) -> u64 {
+        self.recycle.len() as u64 + self.recycle_overruns
     }
 
     /// Whether anything waits between the halves.
@@ -337,6 +347,9 @@ impl Node {
         while let Some(packet) = self.host.poll_recycle() {
             if self.recycle.len() < self.slots {
                 self.recycle.push_back(packet);
+            } else {
+                // A full ring costs an allocation later.
+                self.recycle_overruns += 1;
             }
         }
         while let Some(request) = self.host.poll_disk() {

@@ -426,8 +426,9 @@ impl World {
                 self.queue.push(self.now + after, Event::Disk((index, side), life, work));
             }
         }
-        for frame in &frames {
-            self.transmit(index, frame);
+        for frame in frames {
+            self.transmit(index, &frame);
+            self.nodes[index].device.recycle(frame);
         }
         if turn.ring {
             let other = if side == Side::Device { Side::Host } else { Side::Device };

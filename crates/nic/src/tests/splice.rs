@@ -617,6 +617,7 @@ fn buffers_are_shared_and_come_back() {
     let mut world = World::plain();
     let frame = world.frame(0, &seg(0, 0, &[5; 1000]));
     let mut places = vec![];
+    let taken = world.rig.counter("pool_taken");
     for _ in 0..5 {
         let packet = world.rig.device.pool().copy(&frame).unwrap();
         let came = packet.as_slice()[54..].as_ptr();
@@ -629,6 +630,8 @@ fn buffers_are_shared_and_come_back() {
         world.rig.device.recycle(out);
     }
     assert!(places.iter().all(|&place| place == places[0]), "one buffer did it all");
+    let counters = ["pool_taken", "pool_new", "pool_returned"].map(|n| world.rig.counter(n));
+    assert_eq!(counters, [taken + 5, 1, 5], "the allocator may give the same place again");
 }
 
 /// AccelTCP section 5.1: what the host gives back, then what came since, then what comes.
