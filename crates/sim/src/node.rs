@@ -69,6 +69,8 @@ pub(crate) struct Around<'a> {
     pub(crate) frames: Vec<TxFrame>,
     /// Pairs that the device has begun to relay.
     pub(crate) spliced: Vec<Splice>,
+    /// Pairs of which the host hears that they have ended; none stands for all.
+    pub(crate) unspliced: Vec<Option<SpliceId>>,
     /// Requests that the disk still takes.
     pub(crate) disk_room: usize,
     /// Frames that the port still takes.
@@ -240,10 +242,10 @@ impl Node {
             turn.taken[2] += 1;
             self.device.handle_disk(now, completion);
         }
-        blocked |= self.give_events(&mut turn);
+        blocked |= self.give_events(around, &mut turn);
         blocked |= self.give_frames(now, around, &mut turn);
         self.give_device_requests(around);
-        blocked |= self.give_events(&mut turn);
+        blocked |= self.give_events(around, &mut turn);
         let more = !self.received.is_empty()
             || !self.device_disk.is_empty()
             || (!self.ops.is_empty() && self.device.can_take_op());
@@ -265,7 +267,7 @@ impl Node {
         }
     }
 
-    fn give_events(&mut self, turn: &mut Turn) -> bool {
+    fn give_events(&mut self, around: &mut Around<'_>, turn: &mut Turn) -> bool {
         while let Some(event) = self.device.poll_queue_event(0) {
             if self.events.len() >= self.slots {
                 self.device.unpoll_event(0, event);
@@ -273,6 +275,11 @@ impl Node {
             }
             self.quic_order.note_event(&event);
             self.echo_order.delivered(&event);
+            match &event {
+                Event::SpliceClosed(closed) => around.unspliced.push(Some(closed.id)),
+                Event::Reset => around.unspliced.push(None),
+                _ => {}
+            }
             self.events.push_back(event);
             turn.ring = true;
         }

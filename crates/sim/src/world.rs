@@ -406,6 +406,7 @@ impl World {
             requests: Vec::new(),
             frames: Vec::new(),
             spliced: Vec::new(),
+            unspliced: Vec::new(),
             disk_room,
         };
         let turn = match side {
@@ -413,6 +414,7 @@ impl World {
             Side::Host => node.host_turn(&mut around),
         };
         let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
+        around.unspliced.iter().for_each(|id| self.wire.splice_closed(index, *id));
         self.note_turn(index, side, &turn, frames.len());
         for splice in &spliced {
             self.note(index, What::Splice, [splice.id.0, 0, 0, 0, 0]);

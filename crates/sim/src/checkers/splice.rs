@@ -17,7 +17,7 @@
 //! peer, whose own bytes were measured by it. Not checked: SACK blocks, and what is
 //! relayed for a client whose connection is over while cookies may make another of it.
 
-use abi::splice::{Splice, SpliceSide};
+use abi::splice::{Splice, SpliceId, SpliceSide};
 use wire::tcp::{Flags, Segment};
 
 use super::wire::{Ends, Stream, Wire, position, window};
@@ -27,6 +27,10 @@ use super::wire::{Ends, Stream, Wire, position, window};
 pub(crate) struct Spliced {
     /// Which pair of the world's.
     pub(super) number: u64,
+    id: SpliceId,
+    /// The proxy's host knows that it has ended: an acknowledgment may be the host's, of a SYN that
+    /// is not the peer's.
+    pub(super) closed: bool,
     other: Ends,
     other_serial: u64,
     here: Bases,
@@ -54,7 +58,8 @@ pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
     for ((side, this), other) in [((a, a_found), b_found), ((b, b_found), a_found)] {
         let (here, there) = (this.1, other.1);
         let edge = here.peer + u64::from(side.own_window);
-        let spliced = Spliced { number, other: other.0, other_serial: other.2, here, there, edge };
+        let (id, other, other_serial) = (splice.id, other.0, other.2);
+        let spliced = Spliced { number, id, closed: false, other, other_serial, here, there, edge };
         if let Some(flow) = wire.flows.get_mut(&this.0) {
             flow.spliced = Some(spliced);
             // It may still be on its way.
@@ -62,6 +67,13 @@ pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
         }
     }
     true
+}
+
+/// The proxy's host hears that a pair has ended, or that all have, in a reset of the device.
+pub(super) fn close(wire: &mut Wire, id: Option<SpliceId>) {
+    for spliced in wire.flows.values_mut().filter_map(|flow| flow.spliced.as_mut()) {
+        spliced.closed |= id.is_none_or(|id| spliced.id == id);
+    }
 }
 
 fn ends(wire: &Wire, side: &SpliceSide) -> Ends {

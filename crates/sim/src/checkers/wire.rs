@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::port::TxFrame;
-use abi::splice::Splice;
+use abi::splice::{Splice, SpliceId};
 use base::{Instant, SeqNum};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, parse, protocol};
@@ -184,6 +184,13 @@ impl Wire {
         self.unwatched += u64::from(!super::splice::begin(self, splice));
     }
 
+    /// A host hears that its device relays a pair no longer; none stands for all.
+    pub(crate) fn splice_closed(&mut self, node: usize, id: Option<SpliceId>) {
+        if self.is(node, Role::Proxy) {
+            super::splice::close(self, id);
+        }
+    }
+
     /// Pairs that a peer may have reset, as far as anybody can know.
     pub(crate) fn pairs_reset(&self) -> u64 {
         self.resets.len() as u64 + self.unwatched
@@ -314,6 +321,11 @@ impl Wire {
         }
         flow.over |= flow.is_closed();
         let ghost = from_server && flow.over && self.cookies;
+        let bare = payload.is_empty() && !segment.flags.has(Flags::FIN);
+        let over = flow.spliced.is_some_and(|pair| pair.closed);
+        if bare && over && self.is(node, Role::Proxy) {
+            return Ok(());
+        }
         let relayed = match self.is(node, Role::Proxy) {
             true => super::splice::look(self, &key, usize::from(from_server), segment, payload)?,
             false => None,

@@ -285,18 +285,19 @@ mod tests {
         measure(setting).unwrap()
     }
 
-    /// A twentieth of all packets come late: what the device puts in order is as fast as if none
-    /// did, and nothing else is. Virtual time, so this is the same on every machine.
+    /// A twentieth of all packets come late. The sender takes back the reductions for them, so that
+    /// they cost little; packets that the device puts in order cost nothing, and none is taken for
+    /// lost. Virtual time, so this is the same on every machine.
     #[test]
     fn reordering_costs_nothing_with_the_device() {
         let none = run(Fault::Reorder, 0, By::Opening);
         assert_eq!((none.spurious(), none.moved("ways_late")), (0, 0));
         let share = |m: &Measured| none.elapsed.as_nanos() as f64 / m.elapsed.as_nanos() as f64;
         let without = run(Fault::Reorder, 50, By::Opening);
-        assert!(share(&without) < 0.5, "{without:?}");
+        assert!(share(&without) > 0.7, "{without:?}");
         assert!(without.spurious() > 50 && without.congestion_events > 50, "{without:?}");
         let with = run(Fault::Reorder, 50, By::Device);
-        assert!(share(&with) > 0.95, "{with:?}");
+        assert!(share(&with) > 0.95 && share(&with) > share(&without), "{with:?}");
         assert!(with.spurious() <= 3, "{with:?}");
         let [late, waited, reordered, time, behind] =
             ["ways_late", "quic_waited", "quic_reordered", "quic_gap_given_up_time", "quic_behind"]
