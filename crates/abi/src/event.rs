@@ -63,7 +63,7 @@ pub enum Event {
     QuicStatus(QuicStatus),
     /// How busy the device is, said when that changes much.
     Load(Load),
-    /// The answer to [`crate::Op::Quiesce`]: the device has nothing of this queue left to send.
+    /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, of any queue.
     Quiesced,
     /// The device lost all its state. The host goes on in software or installs everything again.
     Reset,

@@ -138,7 +138,8 @@ pub enum Op {
     },
     /// The host is about to end: reset every connection that the device has of this queue, and
     /// tell when every frame of the operations before has been taken by the link. Answered by
-    /// [`crate::Event::Quiesced`]; the answers to operations before it come first.
+    /// [`crate::Event::Quiesced`]; the answers to operations before it come first, but for
+    /// [`crate::Event::TeardownDone`], which sums and may come later.
     Quiesce,
 }
 

@@ -107,9 +107,9 @@ base::counters! {
         tcp_syn_cookies_sent,
         /// Connections made from a cookie.
         tcp_syn_cookies_accepted,
-        /// Acknowledgments of no connection whose cookie was wrong or stale, at a port where SYNs
-        /// are answered with cookies, ours or the device's: guesses, and now and then what comes
-        /// late on a connection that is gone.
+        /// Acknowledgments of no connection whose cookie was wrong or stale, while the host itself
+        /// answered SYNs with cookies: guesses. At a port of the device they are among
+        /// `tcp_no_connection`.
         tcp_syn_cookies_failed,
         /// SYNs dropped because the accept queue or the table was full.
         tcp_listen_drops,

@@ -28,10 +28,9 @@ impl Host {
 
     /// Discards what came for an application that has closed the connection lingering.
     pub(crate) fn discard_late_data(&mut self, now: Instant, id: SocketId) {
-        let late = |conn: &Connection| {
-            !conn.modes.held && !conn.refuses_data() && conn.rcv.ready_bytes() > 0
-        };
-        if !self.table.get(id).is_some_and(late) {
+        let Some(conn) = self.table.get(id) else { return };
+        let before = conn.rcv.ready_bytes();
+        if conn.modes.held || conn.refuses_data() || before == 0 {
             return;
         }
         if !self.session_discard(now, id) {
@@ -41,8 +40,10 @@ impl Host {
                 self.out.recycle.extend(conn.rcv.consume(here));
             }
         }
-        // The window may have opened.
-        self.touch(id);
+        // The window may have opened. The first part of a record stays until the rest has come.
+        if self.table.get(id).is_some_and(|conn| conn.rcv.ready_bytes() < before) {
+            self.touch(id);
+        }
     }
 }
 

@@ -242,10 +242,6 @@ impl Host {
         segment: &Segment,
     ) -> CookieFate {
         if self.cookie_sent.is_none_or(|sent| now.since(sent) > COOKIE_LIFE) {
-            // The device has looked for one of its own, and found none.
-            let state = self.listeners.get(listener as usize).copied().flatten();
-            let device_answers = state.is_some_and(|state| state.setup.is_ok());
-            self.out.counters.tcp_syn_cookies_failed += u64::from(device_answers);
             return CookieFate::None;
         }
         let (iss, irs) = (segment.ack - 1, segment.seq - 1);

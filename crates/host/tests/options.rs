@@ -93,6 +93,38 @@ fn the_largest_segment_of_an_established_connection() {
     assert_eq!(t.info().mss, 76);
 }
 
+/// A peer that offers less than any segment can have is served with Linux's least all the same.
+#[test]
+fn the_largest_segment_beside_a_peers_that_is_too_small() {
+    let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
+    t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("it is free");
+    t.send(seg!(SYN mss 12 sack_ok tsval 5000 wscale 7));
+    t.take("a SYN-ACK");
+    t.send(seg!(ACK));
+    t.accepted();
+    t.app_option(SocketOption::MaxSegment(1000));
+    assert_eq!(t.info().mss, 76);
+    t.app_write(&[0; 100]);
+    t.expect(seg!(ACK seq 1 run 76));
+}
+
+/// A FIN that comes with bytes that are sent again is no new data (Linux: tcp_rcv_state_process).
+#[test]
+fn a_fin_with_old_data_closes_in_order() {
+    for close in [Peer::app_close, Peer::app_shutdown] {
+        let mut t = Peer::server().established();
+        t.send(seg!(ACK seq 1 data b"data"));
+        t.take_all();
+        t.app_read();
+        t.host.shutdown_read(t.socket());
+        close(&mut t);
+        t.expect(seg!(ACK FIN seq 1 ack 5));
+        t.send(seg!(ACK FIN seq 1 ack 1 data b"data"));
+        assert!(t.take_all().iter().all(|s| !s.flags.has(Flags::RST)));
+        assert_eq!(t.host.counters().tcp_out_rsts, 0);
+    }
+}
+
 /// `SHUT_RD`: what was not read and what still comes is discarded and acknowledged, so that the
 /// window never closes.
 #[test]

@@ -494,6 +494,7 @@ impl Connection {
         match outcome {
             TransmitOutcome::Sent => {
                 self.note_carried(tag);
+                self.snd.rate.on_departed(cx.now, self.snd.nxt);
                 if self.snd.flight.echo(tag, delay) {
                     self.rearm_retransmit(cx);
                 }
@@ -602,7 +603,9 @@ impl Connection {
     /// `TCP_MAXSEG`: segments are no longer than `bytes`, options included. Never raises a limit.
     fn limit_segments(&mut self, bytes: u16) {
         self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
-        let most = u32::from(self.options.peer_mss) - timestamp_bytes(&self.options);
+        // The peer may have said less than can be served: see `segment_size`.
+        let most =
+            u32::from(self.options.peer_mss.max(SEGMENT_MIN)) - timestamp_bytes(&self.options);
         self.snd.mss = self.snd.mss.min(most);
     }
 

@@ -10,12 +10,11 @@ use base::Instant;
 /// State of the estimator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeliveryRate {
-    /// Bytes delivered, cumulatively or selectively.
+    /// Bytes delivered since the sample began, cumulatively or selectively.
     delivered: u64,
-    /// Position whose acknowledgment ends the sample; 0 where none is under way.
+    /// Position whose acknowledgment ends the sample; 0 if none is under way.
     end: u64,
-    /// What had been delivered when the sample began, and when that was.
-    before: u64,
+    /// When the sample began.
     since: Instant,
     /// The application has not filled the window since.
     app_limited: bool,
@@ -33,6 +32,16 @@ impl DeliveryRate {
     /// Bytes up to `nxt` leave while nothing was outstanding.
     pub(crate) const fn on_first_sent(&mut self, now: Instant, nxt: u64) {
         self.begin(now, nxt);
+    }
+
+    /// Bytes of a file before `nxt` have left the device: they are not timed from when they were
+    /// handed over.
+    pub(crate) const fn on_departed(&mut self, now: Instant, nxt: u64) {
+        if self.end == 0 {
+            let app_limited = self.app_limited;
+            self.begin(now, nxt);
+            self.app_limited = app_limited;
+        }
     }
 
     /// Everything that may be sent was sent, and there was room for more.
@@ -57,13 +66,13 @@ impl DeliveryRate {
     }
 
     const fn begin(&mut self, now: Instant, nxt: u64) {
-        (self.before, self.since) = (self.delivered, now);
+        (self.delivered, self.since) = (0, now);
         (self.end, self.app_limited) = (nxt, false);
     }
 
     fn finish(&mut self, now: Instant) {
         let micros = now.since(self.since).as_micros();
-        let bytes = u128::from(self.delivered - self.before) * 1_000_000;
+        let bytes = u128::from(self.delivered) * 1_000_000;
         // No path is that short: the clock did not move.
         let Some(rate) = bytes.checked_div(micros.into()) else { return };
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);

@@ -242,7 +242,10 @@ impl Connection {
         }
         let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
         let shut = self.modes.held && self.modes.read_shut && closing;
-        if !payload.is_empty() && (self.refuses_data() || shut) {
+        // The peer's FIN may come with bytes that it sends again, as Linux has it.
+        let end = self.rcv.position(segment.seq).map(|at| at + payload.len() as u64);
+        let is_new = !payload.is_empty() && end.is_none_or(|end| end > self.rcv.next());
+        if is_new && (self.refuses_data() || shut) {
             // RFC 9293 3.10.7.4 and RFC 1122 4.2.2.13: data for an application that has gone, or
             // has shut down both directions, is answered with a reset.
             self.abort(cx, SocketError::Closed);

@@ -28,9 +28,8 @@ base::counters! {
         setup_established,
         /// The same without payload, kept from a host that waits for payload.
         setup_deferred,
-        /// Segments with ACK for the host: they bring no cookie back. What comes on established
-        /// connections, and guesses: the host, which knows its connections, counts the guesses as
-        /// `tcp_syn_cookies_failed`.
+        /// Segments with ACK for the host: they bring no cookie back. Nearly all are of established
+        /// connections; the host counts the others as `tcp_no_connection`.
         setup_passed_acks,
         /// The same without timestamps: of connections that the host set up.
         setup_acks_no_timestamps,
