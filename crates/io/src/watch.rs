@@ -37,6 +37,8 @@ const CONTENT: u32 = libc::IN_MODIFY | libc::IN_ATTRIB | libc::IN_DONT_FOLLOW | 
 const EVENT_BYTES: usize = 16;
 /// Bytes of events read at a time.
 const BUFFER_BYTES: usize = 16 * 1024;
+/// Most reads of events in one poll: above the kernel's default queue (16384 events).
+const READS_MAX: usize = 512;
 
 /// What may have changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,15 +106,21 @@ impl Watch {
         }
         match self.walk(path) {
             Ok(()) => drop(self.paths.insert(path.into())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if leads_nowhere(&error) => {}
             Err(_) => self.failures += 1,
         }
     }
 
     /// What may have changed since the last call.
     pub fn poll(&mut self) -> Option<Stale> {
-        if self.stale.is_empty() {
-            self.read_events();
+        // A read may contain only events that concern no path, with others behind it.
+        let mut reads = 0;
+        while self.stale.is_empty() && self.read_events() {
+            reads += 1;
+            if reads == READS_MAX {
+                // Unread events may concern any path.
+                self.everything();
+            }
         }
         self.stale.pop_front()
     }
@@ -137,12 +145,15 @@ impl Watch {
             Err(_) => self.failures += 1,
         }
         self.directories.clear();
-        self.files.clear();
         self.everything();
     }
 
+    /// Forgets all paths: each is watched again when it is opened again. The kernel's watches stay,
+    /// and so do the directories, which report their end.
     fn everything(&mut self) {
         self.paths.clear();
+        self.files.clear();
+        self.directories.values_mut().for_each(BTreeSet::clear);
         self.stale.clear();
         self.stale.push_back(Stale::All);
     }
@@ -207,7 +218,8 @@ impl Watch {
         }
     }
 
-    fn read_events(&mut self) {
+    /// Handles the next events; returns whether there were any.
+    fn read_events(&mut self) -> bool {
         let mut buffer = core::mem::take(&mut self.buffer);
         // EAGAIN: nothing has happened.
         let read = self.queue.read(&mut buffer).unwrap_or(0);
@@ -222,6 +234,7 @@ impl Watch {
             rest = next;
         }
         self.buffer = buffer;
+        read > 0
     }
 
     fn handle_event(&mut self, watch: i32, mask: u32, name: &[u8]) {
@@ -244,6 +257,12 @@ impl Watch {
             self.everything();
         }
     }
+}
+
+/// Whether an error says of a path that it leads to no file: clients choose paths.
+fn leads_nowhere(error: &io::Error) -> bool {
+    let nowhere = [libc::ENOENT, libc::ENOTDIR, libc::ENAMETOOLONG, libc::ELOOP];
+    error.raw_os_error().is_some_and(|code| nowhere.contains(&code))
 }
 
 /// Puts the names of a path on top of a stack, the first one uppermost.
@@ -352,5 +371,46 @@ mod tests {
         assert_eq!(all(&mut watch), []);
         let names: usize = watch.directories.values().map(BTreeSet::len).sum();
         assert!(names <= 4 && watch.paths.len() == 1, "{names}: what is not there is not kept");
+    }
+
+    #[test]
+    fn memory_stays_bounded_while_names_change() {
+        let (dir, mut watch) = site();
+        let mut sizes = BTreeSet::new();
+        for _ in 0..100 {
+            watch.add(b"sub/a");
+            watch.add(b"b");
+            fs::write(dir.path().join("one/new"), "new").unwrap();
+            fs::rename(dir.path().join("one/new"), dir.path().join("one/b")).unwrap();
+            let names: usize = watch.directories.values().map(BTreeSet::len).sum();
+            let paths: usize = watch.files.values().map(Vec::len).sum();
+            sizes.insert((watch.directories.len(), names, watch.files.len(), paths));
+            assert!(all(&mut watch).contains(&Stale::All));
+        }
+        assert_eq!(sizes.len(), 1, "(directories, names, files, paths): {sizes:?}");
+    }
+
+    #[test]
+    fn events_of_no_concern_do_not_hide_those_behind_them() {
+        let (dir, mut watch) = site();
+        watch.add(b"b");
+        // Three reads of the buffer.
+        for nth in 0..3 * BUFFER_BYTES / (EVENT_BYTES + 16) {
+            fs::write(dir.path().join(format!("one/other{nth}")), "").unwrap();
+        }
+        fs::write(dir.path().join("one/b"), "changed").unwrap();
+        assert_eq!(watch.poll(), Some(path(b"b")));
+        assert_eq!(watch.poll(), None);
+    }
+
+    #[test]
+    fn paths_that_lead_nowhere_are_no_failures() {
+        let (dir, mut watch) = site();
+        symlink("loop", dir.path().join("one/loop")).unwrap();
+        let long = [b'x'; 256];
+        for path in [&b"b/c"[..], b"missing", b"loop", &long] {
+            watch.add(path);
+        }
+        assert_eq!((watch.paths.len(), watch.failures), (0, 0));
     }
 }

@@ -379,6 +379,10 @@ impl FromStr for CidrArg {
     }
 }
 
+/// The statuses of errors that the content server sends.
+const ERROR_STATUSES: [u16; 15] =
+    [400, 403, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
+
 /// A status and the file that is its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorPageArg {
@@ -393,8 +397,13 @@ impl FromStr for ErrorPageArg {
         let parts = text.split_once('=').filter(|(_, file)| !file.is_empty());
         let (code, file) = parts.ok_or_else(|| format!("`{text}`: write CODE=FILE"))?;
         match code.parse() {
-            Ok(status @ 400..=599) => Ok(Self { status, file: file.into() }),
-            _ => Err(format!("`{code}` is no status of an error: 400 to 599")),
+            Ok(status) if ERROR_STATUSES.contains(&status) => {
+                Ok(Self { status, file: file.into() })
+            }
+            _ => {
+                let known = ERROR_STATUSES.map(|status| status.to_string()).join(" ");
+                Err(format!("`{code}` is no error that is sent; there are: {known}"))
+            }
         }
     }
 }
@@ -588,7 +597,7 @@ mod tests {
         assert!("tcp".parse::<OffloadArg>().is_err());
         let page = ErrorPageArg { status: 404, file: "a=b".into() };
         assert_eq!("404=a=b".parse(), Ok(page));
-        for wrong in ["404", "404=", "200=x", "600=x", "x=y"] {
+        for wrong in ["404", "404=", "200=x", "402=x", "502=x", "600=x", "x=y"] {
             assert!(wrong.parse::<ErrorPageArg>().is_err(), "{wrong}");
         }
         assert!(probability("1.5").is_err() && probability("NaN").is_err());

@@ -204,14 +204,16 @@ impl Files {
             if let Ok(Resource::File(open)) = resource {
                 self.close.push(open.file);
             }
-            opening.retried = true;
+            (opening.retried, opening.outdated) = (true, false);
             let path = entry.path.clone();
             entry.opening = Some(opening);
             return Opened::Again(path);
         }
+        // What a second open that was overtaken too has found answers only those that wait.
+        let until = if opening.outdated { now } else { now + self.validity };
         match resource {
             Ok(resource) => {
-                self.keep(index, now, resource);
+                self.keep(index, (now, until), resource);
                 Opened::Resume(opening.waiters, Ok(()))
             }
             Err(FileFault::Refused(Refusal::TableFull)) if !opening.retried && self.ready > 0 => {
@@ -221,8 +223,10 @@ impl Files {
                 self.make_room();
                 Opened::Again(path)
             }
-            Err(fault) if opening.optional && !matches!(fault, FileFault::Refused(_)) => {
-                self.keep(index, now, Resource::Absent(fault));
+            Err(fault) if opening.optional => {
+                // A refused open is remembered as well: requests look up other optional files
+                // before they are answered, and would open this one again after each.
+                self.keep(index, (now, until), Resource::Absent(fault));
                 Opened::Resume(opening.waiters, Ok(()))
             }
             Err(fault) => {
@@ -330,10 +334,10 @@ impl Files {
         self.ready
     }
 
-    /// Takes a resource into an entry that has ended its open.
-    fn keep(&mut self, index: u32, now: Instant, resource: Resource) {
+    /// Takes a resource into an entry that has ended its open, to be believed until an instant.
+    fn keep(&mut self, index: u32, (now, until): (Instant, Instant), resource: Resource) {
         let Some(entry) = self.entries[index as usize].as_mut() else { return };
-        entry.valid_until = Some(now + self.validity);
+        entry.valid_until = Some(until);
         entry.used = true;
         let had = entry.resource.is_some();
         match (&entry.resource, resource) {

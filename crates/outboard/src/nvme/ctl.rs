@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -125,6 +126,20 @@ impl Orders {
     }
 }
 
+/// Why a file cannot be a namespace.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    /// Another process, or this one, has locked it.
+    #[error("it is served already")]
+    Served,
+    /// It cannot be opened, or has no block.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The disk takes paths as text.
+    #[error("the path is no UTF-8")]
+    NotUtf8,
+}
+
 /// Looks at a file that is to be a namespace, and locks it while it is open: ranges are locked in
 /// one process alone.
 ///
@@ -135,19 +150,29 @@ pub(super) fn open(
     path: &Path,
     block_bytes: u64,
     read_only: bool,
-) -> Result<(NamespaceConfig, File), String> {
+) -> Result<(NamespaceConfig, File), OpenError> {
     // Links lead anywhere; the disk follows none out of its root.
-    let real = path.canonicalize().map_err(|error| error.to_string())?;
-    let file = look_at(&real, path, block_bytes, read_only).map_err(|error| error.to_string())?;
-    if !io::disk::lock(&file).map_err(|error| error.to_string())? {
-        return Err("it is served already".to_owned());
+    let real = path.canonicalize()?;
+    let file = look_at(&real, path, block_bytes, read_only)?;
+    if !io::disk::lock(&file)? {
+        return Err(OpenError::Served);
     }
-    let text = real.to_str().ok_or("the path is no UTF-8")?;
+    let text = real.to_str().ok_or(OpenError::NotUtf8)?;
     let mut config = NamespaceConfig::new(nqn, text.trim_start_matches('/'));
     let power = block_bytes.is_power_of_two().then(|| block_bytes.trailing_zeros());
     config.block_shift = power.and_then(|power| u8::try_from(power).ok()).unwrap_or(0);
     config.read_only = read_only;
     Ok((config, file))
+}
+
+/// Checks that a path still names the file that is open and locked: a resize opens the path again.
+fn check_name(file: &File, path: &Path) -> Result<(), String> {
+    let of_path = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    let of_file = file.metadata().map_err(|error| error.to_string())?;
+    if (of_path.dev(), of_path.ino()) == (of_file.dev(), of_file.ino()) {
+        return Ok(());
+    }
+    Err("another file has its name by now: remove it and add it again".to_owned())
 }
 
 /// A change that is not in force yet.
@@ -221,19 +246,26 @@ impl Service {
         bytes: Option<u64>,
     ) -> Result<(), String> {
         let info = self.find(nsid).ok_or("there is no such namespace")?;
+        // Before the file is changed: a refused resize leaves it as it is.
+        let blocks = match info.blocks {
+            _ if info.opening => return Err("the namespace is being opened".to_owned()),
+            Ok(blocks) => blocks,
+            Err(fault) => return Err(format!("the namespace failed: {fault}: remove it")),
+        };
+        let file = self.locked.get(&info.path).ok_or("its file is not open")?;
+        check_name(file, &Path::new("/").join(&info.path))?;
         let resize = |target: &mut Target, host: &mut Host, most| {
             let at = (&self.nqn, nsid);
             target.resize_namespace(now, host, at, most).map_err(|error| error.to_string())
         };
         let Some(bytes) = bytes else { return resize(&mut self.target, host, None) };
-        let file = self.locked.get(&info.path).ok_or("its file is not open")?;
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file || info.read_only || bytes < u64::from(info.block_bytes) {
             let why = "--size needs a file that may be written, and a block at least";
             return Err(why.to_owned());
         }
         let cut = |file: &File| file.set_len(bytes).map_err(|error| error.to_string());
-        if bytes >= info.blocks.unwrap_or(0) * u64::from(info.block_bytes) {
+        if bytes >= blocks * u64::from(info.block_bytes) {
             cut(file)?;
             return resize(&mut self.target, host, None);
         }
@@ -386,5 +418,20 @@ mod tests {
     fn identifiers_are_written_as_uuids() {
         let bytes: [u8; 16] = core::array::from_fn(|at| u8::try_from(at).unwrap() * 17);
         assert_eq!(uuid(&bytes), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn a_path_that_names_another_file_is_found() {
+        let path = std::env::temp_dir().join(format!("outboard-ctl-{}", std::process::id()));
+        let file = File::create_new(&path).unwrap();
+        assert_eq!(check_name(&file, &path), Ok(()));
+        std::fs::remove_file(&path).unwrap();
+        assert!(check_name(&file, &path).is_err());
+        // The open file keeps its inode, so that this is another.
+        drop(File::create_new(&path).unwrap());
+        let refused = check_name(&file, &path);
+        std::fs::remove_file(&path).unwrap();
+        let why = "another file has its name by now: remove it and add it again";
+        assert_eq!(refused, Err(why.to_owned()));
     }
 }

@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
-use super::ctl::{self, Order, Orders, Service};
+use super::ctl::{self, OpenError, Order, Orders, Service};
 use super::psk::Psks;
 use crate::args::{DiskArg, OffloadArg, SwitchArg};
 use crate::control::{self, Control, OrderHandler};
@@ -80,12 +80,17 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let answer: OrderHandler = Box::new(move |order| ctl.answer(order));
     let _socket_file = control.start_with_orders(probes, Some(answer))?;
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
+    let psks = psks.filter(|_| args.tls_psk_file.is_some());
+    let has_input = certificates.is_some() || psks.is_some() || args.stack.has_log_file();
     for signal in &signals {
-        match (signal, &certificates, &psks) {
-            (SIGHUP, Some(certificates), _) => certificates.reload(&args.cert),
-            (SIGHUP, _, Some(psks)) if args.tls_psk_file.is_some() => psks.reload(args),
-            (SIGUSR1, ..) => threads.reopen_logs(),
-            // A terminal that closes ends it, where there is nothing to read again.
+        match signal {
+            SIGUSR1 => threads.reopen_logs(),
+            SIGHUP if has_input => {
+                threads.reopen_logs();
+                certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
+                psks.iter().for_each(|psks| psks.reload(args));
+            }
+            // A closed terminal ends a target that has nothing to read or open again.
             _ => break,
         }
     }
@@ -103,7 +108,11 @@ fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure
         let (config, file) =
             ctl::open(&args.nqn.0, path, args.block_size.into(), read_only || args.read_only)
                 .map_err(|why| {
-                    Failure::NoInput(format!("--namespace {}: {why}", path.display()))
+                    let line = format!("--namespace {}: {why}", path.display());
+                    match why {
+                        OpenError::Served => Failure::Unavailable(line),
+                        OpenError::Io(_) | OpenError::NotUtf8 => Failure::NoInput(line),
+                    }
                 })?;
         locked.insert(config.path.clone(), file);
         namespaces.push(config);

@@ -9,6 +9,7 @@ mod names;
 mod plan;
 
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
@@ -89,11 +90,6 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     }
     // Before anything is opened, so that no signal is lost.
     let signals = drain::signals()?;
-    if args.stack.queues != 1 {
-        // What a backend sends goes to the queue that RSS chooses, which need not be the one that
-        // connected.
-        return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
-    }
     let plan = read_plan(args)?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
@@ -140,8 +136,16 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     threads.stop()
 }
 
-/// What the options or the file say, if it can be done.
+/// Returns the plan of the options or the file, if a proxy can start with it.
 fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
+    if args.stack.queues != 1 {
+        // What a backend sends goes to the queue that RSS chooses, which need not be the one that
+        // connected.
+        return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
+    }
+    if args.backend_wire.as_ref() == Some(&args.stack.wire) {
+        return Err(Failure::Usage("--backend-wire: that is --wire, leave it out".to_owned()));
+    }
     let plan = match &args.config {
         Some(path) => file::read(path).map_err(Failure::NoInput)?,
         None => of_command_line(args)?,
@@ -153,7 +157,10 @@ fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
 fn openable(args: &ProxyArgs, plan: Plan) -> Result<Plan, String> {
     let backend_addr = args.backend_wire.iter().flat_map(|_| &args.backend_addr);
     let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
-    match proxy::check_listeners(&plan.listeners, |addr| ours.contains(&addr)) {
+    // The device's link-local address is derived from its MAC address, which is not known here.
+    let link_local = |addr| matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let is_ours = |addr| ours.contains(&addr) || link_local(addr);
+    match proxy::check_listeners(&plan.listeners, is_ours) {
         Ok(()) => Ok(plan),
         Err(why) => Err(why.to_string()),
     }
@@ -189,9 +196,6 @@ fn open_wire(args: &ProxyArgs, clock: &Clock) -> Result<Option<Box<dyn Wire>>, F
     let Some(backends) = &args.backend_wire else {
         return Ok(stack::open_wires(&args.stack, clock)?.pop());
     };
-    if *backends == args.stack.wire {
-        return Err(Failure::Usage("--backend-wire: that is --wire, leave it out".to_owned()));
-    }
     let pcap = args.stack.pcap.clone().map(|mut path| {
         path.as_mut_os_string().push(".backend");
         path

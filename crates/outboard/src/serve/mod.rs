@@ -6,7 +6,7 @@
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -50,7 +50,11 @@ impl App for Site {
         while let Some(stale) = watch.poll() {
             match stale {
                 Stale::Path(path) => self.server.expire(Some(&path)),
-                Stale::All => self.server.expire(None),
+                Stale::All => {
+                    self.server.expire(None);
+                    // It covers all events so far; more may come as fast as they are read.
+                    break;
+                }
             }
         }
     }
@@ -206,6 +210,12 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
         let name = file.to_string_lossy().into_owned();
         Ok(ErrorPage { status: *status, name, content: content.into() })
     };
+    for (index, page) in args.error_page.iter().enumerate() {
+        if args.error_page.iter().take(index).any(|other| other.status == page.status) {
+            let line = format!("--error-page: {} is given twice", page.status);
+            return Err(Failure::Usage(line));
+        }
+    }
     args.error_page.iter().map(read).collect()
 }
 
@@ -269,9 +279,15 @@ fn qlog_files(folder: PathBuf) -> quic::OpenQlog {
     Arc::new(move |id, side| {
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         let side = if side.is_server() { "server" } else { "client" };
-        let file = std::fs::File::create(folder.join(format!("{id}_{side}.sqlog"))).ok()?;
+        let file = create_new(&folder.join(format!("{id}_{side}.sqlog"))).ok()?;
         Some(Box::new(std::io::BufWriter::new(file)) as quic::QlogWriter)
     })
+}
+
+/// Creates a file, never in the place of one that exists: the peer chooses a log's name, and a link
+/// of that name could lead anywhere.
+fn create_new(path: &Path) -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().write(true).create_new(true).open(path)
 }
 
 /// Says so at once if no qlog can be written to the folder.
@@ -281,7 +297,7 @@ fn check_qlog(args: &ServeArgs) -> Result<(), Failure> {
         Failure::NoInput(format!("cannot write --qlog {}: {why}", folder.display()))
     };
     let probe = folder.join(format!(".outboard-{}", std::process::id()));
-    std::fs::File::create(&probe).map_err(|e| failed(&e))?;
+    create_new(&probe).map_err(|e| failed(&e))?;
     std::fs::remove_file(&probe).map_err(|e| failed(&e))
 }
 

@@ -208,6 +208,15 @@ fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
     let opened = files.opened(at(0), 0, FileId(2), Ok(stat(1, 8)));
     assert_eq!(opened, Opened::Resume(vec![waiter(1), waiter(2)], Ok(())));
     assert_eq!(ready(&mut files, at(0), "a"), Some(2));
+    // Only to those that wait: what was opened before the change is no later answer.
+    assert!(matches!(files.lookup(at(1), b"a"), Lookup::Unknown));
+    // A second open that no change overtakes is believed as any other.
+    files.begin(b"a", FileId(3), waiter(1), false);
+    files.expire(b"a");
+    assert_eq!(files.opened(at(1), 0, FileId(3), Ok(stat(1, 9))), Opened::Again(b"a"[..].into()));
+    files.begin_again(b"a", FileId(4));
+    files.opened(at(1), 0, FileId(4), Ok(stat(1, 9)));
+    assert_eq!(ready(&mut files, at(1001), "a"), Some(4));
 }
 
 #[test]
@@ -234,12 +243,17 @@ fn an_optional_file_that_is_absent_is_remembered() {
         (absent(&mut files, at(3000)), closed(&mut files)),
         (Some(FileFault::Denied), vec![2, 3])
     );
-    // No room is no absence.
+    // No room is no absence, and yet it is kept as one: requests that can do without the file are
+    // answered with the plain one, not with 503. A request for the file itself finds the refusal.
     files.begin(b"b.br", FileId(4), waiter(1), true);
-    let full = Err(FileFault::Refused(Refusal::Overloaded));
-    let opened = files.opened(at(3000), 0, FileId(4), full);
-    assert!(matches!(opened, Opened::Resume(_, Err(_))), "{opened:?}");
-    assert!(matches!(files.lookup(at(3000), b"b.br"), Lookup::Unknown));
+    let full = FileFault::Refused(Refusal::Overloaded);
+    let opened = files.opened(at(3000), 0, FileId(4), Err(full));
+    assert_eq!(opened, Opened::Resume(vec![waiter(1)], Ok(())));
+    assert!(matches!(
+        files.lookup(at(4000), b"b.br"),
+        Lookup::Ready(Resource::Absent(fault)) if *fault == full
+    ));
+    assert!(matches!(files.lookup(at(4001), b"b.br"), Lookup::Unknown));
     // They are bounded as files are.
     for number in 10..100 {
         let path = format!("{number}.br");

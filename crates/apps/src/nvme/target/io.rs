@@ -288,15 +288,13 @@ impl<L: Link> Turn<'_, L> {
 
     /// Does what an operation is for: its range is held.
     pub(super) fn perform(&mut self, id: OpId) {
-        let shared = &mut *self.shared;
-        let Some(op) = shared.ops.get_mut(id) else { return };
-        let Some(namespace) = shared.namespaces.get(op.place) else { return };
-        let gone = Status::INVALID_NAMESPACE.do_not_retry();
-        let checked = namespace.check(&(op.offset..op.offset + op.len));
-        let file = match checked.and_then(|()| namespace.file.ok_or(gone)) {
+        let file = match self.current_file(id) {
             Ok(file) => file,
             Err(status) => return self.finish(id, status),
         };
+        let shared = &mut *self.shared;
+        let Some(op) = shared.ops.get_mut(id) else { return };
+        let Some(namespace) = shared.namespaces.get(op.place) else { return };
         let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = Stage::Disk;
         let (token, at) = (id.0, (file, op.offset));
@@ -367,13 +365,19 @@ impl<L: Link> Turn<'_, L> {
         let here = u32::try_from(bytes.len()).unwrap_or(0);
         if let Verb::Probe { done } = &mut op.verb {
             *done += here;
-            if u64::from(*done) < op.len {
-                return self.read_on(id, extent.file);
+            let is_whole = u64::from(*done) >= op.len;
+            let file = match self.current_file(id) {
+                Ok(file) => file,
+                Err(status) => return self.finish(id, status),
+            };
+            if !is_whole {
+                return self.read_on(id, file);
             }
+            let Some(op) = self.shared.ops.get(id) else { return };
             if let Some(namespace) = self.shared.namespaces.get_mut(op.place) {
                 namespace.clear(&(op.offset..op.offset + op.len));
             }
-            return self.send(id, extent.file);
+            return self.send(id, file);
         }
         let Verb::Compare { done } = op.verb else { return };
         let Some(wanted) = op.data(done as usize, bytes.len()) else {
@@ -385,10 +389,22 @@ impl<L: Link> Turn<'_, L> {
         let done = done + here;
         op.verb = Verb::Compare { done };
         if done >= op.data_len {
-            self.finish(id, Status::SUCCESS);
-        } else {
-            self.read_on(id, extent.file);
+            return self.finish(id, Status::SUCCESS);
         }
+        match self.current_file(id) {
+            Ok(file) => self.read_on(id, file),
+            Err(status) => self.finish(id, status),
+        }
+    }
+
+    /// Returns the file of an operation's namespace, if that has the operation's range. A resize
+    /// replaces the file, and closes the old one, between two reads of the same operation.
+    fn current_file(&self, id: OpId) -> Result<FileId, Status> {
+        let gone = Status::INVALID_NAMESPACE.do_not_retry();
+        let op = self.shared.ops.get(id).ok_or(Status::INTERNAL)?;
+        let namespace = self.shared.namespaces.get(op.place).ok_or(gone)?;
+        namespace.check(&(op.offset..op.offset + op.len))?;
+        namespace.file.ok_or(gone)
     }
 
     /// The disk has changed something.

@@ -247,6 +247,44 @@ fn a_namespace_grows_and_shrinks() {
 }
 
 #[test]
+fn a_compare_and_a_probe_go_on_with_the_file_of_a_resize() {
+    for cut in [false, true] {
+        let mut rig = Rig::new();
+        let all = rig.attach(1, 1);
+        let queue = &all[1];
+        let now = rig.now;
+        let same = rig.disk.files[0][4 * BLOCK_BYTES..6 * BLOCK_BYTES].to_vec();
+        assert_eq!(rig.command(queue, &inline(io::COMPARE, 1, 4, 2), &same), []);
+        rig.server.shared.namespaces[0].suspect(6 * BLOCK..8 * BLOCK);
+        assert_eq!(rig.command(queue, &blocks(io::READ, 2, 6, 2), &[]), []);
+        // The first piece of each is being read from the file that the resize replaces.
+        let subsystem = (&subnqn(), 1);
+        rig.server.resize_namespace(now, &mut rig.disk, subsystem, None).unwrap();
+        if cut {
+            rig.disk.files[2].truncate(4 * BLOCK_BYTES);
+        }
+        rig.server.handle_file(now, &mut rig.disk, FileId(2));
+        assert_eq!(rig.disk.closed, [FileId(0)]);
+        // The first pieces end before these bytes, which a later read of the old file would find.
+        rig.disk.files[0][6 * BLOCK_BYTES - 1] ^= 1;
+        rig.disk.files[0][8 * BLOCK_BYTES - 1] ^= 1;
+        rig.disk_all();
+        let out_of_range = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        let sent = rig.sent(queue);
+        if cut {
+            assert_eq!(status_of(&sent), [(1, out_of_range), (2, out_of_range)]);
+        } else {
+            assert_eq!(status_of(&sent).first(), Some(&(1, OK)));
+            let new = &rig.disk.files[2][6 * BLOCK_BYTES..8 * BLOCK_BYTES];
+            let is_new =
+                |one: &Sent| matches!(one, Sent::Data { cid: 2, bytes, .. } if bytes == new);
+            assert!(sent.iter().any(is_new), "from the file that is closed");
+        }
+        assert_eq!(rig.server.shared.ops.len(), 0);
+    }
+}
+
+#[test]
 fn the_health_log_has_a_plausible_temperature() {
     let mut rig = Rig::new();
     let admin = rig.attach(1, 0).remove(0);
