@@ -36,6 +36,9 @@ const WINDOW_MIN: u64 = 256 * 1024;
 const CONGESTION_WINDOWS: u64 = 4;
 /// What a stream is reset with where its file fails: RFC 9114's `H3_INTERNAL_ERROR`.
 pub(crate) const FILE_FAILED: u32 = 0x0102;
+/// Streams without anything to send whose credit is kept, those with the largest numbers: of others
+/// less is known than the peer allows.
+const EARLY_CREDIT_MAX: usize = 128;
 
 /// A part of what a stream sends.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ struct Outgoing {
     turn: u64,
     /// Bytes that quinn-proto took.
     written: u64,
-    /// Bytes that the peer allows, as far as is known.
+    /// Bytes that the peer allows at least ([`EARLY_CREDIT_MAX`]).
     credit: u64,
 }
 
@@ -189,6 +192,8 @@ pub(crate) struct Connection {
     pub(crate) careful: bool,
     congestion: Link,
     streams: BTreeMap<StreamId, Outgoing>,
+    /// Credit of streams that send nothing now.
+    early_credit: BTreeMap<StreamId, u64>,
     schedule: Schedule,
     /// Bytes that quinn-proto took, of all streams.
     written: u64,
@@ -225,6 +230,7 @@ impl Connection {
             dirty: true,
             careful: false,
             streams: BTreeMap::new(),
+            early_credit: BTreeMap::new(),
             schedule: Schedule::default(),
             written: 0,
         };
@@ -248,7 +254,8 @@ impl Connection {
 
     fn begin(&mut self, stream: StreamId) {
         let ours = u64::from(self.inner.side().is_server());
-        let credit = self.shared.lock().credit.initial(u64::from(stream), ours);
+        let initial = self.shared.lock().credit.initial(u64::from(stream), ours);
+        let credit = initial.max(self.early_credit.remove(&stream).unwrap_or(0));
         // Streams in one direction are the application's own: settings, and what it says of others.
         let priority = match stream.dir() {
             Dir::Uni => Priority::CONTROL,
@@ -433,7 +440,9 @@ impl Connection {
     /// something to write in its next turn: others that are less urgent would take it.
     fn read_ahead(&mut self, cx: &mut Cx<'_>, stream: StreamId) {
         let by_device = self.offload.tx().is_some();
-        let Some(outgoing) = self.streams.get(&stream).filter(|o| !o.reading) else { return };
+        // Without credit nothing behind the front can be sent in the next turn.
+        let may_read = |o: &&Outgoing| !o.reading && o.written < o.credit;
+        let Some(outgoing) = self.streams.get(&stream).filter(may_read) else { return };
         let Some(&Piece::File { file, offset, len }) = outgoing.queue.get(1) else { return };
         if !by_device || cx.host.extent_reader(file).is_err() {
             self.begin_read(cx, stream, (file, offset, len));
@@ -598,8 +607,7 @@ impl Connection {
             self.remote = remote;
             self.migrations += 1;
             counters.quic_migrations += 1;
-            // Another path may have other state.
-            self.congestion = Link::new(&self.inner);
+            self.congestion.follow_path(&self.inner);
         }
     }
 
@@ -618,8 +626,10 @@ impl Connection {
         for (stream, limit) in state.credit.raised.drain(..) {
             let id = VarInt::from_u64(stream).ok();
             let outgoing = id.and_then(|id| self.streams.get_mut(&StreamId::from(id)));
-            if let Some(outgoing) = outgoing {
-                outgoing.credit = outgoing.credit.max(limit);
+            match (outgoing, id.map(StreamId::from)) {
+                (Some(outgoing), _) => outgoing.credit = outgoing.credit.max(limit),
+                (None, Some(stream)) => note_early(&mut self.early_credit, stream, limit),
+                (None, None) => {}
             }
         }
         let counts = self.congestion.follow(cx.now, &self.inner, Some(&mut state.news));
@@ -632,6 +642,15 @@ impl Connection {
         for id in retired.iter().filter_map(|sequence| self.cids.remove(sequence)) {
             self.offload.route(&mut cx.device(), id, false);
         }
+    }
+}
+
+/// Notes how far the peer lets a stream send that has nothing to send yet, or nothing left.
+fn note_early(early: &mut BTreeMap<StreamId, u64>, stream: StreamId, limit: u64) {
+    let credit = early.entry(stream).or_default();
+    *credit = limit.max(*credit);
+    if early.len() > EARLY_CREDIT_MAX {
+        early.pop_first();
     }
 }
 

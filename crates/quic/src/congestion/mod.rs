@@ -79,6 +79,9 @@ struct Loss {
     at: Instant,
     sent: Instant,
     response: Response,
+    /// Bytes acknowledged in slow start while it was deferred and the newest loss: the window grows
+    /// by them only if the packets were late.
+    withheld: u64,
 }
 
 /// What was before a reduction.
@@ -178,11 +181,22 @@ impl Control {
         if app_limited || self.in_recovery(sent) {
             return;
         }
+        // A real loss is answered up to a round trip late: slow start must not double the window
+        // meanwhile. If any loss is deferred, the newest one is.
+        let newest = self.losses.back_mut().filter(|loss| loss.response == Response::Deferred);
+        match newest.filter(|_| self.congestion.in_slow_start()) {
+            Some(loss) => loss.withheld += bytes,
+            None => self.grow(now, bytes),
+        }
+    }
+
+    fn grow(&mut self, now: Instant, bytes: u64) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.congestion.on_ack(now, bytes, self.mtu, self.srtt);
     }
 
-    /// All packets of an ACK frame were told: HyStart++ judges the newest one's round trip.
+    /// Notes that all packets of an ACK frame were told. HyStart++ would judge the newest one's
+    /// round trip here; it is turned off ([`Self::new`]).
     fn on_end_acks(&mut self, in_flight: u64) {
         let (acked, sent) = (self.acked, self.acked + in_flight);
         self.congestion.watch_round_trips(acked, sent, Some(self.rtt));
@@ -217,7 +231,7 @@ impl Control {
             match what {
                 Signal::Lost if !numbers.is_empty() => {
                     let (numbers, response) = (numbers.clone(), Response::Deferred);
-                    self.add(Loss { numbers, at, sent, response });
+                    self.add(Loss { numbers, at, sent, response, withheld: 0 });
                 }
                 // Losses of the handshake have other numbers.
                 Signal::Lost | Signal::Marked => self.reduce(at, sent, None),
@@ -254,10 +268,12 @@ impl Control {
     fn settle(&mut self, now: Instant) {
         let (patience, expiry) = (self.patience(), self.srtt * EXPIRY_ROUND_TRIPS);
         let mut losses = core::mem::take(&mut self.losses);
+        let mut withheld = 0;
         losses.retain_mut(|loss| {
             let (missing, made) = (now.since(loss.at), loss.response == Response::Made);
             if self.gaps.are_acked(&loss.numbers) {
                 self.counts.spared += u64::from(!made);
+                withheld += if made { 0 } else { loss.withheld };
                 return false;
             }
             if !made && missing >= patience {
@@ -275,6 +291,9 @@ impl Control {
             false
         });
         self.losses = losses;
+        if withheld > 0 && self.congestion.in_slow_start() {
+            self.grow(now, withheld);
+        }
         let is_made = |loss: &Loss, undo: &Undo| {
             loss.response == Response::Made && loss.numbers.start >= undo.first
         };
@@ -290,6 +309,10 @@ impl Control {
     /// first number for which it is done, if it may be undone.
     fn reduce(&mut self, now: Instant, sent: Instant, first: Option<u64>) {
         if self.in_recovery(sent) {
+            // The reduction answers this too, which no late packet takes back.
+            if first.is_none() {
+                self.undo = None;
+            }
             return;
         }
         let (congestion, recovery) = (self.congestion, self.recovery);
@@ -448,13 +471,26 @@ pub(crate) struct Link {
 impl Link {
     /// The one of a connection as it is now.
     pub(crate) fn new(connection: &quinn_proto::Connection) -> Self {
+        Self::of(Controller::of(connection), connection.stats().path.lost_packets)
+    }
+
+    /// Counts only what the state counts from now on: it may have been followed before.
+    fn of(shared: Option<Arc<Shared>>, lost_packets: u64) -> Self {
+        let begin = |control: &mut Control| {
+            control.lost_packets = lost_packets;
+            control.counts
+        };
+        let counts = shared.as_ref().map(|shared| shared.with(begin)).unwrap_or_default();
+        Self { shared, news: News::default(), counts }
+    }
+
+    /// The connection has another path, which has another state unless only the peer's port is
+    /// another.
+    pub(crate) fn follow_path(&mut self, connection: &quinn_proto::Connection) {
         let shared = Controller::of(connection);
-        let link = Self { shared, news: News::default(), counts: Counts::default() };
-        if let Some(shared) = &link.shared {
-            let lost = connection.stats().path.lost_packets;
-            shared.with(|control| control.lost_packets = lost);
+        if shared.as_ref().map(Arc::as_ptr) != self.shared.as_ref().map(Arc::as_ptr) {
+            *self = Self::of(shared, connection.stats().path.lost_packets);
         }
-        link
     }
 
     /// Follows what happened on a connection; returns what is to be counted.

@@ -162,3 +162,65 @@ fn a_whole_window_may_be_in_flight() {
     assert!(10 * packet + packet < control.window());
     assert!(11 * packet + packet >= control.window());
 }
+
+#[test]
+fn a_late_packet_does_not_undo_what_answers_a_mark() {
+    // The mark is of a packet that was sent before the reduction: it needs no other.
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let late = s.lose();
+    let reduced = s.cwnd();
+    let sent = Instant::from_nanos(s.now.as_nanos() - RTT.as_nanos());
+    s.control.noticed.push(Noticed { at: s.now, sent, what: Signal::Marked });
+    s.wait(RTT / 2);
+    s.acked(late..late + 1);
+    assert_eq!(s.cwnd(), reduced);
+    assert_eq!(s.control.counts, Counts { reductions: 1, spurious: 1, spared: 0, undone: 0 });
+}
+
+/// A sender in slow start that has learned that packets come half a round trip late, and misses
+/// another one.
+fn deferring() -> (Sender, u64) {
+    let mut s = Sender::new();
+    s.acked(0..20);
+    let first = s.lose();
+    s.wait(RTT / 2);
+    s.acked(first..first + 1);
+    let missing = s.lose();
+    assert!(s.control.congestion.in_slow_start());
+    (s, missing)
+}
+
+#[test]
+fn slow_start_waits_while_a_packet_may_be_lost() {
+    let (mut s, _) = deferring();
+    let before = s.cwnd();
+    s.acked(s.next..s.next + 50);
+    assert_eq!(s.cwnd(), before, "it does not grow");
+    s.wait(RTT);
+    assert!(s.cwnd() <= before / 10 * 7, "nor by what was acknowledged meanwhile");
+}
+
+#[test]
+fn slow_start_goes_on_when_a_packet_was_only_late() {
+    let (mut s, missing) = deferring();
+    let before = s.cwnd();
+    s.acked(s.next..s.next + 50);
+    // Another one is missing when it comes, as always on such a path.
+    s.lose();
+    s.wait(RTT / 2);
+    s.acked(missing..missing + 1);
+    assert!(s.cwnd() >= before + 50 * u32::from(MTU), "{before} {}", s.cwnd());
+    assert_eq!(s.control.counts.spared, 1);
+}
+
+#[test]
+fn nothing_is_counted_again_after_a_change_of_path() {
+    let epoch = io::clock::std_epoch();
+    let controller = Arc::new(Factory { epoch }).build(epoch, MTU);
+    let shared = controller.into_any().downcast::<Controller>().expect("it is ours").0;
+    let counted = Counts { reductions: 3, spurious: 2, spared: 1, undone: 1 };
+    shared.with(|control| control.counts = counted);
+    let link = Link::of(Some(shared), 7);
+    assert_eq!(link.counts, counted);
+}

@@ -310,8 +310,10 @@ impl Endpoint {
     pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         let time = self.time(now);
         while let Some(index) = self.alarms.pop(now) {
-            self.with(now, host, index as usize, |connection, _| {
+            self.with(now, host, index as usize, |connection, cx| {
                 connection.inner.handle_timeout(time);
+                // A path that was not validated in time is left for the one before.
+                connection.follow_peer(cx.counters);
             });
         }
     }

@@ -80,12 +80,6 @@ impl Endpoint {
         datagram: BytesMut,
         opened: Option<(QuicId, u64)>,
     ) -> Option<usize> {
-        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server:
-        // anyone could end the handshakes of others.
-        if self.config.tls.is_some() && has_retry(&datagram) {
-            self.counters.quic_in_retries_dropped += 1;
-            return None;
-        }
         match version::examine(&datagram) {
             Verdict::Ours => {}
             Verdict::Answer(answer) if self.config.tls.is_some() => {
@@ -96,6 +90,12 @@ impl Endpoint {
                 self.counters.quic_in_versions_dropped += 1;
                 return None;
             }
+        }
+        // quinn-proto ends a handshake for it, and nothing in it is authenticated to a server:
+        // anyone could end the handshakes of others. Only version 1 has this type of packet.
+        if self.config.tls.is_some() && has_retry(&datagram) {
+            self.counters.quic_in_retries_dropped += 1;
+            return None;
         }
         let (time, len) = (self.time(now), datagram.len() as u64);
         let mut answer = Vec::new();

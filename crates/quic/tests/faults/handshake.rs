@@ -84,6 +84,23 @@ fn versions_with_long_connection_ids_are_negotiated() {
     assert_eq!(lab.server.count("quic_versions_negotiated"), 2);
 }
 
+/// RFC 8999, section 5.1: the first byte's other bits belong to the version.
+#[test]
+fn versions_are_negotiated_whatever_the_first_byte_is() {
+    let mut lab = Lab::new();
+    let headers = headers(&mut lab);
+    lab.wire = Box::new(|_, _, _| Vec::new());
+    for first in 0x80..=0xff {
+        let mut datagram = vec![first, 0x6b, 0x33, 0x43, 0xcf, 4, 1, 2, 3, 4, 0];
+        datagram.resize(1200, 0);
+        lab.inject(true, mend([&headers[..], &datagram].concat()));
+        lab.run(1, |_| false);
+        let negotiated = u64::from(first - 0x7f);
+        assert_eq!(lab.server.count("quic_versions_negotiated"), negotiated, "{first:#x}");
+    }
+    assert_eq!(lab.server.count("quic_in_retries_dropped"), 0);
+}
+
 /// RFC 9000, section 8.1.2: the client proves its address, and goes on.
 #[test]
 fn retries() {

@@ -137,6 +137,10 @@ impl Http3 {
         let plan = cx.responder.give_up(cx.now, status, remote);
         self.endpoint.stop(handle, stream, Code::NoError as u32);
         self.respond(cx, handle, stream, &plan);
+        // The stream was stopped: its end is not reported, so that the entry would stay.
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.answered.remove(&stream);
+        }
     }
 
     /// Ends all connections, each when its requests are answered; new ones are refused.

@@ -70,7 +70,7 @@ struct Request {
     priority: Option<Priority>,
     /// It waits for its file.
     asked: bool,
-    /// The client has finished its side of the stream.
+    /// The client has finished or reset its side of the stream.
     ended: bool,
 }
 
@@ -519,4 +519,10 @@ fn open(cx: &mut Context<'_>) -> Option<abi::FileId> {
 }
 
 #[cfg(test)]
+mod kept;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+#[expect(dead_code, reason = "shared with the tests in tests/")]
+#[path = "../../../tests/world/mod.rs"]
+mod world;

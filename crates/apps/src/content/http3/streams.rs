@@ -106,7 +106,11 @@ impl Connection {
                 request.ended = true;
                 request.message.finish()
             }
-            ReadEnd::Reset(_) if request.is_ready() => Ok(()),
+            // It is answered, and there is nothing to compare with what was declared.
+            ReadEnd::Reset(_) if request.is_ready() => {
+                request.ended = true;
+                Ok(())
+            }
             // Its content will not come: there is nothing to be answered.
             _ => {
                 self.requests.remove(&stream);

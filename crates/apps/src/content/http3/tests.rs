@@ -244,6 +244,19 @@ fn priorities_of_requests() {
     assert!(connection.priorities.len() <= 6, "{}", connection.priorities.len());
 }
 
+/// What is reset is answered if it is whole, and nothing is kept of it then.
+#[test]
+fn requests_that_are_reset_while_they_wait() {
+    let mut connection = Connection::default();
+    let id = stream(Dir::Bi, 0);
+    connection.requests.insert(id, Request::new(Instant::ZERO));
+    assert!(connection.handle_request(id, &get(), HEAD_MAX).is_ok());
+    assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());
+    assert!(connection.requests.contains_key(&id), "it is to be answered");
+    connection.end_request(id);
+    assert!(connection.requests.is_empty() && connection.answered.is_empty());
+}
+
 #[test]
 fn requests_that_end_too_soon() {
     let mut connection = Connection::default();
