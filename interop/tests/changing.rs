@@ -14,8 +14,13 @@ use std::process::{Child, Command, Stdio};
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 
+/// Changes the file at a path.
+type Change = fn(&Path);
+/// Makes a text the content that is served at `/a`, below a folder.
+type Deploy = fn(&Path, &str);
+
 /// More than the device has memory for, so that it reads to the end.
-const BYTES: u64 = 96 << 20;
+const BYTES: usize = 96 << 20;
 const MEMORY: [&str; 2] = ["--file-memory", "8"];
 /// What a transfer has to have sent before the file is touched.
 const BEGUN: u64 = 1 << 20;
@@ -143,7 +148,7 @@ fn replace(path: &Path, content: impl AsRef<[u8]>) {
 
 fn survives(client: Client, offload: &str) {
     let files = Files::new(TMP);
-    let path = files.fill("a.bin", BYTES);
+    let path = files.fill("a.bin", BYTES as u64);
     let mut transfer = Transfer::begin(&files, client, &["--offload", offload]);
     for _ in 0..3 {
         transfer.meanwhile(|| touch_all(&path));
@@ -158,11 +163,11 @@ fn survives(client: Client, offload: &str) {
     }
     let (good, got, stat) = transfer.end();
     assert!(
-        good && got == pattern(got.len().min(BYTES as usize)),
+        good && got == pattern(got.len().min(BYTES)),
         "{client:?} {offload}: {} bytes",
         got.len()
     );
-    assert_eq!(got.len() as u64, BYTES, "{client:?} {offload}: {} bytes", got.len());
+    assert_eq!(got.len(), BYTES, "{client:?} {offload}: {} bytes", got.len());
     let [by_device, by_host] = sent(client, &stat);
     assert_eq!(by_device > by_host, offload == "all", "{client:?} {offload}: {by_device}");
     assert_eq!(stat.get("http_aborted_file"), 0, "{client:?} {offload}");
@@ -178,24 +183,24 @@ fn touches_appends_and_deployments_end_no_transfer() {
 
 #[test]
 fn rewriting_and_truncation_end_transfers() {
-    let changes: [(&str, fn(&Path)); 3] = [
+    let changes: [(&str, Change); 3] = [
         ("truncated", |path| {
-            OpenOptions::new().write(true).open(path).unwrap().set_len(BYTES / 2).unwrap();
+            OpenOptions::new().write(true).open(path).unwrap().set_len(BYTES as u64 / 2).unwrap();
         }),
-        ("rewritten", |path| fs::write(path, vec![7; BYTES as usize]).unwrap()),
-        ("rewritten to be longer", |path| fs::write(path, vec![7; BYTES as usize + 9]).unwrap()),
+        ("rewritten", |path| fs::write(path, vec![7; BYTES]).unwrap()),
+        ("rewritten to be longer", |path| fs::write(path, vec![7; BYTES + 9]).unwrap()),
     ];
     for (client, offload) in CLIENTS.into_iter().flat_map(|c| [(c, "all"), (c, "none")]) {
         for (what, change) in changes {
             let files = Files::new(TMP);
-            let path = files.fill("a.bin", BYTES);
+            let path = files.fill("a.bin", BYTES as u64);
             let transfer = Transfer::begin(&files, client, &["--offload", offload]);
             transfer.meanwhile(|| change(&path));
             let (good, got, stat) = transfer.end();
             let label = format!("{client:?} {offload} {what}");
             assert!(!good, "{label}: {} bytes", got.len());
-            assert!(got.len() < BYTES as usize, "{label}: {} bytes", got.len());
-            assert!(got == pattern(BYTES as usize)[..got.len()], "{label}: mixed");
+            assert!(got.len() < BYTES, "{label}: {} bytes", got.len());
+            assert!(got == pattern(BYTES)[..got.len()], "{label}: mixed");
             assert!(stat.get("http_requests") > 0, "{label}");
         }
     }
@@ -205,21 +210,21 @@ fn rewriting_and_truncation_end_transfers() {
 fn strict_files_end_transfers_at_any_touch() {
     for (client, offload) in CLIENTS.into_iter().flat_map(|c| [(c, "all"), (c, "none")]) {
         let files = Files::new(TMP);
-        let path = files.fill("a.bin", BYTES);
+        let path = files.fill("a.bin", BYTES as u64);
         let options = ["--offload", offload, "--strict-files"];
         let transfer = Transfer::begin(&files, client, &options);
         transfer.meanwhile(|| {
             fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
         });
         let (good, got, _) = transfer.end();
-        assert!(!good && got.len() < BYTES as usize, "{client:?} {offload}: {} bytes", got.len());
+        assert!(!good && got.len() < BYTES, "{client:?} {offload}: {} bytes", got.len());
     }
 }
 
 /// Says what is served at `/a` again and again, each time right after it has changed.
 #[test]
 fn new_content_is_served_at_the_next_request() {
-    let changes: [(&str, fn(&Path, &str)); 3] = [
+    let changes: [(&str, Deploy); 3] = [
         ("replaced", |root, text| replace(&root.join("one/a"), text)),
         ("rewritten in place", |root, text| fs::write(root.join("one/a"), text).unwrap()),
         ("the root leads elsewhere", |root, text| {

@@ -279,6 +279,9 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
+    /// Changes what is below a folder.
+    type Change<'a> = &'a dyn Fn(&TempDir);
+
     fn site() -> (TempDir, Watch) {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("one/sub")).unwrap();
@@ -319,7 +322,7 @@ mod tests {
         assert_eq!(all(&mut watch), [path(b"sub/a")]);
         fs::set_permissions(
             dir.path().join("one/b"),
-            fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o600)),
+            std::os::unix::fs::PermissionsExt::from_mode(0o600),
         )
         .unwrap();
         assert_eq!(all(&mut watch), [path(b"b")]);
@@ -334,7 +337,7 @@ mod tests {
         let swap = |dir: &TempDir, from: &str, to: &str| {
             fs::rename(dir.path().join(from), dir.path().join(to)).unwrap();
         };
-        let changes: [(&str, &dyn Fn(&TempDir)); 4] = [
+        let changes: [(&str, Change<'_>); 4] = [
             ("the root leads elsewhere", &|dir| {
                 symlink("two", dir.path().join("new")).unwrap();
                 swap(dir, "new", "site");

@@ -45,9 +45,9 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 ///    queue: events for the host.
 ///
 /// No frame is given while the echo of a transmit waits to be polled, so that the host hears that a
-/// transmit has left before any acknowledgment of its bytes can arrive: a driver polls events before
-/// frames, and again behind them. What the wire, a ring or the disk did not take goes
-/// back by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event`, `unpoll_disk`. While
+/// transmit has left before any acknowledgment of its bytes can arrive: a driver polls events
+/// before frames, and again behind them. What the wire, a ring or the disk did not take goes back
+/// by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event`, `unpoll_disk`. While
 /// [`can_take_op`](Self::can_take_op) says no, the driver leaves operations in their ring.
 /// [`poll_timeout`](Self::poll_timeout) says when to come back though nothing came.
 pub struct Device {
@@ -476,9 +476,9 @@ impl Device {
         self.connections.reset();
     }
 
-    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`, `file_`,
-    /// `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`, `teardown_`,
-    /// `splice_`, `quic_`, `dma_` (modelled), `device_`.
+    /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`,
+    /// `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`,
+    /// `teardown_`, `splice_`, `quic_`, `dma_` (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
         self.pool.visit(f);

@@ -134,7 +134,8 @@ pub(crate) fn client(
     let tcp = scenario.client_tcp.clone();
     let tls_offload = tls_offload(scenario, index);
     let first = *Config::default().ports.start();
-    let last = scenario.ports.map_or(*Config::default().ports.end(), |few| first + (few - 1));
+    let last =
+        scenario.ports.map_or_else(|| *Config::default().ports.end(), |few| first + (few - 1));
     let config = Config {
         addrs: addresses(index),
         ports: first..=last,

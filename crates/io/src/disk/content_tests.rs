@@ -61,8 +61,13 @@ impl<'a> Subject<'a> {
     }
 }
 
+/// Changes the file at a path.
+type Change = fn(&Path);
+/// Changes the file that is being read.
+type Rewrite = fn(&Subject<'_>);
+
 /// Changes of metadata alone, by name.
-const TOUCHES: [(&str, fn(&Path)); 6] = [
+const TOUCHES: [(&str, Change); 6] = [
     ("chmod", |path| fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()),
     ("touch -a", |path| run(Command::new("touch").arg("-a").arg(path))),
     ("link", |path| fs::hard_link(path, path.with_extension("link")).unwrap()),
@@ -110,7 +115,7 @@ fn an_append_is_no_change_of_what_was_promised() {
 
 #[test]
 fn truncation_and_rewriting_in_place_are_changes() {
-    let changes: [(&str, fn(&Subject<'_>)); 6] = [
+    let changes: [(&str, Rewrite); 6] = [
         ("one byte rewritten", |s| s.writer().write_all_at(b"!", 70_000).unwrap()),
         ("cut short", |s| s.writer().set_len(BYTES as u64 - 1).unwrap()),
         ("emptied", |s| s.writer().set_len(0).unwrap()),

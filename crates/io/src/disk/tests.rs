@@ -135,7 +135,7 @@ pub(super) fn each(test: impl Fn(&TempDir, &mut Asker)) {
 fn reads_files_of_every_size() {
     each(|_, asker| {
         for len in [0, 1, 4095, 4096, (1 << 20) + 1] {
-            let (file, at_open) = asker.open(&len.to_string()).unwrap();
+            let (file, at_open) = asker.open(len.to_string()).unwrap();
             assert_eq!((at_open.kind, at_open.size), (FileKind::Regular, len as u64));
             let mut whole = Vec::new();
             loop {

@@ -4,7 +4,8 @@
 //! [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run client, link, device and
 //! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
 //! ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the program as users do,
-//! beside another program, in one run. Every claim is a ratio measured in one run, because machines differ.
+//! beside another program, in one run. Every claim is a ratio measured in one run, because machines
+//! differ.
 
 mod accounted;
 mod client;

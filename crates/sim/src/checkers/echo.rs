@@ -28,8 +28,8 @@ struct Unsent {
 pub(crate) struct EchoOrder {
     /// Transmits whose echoes the host does not have.
     awaited: BTreeMap<(FlowId, u32), (Tuple, Unsent)>,
-    /// Transmits whose echoes it has, in the order of these, and those without an echo. One that the
-    /// device could not complete, and had no echo to say so by, stays.
+    /// Transmits whose echoes it has, in the order of these, and those without an echo. One that
+    /// the device could not complete, and had no echo to say so by, stays.
     echoed: BTreeMap<Tuple, Vec<Unsent>>,
     /// Connections that the device has, or had.
     handed_over: BTreeSet<Tuple>,

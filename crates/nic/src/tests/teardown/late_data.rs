@@ -97,11 +97,9 @@ fn late_data_is_bounded() {
     at(&mut rig, 32_000);
     begin(&mut rig, lingering(&[10], 1 << 20));
     send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
-    let mut seq = RCV;
-    for second in 0..59 {
+    for (seq, second) in (RCV..).zip(0..59) {
         at(&mut rig, 32_000 + second * 1000);
         send(&mut rig, &peer(seq, UNA + 11, Flags::ACK).with(b"x"));
-        seq += 1;
     }
     assert_eq!(gauges(&rig).0, 1);
     at(&mut rig, 32_000 + 60_040);
