@@ -45,8 +45,14 @@ fn datagrams_find_their_socket() {
     assert_eq!(t.host.udp_bind(None, 443), Err(ListenError::InUse(443)));
     assert_eq!(t.host.udp_bind(Some(PEER), 443), Err(ListenError::BadAddress));
     t.ecn = 3;
-    t.moved(|t| t.send_ip(17, &datagram(443, b"one")), &[("udp_in_datagrams", 1)]);
-    t.moved(|t| t.send_ip(17, &datagram(443, b"two")), &[("udp_in_datagrams", 1)]);
+    t.moved(
+        |t| t.send_ip(17, &datagram(443, b"one")),
+        &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
+    );
+    t.moved(
+        |t| t.send_ip(17, &datagram(443, b"two")),
+        &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
+    );
     assert_eq!(t.notices.drain(..).collect::<Vec<_>>(), [Notice::Udp(own)]);
     let first = t.host.udp_recv(own).expect("it waits");
     assert_eq!((text(&first), first.ecn, first.segment_size), (&b"one"[..], 3, 0));
@@ -76,7 +82,7 @@ fn lengths_and_checksums_are_checked() {
     t.checksum = Checksum::Good;
     // Shorter than its IP packet: RFC 768 has a length of its own.
     let padded = [datagram(443, b"hello"), vec![9; 4]].concat();
-    t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1)]);
+    t.moved(|t| t.send_ip(17, &padded), &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)]);
     assert_eq!(text(&t.host.udp_recv(socket).expect("it waits")), b"hello");
 }
 
@@ -88,7 +94,10 @@ fn queues_are_bounded() {
     t.send_ip(17, &datagram(443, b"two"));
     t.moved(|t| t.send_ip(17, &datagram(443, b"x")), &[("udp_receive_buffer_errors", 1)]);
     assert!(t.host.udp_recv(socket).is_some());
-    t.moved(|t| t.send_ip(17, &datagram(443, b"y")), &[("udp_in_datagrams", 1)]);
+    t.moved(
+        |t| t.send_ip(17, &datagram(443, b"y")),
+        &[("udp_in_datagrams", 1), ("udp_receive_queue", 1)],
+    );
 }
 
 /// What the device merged stays together, with what it says about it.
@@ -102,7 +111,10 @@ fn batches_stay_whole() {
     let opened = Opened { quic: QuicId(9), numbers: [4, 5, 6].into_iter().collect() };
     let mut received = Received::new(packet, Checksum::Good, 0, 3);
     received.quic = Some(Box::new(opened.clone()));
-    t.moved(|t| t.event(Event::Received(received)), &[("udp_in_datagrams", 3)]);
+    t.moved(
+        |t| t.event(Event::Received(received)),
+        &[("udp_in_datagrams", 3), ("udp_receive_queue", 1)],
+    );
     let batch = t.host.udp_recv(socket).expect("it waits");
     assert_eq!((text(&batch), batch.segment_size), (&b"aaabbbc"[..], 3));
     assert_eq!(batch.opened.as_deref(), Some(&opened));
