@@ -195,7 +195,10 @@ impl Client {
     ) -> Self {
         let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
         // A proxy whose device was reset may owe both of its sides a reset.
-        let keep_alive = !scenario.calm_net() || scenario.proxied.is_some();
+        // A reset may be lost, or come when an attacker has used up the challenge that would have
+        // it repeated.
+        let attacked = scenario.hostile.interval.is_some();
+        let keep_alive = !scenario.calm_net() || scenario.proxied.is_some() || attacked;
         let r = &mut rng;
         let count = r.range(1, crowd.sessions_max);
         let mut sessions: Vec<_> =

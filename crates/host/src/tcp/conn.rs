@@ -515,8 +515,11 @@ impl Connection {
                 cx.out.counters.tls_tx_device_lost += u64::from(lost.seals);
             }
             TransmitOutcome::Dropped(fault) => {
-                self.snd.flight.echo(tag, delay);
+                // In this order: the reset is of where this transmit was to begin, which is what
+                // the peer expects. Elsewhere in the window it is only challenged (RFC 5961 3.2).
                 self.fail_file(cx, fault);
+                self.snd.flight.echo(tag, delay);
+                self.release_waiting(cx);
             }
         }
     }
