@@ -283,3 +283,13 @@ fn a_second_time_out_after_progress_reduces_again() {
     t.after_ms(5000);
     assert_eq!(t.info().ssthresh, cwnd * 7 / 10);
 }
+
+/// RFC 3168 section 6.1.1: the ECE of a SYN-ACK agrees to ECN; it says nothing about congestion.
+#[test]
+fn an_agreement_on_ecn_is_no_mark() {
+    let mut t = Peer::client();
+    t.expect(seg!(SYN ECE CWR mss 1460));
+    t.send(seg!(SYN ACK ECE ack 1 mss 1460 sack_ok tsval 5000 wscale 7));
+    t.take("an acknowledgment");
+    assert_eq!((t.info().cwnd, t.info().congestion_state), (10 * 1448, "Open"));
+}

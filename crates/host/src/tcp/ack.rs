@@ -75,8 +75,10 @@ impl Connection {
     ) {
         let ts_echo =
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
-        // As Linux: an acknowledgment older than the last echoes an older mark, too.
-        let echoes_mark = self.options.ecn && segment.flags.has(Flags::ECE) && una >= self.snd.una;
+        // As Linux: an acknowledgment older than the last echoes an older mark, too. The ECE of a
+        // SYN-ACK agrees to ECN (RFC 3168 section 6.1.1).
+        let echo = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
+        let echoes_mark = self.options.ecn && echo && una >= self.snd.una;
         let mut ack = Ack { una, ts_echo, with_payload, echoes_mark, ..Ack::default() };
         let edge = self.snd.edge;
         self.update_window(segment, una);
