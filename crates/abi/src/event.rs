@@ -70,7 +70,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whether this is the echo of a transmit.
+    /// Returns true if this is the echo of a transmit.
     #[must_use]
     pub const fn is_echo(&self) -> bool {
         matches!(self, Self::TransmitDone(_))

@@ -77,7 +77,7 @@ impl core::fmt::Debug for PacketBuf {
 }
 
 base::counters! {
-    /// What has happened to the buffers of a pool.
+    /// Counters of the buffers of a pool.
     pub struct PoolCounters {
         /// Buffers that were taken.
         pool_taken,
