@@ -552,10 +552,17 @@ impl Host {
     /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
         self.session_turn(now, id);
-        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
-            self.discard_unread(id);
+        // Most connections have neither given up reading nor lost their application.
+        match self.table.get(id).map(|conn| &conn.modes) {
+            Some(modes) if modes.held && !modes.read_shut => {}
+            Some(modes) => {
+                if modes.read_shut {
+                    self.discard_unread(id);
+                }
+                self.discard_late_data(now, id);
+            }
+            None => {}
         }
-        self.discard_late_data(now, id);
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
         if conn.modes.notify {

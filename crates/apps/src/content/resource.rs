@@ -62,7 +62,12 @@ impl OpenFile {
         }
     }
 
-    /// Content-Length: for 200.
+    /// All fields: for 200.
+    pub(crate) fn fields(&self) -> &[u8] {
+        &self.fields
+    }
+
+    /// Content-Length: for 200 with another type.
     pub(crate) fn length_field(&self) -> &[u8] {
         &self.fields[..usize::from(self.type_at)]
     }

@@ -220,9 +220,13 @@ impl Output {
         persist: Persist,
     ) -> Plan {
         self.begin(Status::Ok);
-        self.buffer.extend_from_slice(file.length_field());
-        self.type_field(file, variant);
-        self.buffer.extend_from_slice(file.fields_from_ranges());
+        if variant.coded.is_none() {
+            self.buffer.extend_from_slice(file.fields());
+        } else {
+            self.buffer.extend_from_slice(file.length_field());
+            self.type_field(file, variant);
+            self.buffer.extend_from_slice(file.fields_from_ranges());
+        }
         self.variant(variant);
         self.end(persist);
         let body_bytes = if content == Content::Sent { file.size } else { 0 };

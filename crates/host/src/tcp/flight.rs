@@ -73,14 +73,19 @@ impl Sent {
         let size = u64::from(self.segment_size.max(1));
         match position {
             _ if position >= self.end => self.end,
-            _ => self.start + position.saturating_sub(self.start) / size * size,
+            _ if position <= self.start => self.start,
+            _ => self.start + (position - self.start) / size * size,
         }
     }
 
     /// The first border of segments that is not before `position`.
     fn border_behind(&self, position: u64) -> u64 {
         let size = u64::from(self.segment_size.max(1));
-        (self.start + position.saturating_sub(self.start).div_ceil(size) * size).min(self.end)
+        match position {
+            _ if position >= self.end => self.end,
+            _ if position <= self.start => self.start,
+            _ => (self.start + (position - self.start).div_ceil(size) * size).min(self.end),
+        }
     }
 
     /// Whether it was ever retransmitted.
@@ -260,15 +265,18 @@ impl Board {
             if front.start >= una {
                 break;
             }
-            let (start, border) = (front.start, front.border_behind(una));
-            if border > una {
-                // What is left of a segment is a range of its own, so that the borders of those
-                // behind it stay known.
-                self.isolate(0, start, border);
+            let (mut gone, mut whole) = (*front, *front);
+            if front.end > una {
+                let (start, border) = (front.start, front.border_behind(una));
+                if border > una {
+                    // What is left of a segment is a range of its own, so that the borders of those
+                    // behind it stay known.
+                    self.isolate(0, start, border);
+                }
+                gone = self.list[0];
+                whole.end = gone.border_before(una);
+                gone.end = gone.end.min(una);
             }
-            let mut gone = self.list[0];
-            let whole = Sent { end: gone.border_before(una), ..gone };
-            gone.end = gone.end.min(una);
             self.uncount(&gone);
             self.total -= gone.len();
             if !gone.has(SACKED) {
