@@ -34,8 +34,8 @@ pub struct Congestion {
 pub(crate) struct WindowUse {
     /// The window was what limited sending.
     limited: bool,
-    /// The most that was outstanding, where it was not.
-    outstanding: u64,
+    /// The most bytes that were outstanding, where it was not.
+    outstanding: u32,
     /// What had been sent when that was noted: it holds until this is acknowledged.
     until: u64,
 }
@@ -44,6 +44,8 @@ impl WindowUse {
     /// Notes what is outstanding after something was sent, or could not be.
     pub(crate) const fn note(&mut self, limited: bool, outstanding: u64, una: u64, nxt: u64) {
         let over = una >= self.until;
+        #[expect(clippy::cast_possible_truncation, reason = "a window is at most 1 GiB")]
+        let outstanding = outstanding as u32;
         if over || limited || !self.limited && outstanding > self.outstanding {
             *self = Self { limited, outstanding, until: nxt };
         }
@@ -51,7 +53,7 @@ impl WindowUse {
 
     /// Whether the window may grow. In slow start it grows to twice what was outstanding.
     pub(crate) fn allows_growth(&self, cc: &Congestion) -> bool {
-        self.limited || cc.in_slow_start() && u64::from(cc.cwnd) < 2 * self.outstanding
+        self.limited || cc.in_slow_start() && cc.cwnd / 2 < self.outstanding
     }
 }
 

@@ -11,22 +11,26 @@ use base::Instant;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeliveryRate {
     /// Bytes delivered since the sample began, cumulatively or selectively.
-    delivered: u64,
+    delivered: u32,
     /// Position whose acknowledgment ends the sample; 0 if none is under way.
     end: u64,
     /// When the sample began.
     since: Instant,
     /// The application has not filled the window since.
     app_limited: bool,
-    /// The last sample that counted.
-    bytes_per_s: u64,
+    /// The last sample that counted: its bytes, and how long they took in microseconds; 0 before
+    /// the first. The rate is computed when it is asked for: a division at each round trip would
+    /// cost more than the rest.
+    sample: (u32, u32),
     rate_app_limited: bool,
 }
 
 impl DeliveryRate {
     /// Bytes per second, and whether the application did not send more than that.
-    pub(crate) const fn get(&self) -> (u64, bool) {
-        (self.bytes_per_s, self.rate_app_limited)
+    pub(crate) fn get(&self) -> (u64, bool) {
+        let (bytes, micros) = self.sample;
+        let rate = (u64::from(bytes) * 1_000_000).checked_div(micros.into());
+        (rate.unwrap_or(0), self.rate_app_limited)
     }
 
     /// Bytes up to `nxt` leave while nothing was outstanding.
@@ -51,7 +55,7 @@ impl DeliveryRate {
 
     /// An acknowledgment of everything before `una` has delivered `bytes` more.
     pub(crate) fn on_ack(&mut self, now: Instant, bytes: u64, una: u64, nxt: u64) {
-        self.delivered += bytes;
+        self.delivered = self.delivered.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         if una < self.end {
             return;
         }
@@ -71,13 +75,17 @@ impl DeliveryRate {
     }
 
     fn finish(&mut self, now: Instant) {
-        let micros = now.since(self.since).as_micros();
-        let bytes = u128::from(self.delivered) * 1_000_000;
-        // No path is that short: the clock did not move.
-        let Some(rate) = bytes.checked_div(micros.into()) else { return };
-        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-        if !self.app_limited || rate >= self.bytes_per_s {
-            (self.bytes_per_s, self.rate_app_limited) = (rate, self.app_limited);
+        let micros = u32::try_from(now.since(self.since).as_micros()).unwrap_or(u32::MAX);
+        if micros == 0 {
+            // No path is that short: the clock did not move.
+            return;
+        }
+        let (last_bytes, last_micros) = self.sample;
+        let faster = u64::from(self.delivered) * u64::from(last_micros)
+            >= u64::from(last_bytes) * u64::from(micros);
+        if !self.app_limited || faster {
+            self.sample = (self.delivered, micros);
+            self.rate_app_limited = self.app_limited;
         }
     }
 }

@@ -6,10 +6,9 @@
 //! entry whose transmit has not been echoed by the device is *pending*: it has not left the
 //! machine, so it can be neither lost nor a measure of time.
 
-use alloc::collections::VecDeque;
-
 use base::{Duration, Instant};
 
+use super::ranges::Ranges;
 use crate::rare::{AtRest, Rare};
 
 /// A range that was sent.
@@ -105,7 +104,7 @@ pub(crate) type Flight = Rare<Board>;
 /// The scoreboard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Board {
-    list: VecDeque<Sent>,
+    list: Ranges<Sent>,
     total: u64,
     sacked: u64,
     lost: u64,
@@ -138,7 +137,7 @@ impl AtRest for Board {
 impl Board {
     const fn new() -> Self {
         Self {
-            list: VecDeque::new(),
+            list: Ranges::new(),
             total: 0,
             sacked: 0,
             lost: 0,
@@ -228,7 +227,7 @@ impl Board {
             return false;
         }
         let mut found = false;
-        for sent in &mut self.list {
+        for sent in self.list.iter_mut() {
             if sent.has(PENDING) && sent.tag == tag {
                 sent.bits &= !PENDING;
                 sent.xmit = (sent.xmit + delay).max(self.departed);
@@ -243,7 +242,7 @@ impl Board {
     /// No echo will come any more: what is pending counts as sent now, and lost if it does not
     /// arrive.
     pub(crate) fn depart_all(&mut self, now: Instant) {
-        for sent in &mut self.list {
+        for sent in self.list.iter_mut() {
             if sent.has(PENDING) {
                 sent.bits &= !PENDING;
                 sent.xmit = now;
@@ -366,7 +365,7 @@ impl Board {
     /// any more.
     pub(crate) fn time_out(&mut self) {
         if self.list.front().is_some_and(|s| s.has(SACKED)) {
-            for sent in &mut self.list {
+            for sent in self.list.iter_mut() {
                 sent.bits &= !SACKED;
             }
             self.sacked = 0;
@@ -411,7 +410,7 @@ impl Board {
 
     /// Undoes the marks of loss after a time-out that turned out to be without reason.
     pub(crate) fn forgive(&mut self) {
-        for sent in &mut self.list {
+        for sent in self.list.iter_mut() {
             sent.bits &= !(LOST | RESENT);
         }
         self.lost = 0;

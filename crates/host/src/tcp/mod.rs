@@ -35,6 +35,7 @@ pub(crate) mod input;
 pub(crate) mod listen;
 pub(crate) mod output;
 pub(crate) mod rack;
+mod ranges;
 pub(crate) mod rcv;
 pub(crate) mod recovery;
 pub(crate) mod rtt;
