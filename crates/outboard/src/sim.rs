@@ -50,6 +50,9 @@ pub(crate) struct SimArgs {
     /// Worlds of storage only, whatever the seeds say
     #[arg(long)]
     storage: bool,
+    /// Worlds that are calm except for one thing, with bounds of performance
+    #[arg(long, conflicts_with = "storage")]
+    calm: bool,
     /// Whether a proxy asks for splices, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = offload)]
     splice: Option<bool>,
@@ -80,7 +83,7 @@ fn offload(text: &str) -> Result<bool, String> {
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     let &SimArgs { offload, tls_offload, quic_offload, nvme_offload, splice, trace, .. } = args;
     let forced = [offload, tls_offload, quic_offload, nvme_offload, splice];
-    let outcome = if trace || forced.iter().any(Option::is_some) {
+    let outcome = if trace || args.calm || forced.iter().any(Option::is_some) {
         let storage = args.storage;
         let options = sim::Options {
             offload,
@@ -89,11 +92,12 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
             nvme_offload,
             splice,
             storage,
+            calm: args.calm,
             trace,
         };
         sim::run_seed(seed, &options)
     } else {
-        check(seed, args.storage)
+        check(seed, args)
     };
     let mut totals = Totals::default();
     totals.add(&outcome);
@@ -112,8 +116,12 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     }
 }
 
-fn check(seed: u64, storage: bool) -> Outcome {
-    if storage { sim::check_storage(seed) } else { sim::check_seed(seed) }
+fn check(seed: u64, args: &SimArgs) -> Outcome {
+    match (args.storage, args.calm) {
+        (true, _) => sim::check_storage(seed),
+        (false, true) => sim::run_seed(seed, &sim::Options { calm: true, ..Default::default() }),
+        (false, false) => sim::check_seed(seed),
+    }
 }
 
 fn run_many(args: &SimArgs) -> Result<(), Failure> {
@@ -130,7 +138,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
             scope.spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end || send.send(check(seed, args.storage)).is_err() {
+                    if seed >= end || send.send(check(seed, args)).is_err() {
                         break;
                     }
                 }
@@ -150,7 +158,7 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
     });
     let _ = write!(std::io::stdout().lock(), "{}", totals.table());
     if failed.is_empty() {
-        return totals.reached(args.storage);
+        return totals.reached(args.storage || args.calm);
     }
     failed.sort_unstable();
     let count = failed.len();
@@ -176,7 +184,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 118] = [
+const SHOWN: [(&str, &str); 124] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -289,6 +297,12 @@ const SHOWN: [(&str, &str); 118] = [
     ("nvmet_waits_range", "commands that waited for others on their blocks"),
     ("file_invalidated_blocks", "blocks that devices read anew"),
     ("l5o_cache_evictions", "contexts that left the modelled cache"),
+    ("bounded_reordering", "calm worlds with reordering, their retransmissions bounded"),
+    ("bounded_queues", "calm worlds with a narrow link, its losses bounded"),
+    ("bounded_round_trips", "smoothed round trips compared with the path's"),
+    ("bounded_stamps", "timestamps compared with their sender's clock"),
+    ("bounded_echoes", "echoes of timestamps compared with the path's round trip"),
+    ("bounded_memory", "times that memory of blocks was compared with its limit"),
     ("tcp_retrans", "retransmissions"),
     ("tcp_timeouts", "retransmission time-outs"),
     ("tcp_tail_probes", "tail loss probes"),
@@ -312,8 +326,8 @@ impl Totals {
 
     /// Whether so many seeds, of all worlds, have reached everything that the summary shows: a
     /// counter of it that is still zero is of something that is tested no more.
-    fn reached(&self, storage_only: bool) -> Result<(), Failure> {
-        if self.seeds < REACHES_ALL || storage_only {
+    fn reached(&self, some_only: bool) -> Result<(), Failure> {
+        if self.seeds < REACHES_ALL || some_only {
             return Ok(());
         }
         let is_zero = |name: &&str| self.counters.get(*name).copied().unwrap_or(0) == 0;

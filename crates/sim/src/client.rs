@@ -203,6 +203,10 @@ impl Client {
         let count = r.range(1, crowd.sessions_max);
         let mut sessions: Vec<_> =
             (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
+        if scenario.calm.is_some() {
+            // Its transfers have to be over before the end of the disturbance.
+            sessions.iter_mut().for_each(|session| session.end = End::Close);
+        }
         let last = r.fork();
         if scenario.proxied.is_none() {
             // From numbers of its own: the rest of a session is the same with and without.
@@ -210,7 +214,8 @@ impl Client {
             let ask = sessions.iter_mut().filter(|session| session.end == End::Ask);
             ask.for_each(|session| session.late = Late::draw(&mut own));
         }
-        if let Some(end) = tls.as_ref().map(|_| start + scenario.fault_time + AFTER_FAULTS) {
+        let lasts = tls.as_ref().filter(|_| scenario.calm.is_none());
+        if let Some(end) = lasts.map(|_| start + scenario.fault_time + AFTER_FAULTS) {
             sessions.push(lasting_session(&mut last.clone(), files, start, end));
         }
         let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;

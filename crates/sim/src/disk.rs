@@ -194,6 +194,19 @@ impl SimDisk {
         disk
     }
 
+    /// Gives every file `bytes` bytes.
+    pub(crate) fn with_file_bytes(mut self, bytes: u64) -> Self {
+        self.catalogue = Catalogue::default();
+        for (file, path) in self.paths.iter().enumerate() {
+            let Some(inode) = self.names.get(path).and_then(|&i| self.inodes.get_mut(i)) else {
+                continue;
+            };
+            inode.size = bytes;
+            self.catalogue.add(inode.version, file, bytes);
+        }
+        self
+    }
+
     /// Mostly small, so that many runs are quick; now and then large enough for windows to open.
     fn draw_size(&mut self) -> u64 {
         let r = &mut self.rng;

@@ -12,6 +12,7 @@ use base::{Duration, Prng};
 use host::{Algorithm, TcpConfig};
 use nic::FileConfig;
 
+use crate::calm::Calm;
 use crate::proxied::Proxied;
 use crate::quic::Quic;
 use crate::storage::{self, Storage};
@@ -283,6 +284,8 @@ pub(crate) struct Scenario {
     pub(crate) quic: Option<Quic>,
     /// NVMe over TCP, and no HTTP.
     pub(crate) storage: Option<Storage>,
+    /// The one thing that is not calm, in a world that has bounds of performance.
+    pub(crate) calm: Option<Calm>,
     /// Whether the device sends files.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -348,6 +351,7 @@ impl Scenario {
         let mut scenario = Self {
             seed,
             storage: None,
+            calm: None,
             hand_over: HandOver::draw(seed),
             quic: Quic::draw(seed, calm_net).filter(|_| proxied.is_none()),
             proxied,

@@ -8,7 +8,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `faults` | what a seed stands for |
+//! | `faults`, `calm` | what a seed stands for |
 //! | `world`, `events` | the clock and what happens next |
 //! | `node` | a machine: device, host, application, rings |
 //! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
@@ -27,6 +27,7 @@
     reason = "sizes and draws of a simulation are far below 4 GiB"
 )]
 
+mod calm;
 mod checkers;
 mod client;
 mod content;
@@ -76,6 +77,9 @@ pub struct Options {
     pub splice: Option<bool>,
     /// A world of storage, whatever the seed says.
     pub storage: bool,
+    /// A world that is calm except for one thing, whatever the seed says, and has bounds of
+    /// performance.
+    pub calm: bool,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -115,6 +119,8 @@ pub struct Outcome {
     pub nvme_offload: Option<bool>,
     /// Whether a world of storage was asked for.
     pub storage: bool,
+    /// Whether a calm world was asked for.
+    pub calm: bool,
     /// What was said about splicing.
     pub splice: Option<bool>,
     /// The scenario, where it failed or its trace was asked for.
@@ -138,6 +144,7 @@ impl Outcome {
             given("nvme-offload", self.nvme_offload),
             given("splice", self.splice),
             self.storage.then(|| String::from(" --storage")),
+            self.calm.then(|| String::from(" --calm")),
         ];
         let (seed, forced) = (self.seed, forced.into_iter().flatten().collect::<String>());
         Some(format!(
@@ -154,7 +161,10 @@ impl Outcome {
 /// A panic of the code under test is a violation like others.
 #[must_use]
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
-    let mut scenario = Scenario::of(seed, options.storage);
+    let mut scenario = match options.calm {
+        true => Scenario::calm(seed),
+        false => Scenario::of(seed, options.storage),
+    };
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
@@ -180,6 +190,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
     world.net.counters.visit(&mut add);
     world.disk.counters.visit(&mut add);
+    world.performance.counters.visit(&mut add);
     world.nodes.iter().for_each(|node| node.visit(&mut add));
     for (name, value) in &world.past {
         add(name, *value);
@@ -214,6 +225,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         quic_offload: options.quic_offload,
         nvme_offload: options.nvme_offload,
         storage: options.storage,
+        calm: options.calm,
         splice: options.splice,
         scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
         trace: if failed { world.report.trace.lines() } else { Vec::new() },
@@ -247,6 +259,14 @@ fn check(seed: u64, options: &Options) -> Outcome {
         );
         outcome.violation = fail("trace", what);
         return outcome;
+    }
+    if seed % 8 == 5 && !options.storage {
+        let calm = run_seed(seed, &Options { calm: true, ..options.clone() });
+        if calm.violation.is_some() {
+            return calm;
+        }
+        let bounded = calm.counters.into_iter().filter(|(name, _)| name.starts_with("bounded_"));
+        bounded.for_each(|(name, value)| *outcome.counters.entry(name).or_insert(0) += value);
     }
     let scenario = Scenario::of(seed, options.storage);
     if scenario.storage.is_some() {

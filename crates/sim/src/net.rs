@@ -104,6 +104,10 @@ pub(crate) struct Net {
     ports: Vec<Port>,
     /// Of the frames that are corrupted, those of which TCP's checksum says nothing.
     unseen: f64,
+    /// When the frame that is carried was handed in.
+    entered: Instant,
+    /// The longest time that a frame took, between clients and the front, and behind a proxy.
+    pub(crate) longest: [Duration; 2],
     /// The last frame was lost: the next may be, too.
     losing: bool,
     pub(crate) counters: NetCounters,
@@ -134,6 +138,8 @@ impl Net {
             rng,
             ports,
             unseen: scenario.storage.as_ref().map_or(0.0, |storage| storage.unseen),
+            entered: Instant::ZERO,
+            longest: [Duration::ZERO; 2],
             losing: false,
             counters: NetCounters::default(),
             fates: Vec::new(),
@@ -190,6 +196,7 @@ impl Net {
 
     /// Carries a frame to whom it is for.
     pub(crate) fn carry(&mut self, now: Instant, mut frame: Arrival, queue: &mut Queue) {
+        self.entered = now;
         self.ports[frame.from].nat.leave(&mut frame);
         let len = frame.bytes.len() as u64;
         self.counters.net_frames += 1;
@@ -305,6 +312,8 @@ impl Net {
             at = at.max(*last);
             *last = at;
         }
+        let longest = &mut self.longest[usize::from(self.back(frame.from, to).is_some())];
+        *longest = (*longest).max(at.since(self.entered));
         match self.ports[to].nat.enter(&mut frame) {
             Way::In => {}
             Way::Followed => self.counters.net_rebindings_followed += 1,

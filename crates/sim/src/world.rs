@@ -14,6 +14,7 @@ use wire::Endpoint;
 use wire::frame::{Frame, parse, protocol};
 
 use crate::Options;
+use crate::checkers::performance::Performance;
 use crate::checkers::progress::Progress;
 use crate::checkers::wire::Wire;
 use crate::checkers::{conserve, counters, proxy, storage};
@@ -54,6 +55,7 @@ pub(crate) struct World {
     pub(crate) report: Report,
     pub(crate) wire: Wire,
     progress: Progress,
+    pub(crate) performance: Performance,
     /// For what threads and attackers do.
     rng: Prng,
     /// A frame that crossed the network, for attackers to copy.
@@ -81,6 +83,9 @@ impl World {
         let net = Net::new(&scenario, &macs, rng.fork());
         let mut disk =
             SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
+        if let Some(bytes) = scenario.file_bytes() {
+            disk = disk.with_file_bytes(bytes);
+        }
         let mut nodes = match &scenario.storage {
             Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
             None => vec![server(SERVER, &scenario, &net, &mut rng)],
@@ -115,6 +120,7 @@ impl World {
             report,
             wire: Wire::new(&scenario, macs.len()),
             progress: Progress::default(),
+            performance: Performance::default(),
             rng,
             seen: Vec::new(),
             sealed_before: None,
@@ -279,6 +285,13 @@ impl World {
         }
     }
 
+    /// Takes the result of a check of performance.
+    fn bounded(&mut self, node: usize, result: Result<(), String>) {
+        if let Err(what) = result {
+            self.report.fail(self.now, "performance", format!("n{node}: {what}"));
+        }
+    }
+
     fn note(&mut self, node: usize, what: What, fields: [u64; 5]) {
         self.report.trace.note(self.now, node, what, fields);
     }
@@ -286,6 +299,8 @@ impl World {
     fn heal(&mut self) {
         self.note(SERVER, What::Fault, [4, 0, 0, 0, 0]);
         self.report.healed_at = Some(self.now);
+        let bounded = self.performance.healed(&self.scenario, &self.nodes, &self.net);
+        self.bounded(SERVER, bounded);
         self.net.heal();
         self.disk.heal();
         let mut at = self.now + LAST_SESSION;
@@ -306,7 +321,10 @@ impl World {
                 continue;
             }
             self.net.cut(node, false);
-            if let App::Client(client) = &mut self.nodes[node].app {
+            let calm = self.scenario.calm.is_some();
+            if let App::Client(client) = &mut self.nodes[node].app
+                && !calm
+            {
                 client.add_last(&self.disk.files(), local);
             }
             self.wake_soon(node, Side::Host);
@@ -339,6 +357,10 @@ impl World {
         let tcp = crate::trace::hash_bytes(0, &frame.bytes[..frame.bytes.len().min(100)]);
         let fields = [0, tcp, 0, frame.bytes.len() as u64, frame.from as u64];
         self.note(to, What::Arrive, fields);
+        let paths = (&self.scenario, &self.net);
+        let node = (to, &self.nodes[to]);
+        let bounded = self.performance.arrived(self.now, node, paths, &frame.bytes);
+        self.bounded(to, bounded);
         self.nodes[to].receive(frame);
         self.wake_soon(to, Side::Device);
     }
@@ -420,6 +442,13 @@ impl World {
             self.note(index, What::Splice, [splice.id.0, 0, 0, 0, 0]);
             self.wire.spliced(splice);
         }
+        let paths = (&self.scenario, &self.net);
+        let node = &self.nodes[index];
+        let bounded = match side {
+            Side::Device => self.performance.device_worked(node, &self.scenario),
+            Side::Host => self.performance.host_worked((index, node), paths),
+        };
+        self.bounded(index, bounded);
         let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty();
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
@@ -459,6 +488,9 @@ impl World {
         };
         let fields = [flags, seq, ack, frame.len() as u64, sum];
         self.note(node, What::Send, fields);
+        let from = (node, &self.nodes[node]);
+        let bounded = self.performance.sent(self.now, from, &self.scenario, frame);
+        self.bounded(node, bounded);
         if self.scenario.hostile.interval.is_some() {
             self.seen.resize(frame.len(), 0);
             frame.copy_to(&mut self.seen);
@@ -572,7 +604,8 @@ impl World {
     fn check_proxy(&mut self) {
         let Some(proxied) = &self.scenario.proxied else { return };
         let asks = |node: &Node| matches!(node.app, App::Client(_)) && !node.stopped;
-        let asked = self.report.healed_at.is_some() && self.nodes.iter().any(asks);
+        let asks_again = self.report.healed_at.is_some() && self.scenario.calm.is_none();
+        let asked = asks_again && self.nodes.iter().any(asks);
         let reset = self.wire.pairs_reset();
         let known = proxy::Known { before: self.spliced_before, asked, reset };
         let Some(node) = self.scenario.proxy().and_then(|proxy| self.nodes.get(proxy)) else {

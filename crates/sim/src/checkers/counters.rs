@@ -125,16 +125,8 @@ pub(crate) fn check(
         }
     }
     check_never(index, node, scenario, retries_of_proxy, &mut fail);
-    let capabilities = node.device.capabilities();
-    // What precedes a range in its record, or its PDU, may come with each extent.
-    let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
-    let pdu = if pdu { PREFIX_BYTES_MAX } else { 0 };
-    let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES + pdu } else { 0 };
-    let most = capabilities.transmit_bytes_max + prefixes;
-    let limit = scenario.device.clone().clamped(most).memory_bytes_max;
-    let memory = node.counter("file_memory_bytes");
-    if memory > limit as u64 {
-        fail(format!("{memory} bytes of device memory, the limit is {limit}"));
+    if let Err(what) = check_memory(node, scenario) {
+        fail(what);
     }
     if let Some(device) = scenario.tls_device(index) {
         if let Err(what) = check_tls(index, node, scenario, device) {
@@ -156,6 +148,25 @@ pub(crate) fn check(
             check_files(node, scenario, lost > 0, &mut fail);
         }
     }
+}
+
+/// Checks the memory of a device's blocks against its limit.
+///
+/// # Errors
+/// More than that.
+pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), String> {
+    let capabilities = node.device.capabilities();
+    // What precedes a range in its record, or its PDU, may come with each extent.
+    let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
+    let pdu = if pdu { PREFIX_BYTES_MAX } else { 0 };
+    let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES + pdu } else { 0 };
+    let most = capabilities.transmit_bytes_max + prefixes;
+    let limit = scenario.device.clone().clamped(most).memory_bytes_max;
+    let memory = node.counter("file_memory_bytes");
+    if memory > limit as u64 {
+        return Err(format!("{memory} bytes of device memory, the limit is {limit}"));
+    }
+    Ok(())
 }
 
 /// Checks what may not be left.

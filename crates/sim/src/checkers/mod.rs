@@ -9,6 +9,7 @@
 //! | [`plaintext`] | nothing to be read on the wire where TLS is spoken |
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
+//! | [`performance`] | retransmissions, losses, round trips and memory, where they have bounds |
 //! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
 //! | [`quic`] | who protected QUIC's packets and read their files |
 //! | [`storage`] | users of namespaces came to their ends, and the disk holds what it may |
@@ -18,6 +19,7 @@
 pub(crate) mod conserve;
 pub(crate) mod counters;
 pub(crate) mod echo;
+pub(crate) mod performance;
 pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod proxy;
