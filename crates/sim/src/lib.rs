@@ -156,15 +156,17 @@ impl Outcome {
     }
 }
 
+/// Draws the scenario of a seed, of the kind that was asked for.
+fn draw(seed: u64, options: &Options) -> Scenario {
+    if options.calm { Scenario::calm(seed) } else { Scenario::of(seed, options.storage) }
+}
+
 /// Runs the world of a seed to its end.
 ///
 /// A panic of the code under test is a violation like others.
 #[must_use]
 pub fn run_seed(seed: u64, options: &Options) -> Outcome {
-    let mut scenario = match options.calm {
-        true => Scenario::calm(seed),
-        false => Scenario::of(seed, options.storage),
-    };
+    let mut scenario = draw(seed, options);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
