@@ -813,6 +813,48 @@ fn a_key_update_behind_the_last_request_is_answered() {
     assert_eq!(world.counter("tcp_out_rsts"), 0);
 }
 
+/// RFC 8446 section 4.6.3: a KeyUpdate that comes while a written file is still being sent is
+/// answered before the next record of it; the application has closed the connection by then.
+#[test]
+fn a_key_update_while_a_file_is_sent_is_answered() {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let file = world.t.host.offload_open("big").unwrap();
+    world.t.pump();
+    world.t.serve_disk(Peer::big_file());
+    let socket = world.t.socket();
+    world.t.host.offload_write(socket, file, 1000, 900_000).unwrap();
+    world.t.host.offload_close(file);
+    world.t.app_close_lingering(1 << 20);
+    let mut read = Vec::new();
+    for round in 0_u64.. {
+        world.t.serve_disk(Peer::big_file());
+        if round < 2 {
+            world.client.refresh_traffic_keys().unwrap();
+        }
+        assert_eq!(world.run(), None);
+        read.extend(world.client_read());
+        if world.ended {
+            break;
+        }
+        assert!(round < 100, "stuck after {} bytes", read.len());
+    }
+    assert!(read == testkit::file_bytes(1000, 900_000)[..], "{} bytes", read.len());
+    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_tx_rekey_ok")), (2, 2));
+    assert_eq!(world.counter("tls_tx_bytes"), 900_000, "written again, and counted once");
+    assert_eq!((world.counter("tcp_out_rsts"), world.t.disk_closes), (0, 1));
+}
+
+/// RFC 8446 section 4.6.3 asks for an answer before the next application data record, and none may
+/// follow close_notify (section 6.1): if all that was written is sent, there is no answer.
+#[test]
+fn a_key_update_behind_the_last_data_needs_no_answer() {
+    let mut world = answered_lingering(5_000);
+    world.client.refresh_traffic_keys().unwrap();
+    assert_eq!(world.run(), None);
+    assert_eq!((world.client_read(), world.ended), (text(5_000), true));
+    assert_eq!((world.counter("tls_tx_rekey_ok"), world.counter("tcp_out_rsts")), (0, 0));
+}
+
 /// The connection goes to the device with everything sealed, whatever record is incomplete.
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {

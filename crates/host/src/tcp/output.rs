@@ -535,6 +535,18 @@ impl Connection {
         }
     }
 
+    /// Position from which on the stream may be written anew: nothing of it was sent, nor is read by
+    /// the host now.
+    pub(crate) fn first_movable(&self) -> u64 {
+        let (nxt, spans) = (self.snd.nxt, &self.snd.spans);
+        if !self.snd.reading {
+            return nxt;
+        }
+        let unread = spans.first_unread(nxt).map_or(nxt, |unread| unread.at.max(nxt));
+        // More than one read brings.
+        unread + READ_AHEAD_BYTES
+    }
+
     /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one
     /// still holds.
     pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {

@@ -12,6 +12,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use abi::l5o::Content;
 use abi::{FileExtent, FileId, FileLimits, Part, Parts};
@@ -19,6 +20,7 @@ use bytes::Bytes;
 use wire::tls::Run;
 
 use crate::l5p::nvme_tcp::tx::pdus::{Pdu, Pdus};
+use crate::l5p::tls::record::content;
 use crate::l5p::tls::sealer::{Records, Sealer};
 
 /// Where the bytes of a span come from.
@@ -50,6 +52,18 @@ impl Span {
     /// Position of the first byte of its records, some of which may be acknowledged already.
     fn records_start(&self, records: &Records) -> u64 {
         self.end - records.run.wire_len()
+    }
+
+    /// Index of the first of its records that begins at `from` or behind it; none if the span is of
+    /// other keys than `epoch`, or is no application data that can be cut.
+    fn first_unsent(&self, from: u64, epoch: u32) -> Option<u64> {
+        let records = self.records.as_ref().filter(|records| records.epoch == epoch)?;
+        if records.kind != content::APPLICATION_DATA || matches!(self.source, Source::Pdu(_)) {
+            return None;
+        }
+        let place = records.run.place(from.saturating_sub(self.records_start(records)));
+        let first = place.index + u64::from(place.offset > 0);
+        (first < records.run.records()).then_some(first)
     }
 
     /// Position of the first byte of what is kept whole, and how many bytes that is: a PDU, and the
@@ -219,6 +233,17 @@ pub(crate) struct Unread {
     pub(crate) least: u64,
 }
 
+/// Application data that was taken back from the end of a stream, to be written again as other
+/// records.
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    /// Number of the first record.
+    pub(crate) number: u64,
+    pub(crate) records: u64,
+    /// Sources of the content and their lengths, in order.
+    pub(crate) content: Vec<(Source, u64)>,
+}
+
 /// The spans of a send stream, in order and without holes.
 #[derive(Clone, Debug)]
 pub(crate) struct SpanMap {
@@ -279,6 +304,52 @@ impl SpanMap {
             let end = self.end() + len;
             self.spans.push_back(Span { end, source, records: None, ends_write: true });
         }
+    }
+
+    /// Whether records of application data of the keys `epoch` begin at `from` or behind it and
+    /// have not been sealed.
+    pub(crate) fn has_unsent(&self, from: u64, epoch: u32) -> bool {
+        let first = self.index_of(from);
+        self.spans.iter().skip(first).any(|span| span.first_unsent(from, epoch).is_some())
+    }
+
+    /// Takes back the records of application data that [`Self::has_unsent`] finds, as far as
+    /// nothing but `behind`, bytes that are taken back too, follows them. None if there are none.
+    pub(crate) fn take_unsent(&mut self, from: u64, epoch: u32, behind: u64) -> Option<Unsent> {
+        let last = self.end().checked_sub(behind).filter(|&last| last >= from)?;
+        let is_sealed = |span: &Span| span.records.is_none() && span.source.bytes().is_some();
+        let sealed = behind > 0 && self.start_of(self.spans.len().checked_sub(1)?) == last;
+        let sealed = sealed && self.spans.back().is_some_and(is_sealed);
+        let index = self.spans.len().checked_sub(1 + usize::from(behind > 0))?;
+        if behind > 0 && !sealed || self.spans[index].first_unsent(from, epoch).is_none() {
+            return None;
+        }
+        if sealed {
+            let span = self.spans.pop_back();
+            self.memory -= span.map_or(0, |span| span.source.memory());
+        }
+        let mut unsent = Unsent { number: 0, records: 0, content: Vec::new() };
+        while let Some(span) = self.spans.back_mut() {
+            let Some(first) = span.first_unsent(from, epoch) else { break };
+            let Some(records) = &mut span.records else { break };
+            let kept = (first * u64::from(records.run.record_content)).min(records.run.content);
+            let taken = records.run.content - kept;
+            unsent.number = records.number + first;
+            unsent.records += records.run.records() - first;
+            let start = span.end - records.run.wire_len();
+            let before = span.source.split_to(kept);
+            let source = core::mem::replace(&mut span.source, before);
+            self.memory -= source.memory();
+            unsent.content.push((source, taken));
+            if first > 0 {
+                records.run.content = kept;
+                (span.end, span.ends_write) = (start + records.run.wire_len(), false);
+                break;
+            }
+            self.spans.pop_back();
+        }
+        unsent.content.reverse();
+        Some(unsent)
     }
 
     /// Forgets the bytes before `position`; tells `release` which bytes of which files they were.

@@ -14,9 +14,9 @@ use super::{Piece, Session, Stage};
 use crate::tcp::conn::{Connection, Cx};
 
 impl Session {
-    /// Asks the device for a context that seals from the next record on; the keys are kept with the
-    /// stream in any case.
-    pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+    /// Asks the device for a context that seals from the next record on, if any `follows`; the keys
+    /// are kept with the stream in any case.
+    pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, follows: bool) {
         let Stage::Open(open) = &self.stage else { return };
         let refused = match cx.out.l5o {
             Ok(limits) if limits.tls_tx => None,
@@ -25,8 +25,7 @@ impl Session {
         };
         self.tx_refused = refused;
         let end = conn.snd.spans.end();
-        // Nothing follows a FIN that would be sealed.
-        let wanted = refused.is_none() && conn.state.may_write();
+        let wanted = refused.is_none() && follows;
         let context = wanted.then(|| cx.out.new_context());
         if let Some(context) = context {
             let create = L5oCreate {
@@ -135,7 +134,7 @@ impl Session {
             offload.lost(cx.out, conn.rcv.edge(), Refusal::DeviceReset);
         }
         if conn.state.may_write() {
-            self.install_tx(conn, cx);
+            self.install_tx(conn, cx, true);
         }
         self.install_rx(conn, cx);
     }

@@ -378,7 +378,9 @@ impl Session {
         self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
         self.stage = Stage::Open(Box::new(open));
         conn.snd.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
-        self.install_tx(conn, cx);
+        // Nothing follows a FIN that would be sealed.
+        let follows = conn.state.may_write();
+        self.install_tx(conn, cx, follows);
         self.install_rx(conn, cx);
         let counters = &mut cx.out.counters;
         counters.tls_tx_sw += u64::from(self.tx_refused.is_some());
@@ -456,6 +458,9 @@ impl Session {
         // One answer is enough for many, before the next data (RFC 8446 section 4.6.3): else a peer
         // would have us keep what it asks for, and does not acknowledge.
         self.update_wanted |= changes.tx_wanted;
+        if changes.tx_wanted {
+            self.rekey_unsent(conn, cx);
+        }
         Ok(())
     }
 

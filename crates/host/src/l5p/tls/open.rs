@@ -9,6 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::crypto::{CryptoProvider, Suite};
+use bytes::Bytes;
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
@@ -223,9 +224,14 @@ impl Open {
 
     /// Writes a record that the host seals.
     pub(super) fn write(&mut self, conn: &mut Connection, kind: u8, text: &[u8]) {
+        conn.write_all(self.seal(kind, text));
+    }
+
+    /// Returns the next record.
+    pub(super) fn seal(&mut self, kind: u8, text: &[u8]) -> Bytes {
         let mut out = Vec::new();
         self.tx.seal(kind, text, &mut out);
-        conn.write_all(out.into());
+        out.into()
     }
 
     /// Data came: what carries none may come again.
@@ -293,21 +299,21 @@ impl Open {
         Ok(())
     }
 
-    /// Says that our key changes, under the old one, and changes it. None where it cannot be.
+    /// Changes our key, and returns the record that says so under the old one. None where it cannot
+    /// be changed.
     pub(super) fn update_tx(
         &mut self,
         crypto: &dyn CryptoProvider,
-        conn: &mut Connection,
         cx: &mut Cx<'_>,
-    ) -> Option<()> {
+    ) -> Option<Bytes> {
         /// Ours changes; the peer's need not.
         const UPDATE_NOT_REQUESTED: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
         if !self.can_rekey() {
             return None;
         }
-        self.write(conn, content::HANDSHAKE, &UPDATE_NOT_REQUESTED);
+        let record = self.seal(content::HANDSHAKE, &UPDATE_NOT_REQUESTED);
         self.tx = self.kernel.update_tx(crypto, self.version)?;
         cx.out.counters.tls_tx_rekey_ok += 1;
-        Some(())
+        Some(record)
     }
 }

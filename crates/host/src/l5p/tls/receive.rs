@@ -69,9 +69,10 @@ impl Session {
         }
     }
 
-    /// Discards everything received. Until our own end is written, control records still count: a
-    /// KeyUpdate may have to be answered before the next application data (RFC 8446 section 4.6.3).
-    /// After close_notify nothing follows that could answer, so records are not even decrypted.
+    /// Discards everything received. Until our last application data is sent, control records still
+    /// count: a KeyUpdate has to be answered before the next application data (RFC 8446 section
+    /// 4.6.3). Once only close_notify is left no answer is due, nor may one follow it (section 6.1),
+    /// so records are not even decrypted.
     pub(crate) fn discard(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         loop {
             self.plain.clear();
@@ -79,7 +80,9 @@ impl Session {
             if let Some(clear) = self.clear {
                 self.consume_clear(&mut conn.rcv, cx.out, clear.left);
             }
-            if self.shut && self.queue.is_empty() {
+            let newest = conn.snd.sealer.as_ref().map_or(0, |sealer| sealer.newest());
+            let unsent = conn.snd.spans.has_unsent(conn.snd.nxt, newest);
+            if self.shut && self.queue.is_empty() && !unsent {
                 self.peer_ended = true;
                 (self.incoming, self.awaited) = (Vec::new(), 0);
                 if let Some(mut offload) = self.offload.take() {

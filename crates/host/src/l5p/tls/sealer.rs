@@ -100,6 +100,17 @@ impl Sealer {
         (self.oldest + u32::try_from(self.epochs.len()).unwrap_or(0)).saturating_sub(1)
     }
 
+    /// Position where the newest keys begin; 0 if there were no others since what is kept.
+    pub(crate) fn newest_begin(&self) -> u64 {
+        let before = self.epochs.len().checked_sub(2).and_then(|at| self.epochs.get(at));
+        before.and_then(|epoch| epoch.end).unwrap_or(0)
+    }
+
+    /// How many keys still have records that are not acknowledged.
+    pub(crate) fn kept(&self) -> usize {
+        self.epochs.len()
+    }
+
     fn epoch(&self, epoch: u32) -> Option<&Epoch> {
         self.epochs.get(epoch.checked_sub(self.oldest)? as usize)
     }

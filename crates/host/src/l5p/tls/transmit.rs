@@ -19,6 +19,11 @@ use crate::l5p::nvme_tcp::tx::pdus::{Written, joined};
 use crate::tcp::conn::{Connection, Cx};
 use crate::tcp::spans::Source;
 
+/// Content of an alert: RFC 8446 section 6.
+const ALERT_BYTES: u64 = 2;
+/// Keys with records that are not acknowledged, from which on an answer to a KeyUpdate waits for
+/// the application's next data.
+const EPOCHS_MAX: usize = 8;
 /// Runs of records that a PDU may need: two where its data is a file without a digest.
 const PDU_RUNS: u64 = 2;
 
@@ -210,7 +215,7 @@ impl Session {
         match source {
             Source::Memory(text) if !sealer.is_offloaded(&records) => {
                 let sealed = sealer.seal(&records, &text);
-                conn.write_all(Bytes::from(sealed));
+                conn.snd.spans.push_memory(Bytes::from(sealed));
             }
             Source::Device { file, offset } if !sealer.is_offloaded(&records) => {
                 conn.snd.spans.push_records(Source::Unread { file, offset }, records);
@@ -223,12 +228,56 @@ impl Session {
     /// whether it could be changed.
     pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
         let Stage::Open(open) = &mut self.stage else { return false };
-        let changed = open.update_tx(&*self.crypto, conn, cx).is_some();
+        let record = open.update_tx(&*self.crypto, cx);
         self.update_wanted = false;
-        if changed {
-            self.install_tx(conn, cx);
+        let Some(record) = record else { return false };
+        conn.snd.spans.push_memory(record);
+        self.install_tx(conn, cx, true);
+        true
+    }
+
+    /// Answers a KeyUpdate before the next application data is sent (RFC 8446 section 4.6.3), though
+    /// that was written already: records that were neither sent nor sealed are written again under
+    /// the new key. What the host has sealed is as good as sent: it is bounded by the send buffer.
+    /// If nothing but close_notify is left, no answer is due.
+    ///
+    /// No number seals two texts under one key: the records taken back were never sealed, except
+    /// close_notify, whose number the old key does not reach again.
+    pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let Stage::Open(open) = &mut self.stage else { return };
+        let Some(sealer) = conn.snd.sealer.as_deref() else { return };
+        // An answer that was not sent precedes all that is unsent; and a peer that acknowledges
+        // nothing gets no more of them kept. Marks of PDUs are positions, which must not move.
+        let answered = sealer.newest_begin() > conn.snd.nxt || sealer.kept() >= EPOCHS_MAX;
+        if answered || !open.can_rekey() || conn.snd.pdus.is_some() {
+            return;
         }
-        changed
+        let ended = self.shut && self.queue.is_empty();
+        let end_bytes =
+            if ended { ALERT_BYTES + open.tx.keys.framing.overhead() as u64 } else { 0 };
+        let newest = sealer.newest();
+        let from = conn.first_movable();
+        let Some(unsent) = conn.snd.spans.take_unsent(from, newest, end_bytes) else { return };
+        // They are counted when they are written again.
+        let bytes: u64 = unsent.content.iter().map(|(_, len)| len).sum();
+        cx.out.counters.tls_tx_records -= unsent.records;
+        cx.out.counters.tls_tx_bytes -= bytes;
+        open.tx.number = unsent.number;
+        if !self.rekey(conn, cx) {
+            for (source, len) in unsent.content {
+                if let Some((file, offset)) = source.file() {
+                    cx.files.release(cx.out, file, offset, len, false);
+                }
+            }
+            return self.fail(conn, cx, Alert::InternalError);
+        }
+        for (source, len) in unsent.content {
+            self.write(conn, &mut cx.out.counters, source, len);
+        }
+        if let (true, Stage::Open(open)) = (ended, &mut self.stage) {
+            let end = open.seal(content::ALERT, &[1, Alert::CloseNotify as u8]);
+            conn.snd.spans.push_memory(end);
+        }
     }
 }
 
