@@ -270,6 +270,13 @@ pub(crate) struct StackArgs {
     /// Congestion control
     #[arg(long, value_enum, default_value_t = CongestionArg::Cubic)]
     pub(crate) congestion: CongestionArg,
+    /// Let a TCP transmit that is short for want of window wait up to a millisecond for an
+    /// acknowledgment that makes it longer
+    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
+    pub(crate) tcp_defer: SwitchArg,
+    /// End TCP's first slow start when the round trip grows: HyStart++, RFC 9406
+    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
+    pub(crate) tcp_hystart: SwitchArg,
     #[command(flatten)]
     pub(crate) faults: FaultArgs,
     /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number

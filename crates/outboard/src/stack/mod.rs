@@ -34,7 +34,7 @@ use io::tap::{IpPrefix, Tap, TapConfig, TapError};
 use io::wire::Wire;
 use nic::{Device, DeviceConfig};
 
-use crate::args::{CidrArg, CongestionArg, StackArgs, ThreadsArg, WireArg};
+use crate::args::{CidrArg, CongestionArg, StackArgs, SwitchArg, ThreadsArg, WireArg};
 use crate::control::{self, Probe};
 use crate::error::Failure;
 use device_thread::DeviceThread;
@@ -309,5 +309,7 @@ pub(crate) fn host_config(args: &StackArgs, index: usize) -> host::Config {
         CongestionArg::Cubic => Algorithm::Cubic,
         CongestionArg::Newreno => Algorithm::NewReno,
     };
+    config.tcp.defer = args.tcp_defer == SwitchArg::On;
+    config.tcp.hystart = args.tcp_hystart == SwitchArg::On;
     config
 }
