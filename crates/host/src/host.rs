@@ -548,20 +548,23 @@ impl Host {
         }
     }
 
+    /// Discards what came for an application that reads no more.
+    fn discard_unwanted(&mut self, now: Instant, id: SocketId) {
+        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
+            self.discard_unread(id);
+        }
+        self.discard_late_data(now, id);
+    }
+
     /// After work on a connection: tells the application, sets the alarm, and parts with one that
     /// has ended.
     fn settle(&mut self, now: Instant, id: SocketId) {
         self.session_turn(now, id);
-        // Most connections have neither given up reading nor lost their application.
-        match self.table.get(id).map(|conn| &conn.modes) {
-            Some(modes) if modes.held && !modes.read_shut => {}
-            Some(modes) => {
-                if modes.read_shut {
-                    self.discard_unread(id);
-                }
-                self.discard_late_data(now, id);
-            }
-            None => {}
+        let unwanted = |conn: &Connection| {
+            conn.modes.read_shut || !conn.modes.held && conn.rcv.ready_bytes() > 0
+        };
+        if self.table.get(id).is_some_and(unwanted) {
+            self.discard_unwanted(now, id);
         }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let Some(conn) = slot.conn.as_deref_mut() else { return };
@@ -634,8 +637,7 @@ impl Host {
     /// Frees a connection and its slot.
     pub(crate) fn free(&mut self, id: SocketId) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        let recycle = &mut self.out.recycle;
-        conn.rcv.clear(|packet| recycle.push_back(packet));
+        conn.rcv.clear(&mut self.out.recycle);
         if conn.awaits_device() {
             return; // Its last echo brings it here again.
         }

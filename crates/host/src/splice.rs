@@ -112,7 +112,7 @@ impl Splices {
         !self.slots.is_empty() && self.slots.contains_key(&slot)
     }
 
-    /// Whether a pair is neither all the host's nor all the device's.
+    /// Returns whether a pair is neither all the host's nor all the device's.
     pub(crate) fn has_pairs(&self) -> bool {
         !self.pairs.is_empty()
     }
@@ -264,14 +264,12 @@ impl Host {
     /// Appends what was received of one side and not read to the other side's stream.
     fn relay_unread(&mut self, now: Instant, sockets: [SocketId; 2], side: usize) {
         let Some(conn) = self.table.get_mut(sockets[side]) else { return };
-        let unread = conn.rcv.take_unread();
-        if unread.is_empty() {
+        if conn.rcv.ready_bytes() == 0 {
             return;
         }
-        for bytes in unread {
-            self.out.counters.splice_unread_bytes += bytes.len() as u64;
-            self.with(now, sockets[1 - side], |conn, _| conn.write_all(bytes));
-        }
+        let unread = conn.rcv.take_unread(&mut self.out.recycle);
+        self.out.counters.splice_unread_bytes += unread.len() as u64;
+        self.with(now, sockets[1 - side], |conn, _| conn.write_all(unread));
         // The window has opened.
         self.touch(sockets[side]);
     }

@@ -253,11 +253,12 @@ impl Connection {
         }
         let chunk = Chunk::new(packet, payload.start, payload.end, opened, placed);
         let expected = self.rcv.next();
-        let taken = self.rcv.take(cx.now, segment.seq, chunk, fin, packets);
+        let spares = &mut cx.out.recycle;
+        let taken = self.rcv.take(cx.now, segment.seq, chunk, (fin, packets), spares);
         let new = self.rcv.next() - expected - u64::from(taken.fin_reached);
         if !self.modes.held && !self.discards(cx, new) {
             self.abort(cx, SocketError::Closed);
-            return taken.spare;
+            return None;
         }
         self.modes.notify |= taken.readable || taken.fin_reached;
         if taken.fin_reached {
@@ -266,7 +267,7 @@ impl Connection {
         if self.rcv.ack_is_delayed() && !self.timers.is_set(Timer::DelayedAck) {
             self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
         }
-        taken.spare
+        None
     }
 
     /// RFC 9293 section 3.10.7.3.

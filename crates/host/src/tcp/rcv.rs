@@ -4,6 +4,7 @@
 //! them. Positions are 64 bits wide like the sender's: 0 is the peer's SYN, 1 its first byte.
 
 mod chunk;
+mod disorder;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -12,14 +13,11 @@ use abi::PacketBuf;
 use abi::nvme_tcp::Placed;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
-use wire::tcp::{Options, SackBlock};
 
 pub(crate) use self::chunk::{Chunk, Piece};
-use crate::rare::{AtRest, Rare};
+use self::disorder::Disorder;
+use crate::rare::Rare;
 
-/// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by
-/// the window.
-const OUT_OF_ORDER_MAX: usize = 1024;
 /// Buffers that may hold far more than their payload before the queue is copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
 /// Segments that the device opened, and that wait to be read: these are not copied together, since
@@ -28,19 +26,6 @@ const OPENED_CHUNKS_MAX: usize = 4096;
 /// Segments acknowledged at once at the beginning of a connection: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
 
-/// A segment that waits for a hole before it to be filled.
-#[derive(Debug)]
-struct Waiting {
-    start: u64,
-    chunk: Chunk,
-}
-
-impl Waiting {
-    const fn end(&self) -> u64 {
-        self.start + self.chunk.len() as u64
-    }
-}
-
 /// What is to be acknowledged, and how soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
@@ -48,27 +33,6 @@ enum Due {
     /// With the next data, or after a delay.
     Later,
     Now,
-}
-
-/// What came out of order, or twice: at rest while everything comes as it was sent.
-#[derive(Debug, Default)]
-struct Disorder {
-    /// Segments behind a hole, in order and without overlaps.
-    waiting: Vec<Waiting>,
-    /// Payload bytes of them.
-    bytes: usize,
-    /// Starts of the segments that last came out of order, for the order of SACK blocks.
-    recent: [u64; 3],
-    /// A range that came twice: reported once (RFC 2883).
-    duplicate: Option<(u64, u64)>,
-}
-
-impl AtRest for Disorder {
-    fn at_rest() -> &'static Self {
-        static AT_REST: Disorder =
-            Disorder { waiting: Vec::new(), bytes: 0, recent: [0; 3], duplicate: None };
-        &AT_REST
-    }
 }
 
 /// State of the receiving half.
@@ -95,14 +59,12 @@ pub(crate) struct Receive {
 }
 
 /// What became of a segment's payload.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     /// New bytes are ready to be read.
     pub(crate) readable: bool,
     /// The peer's FIN was reached, in order.
     pub(crate) fin_reached: bool,
-    /// The buffer, where it is not needed.
-    pub(crate) spare: Option<PacketBuf>,
 }
 
 impl Receive {
@@ -179,16 +141,17 @@ impl Receive {
         self.position(seq).is_some_and(|p| (self.nxt..self.edge.max(self.nxt + 1)).contains(&p))
     }
 
-    /// Takes the payload of an acceptable segment at `seq`, `packets` merged packets of it.
+    /// Takes the payload of an acceptable segment at `seq`, `packets` merged packets of it. Every
+    /// buffer that is not needed, of this segment or of earlier ones, goes to `spares`.
     pub(crate) fn take(
         &mut self,
         now: Instant,
         seq: SeqNum,
         mut chunk: Chunk,
-        fin: bool,
-        packets: u8,
+        (fin, packets): (bool, u8),
+        spares: &mut impl Extend<PacketBuf>,
     ) -> Taken {
-        let Some(start) = self.position(seq) else { return spare(chunk) };
+        let Some(start) = self.position(seq) else { return spare(chunk, spares) };
         let came = chunk.len();
         let end = start + came as u64;
         if fin && self.fin.is_none() && end <= self.edge {
@@ -196,7 +159,7 @@ impl Receive {
         }
         if end <= self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, end);
-            return Taken { fin_reached: self.reach_fin(), ..spare(chunk) };
+            return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
         }
         if start < self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, self.nxt);
@@ -209,27 +172,29 @@ impl Receive {
                 // order.
                 self.due = Due::Now;
             }
-            return Taken { fin_reached: self.reach_fin(), ..spare(chunk) };
+            return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
         };
         if chunk.is_marked() && self.ready.len() >= OPENED_CHUNKS_MAX {
             // It comes again.
-            return spare(chunk);
+            return spare(chunk, spares);
         }
         self.note_arrival(now, packets, came);
         if start > self.nxt {
             self.due = Due::Now;
-            return Taken { spare: self.wait(start, chunk), ..Taken::default() };
+            self.wait(start, chunk, spares);
+            return Taken::default();
         }
         self.nxt += chunk.len() as u64;
         self.queue(chunk);
-        let mut taken = Taken { readable: true, ..Taken::default() };
         if !self.disorder.waiting.is_empty() {
-            taken.spare = self.join_waiting();
+            self.join_waiting(spares);
             // RFC 5681 section 4.2: at once when a hole is filled.
             self.due = Due::Now;
         }
-        taken.fin_reached = self.reach_fin();
-        taken
+        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(Chunk::is_marked) {
+            self.join_sparse(spares);
+        }
+        Taken { readable: true, fin_reached: self.reach_fin() }
     }
 
     fn note_arrival(&mut self, now: Instant, packets: u8, bytes: usize) {
@@ -249,19 +214,16 @@ impl Receive {
     fn queue(&mut self, chunk: Chunk) {
         self.ready_bytes += chunk.len();
         self.ready.push_back(chunk);
-        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(Chunk::is_marked) {
-            self.join_sparse();
-        }
     }
 
     /// Copies the queue together where its buffers hold more than four times its bytes: a peer that
     /// sends single bytes must not tie up a buffer for each.
-    fn join_sparse(&mut self) {
+    fn join_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let held: usize = self.ready.iter().map(Chunk::footprint).sum();
         if held > 4 * self.ready_bytes {
             let mut bytes = Vec::with_capacity(self.ready_bytes * 2);
             self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
-            self.ready.clear();
+            spares.extend(self.ready.drain(..).filter_map(Chunk::into_packet));
             self.ready.push_back(Chunk::joined(bytes));
         }
     }
@@ -273,146 +235,6 @@ impl Receive {
             return true;
         }
         false
-    }
-
-    /// Keeps a segment for later, without the bytes that are already there; gives its buffer back
-    /// where nothing of it is new or there is no room.
-    fn wait(&mut self, mut start: u64, mut chunk: Chunk) -> Option<PacketBuf> {
-        let mut index = self.disorder.waiting.partition_point(|w| w.start <= start);
-        if index > 0 && self.disorder.waiting[index - 1].end() > start {
-            let before = self.disorder.waiting[index - 1].end();
-            let (from, to) = (start, (start + chunk.len() as u64).min(before));
-            self.report_duplicate(from, to);
-            let Some(rest) = chunk.trim(start, before, u64::MAX) else {
-                return chunk.into_packet();
-            };
-            start = rest;
-        }
-        let end = start + chunk.len() as u64;
-        // Segments that this one covers whole go; one that it overlaps keeps its bytes.
-        while let Some(next) = self.disorder.waiting.get(index) {
-            if next.start >= end {
-                break;
-            }
-            if next.end() <= end {
-                let gone = self.disorder.waiting.remove(index);
-                self.disorder.bytes -= gone.chunk.len();
-            } else {
-                let stop = next.start;
-                chunk.trim(start, start, stop);
-                break;
-            }
-        }
-        if chunk.is_empty() || self.disorder.waiting.len() >= OUT_OF_ORDER_MAX {
-            return chunk.into_packet();
-        }
-        self.disorder.recent = [start, self.disorder.recent[0], self.disorder.recent[1]];
-        self.disorder.bytes += chunk.len();
-        index = index.min(self.disorder.waiting.len());
-        self.disorder.waiting.insert(index, Waiting { start, chunk });
-        None
-    }
-
-    /// Moves what is in order now to the queue of the application.
-    fn join_waiting(&mut self) -> Option<PacketBuf> {
-        // The run to move is at the front, and every segment in it may bring the next into order.
-        let mut reach = self.nxt;
-        let count = self
-            .disorder
-            .waiting
-            .iter()
-            .take_while(|waiting| {
-                let joins = waiting.start <= reach;
-                reach = if joins { reach.max(waiting.end()) } else { reach };
-                joins
-            })
-            .count();
-        let moved: Vec<Waiting> = self.disorder.waiting.drain(..count).collect();
-        let mut spare = None;
-        for mut waiting in moved {
-            self.disorder.bytes -= waiting.chunk.len();
-            let Some(_) = waiting.chunk.trim(waiting.start, self.nxt, u64::MAX) else {
-                spare = waiting.chunk.into_packet();
-                continue;
-            };
-            self.nxt += waiting.chunk.len() as u64;
-            self.queue(waiting.chunk);
-        }
-        if self.disorder.waiting.is_empty() {
-            self.disorder.waiting = Vec::new();
-        }
-        spare
-    }
-
-    /// Reports what of an unacceptable segment's payload had come before: only that was received
-    /// (RFC 2883 section 4). A probe of a closed window, for one, brings a byte that is not kept.
-    pub(crate) fn note_duplicate(&mut self, seq: SeqNum, len: usize) {
-        let Some(start) = self.position(seq) else { return };
-        let end = (start + len as u64).min(self.nxt);
-        if start < end {
-            self.report_duplicate(start, end);
-        }
-    }
-
-    fn report_duplicate(&mut self, start: u64, end: u64) {
-        self.disorder.duplicate = Some((start, end));
-        self.due = Due::Now;
-    }
-
-    /// Adds SACK blocks: a duplicate first (RFC 2883), then the run that the latest segment is part
-    /// of, then others lately reported (RFC 2018 section 4).
-    pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
-        let mut left = max;
-        if let Some((start, end)) = self.disorder.duplicate.take() {
-            if left > 0 {
-                options.push_sack(SackBlock { start: self.seq(start), end: self.seq(end) });
-                left -= 1;
-            }
-        }
-        let mut reported: [u64; 4] = [0; 4];
-        for at in
-            self.disorder.recent.into_iter().chain(self.disorder.waiting.first().map(|w| w.start))
-        {
-            let Some((start, end)) = self.run_at(at) else { continue };
-            if left == 0 || reported.contains(&start) {
-                continue;
-            }
-            reported[left % 4] = start;
-            left -= 1;
-            options.push_sack(SackBlock { start: self.seq(start), end: self.seq(end) });
-        }
-    }
-
-    /// A duplicate is reported at most once, and not at all to a peer without SACK.
-    pub(crate) fn forget_duplicate(&mut self) {
-        if self.disorder.duplicate.is_some() {
-            self.disorder.duplicate = None;
-        }
-    }
-
-    /// The run of waiting bytes that holds `position`.
-    fn run_at(&self, position: u64) -> Option<(u64, u64)> {
-        let index = self.disorder.waiting.partition_point(|w| w.end() <= position);
-        let hit = self.disorder.waiting.get(index).filter(|w| w.start <= position)?;
-        let (mut start, mut end) = (hit.start, hit.end());
-        for before in self.disorder.waiting[..index].iter().rev() {
-            if before.end() != start {
-                break;
-            }
-            start = before.start;
-        }
-        for after in &self.disorder.waiting[index + 1..] {
-            if after.start != end {
-                break;
-            }
-            end = after.end();
-        }
-        Some((start, end))
-    }
-
-    /// Whether bytes wait behind a hole: acknowledgments then carry SACK blocks.
-    pub(crate) fn has_holes(&self) -> bool {
-        !self.disorder.waiting.is_empty() || self.disorder.duplicate.is_some()
     }
 
     /// The window field to send: what fits the buffer, without moving the right edge by less than a
@@ -491,16 +313,13 @@ impl Receive {
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
     }
 
-    /// Takes all that can be read, without a copy: the buffers go to the allocator when the bytes
-    /// are not needed any more.
-    pub(crate) fn take_unread(&mut self) -> Vec<Bytes> {
-        self.ready_bytes = 0;
-        self.ready.drain(..).map(Bytes::from_owner).collect()
-    }
-
-    /// Whether bytes are missing before some that came.
-    pub(crate) fn has_gap(&self) -> bool {
-        !self.disorder.waiting.is_empty()
+    /// Takes all that can be read, copied together. The buffers go to `spares`: a pool that lost
+    /// them would have to allocate and clear as many, which costs more than this copy.
+    pub(crate) fn take_unread(&mut self, spares: &mut impl Extend<PacketBuf>) -> Bytes {
+        let mut bytes = Vec::with_capacity(core::mem::take(&mut self.ready_bytes));
+        self.ready.iter().for_each(|chunk| bytes.extend_from_slice(chunk.bytes()));
+        spares.extend(self.ready.drain(..).filter_map(Chunk::into_packet));
+        bytes.into()
     }
 
     /// Position of the next byte expected in order.
@@ -580,24 +399,22 @@ impl Receive {
     }
 
     /// Gives every buffer back.
-    pub(crate) fn clear(&mut self, mut recycle: impl FnMut(PacketBuf)) {
+    pub(crate) fn clear(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let mut waiting = Vec::new();
         if !self.disorder.waiting.is_empty() {
             waiting = core::mem::take(&mut self.disorder.waiting);
         }
         self.disorder.rest();
         let ready = core::mem::take(&mut self.ready);
-        for chunk in ready.into_iter().chain(waiting.into_iter().map(|w| w.chunk)) {
-            if let Some(packet) = chunk.into_packet() {
-                recycle(packet);
-            }
-        }
+        let chunks = ready.into_iter().chain(waiting.into_iter().map(|w| w.chunk));
+        spares.extend(chunks.filter_map(Chunk::into_packet));
         self.ready_bytes = 0;
     }
 }
 
-fn spare(chunk: Chunk) -> Taken {
-    Taken { spare: chunk.into_packet(), ..Taken::default() }
+fn spare(chunk: Chunk, spares: &mut impl Extend<PacketBuf>) -> Taken {
+    spares.extend(chunk.into_packet());
+    Taken::default()
 }
 
 #[cfg(test)]
@@ -605,6 +422,7 @@ mod tests {
     use super::*;
     use abi::PacketPool;
     use proptest::prelude::*;
+    use wire::tcp::Options;
 
     const IRS: SeqNum = SeqNum(u32::MAX - 50);
 
@@ -614,14 +432,18 @@ mod tests {
     }
 
     fn take(rcv: &mut Receive, at: u32, bytes: &[u8], fin: bool) -> Taken {
-        rcv.take(Instant::ZERO, IRS + at, chunk(bytes), fin, 1)
+        rcv.take(Instant::ZERO, IRS + at, chunk(bytes), (fin, 1), &mut Vec::new())
     }
 
     fn read_all(rcv: &mut Receive) -> Vec<u8> {
+        read_into(rcv, &mut Vec::new())
+    }
+
+    fn read_into(rcv: &mut Receive, spares: &mut Vec<PacketBuf>) -> Vec<u8> {
         let mut out = Vec::new();
         while rcv.ready_bytes() > 0 {
             out.extend_from_slice(rcv.peek());
-            rcv.consume(rcv.peek().len());
+            spares.extend(rcv.consume(rcv.peek().len()));
         }
         out
     }
@@ -691,29 +513,32 @@ mod tests {
     #[test]
     fn single_bytes_do_not_hold_a_buffer_each() {
         let mut rcv = Receive::new(IRS, 0, 10_000);
+        let mut spares = Vec::new();
         for i in 0..500 {
-            take(&mut rcv, 1 + i, b"x", false);
+            rcv.take(Instant::ZERO, IRS + 1 + i, chunk(b"x"), (false, 1), &mut spares);
         }
         assert!(rcv.ready.len() <= SPARSE_CHUNKS_MAX + 1);
-        assert_eq!(read_all(&mut rcv), [b'x'; 500]);
+        assert_eq!(read_into(&mut rcv, &mut spares), [b'x'; 500]);
+        assert_eq!(spares.len(), 500, "every buffer comes back");
     }
 
     proptest! {
         /// Segments of one stream in any order, cut and overlapped in any way, come out as the
-        /// stream.
+        /// stream, and each buffer comes back.
         #[test]
         fn reassembles(pieces in proptest::collection::vec((0..200_u32, 1..60_u32), 0..40)) {
             let stream: Vec<u8> = (0..=199).collect();
             let mut rcv = Receive::new(IRS, 0, 1000);
             let mut have = [false; 200];
-            let mut out = Vec::new();
+            let (mut out, mut spares) = (Vec::new(), Vec::new());
             let whole = [(0, 200)];
             for (round, &(at, len)) in pieces.iter().chain(&whole).enumerate() {
                 let (from, to) = (at as usize, (at + len).min(200) as usize);
-                take(&mut rcv, 1 + at, &stream[from..to], to == 200);
+                let segment = chunk(&stream[from..to]);
+                rcv.take(Instant::ZERO, IRS + 1 + at, segment, (to == 200, 1), &mut spares);
                 have[from..to].fill(true);
                 if round % 3 == 0 {
-                    out.extend(read_all(&mut rcv));
+                    out.extend(read_into(&mut rcv, &mut spares));
                 }
                 let prefix = have.iter().take_while(|&&h| h).count();
                 let ahead = usize::try_from(rcv.ack().distance(IRS + 1)).unwrap();
@@ -722,8 +547,9 @@ mod tests {
                 prop_assert_eq!(waiting, rcv.disorder.bytes);
                 prop_assert_eq!(waiting, have.iter().skip(prefix).filter(|&&h| h).count());
             }
-            out.extend(read_all(&mut rcv));
+            out.extend(read_into(&mut rcv, &mut spares));
             prop_assert_eq!(out, stream);
+            prop_assert_eq!(spares.len(), pieces.len() + 1);
         }
     }
 }

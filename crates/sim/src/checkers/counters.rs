@@ -100,7 +100,7 @@ pub(crate) fn check(
     let (long, lost) = (report.stats.h3_long, report.stats.h3_lost);
     let mut fail = |what: String| report.fail(now, "counters", format!("n{index}: {what}"));
     check_empty(node, scenario, &mut fail);
-    check_buffers(node, scenario.role(index), scenario, &mut fail);
+    check_buffers(node, &mut fail);
     if scenario.calm_net()
         && scenario.is_quick()
         && scenario.resets == 0
@@ -194,14 +194,9 @@ fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) 
     }
 }
 
-/// Checks, if the network disturbed nothing, that each buffer for received frames is in its pool
-/// again, on its way there, dropped by a full ring, or in a socket that is never read again. A
-/// proxy's host relays buffers, the NVMe/TCP transports take data out of them, and TCP frees those
-/// that overlapping segments make useless.
-fn check_buffers(node: &Node, role: Role, scenario: &Scenario, fail: &mut impl FnMut(String)) {
-    if role == Role::Proxy || scenario.storage.is_some() || !scenario.calm_net() {
-        return;
-    }
+/// Checks that each buffer for received frames is in its pool again, on its way there, dropped by a
+/// full ring, or in a socket that is never read again.
+fn check_buffers(node: &Node, fail: &mut impl FnMut(String)) {
     let (out, recycled) = (node.counter("pool_out"), node.recycled());
     let queued = node.counter("udp_receive_queue");
     if out != recycled + queued {

@@ -23,12 +23,6 @@ pub(crate) struct Chunk {
     placed: Option<Box<Placed>>,
 }
 
-impl AsRef<[u8]> for Chunk {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
 #[derive(Debug)]
 enum Buffer {
     Packet(PacketBuf),

@@ -1,0 +1,202 @@
+//! Reassembly: segments that came out of order or twice, and what SACK blocks say of them.
+//!
+//! Half of [`Receive`], which calls it for segments that are not the next in order.
+
+use alloc::vec::Vec;
+
+use abi::PacketBuf;
+use base::SeqNum;
+use wire::tcp::{Options, SackBlock};
+
+use super::{Chunk, Due, Receive};
+use crate::rare::AtRest;
+
+/// Segments that may wait for a hole to be filled: an attacker's bytes are bounded by this and by
+/// the window.
+const OUT_OF_ORDER_MAX: usize = 1024;
+
+/// A segment that waits for a hole before it to be filled.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    start: u64,
+    pub(super) chunk: Chunk,
+}
+
+impl Waiting {
+    const fn end(&self) -> u64 {
+        self.start + self.chunk.len() as u64
+    }
+}
+
+/// What came out of order, or twice: at rest while everything comes as it was sent.
+#[derive(Debug, Default)]
+pub(super) struct Disorder {
+    /// Segments behind a hole, in order and without overlaps.
+    pub(super) waiting: Vec<Waiting>,
+    /// Payload bytes of them.
+    pub(super) bytes: usize,
+    /// Starts of the segments that last came out of order, for the order of SACK blocks.
+    recent: [u64; 3],
+    /// A range that came twice: reported once (RFC 2883).
+    duplicate: Option<(u64, u64)>,
+}
+
+impl AtRest for Disorder {
+    fn at_rest() -> &'static Self {
+        static AT_REST: Disorder =
+            Disorder { waiting: Vec::new(), bytes: 0, recent: [0; 3], duplicate: None };
+        &AT_REST
+    }
+}
+
+impl Receive {
+    /// Keeps a segment for later, without the bytes that are already there. Its buffer goes to
+    /// `spares` if nothing of it is new or there is no room, as do those of segments that it covers.
+    pub(super) fn wait(
+        &mut self,
+        mut start: u64,
+        mut chunk: Chunk,
+        spares: &mut impl Extend<PacketBuf>,
+    ) {
+        let mut index = self.disorder.waiting.partition_point(|w| w.start <= start);
+        if index > 0 && self.disorder.waiting[index - 1].end() > start {
+            let before = self.disorder.waiting[index - 1].end();
+            let (from, to) = (start, (start + chunk.len() as u64).min(before));
+            self.report_duplicate(from, to);
+            let Some(rest) = chunk.trim(start, before, u64::MAX) else {
+                spares.extend(chunk.into_packet());
+                return;
+            };
+            start = rest;
+        }
+        let end = start + chunk.len() as u64;
+        // Segments that this one covers whole go; one that it overlaps keeps its bytes.
+        while let Some(next) = self.disorder.waiting.get(index) {
+            if next.start >= end {
+                break;
+            }
+            if next.end() <= end {
+                let gone = self.disorder.waiting.remove(index);
+                self.disorder.bytes -= gone.chunk.len();
+                spares.extend(gone.chunk.into_packet());
+            } else {
+                let stop = next.start;
+                chunk.trim(start, start, stop);
+                break;
+            }
+        }
+        if chunk.is_empty() || self.disorder.waiting.len() >= OUT_OF_ORDER_MAX {
+            spares.extend(chunk.into_packet());
+            return;
+        }
+        self.disorder.recent = [start, self.disorder.recent[0], self.disorder.recent[1]];
+        self.disorder.bytes += chunk.len();
+        index = index.min(self.disorder.waiting.len());
+        self.disorder.waiting.insert(index, Waiting { start, chunk });
+    }
+
+    /// Moves what is in order now to the queue of the application.
+    pub(super) fn join_waiting(&mut self, spares: &mut impl Extend<PacketBuf>) {
+        // The run to move is at the front, and every segment in it may bring the next into order.
+        let mut reach = self.nxt;
+        let count = self
+            .disorder
+            .waiting
+            .iter()
+            .take_while(|waiting| {
+                let joins = waiting.start <= reach;
+                reach = if joins { reach.max(waiting.end()) } else { reach };
+                joins
+            })
+            .count();
+        let moved: Vec<Waiting> = self.disorder.waiting.drain(..count).collect();
+        for mut waiting in moved {
+            self.disorder.bytes -= waiting.chunk.len();
+            let Some(_) = waiting.chunk.trim(waiting.start, self.nxt, u64::MAX) else {
+                spares.extend(waiting.chunk.into_packet());
+                continue;
+            };
+            self.nxt += waiting.chunk.len() as u64;
+            self.queue(waiting.chunk);
+        }
+        if self.disorder.waiting.is_empty() {
+            self.disorder.waiting = Vec::new();
+        }
+    }
+
+    /// Reports what of an unacceptable segment's payload had come before: only that was received
+    /// (RFC 2883 section 4). A probe of a closed window, for one, brings a byte that is not kept.
+    pub(crate) fn note_duplicate(&mut self, seq: SeqNum, len: usize) {
+        let Some(start) = self.position(seq) else { return };
+        let end = (start + len as u64).min(self.nxt);
+        if start < end {
+            self.report_duplicate(start, end);
+        }
+    }
+
+    pub(super) fn report_duplicate(&mut self, start: u64, end: u64) {
+        self.disorder.duplicate = Some((start, end));
+        self.due = Due::Now;
+    }
+
+    /// Adds SACK blocks: a duplicate first (RFC 2883), then the run that the latest segment is part
+    /// of, then others lately reported (RFC 2018 section 4).
+    pub(crate) fn sack_blocks(&mut self, options: &mut Options, max: usize) {
+        let mut left = max;
+        if let Some((start, end)) = self.disorder.duplicate.take() {
+            if left > 0 {
+                options.push_sack(SackBlock { start: self.seq(start), end: self.seq(end) });
+                left -= 1;
+            }
+        }
+        let mut reported: [u64; 4] = [0; 4];
+        for at in
+            self.disorder.recent.into_iter().chain(self.disorder.waiting.first().map(|w| w.start))
+        {
+            let Some((start, end)) = self.run_at(at) else { continue };
+            if left == 0 || reported.contains(&start) {
+                continue;
+            }
+            reported[left % 4] = start;
+            left -= 1;
+            options.push_sack(SackBlock { start: self.seq(start), end: self.seq(end) });
+        }
+    }
+
+    /// A duplicate is reported at most once, and not at all to a peer without SACK.
+    pub(crate) fn forget_duplicate(&mut self) {
+        if self.disorder.duplicate.is_some() {
+            self.disorder.duplicate = None;
+        }
+    }
+
+    /// The run of waiting bytes that holds `position`.
+    fn run_at(&self, position: u64) -> Option<(u64, u64)> {
+        let index = self.disorder.waiting.partition_point(|w| w.end() <= position);
+        let hit = self.disorder.waiting.get(index).filter(|w| w.start <= position)?;
+        let (mut start, mut end) = (hit.start, hit.end());
+        for before in self.disorder.waiting[..index].iter().rev() {
+            if before.end() != start {
+                break;
+            }
+            start = before.start;
+        }
+        for after in &self.disorder.waiting[index + 1..] {
+            if after.start != end {
+                break;
+            }
+            end = after.end();
+        }
+        Some((start, end))
+    }
+
+    /// Whether bytes wait behind a hole: acknowledgments then carry SACK blocks.
+    pub(crate) fn has_holes(&self) -> bool {
+        !self.disorder.waiting.is_empty() || self.disorder.duplicate.is_some()
+    }
+
+    /// Whether bytes are missing before some that came.
+    pub(crate) fn has_gap(&self) -> bool {
+        !self.disorder.waiting.is_empty()
+    }
+}
