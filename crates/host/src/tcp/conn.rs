@@ -24,7 +24,7 @@ use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
 use super::state::State;
 use super::timers::Timers;
-use crate::api::{Readiness, SocketError, SocketInfo, SocketOption};
+use crate::api::SocketError;
 use crate::config::TcpConfig;
 use crate::files::Files;
 use crate::l5p::nvme_tcp::tx::pdus::Pdus;
@@ -119,7 +119,7 @@ pub(crate) struct Send {
     pub(crate) carried: Option<(u32, SeqNum)>,
     /// The congestion window was what stopped sending.
     pub(crate) cwnd_limited: bool,
-    /// How far it was used lately.
+    /// Use of the congestion window in the last round trip.
     pub(crate) usage: WindowUse,
     /// The next new data tells the peer that the window was reduced: RFC 3168 CWR.
     pub(crate) send_cwr: bool,
@@ -574,85 +574,6 @@ impl Connection {
         self.rearm_retransmit(cx);
     }
 
-    pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
-        let readable = self.rcv.ready_bytes() > 0;
-        Readiness {
-            readable,
-            writable: self.state.may_write()
-                && self.state != State::SynSent
-                && !self.snd.fin
-                && self.send_room(config) > 0,
-            peer_closed: !readable && (self.rcv.finished() || self.modes.read_shut),
-            drained: self.snd.una >= self.send_end(),
-            error: if self.state == State::Closed { self.error } else { None },
-        }
-    }
-
-    pub(crate) fn set_option(&mut self, option: SocketOption, now: Instant) {
-        match option {
-            SocketOption::NoDelay(on) => self.modes.no_delay = on,
-            SocketOption::Cork(on) => self.modes.cork = on,
-            SocketOption::KeepAlive(interval) => {
-                self.keep_alive = interval;
-                self.arm_idle(now);
-            }
-            SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
-            SocketOption::TeardownOffload(on) => self.modes.teardown = on,
-            SocketOption::Defer(on) => self.modes.defer = on,
-            SocketOption::MaxSegment(bytes) => self.limit_segments(bytes),
-        }
-    }
-
-    /// `TCP_MAXSEG`: segments are no longer than `bytes`, options included. Never raises a limit.
-    fn limit_segments(&mut self, bytes: u16) {
-        self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
-        // The peer may have said less than can be served: see `segment_size`.
-        let most =
-            u32::from(self.options.peer_mss.max(SEGMENT_MIN)) - timestamp_bytes(&self.options);
-        self.snd.mss = self.snd.mss.min(most);
-    }
-
-    /// State of congestion control, by its name in Linux.
-    const fn congestion_state(&self, disorder: bool) -> &'static str {
-        match self.snd.phase {
-            Phase::Open if disorder => "Disorder",
-            Phase::Open => "Open",
-            Phase::Cwr(_) => "CWR",
-            Phase::Recovery(_) => "Recovery",
-            Phase::Loss { .. } => "Loss",
-        }
-    }
-
-    pub(crate) fn info(&self, config: &TcpConfig, file_offload: Result<(), Refusal>) -> SocketInfo {
-        let (delivery_rate, delivery_rate_app_limited) = self.snd.rate.get();
-        let sacked = self.snd.flight.sacked();
-        SocketInfo {
-            congestion_state: self.congestion_state(sacked > 0 || self.snd.dup_acks > 0),
-            sacked,
-            lost: self.snd.flight.lost(),
-            reordering: self.snd.rack.reordering(),
-            rcv_mss: self.rcv.segment_size(),
-            min_rtt: self.snd.rtt.min(),
-            delivery_rate,
-            delivery_rate_app_limited,
-            local: self.tuple.local,
-            remote: self.tuple.remote,
-            state: self.state.name(),
-            send_queue: self.send_queue(),
-            receive_queue: self.rcv.ready_bytes() as u64,
-            cwnd: self.snd.cc.cwnd,
-            ssthresh: self.snd.cc.ssthresh,
-            srtt: self.snd.rtt.srtt(),
-            rto: self.snd.rtt.rto(config),
-            mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
-            file_bytes_offloaded: self.snd.file_bytes,
-            retransmitted_bytes: self.snd.resent_bytes,
-            file_offload,
-            tls: None,
-            nvme: None,
-        }
-    }
-
     /// Bytes written and not yet acknowledged.
     pub(crate) fn send_queue(&self) -> u64 {
         self.snd.spans.end() - self.snd.una.clamp(1, self.snd.spans.end())
@@ -689,7 +610,7 @@ pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32
 pub(crate) const SEGMENT_MIN: u16 = 88;
 
 /// Bytes of the timestamps option with its padding, on a connection that has it.
-const fn timestamp_bytes(options: &Negotiated) -> u32 {
+pub(crate) const fn timestamp_bytes(options: &Negotiated) -> u32 {
     if options.timestamps { 12 } else { 0 }
 }
 

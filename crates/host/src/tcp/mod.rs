@@ -13,9 +13,10 @@
 //! | [`rack`] | what of it is lost |
 //! | [`recovery`] | how fast to go meanwhile |
 //! | [`congestion`], [`hystart`] | the window: NewReno and CUBIC; the end of slow start |
-//! | [`delivery`] | how fast the path takes bytes, for whoever looks |
+//! | [`delivery`] | how fast the path takes bytes: for `SocketInfo` |
 //! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
 //! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
+//! | [`socket`] | what the application sees of a connection, and its options |
 //! | [`hand_over`] | a connection's last step: what the device tears down |
 //! | [`time_wait`] | closed connections whose tuple is kept |
 //!
@@ -39,6 +40,7 @@ mod ranges;
 pub(crate) mod rcv;
 pub(crate) mod recovery;
 pub(crate) mod rtt;
+pub(crate) mod socket;
 pub(crate) mod spans;
 pub(crate) mod state;
 pub(crate) mod time_wait;

@@ -1,0 +1,93 @@
+//! A connection as its socket shows it: readiness, options, and what `outboard ss` prints.
+//!
+//! Half of [`Connection`]; called by the host for the application.
+
+use abi::Refusal;
+use base::Instant;
+
+use super::conn::{Connection, SEGMENT_MIN, timestamp_bytes};
+use super::recovery::Phase;
+use super::state::State;
+use crate::api::{Readiness, SocketInfo, SocketOption};
+use crate::config::TcpConfig;
+
+impl Connection {
+    pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
+        let readable = self.rcv.ready_bytes() > 0;
+        Readiness {
+            readable,
+            writable: self.state.may_write()
+                && self.state != State::SynSent
+                && !self.snd.fin
+                && self.send_room(config) > 0,
+            peer_closed: !readable && (self.rcv.finished() || self.modes.read_shut),
+            drained: self.snd.una >= self.send_end(),
+            error: if self.state == State::Closed { self.error } else { None },
+        }
+    }
+
+    pub(crate) fn set_option(&mut self, option: SocketOption, now: Instant) {
+        match option {
+            SocketOption::NoDelay(on) => self.modes.no_delay = on,
+            SocketOption::Cork(on) => self.modes.cork = on,
+            SocketOption::KeepAlive(interval) => {
+                self.keep_alive = interval;
+                self.arm_idle(now);
+            }
+            SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
+            SocketOption::TeardownOffload(on) => self.modes.teardown = on,
+            SocketOption::Defer(on) => self.modes.defer = on,
+            SocketOption::MaxSegment(bytes) => self.limit_segments(bytes),
+        }
+    }
+
+    /// `TCP_MAXSEG`: segments are no longer than `bytes`, options included. Never raises a limit.
+    fn limit_segments(&mut self, bytes: u16) {
+        self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
+        // The peer may have said less than can be served: see `segment_size`.
+        let most =
+            u32::from(self.options.peer_mss.max(SEGMENT_MIN)) - timestamp_bytes(&self.options);
+        self.snd.mss = self.snd.mss.min(most);
+    }
+
+    /// State of congestion control, by its name in Linux.
+    const fn congestion_state(&self, disorder: bool) -> &'static str {
+        match self.snd.phase {
+            Phase::Open if disorder => "Disorder",
+            Phase::Open => "Open",
+            Phase::Cwr(_) => "CWR",
+            Phase::Recovery(_) => "Recovery",
+            Phase::Loss { .. } => "Loss",
+        }
+    }
+
+    pub(crate) fn info(&self, config: &TcpConfig, file_offload: Result<(), Refusal>) -> SocketInfo {
+        let (delivery_rate, delivery_rate_app_limited) = self.snd.rate.get();
+        let sacked = self.snd.flight.sacked();
+        SocketInfo {
+            congestion_state: self.congestion_state(sacked > 0 || self.snd.dup_acks > 0),
+            sacked,
+            lost: self.snd.flight.lost(),
+            reordering: self.snd.rack.reordering(),
+            rcv_mss: self.rcv.segment_size(),
+            min_rtt: self.snd.rtt.min(),
+            delivery_rate,
+            delivery_rate_app_limited,
+            local: self.tuple.local,
+            remote: self.tuple.remote,
+            state: self.state.name(),
+            send_queue: self.send_queue(),
+            receive_queue: self.rcv.ready_bytes() as u64,
+            cwnd: self.snd.cc.cwnd,
+            ssthresh: self.snd.cc.ssthresh,
+            srtt: self.snd.rtt.srtt(),
+            rto: self.snd.rtt.rto(config),
+            mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
+            file_bytes_offloaded: self.snd.file_bytes,
+            retransmitted_bytes: self.snd.resent_bytes,
+            file_offload,
+            tls: None,
+            nvme: None,
+        }
+    }
+}
