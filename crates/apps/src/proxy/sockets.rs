@@ -32,6 +32,7 @@ pub(crate) trait Sockets {
     fn send_queue(&self, id: Self::Id) -> u64;
     fn shutdown(&mut self, id: Self::Id);
     fn close(&mut self, now: Instant, id: Self::Id);
+    fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
     fn abort(&mut self, now: Instant, id: Self::Id);
     fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<Self::Id, ConnectError>;
     fn nsplice(
@@ -89,6 +90,10 @@ impl Sockets for Host {
 
     fn close(&mut self, now: Instant, id: SocketId) {
         Self::close(self, now, id);
+    }
+
+    fn close_lingering(&mut self, now: Instant, id: SocketId, bytes_max: u32) {
+        Self::close_lingering(self, now, id, bytes_max);
     }
 
     fn abort(&mut self, now: Instant, id: SocketId) {

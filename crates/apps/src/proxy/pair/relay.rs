@@ -1,11 +1,15 @@
 //! Bytes both ways: by the device, or by this host where the device will not.
 //!
 //! Both mean the same. What a side sends the other gets, in order; the end of a direction is passed
-//! on when all before it was, and a reset resets the other side. The one difference: as long as a
+//! on when all before it was, and a reset resets the other side. Two differences: as long as a
 //! backend has not answered a first request, this host says 502 or 504 for it, where the device can
-//! only reset.
+//! only reset; and this host does not pass on the reset of a backend that has ended its direction,
+//! unless the protocol is unknown.
 
 use super::*;
+
+/// Bytes of a client that are discarded behind a response, as by the content server.
+const LATE_BYTES_MAX: u32 = 2 << 20;
 
 impl<I: Copy + Eq> Pair<I> {
     /// The backend is connected: it gets what was gathered for it, and the device is asked.
@@ -175,6 +179,13 @@ impl<I: Copy + Eq> Pair<I> {
         if (failed(of_backend) || self.shut[CLIENT]) && self.owes_answer(cx, BACKEND) {
             cx.shared.counters.proxy_relays_reset_by_backend += 1;
             return self.backend_owes(cx, Status::BadGateway);
+        }
+        if failed(of_backend) && self.shut[CLIENT] && self.mode(cx) != Some(Mode::Tcp) {
+            // The backend had sent all of its response, and has refused what the client sent after
+            // that. Passed on, its reset could destroy the response (RFC 9112 section 9.6).
+            cx.shared.counters.proxy_relays_closed += 1;
+            cx.host.close_lingering(cx.now, self.client, LATE_BYTES_MAX);
+            return self.end(cx, "relayed", "closed");
         }
         if failed(of_backend) {
             cx.shared.counters.proxy_relays_reset_by_backend += 1;

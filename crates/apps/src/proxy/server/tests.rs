@@ -363,6 +363,28 @@ fn hanging_backends_and_idle_connections() {
     world.assert_empty();
 }
 
+/// RFC 9112 section 9.6: a backend that has answered and closed resets its connection for what the
+/// client sends then. The client still gets all of the response.
+#[test]
+fn late_data_of_a_client_does_not_cut_the_response_off() {
+    for mode in [Mode::Http, Mode::Tcp] {
+        let mut world = World::new(mode, 1);
+        let client = world.accept();
+        world.receive(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        let backend = world.establish();
+        world.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        world.peer_closes(backend);
+        assert!(world.text(client).ends_with("ok") && world.is_shut(client));
+        world.sent(backend);
+        world.receive(client, "late");
+        assert_eq!(world.text(backend), "late");
+        world.fail(backend, SocketError::Reset);
+        assert_eq!(world.lingers(client), mode == Mode::Http);
+        assert_eq!(world.is_aborted(client), mode == Mode::Tcp, "any bytes: resets are passed on");
+        world.assert_empty();
+    }
+}
+
 #[test]
 fn resets_are_passed_on() {
     let mut world = World::new(Mode::Tcp, 1);

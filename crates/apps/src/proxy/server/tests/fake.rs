@@ -30,6 +30,8 @@ struct Socket {
     peer_closed: bool,
     shut: bool,
     closed: bool,
+    /// It was closed, and what still comes is discarded.
+    lingers: bool,
     aborted: bool,
     error: Option<SocketError>,
 }
@@ -151,6 +153,12 @@ impl Sockets for FakeSockets {
         if socket.generation == id.1 {
             socket.closed = true;
         }
+    }
+
+    fn close_lingering(&mut self, now: Instant, id: Id, bytes_max: u32) {
+        assert!(bytes_max > 0);
+        self.live(id).lingers = true;
+        self.close(now, id);
     }
 
     fn abort(&mut self, _: Instant, id: Id) {
@@ -349,6 +357,10 @@ impl World {
 
     pub(crate) fn is_closed(&self, id: Id) -> bool {
         self.sockets.get(id).closed && !self.sockets.get(id).aborted
+    }
+
+    pub(crate) fn lingers(&self, id: Id) -> bool {
+        self.sockets.get(id).lingers
     }
 
     pub(crate) fn is_aborted(&self, id: Id) -> bool {
