@@ -85,9 +85,8 @@ fn late_data_of_any_length() {
                         runs += 1;
                     }
                 }
-                // What comes while the connection is handed over may leave it with the host.
-                let least = if tears_down && bytes == BYTES[0] { runs / 2 } else { 0 };
-                watched.expect_ends(least..=if tears_down { runs } else { 0 });
+                let torn_down = if tears_down { runs } else { 0 };
+                watched.expect_ends(torn_down..=torn_down);
             }
         }
     }

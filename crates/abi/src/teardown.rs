@@ -38,8 +38,8 @@ pub struct Teardown {
     pub parts: Parts,
     /// Next byte expected of the peer; behind its FIN, if that came.
     pub rcv_nxt: SeqNum,
-    /// Whether the peer's FIN came: CLOSE-WAIT, and so LAST-ACK; else FIN-WAIT-1.
-    pub fin_received: bool,
+    /// State of the connection, once the FIN is sent.
+    pub state: ClosingState,
     /// Retransmission time-out as of now.
     pub rto: Duration,
     /// How long the tuple is kept in TIME-WAIT; as long FIN-WAIT-2 may last.
@@ -48,6 +48,18 @@ pub struct Teardown {
     pub contexts: SmallVec<[L5oId; 2]>,
     /// The answer to data behind `rcv_nxt`.
     pub late_data: LateData,
+}
+
+/// State of a connection that is handed over: RFC 9293 section 3.3.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosingState {
+    /// Neither FIN is acknowledged.
+    FinWait1,
+    /// Everything is acknowledged, the FIN too: `una` and `nxt` are behind it, and there are no
+    /// parts.
+    FinWait2,
+    /// The peer's FIN came before ours.
+    LastAck,
 }
 
 /// The answer to data that a peer sends after the application has closed the connection.

@@ -15,7 +15,9 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
-use abi::teardown::{LateData, Teardown, TeardownDone, TeardownLimits, TeardownRefused};
+use abi::teardown::{
+    ClosingState, LateData, Teardown, TeardownDone, TeardownLimits, TeardownRefused,
+};
 use abi::{Capabilities, Load, Op, Part, Refusal};
 use base::Instant;
 use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
@@ -522,7 +524,8 @@ impl Host {
         Some(Begin {
             tuple,
             flow: teardown.flow,
-            iss: teardown.una - 1,
+            // See `Connection::take_back`.
+            iss: teardown.una - 1 - u32::from(teardown.state == ClosingState::FinWait2),
             irs: teardown.rcv_nxt - 1,
             window: u32::from(segment.window) << scale,
             scale,

@@ -16,7 +16,7 @@ use core::net::{IpAddr, Ipv6Addr};
 use core::ops::Range;
 
 use abi::setup::MSS;
-use abi::teardown::{LateData, Teardown};
+use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, PacketBuf, Part, Parts, Refusal, TsOption};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -308,7 +308,7 @@ impl Quasi {
             mss: u16::try_from(mss).unwrap_or(u16::MAX),
             parts: core::mem::take(&mut self.reply),
             rcv_nxt: tcb.rcv_nxt,
-            fin_received: false,
+            state: ClosingState::FinWait1,
             rto: RTO_INITIAL,
             time_wait: config.time_wait,
             contexts: SmallVec::new(),

@@ -2,7 +2,7 @@
 
 use abi::l5o::L5oId;
 use abi::setup::ListenId;
-use abi::teardown::{Teardown, TeardownDone, TeardownRefused};
+use abi::teardown::{ClosingState, Teardown, TeardownDone, TeardownRefused};
 use abi::{Event, Load, Op, Part, Refusal};
 use base::Duration;
 use host::{ListenerOption, SocketError, SocketOption};
@@ -68,7 +68,8 @@ fn a_transaction_is_one_event_and_one_operation() {
     assert_eq!((t.position(teardown.una), t.position(teardown.nxt)), (1, 1));
     assert_eq!(t.peer_position(teardown.rcv_nxt), 5);
     assert_eq!(t.position(teardown.edge), 1 + (512 << 7), "the ACK's window, scaled");
-    assert_eq!((teardown.mss, teardown.peer_scale, teardown.fin_received), (1448, 7, false));
+    assert_eq!((teardown.mss, teardown.peer_scale), (1448, 7));
+    assert_eq!(teardown.state, ClosingState::FinWait1);
     assert_eq!(
         (teardown.rto, teardown.time_wait),
         (Duration::from_secs(1), Duration::from_secs(60))
@@ -257,7 +258,7 @@ fn a_passive_close_is_handed_over() {
     t.queue(b"pong");
     t.app_close();
     let teardown = t.take_teardown().expect("it fits");
-    assert!(teardown.fin_received);
+    assert_eq!(teardown.state, ClosingState::LastAck);
     assert_eq!(t.peer_position(teardown.rcv_nxt), 6, "behind the FIN");
     assert_eq!(bytes(&teardown), b"pong");
 }

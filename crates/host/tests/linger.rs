@@ -1,7 +1,7 @@
 //! Lingering close: what a peer sends after the end is discarded, and no response is cut off (RFC
 //! 9112 section 9.6). By the host, and handed over to the device.
 
-use abi::teardown::{LateData, TeardownRefused};
+use abi::teardown::{ClosingState, LateData, TeardownRefused};
 use abi::{Event, Refusal};
 use host::SocketOption;
 use testkit::{Peer, seg};
@@ -88,7 +88,7 @@ fn a_dribbling_peer_is_bounded_in_time() {
     t.expect(seg!(RST));
 }
 
-/// What was received and not read is discarded as well.
+/// Bytes that were received and not read are discarded as well.
 #[test]
 fn unread_bytes_are_discarded() {
     let mut t = Peer::server().established();
@@ -122,6 +122,33 @@ fn the_bound_is_handed_over() {
     t.send(seg!(ACK seq 5 ack 14481 data b"more"));
     t.expect(seg!(ACK ack 9));
     assert_eq!(t.host.counters().tcp_late_data_bytes, 8);
+}
+
+/// The acknowledgment of all that was outstanding leaves nothing to hand over but FIN-WAIT-2: the
+/// device takes that too, and the host takes it back if the device does not.
+#[test]
+fn only_the_end_of_the_peer_is_missing() {
+    let mut t = Peer::server().established();
+    t.app_option(SocketOption::TeardownOffload(true));
+    t.queue(&[7; 14_480]);
+    t.app_close_lingering(100);
+    if let Some(teardown) = t.take_teardown() {
+        // Its una is the first byte: it is given back, and the host sends all of it.
+        t.event(Event::TeardownRefused(TeardownRefused { teardown, why: Refusal::TableFull }));
+    }
+    t.expect(seg!(ACK PSH FIN seq 1 ack 1 len 14480));
+    t.send(seg!(ACK ack 14482));
+    let teardown = t.take_teardown().expect("FIN-WAIT-2");
+    assert_eq!(teardown.state, ClosingState::FinWait2);
+    assert_eq!((t.position(teardown.una), t.position(teardown.nxt)), (14_482, 14_482));
+    assert!(teardown.parts.is_empty());
+    let why = Refusal::Disabled;
+    t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
+    t.send(seg!(ACK seq 1 ack 14482 data b"late"));
+    t.expect(seg!(ACK seq 14482 ack 5 len 0));
+    t.send(seg!(FIN ACK seq 5 ack 14482));
+    t.expect(seg!(ACK seq 14482 ack 6 len 0));
+    assert_eq!(t.state(), "GONE");
 }
 
 /// A plain close still answers data with a reset (RFC 1122 section 4.2.2.13), and the device is

@@ -593,6 +593,26 @@ mod tests {
     }
 
     #[test]
+    fn switches_of_tcp_reach_the_host() {
+        for (given, defer, hystart) in [
+            (&[][..], true, true),
+            (&["--tcp-defer", "off"], false, true),
+            (&["--tcp-hystart", "off"], true, false),
+        ] {
+            for verb in [&["serve", "."][..], &["proxy", "--listen", ":80", "--backend", "b:80"]] {
+                let cli = Cli::try_parse_from([&["outboard"], verb, given].concat()).unwrap();
+                let stack = match cli.verb {
+                    Verb::Serve(args) => args.stack,
+                    Verb::Proxy(args) => args.stack,
+                    other => panic!("{other:?}"),
+                };
+                let tcp = crate::stack::host_config(&stack, 0).tcp;
+                assert_eq!((tcp.defer, tcp.hystart), (defer, hystart), "{given:?}");
+            }
+        }
+    }
+
+    #[test]
     fn values_are_checked() {
         assert!("10.77.0.2/33".parse::<CidrArg>().is_err());
         assert!("fd77::2/64".parse::<CidrArg>().is_ok());

@@ -6,7 +6,7 @@
 use alloc::boxed::Box;
 
 use abi::l5o::Content;
-use abi::teardown::{Teardown, TeardownLimits};
+use abi::teardown::{ClosingState, Teardown, TeardownLimits};
 use abi::{FileExtent, FileId, Header, Op, Part, Parts};
 use base::Instant;
 use smallvec::SmallVec;
@@ -31,8 +31,17 @@ const PARTS_MAX: usize = 8;
 impl Connection {
     /// Whether the application has closed it, and only its end is to be brought to the peer.
     pub(crate) const fn is_left(&self) -> bool {
-        let closing = matches!(self.state, State::FinWait1 | State::LastAck);
-        closing && self.snd.fin && !self.modes.held
+        self.closing_state().is_some() && self.snd.fin && !self.modes.held
+    }
+
+    /// The state that the device is told; none if it is no business of the device.
+    const fn closing_state(&self) -> Option<ClosingState> {
+        match self.state {
+            State::FinWait1 => Some(ClosingState::FinWait1),
+            State::FinWait2 => Some(ClosingState::FinWait2),
+            State::LastAck => Some(ClosingState::LastAck),
+            _ => None,
+        }
     }
 
     /// Whether what is left needs no congestion control, no reassembly and nothing of the disk:
@@ -58,6 +67,7 @@ impl Connection {
             cx.out.counters.hand_over_deferred += 1;
             return None;
         }
+        let state = self.closing_state()?;
         let segment = self.segment(cx, self.snd.nxt, Flags::ACK);
         let (header, timestamp) = cx.out.tcp_header_to(cx.now, &self.tuple, &segment)?;
         let timestamp = timestamp.map(|ts| abi::TsOption { past_us: past_us(cx.now), ..ts });
@@ -75,7 +85,7 @@ impl Connection {
             mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
             parts,
             rcv_nxt: self.rcv.ack(),
-            fin_received: self.state == State::LastAck,
+            state,
             rto: self.snd.rtt.rto(cx.config),
             time_wait: cx.config.time_wait,
             contexts: self.snd.take_contexts().collect(),
@@ -152,19 +162,26 @@ impl Connection {
         let ahead = |seq: base::SeqNum| u64::from(seq.distance(teardown.una).max(0).unsigned_abs());
         conn.snd.fin = true;
         conn.late_data = teardown.late_data;
-        conn.snd.nxt = 1 + ahead(teardown.nxt);
-        conn.snd.edge = 1 + ahead(teardown.edge);
-        if conn.snd.nxt > 1 {
+        // The FIN's position is 1 where it is acknowledged: the stream begins with it.
+        let una = 1 + u64::from(teardown.state == ClosingState::FinWait2);
+        conn.snd.una = una;
+        conn.snd.nxt = una + ahead(teardown.nxt);
+        conn.snd.edge = una + ahead(teardown.edge);
+        if conn.snd.nxt > una {
             let (nxt, tag) = (conn.snd.nxt, conn.snd.next_tag);
             let segment_size = u16::try_from(conn.snd.mss).unwrap_or(u16::MAX);
             conn.snd.flight.push(1, nxt, now, Sending { tag, segment_size, pending: false });
             conn.snd.next_tag = tag.wrapping_add(1);
             conn.timers.set(Timer::Retransmit, now + teardown.rto);
         }
-        conn.state = match teardown.fin_received {
-            true => State::LastAck,
-            false => State::FinWait1,
+        conn.state = match teardown.state {
+            ClosingState::FinWait1 => State::FinWait1,
+            ClosingState::FinWait2 => State::FinWait2,
+            ClosingState::LastAck => State::LastAck,
         };
+        if conn.state == State::FinWait2 {
+            conn.timers.set(Timer::Linger, now + teardown.time_wait);
+        }
         conn
     }
 }

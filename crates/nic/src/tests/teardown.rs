@@ -9,7 +9,7 @@ mod quiesce;
 mod time_wait;
 mod with_files;
 
-use abi::teardown::{LateData, Teardown, TeardownDone};
+use abi::teardown::{ClosingState, LateData, Teardown, TeardownDone};
 use abi::{Event, FlowId, Op, Part, Parts, Refusal, TsOption};
 use alloc::boxed::Box;
 use alloc::format;
@@ -74,7 +74,7 @@ fn handed(lens: &[usize]) -> Teardown {
         mss: 1448,
         parts: host_parts(lens),
         rcv_nxt: SeqNum(RCV),
-        fin_received: false,
+        state: ClosingState::FinWait1,
         rto: Duration::from_millis(200),
         time_wait: Duration::from_secs(60),
         contexts: SmallVec::new(),

@@ -12,7 +12,7 @@
 //!
 //! Called by the engine, which finds the connection, keeps the timer and ends it.
 
-use abi::teardown::{LateData, Teardown};
+use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, Parts, Transmit};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -64,8 +64,7 @@ pub(super) enum End {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Flow {
-    /// As it was handed over. `una`, `nxt`, `edge`, `rcv_nxt` and `fin_received` go on from there;
-    /// `parts` are those not yet wholly acknowledged.
+    /// As it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` go on from there; `parts` are those not yet wholly acknowledged.
     t: Box<Teardown>,
     /// First byte of the parts.
     start: SeqNum,
@@ -81,6 +80,8 @@ pub(super) struct Flow {
     peer_window: Option<u16>,
     /// LAST-ACK: the peer closed first.
     passive: bool,
+    /// The peer's FIN has come.
+    fin_received: bool,
     /// Retransmissions after time-outs since the last progress.
     tries: u8,
     dup_acks: u8,
@@ -103,7 +104,8 @@ impl Flow {
             queue: u32::try_from(queue).unwrap_or(u32::MAX),
             window: facts.window,
             peer_window: None,
-            passive: t.fin_received,
+            passive: t.state == ClosingState::LastAck,
+            fin_received: t.state == ClosingState::LastAck,
             tries: 0,
             dup_acks: 0,
             slot: 0,
@@ -131,6 +133,9 @@ impl Flow {
 
     /// Sends what was never sent, from part `sent_parts` on.
     pub(super) fn begin(&mut self, cx: &mut Cx<'_>, sent_parts: usize) {
+        if self.fin_acked() {
+            return self.await_fin(cx);
+        }
         cx.arm = Some(self.t.rto);
         if self.t.nxt == self.fin + 1 {
             return;
@@ -314,34 +319,38 @@ impl Flow {
             self.t.parts.remove(0);
         }
         if self.fin_acked() {
-            self.destroy_contexts(cx);
-            // FIN-WAIT-2 ends though the peer never closes (Linux: tcp_fin_timeout).
-            cx.arm = Some(self.t.time_wait);
+            self.await_fin(cx);
         } else {
             // RFC 6298 (5.3).
             cx.arm = Some(self.t.rto);
         }
     }
 
+    /// Enters FIN-WAIT-2, which ends though the peer never closes (Linux: tcp_fin_timeout).
+    fn await_fin(&mut self, cx: &mut Cx<'_>) {
+        self.destroy_contexts(cx);
+        cx.arm = Some(self.t.time_wait);
+    }
+
     /// Seventh and eighth: payload and FIN.
     fn take_payload(&mut self, cx: &mut Cx<'_>, segment: &Segment, payload: u32) -> Option<End> {
         let end = segment.seq + payload;
-        let is_late = payload > 0 && end.gt(self.t.rcv_nxt) && !self.t.fin_received;
+        let is_late = payload > 0 && end.gt(self.t.rcv_nxt) && !self.fin_received;
         if is_late && !self.discard(cx, segment.seq, end) {
             cx.counters.teardown_reset_late_data += 1;
             self.reset(cx);
             return Some(self.end(cx, End::Reset));
         }
-        let fin = segment.flags.has(Flags::FIN) && !self.t.fin_received;
+        let fin = segment.flags.has(Flags::FIN) && !self.fin_received;
         if fin && end == self.t.rcv_nxt {
             self.t.rcv_nxt = end + 1;
-            self.t.fin_received = true;
+            self.fin_received = true;
         }
         if fin || segment.flags.has(Flags::FIN) || payload > 0 {
             // Also where something before the FIN is missing: the peer counts duplicates.
             self.acknowledge(cx);
         }
-        if !self.t.fin_received || !self.fin_acked() {
+        if !self.fin_received || !self.fin_acked() {
             return None;
         }
         let how = if self.passive { End::Closed } else { End::TimeWait };

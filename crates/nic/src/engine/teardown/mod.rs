@@ -205,8 +205,7 @@ impl TeardownEngine {
         }
     }
 
-    /// Resets every connection of a queue: its host ends, and nobody is left to send what they
-    /// still need.
+    /// Resets every connection of a queue, whose host ends and will not send what they still need.
     pub(crate) fn abort_all(&mut self, now: Instant, queue: usize) {
         for index in 0..self.flows.places() {
             let Some(key) = self.flows.key_at(index) else { continue };

@@ -4,7 +4,7 @@
 //! else in this folder can rely without looking again. Called once per connection; [`segment`]
 //! once per segment.
 
-use abi::teardown::Teardown;
+use abi::teardown::{ClosingState, Teardown};
 use abi::{FileExtent, FileLimits, Header, Part, Parts, TsOption};
 use base::{Instant, SeqNum};
 use core::net::IpAddr;
@@ -85,7 +85,11 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
             sent_parts = Some(index);
         }
     }
-    let fin = t.una + len;
+    let fin = match t.state {
+        ClosingState::FinWait1 | ClosingState::LastAck => t.una + len,
+        ClosingState::FinWait2 if t.parts.is_empty() && sent == 0 => t.una - 1,
+        ClosingState::FinWait2 => return None,
+    };
     let fin_sent = t.nxt == fin + 1;
     let sent_parts = if fin_sent { t.parts.len() } else { sent_parts? };
     // What was never sent fits the window; a FIN alone is bound by none.

@@ -37,7 +37,7 @@ fn active_close() {
 #[test]
 fn passive_close() {
     let mut rig = rig();
-    begin(&mut rig, Teardown { fin_received: true, ..handed(&[10]) });
+    begin(&mut rig, Teardown { state: ClosingState::LastAck, ..handed(&[10]) });
     assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
     send(&mut rig, &peer(RCV - 1, UNA, FIN_ACK).stamped(5));
     assert_eq!(left(&mut rig), [". 1011+0 5000"], "the peer's FIN again: our answer was lost");
@@ -276,7 +276,7 @@ fn old_data_is_acknowledged() {
         ["teardown_closed +1", "teardown_out_of_window +1", "teardown_time_wait_entered +1",]
     );
     // After the peer's FIN there is no more text (RFC 9293 section 3.10.7.4, seventh).
-    begin(&mut rig, Teardown { fin_received: true, ..handed(&[10]) });
+    begin(&mut rig, Teardown { state: ClosingState::LastAck, ..handed(&[10]) });
     left(&mut rig);
     send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
     assert_eq!((left(&mut rig), gauges(&rig).0), (Vec::from([". 1011+0 5000".into()]), 1));

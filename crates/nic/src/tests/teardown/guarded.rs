@@ -309,7 +309,10 @@ proptest! {
     fn everything_ends(
         una: u32, sent in 0..7_usize, edge in 0..20_000_u32, mss in 0..1500_u16, scale in 0..16_u8,
         lens in proptest::collection::vec(1..900_usize, 0..5), rto in 0..5000_u64,
-        passive: bool, stamped: bool,
+        stamped: bool,
+        state in proptest::sample::select(&[
+            ClosingState::FinWait1, ClosingState::FinWait2, ClosingState::LastAck,
+        ][..]),
         frames in proptest::collection::vec(
             (-40..60_i32, -100..3000_i32, any::<u8>(), any::<u16>(), 0..60_usize, 0..900_u64,
             -5..5_i32),
@@ -322,7 +325,8 @@ proptest! {
         let fin = u32::from(sent > lens.len());
         let sent = u32::try_from(lens.iter().take(sent).sum::<usize>()).unwrap() + fin;
         (next.una, next.nxt, next.edge) = (SeqNum(una), SeqNum(una) + sent, SeqNum(una) + edge);
-        (next.mss, next.peer_scale, next.fin_received) = (mss, scale, passive);
+        (next.mss, next.peer_scale) = (mss, scale);
+        next.state = state;
         next.rto = Duration::from_millis(rto);
         if !stamped {
             let mut bytes = next.header.as_slice()[..54].to_vec();

@@ -119,3 +119,30 @@ fn late_data_needs_an_acceptable_acknowledgment() {
     assert_eq!(left(&mut rig), [". 1011+0 5000"], "one challenge");
     assert_eq!(rig.counter("teardown_late_data_bytes"), 0);
 }
+
+/// FIN-WAIT-2: everything was acknowledged before the hand-over, and only the peer's end is to
+/// come.
+#[test]
+fn late_data_when_only_the_end_of_the_peer_is_missing() {
+    let mut rig = rig();
+    let una = SeqNum(UNA + 11);
+    let state = ClosingState::FinWait2;
+    let waiting = |lens: &[usize]| Teardown { state, una, nxt: una, ..lingering(lens, 1000) };
+    begin(&mut rig, waiting(&[]));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::<String>::new(), (1, 0)));
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"late"));
+    assert_eq!(left(&mut rig), [". 1011+0 5004"]);
+    send(&mut rig, &peer(RCV + 4, UNA + 11, FIN_ACK));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5005".into()]), (0, 1)));
+    at(&mut rig, 16_100);
+    assert_eq!(told(&mut rig), [CLOSED]);
+
+    // A peer that never closes.
+    at(&mut rig, 77_000);
+    begin(&mut rig, waiting(&[]));
+    at(&mut rig, 77_000 + 60_040);
+    assert_eq!((told(&mut rig), gauges(&rig).0), (Vec::from([TIMED_OUT]), 0));
+    // Bytes cannot be left behind an acknowledged FIN.
+    begin(&mut rig, waiting(&[10]));
+    assert_eq!((rig.counter("teardown_refused_unfit"), gauges(&rig).0), (1, 0));
+}

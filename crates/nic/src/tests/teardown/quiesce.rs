@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Whether the host was told that the device has nothing left to send.
+/// Returns whether the host was told that the device has nothing left to send.
 fn quiesced(rig: &mut Rig) -> bool {
     let events = core::mem::take(&mut rig.events);
     events.iter().any(|(_, event)| matches!(event, Event::Quiesced))

@@ -2,7 +2,7 @@
 //! growth of the heap over many of them.
 
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
-use abi::teardown::{LateData, Teardown};
+use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, Header, Op, Part, TsOption};
 use base::{Duration, SeqNum};
 use bytes::Bytes;
@@ -71,7 +71,7 @@ fn teardown(i: u32) -> Teardown {
         mss: 1448,
         parts: [Part::Host(Bytes::copy_from_slice(&PAYLOAD))].into_iter().collect(),
         rcv_nxt: SeqNum(65),
-        fin_received: false,
+        state: ClosingState::FinWait1,
         rto: Duration::from_secs(1),
         time_wait: Duration::from_secs(60),
         contexts: [].into_iter().collect(),
