@@ -71,7 +71,7 @@ impl fmt::Debug for ConnectionId {
 ///
 /// A datagram's queue follows from a keyed hash of its destination connection ID. A host makes only
 /// connection IDs that lead to itself; of a first packet, whose connection ID the client chose, it
-/// follows which host accepts the connection. Nobody without the key can tell the queue by the ID.
+/// decides which host accepts the connection. The ID does not show its queue without the key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Steering {
     /// Our UDP port.

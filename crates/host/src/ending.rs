@@ -14,7 +14,7 @@ use base::Instant;
 use crate::api::{ListenerId, SocketId};
 use crate::host::Host;
 
-/// How far the end of a host is.
+/// State of the end of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Ending {
     /// It works.
@@ -29,9 +29,9 @@ pub(crate) enum Ending {
 }
 
 impl Host {
-    /// Ends: closes every port and resets every connection, those of the device too. The driver
-    /// goes on to hand events and operations over, but runs no application any more, until
-    /// [`Self::has_ended`].
+    /// Ends: closes every port and resets every connection, those of the device too. Until
+    /// [`Self::has_ended`] the driver still hands events and operations over, but runs no
+    /// application.
     pub fn end(&mut self, now: Instant) {
         if self.ending != Ending::Running {
             return;
@@ -44,7 +44,7 @@ impl Host {
         self.reset_all(now);
     }
 
-    /// Whether the device has sent all that was to be sent, after [`Self::end`].
+    /// Returns whether the device has sent all that was to be sent, after [`Self::end`].
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ending == Ending::Ended

@@ -48,8 +48,8 @@ impl Host {
 }
 
 impl Connection {
-    /// Whether data is answered with a reset: the application has closed the connection, and not
-    /// lingering.
+    /// Returns whether data is answered with a reset: the application has closed the connection,
+    /// and not lingering.
     pub(crate) fn refuses_data(&self) -> bool {
         !self.modes.held && self.late_data == LateData::Reset
     }

@@ -48,7 +48,7 @@ impl Host {
         }
     }
 
-    /// Whether an address is one of ours.
+    /// Returns whether an address is one of ours.
     #[must_use]
     pub fn is_ours(&self, addr: core::net::IpAddr) -> bool {
         self.out.net.is_ours(addr)
@@ -367,7 +367,7 @@ impl Host {
         }
     }
 
-    /// Takes all that can be read, for nobody.
+    /// Discards all that can be read.
     pub(crate) fn discard_unread(&mut self, socket: SocketId) {
         loop {
             let bytes = self.peek(socket).len();

@@ -413,7 +413,7 @@ impl Device {
         }
     }
 
-    /// Whether nothing waits for the link, or to be given to it.
+    /// Returns whether nothing waits for the link, or to be given to it.
     pub(crate) fn has_sent_everything(&self) -> bool {
         self.runs.is_empty() && self.returned.is_empty() && self.flows.len() == 0
     }

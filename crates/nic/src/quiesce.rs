@@ -2,7 +2,7 @@
 //!
 //! [`abi::Op::Quiesce`] is the last operation of a host that ends. By then the host has reset its
 //! own connections; those that the device has taken over are reset here. The answer is given when
-//! every frame has been taken by the link, so that whoever then ends the device cuts nothing off.
+//! the link has taken every frame, so that ending the device then cuts nothing off.
 
 use abi::Event;
 use base::Instant;

@@ -79,7 +79,7 @@ impl Host {
         self.session(id).is_some()
     }
 
-    /// Whether what is read and written at a socket is the plaintext of TLS.
+    /// Returns whether what is read and written at a socket is the plaintext of TLS.
     #[must_use]
     pub fn speaks_tls(&self, socket: SocketId) -> bool {
         self.has_session(socket)
@@ -155,8 +155,7 @@ impl Host {
         follows
     }
 
-    /// Discards what a session received, or is to receive, that nobody reads. Says no where there
-    /// is no session.
+    /// Discards what a session received and will not be read. Returns false if there is no session.
     pub(crate) fn session_discard(&mut self, now: Instant, id: SocketId) -> bool {
         self.with_session(now, id, Session::discard).is_some()
     }

@@ -36,7 +36,7 @@ pub(crate) struct WindowUse {
     limited: bool,
     /// The most bytes that were outstanding, where it was not.
     outstanding: u32,
-    /// What had been sent when that was noted: it holds until this is acknowledged.
+    /// End of the bytes sent when that was noted: it holds until they are acknowledged.
     until: u64,
 }
 
@@ -51,7 +51,7 @@ impl WindowUse {
         }
     }
 
-    /// Whether the window may grow. In slow start it grows to twice what was outstanding.
+    /// Returns whether the window may grow. In slow start it grows to twice what was outstanding.
     pub(crate) fn allows_growth(&self, cc: &Congestion) -> bool {
         self.limited || cc.in_slow_start() && cc.cwnd / 2 < self.outstanding
     }

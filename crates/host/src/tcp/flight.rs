@@ -25,7 +25,7 @@ pub(crate) struct Sent {
     bits: u8,
 }
 
-/// How a range is sent.
+/// Properties of a range that is sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sending {
     /// Tag of the transmit, for the echo.
@@ -62,7 +62,7 @@ impl Sent {
         position.saturating_sub(self.start).div_ceil(u64::from(self.segment_size.max(1)))
     }
 
-    /// Whether its transmit has not been echoed: what has passed since says nothing.
+    /// Returns whether its transmit has not been echoed: what has passed since says nothing.
     pub(crate) const fn is_pending(&self) -> bool {
         self.has(PENDING)
     }

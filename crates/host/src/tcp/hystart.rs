@@ -16,7 +16,7 @@ const MIN_RTT_DIVISOR: u32 = 8;
 /// Without a sample.
 const INFINITY: u32 = u32::MAX;
 const N_RTT_SAMPLE: u8 = 8;
-/// What growth is divided by in CSS.
+/// Divisor of growth in CSS.
 pub(crate) const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u8 = 5;
 
@@ -61,7 +61,7 @@ impl HyStart {
         self.stage = Stage::Done;
     }
 
-    /// What growth is divided by now.
+    /// Returns the divisor of growth.
     pub(crate) const fn divisor(&self) -> u32 {
         match self.stage {
             Stage::Css { .. } => CSS_GROWTH_DIVISOR,

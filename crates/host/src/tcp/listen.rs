@@ -80,8 +80,9 @@ pub(crate) struct HalfOpen {
 }
 
 impl HalfOpen {
-    /// Whether a segment of `len` sequence numbers lies in the window that the SYN-ACK offered, and
-    /// is no older than the SYN: RFC 9293 section 3.10.7.4, first, and RFC 7323 section 5.3.
+    /// Returns whether a segment of `len` sequence numbers lies in the window that the SYN-ACK
+    /// offered, and is no older than the SYN: RFC 9293 section 3.10.7.4, first, and RFC 7323
+    /// section 5.3.
     pub(crate) fn is_acceptable(&self, segment: &Segment, len: u32, window: u16) -> bool {
         let first = segment.seq.distance(self.irs + 1);
         let in_window =
@@ -132,7 +133,8 @@ impl SynCache {
         }
     }
 
-    /// Whether a challenge acknowledgment may be sent now, RFC 5961 section 7; notes that it is.
+    /// Returns whether a challenge acknowledgment may be sent now, RFC 5961 section 7; notes that
+    /// it is.
     pub(crate) fn may_challenge(&mut self, now: Instant, slot: u32) -> bool {
         let Some(Some(entry)) = self.entries.get_mut(slot as usize) else { return false };
         let may = entry.challenged_at.is_none_or(|at| now.since(at) >= CHALLENGE_INTERVAL);

@@ -27,7 +27,7 @@ pub(crate) struct Rack {
     /// Highest position that has arrived.
     fack: u64,
     reordering_seen: bool,
-    /// The most segments that one was overtaken by, for who looks.
+    /// The most segments that one was overtaken by: for `SocketInfo`.
     reordering: u16,
     reo_wnd_mult: u8,
     reo_wnd_persist: u8,

@@ -21,7 +21,7 @@ pub(crate) enum Phase {
     Loss {
         /// What had been sent when it did.
         end: u64,
-        /// What had been acknowledged then.
+        /// End of the bytes that were acknowledged then.
         una: u64,
     },
 }

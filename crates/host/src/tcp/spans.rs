@@ -306,8 +306,8 @@ impl SpanMap {
         }
     }
 
-    /// Whether records of application data of the keys `epoch` begin at `from` or behind it and
-    /// have not been sealed.
+    /// Returns whether records of application data of the keys `epoch` begin at `from` or behind it
+    /// and have not been sealed.
     pub(crate) fn has_unsent(&self, from: u64, epoch: u32) -> bool {
         let first = self.index_of(from);
         self.spans.iter().skip(first).any(|span| span.first_unsent(from, epoch).is_some())
@@ -663,8 +663,9 @@ impl SpanMap {
         }
     }
 
-    /// Whether one of the bytes `start..end` is the last of an application's write: the segment
-    /// with the last of these bytes then has PSH (RFC 9293 section 3.9.1.2, Linux's tcp_push).
+    /// Returns whether one of the bytes `start..end` is the last of an application's write: the
+    /// segment with the last of these bytes then has PSH (RFC 9293 section 3.9.1.2, Linux's
+    /// tcp_push).
     pub(crate) fn ends_write(&self, start: u64, end: u64) -> bool {
         let first = self.index_of(start);
         let spans = self.spans.iter().skip(first).take_while(|span| span.end <= end);

@@ -159,8 +159,8 @@ impl Remains {
 }
 
 impl Remains {
-    /// Whether a segment is the peer's FIN once more, which restarts the time: RFC 9293 section
-    /// 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
+    /// Returns whether a segment is the peer's FIN once more, which restarts the time: RFC 9293
+    /// section 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
     pub(crate) fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
         segment.flags.has(Flags::FIN.with(Flags::ACK))

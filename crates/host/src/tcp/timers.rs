@@ -12,7 +12,7 @@ pub(crate) enum Timer {
     DelayedAck,
     /// Pacing lets the next segment go.
     Pace,
-    /// What was held back for a longer run goes as it is.
+    /// A transmit that was held back for a longer run is sent as it is.
     Defer,
     /// Keep-alive, and giving idle memory back.
     Idle,

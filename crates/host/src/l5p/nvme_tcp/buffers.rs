@@ -78,13 +78,13 @@ impl Awaited {
             && self.received.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// Whether data may still come: not once all of it has, nor once the user has given it up. The
-    /// buffer may then be with the device for a while, which the peer must not see.
+    /// Returns whether data may still come: not once all of it has, nor once the user has given it
+    /// up. The buffer may then be with the device for a while, which the peer must not see.
     pub(super) const fn is_open(&self) -> bool {
         self.received < self.len && !self.unwanted
     }
 
-    /// Whether `len` bytes more are all that is awaited.
+    /// Returns whether `len` bytes more are all that is awaited.
     pub(super) const fn completes(&self, len: u32) -> bool {
         self.received.saturating_add(len) == self.len
     }

@@ -154,8 +154,8 @@ impl Session {
         Self { takes_cleartext, ..Self::new(server.crypto.clone(), stage) }
     }
 
-    /// Whether the first that was received is text, where the listener takes that. The types of
-    /// records are control characters (RFC 8446 section 5.1).
+    /// Returns whether the first that was received is text, where the listener takes that. The
+    /// types of records are control characters (RFC 8446 section 5.1).
     pub(crate) fn is_cleartext(&self, rcv: &Receive) -> bool {
         self.takes_cleartext && rcv.peek().first().is_some_and(u8::is_ascii_alphabetic)
     }

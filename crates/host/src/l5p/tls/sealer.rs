@@ -106,7 +106,7 @@ impl Sealer {
         before.and_then(|epoch| epoch.end).unwrap_or(0)
     }
 
-    /// How many keys still have records that are not acknowledged.
+    /// Returns the number of keys with records that are not acknowledged.
     pub(crate) fn kept(&self) -> usize {
         self.epochs.len()
     }
