@@ -155,7 +155,7 @@ pub struct Insert {
     pub via: bool,
 }
 
-/// What becomes of fields in which a client says for whom it forwards: Forwarded, X-Real-IP, and
+/// The treatment of fields in which a client says for whom it forwards: Forwarded, X-Real-IP, and
 /// all that begin with X-Forwarded-.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HeaderPolicy {
@@ -181,14 +181,14 @@ pub struct Listener {
     pub default: Option<usize>,
     /// Fields to add; only for [`Mode::Http`].
     pub insert: Insert,
-    /// What becomes of such fields that clients send; only for [`Mode::Http`].
+    /// The treatment of such fields that clients send; only for [`Mode::Http`].
     pub policy: HeaderPolicy,
     /// Whether a connection may carry more than one request. All of them go to the backend of the
     /// first, and none but the first is looked at; without, the backend is told to close.
     pub keep_alive: bool,
 }
 
-/// Why a listener cannot be opened.
+/// The reason for which a listener cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unopenable {
     /// The address that it has, if it has one.

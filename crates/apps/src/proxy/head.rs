@@ -80,7 +80,7 @@ pub(crate) fn decide(bytes: &[u8], about: &Circumstances<'_>) -> Decision {
     }
 }
 
-/// How the backend learns where the content ends (RFC 9112 section 6.3).
+/// The framing of the content for the backend (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     /// There is none, and no field says so.
@@ -190,7 +190,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         out
     }
 
-    /// Whether a field is passed on in its place.
+    /// Returns whether a field is passed on in its place.
     fn passes(&self, name: &str, listener: &Listener) -> bool {
         let is_kept = match fields::kind(name) {
             Kind::EndToEnd => true,
@@ -203,7 +203,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
         is_kept && !self.options.has(name.as_bytes())
     }
 
-    /// The values that the client sent of a field to which we add, as far as they are believed.
+    /// The values that the client sent of a field to which we add, if they are believed.
     fn values(
         &self,
         field: Forwarding,
@@ -277,7 +277,7 @@ impl<'r, 'h, 'b> Message<'r, 'h, 'b> {
     }
 }
 
-/// Whether we add to a field.
+/// Returns whether we add to a field.
 const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
     match field {
         Forwarding::XForwardedFor => insert.x_forwarded_for,
@@ -288,8 +288,8 @@ const fn is_inserted(field: Forwarding, insert: Insert) -> bool {
     }
 }
 
-/// Whether what the client says in a field is passed on. Via says which proxies there were, which
-/// nobody acts on but to find a loop.
+/// Returns whether the client's value of a field is passed on. Via names the proxies on the way,
+/// which servers use only to find loops.
 fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
     match field {
         Forwarding::Via => true,
@@ -297,8 +297,8 @@ fn is_believed(field: Forwarding, policy: HeaderPolicy) -> bool {
     }
 }
 
-/// Whether each quoted string ends (RFC 9110 section 5.6.4): in one that does not, what we add to
-/// the list would be part of the string.
+/// Returns whether each quoted string ends (RFC 9110 section 5.6.4): in one that does not,
+/// what we add to the list would be part of the string.
 fn is_quoted_well(value: &[u8]) -> bool {
     let (mut quoted, mut bytes) = (false, value.iter());
     while let Some(byte) = bytes.next() {
@@ -332,7 +332,7 @@ fn write_text(
     write!(out, "{name}: {value}\r\n")
 }
 
-/// What is hashed of a request for a pool that hashes.
+/// The part of a request that is hashed for a pool that hashes.
 pub(crate) const fn key(by: HashBy, source: u64, name: Option<u64>) -> u64 {
     match (by, name) {
         (HashBy::Host, Some(name)) => name,

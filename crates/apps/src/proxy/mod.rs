@@ -24,6 +24,7 @@ mod route;
 mod server;
 mod shared;
 mod sockets;
+mod termination;
 
 use base::Instant;
 use host::{Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption};

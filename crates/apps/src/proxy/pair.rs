@@ -22,6 +22,7 @@ use super::maglev::{hash_addr, hash_name};
 use super::pool::{BackendId, Unavailable};
 use super::shared::{Owner, Record, Shared, StatusLine, Times};
 use super::sockets::Sockets;
+use super::termination::{Cause, Stage, Termination};
 use super::{proxy_protocol, route};
 use crate::content::request::head_end;
 use crate::content::status::Status;
@@ -59,7 +60,7 @@ enum Phase {
     Answering,
 }
 
-/// How a pair ends that a drain, or the end of the program, resets.
+/// The end in the log of a pair that a drain, or the end of the program, resets.
 const DRAINED: &str = "drained";
 
 /// A side of a pair, as an index of what there is for both.
@@ -97,6 +98,8 @@ pub(crate) struct Pair<I> {
     shut: [bool; 2],
     times: Times,
     status: StatusLine,
+    /// How it ends, once that is known: what happened first counts.
+    termination: Option<Termination>,
     /// Bytes unacknowledged when the deadline was set, on both sides.
     queued: u64,
     /// When bytes moved last, while they are relayed.
@@ -141,6 +144,7 @@ impl<I: Copy + Eq> Pair<I> {
             shut: [false; 2],
             times: Times::new(cx.now),
             status: StatusLine::default(),
+            termination: None,
             queued: 0,
             moved: cx.now,
             deadline: cx.now + cx.shared.table.limits.head_timeout,
@@ -149,13 +153,14 @@ impl<I: Copy + Eq> Pair<I> {
 
     /// The first look at the client.
     pub(crate) fn start<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
-        let Some(listener) = cx.shared.table.listeners.get(self.listener) else {
-            return self.drop_client(cx);
-        };
-        match (listener.mode, listener.default) {
-            (Mode::Tcp, Some(pool)) => self.routed(cx, pool),
-            (Mode::Tcp, None) => self.drop_client(cx),
-            _ => self.turn(cx),
+        let listener = cx.shared.table.listeners.get(self.listener);
+        match listener.map(|listener| (listener.mode, listener.default)) {
+            Some((Mode::Tcp, Some(pool))) => self.routed(cx, pool),
+            Some((Mode::Tcp, None)) | None => {
+                self.ends_by(Cause::Proxy, Stage::Request);
+                self.drop_client(cx)
+            }
+            Some(_) => self.turn(cx),
         }
     }
 
@@ -176,6 +181,7 @@ impl<I: Copy + Eq> Pair<I> {
         match self.phase {
             Phase::Head => {
                 cx.shared.counters.proxy_timeouts_head += 1;
+                self.ends_by(Cause::ClientTimeout, Stage::Request);
                 let is_http = self.mode(cx) == Some(Mode::Http);
                 if is_http && !self.head.is_empty() {
                     return self.answer(cx, Status::RequestTimeout);
@@ -202,6 +208,7 @@ impl<I: Copy + Eq> Pair<I> {
     fn read_head<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
         if cx.host.readiness(self.client).error.is_some() {
             cx.shared.counters.proxy_ended_early += 1;
+            self.ends_by(Cause::Client, Stage::Request);
             return self.drop_client(cx);
         }
         let found = match self.mode(cx) {
@@ -211,11 +218,18 @@ impl<I: Copy + Eq> Pair<I> {
         };
         match found {
             Found::Pool(pool) => self.routed(cx, pool),
-            Found::Answer(status) => self.answer(cx, status),
-            Found::Alert(description) => self.answer_alert(cx, description),
+            Found::Answer(status) => {
+                self.ends_by(Cause::Proxy, Stage::Request);
+                self.answer(cx, status)
+            }
+            Found::Alert(description) => {
+                self.ends_by(Cause::Proxy, Stage::Request);
+                self.answer_alert(cx, description)
+            }
             Found::More => {
                 if cx.host.readiness(self.client).peer_closed {
                     cx.shared.counters.proxy_ended_early += 1;
+                    self.ends_by(Cause::Client, Stage::Request);
                     return self.leave_client(cx);
                 }
                 Fate::Keep
@@ -380,6 +394,7 @@ impl<I: Copy + Eq> Pair<I> {
         let Some(socket) = socket else {
             // Not the backend's fault, and another one would not help.
             cx.shared.counters.proxy_connects_local += 1;
+            self.ends_by(Cause::Resource, Stage::Connect);
             self.release_backend(cx);
             return self.give_up(cx, None);
         };
@@ -393,6 +408,7 @@ impl<I: Copy + Eq> Pair<I> {
         let Some(backend) = self.backend else { return self.drop_client(cx) };
         if cx.host.readiness(self.client).error.is_some() {
             cx.shared.counters.proxy_relays_reset_by_client += 1;
+            self.ends_by(Cause::Client, Stage::Connect);
             return self.drop_client(cx);
         }
         let ready = cx.host.readiness(backend);
@@ -455,6 +471,11 @@ impl<I: Copy + Eq> Pair<I> {
         cx: &mut Context<'_, S>,
         error: Option<SocketError>,
     ) -> Fate {
+        let cause = match error {
+            Some(SocketError::TimedOut) => Cause::ServerTimeout,
+            _ => Cause::Server,
+        };
+        self.ends_by(cause, Stage::Connect);
         match self.mode(cx) {
             Some(Mode::Http) => self.answer(
                 cx,
@@ -470,8 +491,26 @@ impl<I: Copy + Eq> Pair<I> {
         }
     }
 
+    /// Notes how the pair ends, unless something before was the cause.
+    fn ends_by(&mut self, cause: Cause, stage: Stage) {
+        self.termination.get_or_insert(Termination::new(cause, stage));
+    }
+
+    /// What the pair is doing.
+    fn stage(&self, shared: &Shared<I>) -> Stage {
+        let listener = shared.table.listeners.get(self.listener);
+        let is_http = listener.is_some_and(|listener| listener.mode == Mode::Http);
+        match self.phase {
+            Phase::Head => Stage::Request,
+            Phase::Connecting => Stage::Connect,
+            _ if is_http && self.bytes[BACKEND] == 0 => Stage::Headers,
+            Phase::Relay | Phase::Splicing | Phase::Spliced | Phase::Answering => Stage::Data,
+        }
+    }
+
     /// Resets whatever there is.
     fn drop_client<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> Fate {
+        self.ends_by(Cause::Internal, self.stage(cx.shared));
         cx.host.abort(cx.now, self.client);
         cx.host.close(cx.now, self.client);
         self.end(cx, "answered", "reset")
@@ -491,10 +530,17 @@ impl<I: Copy + Eq> Pair<I> {
             Phase::Relay | Phase::Splicing => "relayed",
             Phase::Head | Phase::Connecting | Phase::Answering => "answered",
         };
-        self.note(now, shared, how, DRAINED);
+        let killed = Termination::new(Cause::Killed, self.stage(shared));
+        self.note(now, shared, (how, DRAINED), self.termination.unwrap_or(killed));
     }
 
-    fn note(&self, now: Instant, shared: &mut Shared<I>, how: &'static str, end: &str) {
+    fn note(
+        &self,
+        now: Instant,
+        shared: &mut Shared<I>,
+        (how, end): (&'static str, &str),
+        termination: Termination,
+    ) {
         let backend = self.chosen.and_then(|id| shared.backends.get(id)).map(|b| b.addr);
         let record = Record {
             client: self.remote,
@@ -505,6 +551,7 @@ impl<I: Copy + Eq> Pair<I> {
             end,
             times: self.times,
             status: self.status.code(),
+            termination,
         };
         shared.note(now, &record);
     }
@@ -516,7 +563,8 @@ impl<I: Copy + Eq> Pair<I> {
         how: &'static str,
         end: &str,
     ) -> Fate {
-        self.note(cx.now, cx.shared, how, end);
+        let termination = self.termination.unwrap_or(Termination::NORMAL);
+        self.note(cx.now, cx.shared, (how, end), termination);
         self.release_backend(cx);
         cx.shared.owners.clear(S::index(self.client), self.client);
         Fate::Gone

@@ -11,6 +11,7 @@ use wire::Endpoint;
 use super::config::{Config, Table};
 use super::counters::Counters;
 use super::pool::{BackendId, Backends, Change};
+use super::termination::Termination;
 use crate::content::date::Clock;
 use crate::content::log::{Log, quoted};
 
@@ -73,6 +74,7 @@ pub(crate) struct Record<'a> {
     pub(crate) times: Times,
     /// The status that the client got, if it is known.
     pub(crate) status: Option<u16>,
+    pub(crate) termination: Termination,
 }
 
 /// When a pair came how far.
@@ -111,7 +113,7 @@ impl Times {
     }
 }
 
-/// The beginning of a response, as far as its status line says the status.
+/// The beginning of a response, up to the status in its status line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatusLine {
     bytes: [u8; Self::BYTES],
@@ -129,7 +131,7 @@ impl StatusLine {
         line
     }
 
-    /// Whether more of the response says nothing more.
+    /// Returns whether more of the response says nothing more.
     pub(crate) const fn is_whole(&self) -> bool {
         self.len == Self::BYTES
     }
@@ -182,7 +184,8 @@ impl<I: Copy + Eq> Shared<I> {
     }
 
     /// A line of the access log: the client, the time, what it asked for, the status, its backend,
-    /// bytes from and to the client, who relayed them, how it ended, and times.
+    /// bytes from and to the client, who relayed them, how it ended, times, and HAProxy's state at
+    /// termination. A status that is not known is -1, as in HAProxy's logs.
     pub(crate) fn note(&mut self, now: Instant, record: &Record<'_>) {
         if !self.log.enabled() {
             return;
@@ -194,7 +197,7 @@ impl<I: Copy + Eq> Shared<I> {
         quoted(&mut line, Some(record.asked));
         let _ = match record.status {
             Some(status) => write!(line, " {status}"),
-            None => write!(line, " -"),
+            None => write!(line, " -1"),
         };
         let _ = match record.backend {
             Some(backend) => write!(line, " {backend}"),
@@ -203,6 +206,7 @@ impl<I: Copy + Eq> Shared<I> {
         let [up, down] = record.bytes;
         let _ = write!(line, " {up} {down} {} {}", record.how, record.end);
         record.times.write(now, &mut line);
+        let _ = write!(line, " {}", record.termination);
         if !self.log.push(line) {
             self.counters.proxy_log_dropped += 1;
         }

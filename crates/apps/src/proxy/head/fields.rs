@@ -9,7 +9,7 @@ use httparse::Header;
 /// Options of Connection that are looked at; more are refused.
 const OPTIONS_MAX: usize = 16;
 
-/// What a field is to a proxy.
+/// The kind of a field, to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The proxy generates it from what it parsed.
@@ -83,7 +83,7 @@ pub(super) fn kind(name: &str) -> Kind {
     if is_plain { found } else { Kind::Dropped }
 }
 
-/// Whether a server that replaces what is neither letter nor digit reads `name` as `known`.
+/// Returns whether a server that replaces what is neither letter nor digit reads `name` as `known`.
 fn reads_as(name: &str, known: &str) -> bool {
     let same = |(a, b): (u8, u8)| {
         if a.is_ascii_alphanumeric() { a.to_ascii_lowercase() == b } else { b == b'-' }
@@ -91,7 +91,7 @@ fn reads_as(name: &str, known: &str) -> bool {
     name.len() == known.len() && name.bytes().zip(known.bytes()).all(same)
 }
 
-/// What Connection says (RFC 9110 section 7.6.1).
+/// The options of Connection (RFC 9110 section 7.6.1).
 #[derive(Debug, Default)]
 pub(super) struct Options<'b> {
     named: [&'b [u8]; OPTIONS_MAX],
@@ -129,7 +129,7 @@ impl<'b> Options<'b> {
         Ok(options)
     }
 
-    /// Whether there is such an option.
+    /// Returns whether there is such an option.
     pub(super) fn has(&self, name: &[u8]) -> bool {
         self.named.iter().take(self.len).any(|option| option.eq_ignore_ascii_case(name))
     }

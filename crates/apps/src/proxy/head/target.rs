@@ -7,7 +7,7 @@
 
 use core::net::Ipv6Addr;
 
-/// Why a target or an authority is refused: it is ambiguous, or it is none.
+/// The reason for refusing a target or an authority: it is ambiguous, or it is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ambiguous;
 
@@ -127,7 +127,7 @@ impl<'b> Authority<'b> {
         if is_host && named { Ok(Self { host, port }) } else { Err(Ambiguous) }
     }
 
-    /// Whether there is no host.
+    /// Returns whether there is no host.
     pub(super) const fn is_empty(&self) -> bool {
         self.host.is_empty()
     }

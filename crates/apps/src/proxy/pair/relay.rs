@@ -89,6 +89,19 @@ impl<I: Copy + Eq> Pair<I> {
             cx.shared.counters.proxy_spliced_bytes_down += down;
             self.bytes = [self.bytes[CLIENT] + up, self.bytes[BACKEND] + down];
         }
+        let stage = self.stage(cx.shared);
+        match end {
+            // A backend that took a request and closed without an answer.
+            Some(SpliceEnd::Closed) if stage == Stage::Headers => {
+                self.ends_by(Cause::Server, stage)
+            }
+            Some(SpliceEnd::Closed) => self.ends_by(Cause::Normal, Stage::Over),
+            Some(SpliceEnd::Reset(0)) => self.ends_by(Cause::Client, stage),
+            Some(SpliceEnd::Reset(_)) => self.ends_by(Cause::Server, stage),
+            Some(SpliceEnd::IdleTimeout) => self.ends_by(Cause::ClientTimeout, stage),
+            Some(SpliceEnd::Unspliced) => self.ends_by(Cause::Killed, stage),
+            None => self.ends_by(Cause::Internal, stage),
+        }
         let end = match end {
             // Only the end of the program ends splices.
             Some(SpliceEnd::Unspliced) => DRAINED.to_owned(),
@@ -174,10 +187,12 @@ impl<I: Copy + Eq> Pair<I> {
         if failed(of_client) {
             cx.shared.counters.proxy_relays_reset_by_client += 1;
             cx.host.close(cx.now, self.client);
+            self.ends_by(Cause::Client, self.stage(cx.shared));
             return self.end(cx, "relayed", "reset by client");
         }
         if (failed(of_backend) || self.shut[CLIENT]) && self.owes_answer(cx, BACKEND) {
             cx.shared.counters.proxy_relays_reset_by_backend += 1;
+            self.ends_by(Cause::Server, Stage::Headers);
             return self.backend_owes(cx, Status::BadGateway);
         }
         if failed(of_backend) && self.shut[CLIENT] && self.mode(cx) != Some(Mode::Tcp) {
@@ -190,6 +205,7 @@ impl<I: Copy + Eq> Pair<I> {
         if failed(of_backend) {
             cx.shared.counters.proxy_relays_reset_by_backend += 1;
             cx.host.abort(cx.now, self.client);
+            self.ends_by(Cause::Server, self.stage(cx.shared));
             return self.end(cx, "relayed", "reset by backend");
         }
         if self.shut == [true; 2] {
@@ -238,11 +254,14 @@ impl<I: Copy + Eq> Pair<I> {
             let index = self.index;
             cx.shared.splices.retain(|_, pair| *pair != index);
             cx.host.abort(cx.now, self.client);
+            self.ends_by(Cause::ClientTimeout, self.stage(cx.shared));
             return self.end(cx, "relayed", "idle");
         }
         if self.owes_answer(cx, BACKEND) {
+            self.ends_by(Cause::ServerTimeout, Stage::Headers);
             return self.backend_owes(cx, Status::GatewayTimeout);
         }
+        self.ends_by(Cause::ClientTimeout, Stage::Data);
         cx.host.abort(cx.now, self.client);
         self.end(cx, "relayed", "idle")
     }

@@ -1,6 +1,7 @@
 //! Pairs over fake sockets: heads in pieces, retries, aborts at each stage, back-pressure, splices.
 
 mod fake;
+mod termination;
 
 use abi::Refusal;
 use base::Duration;
@@ -62,8 +63,8 @@ fn tcp_connects_at_once_and_relays_both_ways() {
         ("proxy_relayed", 1),
         ("proxy_relays_closed", 1),
     ]);
-    let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" - 10.77.0.11:8080 6 14 relayed \
-                closed 0/0/0/0/0";
+    let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" -1 10.77.0.11:8080 6 14 relayed \
+                closed 0/0/0/0/0 --";
     assert_eq!(world.log(), [line]);
 }
 
@@ -548,7 +549,7 @@ fn spliced_to_the_end() {
     let line = log.last().expect("a line");
     assert!(
         line.contains(
-            "\"GET / HTTP/1.1\" - 10.77.0.11:8080 4 1000 spliced closed 0/0/0/-1/10000000"
+            "\"GET / HTTP/1.1\" -1 10.77.0.11:8080 4 1000 spliced closed 0/0/0/-1/10000000 --"
         ),
         "{line}"
     );
@@ -843,8 +844,8 @@ fn the_end_is_logged() {
     assert_eq!(
         ends,
         [
-            "\"-\" - - 0 0 answered drained -1/-1/-1/-1/5",
-            "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5"
+            "\"-\" -1 - 0 0 answered drained -1/-1/-1/-1/5 KR",
+            "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5 KD"
         ]
     );
     let mut world = World::with(Config::default(), table(Mode::Http, 1));
@@ -855,5 +856,5 @@ fn the_end_is_logged() {
     world.server.end(world.now);
     assert_eq!(world.log(), [""; 0]);
     world.splice_closed([1, 2], SpliceEnd::Unspliced);
-    assert!(world.log()[0].contains(" 1 2 spliced drained 0/0/0/-1/0"));
+    assert!(world.log()[0].contains(" 1 2 spliced drained 0/0/0/-1/0 KD"));
 }

@@ -1,0 +1,138 @@
+//! The two letters at the end of a line of the access log, for each way in which a pair ends.
+
+use super::*;
+
+/// The letters of the last line about a client.
+fn letters(world: &mut World) -> String {
+    let log = world.log();
+    let line = log.iter().rfind(|line| !line.starts_with('#')).expect("a line");
+    line.rsplit(' ').next().expect("a word").to_owned()
+}
+
+/// A pair whose head, if the mode has one, has been forwarded.
+fn relayed(mode: Mode) -> (World, Id, Id) {
+    let mut world = World::new(mode, 1);
+    let client = world.accept();
+    if mode == Mode::Http {
+        world.receive(client, GET);
+    }
+    let backend = world.establish();
+    (world, client, backend)
+}
+
+/// Takes an answer of the proxy's own, and closes.
+fn leave(world: &mut World, client: Id) {
+    world.acknowledge(client);
+    world.peer_closes(client);
+}
+
+#[test]
+fn before_there_is_a_backend() {
+    type Ends = fn(&mut World, Id);
+    let cases: [(&str, Ends); 8] = [
+        ("CR", |world, client| world.peer_closes(client)),
+        ("CR", |world, client| world.fail(client, SocketError::Reset)),
+        ("cR", |world, _| world.advance(seconds(10))),
+        ("PR", |world, client| {
+            world.receive(client, "GET / HTTP/1.1\r\nHost: a b\r\n\r\n");
+            leave(world, client);
+        }),
+        ("CC", |world, client| {
+            world.receive(client, GET);
+            world.fail(client, SocketError::Reset);
+        }),
+        ("SC", |world, client| {
+            world.receive(client, GET);
+            world.fail(world.opened(), SocketError::Refused);
+            leave(world, client);
+        }),
+        ("sC", |world, client| {
+            world.receive(client, GET);
+            world.advance(seconds(4));
+            leave(world, client);
+        }),
+        ("RC", |world, client| {
+            world.sockets.connect_error = Some(ConnectError::NoPort);
+            world.receive(client, GET);
+            leave(world, client);
+        }),
+    ];
+    for (expected, ends) in cases {
+        let mut world = World::new(Mode::Http, 1);
+        let client = world.accept();
+        ends(&mut world, client);
+        assert_eq!(letters(&mut world), expected);
+        world.assert_empty();
+    }
+}
+
+/// A client that resets the connection on which it got an answer did not cause the end.
+#[test]
+fn the_first_cause_counts() {
+    let mut world = World::new(Mode::Http, 0);
+    let client = world.accept();
+    world.receive(client, GET);
+    world.fail(client, SocketError::Reset);
+    assert_eq!(letters(&mut world), "SC");
+}
+
+#[test]
+fn relayed_by_the_host() {
+    type Ends = fn(&mut World, Id, Id);
+    let cases: [(&str, Mode, Ends); 8] = [
+        ("--", Mode::Http, |world, client, backend| {
+            world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+            world.peer_closes(backend);
+            world.peer_closes(client);
+        }),
+        ("CH", Mode::Http, |world, client, _| world.fail(client, SocketError::Reset)),
+        ("CD", Mode::Tcp, |world, client, _| world.fail(client, SocketError::Reset)),
+        ("SH", Mode::Http, |world, client, backend| {
+            world.peer_closes(backend);
+            leave(world, client);
+        }),
+        ("SD", Mode::Http, |world, _, backend| {
+            world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+            world.fail(backend, SocketError::Reset);
+        }),
+        ("SD", Mode::Tcp, |world, _, backend| world.fail(backend, SocketError::Reset)),
+        ("sH", Mode::Http, |world, _, backend| {
+            world.acknowledge(backend);
+            world.advance(seconds(601));
+        }),
+        ("cD", Mode::Tcp, |world, _, _| world.advance(seconds(601))),
+    ];
+    for (expected, mode, ends) in cases {
+        let (mut world, client, backend) = relayed(mode);
+        ends(&mut world, client, backend);
+        assert_eq!(letters(&mut world), expected);
+        world.assert_empty();
+    }
+}
+
+#[test]
+fn relayed_by_the_device() {
+    for (expected, mode, end, bytes) in [
+        ("--", Mode::Http, SpliceEnd::Closed, [0, 100]),
+        ("--", Mode::Tcp, SpliceEnd::Closed, [0, 0]),
+        // The README says so: the client sees what the backend did.
+        ("SH", Mode::Http, SpliceEnd::Closed, [0, 0]),
+        ("SH", Mode::Http, SpliceEnd::Reset(1), [0, 0]),
+        ("SD", Mode::Http, SpliceEnd::Reset(1), [0, 1]),
+        ("CD", Mode::Tcp, SpliceEnd::Reset(0), [0, 0]),
+        ("cD", Mode::Tcp, SpliceEnd::IdleTimeout, [5, 5]),
+        ("KD", Mode::Tcp, SpliceEnd::Unspliced, [5, 5]),
+    ] {
+        let mut world = World::with(Config::default(), table(mode, 1));
+        let client = world.accept();
+        if mode == Mode::Http {
+            world.receive(client, GET);
+        }
+        world.establish();
+        world.spliced();
+        world.splice_closed(bytes, end);
+        let line = world.log().pop().expect("a line");
+        assert!(line.ends_with(expected) && line.contains("\" -1 "), "{end:?}: {line}");
+        world.assert_empty();
+    }
+}
