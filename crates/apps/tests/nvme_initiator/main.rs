@@ -207,7 +207,7 @@ fn what_a_controller_may_not_do() {
             read.clone(),
             1,
             |cid| vec![(c2h(cid, 0, 4095, true, true), vec![1; 4095])],
-            Fes::SEQUENCE,
+            Fes::INVALID_FIELD,
         ),
         (io::WRITE, big, 0, |cid| vec![end(cid)], Fes::SEQUENCE),
         // Data for nobody, beyond the buffer, not in its order.

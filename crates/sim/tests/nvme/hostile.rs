@@ -272,6 +272,9 @@ fn what_an_initiator_does_not_take() {
         ("past it", vec![open(), c2h(&|d| (d.cccid, d.len) = (TAG, 8196))], Fault::OUT_OF_RANGE),
         ("nothing", vec![open(), pdu(&Header::R2T(r2t), 0, &RULES)], field(at::DATAL)),
     ];
+    // SUCCESS for a part of the data: judged before the data, whoever has its buffer.
+    let part = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
+    let cases = [cases, vec![("a part", vec![open(), part], field(at::FLAGS))]].concat();
     for (name, lots, fault) in cases {
         let (ended, got, came) = initiator(lots);
         assert_eq!(ended, Some(Ended::Terminated(fault)), "{name}");

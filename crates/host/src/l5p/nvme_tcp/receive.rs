@@ -436,8 +436,14 @@ impl Transport {
             return Err(Fault::OUT_OF_RANGE);
         }
         // LAST_PDU of an R2T that asked for more (tcp, section 3.6.2.7): the rest would never come.
-        let write = matches!(header, Header::H2CData(_));
-        if write && data.last && !awaited.completes(data.len) {
+        // SUCCESS for a read of more (section 3.6.2.8) ends the command in the same way. It is
+        // judged here, before the data: its digest may wait for a buffer that the device has, and
+        // the fault would be another one then.
+        let ends = match header {
+            Header::H2CData(_) => data.last,
+            _ => data.success,
+        };
+        if ends && !awaited.completes(data.len) {
             return Err(Fault::field(at::FLAGS));
         }
         Ok(())
