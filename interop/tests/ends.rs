@@ -1,22 +1,31 @@
-//! The end of the program: peers of `outboard serve` and `outboard proxy` hear of it, on whatever
-//! threads host and device run, and whoever has their connections.
+//! The end of the program: peers of `outboard serve`, `proxy` and `nvme target` hear of it, on
+//! whatever threads host and device run, whether the host or the device has their connections.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
+use std::sync::Arc;
 
-use interop::{Daemon, Files, Netns, PEER, Server, finish};
+use interop::{Daemon, Files, Netns, PEER, Server, finish, nvme_target};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// More than one turn of a thread hands over.
 const CLIENTS: usize = 300;
+/// Hosts of a target, with a controller each.
+const HOSTS: usize = 60;
+const NQN: &str = "nqn.2026-11.io.outboard:storage";
 
 /// Clients that hold connections, and what they see of the server's end: how many were reset, how
 /// many closed, and how many hear nothing.
 fn ends_seen(server: Server) -> (Vec<usize>, String) {
+    ends_of(server, "80", "/1m.bin", CLIENTS)
+}
+
+/// The same for other clients.
+fn ends_of(server: Server, port: &str, wanted: &str, clients: usize) -> (Vec<usize>, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold.py");
     let mut clients = server
         .command("/usr/bin/python3")
-        .args([script, interop::ADDR, "80", "/1m.bin", &CLIENTS.to_string()])
+        .args([script, interop::ADDR, port, wanted, &clients.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -70,6 +79,29 @@ fn clients_of_a_proxy_hear_of_its_end() {
             let lines = std::fs::read_to_string(&log).expect("a log");
             let drained = lines.lines().filter(|line| line.contains(" drained "));
             assert_eq!(drained.count(), CLIENTS, "{threads} {splice}");
+        }
+    }
+}
+
+/// Every host hears of the target's end, and the log has a line for each: also where nothing is
+/// waited for, so that the order to drain and the end come at the same time.
+#[test]
+fn hosts_of_a_target_hear_of_its_end() {
+    for threads in ["two", "one"] {
+        for drain in ["0", "5"] {
+            let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+            let disk = files.sparse("disk", 8 << 20);
+            let log = scratch.path().join("log");
+            let path = log.to_str().expect("UTF-8");
+            let options = ["--threads", threads, "--drain", drain, "--access-log", path];
+            let server = nvme_target(Arc::new(Netns::new()), &disk, &options);
+            let (seen, said) = ends_of(server, "4420", NQN, HOSTS);
+            let [reset, closed, silent] = seen[..] else { panic!("{seen:?}") };
+            assert_eq!((reset + closed, silent), (HOSTS, 0), "{threads} {drain}: {said}");
+            let log = std::fs::read_to_string(&log).expect("a log");
+            let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+            let lines = (count(" connected host="), count("the target ends"));
+            assert_eq!(lines, (HOSTS, HOSTS), "{threads} {drain}: {log}");
         }
     }
 }

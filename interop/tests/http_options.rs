@@ -184,6 +184,62 @@ fn logs_are_opened_again() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
+/// A drain may take longer than the time between two rotations of a log.
+#[test]
+fn logs_are_opened_again_during_a_drain() {
+    let (files, _) = one_file();
+    files.fill("slow.bin", 30 << 20);
+    let logs = Files::new(TMP);
+    let log = logs.path().join("log");
+    let shown = log.to_string_lossy().into_owned();
+    let server = Server::start(files.path(), &["--access-log", &shown, "--drain", "60"]);
+    let mut slow = server.command("curl");
+    slow.args(["-sN", "--limit-rate", "10M", "http://10.77.0.2/slow.bin"]);
+    let mut slow = slow.stdout(std::process::Stdio::piped()).spawn().expect("curl");
+    let mut first = [0];
+    std::io::Read::read_exact(slow.stdout.as_mut().expect("a pipe"), &mut first).expect("a byte");
+    server.signal("TERM");
+    // No connection is accepted once the drain has begun.
+    let refused = || {
+        let mut curl = server.command("curl");
+        !run(curl.args(["-sf", "-o", "/dev/null", "http://10.77.0.2/a.bin"])).status.success()
+    };
+    while !refused() {}
+    let old = logs.path().join("log.1");
+    std::fs::rename(&log, &old).expect("a log");
+    server.signal("USR1");
+    let output = slow.wait_with_output().expect("curl");
+    assert!(output.status.success() && output.stdout.len() == (30 << 20) - 1, "cut short");
+    assert!(server.wait().status.success());
+    let new = std::fs::read_to_string(&log).expect("a new log");
+    assert!(new.contains("GET /slow.bin"), "{new}");
+}
+
+#[test]
+fn error_pages_are_read_again() {
+    let (files, _) = one_file();
+    let pages = Files::new(TMP);
+    let path = pages.write("gone.html", "old");
+    let page = format!("404={}", path.display());
+    let server = Server::start(files.path(), &["--error-page", &page]);
+    let body = || String::from_utf8_lossy(&server.get("/none", &[]).body).into_owned();
+    assert_eq!(body(), "old");
+    pages.write("gone.html", "new");
+    server.signal("HUP");
+    let mut tries = 0;
+    while body() != "new" {
+        tries += 1;
+        assert!(tries < 1000, "SIGHUP: the page is not read again");
+    }
+    // A page that cannot be read leaves the one before.
+    std::fs::remove_file(&path).expect("a page");
+    server.signal("HUP");
+    assert_eq!(body(), "new");
+    let ended = server.stop();
+    let said = "the old pages stay";
+    assert!(ended.status.success() && ended.stderr.contains(said), "{ended:?}");
+}
+
 #[test]
 fn fields_pages_and_precompressed_files() {
     let (files, all) = one_file();

@@ -40,7 +40,7 @@ pub(crate) enum Decision {
     Join,
 }
 
-/// What a connection's requests are answered with.
+/// The means by which a connection's requests are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Service {
     /// Files, in the clear.
@@ -54,7 +54,7 @@ pub(crate) enum Service {
     Misdirected,
 }
 
-/// What is known of the content of a request.
+/// Facts about the content of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arrived {
     /// Nothing of it was read.
@@ -75,7 +75,7 @@ pub(crate) struct Circumstances {
     pub(crate) opened: Option<Result<(), FileFault>>,
     /// When it began to wait: what was found since then is new enough for it.
     pub(crate) since: Option<Instant>,
-    /// What its connection is for.
+    /// The service of its connection.
     pub(crate) service: Service,
     /// The request's content.
     pub(crate) content: Arrived,
@@ -120,7 +120,7 @@ impl Responder {
         let (files_key, epoch) = (key, config.unix_epoch);
         let mut output = Output::new(&config.server_name, alt_svc, epoch, seeds.next_u64());
         output.add_fields(&config.headers);
-        output.add_pages(&config.error_pages);
+        output.set_pages(&config.error_pages);
         Self {
             files: Files::new(config.files_max, config.file_validity, files_key),
             output,
@@ -444,7 +444,7 @@ fn content_of(request: &Request<'_, '_>) -> Content {
     if request.method == Method::Head { Content::HeadOnly } else { Content::Sent }
 }
 
-/// What a request that can be answered asks for, and how.
+/// The parts of a request that can be answered.
 #[derive(Clone, Copy)]
 struct Serving<'b> {
     /// The path within the target; none if it lies in the responder.
@@ -521,7 +521,7 @@ fn locate<'b>(
     Ok((None, Asked::File { query: target.query }))
 }
 
-/// Where the same is to be had by HTTPS; none if the request does not tell its host.
+/// The location of the same resource by HTTPS; none if the request does not tell its host.
 fn secure_target<'b>(request: &Request<'_, 'b>, port: u16) -> Option<Extra<'b>> {
     let target = split(request.target).ok()?;
     let host = authority(request.target).or_else(|| {

@@ -54,7 +54,7 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Speak TLS there, with this.
     pub tls: Option<TlsServer>,
-    /// Where to listen without TLS besides.
+    /// Further listeners, without TLS.
     pub cleartext: Vec<Listen>,
     /// Answer there with a redirect to HTTPS at this port, and not with files.
     pub redirect: Option<u16>,
@@ -260,6 +260,11 @@ impl ContentServer {
             Some(path) => responder.files.expire(path),
             None => responder.files.expire_all(),
         }
+    }
+
+    /// Answers errors with these pages from now on, and with no others.
+    pub fn set_error_pages(&mut self, pages: &[ErrorPage]) {
+        self.server.responder.output.set_pages(pages);
     }
 
     /// Accepts nobody any more. Idle connections are closed; the others are with the response that

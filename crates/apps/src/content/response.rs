@@ -101,13 +101,13 @@ pub(crate) enum Extra<'a> {
 pub struct ErrorPage {
     /// The status: 400 or above.
     pub status: u16,
-    /// What the page is called, which tells its type.
+    /// The page's file name, which tells its type.
     pub name: String,
     /// The page.
     pub content: Bytes,
 }
 
-/// What a response says of a file besides the file's own fields.
+/// Properties of a response with a file besides the file's own fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Variant<'a> {
     /// The coding that the file is in, and the name that its type is that of: without the coding's
@@ -145,7 +145,7 @@ pub(crate) struct Output {
     common: [Vec<u8>; 2],
     /// The Content-Type and Content-Length fields of pages, and the pages, by status.
     pages: Vec<(u16, String, Bytes)>,
-    /// Whether the response is sent over TLS.
+    /// True if the response is sent over TLS.
     pub(crate) secure: bool,
     boundaries: Prng,
 }
@@ -189,7 +189,8 @@ impl Output {
     }
 
     /// Answers with these pages from now on.
-    pub(crate) fn add_pages(&mut self, pages: &[ErrorPage]) {
+    pub(crate) fn set_pages(&mut self, pages: &[ErrorPage]) {
+        self.pages.clear();
         self.pages.extend(pages.iter().filter(|page| page.status >= 400).map(|page| {
             let mut fields = String::new();
             put_type_field(page.name.as_bytes(), &mut fields);

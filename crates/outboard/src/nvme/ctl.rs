@@ -24,13 +24,13 @@ use crate::control::{Probe, client};
 use crate::error::Failure;
 use crate::stack::App;
 
-/// How long a change may take until it is in force: a disk may be slow.
+/// The time that a change may take until it is in force: a disk may be slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs `outboard nvme ctl`.
 ///
 /// # Errors
-/// Where no target answers, or it refuses.
+/// If no target answers, or it refuses.
 pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     let request = match &args.verb {
         CtlVerb::List => json!({ "nvme": "list" }),
@@ -58,7 +58,7 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
-/// What another thread wants of the target.
+/// An order of another thread to the target.
 pub(super) enum Order {
     /// Accept no connection from now on, and end what is there.
     Drain,
@@ -126,7 +126,7 @@ impl Orders {
     }
 }
 
-/// Why a file cannot be a namespace.
+/// The reason for which a file cannot be a namespace.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
     /// Another process, or this one, has locked it.
@@ -332,6 +332,11 @@ impl App for Service {
             Order::Ctl(request, reply) => self.handle(now, host, request, reply),
         }
         self.settle(now, host);
+    }
+
+    fn end(&mut self, now: Instant, host: &mut Host) {
+        // The order to drain may not have been taken; the log has a line for each connection.
+        self.target.drain(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

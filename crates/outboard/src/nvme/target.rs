@@ -95,7 +95,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         }
     }
     drop(orders.send(Order::Drain));
-    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
+    drain::wait(&signals, &clock, args.stack.drain(), &threads);
     threads.stop()
 }
 

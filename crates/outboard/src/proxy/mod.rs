@@ -132,7 +132,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     }
     // They end only with us.
     let _ = orders.send(Order::Drain);
-    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
+    drain::wait(&signals, &clock, args.stack.drain(), &threads);
     threads.stop()
 }
 
@@ -171,7 +171,7 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
     let plan = read_plan(args)?;
     let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
     let listeners = plan.listeners.len();
-    // Nobody reading is no reason to fail: the exit status says it.
+    // A closed standard output is no reason to fail: the exit status says it.
     let _ = writeln!(
         std::io::stdout(),
         "the configuration is good: {listeners} listeners, {members} backends"

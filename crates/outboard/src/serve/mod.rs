@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
 use abi::quic::Steering;
 use apps::content::{self, ContentServer, ErrorPage};
@@ -27,8 +27,13 @@ use crate::error::Failure;
 use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
 use crate::tls;
 
-/// Accept nobody any more.
-pub(crate) struct Drain;
+/// What a server is told.
+pub(crate) enum Order {
+    /// To answer errors with these pages from now on.
+    SetErrorPages(Vec<ErrorPage>),
+    /// To accept no connection from now on.
+    Drain,
+}
 
 /// The content server, and the watch over what it serves.
 struct Site {
@@ -37,7 +42,7 @@ struct Site {
 }
 
 impl App for Site {
-    type Message = Drain;
+    type Message = Order;
 
     fn note_open(&mut self, path: &[u8]) {
         if let Some(watch) = &mut self.watch {
@@ -71,8 +76,11 @@ impl App for Site {
         self.server.handle_timeout(now, host);
     }
 
-    fn handle_message(&mut self, now: Instant, host: &mut Host, _: Drain) {
-        self.server.drain(now, host);
+    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::SetErrorPages(pages) => self.server.set_error_pages(&pages),
+            Order::Drain => self.server.drain(now, host),
+        }
     }
 
     fn end(&mut self, now: Instant, host: &mut Host) {
@@ -151,10 +159,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     let _socket_file = control.start(threads.probes().to_vec())?;
     announce(args, certificates.as_deref());
+    let has_pages = !args.error_page.is_empty();
+    let has_input = certificates.is_some() || has_pages || args.stack.has_log_file();
     for signal in &signals {
-        match (signal, &certificates) {
-            (SIGUSR1, _) => threads.reopen_logs(),
-            (SIGHUP, certificates) if certificates.is_some() || args.stack.has_log_file() => {
+        match signal {
+            SIGUSR1 => threads.reopen_logs(),
+            SIGHUP if has_input => {
+                reload_error_pages(args, &orders);
+                // Wakes the threads, too.
                 threads.reopen_logs();
                 certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
             }
@@ -163,8 +175,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         }
     }
     // They end only with us.
-    orders.iter().for_each(|order| drop(order.send(Drain)));
-    drain::wait(&signals, &clock, args.stack.drain(), threads.probes());
+    orders.iter().for_each(|order| drop(order.send(Order::Drain)));
+    drain::wait(&signals, &clock, args.stack.drain(), &threads);
     threads.stop()
 }
 
@@ -219,6 +231,17 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
     args.error_page.iter().map(read).collect()
 }
 
+/// Reads the pages again; if one of them cannot be read the old ones stay, all of them.
+fn reload_error_pages(args: &ServeArgs, orders: &[Sender<Order>]) {
+    match read_error_pages(args) {
+        // The threads end only with us.
+        Ok(pages) => {
+            orders.iter().for_each(|order| drop(order.send(Order::SetErrorPages(pages.clone()))));
+        }
+        Err(why) => eprintln!("outboard: SIGHUP: {why}; the old pages stay"),
+    }
+}
+
 fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
     let kind = match args.disk {
         DiskArg::Auto => DiskKind::Auto,
@@ -267,7 +290,7 @@ fn entropy32() -> [u8; 32] {
     seed
 }
 
-/// How datagrams of QUIC are spread, if there are several queues.
+/// The steering of datagrams of QUIC, if there are several queues.
 fn quic_steering(args: &ServeArgs, queues: usize) -> Option<Steering> {
     let queues = u32::try_from(queues).ok().filter(|queues| args.http3 && *queues > 1)?;
     Some(Steering { port: args.port(), id_bytes: quic::CID_BYTES, key: clock::entropy(), queues })

@@ -2,7 +2,8 @@
 //!
 //! Called by the main threads of [`crate::serve`], [`crate::proxy`] and [`crate::nvme`] when a
 //! signal has come. It waits for another signal, for a bounded time, and for the threads' gauges,
-//! which it looks at now and then; it knows nothing of what the connections do.
+//! which it looks at now and then; it knows nothing of what the connections do. Signals that open
+//! the logs again do so here too: a drain may take longer than the time between two rotations.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
@@ -11,7 +12,7 @@ use io::clock::Clock;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use super::spawn;
+use super::{Threads, spawn};
 use crate::control::{self, Probe};
 use crate::error::Failure;
 
@@ -48,7 +49,8 @@ pub(crate) fn signals() -> Result<Receiver<i32>, Failure> {
 }
 
 /// Waits until no connection is left, or for `limit`, or until another signal comes.
-pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, probes: &[Probe]) {
+pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, threads: &Threads) {
+    let probes = threads.probes();
     if limit == Duration::ZERO {
         return;
     }
@@ -64,7 +66,8 @@ pub(crate) fn wait(signals: &Receiver<i32>, clock: &Clock, limit: Duration, prob
         }
         let left = std::time::Duration::from_micros(left.as_micros());
         match signals.recv_timeout(left) {
-            Ok(SIGHUP | SIGUSR1) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(SIGHUP | SIGUSR1) => threads.reopen_logs(),
+            Err(RecvTimeoutError::Timeout) => {}
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return say_reset(open),
         }
         open = control::sum(probes, &OPEN);

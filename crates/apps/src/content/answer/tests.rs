@@ -225,6 +225,10 @@ fn error_pages() {
         assert!(text.contains(&fields) && text.ends_with(&format!("\r\n\r\n{body}")), "{text}");
         assert_eq!(text.contains("Content-Range: bytes */10\r\n"), status == 416, "{text}");
     }
+    responder.output.set_pages(&[page(404, "gone.html", "new")]);
+    assert!(answer(&mut responder, &get("/d/", "")).1.ends_with("\r\n\r\nnew"));
+    let (_, text) = answer(&mut responder, &get("/a.txt", "Range: bytes=99-\r\n"));
+    assert!(!text.contains("no such range"), "{text}");
 }
 
 #[test]
