@@ -1,4 +1,4 @@
-//! What becomes of files that were asked for: told by the kernel (inotify(7)) as it happens.
+//! Changes of files that were asked for: told by the kernel (inotify(7)) as they happen.
 //!
 //! The content server believes for a second that a path leads to the file that it has open. A
 //! [`Watch`] shortens that to nothing: [`Watch::add`] is told of each path before it is opened, and
@@ -24,14 +24,14 @@ use std::path::{Path, PathBuf};
 const PATHS_MAX: usize = 65_536;
 /// Symbolic links followed on one way, as Linux has it.
 const LINKS_MAX: usize = 40;
-/// What happens to names in a directory.
+/// Events about names in a directory.
 const NAMES: u32 = libc::IN_CREATE
     | libc::IN_DELETE
     | libc::IN_MOVED_FROM
     | libc::IN_MOVED_TO
     | libc::IN_DONT_FOLLOW
     | libc::IN_ONLYDIR;
-/// What happens to a file. Once: it is watched again when it is opened again.
+/// Events about a file. Once: it is watched again when it is opened again.
 const CONTENT: u32 = libc::IN_MODIFY | libc::IN_ATTRIB | libc::IN_DONT_FOLLOW | libc::IN_ONESHOT;
 /// Bytes of an event before its name: inotify(7).
 const EVENT_BYTES: usize = 16;
@@ -40,12 +40,12 @@ const BUFFER_BYTES: usize = 16 * 1024;
 /// Most reads of events in one poll: above the kernel's default queue (16384 events).
 const READS_MAX: usize = 512;
 
-/// What may have changed.
+/// A change that may have happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stale {
-    /// What this path leads to.
+    /// Of the file to which this path leads.
     Path(Box<[u8]>),
-    /// What any path leads to.
+    /// Of any file.
     All,
 }
 
@@ -111,7 +111,7 @@ impl Watch {
         }
     }
 
-    /// What may have changed since the last call.
+    /// Returns the next change that may have happened since the last call.
     pub fn poll(&mut self) -> Option<Stale> {
         // A read may contain only events that concern no path, with others behind it.
         let mut reads = 0;
@@ -139,7 +139,7 @@ impl Watch {
     }
 
     fn begin_anew(&mut self) {
-        // The old queue goes with its watches. Without a new one nothing is watched any more.
+        // The old queue goes with its watches. Without a new one nothing is watched.
         match queue() {
             Ok(queue) => self.queue = queue,
             Err(_) => self.failures += 1,
@@ -259,7 +259,7 @@ impl Watch {
     }
 }
 
-/// Whether an error says of a path that it leads to no file: clients choose paths.
+/// Returns whether an error says of a path that it leads to no file: clients choose paths.
 fn leads_nowhere(error: &io::Error) -> bool {
     let nowhere = [libc::ENOENT, libc::ENOTDIR, libc::ENAMETOOLONG, libc::ELOOP];
     error.raw_os_error().is_some_and(|code| nowhere.contains(&code))

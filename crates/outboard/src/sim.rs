@@ -324,8 +324,8 @@ impl Totals {
         });
     }
 
-    /// Whether so many seeds, of all worlds, have reached everything that the summary shows: a
-    /// counter of it that is still zero is of something that is tested no more.
+    /// Checks that a run of that many seeds, of all worlds, has reached everything that the summary
+    /// shows: a counter of it that is still zero is of something that is no longer tested.
     fn reached(&self, some_only: bool) -> Result<(), Failure> {
         if self.seeds < REACHES_ALL || some_only {
             return Ok(());

@@ -39,9 +39,9 @@ pub struct Config {
     /// The time is the most that any connection gets: one whose peer is near gets a quarter of its
     /// round-trip time.
     pub reorder: Option<Reorder>,
-    /// Whether peers may move to other addresses (section 9).
+    /// True if peers may move to other addresses (section 9).
     pub migration: bool,
-    /// How the device spreads datagrams over several hosts, and which of them this is: then all
+    /// The device's spreading of datagrams over several hosts, and which of them this is: then all
     /// that have the port need the same seed, and every connection ID that is made here leads here.
     pub steering: Option<(Steering, usize)>,
     /// Opens a qlog for each connection.

@@ -47,7 +47,7 @@ enum Piece {
     File { file: FileId, offset: u64, len: u64 },
 }
 
-/// What a stream with something left to be sent waits for.
+/// The reason for which a stream with unsent data waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Waits {
     /// The application: everything so far was written.
@@ -79,7 +79,7 @@ struct Outgoing {
     credit: u64,
 }
 
-/// How a stream's turn ended.
+/// The end of a stream's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// It has more to write.
@@ -184,7 +184,7 @@ pub(crate) struct Connection {
     pub(crate) connected: bool,
     /// It has ended; quinn-proto keeps it for a while.
     pub(crate) lost: bool,
-    /// Why it has ended.
+    /// The reason of its end.
     pub(crate) closed: Option<String>,
     pub(crate) dirty: bool,
     /// One of several files failed in the device, and which is not known: the host reads what is
@@ -584,7 +584,7 @@ impl Connection {
         self.streams.len()
     }
 
-    /// What those streams wait for.
+    /// Counts of the reasons for which those streams wait.
     pub(crate) fn waiting(&self) -> Waiting {
         let credit = self.shared.lock().credit.connection;
         let mut waiting = Waiting::default();

@@ -1,5 +1,5 @@
-//! How far the peer lets us send (RFC 9000, section 4.1), as its transport parameters and its
-//! frames say.
+//! The limits up to which the peer lets us send (RFC 9000, section 4.1), by its transport
+//! parameters and its frames.
 //!
 //! quinn-proto keeps to it and does not say what it is. Here it is followed beside quinn-proto, to
 //! tell why a stream waits: a stream without credit of its own lets others go first, and one that

@@ -28,7 +28,7 @@ pub(crate) fn retired(payload: &[u8], frame: &Frame) -> Option<u64> {
 pub(crate) fn acknowledged(payload: &[u8], frame: &Frame, into: &mut Vec<Range<u64>>) {
     let Frame::Other { kind: ACK | ACK_ECN, range } = frame else { return };
     let from = into.len();
-    // What was read before a malformed range stands; the frame ends the connection.
+    // The ranges before a malformed one stand; the frame ends the connection.
     let _ = payload.get(range.clone()).and_then(|frame| read_ranges(frame, into));
     into[from..].reverse();
 }

@@ -27,7 +27,7 @@ pub struct ConnectionInfo {
     pub ids: Vec<ConnectionId>,
     /// The connection ID that leads to the peer, once packets with short headers were sent.
     pub peer_id: Option<ConnectionId>,
-    /// Why it has ended, if it has.
+    /// The reason of its end, if it has ended.
     pub closed: Option<String>,
     /// Bytes of UDP payload in both directions.
     pub bytes: u64,
@@ -35,7 +35,7 @@ pub struct ConnectionInfo {
     pub file_bytes_offloaded: u64,
     /// Streams that have something left to be sent.
     pub streams: usize,
-    /// What those wait for.
+    /// Counts of the reasons for which those wait.
     pub waiting: Waiting,
     /// Smoothed round-trip time.
     pub rtt: Duration,

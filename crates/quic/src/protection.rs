@@ -74,11 +74,11 @@ pub(crate) struct State {
     generations: VecDeque<Generation>,
     /// Packets that the device opened and quinn-proto did not take for that.
     pub(crate) disagreed: u64,
-    /// What the peer lets us send.
+    /// The credit that the peer gives us.
     pub(crate) credit: Credit,
     /// The peer's connection ID in the last packet that was built.
     pub(crate) peer_id: Option<ConnectionId>,
-    /// What congestion control has to know, since the driver looked.
+    /// News for congestion control, since the driver looked.
     pub(crate) news: News,
 }
 

@@ -1,7 +1,7 @@
 //! qlog: what happened to a connection, for tools that draw it (draft-ietf-quic-qlog-main-schema).
 //!
 //! quinn-proto writes the events (packets sent, received and lost, metrics of recovery); here each
-//! connection gets a log of its own. The log is opened by whoever configured the endpoint, since
+//! connection gets a log of its own. The log is opened by the endpoint's owner, since
 //! nothing in this crate opens files.
 
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use quinn_proto::{QlogConfig, QlogStream, Side};
 
-/// Where a connection's log goes.
+/// The destination of a connection's log.
 pub type QlogWriter = Box<dyn Write + Send + Sync>;
 
 /// Opens a connection's log, by the connection ID that its first packet is sent to; none if it

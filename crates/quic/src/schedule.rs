@@ -37,7 +37,7 @@ impl Priority {
         Self { rank: urgency + 1, incremental }
     }
 
-    /// What quinn-proto is told: larger is more urgent, and zero is its default.
+    /// The value for quinn-proto: larger is more urgent, and zero is its default.
     pub(crate) fn for_quinn(self) -> i32 {
         i32::from(Self::default().rank) - i32::from(self.rank)
     }
@@ -125,7 +125,7 @@ impl Schedule {
         });
     }
 
-    /// Whether no stream waits for a turn.
+    /// Returns whether no stream waits for a turn.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranks.iter().all(|rank| rank.turns.is_empty())
     }

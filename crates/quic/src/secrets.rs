@@ -141,7 +141,7 @@ impl CidGenerator {
 
 impl ConnectionIdGenerator for CidGenerator {
     fn generate_cid(&mut self) -> ConnectionId {
-        // One of as many as there are queues leads here: a run of so many others does not happen.
+        // One ID of each count of queues leads here: so long a run of others does not happen.
         let mut id = self.next();
         for _ in 0..TRIES_PER_QUEUE * self.steering.map_or(0, |(steering, _)| steering.queues) {
             if self.leads_here(&id) {

@@ -20,7 +20,7 @@ const RESERVED: [u32; 2] = [0x0a1a_2a3a, 0x0a1a_2a4a];
 /// Version of a Version Negotiation packet.
 const NEGOTIATION: u32 = 0;
 
-/// What becomes of a datagram.
+/// The handling of a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// quinn-proto knows what to do with it.
@@ -33,7 +33,7 @@ pub(crate) enum Verdict {
 
 /// Looks at the first packet of a datagram.
 pub(crate) fn examine(datagram: &[u8]) -> Verdict {
-    // What is cut off in its invariants quinn-proto drops.
+    // quinn-proto drops datagrams that end within their invariants.
     let Some((version, destination, source)) = invariants(datagram) else { return Verdict::Ours };
     match version {
         // An answer to an answer would have no end: that is for who asked, if anyone here did.

@@ -322,7 +322,7 @@ fn runs_repeat() {
     assert_eq!(run().1[1], run().1[1]);
 }
 
-/// Where a test keeps a qlog.
+/// The buffer in which a test keeps a qlog.
 #[derive(Clone, Default)]
 struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -64,7 +64,7 @@ impl Discard {
         Ok(Self { state, allowed: bytes_max })
     }
 
-    /// Whether nothing of the content is left to come.
+    /// Returns whether nothing of the content is left to come.
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
     }
@@ -133,7 +133,7 @@ fn next(state: State, byte: u8) -> Option<State> {
     })
 }
 
-/// Whether a byte may stand in a field's value (RFC 9110 section 5.5).
+/// Returns whether a byte may stand in a field's value (RFC 9110 section 5.5).
 const fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
@@ -145,7 +145,7 @@ mod tests {
 
     const MAX: u64 = 1000;
 
-    /// What became of bytes behind a head that says how they are framed: how many were content.
+    /// The result for bytes behind a head that frames them: how many were content.
     fn taken(framing: Framing, bytes: &[u8]) -> Result<(usize, bool), u16> {
         let mut discard = Discard::new(framing, MAX).map_err(Status::code)?;
         let taken = discard.take(bytes).map_err(Status::code)?;

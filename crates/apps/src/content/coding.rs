@@ -21,7 +21,7 @@ impl Coding {
         }
     }
 
-    /// What the name of a file in the coding ends with.
+    /// The end of the name of a file in the coding.
     pub(crate) const fn suffix(self) -> &'static str {
         match self {
             Self::Brotli => ".br",
@@ -33,7 +33,7 @@ impl Coding {
 /// A quality value in thousandths; zero means that it is not acceptable.
 type Quality = u16;
 
-/// What the lines of an Accept-Encoding field say.
+/// The preferences in the lines of an Accept-Encoding field.
 #[derive(Clone, Copy, Debug, Default)]
 struct Accepted {
     brotli: Option<Quality>,

@@ -42,7 +42,7 @@ pub struct AddedField {
 }
 
 impl AddedField {
-    /// Whether responses without TLS have it too (RFC 6797 section 7.2).
+    /// Returns whether responses without TLS have it too (RFC 6797 section 7.2).
     pub(crate) fn may_be_in_the_clear(&self) -> bool {
         !self.name.eq_ignore_ascii_case("strict-transport-security")
     }
@@ -104,8 +104,8 @@ impl FromStr for CacheControl {
 }
 
 impl CacheControl {
-    /// Whether the pattern fits a path, which has no slash in front. A `*` stands for any bytes,
-    /// slashes too.
+    /// Returns whether the pattern fits a path, which has no slash in front. A `*` stands for any
+    /// bytes, slashes too.
     pub(crate) fn fits(&self, path: &[u8]) -> bool {
         let mut parts = self.pattern.as_bytes().split(|&b| b == b'*');
         let Some(mut rest) = parts.next().and_then(|first| path.strip_prefix(first)) else {

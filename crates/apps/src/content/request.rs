@@ -81,14 +81,14 @@ impl Field {
     }
 }
 
-/// Where the content behind a head ends (RFC 9112 section 6.3).
+/// The framing of the content behind a head (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// There is none.
     None,
     /// After that many bytes.
     Length(u64),
-    /// Where the chunked coding says so.
+    /// The content ends with the chunked coding.
     Chunked,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Request<'h, 'b> {
     pub(crate) minor: u8,
     /// The client wants to go on with this connection.
     pub(crate) keep_alive: bool,
-    /// How the content behind the head is framed.
+    /// The framing of the content behind the head.
     pub(crate) content: Framing,
     /// The client waits for 100 before it sends the content.
     pub(crate) expects_continue: bool,
@@ -208,7 +208,7 @@ struct Line<'b> {
     method: &'b str,
     target: &'b str,
     minor: u8,
-    /// Where the fields begin, for a line that httparse did not read.
+    /// The offset of the fields, for a line that httparse did not read.
     bytes: usize,
 }
 
@@ -282,7 +282,7 @@ fn parse_later<'h, 'b>(
     }
 }
 
-/// Whether a byte may stand in a token (RFC 9110 section 5.6.2).
+/// Returns whether a byte may stand in a token (RFC 9110 section 5.6.2).
 pub(crate) const fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric()
         || matches!(b, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')

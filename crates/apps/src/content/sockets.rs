@@ -28,7 +28,7 @@ pub(crate) trait Sockets {
     fn send_queue(&self, id: Self::Id) -> u64;
     fn shutdown(&mut self, id: Self::Id);
     fn close(&mut self, now: Instant, id: Self::Id);
-    /// As [`Sockets::close`], and discards up to so many bytes that still come.
+    /// As [`Sockets::close`], and discards up to that number of bytes that still come.
     fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
     fn abort(&mut self, now: Instant, id: Self::Id);
     /// None where too many files are open.

@@ -4,7 +4,7 @@
 //! [`Promise::check`] compares the file's metadata with what it was. A read whose file changed
 //! returns another [`FileStat::version`] than the open did, and its asker ends the transfers.
 //!
-//! What metadata of Linux can tell: whoever changes bytes sets mtime before the first byte changes
+//! What metadata of Linux can tell: a writer sets mtime before the first byte changes
 //! (through a mapping: when its page is first written), and ctime with it. So with neither changed
 //! since the open the bytes are the same, within the clock of the file system. `chmod`, `chown`,
 //! `touch -a`, links, `unlink` and a rename over the file change ctime and leave mtime, size and
@@ -35,7 +35,7 @@ use super::root::{fault, mix, stat};
 /// Promised bytes whose content is compared when metadata cannot tell.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// What counts as a change of a file that is being sent.
+/// The rule for changes of a file that is being sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeRule {
     /// Truncation, and rewriting in place. Mode, owner, links, access time, another file under its
@@ -68,7 +68,7 @@ impl Marks {
     }
 }
 
-/// What became of the promised bytes.
+/// The state of the promised bytes.
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// They are what they were, when the metadata was `seen`.
@@ -197,8 +197,8 @@ fn digest(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |state, chunk| mix(state, word(chunk)))
 }
 
-/// Why changes of files below `root` may be seen late or not at all, if the file system is known
-/// for that: for the operator.
+/// Returns why changes of files below `root` may be seen late or not at all, if its file system is
+/// known for that: for the operator.
 #[must_use]
 pub fn weak_time_stamps(root: &Path) -> Option<&'static str> {
     let path = CString::new(root.as_os_str().as_bytes()).ok()?;

@@ -39,7 +39,7 @@ pub(super) struct Root {
     rule: ChangeRule,
 }
 
-/// What the root's path led to when it was last looked at.
+/// The directory to which the root's path led when it was last looked at.
 #[derive(Debug)]
 struct Dir {
     file: Arc<File>,
@@ -90,7 +90,7 @@ impl Root {
         }
     }
 
-    /// What counts as a change of a file.
+    /// The rule for changes of files.
     pub(super) const fn rule(&self) -> ChangeRule {
         self.rule
     }

@@ -52,7 +52,7 @@ struct TestPath {
     relay: &'static [&'static str],
     /// Downloads of 200 MB at one time.
     downloads: u32,
-    /// Whether one of 300 KB is begun beside them.
+    /// True if one of 300 KB is begun beside them.
     small: bool,
     what: &'static str,
 }
@@ -153,7 +153,7 @@ impl Measured {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// What is missing, not allowed or went wrong.
+/// The part that is missing, not allowed or failed.
 pub(crate) fn run(args: &QuicRelayArgs) -> Result<(), Failure> {
     tools::check_root()?;
     tools::install(&lab::PROGRAMS)?;

@@ -225,7 +225,7 @@ pub(crate) struct CtlArgs {
     pub(crate) wire: WireArg,
 }
 
-/// What a running target is asked.
+/// A question to a running target.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CtlVerb {
     /// Show the namespaces

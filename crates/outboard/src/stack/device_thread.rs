@@ -77,15 +77,15 @@ impl DeviceThread {
         self.disk.pollable().map(|fd| poller.add(fd));
     }
 
-    /// Whether the work is over: the host has ended, or waits no more. Without a host that does
-    /// its part the time for it is over some day.
+    /// Returns whether the work is over: the host has ended, or no longer waits. Without a host that
+    /// does its part the time for it ends.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.begins_to_end(stop, now);
         self.phase.is_ending() && (self.queue.host_ended.is_said() || self.phase.is_over(now))
     }
 
-    /// Whether another thread has said something that a sleep would miss.
+    /// Returns whether another thread has said something that a sleep would miss.
     pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
         told && (!self.phase.is_ending() || self.queue.host_ended.is_said())

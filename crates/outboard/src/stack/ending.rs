@@ -13,7 +13,7 @@ use base::{Duration, Instant};
 /// How long the last frames may take. They wait for a link, or for a disk's last reads.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// How far a thread is.
+/// The phase of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It works.
@@ -32,12 +32,12 @@ impl Phase {
         begins
     }
 
-    /// Whether the thread was told to end.
+    /// Returns whether the thread was told to end.
     pub(super) fn is_ending(self) -> bool {
         self != Self::Running
     }
 
-    /// Whether the time for that is over.
+    /// Returns whether the time for that is over.
     pub(super) fn is_over(self, now: Instant) -> bool {
         matches!(self, Self::Ending { until } if now >= until)
     }

@@ -71,8 +71,8 @@ impl<A: App> HostThread<A> {
         self.app.pollable().map(|fd| poller.add(fd))
     }
 
-    /// Whether the work is over: the device has confirmed that everything is on the link, or the
-    /// time for it is over. Begins the end when that is asked for.
+    /// Returns whether the work is over: the device has confirmed that everything is on the
+    /// link, or the time for it is over. Begins the end when that is asked for.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         if self.phase.begins_to_end(stop, now) {
@@ -82,7 +82,7 @@ impl<A: App> HostThread<A> {
         self.phase.is_ending() && (self.host.has_ended() || self.phase.is_over(now))
     }
 
-    /// Whether another thread has said something that a sleep would miss.
+    /// Returns whether another thread has said something that a sleep would miss.
     pub(super) fn must_look(&self, stop: &AtomicBool) -> bool {
         stop.load(Ordering::Acquire) && !self.phase.is_ending()
     }

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Failure;
 
-/// Where the lines of an access log go.
+/// The destination of the lines of an access log.
 pub(crate) struct Log {
     target: Target,
-    /// How often the main thread asked for the file to be opened again, and how often it was.
+    /// The number of requests of the main thread to open the file again, and how many were met.
     asked: Arc<AtomicUsize>,
     done: usize,
 }

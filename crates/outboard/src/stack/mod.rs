@@ -100,7 +100,7 @@ pub(crate) struct Parts<A: App> {
 #[derive(Default)]
 pub(crate) struct Threads {
     stop: Arc<AtomicBool>,
-    /// How often the logs were to be opened again.
+    /// The number of requests to open the logs again.
     reopened: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
     probes: Vec<Probe>,

@@ -20,11 +20,11 @@ const SKIPPED_MAX: usize = 8;
 pub(crate) struct Gaps {
     /// One above the largest number that was acknowledged; zero before the first.
     next: u64,
-    /// What is missing below, ascending.
+    /// The numbers that are missing below, ascending.
     missing: VecDeque<Range<u64>>,
     /// Missing numbers below this one were counted as lost.
     lost_below: u64,
-    /// What was missing below this one is forgotten.
+    /// Missing numbers below this one are forgotten.
     forgotten_below: u64,
     /// Numbers that were never sent.
     skipped: VecDeque<u64>,
@@ -44,7 +44,7 @@ impl Gaps {
     pub(crate) fn on_acked(&mut self, acked: Range<u64>) -> bool {
         let was_lost = self.fill(&acked);
         if self.next == 0 {
-            // What came before the first acknowledgment is not known.
+            // The order before the first acknowledgment is not known.
             (self.lost_below, self.forgotten_below) = (acked.start, acked.start);
             self.next = acked.start;
         }
@@ -97,7 +97,7 @@ impl Gaps {
         self.missing.push_back(gap);
     }
 
-    /// Notes that so many more of the missing numbers were counted as lost, and all that
+    /// Notes that this number of the missing ones was counted as lost, and all that
     /// are `threshold` or more below the largest. Returns the range that they are in.
     pub(crate) fn on_lost(&mut self, count: u64, threshold: u64) -> Range<u64> {
         let (mut left, start) = (count, self.lost_below);

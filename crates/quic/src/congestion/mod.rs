@@ -63,7 +63,7 @@ enum Signal {
     Persistent,
 }
 
-/// What a loss has done to the window.
+/// The effect of a loss on the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Response {
     /// Nothing yet: the packets may be late.
@@ -84,7 +84,7 @@ struct Loss {
     withheld: u64,
 }
 
-/// What was before a reduction.
+/// The state before a reduction.
 #[derive(Clone, Debug)]
 struct Undo {
     congestion: Congestion,
@@ -93,7 +93,7 @@ struct Undo {
     first: u64,
 }
 
-/// What a connection counts of its losses.
+/// The counts of a connection's losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Reductions of the window.
@@ -106,7 +106,7 @@ pub(crate) struct Counts {
     pub(crate) undone: u64,
 }
 
-/// What quinn-proto and its packets said since the last time.
+/// The events of quinn-proto and its packets since the last time.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// Ranges of ACK frames, those of each frame ascending.
@@ -206,7 +206,7 @@ impl Control {
         self.recovery.is_some_and(|since| sent <= since)
     }
 
-    /// Whether [`Self::follow`] has nothing to do without news.
+    /// Returns whether [`Self::follow`] has nothing to do without news.
     fn is_calm(&self) -> bool {
         self.noticed.is_empty() && self.losses.is_empty()
     }
@@ -259,7 +259,7 @@ impl Control {
         }
     }
 
-    /// How long a packet has to be missing after it was counted as lost.
+    /// The time for which a packet has to be missing after it was counted as lost.
     fn patience(&self) -> Duration {
         (self.lateness * 5 / 4).min(self.srtt)
     }
@@ -362,7 +362,7 @@ impl Shared {
     }
 }
 
-/// What quinn-proto has of a path's congestion control.
+/// The part of a path's congestion control that quinn-proto holds.
 pub(crate) struct Controller(Arc<Shared>);
 
 impl Controller {

@@ -116,7 +116,7 @@ pub struct Endpoint {
     config: Config,
     inner: quinn_proto::Endpoint,
     transport: Arc<TransportConfig>,
-    /// What connections are accepted with, if any are.
+    /// The configuration for accepted connections, if any are.
     server: Option<Arc<ServerConfig>>,
     connections: Vec<Option<Box<Connection>>>,
     open: usize,

@@ -1,4 +1,4 @@
-//! How streams of one connection share it: by bytes in turn, and by the priorities of RFC 9218.
+//! Sharing of one connection by its streams: by bytes in turn, and by the priorities of RFC 9218.
 //!
 //! The path is a bottleneck of a fixed rate with a short queue, so that a share of the connection
 //! is a time. Every case runs with packets and files given to the device, and without.

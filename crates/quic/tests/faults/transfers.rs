@@ -192,7 +192,7 @@ impl Transfers {
         }
         let (now, Machine { endpoint, host, .. }) = (lab.now, &mut lab.client);
         endpoint.close(now, host, self.client, 0, "done");
-        // What says so may be lost: the server then waits for its idle time-out of 30 seconds.
+        // The close may be lost: the server then waits for its idle time-out of 30 seconds.
         lab.run(70, |_| false);
         for machine in [&lab.client, &lab.server] {
             for gauge in ["quic_connections_open", "quic_entries", "quic_routes", "quic_waiting"] {

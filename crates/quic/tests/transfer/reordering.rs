@@ -1,4 +1,4 @@
-//! What paths that delay single packets leave of a download: as much as the same path without.
+//! Downloads over paths that delay single packets: as fast as over the same path without.
 
 use base::Duration;
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 use crate::world::{Abilities, World};
 
 const DEVICE: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
-/// How late the packets are, on a path with a round trip of 10 ms.
+/// The delays of the late packets, on a path with a round trip of 10 ms.
 const LATE: Duration = Duration::from_micros(6500);
 const BYTES: u64 = 40_000_000;
 /// Bytes per second of the path.

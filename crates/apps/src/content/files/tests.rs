@@ -222,7 +222,7 @@ fn an_open_that_was_overtaken_by_a_change_is_repeated_once() {
 #[test]
 fn an_optional_file_that_is_absent_is_remembered() {
     let mut files = cache(4);
-    // Whoever needs it and waits for the same open finds the same.
+    // A request that needs it and waits for the same open finds the same.
     files.begin(b"a.br", FileId(1), waiter(1), false);
     files.join(b"a.br", waiter(2), true);
     let opened = files.opened(at(0), 0, FileId(1), Err(FileFault::NotFound));

@@ -1,4 +1,4 @@
-//! What is kept of requests that clients leave unfinished: a server and a client in virtual time.
+//! Memory for requests that clients leave unfinished: a server and a client in virtual time.
 
 use std::sync::Arc;
 

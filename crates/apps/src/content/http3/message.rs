@@ -29,7 +29,7 @@ struct Pseudo<'a> {
     authority: Option<&'a [u8]>,
 }
 
-/// What a request's fields say.
+/// The contents of a request's fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     /// The head of the HTTP/1.1 request that says the same.

@@ -66,7 +66,7 @@ struct Request {
     message: Message,
     /// The request as HTTP/1.1 has it, once it is there.
     head: Option<Vec<u8>>,
-    /// What it asks for its response.
+    /// The priority that it asks for its response.
     priority: Option<Priority>,
     /// It waits for its file.
     asked: bool,
@@ -86,7 +86,7 @@ impl Request {
         }
     }
 
-    /// Whether it can be answered.
+    /// Returns whether it can be answered.
     fn is_ready(&self) -> bool {
         self.head.is_some() && !self.message.lacks_content()
     }

@@ -1,4 +1,4 @@
-//! What a client's bytes on its streams mean: request streams, the control stream,
+//! The meaning of a client's bytes on its streams: request streams, the control stream,
 //! QPACK's two (RFC 9114, section 6). Called by [`super::Http3`] with what was read. Nothing is
 //! sent from here: what is wrong is a [`Fault`] of the stream or of the connection.
 
@@ -119,7 +119,7 @@ impl Connection {
         }
     }
 
-    /// What the frames of the client's control stream say, beside its settings.
+    /// The contents of the frames of the client's control stream, beside its settings.
     fn handle_control(&mut self, frame: Control) -> Result<(), Code> {
         match frame {
             // Section 5.2: it may lower the limit that it set.
@@ -173,7 +173,7 @@ pub(super) enum Control {
     Priority(u64, Option<Priority>),
 }
 
-/// How far a request has been read (section 4.1).
+/// The progress of reading a request (section 4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Section {
     #[default]
@@ -198,13 +198,13 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Whether content was declared and is not all there.
+    /// Returns whether content was declared and is not all there.
     pub(super) fn lacks_content(&self) -> bool {
         let waited_for = self.declared.filter(|bytes| *bytes <= CONTENT_BYTES_MAX);
         waited_for.is_some_and(|bytes| self.content < bytes || self.skip > 0)
     }
 
-    /// Whether there is more content than is read.
+    /// Returns whether there is more content than is read.
     pub(super) fn is_too_long(&self) -> bool {
         self.content.max(self.declared.unwrap_or(0)) > CONTENT_BYTES_MAX
     }

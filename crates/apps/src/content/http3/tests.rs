@@ -141,7 +141,7 @@ fn headers(fields: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// What becomes of a request that is these bytes and then ends, at once and byte by byte.
+/// Sends a request of these bytes that then ends, at once and byte by byte.
 fn whole(bytes: &[u8]) -> Result<(), Code> {
     let run = |chunk: usize| {
         let mut connection = Connection::default();
@@ -244,7 +244,7 @@ fn priorities_of_requests() {
     assert!(connection.priorities.len() <= 6, "{}", connection.priorities.len());
 }
 
-/// What is reset is answered if it is whole, and nothing is kept of it then.
+/// A request that is reset is answered if it is whole, and nothing is kept of it then.
 #[test]
 fn requests_that_are_reset_while_they_wait() {
     let mut connection = Connection::default();

@@ -58,7 +58,7 @@ impl Refused {
 /// Does the first command of a connection, whose keys are those of `identity`.
 ///
 /// # Errors
-/// How the command fails, and why.
+/// The status of a command that failed, and the reason.
 pub(super) fn connect(
     now: Instant,
     shared: &mut Shared,

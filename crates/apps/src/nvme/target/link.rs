@@ -44,7 +44,7 @@ pub(super) trait Link {
     fn error(&self, host: &Self::Host) -> Option<SocketError>;
     /// The peer's address and port, while the connection is known.
     fn remote(&self, host: &Self::Host) -> Option<Endpoint>;
-    /// Whether headers, and data, have digests.
+    /// Returns whether headers, and data, have digests.
     fn digests(&self) -> (bool, bool);
     /// Whose pre-shared key it has; none where it has none.
     fn identity(&self) -> Option<Identity>;
@@ -57,7 +57,7 @@ pub(super) trait Link {
 /// Files; see [`Host`] for what each call promises.
 pub(super) trait Disk {
     fn open(&mut self, path: &str, read_only: bool) -> Option<FileId>;
-    /// The file is not used any more; what is being sent of it still is.
+    /// The file is no longer used, except for reads that are being sent.
     fn close(&mut self, file: FileId);
     fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     /// Begins to read some of an extent; not where the file has no such bytes.

@@ -80,7 +80,7 @@ impl fmt::Display for HostId {
     }
 }
 
-/// Who sent a Connect, as far as its data says.
+/// The sender of a Connect, by its data.
 pub(super) struct Caller<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Caller<'_> {

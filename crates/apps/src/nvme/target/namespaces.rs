@@ -18,7 +18,7 @@ use super::server::Server;
 use super::shared::Shared;
 use super::subsystem::{Namespace, NamespaceConfig, State};
 
-/// Why a namespace cannot be added, removed or resized.
+/// The reason for which a namespace cannot be added, removed or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     /// There is no subsystem of that name.
@@ -44,7 +44,7 @@ pub enum ChangeError {
     TooManyFiles,
 }
 
-/// What a namespace is now.
+/// The present state of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// Its subsystem.
@@ -53,7 +53,7 @@ pub struct NamespaceInfo {
     pub nsid: u32,
     /// Its file, beneath the disk's root.
     pub path: String,
-    /// What hosts tell it from others by.
+    /// The identifier by which hosts tell it from others.
     pub uuid: [u8; 16],
     /// Bytes of a block.
     pub block_bytes: u32,
@@ -61,7 +61,7 @@ pub struct NamespaceInfo {
     pub read_only: bool,
     /// Its file is being opened, for the first time or to see its length.
     pub opening: bool,
-    /// How many blocks it has, or why it cannot be used.
+    /// The number of its blocks, or why it cannot be used.
     pub blocks: Result<u64, abi::FileFault>,
 }
 
@@ -110,7 +110,7 @@ impl Shared {
         index.ok_or(ChangeError::NoSubsystem)
     }
 
-    /// Where a namespace is: the index of its subsystem, and its place in the table of all.
+    /// Finds a namespace: the index of its subsystem, and its place in the table of all.
     fn namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(usize, usize), ChangeError> {
         let index = self.subsystem(nqn)?;
         let place = self.subsystems.get(index).and_then(|one| one.place(nsid));
@@ -119,7 +119,7 @@ impl Shared {
 }
 
 impl Namespace {
-    /// Whether nothing refers to one that was removed.
+    /// Returns whether nothing refers to one that was removed.
     fn is_free(&self) -> bool {
         let idle = self.locks.held() == 0 && self.locks.waiting() == 0;
         self.state == State::Removed && self.file.is_none() && idle

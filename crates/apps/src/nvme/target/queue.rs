@@ -42,7 +42,7 @@ pub(super) struct Conn<L> {
     pub(super) key: ConnKey,
     /// The peer's address.
     pub(super) remote: Option<Endpoint>,
-    /// Who has connected it, for the log line of its end.
+    /// The host that has connected it, for the log line of its end.
     pub(super) who: Option<String>,
     /// Until when it has to be connected; once it leaves, until when it may stay.
     until: Instant,
@@ -316,8 +316,11 @@ impl<L: Link> Turn<'_, L> {
         }
     }
 
-    /// The host has sent more commands than the queue has entries. The command is not done, and the
-    /// others are: what the host did wrong is in its status and in the log.
+    /// Refuses a command of a host that has sent more than the queue has entries; the others are
+    /// done. Linux's and SPDK's targets end such a connection without a word, as a controller may.
+    /// The status and the log say here what the host did wrong: of the generic status codes Command
+    /// Sequence Error is that for a violation of the protocol by several commands together, without
+    /// Do Not Retry, since the command itself is good.
     fn refuse_overflow(&mut self, cid: u16) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Connected { size, qid, .. } = queue.is;
@@ -537,7 +540,7 @@ impl<L: Link> Conn<L> {
         own.into_iter().flatten().min()
     }
 
-    /// Whether it is over for its peer, and stays only to deliver what was sent.
+    /// Returns whether it is over for its peer, and stays only to deliver what was sent.
     pub(super) const fn is_leaving(&self) -> bool {
         self.leaves
     }
@@ -565,7 +568,7 @@ impl<L: Link> Conn<L> {
     }
 }
 
-/// Why a connection ends whose peer takes nothing of what was sent.
+/// The reason in the log of a connection whose peer does not acknowledge.
 pub(super) const NOT_ACKNOWLEDGED: &str = "what was sent was not acknowledged in time";
 pub(super) const SGL_TYPE: Status = Status::SGL_TYPE_INVALID.do_not_retry();
 pub(super) const SGL_LENGTH: Status = Status::SGL_LENGTH_INVALID.do_not_retry();

@@ -430,7 +430,7 @@ impl<L: Link> Server<L> {
         match (conn.who.take(), conn.link.insecure()) {
             (Some(who), _) => log.add(now, conn.remote, format!("closed {who}: {how}")),
             (None, Some(why)) => log.add(now, conn.remote, format!("refused: {why}")),
-            // What was said when it began to leave is not said again.
+            // The line was written when it began to leave.
             (None, None) if conn.is_leaving() => {}
             (None, None) => log.add(now, conn.remote, format!("closed without a queue: {how}")),
         }

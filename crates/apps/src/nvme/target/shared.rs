@@ -45,7 +45,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Whether it changes what is stored.
+    /// Returns whether it changes what is stored.
     pub(super) const fn changes(self) -> bool {
         match self {
             Self::Write | Self::Zero { .. } => true,
@@ -177,7 +177,7 @@ impl Ops {
         Some(OpId(u64::from(*generation) << 32 | index as u64))
     }
 
-    /// Whether an operation is about a namespace of the table.
+    /// Returns whether an operation is about a namespace of the table.
     pub(super) fn any_at(&self, place: usize) -> bool {
         self.slots.iter().any(|(_, op)| op.as_ref().is_some_and(|op| op.place == place))
     }

@@ -119,7 +119,7 @@ impl Namespace {
         let new = self.reopened?;
         let state = self.look(disk, new)?;
         self.reopened = None;
-        // A file that cannot be opened any more is served as it was.
+        // A file that can no longer be opened is served as it was.
         if !matches!((state, self.state), (State::Ready(_), State::Ready(_))) {
             return Some(new);
         }
@@ -127,7 +127,7 @@ impl Namespace {
         self.file.replace(new)
     }
 
-    /// What the open of a file has come to; none while it is under way.
+    /// The result of the open of a file; none while it is under way.
     fn look(&self, disk: &impl Disk, file: FileId) -> Option<State> {
         Some(match disk.stat(file)? {
             Ok(stat) if !matches!(stat.kind, FileKind::Regular | FileKind::Block) => {
@@ -142,8 +142,8 @@ impl Namespace {
         })
     }
 
-    /// Whether a range of bytes can be used: the namespace is there, and has them. A command that
-    /// waited may find otherwise.
+    /// Returns whether a range of bytes can be used: the namespace is there, and has them.
+    /// A command that waited may find otherwise.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), Status> {
         match self.state {
             State::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
@@ -204,7 +204,7 @@ pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: Text<20>,
     pub(super) hosts: Option<Vec<Nqn>>,
-    /// Where in the table of all each namespace is, by its ID less one.
+    /// The place of each namespace in the table of all, by its ID less one.
     places: Vec<Option<usize>>,
 }
 
@@ -224,7 +224,7 @@ impl Subsystem {
         self.places.get(usize::try_from(nsid.checked_sub(1)?).ok()?).copied().flatten()
     }
 
-    /// Whether a namespace may have this ID: it is then there, or was.
+    /// Returns whether a namespace may have this ID: it is then there, or was.
     pub(super) fn is_valid(&self, nsid: u32) -> bool {
         (1..=self.nn()).contains(&nsid)
     }

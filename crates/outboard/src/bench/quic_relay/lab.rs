@@ -35,7 +35,7 @@ const FILES: [Row; 2] =
 /// Sources of quic-go's programs.
 const GO_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/clients/h3go");
 
-/// What a client got.
+/// The result of a client.
 pub(super) struct Got {
     us: f64,
     bytes: f64,
@@ -49,7 +49,7 @@ impl Got {
         self.bytes / self.us * 1e6
     }
 
-    /// How long the small one took.
+    /// The time that the small one took.
     pub(super) fn small_ms(&self) -> f64 {
         self.small_us / 1000.0
     }
@@ -96,7 +96,7 @@ impl Lab {
         command
     }
 
-    /// Runs relay and client for so many seconds.
+    /// Runs relay and client for that number of seconds.
     pub(super) fn run(
         &self,
         server: usize,
@@ -121,7 +121,7 @@ impl Lab {
     }
 }
 
-/// What a process prints first, and the process.
+/// The first line that a process prints, and the process.
 fn first_line(mut process: Process) -> Result<(String, Process), Failure> {
     let mut line = String::new();
     let read = process.0.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line));
@@ -151,7 +151,7 @@ fn start_other(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure
     Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace: pid })
 }
 
-/// Whether somebody has port 443 in the namespace of a process.
+/// Returns whether port 443 is taken in the namespace of a process.
 fn has_udp_port(pid: u32) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/udp")).unwrap_or_default();
     let both = sockets + &fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default();

@@ -68,7 +68,7 @@ fn the_best_that_is_there_is_sent() {
         assert!(said.starts_with("200 Content-Type: application/gzip|Vary"), "{said}");
         assert_eq!(body, "gzip of a");
     }
-    // What is not there is looked for once in a while, not for each request.
+    // A file that is not there is looked for once in a while, not for each request.
     let looked = |world: &World, path: &str| world.opens().iter().filter(|p| **p == path).count();
     assert_eq!([looked(&world, "c.html.br"), looked(&world, "b.br")], [1, 1]);
     assert_eq!(looked(&world, "missing.br"), 0, "only beside a file");

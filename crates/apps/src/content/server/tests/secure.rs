@@ -21,7 +21,7 @@ fn plain_requests_at_a_port_for_tls_are_told_so() {
             assert!(sent.contains("\r\nConnection: close\r\n") && world.is_shut(id));
         }
     }
-    // What is no HTTP either is answered like that elsewhere.
+    // Bytes that are no HTTP either are answered like that elsewhere.
     let id = world.accept_for(Service::Secure);
     world.take_tls_off(id);
     world.receive(id, "SSH-2.0-OpenSSH_9.9\r\n");

@@ -1,4 +1,4 @@
-//! What an operator changes and reads: identifiers of hosts, the log, namespaces that are read
+//! Changes and queries by an operator: identifiers of hosts, the log, namespaces that are read
 //! only, and those that come, go and change their size.
 
 use super::*;
@@ -165,7 +165,7 @@ fn namespaces_come_and_go() {
     assert_eq!(rig.command(queue, &third(io::READ, 2), &[]).len(), 2);
     rig.acknowledge(queue);
 
-    // What cannot be.
+    // Changes that are refused.
     assert_eq!(add(&mut rig, None, &new), Err(ChangeError::InUse));
     let other = NamespaceConfig::new(&subnqn(), "d");
     assert_eq!(add(&mut rig, Some(2), &other), Err(ChangeError::BadId));
@@ -216,7 +216,7 @@ fn a_namespace_grows_and_shrinks() {
     let now = rig.now;
     let resize =
         |rig: &mut Rig, most| rig.server.resize_namespace(now, &mut rig.disk, (&subnqn(), 1), most);
-    // The same length: nobody is told.
+    // The same length: no event is sent.
     await_change(&mut rig, admin, 31);
     assert_eq!(resize(&mut rig, None), Ok(()));
     assert_eq!(resize(&mut rig, None), Err(ChangeError::Opening));
@@ -239,7 +239,7 @@ fn a_namespace_grows_and_shrinks() {
     rig.data(queue, 2, tag, &[7; BLOCK_BYTES], true);
     let out_of_range = Status::LBA_OUT_OF_RANGE.do_not_retry();
     assert_eq!(status_of(&rig.sent(queue)), [(2, out_of_range)]);
-    // The file cannot be opened any more: it is served as it was.
+    // The file can no longer be opened: it is served as it was.
     rig.disk.open_fault = Some(FileFault::NotFound);
     rig.server.handle_file(now, &mut rig.disk, FileId(4));
     assert_eq!((size(&mut rig), rig.disk.closed.pop()), (1, Some(FileId(4))));
