@@ -74,6 +74,17 @@ impl Counters {
         }
     }
 
+    /// There are counters, and all are zero.
+    ///
+    /// # Panics
+    /// Where one is not.
+    #[track_caller]
+    pub fn expect_moved_none(&self) {
+        assert!(!self.0.is_empty(), "no counters");
+        let moved: Vec<_> = self.0.iter().filter(|(_, value)| **value != 0).collect();
+        assert!(moved.is_empty(), "{moved:?}");
+    }
+
     /// How far `name` moved since `before`.
     ///
     /// # Panics

@@ -163,6 +163,17 @@ impl Server {
         Counters::parse(&json).unwrap_or_else(|e| panic!("outboard stat: {e}"))
     }
 
+    /// No counter that an operator alarms on has moved, and there are some.
+    ///
+    /// # Panics
+    /// Where one has.
+    #[track_caller]
+    pub fn expect_no_alarm(&self) {
+        let all = self.ask_with("stat", &["--alarms", "--json"]);
+        let all = Counters::parse(&all).unwrap_or_else(|e| panic!("outboard stat --alarms: {e}"));
+        all.expect_moved_none();
+    }
+
     /// The instance's connections, as `outboard ss` gives them.
     ///
     /// # Panics

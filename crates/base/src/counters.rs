@@ -1,13 +1,18 @@
 //! Counters that belong to the object that counts, and are collected by a visitor.
 //!
 //! [`counters!`](crate::counters) defines a plain struct of `u64` fields. The owner adds to a
-//! field; whoever wants to show the counters (`outboard stat`, metrics, tests that name every
-//! counter they expect to move) walks them by name. There is no registry and no global state.
+//! field; `outboard stat`, the metrics, and tests that name every counter they expect to move walk
+//! them by name. There is no registry and no global state.
+//!
+//! A counter marked `alarm` is one that an operator may alarm on: honest peers leave it at zero,
+//! whatever their traffic and whatever packets the network loses, repeats or reorders. It moves
+//! if a peer breaks a protocol or forges packets, if something damages them, if a disk, the device
+//! or a backend fails, or if a configured limit is reached.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Defines a struct of named `u64` counters with a visitor.
+/// Defines a struct of named `u64` counters with a visitor and the list of those that are alarms.
 ///
 /// ```
 /// base::counters! {
@@ -15,20 +20,23 @@ use alloc::vec::Vec;
 ///     pub struct EngineCounters {
 ///         /// Packets that it looked at.
 ///         packets,
+///         /// Packets with a wrong checksum.
+///         bad_checksums: alarm,
 ///     }
 /// }
 /// let mut c = EngineCounters::default();
 /// c.packets += 1;
 /// let mut seen = Vec::new();
 /// c.visit(&mut |name, value| seen.push((name, value)));
-/// assert_eq!(seen, [("packets", 1)]);
+/// assert_eq!(seen, [("packets", 1), ("bad_checksums", 0)]);
+/// assert_eq!(EngineCounters::ALARMS, ["bad_checksums"]);
 /// ```
 #[macro_export]
 macro_rules! counters {
     (
         $(#[$struct_doc:meta])*
         $vis:vis struct $name:ident {
-            $( $(#[$field_doc:meta])* $field:ident ),* $(,)?
+            $( $(#[$field_doc:meta])* $field:ident $(: $kind:ident)? ),* $(,)?
         }
     ) => {
         $(#[$struct_doc])*
@@ -38,6 +46,10 @@ macro_rules! counters {
         }
 
         impl $name {
+            /// The names of the counters that honest traffic never moves.
+            $vis const ALARMS: &'static [&'static str] =
+                &[ $( $( $crate::alarm_name!($kind $field), )? )* ];
+
             /// Calls `f` with the name and value of each counter, in order of definition.
             $vis fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
                 $( f(stringify!($field), self.$field); )*
@@ -48,6 +60,15 @@ macro_rules! counters {
                 $( self.$field += other.$field; )*
             }
         }
+    };
+}
+
+/// The name of a counter, if it is marked as an alarm; anything else does not compile.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! alarm_name {
+    (alarm $field:ident) => {
+        stringify!($field)
     };
 }
 
@@ -70,7 +91,7 @@ mod tests {
 
     counters! {
         /// For the test.
-        struct Two { first, second }
+        struct Two { first, second: alarm }
     }
 
     #[test]
@@ -86,5 +107,6 @@ mod tests {
         assert_eq!(moved(&before, &walk(&c)), [(String::from("second"), 3)]);
         c.add(&Two { first: 1, second: 1 });
         assert_eq!((c.first, c.second), (1, 4));
+        assert_eq!(Two::ALARMS, ["second"]);
     }
 }

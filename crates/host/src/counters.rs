@@ -6,9 +6,9 @@ base::counters! {
         /// Frames that the device delivered.
         received_frames,
         /// Frames whose headers are malformed: the device should not have delivered them.
-        received_malformed,
+        received_malformed: alarm,
         /// Frames with a wrong transport checksum.
-        received_bad_checksum,
+        received_bad_checksum: alarm,
         /// Frames whose checksum the host had to verify itself.
         checksum_software,
         /// Packets for an address that is not ours.
@@ -18,15 +18,15 @@ base::counters! {
         /// TCP segments received.
         tcp_in_segs,
         /// TCP segments with a malformed header.
-        tcp_in_errs,
+        tcp_in_errs: alarm,
         /// UDP datagrams delivered to sockets.
         udp_in_datagrams,
         /// UDP datagrams with a malformed header.
-        udp_in_errors,
+        udp_in_errors: alarm,
         /// UDP datagrams for a port that nobody has bound.
         udp_no_ports,
         /// UDP datagrams dropped because too many wait on their socket.
-        udp_receive_buffer_errors,
+        udp_receive_buffer_errors: alarm,
         /// UDP datagrams handed to the device.
         udp_out_datagrams,
         /// Transmits that they were in.
@@ -34,7 +34,7 @@ base::counters! {
         /// Batches of UDP datagrams that the host cut, since the device does not.
         udp_out_cut_by_host,
         /// UDP datagrams without a route.
-        udp_out_no_routes,
+        udp_out_no_routes: alarm,
         /// Transmits of TCP, runs of segments counted once.
         tcp_out_transmits,
         /// Payload bytes handed to the device for the first time.
@@ -51,11 +51,11 @@ base::counters! {
         /// were discarded.
         tcp_late_data_bytes,
         /// Such connections reset, since more came than is discarded.
-        tcp_late_data_resets,
+        tcp_late_data_resets: alarm,
         /// Resets sent.
         tcp_out_rsts,
         /// Resets not sent because there had been too many.
-        tcp_out_rsts_limited,
+        tcp_out_rsts_limited: alarm,
         /// Bytes retransmitted.
         tcp_retrans_bytes,
         /// Retransmits handed to the device.
@@ -108,11 +108,11 @@ base::counters! {
         /// Connections made from a cookie.
         tcp_syn_cookies_accepted,
         /// Acknowledgments of no connection whose cookie was wrong or stale, while the host itself
-        /// answered SYNs with cookies: guesses. At a port of the device they are among
-        /// `tcp_no_connection`.
+        /// answered SYNs with cookies: guesses, and late segments of connections that have ended.
+        /// At a port of the device they are among `tcp_no_connection`.
         tcp_syn_cookies_failed,
         /// SYNs dropped because the accept queue or the table was full.
-        tcp_listen_drops,
+        tcp_listen_drops: alarm,
         /// Segments for no connection.
         tcp_no_connection,
         /// Connections in TIME-WAIT taken over by a new SYN: RFC 6191.
@@ -140,7 +140,7 @@ base::counters! {
         /// Ranges of namespaces that the device was told have changed.
         file_invalidations,
         /// Writes, flushes and zeroings of namespaces that failed.
-        file_write_errors,
+        file_write_errors: alarm,
         /// Connections reset because a file failed or changed.
         file_aborts,
         /// TLS handshakes completed.
@@ -167,12 +167,12 @@ base::counters! {
         /// The same, to open (Linux: `TlsRxDevice`).
         tls_rx_device,
         /// Of those, the ones that it refused.
-        tls_tx_device_refused,
+        tls_tx_device_refused: alarm,
         /// Of those, the ones that it refused.
-        tls_rx_device_refused,
+        tls_rx_device_refused: alarm,
         /// Connections whose contexts for sealing were not there when they were to be used: the
         /// host seals from then on.
-        tls_tx_device_lost,
+        tls_tx_device_lost: alarm,
         /// Transmits that brought what precedes them in their record (`l5o_get_tx_msgstate`).
         tls_tx_recoveries,
         /// Records that the device opened and verified.
@@ -186,7 +186,7 @@ base::counters! {
         /// Times that the device was told where a record begins (Linux: `TlsRxDeviceResync`).
         tls_rx_device_resync,
         /// Records that did not verify (Linux: `TlsDecryptError`).
-        tls_decrypt_error,
+        tls_decrypt_error: alarm,
         /// Changes of key that peers announced (Linux: `TlsRxRekeyReceived`).
         tls_rx_rekey_received,
         /// Those that we followed (Linux: `TlsRxRekeyOk`).
@@ -194,7 +194,7 @@ base::counters! {
         /// Changes of our own key (Linux: `TlsTxRekeyOk`).
         tls_tx_rekey_ok,
         /// Fatal alerts sent after the handshake, or for its framing.
-        tls_alerts_sent,
+        tls_alerts_sent: alarm,
         /// Fatal alerts received after the handshake.
         tls_alerts_received,
         /// PDUs of NVMe/TCP written.
@@ -207,10 +207,10 @@ base::counters! {
         /// Contexts that the device was asked for, to fill digests in.
         nvme_tx_device,
         /// Of those, the ones that it refused.
-        nvme_tx_device_refused,
+        nvme_tx_device_refused: alarm,
         /// Of those, the ones that were not there when they were to be used, or were given up with
         /// the context that seals: the host computes from then on.
-        nvme_tx_device_lost,
+        nvme_tx_device_lost: alarm,
         /// Connections of NVMe over TCP whose PDUs the device follows.
         nvme_rx_device,
         /// Those whose PDUs it does not.
@@ -240,21 +240,21 @@ base::counters! {
         /// Data digests that the host computed.
         nvme_rx_digests_host,
         /// Of those, the ones that were wrong.
-        nvme_data_digest_errors,
+        nvme_data_digest_errors: alarm,
         /// Wrong header digests.
-        nvme_header_digest_errors,
+        nvme_header_digest_errors: alarm,
         /// Answers to a device that had lost its place.
         nvme_rx_resync,
         /// Buffers lent to the device.
         nvme_ddp_setup,
         /// Of those, the ones that it would not have.
-        nvme_ddp_refused,
+        nvme_ddp_refused: alarm,
         /// Buffers that the host wanted back before their end, for too much waited for them.
         nvme_ddp_early,
         /// Connections that were ended since the peer broke the rules.
-        nvme_terminations,
+        nvme_terminations: alarm,
         /// Listeners that the device would not have.
-        setup_listeners_refused,
+        setup_listeners_refused: alarm,
         /// Connections that the device set up.
         setup_accepted,
         /// Those that were made whole: a second transaction, or anything but one request, its
@@ -276,7 +276,7 @@ base::counters! {
         /// Connections that the device gave back.
         hand_over_refused,
         /// Of those, the ones that could only be reset.
-        hand_over_refused_reset,
+        hand_over_refused_reset: alarm,
         /// Connections that the device closed in both directions.
         handed_over_closed,
         /// Connections that the device tore down and that ended in a reset.
@@ -284,7 +284,7 @@ base::counters! {
         /// Connections that the device gave up.
         handed_over_timed_out,
         /// Connections that the device was tearing down when it was reset.
-        handed_over_lost,
+        handed_over_lost: alarm,
         /// Times that the device said that it is busy.
         device_overloads,
         /// Pairs of sockets for which `nsplice` began.
@@ -302,7 +302,7 @@ base::counters! {
         /// Pairs that are sockets again: the device refused, or was reset, or one of them ended.
         splice_refused,
         /// Of those, the ones that the device refused.
-        splice_refused_by_device,
+        splice_refused_by_device: alarm,
         /// Pairs handed to the device.
         splice_handed_over,
         /// Bytes that were received and not read when `nsplice` began, or filled a gap then.
@@ -315,12 +315,12 @@ base::counters! {
         /// Splices that have ended.
         splice_ends,
         /// Of those, the ones that nobody asked about until there were too many.
-        splice_ends_forgotten,
+        splice_ends_forgotten: alarm,
         /// Events of the device about a connection that has ended meanwhile.
         events_late,
         /// Events of the device that fit nothing: nonsense.
-        events_ignored,
+        events_ignored: alarm,
         /// Resets of the device.
-        device_resets,
+        device_resets: alarm,
     }
 }

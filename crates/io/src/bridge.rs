@@ -30,7 +30,7 @@ base::counters! {
         /// Frames that left by both wires: for a group, or for who was never heard.
         bridge_tx_both,
         /// Of these, frames that one of the wires had no room for.
-        bridge_tx_half,
+        bridge_tx_half: alarm,
     }
 }
 

@@ -39,6 +39,7 @@ mod slab;
 pub use config::{
     DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig, TeardownConfig,
 };
+pub use counters::ALARMS;
 pub use device::Device;
 pub use engine::quic::window::{Place as ReorderPlace, WINDOW_MAX, Window as ReorderWindow};
 pub use engine::splice::SpliceInfo;

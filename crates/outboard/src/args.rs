@@ -36,7 +36,7 @@ pub(crate) enum Verb {
     /// Run the whole product on virtual time, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
     /// Show the counters of a running instance
-    Stat(QueryArgs),
+    Stat(StatArgs),
     /// Show the connections of a running instance, what is offloaded and, where not, why
     Ss(QueryArgs),
 }
@@ -223,7 +223,7 @@ pub(crate) enum HashArg {
     Host,
 }
 
-/// What becomes of forwarding fields that clients send.
+/// The treatment of forwarding fields that clients send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum HeaderPolicyArg {
     /// They stay
@@ -299,7 +299,7 @@ pub(crate) struct StackArgs {
 }
 
 impl StackArgs {
-    /// Whether there is a log that can be opened again.
+    /// Returns whether there is a log that can be opened again.
     pub(crate) fn has_log_file(&self) -> bool {
         self.access_log.as_ref().is_some_and(|path| path.as_os_str() != "-")
     }
@@ -340,6 +340,16 @@ pub(crate) struct FaultArgs {
     /// Seed of the faults: the same seed and the same packets have the same fate
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) seed: u64,
+}
+
+/// `outboard stat`.
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+    /// Show alarms only: counters that honest traffic never moves
+    #[arg(long)]
+    pub(crate) alarms: bool,
 }
 
 /// `outboard stat` and `outboard ss`.

@@ -10,11 +10,11 @@ base::counters! {
         /// Connections whose handshake was completed.
         quic_connections,
         /// Connection attempts turned away: as many as may be are open.
-        quic_connections_refused,
+        quic_connections_refused: alarm,
         /// Connection attempts that had to prove their address first (Retry).
         quic_retries,
         /// Connection attempts that failed in their first packet.
-        quic_handshakes_failed,
+        quic_handshakes_failed: alarm,
         /// Connections that the peer closed, both codes of no error included.
         quic_closed_by_peer,
         /// Connections that we closed.
@@ -29,14 +29,17 @@ base::counters! {
         quic_in_datagrams,
         /// Of those, the ones that the device had opened.
         quic_in_opened,
+        /// Datagrams that the device opened for a connection that is gone, or that the host has
+        /// taken back meanwhile: dropped.
+        quic_in_orphaned,
         /// Datagrams that the device opened as of another connection, or another packet: dropped.
-        quic_in_disagreed,
+        quic_in_disagreed: alarm,
         /// Retry packets that a server got: whoever sent them, they are dropped.
-        quic_in_retries_dropped,
+        quic_in_retries_dropped: alarm,
         /// Datagrams of other versions that were answered with those that we speak.
         quic_versions_negotiated,
         /// Datagrams of other versions that were dropped: too short for an answer.
-        quic_in_versions_dropped,
+        quic_in_versions_dropped: alarm,
         /// Datagrams sent.
         quic_out_datagrams,
         /// Of those, the ones that the device seals.
@@ -49,7 +52,7 @@ base::counters! {
         /// Of those, the ones that were not needed any more when it was read, or could not be read.
         quic_out_late_dropped,
         /// Transmits with bytes of files that the device dropped, by no fault of one file: losses.
-        quic_out_dropped,
+        quic_out_dropped: alarm,
         /// Acknowledgments of packets that had been counted as lost, by ranges: they were late.
         quic_losses_spurious,
         /// Losses that did not reduce the congestion window, since all their packets were late.
@@ -59,7 +62,7 @@ base::counters! {
         /// Of those, the ones that were undone, for the same reason.
         quic_reductions_undone,
         /// Datagrams that could not be understood after they were built, and were not sent.
-        quic_out_malformed,
+        quic_out_malformed: alarm,
         /// Bytes of files that are the device's to read.
         quic_file_bytes_offloaded,
         /// Bytes of files that the host read.
@@ -67,7 +70,7 @@ base::counters! {
         /// Bytes of files that were the device's to read, and that the host had to read after all.
         quic_file_bytes_late,
         /// Streams reset because their file failed or changed.
-        quic_file_failures,
+        quic_file_failures: alarm,
         /// Times that a connection was handed to the device: again after a reset, or where there
         /// was no room.
         quic_offloaded,
@@ -76,17 +79,17 @@ base::counters! {
         /// Connection IDs added and taken away there.
         quic_route_changes,
         /// Transmits that the device would not seal: the connection goes on in software.
-        quic_not_sealed,
+        quic_not_sealed: alarm,
         /// Connections taken back because the device was reset.
-        quic_device_resets,
+        quic_device_resets: alarm,
         /// Directions that the device refused: its table is full.
-        quic_device_refused_full,
+        quic_device_refused_full: alarm,
         /// The same: it does not know the cipher.
-        quic_device_refused_protocol,
+        quic_device_refused_protocol: alarm,
         /// The same: it is switched off, or there is no engine.
         quic_device_refused_disabled,
         /// The same, for another reason.
-        quic_device_refused_other,
+        quic_device_refused_other: alarm,
         /// What the device said of connections that are gone.
         quic_events_ignored,
     }

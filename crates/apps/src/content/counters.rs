@@ -6,13 +6,13 @@ base::counters! {
         /// Connections accepted.
         http_connections,
         /// Connections reset at once: `connections_max` were open.
-        http_connections_refused,
+        http_connections_refused: alarm,
         /// Requests answered, refused ones included.
         http_requests,
         /// Of those, requests by HTTP/3.
         http3_requests,
         /// Connections of HTTP/3 ended by an error of the client.
-        http3_connection_errors,
+        http3_connection_errors: alarm,
         /// Streams of HTTP/3 ended by an error.
         http3_stream_errors,
         /// Responses with a status from 200 to 299.
@@ -56,11 +56,11 @@ base::counters! {
         /// Heads that are too large.
         http_431,
         /// Files that could not be read.
-        http_500,
+        http_500: alarm,
         /// Methods and transfer codings that are not known.
         http_501,
         /// No room for another file, or a disk that did not answer in time.
-        http_503,
+        http_503: alarm,
         /// Versions other than HTTP/1.
         http_505,
         /// Connections that sent no whole head in time, the first byte included for new ones.
@@ -76,7 +76,7 @@ base::counters! {
         /// Connections that the peer did not close in time after the last response.
         http_timeouts_linger,
         /// Responses cut short by a file that failed or changed.
-        http_aborted_file,
+        http_aborted_file: alarm,
         /// Requests or responses cut short by the peer or the network.
         http_aborted_peer,
         /// Responses from a file that was compressed before.
@@ -96,7 +96,7 @@ base::counters! {
         /// Bytes that came after the last request of a connection and were thrown away.
         http_discarded_bytes,
         /// Lines of the access log that nobody took in time.
-        http_log_dropped,
+        http_log_dropped: alarm,
     }
 }
 

@@ -9,7 +9,7 @@ base::counters! {
         /// Clients accepted.
         proxy_accepted,
         /// Clients reset at once: `connections_max` were there.
-        proxy_refused_full,
+        proxy_refused_full: alarm,
         /// Clients for which a pool was found.
         proxy_routed,
         /// Clients that ended before they had asked for anything.
@@ -17,7 +17,7 @@ base::counters! {
         /// Clients that sent no whole head in time.
         proxy_timeouts_head,
         /// ClientHellos that were none, or longer than we read.
-        proxy_hellos_malformed,
+        proxy_hellos_malformed: alarm,
         /// ClientHellos for which there is no pool.
         proxy_hellos_unrouted,
         /// Responses of our own, by their status.
@@ -35,11 +35,11 @@ base::counters! {
         /// Transfer codings that are not known.
         proxy_501,
         /// Backends that could not be connected to, or ended before they answered.
-        proxy_502,
+        proxy_502: alarm,
         /// No backend that is up, or none with room.
-        proxy_503,
+        proxy_503: alarm,
         /// Backends that did not answer in time.
-        proxy_504,
+        proxy_504: alarm,
         /// Versions other than HTTP/1.
         proxy_505,
         /// Connections to backends begun, checks apart.
@@ -51,21 +51,21 @@ base::counters! {
         /// Backends that could not be reached, or ended at once.
         proxy_connects_failed,
         /// Connections to backends that our own side could not begin: no port, no route, no room.
-        proxy_connects_local,
+        proxy_connects_local: alarm,
         /// Other backends tried after one could not be connected to.
         proxy_retries,
         /// Clients for whom no backend was up.
-        proxy_no_backend_up,
+        proxy_no_backend_up: alarm,
         /// Clients for whom no backend had room.
-        proxy_no_backend_room,
+        proxy_no_backend_room: alarm,
         /// Health checks that were good.
         proxy_checks_good,
         /// Health checks that were bad.
-        proxy_checks_bad,
+        proxy_checks_bad: alarm,
         /// Backends that came up.
         proxy_backends_came_up,
         /// Backends that went down.
-        proxy_backends_went_down,
+        proxy_backends_went_down: alarm,
         /// Bytes from clients to backends by this host.
         proxy_relayed_bytes_up,
         /// Bytes from backends to clients by this host.
@@ -85,15 +85,15 @@ base::counters! {
         /// Not spliced: the device has no such engine.
         proxy_splice_refused_not_supported,
         /// Not spliced: its table is full.
-        proxy_splice_refused_table_full,
+        proxy_splice_refused_table_full: alarm,
         /// Not spliced: more was on its way than it keeps.
         proxy_splice_refused_does_not_fit,
         /// Not spliced: the connections' options differ.
         proxy_splice_refused_options_differ,
         /// Not spliced: it is busy.
-        proxy_splice_refused_overloaded,
+        proxy_splice_refused_overloaded: alarm,
         /// Not spliced: for another reason.
-        proxy_splice_refused_other,
+        proxy_splice_refused_other: alarm,
         /// Spliced connections that both sides closed.
         proxy_splices_closed,
         /// Spliced connections that one side reset.
@@ -101,7 +101,7 @@ base::counters! {
         /// Spliced connections that were idle for too long.
         proxy_splices_idle,
         /// Spliced connections that ended with the device.
-        proxy_splices_lost,
+        proxy_splices_lost: alarm,
         /// Relayed connections that both sides closed.
         proxy_relays_closed,
         /// Relayed connections that the client reset or left.
@@ -115,15 +115,15 @@ base::counters! {
         /// Tables taken over, the first among them.
         proxy_tables,
         /// Tables of which nothing was taken: a listener could not be opened.
-        proxy_tables_refused,
+        proxy_tables_refused: alarm,
         /// Ports that a later table opened.
         proxy_ports_opened,
         /// Ports that a later table closed.
         proxy_ports_closed,
         /// Times that a port of a later table could not be opened.
-        proxy_ports_refused,
+        proxy_ports_refused: alarm,
         /// Lines of the access log that nobody took in time.
-        proxy_log_dropped,
+        proxy_log_dropped: alarm,
     }
 }
 

@@ -193,7 +193,7 @@ base::counters! {
         /// Bytes of them.
         disk_read_bytes,
         /// Reads that failed.
-        disk_read_errors,
+        disk_read_errors: alarm,
         /// Reads that the kernel gave in more than one piece.
         disk_reads_continued,
         /// Writes that came to their end.
@@ -209,11 +209,11 @@ base::counters! {
         /// Of these, those whose zeros had to be written, for the file system cannot do it.
         disk_zeroes_written,
         /// Writes, flushes and zeroings that failed.
-        disk_write_errors,
+        disk_write_errors: alarm,
         /// Of these, those for which there was no space.
-        disk_no_space,
+        disk_no_space: alarm,
         /// Requests for files that are not open, or ranges that no file has.
-        disk_bad_requests,
+        disk_bad_requests: alarm,
         /// Requests turned back because too many were in flight.
         disk_full,
     }

@@ -52,9 +52,9 @@ base::counters! {
         tap_tx_too_long,
         /// Writes that the kernel refused: the interface is down, or the frame makes no sense to
         /// it.
-        tap_tx_errors,
+        tap_tx_errors: alarm,
         /// Frames that a virtio-net header cannot describe.
-        tap_tx_refused,
+        tap_tx_refused: alarm,
         /// Frames read.
         tap_rx_frames,
         /// Bytes of them.
@@ -62,9 +62,9 @@ base::counters! {
         /// Frames of them that were runs of segments.
         tap_rx_runs,
         /// Reads that failed.
-        tap_rx_errors,
+        tap_rx_errors: alarm,
         /// Frames too short to be one, or longer than any buffer.
-        tap_rx_malformed,
+        tap_rx_malformed: alarm,
     }
 }
 

@@ -8,16 +8,20 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::args::{QueryArgs, WireArg};
-use crate::control::{ANSWER_TIMEOUT, path};
+use crate::args::{QueryArgs, StatArgs, WireArg};
+use crate::control::{ANSWER_TIMEOUT, alarms, path};
 use crate::error::Failure;
 
 /// Shows the counters of a running instance.
 ///
 /// # Errors
 /// Where no instance answers.
-pub(crate) fn stat(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = ask(args.control.as_deref(), &args.wire, "stat", ANSWER_TIMEOUT)?;
+pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
+    let StatArgs { query: args, alarms } = args;
+    let mut answer = ask(args.control.as_deref(), &args.wire, "stat", ANSWER_TIMEOUT)?;
+    if *alarms {
+        alarms::retain(&mut answer);
+    }
     if args.json {
         return print(&format!("{answer:#}\n"));
     }
@@ -137,7 +141,7 @@ fn describe_quic(rows: &[&Value], text: &mut String) {
     }
 }
 
-/// What is to be said of a QUIC connection beside its row: connection IDs, why streams wait, and
+/// Details of a QUIC connection beside its row: connection IDs, why streams wait, and
 /// how it ended.
 fn describe_quic_details(row: &Value) -> Vec<String> {
     let word = |value: &Value| value.as_str().map(str::to_owned);

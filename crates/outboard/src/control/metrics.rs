@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::{Probe, counters};
+use super::{Probe, alarms, counters};
 use crate::accept::Accept;
 use crate::error::Failure;
 
@@ -69,9 +69,12 @@ fn exposition(probes: &[Probe]) -> String {
     let all = counters(probes);
     for (part, queues) in all.as_object().into_iter().flatten() {
         for (queue, counters) in queues.as_object().into_iter().flatten() {
+            let mut sum = 0;
             for (name, value) in counters.as_object().into_iter().flatten() {
                 let _ = writeln!(text, "outboard_{part}_{name}{{queue=\"{queue}\"}} {value}");
+                sum += value.as_u64().filter(|_| alarms::is_alarm(name)).unwrap_or(0);
             }
+            let _ = writeln!(text, "outboard_{part}_alarms{{queue=\"{queue}\"}} {sum}");
         }
     }
     text

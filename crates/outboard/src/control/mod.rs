@@ -4,6 +4,7 @@
 //! The threads that do the work own their counters. A question is a message to each of them,
 //! answered between two rounds, so that counting costs no atomic operation and no lock.
 
+mod alarms;
 pub(crate) mod client;
 pub(crate) mod metrics;
 

@@ -106,7 +106,7 @@ impl Endpoint {
                 return Some(quinn.0);
             }
             // What the device opened belongs to a connection that is gone.
-            _ if opened.is_some() => self.counters.quic_in_disagreed += 1,
+            _ if opened.is_some() => self.counters.quic_in_orphaned += 1,
             Some(DatagramEvent::NewConnection(incoming)) => self.handle_new(now, host, incoming),
             Some(DatagramEvent::Response(transmit)) => {
                 self.forget_fresh();
@@ -153,8 +153,13 @@ impl Endpoint {
     ) {
         self.work(now, host, quinn.0, |connection, cx| {
             // Only what was opened with this connection's keys is taken for that.
-            if opened.is_some_and(|(quic, _)| connection.offload.rx() != Some(quic)) {
-                cx.counters.quic_in_disagreed += 1;
+            let rx = connection.offload.rx();
+            if opened.is_some_and(|(quic, _)| rx != Some(quic)) {
+                let counter = match rx {
+                    Some(_) => &mut cx.counters.quic_in_disagreed,
+                    None => &mut cx.counters.quic_in_orphaned,
+                };
+                *counter += 1;
                 return;
             }
             cx.counters.quic_in_opened += u64::from(opened.is_some());
@@ -210,7 +215,7 @@ impl Endpoint {
         }
     }
 
-    /// What a connection is accepted with that writes a qlog, if it is to.
+    /// The configuration of an accepted connection that writes a qlog, if it is to.
     fn logged_server(&self, mtu: u16, incoming: &Incoming) -> Option<Arc<ServerConfig>> {
         let transport = self.logged_transport(mtu, incoming.orig_dst_cid(), Side::Server)?;
         let mut server = ServerConfig::clone(self.server.as_deref()?);

@@ -44,7 +44,7 @@ base::counters! {
         /// Buffers replaced by others, for the device still had them when a connection ended.
         nvmei_buffers_replaced,
         /// Commands sent again, for a data digest was wrong at this end.
-        nvmei_digest_retries,
+        nvmei_digest_retries: alarm,
         /// Commands sent again, for the controller said that the fault may pass.
         nvmei_status_retries,
         /// Commands that were not answered in time.
@@ -52,12 +52,12 @@ base::counters! {
         /// Of these, those that were asked to be aborted.
         nvmei_aborts,
         /// Connections that we terminated: the controller did what it may not.
-        nvmei_protocol_errors,
+        nvmei_protocol_errors: alarm,
         /// Keep alives that were answered.
         nvmei_keep_alives,
         /// Asynchronous events.
         nvmei_events,
         /// Namespaces that were listed, and then not described.
-        nvmei_namespaces_skipped,
+        nvmei_namespaces_skipped: alarm,
     }
 }

@@ -8,19 +8,19 @@ base::counters! {
         /// Connections accepted.
         nvmet_connections,
         /// Connections reset at once: `connections_max` were there.
-        nvmet_connections_refused,
+        nvmet_connections_refused: alarm,
         /// Connections that ended otherwise than closed by the peer after its last command.
         nvmet_connections_lost,
         /// Of these, those that ended since the disk could not read what was being sent.
-        nvmet_connections_unreadable,
+        nvmet_connections_unreadable: alarm,
         /// Connections that speak TLS by a pre-shared key.
         nvmet_tls_handshakes,
         /// Of the connections that were lost, those that never were secure, and had to be.
         nvmet_tls_handshakes_failed,
         /// Of these, those whose host did not speak TLS.
-        nvmet_tls_plain,
+        nvmet_tls_plain: alarm,
         /// Connections that ended since a PDU was wrong, as this side or the peer said.
-        nvmet_connections_terminated,
+        nvmet_connections_terminated: alarm,
         /// Times that no more was taken of a connection, since its host had not acknowledged what
         /// it was answered.
         nvmet_stalls,
@@ -38,15 +38,15 @@ base::counters! {
         /// I/O queues connected.
         nvmet_queues,
         /// Connects refused since the host may not.
-        nvmet_refused_host,
+        nvmet_refused_host: alarm,
         /// Of these, those that named another host, or another subsystem, than their key is for.
-        nvmet_refused_identity,
+        nvmet_refused_identity: alarm,
         /// Connects refused since there are too many controllers.
-        nvmet_refused_busy,
+        nvmet_refused_busy: alarm,
         /// Connects refused for other reasons.
-        nvmet_refused_connect,
+        nvmet_refused_connect: alarm,
         /// Commands refused since their host had more open than the queue has entries.
-        nvmet_queue_overflows,
+        nvmet_queue_overflows: alarm,
         /// Admin and Fabrics commands.
         nvmet_admin_commands,
         /// Reads.
@@ -84,17 +84,17 @@ base::counters! {
         /// Commands that failed since something in them was wrong.
         nvmet_errors_command,
         /// Commands that failed since their data came with a wrong digest.
-        nvmet_errors_digest,
+        nvmet_errors_digest: alarm,
         /// Commands that failed since too much data of others in capsules waits for memory.
         nvmet_errors_memory,
         /// Commands that failed since the disk did.
-        nvmet_errors_disk,
+        nvmet_errors_disk: alarm,
         /// Commands that failed since the disk has no room.
-        nvmet_errors_full,
+        nvmet_errors_full: alarm,
         /// Ends of disk operations whose connection was gone.
         nvmet_orphans,
         /// Namespaces that could not be opened.
-        nvmet_namespaces_failed,
+        nvmet_namespaces_failed: alarm,
     }
 }
 

@@ -24,11 +24,11 @@ base::counters! {
         /// Blocks that a transmit found being read for somebody else.
         file_block_shared_waits,
         /// Reads that the disk failed.
-        file_read_errors,
+        file_read_errors: alarm,
         /// Reads that found the file changed.
         file_changed,
         /// Transmits refused for naming a file or a range that is not there.
-        file_bad_extents,
+        file_bad_extents: alarm,
         /// Transmits that waited for memory.
         file_memory_waits,
         /// Blocks evicted.
@@ -44,8 +44,8 @@ base::counters! {
         /// Of these, those that were being read, or that transmits on their way still use.
         file_detached_blocks,
         /// Acknowledgments, invalidations and closes of files that are not open.
-        file_unknown,
+        file_unknown: alarm,
         /// Completions that answer no request, or one from before a reset.
-        file_stale_completions,
+        file_stale_completions: alarm,
     }
 }

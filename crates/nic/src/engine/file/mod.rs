@@ -26,7 +26,7 @@
 
 mod buffers;
 mod cache;
-mod counters;
+pub(crate) mod counters;
 mod jobs;
 mod open;
 mod waiters;
@@ -168,8 +168,8 @@ impl FileEngine {
         self.counters.file_invalidations += 1;
         let key = self.files.find(queue, id);
         let versions = key.map(|key| self.files.versions_of(key)).unwrap_or_default();
-        // None, too, where it is being opened: nothing of it was read so far.
-        self.counters.file_unknown += u64::from(versions.is_empty());
+        // A file that is being opened has none: nothing of it was read so far.
+        self.counters.file_unknown += u64::from(key.is_none());
         let (to, block_bytes) = (offset.saturating_add(len), self.config.block_bytes() as u64);
         for version in versions {
             self.cache.invalidate(version, offset, to, block_bytes, &mut self.counters);

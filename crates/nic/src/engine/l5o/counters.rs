@@ -15,9 +15,9 @@ base::counters! {
         /// Of these, sealed without their record's sum, which nothing needed.
         tx_tls_skip_no_sync_data,
         /// Transmits dropped, since they reach a tag and what it is computed from is not at hand.
-        tx_tls_drop_no_sync_data,
+        tx_tls_drop_no_sync_data: alarm,
         /// Transmits dropped, since there is no such context: they would bypass it unsealed.
-        tx_tls_drop_bypass_req,
+        tx_tls_drop_bypass_req: alarm,
         /// Bytes sealed again for the sum of what follows them.
         tx_tls_resync_bytes,
         /// Packets with an opened range.
@@ -42,10 +42,11 @@ base::counters! {
         rx_tls_resync_res_skip,
         /// Headers asked about again, since no answer came.
         rx_tls_resync_res_retry,
-        /// Packets with a message whose tag is wrong.
+        /// Packets with a message whose tag is wrong, as the device has it: also those under keys
+        /// that the host has not given it yet. The host's `tls_decrypt_error` is the alarm.
         rx_tls_err,
         /// Contexts not made.
-        l5o_refused,
+        l5o_refused: alarm,
         /// Uses of a context that was in the modelled cache.
         l5o_cache_hits,
         /// Uses of one that was not.

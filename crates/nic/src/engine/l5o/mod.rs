@@ -19,7 +19,7 @@
 
 mod cache;
 mod chain;
-mod counters;
+pub(crate) mod counters;
 mod message;
 mod rx;
 mod search;

@@ -7,13 +7,13 @@ base::counters! {
         /// Receive contexts made.
         rx_nvmeotcp_sk_add,
         /// Receive contexts not made.
-        rx_nvmeotcp_sk_add_fail,
+        rx_nvmeotcp_sk_add_fail: alarm,
         /// Receive contexts destroyed.
         rx_nvmeotcp_sk_del,
         /// Buffers registered.
         rx_nvmeotcp_ddp_setup,
         /// Buffers not registered.
-        rx_nvmeotcp_ddp_setup_fail,
+        rx_nvmeotcp_ddp_setup_fail: alarm,
         /// Buffers that the host asked to have back.
         rx_nvmeotcp_ddp_teardown,
         /// Packets with bytes that had no place: nothing is known of what they belong to.
@@ -27,7 +27,7 @@ base::counters! {
         /// PDUs whose digests were found right.
         nvme_tcp_pdus_verified,
         /// Digests of headers and of data that were found wrong.
-        nvme_tcp_digest_errors,
+        nvme_tcp_digest_errors: alarm,
         /// PDUs that were forgotten before all of their bytes had come.
         nvme_tcp_pdus_given_up,
         /// Bytes placed or summed out of their order.

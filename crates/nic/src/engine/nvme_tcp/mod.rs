@@ -14,7 +14,7 @@
 
 mod buffers;
 mod chain;
-mod counters;
+pub(crate) mod counters;
 mod pdu;
 mod rx;
 mod search;

@@ -33,9 +33,9 @@ base::counters! {
         tx_nvmeotcp_resync_bytes,
         /// Transmits dropped, since they reach a digest and what it is computed from is not at
         /// hand.
-        tx_nvmeotcp_drop_no_sync_data,
+        tx_nvmeotcp_drop_no_sync_data: alarm,
         /// Transmits dropped, since there is no such context.
-        tx_nvmeotcp_drop_bypass_req,
+        tx_nvmeotcp_drop_bypass_req: alarm,
     }
 }
 

@@ -11,14 +11,14 @@ base::counters! {
         /// Generations of keys added.
         quic_rekeyed,
         /// Refused: the table is full.
-        quic_refused_full,
+        quic_refused_full: alarm,
         /// Refused: the provider does not know the suite, or a key of that length.
-        quic_refused_keys,
+        quic_refused_keys: alarm,
         /// Refused: a name or route that is taken, a second length of connection IDs for a port,
         /// too many routes, keys of the phase that is current.
-        quic_refused_does_not_fit,
+        quic_refused_does_not_fit: alarm,
         /// Operations for entries or routes that are not there.
-        quic_ops_ignored,
+        quic_ops_ignored: alarm,
 
         /// Datagrams opened.
         quic_rx_opened,
@@ -33,11 +33,11 @@ base::counters! {
         /// As it came: no entry for its connection ID, or its addresses.
         quic_rx_unknown_id,
         /// As it came: too short for header protection's sample.
-        quic_rx_too_short,
+        quic_rx_too_short: alarm,
         /// As it came: of a generation of keys that is not here.
         quic_rx_unknown_keys,
         /// As it came: it does not verify.
-        quic_rx_bad_tag,
+        quic_rx_bad_tag: alarm,
 
         /// Datagrams that came before others with lower numbers, and waited.
         quic_waited,
@@ -63,13 +63,13 @@ base::counters! {
         /// Bytes of their datagrams.
         quic_tx_sealed_bytes,
         /// Transmits dropped: no such entry.
-        quic_tx_refused_unknown,
+        quic_tx_refused_unknown: alarm,
         /// Transmits dropped: a packet number that is not above those before it.
-        quic_tx_refused_number,
+        quic_tx_refused_number: alarm,
         /// Transmits dropped: a packet that does not lie in its datagram, is too short for the
         /// sample, or has another header than the host said; not UDP; too long for the wire.
-        quic_tx_refused_malformed,
+        quic_tx_refused_malformed: alarm,
         /// Transmits dropped: no keys of the packet's phase.
-        quic_tx_refused_keys,
+        quic_tx_refused_keys: alarm,
     }
 }

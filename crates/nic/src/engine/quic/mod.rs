@@ -14,7 +14,7 @@
 //! [`QuicConfig`]. It knows no frames inside of packets, and acknowledges nothing.
 
 pub(crate) mod batch;
-mod counters;
+pub(crate) mod counters;
 mod keys;
 mod rx;
 mod table;

@@ -20,7 +20,7 @@
 //! speaks first should not have its port here (section 4.1).
 
 mod cookie;
-mod counters;
+pub(crate) mod counters;
 mod listeners;
 
 use core::net::IpAddr;

@@ -6,11 +6,11 @@ base::counters! {
         /// Pairs taken over.
         splice_begun,
         /// Refused: the table is full.
-        splice_refused_full,
+        splice_refused_full: alarm,
         /// Refused: one of the tuples, or the name, is there already, or both are one.
-        splice_refused_taken,
+        splice_refused_taken: alarm,
         /// Refused: numbers, addresses or sizes that make no sense.
-        splice_refused_malformed,
+        splice_refused_malformed: alarm,
         /// Refused: one side has timestamps and the other has none.
         splice_refused_options,
         /// Operations for pairs that are not there, or not at that point.
@@ -29,13 +29,13 @@ base::counters! {
         /// Frames kept while a pair began.
         splice_kept_frames_total,
         /// Dropped: more came while a pair began than may be kept.
-        splice_dropped_kept_full,
+        splice_dropped_kept_full: alarm,
         /// Dropped: a frame that came with `SpliceStart` and is not of the pair.
-        splice_dropped_not_of_pair,
+        splice_dropped_not_of_pair: alarm,
         /// Dropped: a malformed TCP header.
-        splice_dropped_malformed,
+        splice_dropped_malformed: alarm,
         /// Dropped: the hop limit is used up.
-        splice_dropped_hop_limit,
+        splice_dropped_hop_limit: alarm,
         /// Dropped: a SYN within a connection (RFC 5961 section 4).
         splice_dropped_syn,
         /// Dropped: a reset whose number is not exactly what the receiver expects (RFC 5961 section
@@ -47,9 +47,9 @@ base::counters! {
         /// 5).
         splice_dropped_bad_ack,
         /// Dropped: it acknowledges nothing.
-        splice_dropped_no_ack,
+        splice_dropped_no_ack: alarm,
         /// Dropped: the wire is behind.
-        splice_dropped_wire_full,
+        splice_dropped_wire_full: alarm,
         /// Challenge acknowledgments sent.
         splice_challenges,
         /// Those that were not sent because one had just been.

@@ -15,7 +15,7 @@
 
 mod begin;
 mod close;
-mod counters;
+pub(crate) mod counters;
 mod pair;
 mod segment;
 mod translate;

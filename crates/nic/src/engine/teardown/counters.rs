@@ -6,16 +6,16 @@ base::counters! {
         /// Connections taken over.
         teardown_begun,
         /// Refused: the table is full.
-        teardown_refused_table_full,
+        teardown_refused_table_full: alarm,
         /// Refused: more than the engine takes, or numbers that contradict each other.
-        teardown_refused_unfit,
+        teardown_refused_unfit: alarm,
         /// Ended with both directions closed and acknowledged.
         teardown_closed,
         /// Ended by the peer's reset.
         teardown_reset_by_peer,
         /// Reset, since the peer sent data and the host had not asked to discard it, or more than
         /// that.
-        teardown_reset_late_data,
+        teardown_reset_late_data: alarm,
         /// Bytes that peers sent after the hand-over and that were discarded.
         teardown_late_data_bytes,
         /// Segments of such data that came before what precedes them: the peer sends them again.

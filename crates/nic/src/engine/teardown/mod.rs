@@ -17,7 +17,7 @@
 //! checked. Files: `segments` (checks, headers), `flow` (one connection), `table` (by tuple),
 //! `wheel` (the timer bitmap wheel), `time_wait`, `done` (sums), `counters`.
 
-mod counters;
+pub(crate) mod counters;
 mod done;
 mod flow;
 mod segments;

@@ -1,0 +1,62 @@
+//! Alarms: the counters that an operator may alarm on, since honest traffic never moves them.
+//!
+//! Each is marked where it is defined ([`base::counters!`]); the simulator checks that they are zero
+//! in worlds in which every peer is honest, and the interop tests that they are after real clients.
+
+use serde_json::Value;
+
+/// Every alarm of this program.
+fn all() -> impl Iterator<Item = &'static str> {
+    let others = [
+        host::HostCounters::ALARMS,
+        quic::Counters::ALARMS,
+        apps::content::Counters::ALARMS,
+        apps::proxy::Counters::ALARMS,
+        apps::nvme::target::Counters::ALARMS,
+        apps::nvme::initiator::InitiatorCounters::ALARMS,
+        io::disk::DiskCounters::ALARMS,
+        io::tap::TapCounters::ALARMS,
+        io::bridge::BridgeCounters::ALARMS,
+    ];
+    nic::ALARMS.into_iter().chain(others).flatten().copied()
+}
+
+/// Whether a counter is an alarm.
+pub(super) fn is_alarm(name: &str) -> bool {
+    all().any(|alarm| alarm == name)
+}
+
+/// Removes every counter that is not an alarm from an answer to `stat`.
+pub(super) fn retain(answer: &mut Value) {
+    let parts = answer.as_object_mut().into_iter().flat_map(|parts| parts.values_mut());
+    let queues = parts.filter_map(Value::as_object_mut).flat_map(|queues| queues.values_mut());
+    for counters in queues.filter_map(Value::as_object_mut) {
+        counters.retain(|name, _| is_alarm(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_alarms_are_kept() {
+        let mut answer = serde_json::json!({
+            "host": { "q0": { "tcp_in_segs": 5, "tcp_in_errs": 1 } },
+            "nic": { "q0": { "rx_packets": 5, "rx_checksum_bad": 0 } },
+        });
+        retain(&mut answer);
+        let expected = serde_json::json!({
+            "host": { "q0": { "tcp_in_errs": 1 } },
+            "nic": { "q0": { "rx_checksum_bad": 0 } },
+        });
+        assert_eq!(answer, expected);
+    }
+
+    #[test]
+    fn the_readme_lists_every_alarm() {
+        let readme = include_str!("../../../../README.md");
+        let missing: Vec<_> = all().filter(|name| !readme.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "README.md does not name {missing:?}");
+    }
+}
