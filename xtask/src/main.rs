@@ -2,13 +2,14 @@
 //!
 //! Called by `make test` and by whoever wants one check alone. Each verb reads the working tree and
 //! prints one line per finding; the exit code says whether there were any. It changes nothing but
-//! the build folder of `noos`. It does not format, lint or test: cargo does that, see the
+//! the build folders of `noos` and `mutants`. It does not format, lint or test: cargo does that, see the
 //! `Makefile`.
 #![forbid(unsafe_code)]
 
 mod ci;
 mod deps;
 mod docs;
+mod mutants;
 mod noos;
 mod report;
 mod scan;
@@ -22,8 +23,11 @@ usage: cargo run -p xtask -- VERB
   tidy   line, file and function lengths, module heads, banned idioms
   deps   which crate may depend on which
   docs   paths named in README.md and ARCHITECTURE.md exist, every crate is described
+  faults each planted fault of xtask/faults still applies
   noos   links the crates that need no operating system into a program that has none
   ci     all of these in order, one line each
+  mutants [--only NAME] [--seeds N] [--json] [--simulate]
+         whether the simulator, or a test, finds each of the planted faults
 ";
 
 fn main() -> ExitCode {
@@ -31,6 +35,7 @@ fn main() -> ExitCode {
     let verbs: Vec<&str> = args.iter().map(String::as_str).collect();
     match verbs.as_slice() {
         ["ci"] => ci::run(),
+        ["mutants", args @ ..] => mutants::run(args),
         [verb] => match ci::STEPS.iter().find(|step| step.name == *verb) {
             Some(step) => ci::run_one(step),
             None => usage(),

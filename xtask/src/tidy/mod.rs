@@ -54,17 +54,7 @@ impl Source {
 /// # Errors
 /// A line to show where the tree cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
-    let files = tree::files()?;
-    let mut texts = Vec::new();
-    for path in files.iter().filter(|path| path.ends_with(".rs")) {
-        texts.push((path.as_str(), tree::read(path)?));
-    }
-    let test_roots = test_roots(&texts);
-    let sources: Vec<Source> = texts
-        .into_iter()
-        .map(|(path, text)| Source::new(path, text, is_test_file(path, &test_roots)))
-        .collect();
-
+    let sources = sources(&tree::files()?)?;
     let mut report = Report::default();
     for source in &sources {
         lines::check(source, &mut report);
@@ -74,6 +64,22 @@ pub(crate) fn run() -> Result<Report, String> {
     functions::check(&sources, &tree::read(functions::LIST)?, &mut report);
     report.looked_at = format!("{} files", sources.len());
     Ok(report)
+}
+
+/// Reads and scans all Rust files among `files`.
+///
+/// # Errors
+/// A line to show if one cannot be read.
+pub(crate) fn sources(files: &[String]) -> Result<Vec<Source>, String> {
+    let mut texts = Vec::new();
+    for path in files.iter().filter(|path| path.ends_with(".rs")) {
+        texts.push((path.as_str(), tree::read(path)?));
+    }
+    let test_roots = test_roots(&texts);
+    let scanned = texts
+        .into_iter()
+        .map(|(path, text)| Source::new(path, text, is_test_file(path, &test_roots)));
+    Ok(scanned.collect())
 }
 
 /// Paths without `.rs` of modules that other files declare for tests only: the file itself and the

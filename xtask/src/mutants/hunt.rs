@@ -1,0 +1,168 @@
+//! Runs the simulator, or a test, with one fault and says whether it was found.
+//!
+//! Used by `mutants`. Programs run under `timeout` and with bounded memory: a fault may keep a run
+//! from ending. The simulator runs a few seeds at a time, so that the first that fails ends it, and
+//! so that a limit can tell a seed that never ends from a slow machine.
+
+use std::process::{Command, Output};
+
+use super::copy::{Programs, REACHED};
+use super::list::{Fault, Test};
+
+/// Seconds for a test, or for [`SEEDS_AT_ONCE`] seeds, which take less than a tenth of it.
+const SECONDS: &str = "150";
+/// Address space of a program.
+const MEMORY_KIB: &str = "6291456";
+const SEEDS_AT_ONCE: u64 = 25;
+/// Longest description of what was found.
+const TEXT_MAX: usize = 90;
+
+/// What became of a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The simulator found it.
+    Seed {
+        /// The first seed that failed.
+        seed: u64,
+        /// What the checker said.
+        said: String,
+    },
+    /// The test found it.
+    Test,
+    /// Nothing failed, though its code ran.
+    Missed,
+    /// Nothing failed, and its code never ran.
+    NotReached,
+    /// It could not be tried.
+    Untried(String),
+}
+
+/// Looks for one fault, or for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hunt<'a> {
+    /// What to run.
+    pub(crate) programs: &'a Programs,
+    /// Seeds of the simulator.
+    pub(crate) seeds: u64,
+    /// The fault; absent to see that all is well without one.
+    pub(crate) fault: Option<&'a Fault>,
+}
+
+impl Hunt<'_> {
+    /// Runs the simulator over the seeds from `first` on.
+    pub(crate) fn simulate(&self, first: u64) -> Verdict {
+        let mut reached = false;
+        let mut at = first;
+        while at < self.seeds {
+            let count = SEEDS_AT_ONCE.min(self.seeds - at).to_string();
+            let sim = self.programs.sim.to_string_lossy();
+            let first = at.to_string();
+            let args = [&sim, "sim", "--threads", "1", "--first", &first, "--seeds", &count];
+            let output = match self.run(&args) {
+                Ok(output) => output,
+                Err(e) => return Verdict::Untried(e),
+            };
+            let said = String::from_utf8_lossy(&output.stderr);
+            reached |= said.contains(REACHED);
+            if !output.status.success() {
+                let (seed, said) = first_failure(&said).unwrap_or_else(|| (at, ended(&output)));
+                return self.believed(reached, Verdict::Seed { seed, said });
+            }
+            at += SEEDS_AT_ONCE;
+        }
+        if reached { Verdict::Missed } else { Verdict::NotReached }
+    }
+
+    /// Runs one test.
+    pub(crate) fn test(&self, test: &Test) -> Verdict {
+        let key = (test.package.clone(), test.file.clone());
+        let Some(program) = self.programs.tests.get(&key) else {
+            return Verdict::Untried(format!("{} was not built", test.package));
+        };
+        let args = [&*program.to_string_lossy(), "--exact", &test.name, "--test-threads", "1"];
+        let output = match self.run(&args) {
+            Ok(output) => output,
+            Err(e) => return Verdict::Untried(e),
+        };
+        let reached = String::from_utf8_lossy(&output.stderr).contains(REACHED);
+        if String::from_utf8_lossy(&output.stdout).contains("running 0 tests") {
+            return Verdict::Untried(format!("{} has no test {}", test.package, test.name));
+        }
+        match (output.status.success(), reached) {
+            (false, _) => self.believed(reached, Verdict::Test),
+            (true, true) => Verdict::Missed,
+            (true, false) => Verdict::NotReached,
+        }
+    }
+
+    /// A failure is the fault's only if its code ran.
+    fn believed(&self, reached: bool, verdict: Verdict) -> Verdict {
+        if reached || self.fault.is_none() {
+            return verdict;
+        }
+        Verdict::Untried(format!("failed before the fault was reached: {verdict:?}"))
+    }
+
+    fn run(&self, args: &[&str]) -> Result<Output, String> {
+        let limited = format!("ulimit -v {MEMORY_KIB}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", SECONDS, "sh", "-c", &limited]).args(args);
+        match self.fault {
+            Some(fault) => command.env("PLANTED_FAULT", &fault.name),
+            None => command.env_remove("PLANTED_FAULT"),
+        };
+        command.output().map_err(|e| format!("cannot run timeout: {e}"))
+    }
+}
+
+/// The first failed seed that the simulator told of, and what was wrong.
+fn first_failure(said: &str) -> Option<(u64, String)> {
+    said.lines().find_map(|line| {
+        let (seed, rest) = line.strip_prefix("seed ")?.split_once(" failed at ")?;
+        let (_, what) = rest.split_once(": ")?;
+        Some((seed.parse().ok()?, what.chars().take(TEXT_MAX).collect()))
+    })
+}
+
+/// How a program ended that told of no seed.
+fn ended(output: &Output) -> String {
+    match output.status.code() {
+        Some(124 | 137) => "does not end".to_owned(),
+        _ => format!("{}, without a failed seed", output.status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failure_is_told() {
+        let said = "planted fault reached\nlines\nseed 7 failed at 1.5s: wire: no: bytes\nrun\n\
+                    seed 9 failed at 2s: x: y\n";
+        assert_eq!(first_failure(said), Some((7, "wire: no: bytes".to_owned())));
+        assert_eq!(first_failure("2 of 25 seeds failed"), None);
+    }
+
+    #[test]
+    fn a_failure_without_the_fault_is_not_its() {
+        let fault = Fault {
+            name: "n".into(),
+            what: "w".into(),
+            krate: "a".into(),
+            code: "1".into(),
+            faulty: "2".into(),
+            test: None,
+            area: "x".into(),
+            listed_in: "f.toml".into(),
+        };
+        let programs = Programs { sim: "false".into(), ..Programs::default() };
+        let hunt = Hunt { programs: &programs, seeds: 1, fault: Some(&fault) };
+        assert!(matches!(hunt.simulate(0), Verdict::Untried(_)));
+        let hunt = Hunt { fault: None, ..hunt };
+        assert!(matches!(hunt.simulate(0), Verdict::Seed { seed: 0, .. }));
+        let programs = Programs { sim: "true".into(), ..Programs::default() };
+        let hunt = Hunt { programs: &programs, seeds: 1, fault: Some(&fault) };
+        assert_eq!(hunt.simulate(0), Verdict::NotReached);
+    }
+}

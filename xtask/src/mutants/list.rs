@@ -1,0 +1,120 @@
+//! The list of faults: `xtask/faults/*.toml`.
+//!
+//! Each entry names the code that it changes by that code, with the part that is replaced between
+//! `«` and `»`, or all of it; see `xtask/faults/README.md`. It must occur exactly once in the crate,
+//! outside tests, in whatever file.
+
+use serde::Deserialize;
+
+use crate::tree;
+
+const FOLDER: &str = "xtask/faults/";
+
+/// A fault.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Fault {
+    /// The word that switches it on.
+    pub(crate) name: String,
+    /// What is wrong with it.
+    pub(crate) what: String,
+    /// Folder below `crates`.
+    #[serde(rename = "crate")]
+    pub(crate) krate: String,
+    /// The code as it stands.
+    pub(crate) code: String,
+    /// What takes the place of the marked part.
+    pub(crate) faulty: String,
+    /// Arguments of `cargo test` for the test that finds it, if the simulator does not.
+    pub(crate) test: Option<String>,
+    /// What it breaks, from the head of the file.
+    #[serde(skip)]
+    pub(crate) area: String,
+    /// The file of the list that it stands in.
+    #[serde(skip)]
+    pub(crate) listed_in: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    area: String,
+    fault: Vec<Fault>,
+}
+
+/// A test, as `-p PACKAGE --lib|--test FILE NAME` names it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Test {
+    /// The package.
+    pub(crate) package: String,
+    /// The file below `tests` without `.rs`; absent for a unit test.
+    pub(crate) file: Option<String>,
+    /// The test's path.
+    pub(crate) name: String,
+}
+
+impl Fault {
+    /// The test that finds it, if the simulator does not.
+    ///
+    /// # Errors
+    /// A line to show if it is not written as such.
+    pub(crate) fn test(&self) -> Result<Option<Test>, String> {
+        let Some(text) = &self.test else { return Ok(None) };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (package, file, name) = match words.as_slice() {
+            ["-p", package, "--lib", name] => (package, None, name),
+            ["-p", package, "--test", file, name] => (package, Some((*file).to_owned()), name),
+            _ => return Err(format!("`{text}` is not `-p PACKAGE --lib|--test FILE NAME`")),
+        };
+        Ok(Some(Test { package: (*package).to_owned(), file, name: (*name).to_owned() }))
+    }
+}
+
+/// Reads the whole list.
+///
+/// # Errors
+/// A line to show if a file cannot be read or is not a list.
+pub(crate) fn read(files: &[String]) -> Result<Vec<Fault>, String> {
+    let mut faults = Vec::new();
+    let is_list = |path: &&String| path.starts_with(FOLDER) && path.ends_with(".toml");
+    for path in files.iter().filter(is_list) {
+        faults.extend(parse(path, &tree::read(path)?)?);
+    }
+    Ok(faults)
+}
+
+fn parse(path: &str, text: &str) -> Result<Vec<Fault>, String> {
+    let File { area, mut fault } = toml::from_str(text).map_err(|e| format!("{path}: {e}"))?;
+    for fault in &mut fault {
+        area.clone_into(&mut fault.area);
+        path.clone_into(&mut fault.listed_in);
+    }
+    Ok(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRY: &str = "area = 'x'\n[[fault]]\nname = 'n'\nwhat = 'w'\ncrate = 'nic'\n\
+                         code = 'a'\nfaulty = 'b'\n";
+
+    #[test]
+    fn an_entry_knows_its_area_and_its_test() {
+        let text = format!("{ENTRY}test = '-p nic --test order kept::in_order'\n");
+        let faults = parse("f.toml", &text).unwrap();
+        assert_eq!((faults[0].area.as_str(), faults[0].listed_in.as_str()), ("x", "f.toml"));
+        let test = faults[0].test().unwrap().unwrap();
+        assert_eq!((test.package.as_str(), test.file.as_deref()), ("nic", Some("order")));
+        assert_eq!(test.name, "kept::in_order");
+    }
+
+    #[test]
+    fn what_is_no_entry_is_an_error() {
+        assert!(parse("f.toml", &format!("{ENTRY}line = 7\n")).is_err());
+        assert!(parse("f.toml", "area = 'x'\n[[fault]]\nname = 'n'\n").is_err());
+        let faults = parse("f.toml", &format!("{ENTRY}test = 'nic order'\n")).unwrap();
+        assert!(faults[0].test().is_err());
+        assert_eq!(parse("f.toml", ENTRY).unwrap()[0].test(), Ok(None));
+    }
+}
