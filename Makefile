@@ -7,7 +7,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz
+.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz mutants
 
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
@@ -15,6 +15,7 @@ help:
 	@echo "make build    the program, at $(OUTBOARD)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
+	@echo "make mutants  planted faults, each of which the simulator or a test must find"
 	@echo "make bench    the main measurements: half an hour, and a machine with nothing else to do"
 
 run: build
@@ -63,6 +64,11 @@ loom:
 # More, and other ones: outboard sim --help.
 sim: build
 	$(OUTBOARD) sim --seeds 10000
+
+# Plants each fault of xtask/faults (ONLY=NAME: those with NAME in their names) in a copy of the
+# tree: the simulator has to find it within 1,000 seeds, or the test that the list names.
+mutants:
+	cargo run --quiet -p xtask -- mutants $(if $(ONLY),--only $(ONLY))
 
 # Against programs that we did not write, in network namespaces.
 interop: build

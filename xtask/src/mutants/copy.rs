@@ -2,8 +2,8 @@
 //!
 //! Used by `mutants`. The copy lies below the build folder: the product has no trace of the switch,
 //! a crate `planted` that only the copy has. Files are written only if they differ, so that a second
-//! run builds only what changed. As in `make sim`, the product's crates are built without
-//! assertions: a fault has to be found by what it does.
+//! run builds only the crates that changed. As in `make sim`, the product's crates are built without
+//! assertions: a fault has to be found by its effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -56,7 +56,7 @@ fn reached() -> bool {
 }
 "#;
 
-/// What a program writes to standard error when it runs the code of its fault.
+/// The line on standard error of a program that runs the code of its fault.
 pub(crate) const REACHED: &str = "planted fault reached";
 
 /// The copy.
@@ -85,7 +85,7 @@ impl Copy {
         faults: &[Fault],
         anchors: &[Anchor],
     ) -> Result<Self, String> {
-        let outer = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+        let outer = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
         let target = tree::root().join(outer).join("mutants");
         let copy = Self { tree: target.join("tree"), target };
         let mut kept = BTreeSet::new();

@@ -14,17 +14,17 @@ const SECONDS: &str = "150";
 /// Address space of a program.
 const MEMORY_KIB: &str = "6291456";
 const SEEDS_AT_ONCE: u64 = 25;
-/// Longest description of what was found.
+/// Longest description of a failure.
 const TEXT_MAX: usize = 90;
 
-/// What became of a fault.
+/// The outcome for one fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The simulator found it.
     Seed {
         /// The first seed that failed.
         seed: u64,
-        /// What the checker said.
+        /// The checker and its message.
         said: String,
     },
     /// The test found it.
@@ -40,7 +40,7 @@ pub(crate) enum Verdict {
 /// Looks for one fault, or for none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hunt<'a> {
-    /// What to run.
+    /// The programs to run.
     pub(crate) programs: &'a Programs,
     /// Seeds of the simulator.
     pub(crate) seeds: u64,
@@ -115,7 +115,7 @@ impl Hunt<'_> {
     }
 }
 
-/// The first failed seed that the simulator told of, and what was wrong.
+/// Returns the first failed seed that the simulator reported, with the checker's message.
 fn first_failure(said: &str) -> Option<(u64, String)> {
     said.lines().find_map(|line| {
         let (seed, rest) = line.strip_prefix("seed ")?.split_once(" failed at ")?;

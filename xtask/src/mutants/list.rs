@@ -2,7 +2,7 @@
 //!
 //! Each entry names the code that it changes by that code, with the part that is replaced between
 //! `«` and `»`, or all of it; see `xtask/faults/README.md`. It must occur exactly once in the crate,
-//! outside tests, in whatever file.
+//! outside tests, in any file.
 
 use serde::Deserialize;
 
@@ -16,18 +16,18 @@ const FOLDER: &str = "xtask/faults/";
 pub(crate) struct Fault {
     /// The word that switches it on.
     pub(crate) name: String,
-    /// What is wrong with it.
+    /// Its effect, in a few words.
     pub(crate) what: String,
     /// Folder below `crates`.
     #[serde(rename = "crate")]
     pub(crate) krate: String,
     /// The code as it stands.
     pub(crate) code: String,
-    /// What takes the place of the marked part.
+    /// The code that replaces the marked part.
     pub(crate) faulty: String,
     /// Arguments of `cargo test` for the test that finds it, if the simulator does not.
     pub(crate) test: Option<String>,
-    /// What it breaks, from the head of the file.
+    /// The area that it breaks, from the head of the file.
     #[serde(skip)]
     pub(crate) area: String,
     /// The file of the list that it stands in.

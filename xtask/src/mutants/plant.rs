@@ -11,7 +11,7 @@ use super::list::Fault;
 use super::tokens::{self, Token};
 use crate::tidy::Source;
 
-/// Where a fault belongs.
+/// The place of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
     /// The file, relative to the repository's root.

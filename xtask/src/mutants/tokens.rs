@@ -13,7 +13,7 @@ use crate::scan;
 pub(crate) struct Token<'a> {
     /// As it is written.
     pub(crate) text: &'a str,
-    /// Where it is, in bytes.
+    /// Its place, in bytes.
     pub(crate) at: Range<usize>,
 }
 
@@ -51,7 +51,7 @@ fn length(masked: &[char]) -> usize {
     masked.iter().take_while(|c| is_word(c)).count().max(1)
 }
 
-/// Where `wanted` occurs in `text`: indices into `text` of the first token of each occurrence.
+/// Returns, for each occurrence of `wanted` in `text`, the index of its first token.
 pub(crate) fn find(text: &[Token<'_>], wanted: &[&str]) -> Vec<usize> {
     let is_here = |at: &usize| {
         let here = &text[*at..*at + wanted.len()];
