@@ -2,8 +2,8 @@
 //!
 //! Called by `make test` and by whoever wants one check alone. Each verb reads the working tree and
 //! prints one line per finding; the exit code says whether there were any. It changes nothing but
-//! the build folders of `noos` and `mutants`. It does not format, lint or test: cargo does that, see the
-//! `Makefile`.
+//! the build folders of `noos` and `mutants`. It does not format, lint or test: cargo does that,
+//! see the `Makefile`.
 #![forbid(unsafe_code)]
 
 mod ci;

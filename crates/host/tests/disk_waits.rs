@@ -24,7 +24,7 @@ fn waiting() -> Peer {
 fn an_acknowledgment_does_not_wait_for_a_disk() {
     let mut t = waiting();
     t.at_ms(1000);
-    t.expect_at(40, seg!(ACK seq 1 ack 4 len 0));
+    t.expect_at(40, seg!(ACK seq 1 ack 4 len 0 tsval 0));
     t.expect_nothing();
 }
 

@@ -1,9 +1,9 @@
 //! A copy of the tree with all faults in it, and the programs that are built from it.
 //!
 //! Used by `mutants`. The copy lies below the build folder: the product has no trace of the switch,
-//! a crate `planted` that only the copy has. Files are written only if they differ, so that a second
-//! run builds only the crates that changed. As in `make sim`, the product's crates are built without
-//! assertions: a fault has to be found by its effect.
+//! a crate `planted` that only the copy has. Files are written only if they differ, so that a
+//! second run builds only the crates that changed. As in `make sim`, the product's crates are built
+//! without assertions: a fault has to be found by its effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -85,7 +85,8 @@ impl Copy {
         faults: &[Fault],
         anchors: &[Anchor],
     ) -> Result<Self, String> {
-        let outer = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+        let outer =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
         let target = tree::root().join(outer).join("mutants");
         let copy = Self { tree: target.join("tree"), target };
         let mut kept = BTreeSet::new();

@@ -1,8 +1,8 @@
 //! The list of faults: `xtask/faults/*.toml`.
 //!
 //! Each entry names the code that it changes by that code, with the part that is replaced between
-//! `«` and `»`, or all of it; see `xtask/faults/README.md`. It must occur exactly once in the crate,
-//! outside tests, in any file.
+//! `«` and `»`, or all of it; see `xtask/faults/README.md`. It must occur exactly once in the
+//! crate, outside tests, in any file.
 
 use serde::Deserialize;
 

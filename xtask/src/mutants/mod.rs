@@ -1,9 +1,9 @@
 //! Planted faults: whether the simulator, or a test, would see them (`make mutants`).
 //!
-//! Called by `main`. [`check`] says whether each fault of the list still applies; [`run`] plants all
-//! of them in a copy of the tree, each behind a switch, builds the simulator and the tests that it
-//! needs once, sees that they pass without a fault, and tries one fault after the other. It prints a
-//! table with the finder of each fault, and fails if one has none.
+//! Called by `main`. [`check`] says whether each fault of the list still applies. [`run`] plants
+//! all of them in a copy of the tree, each behind a switch; builds the simulator and the named
+//! tests once; checks that they pass without a fault; and tries one fault after the other. It
+//! prints a table with the finder of each fault, and fails if one has none.
 
 mod copy;
 mod hunt;

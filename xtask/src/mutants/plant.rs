@@ -1,7 +1,7 @@
 //! Finds the code of each fault, and writes the fault beside it behind a switch.
 //!
-//! Used by `mutants` and by the check that all of them still apply. All faults stand in one tree, so
-//! that the simulator and each test are built once: the marked code becomes
+//! Used by `mutants` and by the check that all of them still apply. All faults stand in one tree,
+//! so that the simulator and each test are built once: the marked code becomes
 //! `if planted::fault(N) { faulty } else { code }`. Two faults may stand at the same code, but not
 //! overlap.
 
