@@ -535,8 +535,8 @@ impl Connection {
         }
     }
 
-    /// Position from which on the stream may be written anew: nothing of it was sent, nor is read by
-    /// the host now.
+    /// Position from which on the stream may be written anew: nothing of it was sent, nor is read
+    /// by the host now.
     pub(crate) fn first_movable(&self) -> u64 {
         let (nxt, spans) = (self.snd.nxt, &self.snd.spans);
         if !self.snd.reading {

@@ -1,7 +1,8 @@
 //! Alarms: the counters that an operator may alarm on, since honest traffic never moves them.
 //!
-//! Each is marked where it is defined ([`base::counters!`]); the simulator checks that they are zero
-//! in worlds in which every peer is honest, and the interop tests that they are after real clients.
+//! Each is marked where it is defined ([`base::counters!`]); the simulator checks that they are
+//! zero in worlds in which every peer is honest, and the interop tests that they are after real
+//! clients.
 
 use serde_json::Value;
 

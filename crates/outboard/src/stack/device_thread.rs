@@ -77,8 +77,8 @@ impl DeviceThread {
         self.disk.pollable().map(|fd| poller.add(fd));
     }
 
-    /// Returns whether the work is over: the host has ended, or no longer waits. Without a host that
-    /// does its part the time for it ends.
+    /// Returns whether the work is over: the host has ended, or no longer waits. Without a host
+    /// that does its part the time for it ends.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.begins_to_end(stop, now);

@@ -71,8 +71,8 @@ impl Session {
 
     /// Discards everything received. Until our last application data is sent, control records still
     /// count: a KeyUpdate has to be answered before the next application data (RFC 8446 section
-    /// 4.6.3). Once only close_notify is left no answer is due, nor may one follow it (section 6.1),
-    /// so records are not even decrypted.
+    /// 4.6.3). Once only close_notify is left no answer is due, nor may one follow it (section
+    /// 6.1), so records are not even decrypted.
     pub(crate) fn discard(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         loop {
             self.plain.clear();

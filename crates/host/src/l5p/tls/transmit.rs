@@ -236,10 +236,10 @@ impl Session {
         true
     }
 
-    /// Answers a KeyUpdate before the next application data is sent (RFC 8446 section 4.6.3), though
-    /// that was written already: records that were neither sent nor sealed are written again under
-    /// the new key. What the host has sealed is as good as sent: it is bounded by the send buffer.
-    /// If nothing but close_notify is left, no answer is due.
+    /// Answers a KeyUpdate before the next application data is sent (RFC 8446 section 4.6.3),
+    /// though that was written already: records that were neither sent nor sealed are written again
+    /// under the new key. What the host has sealed is as good as sent: it is bounded by the send
+    /// buffer. If nothing but close_notify is left, no answer is due.
     ///
     /// No number seals two texts under one key: the records taken back were never sealed, except
     /// close_notify, whose number the old key does not reach again.

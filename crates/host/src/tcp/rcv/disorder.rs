@@ -51,7 +51,8 @@ impl AtRest for Disorder {
 
 impl Receive {
     /// Keeps a segment for later, without the bytes that are already there. Its buffer goes to
-    /// `spares` if nothing of it is new or there is no room, as do those of segments that it covers.
+    /// `spares` if nothing of it is new or there is no room, as do those of segments that it
+    /// covers.
     pub(super) fn wait(
         &mut self,
         mut start: u64,

@@ -64,7 +64,8 @@ pub(super) enum End {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Flow {
-    /// As it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` go on from there; `parts` are those not yet wholly acknowledged.
+    /// As it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` go on from there; `parts` are
+    /// those not yet wholly acknowledged.
     t: Box<Teardown>,
     /// First byte of the parts.
     start: SeqNum,
