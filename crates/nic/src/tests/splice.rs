@@ -349,8 +349,34 @@ fn timestamps_go_on() {
     // Half a turn of the clock later the same numbers are later ones.
     for step in 1..=5_u32 {
         let ahead = step << 30;
+        let later = |value: u32| value.wrapping_add(ahead);
+        exchange(1, (later(900), 27), (later(1000), 50_031));
         exchange(0, (50_040, 1000_u32.wrapping_add(ahead)), (36, 900_u32.wrapping_add(ahead)));
     }
+}
+
+/// A peer cannot echo what it was not sent: the other peer gets an echo of its latest TSval, and
+/// echoes that follow are not taken for others.
+#[test]
+fn echoes_of_the_future_say_the_latest() {
+    let (mut a, mut b) = (side(4, 0), side(6, 1));
+    (a.timestamps, b.timestamps) = (clocks(u32::MAX - 50, 50_000), clocks(700, 900));
+    let mut world = World::live([a, b]);
+    let mut echo = |sent: u32| {
+        world.send(0, &Seg { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        world.out()[0].1.ts.unwrap().1
+    };
+    for ahead in [1, 40, 1 << 20, (1 << 31) - 1] {
+        assert_eq!(echo((u32::MAX - 50).wrapping_add(ahead)), 900, "{ahead}");
+    }
+    world.passes(1, &seg(0, 0, b""));
+    world.send(1, &Seg { ts: Some((1000, 700)), ..seg(0, 0, b"") });
+    assert_eq!(world.out()[0].1.ts, Some((49, 50_000)));
+    let mut echo = |sent: u32| {
+        world.send(0, &Seg { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        world.out()[0].1.ts.unwrap().1
+    };
+    assert_eq!([u32::MAX, 49, 50, 1 << 30].map(&mut echo), [950, 1000, 1000, 1000]);
 }
 
 /// One side has timestamps and the other has not: nothing could be put there.
@@ -401,6 +427,22 @@ fn sack_blocks_from_before_the_splice_are_left_out() {
     world.passes(0, &Seg { sack: vec![(0, 500)], ..seg(0, 0, b"") });
 }
 
+/// RFC 2018: a block ends at most where the receiver's own bytes do, and has bytes.
+#[test]
+fn sack_blocks_of_what_was_not_sent_are_left_out() {
+    let mut world = World::live([side(4, 0), side(6, 1)]);
+    world.passes(1, &seg(0, 0, &[1; 900]));
+    world.moved();
+    for sack in [vec![(100, 901)], vec![(900, 1000)], vec![(1, 2), (300, 300)], vec![(400, 300)]] {
+        let sent = Seg { sack, ..seg(0, 0, b"") };
+        world.send(0, &sent);
+        assert_eq!(world.out(), [(1, Seg { sack: vec![], hop_limit: 63, ..sent })]);
+        assert!(world.moved().contains(&String::from("splice_sack_left_out +1")));
+    }
+    world.passes(0, &Seg { sack: vec![(100, 900)], ..seg(0, 0, b"") });
+    assert!(!world.moved().iter().any(|moved| moved.starts_with("splice_sack")));
+}
+
 /// Options that nobody knows pass as they are, wherever they stand; a list that lies about its
 /// lengths does not.
 #[test]
@@ -430,6 +472,8 @@ fn other_options() {
     let (mut a, mut b) = (side(4, 0), side(4, 1));
     (a.timestamps, b.timestamps) = (clocks(100, 200), clocks(0xffff_fff0, 400));
     let mut world = World::live([a, b]);
+    world.send(1, &Seg { ts: Some((450, 0xffff_fff0)), ..seg(0, 0, b"") });
+    world.out();
     for odd in [false, true] {
         let frame = raw(&world, &ts(odd, 0x1234_5678, 150));
         world.inject(&frame, Checksum::Unchecked, 0);
@@ -1209,7 +1253,7 @@ proptest! {
             prop_oneof![Just(0_u32), Just(u32::MAX), Just(0xffff_0000), any::<u32>()], 10),
         ports: [u16; 4], host_bits in any::<[u8; 8]>(), versions in 0_usize..4,
         sack_ok: bool, ecn: bool, ts: bool, scales in [0_u8..15, 0_u8..15], window: u16,
-        sacks in proptest::collection::vec((0_i32..900, 0_i32..900), 0..4),
+        sacks in proptest::collection::vec((0_i32..900, 1_i32..500), 0..4),
         payload in proptest::collection::vec(
             prop_oneof![Just(0_u8), Just(0xff), any::<u8>()], 0..100),
         class: u8, hop_limit in 2_u8..=255,
@@ -1238,9 +1282,12 @@ proptest! {
         (sides[0].peer_scale, sides[1].own_scale) = (scales[0], scales[1]);
         sides[1].own_window = 0;
         let mut world = World::live(sides);
+        world.send(1, &seg(0, 0, &[1; 1400]));
+        world.out();
+        let adjusted = world.rig.counter("splice_checksums_adjusted");
         let mut sent = seg(0, 0, &payload);
         (sent.window, sent.class, sent.hop_limit) = (window, class, hop_limit);
-        sent.sack = sacks;
+        sent.sack = sacks.into_iter().map(|(start, len)| (start, start + len)).collect();
         if sent.sack.len() > 3 || ts {
             sent.sack.truncate(3);
         }
@@ -1252,7 +1299,7 @@ proptest! {
         prop_assert_eq!((*to, got.seq, got.ack), (1, 0, 0));
         prop_assert_eq!(&got.payload, &payload);
         prop_assert_eq!(got.sack.len(), if sack_ok { sent.sack.len() } else { 0 });
-        prop_assert_eq!(world.rig.counter("splice_checksums_adjusted"), 1);
+        prop_assert_eq!(world.rig.counter("splice_checksums_adjusted"), adjusted + 1);
     }
 
     /// Whatever bytes stand in the TCP header: counted, and no harm.

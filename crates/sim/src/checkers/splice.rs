@@ -9,13 +9,14 @@
 //!   ends its direction where the other peer ended;
 //! - it acknowledges what was acknowledged before, or what the other peer has acknowledged;
 //! - it offers no more than was offered before, or than the other peer offers;
+//! - SACK blocks name bytes that the receiver has sent, and are those that the other peer sent;
 //! - it echoes timestamps that the receiver has sent.
 //!
 //! And at the end: no more pairs were reset than peers have reset.
 //!
 //! Bytes beyond the receiver's window are allowed: what the host had offered holds for the other
-//! peer, whose own bytes were measured by it. Not checked: SACK blocks, and what is
-//! relayed for a client whose connection is over while cookies may make another of it.
+//! peer, whose own bytes were measured by it. Not checked: what is relayed for a client
+//! whose connection is over while cookies may make another of it.
 
 use abi::splice::{Splice, SpliceId, SpliceSide};
 use wire::tcp::{Flags, Segment};
@@ -138,12 +139,36 @@ pub(super) fn look(
             }
         }
     }
+    check_sack(theirs, source, &pair, segment)?;
     if let Some(ts) = segment.options.timestamps {
         if !theirs.tsvals.contains(&ts.echo) {
             return Err(format!("an echo of {}, which the receiver has not sent", ts.echo));
         }
     }
     Ok(Some(base))
+}
+
+/// Looks at relayed SACK blocks: `theirs` is the receiver's stream, `source` that of the other
+/// peer.
+fn check_sack(
+    theirs: &Stream,
+    source: &Stream,
+    pair: &Spliced,
+    segment: &Segment,
+) -> Result<(), String> {
+    let sent = theirs.sent.len() as u64 + u64::from(theirs.fin_at.is_some());
+    for block in segment.options.sack() {
+        let edges = position(theirs, block.start).zip(position(theirs, block.end));
+        let Some((start, end)) = edges.filter(|&(start, end)| start < end && end <= sent) else {
+            return Err(format!("a SACK block of bytes that were never sent: {block:?}, {sent}"));
+        };
+        let there = |position: u64| (position + pair.there.own).checked_sub(pair.here.peer);
+        let known = there(start).zip(there(end)).is_some_and(|b| source.sacked.contains(&b));
+        if !known {
+            return Err(format!("a SACK block {start}..{end} that the other peer has not sent"));
+        }
+    }
+    Ok(())
 }
 
 /// Compares what is relayed with what the other peer sent at that place.

@@ -47,6 +47,8 @@ pub(super) struct Stream {
     pub(super) acknowledged: u64,
     /// TSvals that this end has sent, where a proxy may relay echoes of them.
     pub(super) tsvals: BTreeSet<u32>,
+    /// SACK blocks that this end has sent, likewise, as positions of the other's stream.
+    pub(super) sacked: BTreeSet<(u64, u64)>,
 }
 
 /// A connection.
@@ -335,7 +337,7 @@ impl Wire {
         let (ours, theirs) = if from_server { (server, client) } else { (client, server) };
         note_window(ours, theirs, segment);
         if self.proxied {
-            ours.tsvals.extend(segment.options.timestamps.map(|ts| ts.value));
+            note_options(ours, theirs, segment);
         }
         let Some(at) = position(ours, segment.seq) else { return Ok(()) };
         let end = at + payload.len() as u64;
@@ -405,6 +407,15 @@ fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
     let Some(ack) = position(theirs, segment.ack) else { return };
     ours.acknowledged = ours.acknowledged.max(ack);
     ours.edge = ours.edge.max(ack + window(ours, theirs, segment));
+}
+
+/// An end sends timestamps and SACK blocks.
+fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
+    ours.tsvals.extend(segment.options.timestamps.map(|ts| ts.value));
+    for block in segment.options.sack() {
+        let edges = position(theirs, block.start).zip(position(theirs, block.end));
+        ours.sacked.extend(edges);
+    }
 }
 
 /// The window that an end offers with a segment, in bytes.

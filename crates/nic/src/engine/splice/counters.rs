@@ -26,6 +26,9 @@ base::counters! {
         splice_checksums_summed,
         /// Frames with segments longer than the other side takes: they were cut.
         splice_cut,
+        /// SACK options left out: the receiver did not agree to them, or they name bytes that it
+        /// did not send on this pair.
+        splice_sack_left_out,
         /// Frames kept while a pair began.
         splice_kept_frames_total,
         /// Dropped: more came while a pair began than may be kept.

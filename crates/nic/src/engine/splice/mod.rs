@@ -237,8 +237,9 @@ impl SpliceEngine {
     ) -> bool {
         let Some(pair) = self.pairs.get_mut(end.key) else { return false };
         let RxFrame { packet, checksum, segment_size } = frame;
-        let (way, _) = pair.both_mut(end.side);
-        let translated = match way.translation.translate(packet.as_slice(), at, segment) {
+        let (way, back) = pair.both_mut(end.side);
+        let translated = way.translation.translate(packet.as_slice(), at, segment, back.end);
+        let translated = match translated {
             Ok(translated) => translated,
             Err(unfit) => {
                 *match unfit {
@@ -251,7 +252,9 @@ impl SpliceEngine {
         };
         if let Some(tsval) = translated.tsval {
             way.recent = tsval;
+            way.translation.tsval(tsval).into_iter().for_each(|v| back.translation.note_given(v));
         }
+        self.counters.splice_sack_left_out += u64::from(translated.sack_left_out);
         let len = segment.payload.len();
         let packets = match usize::from(segment_size) {
             0 => 1,
@@ -316,11 +319,11 @@ impl SpliceEngine {
         mut segment: Segment,
     ) {
         let Some(pair) = self.pairs.get_mut(end.key) else { return };
-        let (way, _) = pair.both_mut(end.side);
+        let (way, back) = pair.both_mut(end.side);
         way.packets += 1;
         let acked = segment.seq;
         segment.payload.end = segment.payload.start;
-        let translated = way.translation.translate(frame.packet.as_slice(), at, &segment);
+        let translated = way.translation.translate(frame.packet.as_slice(), at, &segment, back.end);
         let behind = way.translation.seq(way.end);
         let moved = behind.0.wrapping_sub(way.translation.seq(acked).0);
         let lingers = matches!(pair.phase, Phase::Lingering(_));

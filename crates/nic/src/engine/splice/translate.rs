@@ -9,6 +9,7 @@
 //! It decides nothing about whether a packet may pass; that is [`super::pair`]'s.
 
 use core::net::IpAddr;
+use core::ops::Range;
 
 use abi::Header;
 use abi::splice::SpliceSide;
@@ -26,7 +27,8 @@ use crate::pipeline::rx::TcpAt;
 const PREFIX_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES;
 /// Bytes of the timestamps option with its padding (RFC 7323 appendix A).
 const TIMESTAMP_BYTES: u16 = 12;
-/// Numbers that an echo may lie behind the latest one and still be told from one before the splice.
+/// Numbers that an echo or a block may lie behind the latest one and still be told from one before
+/// the splice.
 const ECHO_REACH: u32 = 1 << 29;
 /// End of the list of options, and no operation (RFC 9293 section 3.2).
 const END: u8 = 0;
@@ -71,6 +73,8 @@ struct Clocks {
     echo: u32,
     /// No echo that is meant to pass lies before this: at first our own clock at the splice.
     echo_floor: u32,
+    /// The latest TSval that the sender was given: it cannot echo a later one.
+    echo_latest: u32,
 }
 
 /// A header on its way out: lengths and checksums are still those of the packet that came.
@@ -81,6 +85,8 @@ pub(super) struct Translated {
     pub(super) window: u16,
     /// TSval as it came.
     pub(super) tsval: Option<u32>,
+    /// An option with SACK blocks that the receiver can do nothing with is left out.
+    pub(super) sack_left_out: bool,
     /// What changed of what the TCP checksum covers.
     difference: Difference,
     /// The IP header is a new one: lengths and identification are to be set.
@@ -103,6 +109,7 @@ impl Translation {
             value: to.value.wrapping_sub(from.recent),
             echo: to.recent.wrapping_sub(from.value),
             echo_floor: from.value,
+            echo_latest: from.value,
         });
         let ip = IpHeader {
             source: to.tuple.local.addr,
@@ -150,12 +157,19 @@ impl Translation {
         self.clocks.as_ref().map(|clocks| value.wrapping_add(clocks.value))
     }
 
+    /// The sender is given that TSval: it may echo it from now on.
+    pub(super) fn note_given(&mut self, value: u32) {
+        if let Some(clocks) = &mut self.clocks {
+            clocks.note_given(value);
+        }
+    }
+
     /// Ethernet and IP header of what leaves.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix[..self.l4]
     }
 
-    /// The headers of a segment for the other side.
+    /// The headers of a segment for the other side, whose own bytes before `sent` were relayed.
     ///
     /// # Errors
     /// Why it cannot go there.
@@ -164,6 +178,7 @@ impl Translation {
         frame: &[u8],
         at: &TcpAt,
         segment: &Segment,
+        sent: SeqNum,
     ) -> Result<Translated, Unfit> {
         // RFC 791 section 3.2, RFC 8200 section 3: who sends on counts it down.
         let hop_limit = match segment.hop_limit {
@@ -186,10 +201,11 @@ impl Translation {
         // Numbers wrap: the floor follows, a good way behind.
         let ahead = segment.ack.distance(self.sack_floor).max(0).unsigned_abs();
         self.sack_floor += ahead.saturating_sub(ECHO_REACH);
-        let tsval = self.write_options(options, &mut difference).ok_or(Unfit::Malformed)?;
+        let (tsval, sack_left_out) =
+            self.write_options(options, sent, &mut difference).ok_or(Unfit::Malformed)?;
         let options = u16::try_from(options.len()).unwrap_or(0);
         let payload_max = self.room.saturating_sub(options).max(1);
-        Ok(Translated { header, window, tsval, difference, rebuilt, payload_max })
+        Ok(Translated { header, window, tsval, sack_left_out, difference, rebuilt, payload_max })
     }
 
     /// What stays of the IP header; the rest is in the template already. Says no where the packet
@@ -253,20 +269,22 @@ impl Translation {
         window
     }
 
-    /// Timestamps and SACK blocks; what else there is passes as it is. Gives TSval as it came, and
-    /// `None` where the list of options is malformed.
+    /// Timestamps and SACK blocks; what else there is passes as it is. Returns TSval as it came and
+    /// whether SACK blocks were left out, or `None` if the list of options is malformed.
     fn write_options(
-        &mut self,
+        &self,
         options: &mut [u8],
+        sent: SeqNum,
         difference: &mut Difference,
-    ) -> Option<Option<u32>> {
+    ) -> Option<(Option<u32>, bool)> {
         // RFC 7323 appendix A: what nearly every segment has.
         if let [NOP, NOP, TIMESTAMPS, 10, ..] = options {
             if options.len() == usize::from(TIMESTAMP_BYTES) {
-                return self.write_timestamps(options, 4, difference).map(Some);
+                let tsval = self.write_timestamps(options, 4, difference)?;
+                return Some((Some(tsval), false));
             }
         }
-        let (mut at, mut tsval) = (0, None);
+        let (mut at, mut tsval, mut left_out) = (0, None, false);
         while let Some(&kind) = options.get(at) {
             match kind {
                 END => break,
@@ -279,9 +297,9 @@ impl Translation {
                             tsval = Some(self.write_timestamps(options, at + 2, difference)?);
                         }
                         SACK => {
-                            let out = !self.sack
-                                || self.write_sack(options, at + 2, rest - 2, difference);
-                            if out {
+                            let blocks = at + 2..at + rest;
+                            if !self.sack || !self.write_sack(options, blocks, sent, difference) {
+                                left_out = true;
                                 blank(options, at, rest, difference);
                             }
                         }
@@ -291,61 +309,73 @@ impl Translation {
                 }
             }
         }
-        Some(tsval)
+        Some((tsval, left_out))
     }
 
     /// TSval and TSecr at `at`; gives TSval as it came.
     fn write_timestamps(
-        &mut self,
+        &self,
         options: &mut [u8],
         at: usize,
         difference: &mut Difference,
     ) -> Option<u32> {
         let value = read(options, at)?;
         let echo = read(options, at + 4)?;
-        if let Some(clocks) = &mut self.clocks {
+        if let Some(clocks) = &self.clocks {
             write(options, at, value.wrapping_add(clocks.value), difference);
             write(options, at + 4, clocks.echo(echo), difference);
         }
         Some(value)
     }
 
-    /// Blocks of `len` bytes from `at` on: they name what the receiver sent, as `ack` does (RFC
-    /// 2018). An option with a block of bytes from before the splice is left out: such a block
-    /// reports a duplicate (RFC 2883) of what we sent ourselves. Says whether it is.
+    /// Translates SACK blocks: they name the receiver's own bytes, as `ack` does (RFC 2018). Says
+    /// whether they pass. An option does not pass if one of its blocks names bytes from before the
+    /// splice, which reports a duplicate (RFC 2883) of the host's own bytes; or bytes behind `sent`,
+    /// which the receiver never sent; or none.
     fn write_sack(
         &self,
         options: &mut [u8],
-        at: usize,
-        len: usize,
+        at: Range<usize>,
+        sent: SeqNum,
         difference: &mut Difference,
     ) -> bool {
-        let edges = || (at..at + len / 4 * 4).step_by(4);
-        let is_old = |at| read(options, at).is_some_and(|edge| SeqNum(edge).lt(self.sack_floor));
-        if edges().any(is_old) {
-            return true;
+        let edge = |options: &[u8], at| read(options, at).map(SeqNum).unwrap_or_default();
+        let blocks = || at.clone().step_by(8).take(at.len() / 8);
+        let fits = |at| {
+            let (start, end) = (edge(options, at), edge(options, at + 4));
+            !start.lt(self.sack_floor) && start.lt(end) && !self.ack(end).gt(sent)
+        };
+        if !at.len().is_multiple_of(8) || !blocks().all(fits) {
+            return false;
         }
-        for at in edges() {
-            if let Some(edge) = read(options, at) {
-                write(options, at, edge.wrapping_add(self.ack), difference);
-            }
+        for at in blocks().flat_map(|at| [at, at + 4]) {
+            write(options, at, self.ack(edge(options, at)).0, difference);
         }
-        false
+        true
     }
 }
 
 impl Clocks {
+    /// The sender is given that TSval. Clocks wrap: the floor follows the latest one, a good way
+    /// behind.
+    fn note_given(&mut self, value: u32) {
+        let ahead = value.wrapping_sub(self.echo_latest);
+        if ahead <= i32::MAX.unsigned_abs() {
+            self.echo_latest = value;
+            let reach = value.wrapping_sub(self.echo_floor);
+            self.echo_floor = self.echo_floor.wrapping_add(reach.saturating_sub(ECHO_REACH));
+        }
+    }
+
     /// An echo of our clock, as an echo of the receiver's. One from before the splice is of a
     /// moment that the receiver's clock cannot name; it says the moment of the splice, so that the
-    /// receiver measures too short a time and not a wrong one.
-    fn echo(&mut self, echo: u32) -> u32 {
+    /// receiver measures too short a time and not a wrong one. One of a moment to come is of a
+    /// TSval that was never sent, and says the latest that was.
+    fn echo(&self, echo: u32) -> u32 {
         let ahead = echo.wrapping_sub(self.echo_floor);
-        if ahead > i32::MAX.unsigned_abs() {
-            return self.echo_floor.wrapping_add(self.echo);
-        }
-        // Clocks wrap: the floor follows, a good way behind.
-        self.echo_floor = self.echo_floor.wrapping_add(ahead.saturating_sub(ECHO_REACH));
-        echo.wrapping_add(self.echo)
+        let latest = self.echo_latest.wrapping_sub(self.echo_floor);
+        let passes = if ahead > i32::MAX.unsigned_abs() { 0 } else { ahead.min(latest) };
+        self.echo_floor.wrapping_add(passes).wrapping_add(self.echo)
     }
 }
 
