@@ -6,7 +6,7 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 
 use abi::Refusal;
-use base::Duration;
+use base::{Duration, Instant};
 
 /// An address of ours and the length of its on-link prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,26 @@ pub struct TcpConfig {
     pub defer: bool,
     /// Start retransmission timers at the device's echo; off only to measure what that is worth.
     pub echo: bool,
+    /// Where numbers begin; for tests only.
+    #[doc(hidden)]
+    pub first_numbers: FirstNumbers,
+}
+
+/// Where the numbers of connections begin, for tests of what happens at their limits. A host in use
+/// takes sequence numbers and timestamps from a secret (RFC 6528, RFC 7323 section 5.4), and record
+/// numbers from the handshake.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FirstNumbers {
+    /// When the host begins.
+    pub at: Instant,
+    /// Initial sequence numbers lie before this: by less than a kibibyte or by less than a mebibyte,
+    /// and a byte less for each millisecond since `at`.
+    pub sequence: Option<u32>,
+    /// The timestamps of each tuple reach this within seconds after `at`.
+    pub timestamp: Option<u32>,
+    /// Added to the record numbers of TLS, if its keys are good for so many records.
+    pub record: u64,
 }
 
 impl Default for TcpConfig {
@@ -177,6 +197,7 @@ impl Default for TcpConfig {
             pacing: true,
             defer: true,
             echo: true,
+            first_numbers: FirstNumbers::default(),
         }
     }
 }

@@ -56,7 +56,7 @@ pub use api::{
     Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption,
     SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
 };
-pub use config::{Algorithm, Cidr, Config, TcpConfig};
+pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::{ExtentDone, ExtentRead};
 pub use host::Host;

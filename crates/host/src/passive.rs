@@ -144,12 +144,24 @@ impl Host {
 
     /// RFC 6528: a clock that ticks every 4 us, and a keyed hash of the tuple.
     pub(crate) fn initial_sequence(&self, now: Instant, tuple: &Tuple) -> SeqNum {
-        SeqNum(low32(self.iss_key.tuple(tuple)).wrapping_add(low32(now.as_micros() / 4)))
+        let secret = low32(self.iss_key.tuple(tuple));
+        let first = &self.config.tcp.first_numbers;
+        SeqNum(match first.sequence {
+            None => secret.wrapping_add(low32(now.as_micros() / 4)),
+            Some(limit) => {
+                let spread = if secret & 1 == 0 { secret % (1 << 20) } else { secret % (1 << 10) };
+                limit.wrapping_sub(spread).wrapping_add(low32(now.since(first.at).as_millis()))
+            }
+        })
     }
 
     /// RFC 7323 section 5.4: timestamps begin at a secret value for each pair of hosts.
     pub(crate) fn timestamp_offset(&self, tuple: &Tuple) -> u32 {
-        low32(self.iss_key.tuple(tuple) >> 32)
+        let secret = low32(self.iss_key.tuple(tuple) >> 32);
+        let first = &self.config.tcp.first_numbers;
+        first.timestamp.map_or(secret, |limit| {
+            limit.wrapping_sub(low32(first.at.as_millis())).wrapping_sub(secret % (1 << 12))
+        })
     }
 
     /// The shift of the windows that we offer: the least that lets the whole buffer be offered.

@@ -13,6 +13,7 @@ use host::{Algorithm, TcpConfig};
 use nic::FileConfig;
 
 use crate::calm::Calm;
+use crate::numbers::Numbers;
 use crate::proxied::Proxied;
 use crate::quic::Quic;
 use crate::storage::{self, Storage};
@@ -313,6 +314,8 @@ pub(crate) struct Scenario {
     pub(crate) lost_contexts: u64,
     /// Hosts answer late, and twice, where records begin.
     pub(crate) late_answers: bool,
+    /// Numbers that begin just below their limits.
+    pub(crate) numbers: Option<Numbers>,
     /// Milliseconds that each node's clock is ahead of the world's: timestamps wrap at 2^32.
     pub(crate) clock_ahead_ms: u64,
 }
@@ -377,6 +380,7 @@ impl Scenario {
             ports: None,
             lost_contexts: 0,
             late_answers: false,
+            numbers: None,
         };
         scenario.shape(storage);
         scenario.draw_oddities();
@@ -392,6 +396,11 @@ impl Scenario {
         let http = self.storage.is_none() && self.proxied.is_none();
         if few && http && self.tls.is_none() && self.quic.is_none() {
             self.ports = Some(r.range(2, 6) as u16);
+        }
+        // A client that comes back from a port has to begin behind its old connection.
+        self.numbers = Numbers::draw(self.seed, self.tls.as_ref()).filter(|_| self.ports.is_none());
+        if let Some(ahead) = self.numbers.as_ref().and_then(Numbers::clock_ahead_ms) {
+            self.clock_ahead_ms = ahead;
         }
         if lose && self.storage.is_none() && self.resets > 0 && !self.calm_net() {
             self.lost_contexts = r.range(2, 8);

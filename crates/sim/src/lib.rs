@@ -14,6 +14,7 @@
 //! | `net`, `nat`, `hostile`, `disk` | what lies between and below, with its faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
 //! | `machines`, `proxied`, `quic` | servers, clients, the proxy, endpoints of QUIC |
+//! | `numbers` | numbers that begin just below their limits |
 //! | `storage`, `namespace` | NVMe over TCP: machines, users, and what may be in namespaces |
 //! | `tls` | handshakes that the seed decides |
 //! | `content` | what is in files |
@@ -43,6 +44,7 @@ pub mod namespace;
 mod nat;
 mod net;
 mod node;
+mod numbers;
 mod odd;
 mod proxied;
 mod quic;
@@ -60,6 +62,7 @@ use base::Instant;
 pub use report::{Row, Stats, StreamRow, Violation};
 
 use faults::Scenario;
+use numbers::Numbers;
 use world::World;
 
 /// How to run a seed.
@@ -206,6 +209,12 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     add("frames_after_echo", world.nodes.iter().map(|node| node.echo_order.frames).sum());
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
+    world.wire.visit_crossings(&mut add);
+    let large = world.scenario.numbers.as_ref().is_some_and(Numbers::has_large_records);
+    for name in ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"] {
+        let bytes: u64 = world.nodes.iter().map(|node| node.counter(name)).sum();
+        add("tls_bytes_near_limits", if large { bytes } else { 0 });
+    }
     add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
     add("sealed_after_rebinding", world.sealed_after_rebinding());
     add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));

@@ -18,6 +18,7 @@ use crate::faults::Scenario;
 use crate::h3::H3Client;
 use crate::net::Net;
 use crate::node::{App, Node};
+use crate::numbers;
 use crate::quic;
 use crate::tls;
 
@@ -91,6 +92,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
         ..DeviceConfig::new(mac(node))
     };
     let device = Device::new(config, net.wire_caps());
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms);
     let config = Config {
         addrs: addresses(node),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
@@ -98,7 +100,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
         quic_offload: quic::offload(scenario, node),
         udp_segmentation: quic::segmentation(scenario),
         lazy_tcb: scenario.hand_over.lazy_tcb,
-        tcp: scenario.server_tcp.clone(),
+        tcp: numbers::tcp(scenario, node, &scenario.server_tcp, ahead),
         ..Config::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
@@ -111,7 +113,6 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
         Ok(server) => server,
         Err(error) => unreachable!("nobody else listens: {error}"),
     };
-    let ahead = Duration::from_millis(scenario.clock_ahead_ms);
     Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
 }
 
@@ -131,7 +132,8 @@ pub(crate) fn client(
         ..DeviceConfig::new(mac(index))
     };
     let device = Device::new(config, net.wire_caps());
-    let tcp = scenario.client_tcp.clone();
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
+    let tcp = numbers::tcp(scenario, index, &scenario.client_tcp, ahead);
     let tls_offload = tls_offload(scenario, index);
     let first = *Config::default().ports.start();
     let last =
@@ -148,7 +150,6 @@ pub(crate) fn client(
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
     let server = Endpoint { addr: address(scenario.front(), v6), port: scenario.port() };
-    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let start = Instant::ZERO + ahead;
     let files = disk.files();
     let h3 = h3_client(index, scenario, server.addr, &mut host, &files, start);

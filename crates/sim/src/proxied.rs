@@ -18,6 +18,7 @@ use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
 use crate::machines::{address, addresses, mac};
 use crate::net::Net;
 use crate::node::{App, Node};
+use crate::numbers;
 
 /// What the proxy calls itself in answers of its own.
 pub(crate) const NAME: &str = "proxy";
@@ -224,10 +225,11 @@ pub(crate) fn machine(
         ..DeviceConfig::new(mac(node))
     };
     let device = Device::new(config, net.wire_caps());
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let config = host::Config {
         addrs: addresses(node),
         lazy_tcb: scenario.hand_over.lazy_tcb,
-        tcp: proxied.tcp.clone(),
+        tcp: numbers::tcp(scenario, node, &proxied.tcp, ahead),
         ..host::Config::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
@@ -239,7 +241,6 @@ pub(crate) fn machine(
         splice: proxied.splice,
         access_log: scenario.content.access_log,
     };
-    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let table = proxied.table(scenario, true);
     let proxy = match Proxy::new(Instant::ZERO + ahead, config, table, &mut host) {
         Ok(proxy) => proxy,

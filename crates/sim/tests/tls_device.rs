@@ -336,6 +336,30 @@ fn numbers_end() {
     }
 }
 
+/// Record numbers of more than 32 bits: what a device seals the host opens, and the other way, with
+/// records in a row, lost and found back.
+#[test]
+fn numbers_cross_32_bits() {
+    for version in VERSIONS {
+        for (server, lossy) in [(None, false), (Some(engine()), false), (Some(engine()), true)] {
+            let opens = server.is_some();
+            let mut world =
+                World::with_number(version, Suite::ChaCha20Poly1305, server, (1 << 32) - 3);
+            let (want, mut count) = (text(300_000), 0);
+            world.send(&want, &mut |frame| {
+                count += 1;
+                if lossy && (20..50).contains(&count) { vec![] } else { vec![frame] }
+            });
+            world.wait_for(want.len());
+            assert_eq!(world.server.read, want, "{version:?} {opens}");
+            assert!(world.client.count("tx_tls_encrypted_bytes") >= 300_000);
+            assert_eq!(world.server.count("tls_decrypt_error"), 0);
+            let full = world.server.count("tls_rx_records_full");
+            assert!(full >= if lossy { 8 } else { 19 * u64::from(opens) }, "{full} {lossy}");
+        }
+    }
+}
+
 /// The three ways of finding back (terms.md section 3) and both algorithms: after a loss of header
 /// and body, the device opens whole records again.
 #[test]

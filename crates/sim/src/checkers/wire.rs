@@ -23,6 +23,7 @@ use super::plaintext;
 use super::splice::Spliced;
 use crate::content::Catalogue;
 use crate::faults::{Role, Scenario};
+use crate::numbers::crosses;
 use crate::report::{Report, StreamRow};
 use crate::trace::hash_bytes;
 
@@ -45,6 +46,8 @@ pub(super) struct Stream {
     pub(super) edge: u64,
     /// Highest position of the other's stream that this end has acknowledged.
     pub(super) acknowledged: u64,
+    /// The first TSval that this end has sent, and the last.
+    stamps: Option<(u32, u32)>,
     /// TSvals that this end has sent, where a proxy may relay echoes of them.
     pub(super) tsvals: BTreeSet<u32>,
     /// SACK blocks that this end has sent, likewise, as positions of the other's stream.
@@ -145,6 +148,25 @@ impl Wire {
     /// All that the server or the proxy sent on each of these.
     pub(crate) fn said(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
         self.of_client(client).map(|flow| &flow.streams[1].sent[..])
+    }
+
+    /// Calls `f` with the numbers of connections that crossed limits.
+    pub(crate) fn visit_crossings(&self, f: &mut impl FnMut(&'static str, u64)) {
+        let all = self.flows.values().chain(self.past.iter().map(|(_, flow)| flow));
+        let (mut sequences, mut stamps) = ([0; 2], [0; 2]);
+        for (index, limit) in [0, 1 << 31].into_iter().enumerate() {
+            for stream in all.clone().filter(|flow| flow.both).flat_map(|flow| &flow.streams) {
+                // A sequence number is a position modulo 2^32.
+                let last = stream.iss + 1 + stream.sent.len() as u32;
+                sequences[index] += u64::from(crosses(stream.iss.0, last.0, limit));
+                let crossed = |(first, last)| crosses(first, last, limit);
+                stamps[index] += u64::from(stream.stamps.is_some_and(crossed));
+            }
+        }
+        f("wire_sequences_wrapped", sequences[0]);
+        f("wire_sequences_half", sequences[1]);
+        f("wire_timestamps_wrapped", stamps[0]);
+        f("wire_timestamps_half", stamps[1]);
     }
 
     fn of_client(&self, client: Endpoint) -> impl Iterator<Item = &Flow> {
@@ -399,8 +421,11 @@ pub(super) fn position(stream: &Stream, seq: SeqNum) -> Option<u64> {
     u64::try_from(seq.distance(stream.iss + 1)).ok()
 }
 
-/// An end acknowledges and offers a window.
+/// An end sends a timestamp, acknowledges and offers a window.
 fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
+    if let Some(ts) = segment.options.timestamps {
+        ours.stamps = Some((ours.stamps.map_or(ts.value, |stamps| stamps.0), ts.value));
+    }
     if !segment.flags.has(Flags::ACK) {
         return;
     }

@@ -19,6 +19,7 @@ use crate::faults::Scenario;
 use crate::machines::{address, addresses, mac};
 use crate::net::Net;
 use crate::node::{App, Node};
+use crate::numbers;
 use crate::tls;
 
 /// Whoever the stranger is, it is nobody that is admitted.
@@ -68,6 +69,7 @@ pub(crate) fn machine(
         ..DeviceConfig::new(mac(node))
     };
     let device = Device::new(config, net.wire_caps());
+    let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let tls = scenario.tls_device(node).is_some_and(|device| device.used);
     let used = |used: bool| if used { Ok(()) } else { Err(Refusal::Disabled) };
     let tcp = if is_target { &scenario.server_tcp } else { &scenario.client_tcp };
@@ -76,7 +78,7 @@ pub(crate) fn machine(
         file_offload: used(scenario.offload),
         tls_offload: used(tls),
         nvme_tcp_offload: used(side.uses_nvme()),
-        tcp: tcp.clone(),
+        tcp: numbers::tcp(scenario, node, tcp, ahead),
         ..Config::default()
     };
     let host = Host::new(config, &device.capabilities(), rng.next_u64());

@@ -358,13 +358,15 @@ impl Session {
         conn.write_all(Bytes::from(out));
         match progress {
             Progress::More(handshake) => self.stage = Stage::Handshake(handshake),
-            Progress::Done(done) => match Open::new(*done, &*self.crypto) {
-                Some(open) => {
-                    cx.out.counters.tls_handshakes += 1;
-                    self.open(conn, cx, open);
+            Progress::Done(done) => {
+                match Open::new(*done, &*self.crypto, cx.config.first_numbers.record) {
+                    Some(open) => {
+                        cx.out.counters.tls_handshakes += 1;
+                        self.open(conn, cx, open);
+                    }
+                    None => self.fail(conn, cx, Alert::InternalError),
                 }
-                None => self.fail(conn, cx, Alert::InternalError),
-            },
+            }
             Progress::Failed => {
                 // Its alert was the last that rustls wrote.
                 cx.out.counters.tls_handshake_failures += 1;

@@ -173,11 +173,17 @@ pub(super) struct Changes {
 }
 
 impl Open {
-    pub(super) fn new(done: Done, crypto: &dyn CryptoProvider) -> Option<Self> {
+    /// A session whose handshake is done; `first_record` is added to record numbers if the key may
+    /// seal so many.
+    pub(super) fn new(done: Done, crypto: &dyn CryptoProvider, first_record: u64) -> Option<Self> {
         let Done { secrets, kernel } = done;
         let (version, tx_limit) = kernel.limits()?;
-        let tx = Half::of_secrets(crypto, version, &secrets.tx)?;
-        let rx = Half::of_secrets(crypto, version, &secrets.rx)?;
+        let mut tx = Half::of_secrets(crypto, version, &secrets.tx)?;
+        let mut rx = Half::of_secrets(crypto, version, &secrets.rx)?;
+        if first_record < tx_limit.saturating_sub(LIMIT_MARGIN) {
+            tx.number += first_record;
+            rx.number += first_record;
+        }
         Some(Self {
             tx,
             rx,
@@ -198,6 +204,8 @@ impl Open {
                 let secrets = Secrets { tx: tx.clone(), rx: rx.clone() };
                 (Kernel::Secrets(Box::new(secrets)), tx.limit())
             }
+            // RFC 8446 section 5.5: its numbers would wrap before there is a limit.
+            _ if keys.suite == Suite::ChaCha20Poly1305 => (Kernel::Attached, u64::MAX),
             _ => (Kernel::Attached, ATTACHED_LIMIT),
         };
         Some(Self {
