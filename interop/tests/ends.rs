@@ -1,7 +1,9 @@
 //! The end of the program: peers of `outboard serve`, `proxy` and `nvme target` hear of it, on
 //! whatever threads host and device run, whether the host or the device has their connections.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -23,9 +25,15 @@ fn ends_seen(server: Server) -> (Vec<usize>, String) {
 /// The same for other clients.
 fn ends_of(server: Server, port: &str, wanted: &str, clients: usize) -> (Vec<usize>, String) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold.py");
+    let ask = [script, interop::ADDR, port, wanted, &clients.to_string()];
+    ends_seen_by("/usr/bin/python3", &ask, server)
+}
+
+/// The same of any client, as it counts them.
+fn ends_seen_by(program: &str, ask: &[&str], server: Server) -> (Vec<usize>, String) {
     let mut clients = server
-        .command("/usr/bin/python3")
-        .args([script, interop::ADDR, port, wanted, &clients.to_string()])
+        .command(program)
+        .args(ask)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -102,6 +110,28 @@ fn hosts_of_a_target_hear_of_its_end() {
             let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
             let lines = (count(" connected host="), count("the target ends"));
             assert_eq!(lines, (HOSTS, HOSTS), "{threads} {drain}: {log}");
+        }
+    }
+}
+
+#[test]
+fn clients_over_http3_hear_of_the_end() {
+    const CONNECTIONS: usize = 8;
+    let python = Path::new(TMP).with_file_name("aioquic").join("bin/python");
+    assert!(python.is_file(), "{} is not there: run `make setup` first", python.display());
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/hold_h3.py");
+    let ask = [script, interop::ADDR, "443", "/big.bin", &CONNECTIONS.to_string()];
+    for threads in ["two", "one"] {
+        for offload in ["all", "none"] {
+            let files = Files::new(TMP);
+            let big = File::create(files.path().join("big.bin")).expect("a file");
+            // More than the clients can read before the end.
+            big.set_len(64 << 30).expect("a hole");
+            let options = ["--tls", "--http3", "--drain", "1", "--threads", threads];
+            let more = ["--offload", offload];
+            let server = Server::start(files.path(), &[&options[..], &more].concat());
+            let (seen, said) = ends_seen_by(&python.to_string_lossy(), &ask, server);
+            assert_eq!(seen, [CONNECTIONS, 0, 0], "{threads} {offload}: {said}");
         }
     }
 }

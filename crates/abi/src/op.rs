@@ -39,6 +39,12 @@ pub struct FileId(pub u32);
 pub enum Op {
     /// Complete, segment and send bytes: TSO, and IO-TCP's `SEND` where a part is a file extent.
     Transmit(Transmit),
+    /// Drop the transmits of a flow that still wait: what they were to send is sent otherwise. Each
+    /// is answered as dropped, and no byte of a file that is acknowledged after this is held again.
+    Cancel {
+        /// Which.
+        flow: FlowId,
+    },
     /// Open a file beneath the device's root (IO-TCP's `OPEN`). Answered by
     /// [`crate::Event::FileOpened`].
     FileOpen {

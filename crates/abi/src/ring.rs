@@ -122,6 +122,12 @@ impl<T: Send> Producer<T> {
         }
         capacity - self.tail.wrapping_sub(self.head_seen)
     }
+
+    /// Whether the consumer is gone, so that a full ring stays full.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
 }
 
 impl<T: Send> Consumer<T> {
@@ -242,6 +248,16 @@ mod tests {
         }
         producer.join().unwrap();
         assert!(rx.is_empty());
+    }
+
+    #[test]
+    fn a_producer_sees_that_its_consumer_is_gone() {
+        let (mut tx, rx) = ring::<u32>(1);
+        tx.push(1).unwrap();
+        assert!(!tx.is_abandoned());
+        drop(rx);
+        assert!(tx.is_abandoned());
+        assert_eq!(tx.push(2), Err(2));
     }
 
     #[test]

@@ -251,6 +251,7 @@ impl Device {
                     files.close(queue, file);
                 }
             }
+            Op::Cancel { flow } => self.cancel_flow(now, queue, flow),
             Op::FileAck(extent) => self.acknowledge_file(queue, extent),
             Op::L5oCreate(create) => self.create(queue, *create),
             Op::L5oDestroy { context } => self.destroy_context(queue, context),

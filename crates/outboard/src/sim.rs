@@ -184,7 +184,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 124] = [
+const SHOWN: [(&str, &str); 133] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -197,6 +197,7 @@ const SHOWN: [(&str, &str); 124] = [
     ("net_duplicated", "fault: frames duplicated"),
     ("net_corrupted", "fault: frames corrupted"),
     ("net_held_back", "fault: frames reordered"),
+    ("net_old_syns", "fault: old copies of SYNs"),
     ("net_marked", "frames marked with CE"),
     ("net_hostile", "fault: hostile frames"),
     ("disk_stalls", "fault: disk stalls"),
@@ -226,6 +227,8 @@ const SHOWN: [(&str, &str); 124] = [
     ("wire_timestamps_wrapped", "streams whose timestamps wrapped"),
     ("wire_timestamps_half", "streams whose timestamps crossed 2^31"),
     ("tls_bytes_near_limits", "bytes that devices sealed or opened in records with large numbers"),
+    ("hosts_ended", "programs that ended and began again"),
+    ("peers_told", "connections that they reset"),
     ("worlds_with_proxy", "worlds with a proxy"),
     ("proxy_accepted", "clients of proxies"),
     ("proxy_spliced", "pairs spliced"),
@@ -257,6 +260,7 @@ const SHOWN: [(&str, &str); 124] = [
     ("h3_connections", "connections over QUIC"),
     ("h3_responses", "responses over HTTP/3, of those above"),
     ("h3_lost", "connections over QUIC that ended early"),
+    ("h3_closed_early", "connections over QUIC that a server closed early"),
     ("net_rebindings", "fault: ports of clients changed"),
     ("net_rebindings_followed", "of those, followed by the server before the next"),
     ("net_hostile_quic", "fault: hostile frames made of QUIC's"),

@@ -56,6 +56,10 @@ pub(crate) enum Event {
     Kill(usize, bool),
     /// It starts again.
     Start(usize),
+    /// The program on a machine is told to end, and starts again.
+    End(usize),
+    /// By now it has ended.
+    EndLimit(usize),
     /// Somebody sends what no client would.
     Attack,
     /// All faults end.

@@ -37,6 +37,8 @@ pub(crate) struct NetFaults {
     pub(crate) reorder: f64,
     /// How long they are held back at most.
     pub(crate) reorder_max: Duration,
+    /// SYNs of which another copy comes much later.
+    pub(crate) old_syns: f64,
     /// Times that a client is cut off for a while.
     pub(crate) partitions: u64,
 }
@@ -48,6 +50,7 @@ impl NetFaults {
             || self.duplicate > 0.0
             || self.corrupt > 0.0
             || self.reorder > 0.0
+            || self.old_syns > 0.0
             || self.partitions > 0
     }
 }
@@ -314,6 +317,8 @@ pub(crate) struct Scenario {
     pub(crate) lost_contexts: u64,
     /// Hosts answer late, and twice, where records begin.
     pub(crate) late_answers: bool,
+    /// The node whose program ends in the middle, and starts again.
+    pub(crate) ends: Option<usize>,
     /// Numbers that begin just below their limits.
     pub(crate) numbers: Option<Numbers>,
     /// Milliseconds that each node's clock is ahead of the world's: timestamps wrap at 2^32.
@@ -381,9 +386,11 @@ impl Scenario {
             lost_contexts: 0,
             late_answers: false,
             numbers: None,
+            ends: None,
         };
         scenario.shape(storage);
         scenario.draw_oddities();
+        scenario.draw_end();
         scenario
     }
 
@@ -397,6 +404,10 @@ impl Scenario {
         if few && http && self.tls.is_none() && self.quic.is_none() {
             self.ports = Some(r.range(2, 6) as u16);
         }
+        let again = if self.ports.is_some() { 0.7 } else { 0.2 };
+        if Prng::new(self.seed ^ 0x01d5_0f0b).chance(again) && !self.calm_net() {
+            self.net.old_syns = 0.5;
+        }
         // A client that comes back from a port has to begin behind its old connection.
         self.numbers = Numbers::draw(self.seed, self.tls.as_ref()).filter(|_| self.ports.is_none());
         if let Some(ahead) = self.numbers.as_ref().and_then(Numbers::clock_ahead_ms) {
@@ -405,6 +416,20 @@ impl Scenario {
         if lose && self.storage.is_none() && self.resets > 0 && !self.calm_net() {
             self.lost_contexts = r.range(2, 8);
         }
+    }
+
+    /// The node whose program ends, from numbers of its own. What a device lost in a reset nobody
+    /// says goodbye to.
+    fn draw_end(&mut self) {
+        let r = &mut Prng::new(self.seed ^ 0x0e4d_0f0b);
+        let (ends, front) = (r.chance(0.12), r.chance(0.6));
+        if !ends || self.resets > 0 {
+            return;
+        }
+        self.ends = match &self.storage {
+            Some(storage) => storage.kills_target().then_some(0),
+            None => Some(if front { self.front() } else { 0 }),
+        };
     }
 
     fn shape(&mut self, storage: Option<Storage>) {
@@ -419,6 +444,7 @@ impl Scenario {
         !self.net.any()
             && self.proxied.as_ref().is_none_or(|proxied| !proxied.back.faults.any())
             && self.hostile.interval.is_none()
+            && self.ends.is_none()
             && self.links.queue_bytes_max == UNLIMITED
     }
 
@@ -538,6 +564,7 @@ pub(crate) fn draw_net(r: &mut Prng, runs: bool) -> NetFaults {
         corrupt: if runs { 0.0 } else { p(r, 0.35, 0.2) },
         reorder: p(r, 0.4, 0.5),
         reorder_max: Duration::from_micros(r.range(20, 20_000)),
+        old_syns: 0.0,
         partitions: if r.chance(0.15) { r.range(1, 3) } else { 0 },
     }
 }

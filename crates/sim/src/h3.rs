@@ -478,7 +478,8 @@ impl H3Client {
         // After GOAWAY and the last answer, or with nothing to do, the server ends it (RFC 9114,
         // section 5.2).
         let in_order = matches!(why, ConnectionError::ApplicationClosed(close)
-            if close.error_code == NO_ERROR.into());
+            if close.error_code == NO_ERROR.into()
+                || (cx.report.programs_end && close.error_code.into_inner() == INTERNAL_ERROR));
         let kind = match why {
             _ if in_order => 7,
             ConnectionError::TimedOut => 1,
@@ -490,6 +491,13 @@ impl H3Client {
                 if close.error_code == TransportErrorCode::INVALID_TOKEN =>
             {
                 6
+            }
+            // A program that ends takes no new connections.
+            ConnectionError::ConnectionClosed(close)
+                if cx.report.programs_end
+                    && close.error_code == TransportErrorCode::CONNECTION_REFUSED =>
+            {
+                8
             }
             // Whatever happens to packets, what verifies is what was sent.
             _ => {
@@ -503,6 +511,7 @@ impl H3Client {
         // A handshake has to end where it began (RFC 9000, section 9).
         let moved = self.moves && session.read == 0;
         let done = session.has_all() || matches!(session.stage, Stage::Closing(..));
+        cx.report.stats.h3_closed_early += u64::from(in_order && !done);
         if !in_order {
             cx.report.stats.h3_lost += 1;
             cx.report.lost(cx.now, self.node, session.opened, why, done || moved);

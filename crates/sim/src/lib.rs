@@ -62,7 +62,6 @@ use base::Instant;
 pub use report::{Row, Stats, StreamRow, Violation};
 
 use faults::Scenario;
-use numbers::Numbers;
 use world::World;
 
 /// How to run a seed.
@@ -202,6 +201,8 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     }
     let stored = world.scenario.storage.is_some();
     add("machines_killed", 0);
+    add("hosts_ended", 0);
+    add("peers_told", 0);
     add("worlds_with_storage", u64::from(stored));
     let placed: u64 = world.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
     add("nvme_over_tls_placed_bytes", if world.scenario.tls.is_some() { placed } else { 0 });
@@ -210,7 +211,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
     world.wire.visit_crossings(&mut add);
-    let large = world.scenario.numbers.as_ref().is_some_and(Numbers::has_large_records);
+    let large = numbers::has_large_records(&world.scenario);
     for name in ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"] {
         let bytes: u64 = world.nodes.iter().map(|node| node.counter(name)).sum();
         add("tls_bytes_near_limits", if large { bytes } else { 0 });

@@ -18,6 +18,8 @@ use crate::faults::{Links, NetFaults, Scenario};
 use crate::nat::{Nat, Way};
 use crate::proxied::Back;
 
+/// The youngest copy of a SYN that comes again.
+const OLD_MIN: Duration = Duration::from_millis(100);
 /// Bytes that wait in a node's own port before it takes no more.
 const PORT_QUEUE_BYTES: u64 = 64 * 1024;
 
@@ -56,6 +58,8 @@ base::counters! {
         net_corrupted_unseen,
         /// Held back, so that others overtook them.
         net_held_back,
+        /// Copies of SYNs that came much later.
+        net_old_syns,
         /// Marked with CE.
         net_marked,
         /// Frames for an address that no node has.
@@ -101,6 +105,10 @@ pub(crate) struct Net {
     /// The way between a proxy and its servers.
     back: Option<Back>,
     rng: Prng,
+    /// For old copies of SYNs, which the rest does not depend on.
+    old: Prng,
+    /// When the faults end.
+    fault_time: Duration,
     ports: Vec<Port>,
     /// Of the frames that are corrupted, those of which TCP's checksum says nothing.
     unseen: f64,
@@ -136,6 +144,8 @@ impl Net {
             faults: scenario.net.clone(),
             back,
             rng,
+            old: Prng::new(scenario.seed ^ 0x01d5_7259),
+            fault_time: scenario.fault_time,
             ports,
             unseen: scenario.storage.as_ref().map_or(0.0, |storage| storage.unseen),
             entered: Instant::ZERO,
@@ -248,6 +258,7 @@ impl Net {
         if self.losing {
             return self.fate(Fate::Lost, from, len);
         }
+        self.keep_old_syn(at, to, &frame, queue);
         let Some(left_at) = self.queue_for(at, to, &mut frame) else {
             return self.fate(Fate::QueueFull, from, len);
         };
@@ -268,6 +279,24 @@ impl Net {
             self.deliver(left_at, to, copy, &faults, queue);
         }
         self.deliver(left_at, to, frame, &faults, queue);
+    }
+
+    /// Another copy of a SYN may come much later: by then its sender may have had a connection, and
+    /// have another one from the same port.
+    fn keep_old_syn(&mut self, at: Instant, to: usize, frame: &Arrival, queue: &mut Queue) {
+        if self.faults.old_syns == 0.0
+            || !is_syn(&frame.bytes)
+            || frame.from + 1 == self.ports.len()
+        {
+            return;
+        }
+        let left = (Instant::ZERO + self.fault_time).since(at);
+        if left > OLD_MIN && self.old.chance(self.faults.old_syns) {
+            let after = self.old.range(OLD_MIN.as_nanos(), left.as_nanos());
+            let copy = Arrival { bytes: frame.bytes.clone(), ..*frame };
+            self.counters.net_old_syns += 1;
+            queue.push(at + Duration::from_nanos(after), Event::Frame(to, copy));
+        }
     }
 
     /// The queue in front of the receiver's port: when the frame has left it.
@@ -325,6 +354,12 @@ impl Net {
         self.counters.net_delivered += 1;
         queue.push(at, Event::Frame(to, frame));
     }
+}
+
+/// Whether a frame has the SYN of one who opens a connection.
+fn is_syn(frame: &[u8]) -> bool {
+    let Ok(Frame::Ip(ip)) = parse(frame) else { return false };
+    ip.protocol == protocol::TCP && frame.get(ip.l4 + 13).is_some_and(|flags| flags & 0x12 == 0x02)
 }
 
 fn transfer_time(bytes: u64, bytes_per_s: u64) -> Duration {

@@ -106,6 +106,8 @@ pub(crate) struct Node {
     ahead: Duration,
     /// It has stopped, for good or until it starts again.
     pub(crate) stopped: bool,
+    /// The program was told to end.
+    pub(crate) ends: bool,
     /// Times that it was killed.
     pub(crate) life: u32,
     slots: usize,
@@ -138,6 +140,7 @@ impl Node {
             turns: [Instant::FAR_FUTURE; 2],
             ahead,
             stopped: false,
+            ends: false,
             life: 0,
             slots,
         }
@@ -165,6 +168,7 @@ impl Node {
     /// It is killed: what was in it is nowhere.
     pub(crate) fn kill(&mut self) {
         self.stopped = true;
+        self.ends = false;
         self.life += 1;
         self.turns = [Instant::FAR_FUTURE; 2];
         self.ops.clear();
@@ -177,6 +181,18 @@ impl Node {
         self.received.clear();
         self.device_disk.clear();
         self.host_disk.clear();
+    }
+
+    /// The program is told to end.
+    pub(crate) fn end(&mut self, now: Instant) {
+        let local = self.local(now);
+        match &mut self.app {
+            App::Server(server) => server.end(local, &mut self.host),
+            App::Proxy(proxy) => proxy.end(local),
+            App::Client(_) | App::Target(_) | App::User(_) | App::Rogue(_) => {}
+        }
+        self.host.end(local);
+        self.ends = true;
     }
 
     /// It starts again, with this device and host.
@@ -370,6 +386,7 @@ impl Node {
             App::User(user) => user.poll_timeout(),
             App::Rogue(rogue) => rogue.poll_timeout(),
         };
+        let app_due = app_due.filter(|_| !self.ends);
         let due = [self.host.poll_timeout(), app_due].into_iter().flatten().min();
         let due = due.map(|at| self.global(at).max(around.now + Duration::from_micros(1)));
         let retry = self.waiting.is_some().then(|| around.now + RETRY);
@@ -380,10 +397,11 @@ impl Node {
     }
 
     fn run_app(&mut self, local: Instant, around: &mut Around<'_>) {
+        let ends = self.ends;
         let Self { host, app, .. } = self;
         match app {
             App::Server(server) => {
-                if server.poll_timeout().is_some_and(|at| at <= local) {
+                if !ends && server.poll_timeout().is_some_and(|at| at <= local) {
                     server.handle_timeout(local, host);
                 }
                 while let Some(notice) = host.poll_notice() {
@@ -392,7 +410,7 @@ impl Node {
                 while server.poll_log().is_some() {}
             }
             App::Proxy(proxy) => {
-                if proxy.poll_timeout().is_some_and(|at| at <= local) {
+                if !ends && proxy.poll_timeout().is_some_and(|at| at <= local) {
                     proxy.handle_timeout(local, host);
                 }
                 while let Some(notice) = host.poll_notice() {
@@ -412,7 +430,7 @@ impl Node {
                 client.advance(&mut cx);
             }
             App::Target(target) => {
-                if target.poll_timeout().is_some_and(|at| at <= local) {
+                if !ends && target.poll_timeout().is_some_and(|at| at <= local) {
                     target.handle_timeout(local, host);
                 }
                 while let Some(notice) = host.poll_notice() {

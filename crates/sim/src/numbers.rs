@@ -12,6 +12,8 @@ use crate::faults::{Scenario, Tls};
 
 /// Of the numbers that are drawn here.
 const SALT: u64 = 0x4e75_0f0b;
+/// The suite that may seal so many records, of those of a world.
+const CHACHA: usize = 2;
 /// Nodes that have numbers of their own; the others follow in turn.
 const KINDS: usize = 4;
 /// Records that a key may seal, if its suite has no limit, before the host changes it.
@@ -56,11 +58,12 @@ impl Numbers {
     pub(crate) const fn clock_ahead_ms(&self) -> Option<u64> {
         if self.epoch { Some(31 * EPOCH_MS - 1_000) } else { None }
     }
+}
 
-    /// Whether record numbers begin high.
-    pub(crate) const fn has_large_records(&self) -> bool {
-        self.record > 0
-    }
+/// Whether record numbers begin high: those of a suite without a limit.
+pub(crate) fn has_large_records(scenario: &Scenario) -> bool {
+    let begin = scenario.numbers.as_ref().is_some_and(|numbers| numbers.record > 0);
+    begin && scenario.tls.as_ref().is_some_and(|tls| tls.suite == CHACHA)
 }
 
 /// A node's TCP as `base` says, with first numbers if the scenario has any.

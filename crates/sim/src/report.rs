@@ -52,6 +52,8 @@ base::counters! {
         h3_failed,
         /// Connections over QUIC that ended early.
         h3_lost,
+        /// Connections over QUIC that the server closed before all was answered.
+        h3_closed_early,
         /// Connections over QUIC that were long enough to be handed to the server's device.
         h3_long,
         /// Updates of keys that clients asked for.
@@ -110,6 +112,8 @@ pub(crate) struct Report {
     pub(crate) grace: Duration,
     /// When the faults ended.
     pub(crate) healed_at: Option<Instant>,
+    /// A program ends in the middle of the world.
+    pub(crate) programs_end: bool,
     /// Whether a connection may end by an error before that.
     pub(crate) errors_allowed: bool,
     /// Whether the server may refuse for reasons of its own before that.
@@ -128,6 +132,7 @@ impl Report {
             alerted: Vec::new(),
             grace: GRACE,
             healed_at: None,
+            programs_end: false,
             errors_allowed: false,
             failures_allowed: false,
         }

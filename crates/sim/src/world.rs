@@ -4,6 +4,7 @@
 //! everything that was begun must end. The world is over when nothing is left to happen; then all
 //! gauges must be zero. It is single-threaded and depends on its seed alone.
 
+mod ends;
 mod kills;
 
 use std::collections::BTreeMap;
@@ -111,6 +112,7 @@ impl World {
             // What the device was tearing down ends in a reset.
             || (scenario.hand_over.tear_down && scenario.resets > 0);
         report.failures_allowed = scenario.may_fail();
+        report.programs_end = scenario.ends.is_some();
         let mut world = Self {
             now: Instant::ZERO,
             queue: Queue::default(),
@@ -143,6 +145,9 @@ impl World {
             let after = r.below(self.scenario.fault_time.as_nanos());
             let at = Instant::ZERO + Duration::from_nanos(after);
             self.queue.push(at, Event::LoseContext(SERVER));
+        }
+        if let Some((node, at)) = ends::plan(&self.scenario) {
+            self.queue.push(at, Event::End(node));
         }
     }
 
@@ -279,6 +284,8 @@ impl World {
             }
             Event::Kill(node, power) => self.kill(node, power),
             Event::Start(node) => self.start(node),
+            Event::End(node) => self.end_host(node),
+            Event::EndLimit(node) => self.check_end_limit(node),
             Event::Attack => self.attack(),
             Event::Heal => self.heal(),
             Event::StopChecks => self.stop_checks(),
@@ -468,6 +475,7 @@ impl World {
         if let Some(at) = turn.next {
             self.wake(index, side, at.max(self.now));
         }
+        self.finish_end(index);
     }
 
     fn note_turn(&mut self, node: usize, side: Side, turn: &Turn, frames: usize) {

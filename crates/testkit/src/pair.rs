@@ -345,7 +345,8 @@ impl Pair {
                 self.push(self.now, side, Happening::Event(Event::FileOpened(opened)));
             }
             Op::FileClose { .. } | Op::FileAck(_) | Op::FileInvalidate { .. } => {}
-            Op::L5oCreate(_)
+            Op::Cancel { .. }
+            | Op::L5oCreate(_)
             | Op::L5oDestroy { .. }
             | Op::L5oResyncRxResp { .. }
             | Op::DdpSetup(_)

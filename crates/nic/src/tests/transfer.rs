@@ -1,7 +1,7 @@
 //! Files: opening and closing, sharing, acknowledging, changes under a transfer, reset.
 
 use abi::port::WireCaps;
-use abi::{Event, FileAccess, FileFault, FileId, FileKind, Op, Refusal, TransmitOutcome};
+use abi::{Event, FileAccess, FileFault, FileId, FileKind, FlowId, Op, Refusal, TransmitOutcome};
 use alloc::string::String;
 use alloc::vec::Vec;
 use base::Instant;
@@ -84,6 +84,27 @@ fn held_bytes_return_to_nothing() {
     rig.ack(0, 99, 0, 1);
     assert_eq!(rig.counter("file_acks"), 4);
     assert_eq!(rig.counter("file_unknown"), 1);
+}
+
+/// The host reads what it had handed over by itself, and acknowledges it before the disk answers.
+#[test]
+fn what_is_cancelled_is_not_held_later() {
+    for cancelled in [false, true] {
+        let mut rig = rig(0);
+        rig.send(0, extent(7, 10, 1, 0, 1000));
+        rig.send(0, extent(7, 1010, 1, 1000, 1000));
+        rig.send(0, extent(8, 20, 1, 0, 500));
+        if cancelled {
+            rig.op(0, Op::Cancel { flow: FlowId(7) });
+            let gone = dropped(FileFault::FlowFailed);
+            assert_eq!(rig.outcomes(), [(10, gone), (1010, gone)]);
+        }
+        rig.ack(0, 1, 0, 2000);
+        rig.complete_all();
+        assert_eq!(rig.outcomes().last(), Some(&(20, SENT)));
+        assert_eq!(rig.counter("file_held_bytes"), if cancelled { 500 } else { 2500 });
+        assert_eq!(rig.counter("file_waiting_transmits"), 0);
+    }
 }
 
 #[test]

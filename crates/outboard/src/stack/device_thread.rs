@@ -174,6 +174,10 @@ impl DeviceThread {
             let mut pushed = false;
             while let Some(event) = self.device.poll_queue_event(index) {
                 if let Err(event) = ring.push(event) {
+                    // The device takes no operation of any host while one has no room for events.
+                    if ring.is_abandoned() {
+                        continue;
+                    }
                     self.device.unpoll_event(index, event);
                     self.blocked = true;
                     break;

@@ -182,9 +182,6 @@ fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) 
         // Where reads fail, a block of a connection that was reset may be held until its room is
         // needed.
         let served = served || name == "file_held_bytes" && stored && scenario.disk.any();
-        // So may one that left under a context that the device lost, after the host had it
-        // acknowledged.
-        let served = served || name == "file_held_bytes" && scenario.lost_contexts > 0;
         if value != 0
             && !served
             && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail()))

@@ -12,7 +12,10 @@ pub(crate) fn applies(scenario: &Scenario) -> bool {
     if let Some(storage) = &scenario.storage {
         return storage.is_certain(scenario);
     }
-    !scenario.may_fail() && scenario.crowd.abort == 0.0 && scenario.crowd.vanish == 0
+    !scenario.may_fail()
+        && scenario.crowd.abort == 0.0
+        && scenario.crowd.vanish == 0
+        && scenario.ends.is_none()
 }
 
 /// Compares what the clients of two runs got.

@@ -110,7 +110,9 @@ pub(super) fn look(
     let Some(flow) = wire.flows.get(ends) else { return Ok(None) };
     let Some(pair) = flow.spliced else { return Ok(None) };
     let Some(other) = wire.flows.get(&pair.other) else { return Ok(None) };
-    if other.serial != pair.other_serial || (wire.cookies && (flow.over || other.over)) {
+    if other.serial != pair.other_serial
+        || (wire.cookies && (flow.over || other.over || pair.closed))
+    {
         return Ok(None);
     }
     // The proxy opened one of both and accepted the other.
@@ -162,6 +164,9 @@ fn check_sack(
         let Some((start, end)) = edges.filter(|&(start, end)| start < end && end <= sent) else {
             return Err(format!("a SACK block of bytes that were never sent: {block:?}, {sent}"));
         };
+        if start < pair.here.peer {
+            return Err(format!("a SACK block {start}..{end} from before the splice"));
+        }
         let there = |position: u64| (position + pair.there.own).checked_sub(pair.here.peer);
         let known = there(start).zip(there(end)).is_some_and(|b| source.sacked.contains(&b));
         if !known {

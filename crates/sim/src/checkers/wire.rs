@@ -10,6 +10,7 @@
 //! is held against what the other's peer sent: [`super::splice`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use abi::port::TxFrame;
 use abi::splice::{Splice, SpliceId};
@@ -54,6 +55,18 @@ pub(super) struct Stream {
     pub(super) sacked: BTreeSet<(u64, u64)>,
 }
 
+/// What an end of a connection has said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Said {
+    /// A SYN at most.
+    #[default]
+    Nothing,
+    /// That it has the connection.
+    Something,
+    Fin,
+    Reset,
+}
+
 /// A connection.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
@@ -71,6 +84,8 @@ pub(super) struct Flow {
     pub(super) both: bool,
     /// One of its ends reset it that is not the proxy.
     pub(super) reset_by_peer: bool,
+    /// What each end said last: data, or goodbye.
+    said: [Said; 2],
     /// The client reset it, or it was closed in both directions.
     pub(super) over: bool,
 }
@@ -148,6 +163,27 @@ impl Wire {
     /// All that the server or the proxy sent on each of these.
     pub(crate) fn said(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
         self.of_client(client).map(|flow| &flow.streams[1].sent[..])
+    }
+
+    /// A machine with these addresses is gone. Returns how many connections it has reset.
+    ///
+    /// # Errors
+    /// A connection that its peer believes in, and of whose end it was told nothing.
+    pub(crate) fn count_told(&self, addresses: &[IpAddr]) -> Result<u64, String> {
+        let mut told = 0;
+        for (&(opener, server), flow) in self.flows.iter().filter(|(_, flow)| flow.both) {
+            let own = match (addresses.contains(&opener.addr), addresses.contains(&server.addr)) {
+                (true, _) => 0,
+                (_, true) => 1,
+                _ => continue,
+            };
+            let (ours, theirs) = (flow.said[own], flow.said[1 - own]);
+            told += u64::from(ours == Said::Reset);
+            if ours == Said::Something && theirs != Said::Reset && !flow.over {
+                return Err(format!("ended, and {opener} to {server} was told nothing"));
+            }
+        }
+        Ok(told)
     }
 
     /// Calls `f` with the numbers of connections that crossed limits.
@@ -321,8 +357,7 @@ impl Wire {
             // A server's may answer somebody else's forgery.
             let by_proxy = self.is(node, Role::Proxy);
             if let Some(flow) = self.flows.get_mut(&key) {
-                flow.over |= !from_server;
-                flow.reset_by_peer |= !by_proxy;
+                flow.note_reset(from_server, by_proxy);
                 self.resets.extend(flow.spliced.filter(|_| !by_proxy).map(|pair| pair.number));
             }
             return Ok(());
@@ -343,10 +378,11 @@ impl Wire {
         if !flow.both {
             return Ok(());
         }
+        flow.note_said(usize::from(from_server), segment);
         flow.over |= flow.is_closed();
-        let ghost = from_server && flow.over && self.cookies;
         let bare = payload.is_empty() && !segment.flags.has(Flags::FIN);
         let over = flow.spliced.is_some_and(|pair| pair.closed);
+        let ghost = from_server && (flow.over || over) && self.cookies;
         if bare && over && self.is(node, Role::Proxy) {
             return Ok(());
         }
@@ -393,6 +429,19 @@ impl Flow {
             return Some(before);
         }
         None
+    }
+
+    /// An end resets the connection.
+    const fn note_reset(&mut self, from_server: bool, by_proxy: bool) {
+        self.said[from_server as usize] = Said::Reset;
+        self.over |= !from_server;
+        self.reset_by_peer |= !by_proxy;
+    }
+
+    /// An end has the connection, or is done with it.
+    fn note_said(&mut self, end: usize, segment: &Segment) {
+        let said = if segment.flags.has(Flags::FIN) { Said::Fin } else { Said::Something };
+        self.said[end] = self.said[end].max(said);
     }
 
     /// Whether both ends have acknowledged the other's FIN.

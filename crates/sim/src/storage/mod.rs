@@ -283,6 +283,11 @@ impl Storage {
         Part { shift: self.shift, first, blocks }
     }
 
+    /// Whether the target is killed.
+    pub(crate) const fn kills_target(&self) -> bool {
+        self.target_kills > 0
+    }
+
     /// Whether what requests come to depends on nothing but the seed, whoever does the work.
     pub(crate) fn is_certain(&self, scenario: &Scenario) -> bool {
         let disk = &scenario.disk;

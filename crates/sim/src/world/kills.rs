@@ -22,12 +22,8 @@ impl World {
         if self.nodes[node].stopped {
             return;
         }
-        let past = &mut self.past;
-        self.nodes[node].visit(&mut |name, value| *past.entry(name).or_insert(0) += value);
-        *past.entry("machines_killed").or_insert(0) += 1;
-        self.nodes[node].kill();
-        self.disk.kill(node, power, &mut self.rng);
-        self.net.cut(node, true);
+        *self.past.entry("machines_killed").or_insert(0) += 1;
+        self.stop(node, power);
         if node != SERVER || !power {
             return;
         }
@@ -38,12 +34,32 @@ impl World {
         }
     }
 
+    /// A machine has nothing any more of what was in it.
+    pub(super) fn stop(&mut self, node: usize, power: bool) {
+        let past = &mut self.past;
+        self.nodes[node].visit(&mut |name, value| *past.entry(name).or_insert(0) += value);
+        self.nodes[node].kill();
+        self.disk.kill(node, power, &mut self.rng);
+        self.net.cut(node, true);
+    }
+
     /// It starts again.
     pub(super) fn start(&mut self, node: usize) {
-        let Some(storage) = self.scenario.storage.as_ref().filter(|_| self.nodes[node].stopped)
-        else {
+        if !self.nodes[node].stopped {
             return;
-        };
+        }
+        if self.scenario.storage.is_some() {
+            self.start_storage(node);
+        } else {
+            self.restart(node);
+        }
+        self.net.cut(node, false);
+        self.note(node, What::Fault, [7, node as u64, 0, 0, 0]);
+        self.wake_soon(node, Side::Host);
+    }
+
+    fn start_storage(&mut self, node: usize) {
+        let Some(storage) = &self.scenario.storage else { return };
         let (device, mut host) =
             machines::machine(node, &self.scenario, storage, &self.net, &mut self.rng);
         let app = &mut self.nodes[node].app;
@@ -57,9 +73,6 @@ impl World {
             }
         }
         self.nodes[node].start(device, host);
-        self.net.cut(node, false);
-        self.note(node, What::Fault, [7, node as u64, 0, 0, 0]);
-        self.wake_soon(node, Side::Host);
     }
 }
 
