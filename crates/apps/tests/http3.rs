@@ -177,6 +177,7 @@ fn a_head_that_does_not_come() {
     let whole = world.request(handle, &get("/small"));
     world.run(1, |world| world.counter("http3_requests") == 1);
     let half = world.request(handle, &get("/small")[..5]);
+    world.run(1, |world| world.counter("http3_requests_open") == 1);
     let begun = world.now;
     world.run(60, |world| world.counter("http3_requests") == 2);
     assert!(world.now >= begun + Duration::from_secs(10), "its time is the header's");
@@ -185,6 +186,7 @@ fn a_head_that_does_not_come() {
     assert_eq!(world.read(handle, half).1, ReadEnd::Finished, "408");
     assert!(world.read(handle, whole).0.ends_with(&content(100)));
     assert_eq!(world.lost(), None, "others go on");
+    assert_eq!(world.counter("http3_requests_open"), 0, "nothing is kept");
 }
 
 #[test]

@@ -324,8 +324,8 @@ impl ContentServer {
         self.http3.iter().flat_map(Http3::connections)
     }
 
-    /// Calls `f` with the name and value of each counter, and of two gauges: connections and open
-    /// files.
+    /// Calls `f` with the name and value of each counter, and of gauges: connections, open files,
+    /// and requests of HTTP/3 that are not over.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.responder.counters.visit(f);
         f("http_connections_open", self.server.connections() as u64);

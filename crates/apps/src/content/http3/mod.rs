@@ -188,9 +188,11 @@ impl Http3 {
         [self.endpoint.poll_timeout(), self.deadlines.next()].into_iter().flatten().min()
     }
 
-    /// Shows every counter by name.
+    /// Shows every counter by name, and a gauge: requests that are not over.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.endpoint.visit(f);
+        let kept = self.connections.values().map(|c| c.requests.len() + c.answered.len());
+        f("http3_requests_open", kept.sum::<usize>() as u64);
     }
 
     /// Its connections.
@@ -519,10 +521,4 @@ fn open(cx: &mut Context<'_>) -> Option<abi::FileId> {
 }
 
 #[cfg(test)]
-mod kept;
-#[cfg(test)]
 mod tests;
-#[cfg(test)]
-#[expect(dead_code, reason = "shared with the tests in tests/")]
-#[path = "../../../tests/world/mod.rs"]
-mod world;
