@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use base::Duration;
 use io::clock::Clock;
 use io::notify::Poller;
+use serde_json::Value;
 
 use super::Row;
 use super::tools::{output, program};
@@ -183,8 +184,7 @@ pub(in crate::bench) fn start_outboard(
     arguments: &[String],
     addr: Ipv4Addr,
 ) -> Result<Server, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?;
+    let program = our_program()?;
     let log = bed.path().join(format!("{name}.log"));
     let mut command = in_new_namespace(bed.server_core, &program);
     command.args(arguments).arg("--control").arg(bed.path().join(name));
@@ -194,6 +194,46 @@ pub(in crate::bench) fn start_outboard(
     wait_for_line(&mut process, "try:", "outboard", &log)?;
     let client_namespace = process.0.id();
     Ok(Server { process, addr, client_namespace })
+}
+
+/// Starts `outboard serve` with HTTP/3 and these options, as [`start_outboard`] does; the paths of
+/// its certificate and key come with it.
+pub(in crate::bench) fn start_http3(
+    bed: &Bed,
+    name: &str,
+    options: &[String],
+    addr: Ipv4Addr,
+) -> Result<(Server, [String; 2]), Failure> {
+    let (cert, key) = write_certificate(bed.path())?;
+    let site = bed.site().to_string_lossy().into_owned();
+    let words = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
+    let arguments = [&words.map(str::to_owned)[..], options].concat();
+    Ok((start_outboard(bed, name, &arguments, addr)?, [cert, key]))
+}
+
+/// This program.
+pub(in crate::bench) fn our_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe()
+        .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))
+}
+
+/// What `outboard stat` says of a server of ours; `name` is that of its control socket.
+pub(in crate::bench) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
+    let mut stat = inside(server.pid(), &our_program()?.to_string_lossy());
+    let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
+    serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
+}
+
+/// A program of `interop`, which is built beside ours.
+pub(in crate::bench) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
+    let path = our_program()?.with_file_name(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} is not there: `cargo build --release -p interop --bins` makes it",
+        path.display()
+    )))
 }
 
 /// Waits until a process has printed a line that begins so. What it says later nobody reads.

@@ -9,14 +9,11 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Stdio;
 
-use serde_json::Value;
-
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Link, Process, Server, cannot_write, in_new_namespace, inside, is_listening, join,
-    log_file, spawn, start_holder, start_outboard, wait_until,
+    Bed, Link, Process, Server, cannot_write, counters, in_new_namespace, inside, is_listening,
+    join, log_file, spawn, start_holder, start_outboard, wait_until,
 };
-use crate::bench::live::tools::output;
 use crate::error::Failure;
 
 const OUTBOARD: Link =
@@ -60,13 +57,7 @@ impl Lab {
 
     /// How many connections of ours the device and the host have relayed.
     pub(super) fn relayed(&self) -> Result<[u64; 2], Failure> {
-        let program = std::env::current_exe()
-            .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?;
-        let mut stat = inside(self.servers[0].pid(), &program.to_string_lossy());
-        let text =
-            output(stat.args(["stat", "--json", "--control"]).arg(self.bed.path().join("proxy")))?;
-        let all: Value = serde_json::from_str(&text)
-            .map_err(|e| Failure::System(format!("outboard stat: {e}")))?;
+        let all = counters(&self.bed, &self.servers[0], "proxy")?;
         let count = |name: &str| all["host"]["q0"][name].as_u64().unwrap_or(0);
         Ok([count("proxy_spliced"), count("proxy_relayed")])
     }

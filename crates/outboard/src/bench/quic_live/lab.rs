@@ -8,15 +8,12 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use serde_json::Value;
-
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Link, Process, Server, in_new_namespace, inside, join, log_file, spawn, start_holder,
-    start_outboard, wait_for_line, write_certificate,
+    Bed, Link, Process, Server, counters, in_new_namespace, inside, join, log_file,
+    program_of_interop, spawn, start_holder, start_http3, wait_for_line,
 };
 use crate::bench::live::load::{self, Run};
-use crate::bench::live::tools::output;
 use crate::error::Failure;
 
 const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -52,17 +49,12 @@ pub(super) struct ByDevice {
 impl Lab {
     /// Makes the files, starts both servers and waits until they listen.
     pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
-        let (server, client) = (program("h3serve")?, program("h3load")?);
+        let [server, client] = [program_of_interop("h3serve")?, program_of_interop("h3load")?];
         let bed = Bed::new(rows)?;
-        let (cert, key) = write_certificate(bed.path())?;
-        let site = bed.site().to_string_lossy().into_owned();
-        let arguments =
-            ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
-        let arguments = [&arguments.map(str::to_owned)[..], options].concat();
-        let outboard = start_outboard(&bed, NAME, &arguments, OUTBOARD_ADDR)?;
+        let (outboard, files) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
         let log = bed.path().join("quinn.log");
         let mut command = in_new_namespace(bed.server_core, &server);
-        command.args(["0.0.0.0:443", &site, &cert, &key]);
+        command.arg("0.0.0.0:443").arg(bed.site()).args(files);
         command.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut command)?;
         wait_for_line(&mut process, "ready", "h3serve", &log)?;
@@ -84,12 +76,7 @@ impl Lab {
 
     /// What our device has done by now.
     pub(super) fn by_device(&self) -> Result<ByDevice, Failure> {
-        let program = our_program()?;
-        let mut stat = inside(self.outboard.pid(), &program.to_string_lossy());
-        let text =
-            output(stat.args(["stat", "--json", "--control"]).arg(self.bed.path().join(NAME)))?;
-        let all: Value = serde_json::from_str(&text)
-            .map_err(|e| Failure::System(format!("outboard stat: {e}")))?;
+        let all = counters(&self.bed, &self.outboard, NAME)?;
         let count = |side: &str, name: &str| all[side]["q0"][name].as_u64().unwrap_or(0);
         Ok(ByDevice {
             sealed: count("nic", "quic_tx_sealed"),
@@ -98,21 +85,4 @@ impl Lab {
             datagrams: count("host", "quic_out_datagrams"),
         })
     }
-}
-
-fn our_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe()
-        .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))
-}
-
-/// A program of `interop`, which is built beside ours.
-fn program(name: &str) -> Result<PathBuf, Failure> {
-    let path = our_program()?.with_file_name(name);
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Failure::Unavailable(format!(
-        "{} is not there: `cargo build --release -p interop --bins` makes it",
-        path.display()
-    )))
 }

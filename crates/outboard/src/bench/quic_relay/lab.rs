@@ -9,8 +9,8 @@ use std::process::Stdio;
 use super::TestPath;
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Process, Server, has_own_namespace, in_new_namespace, inside, log_file, spawn,
-    start_outboard, wait_until, write_certificate,
+    Bed, Process, Server, has_own_namespace, in_new_namespace, inside, log_file, our_program,
+    program_of_interop, spawn, start_http3, wait_until,
 };
 use crate::bench::live::tools::{output, program};
 use crate::error::Failure;
@@ -69,11 +69,8 @@ impl Lab {
     pub(super) fn start(options: &[String]) -> Result<Self, Failure> {
         let (relay, client) = (program_of_interop("udprelay")?, program_in_go()?);
         let bed = Bed::new(&FILES)?;
-        let (cert, key) = write_certificate(bed.path())?;
+        let (outboard, [cert, key]) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
         let site = bed.site().to_string_lossy().into_owned();
-        let ours = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
-        let ours = [&ours.map(str::to_owned)[..], options].concat();
-        let outboard = start_outboard(&bed, NAME, &ours, OUTBOARD_ADDR)?;
         let quic_go = start_other(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
         let words = ["--quiet", "--htdocs", &site, "0.0.0.0", "443", &key, &cert];
         let ngtcp2 = start_other(&bed, Path::new("gtlsserver"), &words)?;
@@ -158,27 +155,9 @@ fn has_udp_port(pid: u32) -> bool {
     both.contains(":01BB ")
 }
 
-fn beside_ours(name: &str) -> Result<PathBuf, Failure> {
-    let ours = std::env::current_exe();
-    let ours = ours.map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?;
-    Ok(ours.with_file_name(name))
-}
-
-/// A program of `interop`, which is built beside ours.
-fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
-    let path = beside_ours(name)?;
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Failure::Unavailable(format!(
-        "{} is not there: `cargo build --release -p interop --bins` makes it",
-        path.display()
-    )))
-}
-
 /// quic-go's client and server, which Go builds beside ours in versions that `go.sum` names.
 fn program_in_go() -> Result<PathBuf, Failure> {
-    let path = beside_ours("h3go")?;
+    let path = our_program()?.with_file_name("h3go");
     if !path.is_file() {
         eprintln!("building {}", path.display());
         let mut go = program("go");
