@@ -60,7 +60,7 @@ pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::{ExtentDone, ExtentRead};
 pub use host::Host;
-pub use tcp::congestion::Congestion;
+pub use tcp::congestion::{Congestion, RenoGrowth};
 /// NVMe over TCP.
 pub mod nvme {
     pub use crate::l5p::nvme_tcp::tx::PduData;

@@ -17,7 +17,7 @@ use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
 use crate::Handle;
 use crate::config::Config;
-use crate::congestion::Link;
+use crate::congestion::{Counts, Link};
 use crate::counters::Counters;
 use crate::offload::{About, Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
@@ -191,6 +191,8 @@ pub(crate) struct Connection {
     /// sent until it finds it.
     pub(crate) careful: bool,
     congestion: Link,
+    /// What became of its losses.
+    pub(crate) losses: Counts,
     streams: BTreeMap<StreamId, Outgoing>,
     /// Credit of streams that send nothing now.
     early_credit: BTreeMap<StreamId, u64>,
@@ -210,6 +212,7 @@ impl Connection {
         let mut connection = Self {
             remote: inner.remote_address(),
             congestion: Link::new(&inner),
+            losses: Counts::default(),
             inner,
             quinn,
             handle,
@@ -614,7 +617,12 @@ impl Connection {
     /// Time has passed: losses may be due.
     pub(crate) fn follow_losses(&mut self, cx: &mut Cx<'_>) {
         let counts = self.congestion.follow(cx.now, &self.inner, None);
-        cx.counters.count_losses(counts);
+        self.count_losses(cx.counters, counts);
+    }
+
+    fn count_losses(&mut self, counters: &mut Counters, counts: Counts) {
+        counters.count_losses(counts);
+        self.losses += counts;
     }
 
     /// A datagram was handled: the device follows the peer's keys, and the connection IDs that the
@@ -633,12 +641,9 @@ impl Connection {
             }
         }
         let counts = self.congestion.follow(cx.now, &self.inner, Some(&mut state.news));
-        cx.counters.count_losses(counts);
-        if state.retired.is_empty() {
-            return;
-        }
         let retired = core::mem::take(&mut state.retired);
         drop(state);
+        self.count_losses(cx.counters, counts);
         for id in retired.iter().filter_map(|sequence| self.cids.remove(sequence)) {
             self.offload.route(&mut cx.device(), id, false);
         }

@@ -39,6 +39,11 @@ pub struct ConnectionInfo {
     pub waiting: Waiting,
     /// Smoothed round-trip time.
     pub rtt: Duration,
+    /// Acknowledgments of packets that had been counted as lost, by ranges.
+    pub losses_spurious: u64,
+    /// Reductions of the congestion window, and how many of them were undone since all packets were
+    /// only late.
+    pub reductions: [u64; 2],
     /// Generations of keys after the first, in the direction that has had more.
     pub key_updates: u64,
     /// How often the peer came from another address or port.
@@ -75,6 +80,8 @@ impl Connection {
             streams: self.streams(),
             waiting: self.waiting(),
             rtt: Duration::from_nanos(rtt),
+            losses_spurious: self.losses.spurious,
+            reductions: [self.losses.reductions, self.losses.undone],
             key_updates,
             migrations: self.migrations,
             offload: self.offload.directions(),

@@ -1,6 +1,8 @@
 //! Whole transfers between two endpoints: in software, with a device that seals and opens, and with
 //! one that gives up half-way.
 
+#[path = "transfer/loss.rs"]
+mod loss;
 #[path = "transfer/reordering.rs"]
 mod reordering;
 mod world;

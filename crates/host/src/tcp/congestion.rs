@@ -57,6 +57,28 @@ impl WindowUse {
     }
 }
 
+/// How fast CUBIC's estimate of Reno's window grows until it is what the window was before the last
+/// reduction; beyond, it grows by a segment in each round trip (RFC 9438, section 4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RenoGrowth {
+    /// By 3(1-β)/(1+β) of a segment in each round trip. With CUBIC's smaller reductions its average
+    /// window is Reno's at equal losses: RFC 9438's rule.
+    #[default]
+    EqualWindow,
+    /// By a segment in each round trip, as Reno's window.
+    Segment,
+}
+
+impl RenoGrowth {
+    /// Segments per round trip, below the window before the last reduction.
+    fn alpha(self) -> f64 {
+        match self {
+            Self::EqualWindow => 3.0 * (1.0 - BETA_CUBIC) / (1.0 + BETA_CUBIC),
+            Self::Segment => 1.0,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Law {
     NewReno,
@@ -76,6 +98,7 @@ struct Cubic {
     k: f64,
     /// Start of the current congestion avoidance; none before the first acknowledgment in it.
     epoch: Option<Instant>,
+    reno_growth: RenoGrowth,
 }
 
 impl Congestion {
@@ -88,6 +111,14 @@ impl Congestion {
         };
         let hystart = HyStart::new(config.hystart);
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
+    }
+
+    /// Sets how fast CUBIC's estimate of Reno's window grows from now on; without effect on
+    /// NewReno.
+    pub const fn set_reno_growth(&mut self, growth: RenoGrowth) {
+        if let Law::Cubic(cubic) = &mut self.law {
+            cubic.reno_growth = growth;
+        }
     }
 
     /// Whether the window is below the threshold.
@@ -206,11 +237,7 @@ impl Cubic {
         let target = (C * d * d * d + self.w_max).clamp(segments, segments * 1.5);
         // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that
         // it had.
-        let alpha = if self.w_est < self.cwnd_prior {
-            3.0 * (1.0 - BETA_CUBIC) / (1.0 + BETA_CUBIC)
-        } else {
-            1.0
-        };
+        let alpha = if self.w_est < self.cwnd_prior { self.reno_growth.alpha() } else { 1.0 };
         self.w_est += alpha * (f64::from(acked) / f64::from(cwnd));
         let target = target.max(self.w_est);
         let growth = (target - segments) / segments;
@@ -353,6 +380,24 @@ mod tests {
             last = estimate(&cc);
         }
         assert!(last > 62.0, "{last}");
+    }
+
+    /// Both kinds of growth of the estimate, on a path so short that CUBIC's own growth is nothing.
+    #[test]
+    fn reno_growth_is_chosen() {
+        for (growth, segments) in [(RenoGrowth::EqualWindow, 10), (RenoGrowth::Segment, 20)] {
+            let mut cc = cc(Algorithm::Cubic, 100);
+            cc.set_reno_growth(growth);
+            cc.on_congestion(MSS);
+            cc.cwnd = cc.ssthresh;
+            let from = cc.cwnd;
+            for _ in 0..20 {
+                let window = cc.cwnd;
+                cc.on_ack(Instant::ZERO, window, MSS, Duration::from_micros(100));
+            }
+            let grown = (cc.cwnd - from).div_ceil(MSS);
+            assert!(grown.abs_diff(segments) <= 1, "{grown} segments with {growth:?}");
+        }
     }
 
     /// RFC 9438 section 4.9: all of the state comes back.

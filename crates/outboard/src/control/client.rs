@@ -166,6 +166,15 @@ fn describe_quic_details(row: &Value) -> Vec<String> {
     if !waits.is_empty() {
         lines.push(format!("streams wait: {}", waits.join(", ")));
     }
+    let count = |key: &str| row[key].as_u64().unwrap_or(0);
+    let (spurious, reductions) = (count("losses_spurious"), count("cwnd_reductions"));
+    if spurious + reductions > 0 {
+        let undone = count("cwnd_reductions_undone");
+        lines.push(format!(
+            "losses: {spurious} spurious; the window was reduced {reductions} times, \
+             {undone} undone"
+        ));
+    }
     lines.extend(word(&row["close_reason"]).map(|why| format!("ended: {why}")));
     lines
 }
@@ -293,12 +302,16 @@ mod tests {
         more["streams_waiting"] = json!({
             "stream_credit": 2, "connection_credit": 0, "window": 1, "disk": 0,
         });
+        more["losses_spurious"] = json!(5);
+        more["cwnd_reductions"] = json!(3);
+        more["cwnd_reductions_undone"] = json!(2);
         more["close_reason"] = json!("timed out");
         let text = tables(&json!([more]));
         let said: Vec<&str> = text.lines().skip(4).map(str::trim).collect();
         let expected = [
             "version 1, IDs 0102 0304, peer's 05",
             "streams wait: 2 for the client's credit for a stream, 1 for the congestion window",
+            "losses: 5 spurious; the window was reduced 3 times, 2 undone",
             "ended: timed out",
         ];
         assert_eq!(said, expected);

@@ -11,10 +11,16 @@
 //!   missing for longer: the adaptive reordering window of RFC 8985, section 6.2, at most a round
 //!   trip, and as there given up after [`RECOVERIES_MAX`] reductions without a late packet.
 //!
+//! - If packets are lost although round trips show no queue, the losses are not the sign of a full
+//!   path that is shared. In the Reno-friendly region the window then grows by a datagram in each
+//!   round trip, as Reno's does and those of quic-go and ngtcp2, and not by the 0.53 of RFC 9438,
+//!   section 4.3. With a queue, in which others may wait, the RFC's rule holds.
+//!
 //! [`Controller`] is what quinn-proto calls. The driver tells the rest ([`Control::follow`]), which
 //! it has from the packets ([`crate::protection`]), after each event and before it sends.
 
 mod gaps;
+mod queue;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -24,12 +30,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
 use base::{Duration, Instant};
-use host::{Algorithm, Congestion, TcpConfig};
+use host::{Algorithm, Congestion, RenoGrowth, TcpConfig};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{self, ControllerFactory, ControllerMetrics};
 use smallvec::SmallVec;
 
 use gaps::Gaps;
+use queue::Queue;
 
 /// RFC 9002, section 6.1.1; quinn-proto's default.
 const PACKET_THRESHOLD: u64 = 3;
@@ -106,6 +113,15 @@ pub(crate) struct Counts {
     pub(crate) undone: u64,
 }
 
+impl core::ops::AddAssign for Counts {
+    fn add_assign(&mut self, more: Self) {
+        self.reductions += more.reductions;
+        self.spurious += more.spurious;
+        self.spared += more.spared;
+        self.undone += more.undone;
+    }
+}
+
 /// The events of quinn-proto and its packets since the last time.
 #[derive(Debug, Default)]
 pub(crate) struct News {
@@ -122,10 +138,14 @@ pub(crate) struct Control {
     initial: u32,
     mtu: u32,
     srtt: Duration,
+    min_rtt: Duration,
+    queue: Queue,
     /// Round trip of the packet that was acknowledged last.
     rtt: Duration,
     /// Bytes acknowledged so far.
     acked: u64,
+    /// The largest packet number that is acknowledged.
+    newest: Option<u64>,
     /// When the last reduction was made: RFC 9002, section 7.3.2.
     recovery: Option<Instant>,
     noticed: SmallVec<[Noticed; 2]>,
@@ -152,9 +172,12 @@ impl Control {
             congestion: Congestion::new(&config, mtu.into()),
             initial: INITIAL_WINDOW * u32::from(mtu),
             acked: 0,
+            newest: None,
             rtt: Duration::ZERO,
             mtu: u32::from(mtu),
             srtt: Duration::ZERO,
+            min_rtt: Duration::ZERO,
+            queue: Queue::default(),
             recovery: None,
             noticed: SmallVec::new(),
             gaps: Gaps::default(),
@@ -178,6 +201,7 @@ impl Control {
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool) {
         self.acked += bytes;
         self.rtt = now.since(sent);
+        self.queue.on_sample(now, self.rtt, self.srtt);
         if app_limited || self.in_recovery(sent) {
             return;
         }
@@ -192,14 +216,21 @@ impl Control {
 
     fn grow(&mut self, now: Instant, bytes: u64) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let growth = match self.queue.is_seen(self.min_rtt) {
+            true => RenoGrowth::EqualWindow,
+            false => RenoGrowth::Segment,
+        };
+        self.congestion.set_reno_growth(growth);
         self.congestion.on_ack(now, bytes, self.mtu, self.srtt);
     }
 
-    /// Notes that all packets of an ACK frame were told. HyStart++ would judge the newest one's
-    /// round trip here; it is turned off ([`Self::new`]).
-    fn on_end_acks(&mut self, in_flight: u64) {
+    /// Notes that all packets of an ACK frame were told, of which `newest` is the largest so far.
+    /// HyStart++ judges its round trip if it is new (RFC 9002, section 5.1): others came late.
+    fn on_end_acks(&mut self, in_flight: u64, newest: Option<u64>) {
         let (acked, sent) = (self.acked, self.acked + in_flight);
-        self.congestion.watch_round_trips(acked, sent, Some(self.rtt));
+        let sample = (newest > self.newest).then_some(self.rtt);
+        self.newest = newest;
+        self.congestion.watch_round_trips(acked, sent, sample);
     }
 
     fn in_recovery(&self, sent: Instant) -> bool {
@@ -384,15 +415,16 @@ impl congestion::Controller for Controller {
         rtt: &RttEstimator,
     ) {
         let (now, sent) = (self.0.time(now), self.0.time(sent));
-        let srtt = u64::try_from(rtt.get().as_nanos()).unwrap_or(u64::MAX);
+        let [srtt, min_rtt] = [rtt.get(), rtt.min()]
+            .map(|rtt| Duration::from_nanos(u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX)));
         self.0.with(|control| {
-            control.srtt = Duration::from_nanos(srtt);
+            (control.srtt, control.min_rtt) = (srtt, min_rtt);
             control.on_ack(now, sent, bytes, app_limited);
         });
     }
 
-    fn on_end_acks(&mut self, _: StdInstant, in_flight: u64, _: bool, _: Option<u64>) {
-        self.0.with(|control| control.on_end_acks(in_flight));
+    fn on_end_acks(&mut self, _: StdInstant, in_flight: u64, _: bool, newest: Option<u64>) {
+        self.0.with(|control| control.on_end_acks(in_flight, newest));
     }
 
     fn on_congestion_event(

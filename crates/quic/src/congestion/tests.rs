@@ -16,13 +16,17 @@ struct Sender {
 impl Sender {
     fn new() -> Self {
         let mut control = Control::new(MTU);
-        control.srtt = RTT;
+        (control.srtt, control.min_rtt) = (RTT, RTT);
         Self { control, now: Instant::ZERO + RTT * 10, next: 0, lost: 0 }
     }
 
     /// Numbers are acknowledged now that were sent a round trip ago.
     fn acked(&mut self, numbers: Range<u64>) {
-        let sent = Instant::from_nanos(self.now.as_nanos() - RTT.as_nanos());
+        self.acked_after(RTT, numbers);
+    }
+
+    fn acked_after(&mut self, rtt: Duration, numbers: Range<u64>) {
+        let sent = Instant::from_nanos(self.now.as_nanos() - rtt.as_nanos());
         for _ in numbers.clone() {
             self.control.on_ack(self.now, sent, MTU.into(), false);
         }
@@ -223,4 +227,24 @@ fn nothing_is_counted_again_after_a_change_of_path() {
     shared.with(|control| control.counts = counted);
     let link = Link::of(Some(shared), 7);
     assert_eq!(link.counts, counted);
+}
+
+/// RFC 9438, section 4.3, where others may wait in the same queue; Reno's growth where there is
+/// none.
+#[test]
+fn the_window_grows_faster_without_a_queue() {
+    for (queue_ms, grown) in [(0, 20), (3, 20), (5, 10)] {
+        let mut s = Sender::new();
+        s.acked(0..70);
+        s.lose();
+        s.wait(RTT * 2);
+        let queue = Duration::from_millis(queue_ms);
+        let before = s.cwnd();
+        for _ in 0..20 {
+            s.wait(RTT + queue);
+            s.acked_after(RTT + queue, s.next..s.next + u64::from(s.cwnd() / u32::from(MTU)));
+        }
+        let packets = (s.cwnd() - before).div_ceil(MTU.into());
+        assert!(packets.abs_diff(grown) <= 1, "{packets} with {queue_ms} ms of a queue");
+    }
 }

@@ -6,17 +6,18 @@ use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
 use crate::world::{Abilities, World};
 
-const DEVICE: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
+pub(crate) const DEVICE: Abilities =
+    Abilities { quic: true, opens: true, refuses: None, files: true };
 /// The delays of the late packets, on a path with a round trip of 10 ms.
 const LATE: Duration = Duration::from_micros(6500);
-const BYTES: u64 = 40_000_000;
+pub(crate) const BYTES: u64 = 40_000_000;
 /// Bytes per second of the path.
 const RATE: u64 = 20_000_000;
 /// More than the path holds: what is late holds back what the client can read.
 const WINDOWS: [u32; 2] = [1 << 20, 1 << 20];
 
 /// A download of a file; returns the world when it has ended, and how long it took.
-fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (World, Duration) {
+pub(crate) fn download(device: Abilities, prepare: impl FnOnce(&mut World)) -> (World, Duration) {
     let mut w = World::with_windows(device, Abilities::default(), WINDOWS, |_| {});
     w.rate = RATE;
     prepare(&mut w);
@@ -69,7 +70,7 @@ fn read(w: &mut World, client: Handle, stream: StreamId, received: &mut u64) -> 
 }
 
 /// Bytes per second.
-fn rate(took: Duration) -> u64 {
+pub(crate) fn rate(took: Duration) -> u64 {
     BYTES * 1_000_000 / took.as_micros()
 }
 
@@ -82,6 +83,10 @@ fn late_packets_cost_little(device: Abilities, ppm: u64) {
     assert!(rate * 100 >= full * 70, "{rate} of {full} bytes per second");
     let counters = w.server.endpoint.counters();
     let (spurious, spared) = (counters.quic_losses_spurious, counters.quic_losses_spared);
+    let mut infos = w.server.endpoint.infos();
+    let info = infos.next().expect("it is open");
+    assert_eq!(info.losses_spurious, spurious);
+    assert_eq!(info.reductions, [counters.quic_reductions, counters.quic_reductions_undone]);
     let late = BYTES / 1452 * ppm / 1_000_000;
     assert!((late / 2..late * 2).contains(&spurious), "{spurious} of {late}");
     assert!(spared > spurious / 2 && counters.quic_reductions_undone > 0, "{counters:?}");

@@ -349,6 +349,8 @@ pub(crate) struct World {
     flying: VecDeque<(Instant, bool, Vec<u8>)>,
     /// Each frame that is the n-th of its way is lost.
     pub(crate) lose_every: Option<u64>,
+    /// Of a million frames to the client, how many are lost.
+    pub(crate) loss_ppm: u64,
     /// Of a million frames to the client, how many are late, and by how much.
     pub(crate) late: (u64, Duration),
     /// Bytes per second that reach the client; zero for all.
@@ -429,6 +431,7 @@ impl World {
             server,
             flying,
             lose_every: None,
+            loss_ppm: 0,
             late,
             rate: 0,
             idle_at: START,
@@ -494,6 +497,9 @@ impl World {
             for frame in frames {
                 self.frames += 1;
                 if self.lose_every.is_some_and(|every| self.frames % every == 0) {
+                    continue;
+                }
+                if from_server && self.loss_ppm > 0 && self.prng.below(1_000_000) < self.loss_ppm {
                     continue;
                 }
                 let mut at = self.now + Duration::from_millis(5);

@@ -1,0 +1,75 @@
+//! Whether packets wait in a queue on the path, for all that round trips show.
+//!
+//! The least round trip of a round counts, as in HyStart++ (RFC 9406): a queue delays all packets
+//! of a round, a busy machine or a path that delays single packets only some.
+
+use base::{Duration, Instant};
+
+/// Growth of the least round trip that shows a queue: an eighth of it, within these bounds (RFC
+/// 9406, section 4.3).
+const DIVISOR: u64 = 8;
+const GROWTH_MIN: Duration = Duration::from_millis(4);
+const GROWTH_MAX: Duration = Duration::from_millis(16);
+
+/// Least round trips of the current round and the one before.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    /// When the current round began.
+    began: Instant,
+    /// None before the first sample.
+    current: Option<Duration>,
+    last: Option<Duration>,
+}
+
+impl Queue {
+    /// Takes the round trip of an acknowledged packet; `srtt` is the length of a round.
+    pub(crate) fn on_sample(&mut self, now: Instant, rtt: Duration, srtt: Duration) {
+        if now.since(self.began) >= srtt {
+            (self.began, self.last) = (now, self.current.take());
+        }
+        self.current = Some(self.current.map_or(rtt, |least| least.min(rtt)));
+    }
+
+    /// Whether there is a queue, on a path whose least round trip ever is `min_rtt`.
+    pub(crate) fn is_seen(&self, min_rtt: Duration) -> bool {
+        let shown = min_rtt + (min_rtt / DIVISOR).clamp(GROWTH_MIN, GROWTH_MAX);
+        let least = [self.current, self.last].into_iter().flatten().min();
+        least.is_some_and(|least| least > shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    /// A queue after rounds of samples, which are 10 ms long.
+    fn after(rounds: &[&[u64]]) -> Queue {
+        let (mut queue, mut now) = (Queue::default(), Instant::from_millis(1000));
+        for samples in rounds {
+            samples.iter().for_each(|rtt| queue.on_sample(now, ms(*rtt), ms(10)));
+            now += ms(10);
+        }
+        queue
+    }
+
+    #[test]
+    fn a_queue_delays_all_packets() {
+        assert!(!Queue::default().is_seen(ms(10)));
+        assert!(after(&[&[15, 16], &[15, 17]]).is_seen(ms(10)));
+        assert!(!after(&[&[14, 16], &[14, 17]]).is_seen(ms(10)), "less than 4 ms of a queue");
+        assert!(!after(&[&[11, 16], &[15, 17]]).is_seen(ms(10)), "not in the round before");
+        assert!(!after(&[&[15, 16], &[15, 11, 17]]).is_seen(ms(10)), "one came sooner");
+        assert!(after(&[&[11], &[15, 16], &[15, 17]]).is_seen(ms(10)), "long ago");
+    }
+
+    #[test]
+    fn it_is_an_eighth_of_a_long_round_trip() {
+        assert!(!after(&[&[111]]).is_seen(ms(100)));
+        assert!(after(&[&[113]]).is_seen(ms(100)));
+        assert!(after(&[&[617]]).is_seen(ms(600)), "16 ms at most");
+    }
+}
