@@ -85,19 +85,22 @@ enum Law {
     Cubic(Cubic),
 }
 
+/// Connections are small: 32 bits do for windows that are not added to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cubic {
     /// The plateau, in segments: the window before the last reduction, or less by fast convergence;
     /// zero where the window at the start of congestion avoidance is to be it.
-    w_max: f64,
+    w_max: f32,
     /// Window when the threshold was last set, in segments: RFC 9438 cwnd_prior.
-    cwnd_prior: f64,
+    cwnd_prior: f32,
     /// Window that Reno would have, in segments.
     w_est: f64,
     /// Time from the epoch's start to the plateau at `w_max`, in seconds.
-    k: f64,
+    k: f32,
     /// Start of the current congestion avoidance; none before the first acknowledgment in it.
     epoch: Option<Instant>,
+    /// When an acknowledgment counted last in this epoch.
+    counted: Instant,
     reno_growth: RenoGrowth,
 }
 
@@ -175,8 +178,9 @@ impl Congestion {
         self.hystart.stop();
     }
 
-    /// The retransmission timer expired, whether or not that set the threshold anew.
-    pub(crate) const fn on_timeout(&mut self) {
+    /// The retransmission timer expired, whether or not that set the threshold anew; or what a
+    /// protocol has instead, as QUIC's persistent congestion.
+    pub const fn on_timeout(&mut self) {
         self.hystart.stop();
         if let Law::Cubic(cubic) = &mut self.law {
             // RFC 9438 section 4.8: the next congestion avoidance begins at its own plateau.
@@ -224,20 +228,30 @@ impl Cubic {
         srtt: Duration,
     ) -> u32 {
         let segments = f64::from(cwnd) / f64::from(mss);
-        let epoch = *self.epoch.get_or_insert_with(|| {
+        let mut epoch = *self.epoch.get_or_insert_with(|| {
             // RFC 9438 section 4.2, equation 2
-            self.k = libm::cbrt((self.w_max - segments).max(0.0) / C);
-            self.w_max = self.w_max.max(segments);
+            self.k = libm::cbrt((f64::from(self.w_max) - segments).max(0.0) / C) as f32;
+            self.w_max = self.w_max.max(segments as f32);
             self.w_est = segments;
+            self.counted = now;
             now
         });
+        // Section 5.8: the curve stands still while the window is not used. While it is used,
+        // acknowledgments come in each round trip.
+        let gap = now.since(self.counted);
+        if gap > srtt * 2 {
+            epoch += gap - srtt;
+            self.epoch = Some(epoch);
+        }
+        self.counted = now;
         let t = (now.since(epoch) + srtt).as_nanos() as f64 / 1e9;
         // Equation 1; the target is limited as in section 4.4.
-        let d = t - self.k;
-        let target = (C * d * d * d + self.w_max).clamp(segments, segments * 1.5);
+        let d = t - f64::from(self.k);
+        let target = (C * d * d * d + f64::from(self.w_max)).clamp(segments, segments * 1.5);
         // Section 4.3: equation 4, alpha grows to 1 once Reno would have regained the window that
         // it had.
-        let alpha = if self.w_est < self.cwnd_prior { self.reno_growth.alpha() } else { 1.0 };
+        let alpha =
+            if self.w_est < f64::from(self.cwnd_prior) { self.reno_growth.alpha() } else { 1.0 };
         self.w_est += alpha * (f64::from(acked) / f64::from(cwnd));
         let target = target.max(self.w_est);
         let growth = (target - segments) / segments;
@@ -251,9 +265,9 @@ impl Cubic {
     /// Section 4.6 and 4.7: multiplicative decrease with fast convergence.
     fn reduce(&mut self, cwnd: u32, mss: u32) -> u32 {
         let segments = f64::from(cwnd) / f64::from(mss);
-        self.w_max =
-            if segments < self.w_max { segments * (1.0 + BETA_CUBIC) / 2.0 } else { segments };
-        self.cwnd_prior = segments;
+        let converges = segments < f64::from(self.w_max);
+        let w_max = if converges { segments * (1.0 + BETA_CUBIC) / 2.0 } else { segments };
+        (self.w_max, self.cwnd_prior) = (w_max as f32, segments as f32);
         self.epoch = None;
         (f64::from(cwnd) * BETA_CUBIC) as u32
     }
@@ -380,6 +394,23 @@ mod tests {
             last = estimate(&cc);
         }
         assert!(last > 62.0, "{last}");
+    }
+
+    /// RFC 9438 section 5.8: time in which the application used less than the window is not
+    /// counted.
+    #[test]
+    fn cubic_stands_still_while_the_application_is_the_limit() {
+        let grown = |pause: Duration| {
+            let mut cc = cc(Algorithm::Cubic, 100);
+            cc.on_congestion(MSS);
+            cc.cwnd = cc.ssthresh;
+            let now = run(&mut cc, Instant::ZERO, 10);
+            // Its acknowledgments do not get here.
+            run(&mut cc, now + pause, 5);
+            cc.cwnd / MSS
+        };
+        let (without, with) = (grown(Duration::ZERO), grown(Duration::from_secs(30)));
+        assert!(with.abs_diff(without) <= 1, "{with} segments and {without}");
     }
 
     /// Both kinds of growth of the estimate, on a path so short that CUBIC's own growth is nothing.

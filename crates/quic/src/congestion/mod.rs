@@ -362,6 +362,7 @@ impl Control {
     fn collapse(&mut self) {
         self.counts.reductions += 1;
         self.congestion.on_congestion(self.mtu);
+        self.congestion.on_timeout();
         self.congestion.cwnd = 2 * self.mtu;
         self.recovery = None;
         self.undo = None;

@@ -248,3 +248,22 @@ fn the_window_grows_faster_without_a_queue() {
         assert!(packets.abs_diff(grown) <= 1, "{packets} with {queue_ms} ms of a queue");
     }
 }
+
+/// RFC 9438, section 4.8, for what QUIC has instead of a time-out: the window returns to the
+/// threshold, and does not hurry from there to where it once was.
+#[test]
+fn persistent_congestion_forgets_the_plateau() {
+    let (mut s, rtt) = (Sender::new(), Duration::from_millis(100));
+    (s.control.srtt, s.control.min_rtt) = (rtt, rtt);
+    s.control.congestion.cwnd = 1000 * u32::from(MTU);
+    let (at, sent, what) = (s.now, s.now, Signal::Persistent);
+    s.control.noticed.push(Noticed { at, sent, what });
+    s.wait(Duration::ZERO);
+    // Nine rounds of slow start, and four seconds.
+    for _ in 0..49 {
+        s.wait(rtt);
+        s.acked_after(rtt, s.next..s.next + u64::from(s.cwnd() / u32::from(MTU)));
+    }
+    let packets = s.cwnd() / u32::from(MTU);
+    assert!((700..750).contains(&packets), "{packets}");
+}
