@@ -165,8 +165,8 @@ pub struct TcpConfig {
 pub struct FirstNumbers {
     /// When the host begins.
     pub at: Instant,
-    /// Initial sequence numbers lie before this: by less than a kibibyte or by less than a mebibyte,
-    /// and a byte less for each millisecond since `at`.
+    /// Initial sequence numbers lie before this: by less than a kibibyte or by less than a
+    /// mebibyte, and a byte less for each millisecond since `at`.
     pub sequence: Option<u32>,
     /// The timestamps of each tuple reach this within seconds after `at`.
     pub timestamp: Option<u32>,

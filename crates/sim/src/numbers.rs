@@ -2,8 +2,9 @@
 //! numbers of TLS, and the epochs of a device's cookies.
 //!
 //! Random numbers meet their limits in one connection of thousands. In a share of the worlds each
-//! host has its own begin below 2^31 or 2^32, so that they cross it during the world. Packet numbers
-//! of QUIC are not among them: quinn-proto begins at zero, and the device's tests have large ones.
+//! host has its own begin below 2^31 or 2^32, so that they cross it during the world. Packet
+//! numbers of QUIC are not among them: quinn-proto begins at zero, and the device's tests have
+//! large ones.
 
 use base::{Duration, Instant, Prng};
 use host::{FirstNumbers, TcpConfig};

@@ -440,8 +440,8 @@ impl Connection {
         if lost.seals || lost.digests {
             self.snd.read_on_host();
             self.count_digests(cx);
-            // What it has of the file it will not send: what was handed over comes again. What still
-            // waits for a disk must not leave after its bytes were acknowledged.
+            // What it has of the file it will not send: what was handed over comes again. What
+            // still waits for a disk must not leave after its bytes were acknowledged.
             self.snd.void_before = self.snd.next_tag;
             cx.out.ops.push_back(Op::Cancel { flow: self.flow });
             if let Some(pdus) = &mut self.snd.pdus {

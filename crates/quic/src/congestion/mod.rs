@@ -13,7 +13,7 @@
 //!
 //! - If packets are lost although round trips show no queue, the losses are not the sign of a full
 //!   path that is shared. In the Reno-friendly region the window then grows by a datagram in each
-//!   round trip, as Reno's does and those of quic-go and ngtcp2, and not by the 0.53 of RFC 9438,
+//!   round trip, as Reno's and quic-go's do, and not by the 0.53 of RFC 9438,
 //!   section 4.3. With a queue, in which others may wait, the RFC's rule holds.
 //!
 //! [`Controller`] is what quinn-proto calls. The driver tells the rest ([`Control::follow`]), which

@@ -1,10 +1,10 @@
 //! Hosts that end in the middle of a world, and are started again: what peers hear of it.
 //!
 //! The program on a machine is told to end: its application says goodbye, its host closes ports and
-//! resets connections ([`host::Host::end`]), its device answers when the link has taken every frame.
-//! Then it is gone, and begins again a moment later, as a service that is restarted. By the time
-//! that it is gone, each connection that its peer had must have had a FIN or a reset from it; what
-//! the network loses of that is the network's.
+//! resets connections ([`host::Host::end`]), its device answers when the link has taken every
+//! frame. Then it is gone, and begins again a moment later, as a service that is restarted. By the
+//! time that it is gone, each connection that its peer had must have had a FIN or a reset from it;
+//! what the network loses of that is the network's.
 
 use base::{Duration, Instant, Prng};
 

@@ -330,8 +330,8 @@ impl Translation {
 
     /// Translates SACK blocks: they name the receiver's own bytes, as `ack` does (RFC 2018). Says
     /// whether they pass. An option does not pass if one of its blocks names bytes from before the
-    /// splice, which reports a duplicate (RFC 2883) of the host's own bytes; or bytes behind `sent`,
-    /// which the receiver never sent; or none.
+    /// splice, which reports a duplicate (RFC 2883) of the host's own bytes; or bytes behind
+    /// `sent`, which the receiver never sent; or none.
     fn write_sack(
         &self,
         options: &mut [u8],
@@ -345,7 +345,7 @@ impl Translation {
             let (start, end) = (edge(options, at), edge(options, at + 4));
             !start.lt(self.sack_floor) && start.lt(end) && !self.ack(end).gt(sent)
         };
-        if !at.len().is_multiple_of(8) || !blocks().all(fits) {
+        if at.len() % 8 != 0 || !blocks().all(fits) {
             return false;
         }
         for at in blocks().flat_map(|at| [at, at + 4]) {
