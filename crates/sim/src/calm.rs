@@ -83,7 +83,7 @@ impl Scenario {
         (crowd.clients, crowd.sessions_max, crowd.requests_max) = (1, 1, 1);
         (crowd.slow, crowd.dribble, crowd.abort, crowd.odd) = (0.0, 0.0, 0.0, 0.0);
         crowd.vanish = 0;
-        (self.resets, self.lost_contexts) = (0, 0);
+        (self.resets, self.lost_contexts, self.ends) = (0, 0, None);
         (self.ports, self.late_answers, self.quic) = (None, false, None);
         self.pending_transmits_max = 65_536;
         self.backlog = 64;
