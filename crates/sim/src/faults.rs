@@ -448,6 +448,20 @@ impl Scenario {
             && self.links.queue_bytes_max == UNLIMITED
     }
 
+    /// Returns whether every peer keeps to the protocols, nothing damages a packet, and neither a
+    /// disk nor a device fails. Packets may be lost, repeated and reordered, and machines may stop.
+    pub(crate) fn is_honest(&self) -> bool {
+        let back = self.proxied.as_ref().map_or(0.0, |proxied| proxied.back.faults.corrupt);
+        let disk = self.disk.any() || self.disk.write_error > 0.0 || self.disk.no_space > 0.0;
+        self.net.corrupt == 0.0
+            && back == 0.0
+            && self.hostile.interval.is_none()
+            && !disk
+            && self.resets == 0
+            && self.lost_contexts == 0
+            && self.storage.as_ref().is_none_or(Storage::is_honest)
+    }
+
     /// Whether a queue cannot grow faster than a round-trip estimate can follow: several
     /// connections over one slow link make each other wait for longer than a retransmission
     /// time-out. Nor does anything wait in the rings: a device that takes few transmits leaves them

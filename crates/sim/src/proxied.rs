@@ -74,6 +74,11 @@ pub(crate) struct Proxied {
 }
 
 impl Proxied {
+    /// Whether the device takes every pair, with all that comes while it begins.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.pairs_max == ENOUGH && self.kept_max == 256 && self.flows_max == ENOUGH
+    }
+
     /// From numbers of its own: other worlds are the same as if there were none with a proxy.
     pub(crate) fn draw(seed: u64, tls: bool, calm: bool, runs: bool) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);

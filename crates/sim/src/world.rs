@@ -18,7 +18,7 @@ use crate::Options;
 use crate::checkers::performance::Performance;
 use crate::checkers::progress::Progress;
 use crate::checkers::wire::Wire;
-use crate::checkers::{conserve, counters, proxy, storage};
+use crate::checkers::{alarms, conserve, counters, proxy, storage};
 use crate::disk::{Asker, SimDisk, Work};
 use crate::events::{Arrival, Event, Queue, Side};
 use crate::faults::Scenario;
@@ -596,6 +596,7 @@ impl World {
                 self.report.fail(now, "progress", format!("n{index}: something lies in a ring"));
             }
             counters::check(now, index, node, &self.scenario, &mut self.report);
+            alarms::check(now, index, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);

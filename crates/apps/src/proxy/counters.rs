@@ -93,7 +93,7 @@ base::counters! {
         /// Not spliced: it is busy.
         proxy_splice_refused_overloaded: alarm,
         /// Not spliced: for another reason.
-        proxy_splice_refused_other: alarm,
+        proxy_splice_refused_other,
         /// Spliced connections that both sides closed.
         proxy_splices_closed,
         /// Spliced connections that one side reset.

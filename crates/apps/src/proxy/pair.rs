@@ -493,7 +493,7 @@ impl<I: Copy + Eq> Pair<I> {
 
     /// Notes how the pair ends, unless something before was the cause.
     fn ends_by(&mut self, cause: Cause, stage: Stage) {
-        self.termination.get_or_insert(Termination::new(cause, stage));
+        self.termination.get_or_insert_with(|| Termination::new(cause, stage));
     }
 
     /// What the pair is doing.

@@ -10,12 +10,14 @@
 //! | [`progress`] | nothing stuck, nothing spinning; after the faults no error without a cause |
 //! | [`counters`] | what the counters and gauges say at the end |
 //! | [`performance`] | retransmissions, losses, round trips and memory, where they have bounds |
+//! | [`alarms`] | counters that an operator alarms on are zero if everybody is honest |
 //! | [`proxy`] | whether pairs were spliced that could be, and all have ended |
 //! | [`quic`] | who protected QUIC's packets and read their files |
 //! | [`storage`] | users of namespaces came to their ends, and the disk holds what it may |
 //! | [`conserve`] | what was acknowledged is what was read |
 //! | [`same`] | the same seed without offload: the same bytes |
 
+pub(crate) mod alarms;
 pub(crate) mod conserve;
 pub(crate) mod counters;
 pub(crate) mod echo;

@@ -245,6 +245,12 @@ impl Storage {
         node > 0 && node <= self.initiators
     }
 
+    /// Whether all machines are admitted, keep to the protocol, and are never killed.
+    pub(crate) const fn is_honest(&self) -> bool {
+        let kills = self.target_kills + self.initiator_kills;
+        !self.stranger && !self.rogue && kills == 0
+    }
+
     /// Whether a machine is the rogue's: the last one, if any.
     pub(crate) fn is_rogue(&self, node: usize) -> bool {
         self.rogue && node == self.machines()

@@ -36,8 +36,9 @@ base::counters! {
         quic_rx_too_short: alarm,
         /// As it came: of a generation of keys that is not here.
         quic_rx_unknown_keys,
-        /// As it came: it does not verify.
-        quic_rx_bad_tag: alarm,
+        /// As it came: it does not verify. Stateless resets are among these, and packets that are
+        /// older than a change of keys.
+        quic_rx_bad_tag,
 
         /// Datagrams that came before others with lower numbers, and waited.
         quic_waited,

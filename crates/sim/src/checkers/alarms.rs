@@ -1,0 +1,115 @@
+//! Alarms: counters that an operator watches are zero at the end if every peer was honest, nothing
+//! damaged a packet, no disk failed and no device was reset.
+//!
+//! Networks that lose, repeat and reorder packets are no excuse: most attacks would look like that.
+//! Tables that a scenario makes small are; [`excuses`] lists which counters they move.
+
+use base::Instant;
+
+use crate::faults::Scenario;
+use crate::node::Node;
+use crate::report::Report;
+
+/// Moved by devices without room for every TLS or NVMe/TCP context and buffer.
+const CONTEXTS: [&str; 11] = [
+    "l5o_refused",
+    "tls_tx_device_refused",
+    "tls_rx_device_refused",
+    "tls_tx_device_lost",
+    "tx_tls_drop_bypass_req",
+    "tx_dropped_l5o",
+    "nvme_tx_device_refused",
+    "nvme_ddp_refused",
+    "rx_nvmeotcp_sk_add_fail",
+    "rx_nvmeotcp_ddp_setup_fail",
+    "tx_nvmeotcp_drop_bypass_req",
+];
+
+/// Moved by devices without room for every QUIC connection.
+const QUIC: [&str; 7] = [
+    "quic_refused_full",
+    "quic_ops_ignored",
+    "quic_tx_refused_unknown",
+    "tx_dropped_quic",
+    "quic_out_dropped",
+    "quic_device_refused_full",
+    "quic_not_sealed",
+];
+
+/// Moved by proxies whose devices have no room for every pair.
+const PAIRS: [&str; 5] = [
+    "splice_refused_full",
+    "splice_refused_by_device",
+    "splice_dropped_kept_full",
+    "proxy_splice_refused_table_full",
+    "teardown_refused_table_full",
+];
+
+/// Moved by networks that lose what a proxy waits for, and by backends whose machines stop.
+const BACKENDS: [&str; 7] = [
+    "proxy_502",
+    "proxy_503",
+    "proxy_504",
+    "proxy_checks_bad",
+    "proxy_backends_went_down",
+    "proxy_no_backend_up",
+    "proxy_no_backend_room",
+];
+
+/// Every counter of a simulated machine that is marked `alarm` in its definition.
+fn alarms() -> impl Iterator<Item = &'static str> {
+    let others = [
+        host::HostCounters::ALARMS,
+        quic::Counters::ALARMS,
+        apps::content::Counters::ALARMS,
+        apps::proxy::Counters::ALARMS,
+        apps::nvme::target::Counters::ALARMS,
+        apps::nvme::initiator::InitiatorCounters::ALARMS,
+    ];
+    nic::ALARMS.into_iter().chain(others).flatten().copied()
+}
+
+/// The alarms that a scenario may set off at a machine.
+fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
+    let contexts = scenario.tls_device(index).is_none_or(|device| device.has_room())
+        && scenario.storage.as_ref().is_none_or(|s| s.target.has_room() && s.initiator.has_room());
+    let quic = scenario.quic.as_ref();
+    let entries = quic.is_none_or(|quic| quic.server.has_room() && quic.client.has_room());
+    let proxied = scenario.proxied.as_ref();
+    let pairs = proxied.is_none_or(|proxied| proxied.has_room());
+    let backends = proxied.is_none_or(|proxied| scenario.calm_net() && !proxied.server_stops);
+    let hand_over = scenario.hand_over.flows_max >= 65_536;
+    let excuses: [(bool, &[&str]); 6] = [
+        (contexts, &CONTEXTS),
+        (entries, &QUIC),
+        (pairs, &PAIRS),
+        (backends, &BACKENDS),
+        (hand_over, &["teardown_refused_table_full"]),
+        (scenario.backlog >= 64, &["tcp_listen_drops"]),
+    ];
+    excuses.into_iter().filter(|(roomy, _)| !roomy).flat_map(|(_, names)| names).copied().collect()
+}
+
+/// Checks one machine.
+pub(crate) fn check(
+    now: Instant,
+    index: usize,
+    node: &Node,
+    scenario: &Scenario,
+    report: &mut Report,
+) {
+    if !scenario.is_honest() {
+        return;
+    }
+    let excused = excuses(index, scenario);
+    let moved =
+        alarms().filter(|name| !excused.contains(name)).map(|name| (name, node.counter(name)));
+    let moved: Vec<String> = moved
+        .filter(|(_, value)| *value != 0)
+        .map(|(name, value)| format!("{name} is {value}"))
+        .collect();
+    if !moved.is_empty() {
+        let what = format!("n{index}: {} though all are honest", moved.join(", "));
+        report.fail(now, "alarms", what);
+    }
+}
