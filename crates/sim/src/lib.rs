@@ -190,6 +190,34 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         let what = text.unwrap_or_default();
         world.report.violation = Some(Violation { at: world.now, checker: "panic", what });
     }
+    let counters = counters_of(&mut world);
+    let failed = world.report.violation.is_some() || options.trace;
+    Outcome {
+        seed,
+        hash: world.report.trace.hash(),
+        events: world.report.trace.count(),
+        end: world.now,
+        stats: world.report.stats.clone(),
+        counters,
+        rows: std::mem::take(&mut world.report.rows),
+        streams: world.wire.streams(),
+        dates: world.report.dates,
+        violation: world.report.violation.clone(),
+        offload: world.scenario.offload,
+        tls_offload: options.tls_offload,
+        comparable: checkers::same::applies(&world.scenario),
+        quic_offload: options.quic_offload,
+        nvme_offload: options.nvme_offload,
+        storage: options.storage,
+        calm: options.calm,
+        splice: options.splice,
+        scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
+        trace: if failed { world.report.trace.lines() } else { Vec::new() },
+    }
+}
+
+/// Every counter of a world that has ended: of its machines, its net, its disk and its checkers.
+fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     let mut counters = BTreeMap::new();
     let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
     world.net.counters.visit(&mut add);
@@ -219,29 +247,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
     add("sealed_after_rebinding", world.sealed_after_rebinding());
     add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));
-    let failed = world.report.violation.is_some() || options.trace;
-    Outcome {
-        seed,
-        hash: world.report.trace.hash(),
-        events: world.report.trace.count(),
-        end: world.now,
-        stats: world.report.stats.clone(),
-        counters,
-        rows: std::mem::take(&mut world.report.rows),
-        streams: world.wire.streams(),
-        dates: world.report.dates,
-        violation: world.report.violation.clone(),
-        offload: world.scenario.offload,
-        tls_offload: options.tls_offload,
-        comparable: checkers::same::applies(&world.scenario),
-        quic_offload: options.quic_offload,
-        nvme_offload: options.nvme_offload,
-        storage: options.storage,
-        calm: options.calm,
-        splice: options.splice,
-        scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
-        trace: if failed { world.report.trace.lines() } else { Vec::new() },
-    }
+    counters
 }
 
 /// Runs a seed twice, and once more without offload, or without splices, where that must give the
