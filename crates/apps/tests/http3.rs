@@ -175,6 +175,7 @@ fn a_head_that_does_not_come() {
     let mut world = World::new();
     let handle = world.connected();
     let whole = world.request(handle, &get("/small"));
+    world.endpoint.finish(handle, whole);
     world.run(1, |world| world.counter("http3_requests") == 1);
     let half = world.request(handle, &get("/small")[..5]);
     world.run(1, |world| world.counter("http3_requests_open") == 1);
