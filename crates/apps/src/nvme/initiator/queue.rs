@@ -241,7 +241,10 @@ impl Queue {
                     self.keep_buffer(tag, buffer);
                     Ok(None)
                 }
-                Incoming::Ended(how) => return Some(Happened::Ended(how)),
+                Incoming::Ended(how) => {
+                    self.culprit = self.culprit.or_else(|| self.culprit_of_transport());
+                    return Some(Happened::Ended(how));
+                }
                 _ if self.terminated => Ok(None),
                 Incoming::Ready => return Some(Happened::Ready),
                 Incoming::Response(entry) => self.complete(host, Completion::parse(&entry)),
@@ -277,6 +280,12 @@ impl Queue {
             Incoming::Buffer { tag, .. } => *tag,
             _ => return None,
         };
+        self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
+    }
+
+    /// The owner of the command whose data the transport did not take.
+    fn culprit_of_transport(&self) -> Option<Owner> {
+        let cid = self.channel.transport.culprit()?;
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
     }
 

@@ -209,6 +209,8 @@ pub struct Transport {
     came: VecDeque<Incoming>,
     /// The mark of what was written last.
     written: u64,
+    /// The command whose read data ended the connection.
+    culprit: Option<u16>,
 }
 
 impl core::fmt::Debug for Transport {
@@ -241,6 +243,7 @@ impl Transport {
             receiver: Receiver::new(),
             buffers: Buffers::default(),
             came: VecDeque::new(),
+            culprit: None,
             written: 0,
         }
     }
@@ -306,6 +309,13 @@ impl Transport {
     #[must_use]
     pub fn received(&self, tag: u16) -> Option<u32> {
         self.buffers.get(tag).map(|awaited| awaited.received)
+    }
+
+    /// Returns the command, as the peer named it, whose read data was at fault for the end of the
+    /// connection; none if another PDU was.
+    #[must_use]
+    pub const fn culprit(&self) -> Option<u16> {
+        self.culprit
     }
 
     /// Gives a buffer up, whatever has come of it: [`Incoming::Buffer`] follows. Data that still

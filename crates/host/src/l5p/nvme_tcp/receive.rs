@@ -371,7 +371,12 @@ impl Transport {
             }
         }
         let header = Header::parse(&common, &self.receiver.front[..bare])?;
-        self.check_data(&header, &common)?;
+        if let Err(fault) = self.check_data(&header, &common) {
+            if let Header::C2HData(data) = &header {
+                self.culprit = Some(data.cccid);
+            }
+            return Err(fault);
+        }
         let receiver = &mut self.receiver;
         let front = u32::try_from(receiver.have).unwrap_or(0);
         // With a context of the device's a digest is summed only where that has not checked it.
