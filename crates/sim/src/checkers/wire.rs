@@ -186,6 +186,18 @@ impl Wire {
         Ok(told)
     }
 
+    /// The machine with these addresses has forgotten its connections, and can tell their peers
+    /// nothing.
+    pub(crate) fn note_killed(&mut self, addresses: &[IpAddr]) {
+        for ((opener, server), flow) in &mut self.flows {
+            for (end, endpoint) in [opener, server].into_iter().enumerate() {
+                if addresses.contains(&endpoint.addr) {
+                    flow.said[end] = Said::Nothing;
+                }
+            }
+        }
+    }
+
     /// Calls `f` with the numbers of connections that crossed limits.
     pub(crate) fn visit_crossings(&self, f: &mut impl FnMut(&'static str, u64)) {
         let all = self.flows.values().chain(self.past.iter().map(|(_, flow)| flow));

@@ -10,6 +10,7 @@ use super::{SERVER, World};
 use crate::disk::SimDisk;
 use crate::events::Side;
 use crate::faults::Scenario;
+use crate::machines::address;
 use crate::net::Net;
 use crate::node::{App, Node};
 use crate::storage::{Storage, machines};
@@ -41,6 +42,7 @@ impl World {
         self.nodes[node].kill();
         self.disk.kill(node, power, &mut self.rng);
         self.net.cut(node, true);
+        self.wire.note_killed(&[false, true].map(|v6| address(node, v6)));
     }
 
     /// It starts again.
