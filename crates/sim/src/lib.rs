@@ -239,11 +239,7 @@ fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
     world.wire.visit_crossings(&mut add);
-    let large = numbers::has_large_records(&world.scenario);
-    for name in ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"] {
-        let bytes: u64 = world.nodes.iter().map(|node| node.counter(name)).sum();
-        add("tls_bytes_near_limits", if large { bytes } else { 0 });
-    }
+    add("tls_bytes_near_limits", world.tls_bytes_near_limits());
     add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
     add("sealed_after_rebinding", world.sealed_after_rebinding());
     add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));

@@ -26,6 +26,7 @@ use crate::hostile;
 use crate::machines::{address, client, mac, server};
 use crate::net::Net;
 use crate::node::{App, Around, Node, Turn};
+use crate::numbers;
 use crate::proxied;
 use crate::report::Report;
 use crate::storage::Storage;
@@ -522,6 +523,14 @@ impl World {
     pub(crate) fn sealed_after_rebinding(&self) -> u64 {
         let now = self.nodes[SERVER].counter("quic_tx_sealed");
         self.sealed_before.map_or(0, |before| now.saturating_sub(before))
+    }
+
+    /// Bytes in records with large numbers that devices sealed or opened.
+    pub(crate) fn tls_bytes_near_limits(&self) -> u64 {
+        let names = ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"];
+        let of = |node: &Node| names.iter().map(|name| node.counter(name)).sum::<u64>();
+        let large = numbers::has_large_records(&self.scenario);
+        self.nodes.iter().filter(|_| large).map(of).sum()
     }
 
     /// An attacker sends a frame, and plans the next.
