@@ -575,6 +575,11 @@ impl Connection {
             // has changed it tells apart.
             FileFault::BadExtent | FileFault::FlowFailed | FileFault::Refused(_) => {
                 cx.counters.quic_out_dropped += 1;
+                // Unless it was found changed before the device lost it: no device is ever asked
+                // to open that again.
+                if let Some(failed) = self.placed.find_file(|f| cx.host.extent_fault(f).is_some()) {
+                    self.fail_streams(cx, failed);
+                }
             }
             FileFault::Changed if file == SEVERAL_FILES => cx.counters.quic_out_dropped += 1,
             _ if file == SEVERAL_FILES => self.careful = true,

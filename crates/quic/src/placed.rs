@@ -120,6 +120,11 @@ impl Placed {
         self.places.keys().map(|(stream, _)| *stream)
     }
 
+    /// Finds a file with places for which `matches` is true.
+    pub(crate) fn find_file(&self, matches: impl Fn(FileId) -> bool) -> Option<FileId> {
+        self.places.values().map(|(place, _)| place.file).find(|file| matches(*file))
+    }
+
     /// Whether a stream has a place of that file.
     pub(crate) fn has(&self, stream: u64, file: FileId) -> bool {
         let all = self.places.range((stream, 0)..=(stream, u64::MAX));

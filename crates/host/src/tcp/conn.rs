@@ -547,8 +547,10 @@ impl Connection {
             if unread.at == position {
                 let len = self.snd.spans.fill(position, bytes, sealer, pdus);
                 self.count_digests(cx);
-                // The span holds memory now, and refers to the file no more.
-                cx.files.release(cx.out, unread.file, unread.offset, len, false);
+                // The span holds memory now, and refers to the file no more. What left under a
+                // context that was lost since, the device still holds.
+                let sent = position < self.snd.nxt;
+                cx.files.release(cx.out, unread.file, unread.offset, len, sent);
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::report::Report;
 
 /// Moved by devices without room for every TLS or NVMe/TCP context and buffer.
-const CONTEXTS: [&str; 11] = [
+const CONTEXTS: [&str; 12] = [
     "l5o_refused",
     "tls_tx_device_refused",
     "tls_rx_device_refused",
@@ -19,6 +19,7 @@ const CONTEXTS: [&str; 11] = [
     "tx_tls_drop_bypass_req",
     "tx_dropped_l5o",
     "nvme_tx_device_refused",
+    "nvme_tx_device_lost",
     "nvme_ddp_refused",
     "rx_nvmeotcp_sk_add_fail",
     "rx_nvmeotcp_ddp_setup_fail",
