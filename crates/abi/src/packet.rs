@@ -108,6 +108,7 @@ impl PacketPool {
 
     /// A buffer of `len` bytes with old content, or `None` where `len` exceeds
     /// [`Self::FRAME_BYTES_MAX`].
+    #[inline]
     pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
         let class = CLASS_BYTES.iter().position(|&bytes| len <= bytes)?;
         self.counters.pool_taken += 1;
@@ -126,6 +127,7 @@ impl PacketPool {
     }
 
     /// Takes a buffer back. One that is not of our sizes is dropped.
+    #[inline]
     pub fn put(&mut self, packet: PacketBuf) {
         let class = CLASS_BYTES.iter().position(|&bytes| packet.data.len() == bytes);
         if let Some(free) = class.map(|c| &mut self.free[c]) {

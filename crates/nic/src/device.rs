@@ -201,10 +201,11 @@ impl Device {
         }
     }
 
-    fn hand_over(&mut self, queue: usize, received: Received) {
+    #[inline]
+    fn hand_over(&mut self, queue: usize, mut received: Received) {
         self.receiver.count_delivery(&received);
-        let teardowns = self.connections.teardowns(queue);
-        self.emit(queue, Event::Received(Received { teardowns, ..received }));
+        received.teardowns = self.connections.teardowns(queue);
+        self.emit(queue, Event::Received(received));
     }
 
     /// Appends a datagram to the frame that was delivered just before it, if the host has not taken
@@ -387,7 +388,6 @@ impl Device {
 
     /// The next event and its queue, queues in turn.
     pub fn poll_event(&mut self) -> Option<(usize, Event)> {
-        self.tell_quiesced();
         for _ in 0..self.events.len() {
             let queue = self.next_queue;
             self.next_queue = (queue + 1) % self.events.len();
@@ -399,8 +399,11 @@ impl Device {
     }
 
     /// The next event of one queue, for drivers that know which rings have room.
+    #[inline]
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
-        self.tell_quiesced();
+        if self.events.get(queue)?.is_empty() {
+            self.tell_quiesced();
+        }
         let event = self.events.get_mut(queue)?.pop_front()?;
         self.echoes -= usize::from(event.is_echo());
         Some(event)
@@ -550,6 +553,7 @@ impl Device {
         self.events.get(queue).is_some_and(|events| events.len() < self.config.queue_events_max)
     }
 
+    #[inline]
     pub(crate) fn emit(&mut self, queue: usize, event: Event) {
         if let Some(events) = self.events.get_mut(queue) {
             self.echoes += usize::from(event.is_echo());

@@ -177,11 +177,10 @@ impl Receiver {
         };
         // Where there is nothing to spread a NIC computes no hash.
         let spreads = tuple.filter(|_| self.queues > 1);
-        let steering = self.steering.filter(|steering| {
-            ip.protocol == protocol::UDP && spreads.is_some_and(|t| t.local.port == steering.port)
-        });
-        let datagram = bytes.get(ip.l4 + UDP_BYTES..ip.end);
-        let steered = steering.zip(datagram).and_then(|(s, bytes)| s.hash_of_datagram(bytes));
+        let steered = match spreads {
+            Some(tuple) if ip.protocol == protocol::UDP => self.steer(&tuple, bytes, ip),
+            _ => None,
+        };
         let flow_hash = match steered {
             Some(hash) => hash,
             None => spreads.map_or(0, |tuple| self.rss.hash(&tuple)),
@@ -195,6 +194,13 @@ impl Receiver {
             None => Transport::Other,
         };
         Ok(Facts { checksum, flow_hash, transport })
+    }
+
+    /// Returns the hash of a QUIC datagram's connection ID, if its port is that of connections
+    /// which IDs steer.
+    fn steer(&self, tuple: &Tuple, bytes: &[u8], ip: &IpPacket) -> Option<u32> {
+        let steering = self.steering.as_ref().filter(|s| s.port == tuple.local.port)?;
+        steering.hash_of_datagram(bytes.get(ip.l4 + UDP_BYTES..ip.end)?)
     }
 
     const fn count_drop(&mut self, error: FrameError) {
