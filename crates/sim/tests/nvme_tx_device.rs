@@ -447,6 +447,8 @@ fn a_seal_that_is_refused_takes_digests_along() {
     let more = world.send_many(10);
     world.settle();
     assert_eq!(world.target.count("nvme_tx_digests_host"), host + more);
+    let _frames = world.target.work(world.now);
+    assert_eq!(world.target.count("file_held_bytes"), 0, "what had left under the context");
 }
 
 /// Whatever is not there, the bytes are the same.
