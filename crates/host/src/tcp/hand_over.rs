@@ -125,7 +125,7 @@ impl Connection {
             };
             self.snd.distrust();
             let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
-            if self.snd.spans.collect(from, len, sealer, pdus, &mut parts) < len {
+            if self.snd.spans.collect(from, len, sealer, pdus, &mut parts).len < len {
                 return None;
             }
         }

@@ -52,11 +52,14 @@ impl Arrival {
 impl Connection {
     /// Takes a segment.
     pub(crate) fn handle_segment(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
-        let spare = if self.state == State::SynSent {
-            self.handle_in_syn_sent(cx, arrival)
+        let continues = if self.state == State::SynSent {
+            // Payload on a SYN (fast open) is not taken: the peer sends it again.
+            self.handle_in_syn_sent(cx, &arrival.segment);
+            false
         } else {
-            self.handle_synchronized(cx, arrival)
+            self.handle_synchronized(cx, &arrival)
         };
+        let spare = if continues { self.handle_payload(cx, arrival) } else { Some(arrival.packet) };
         if let Some(packet) = spare {
             cx.out.recycle.push_back(packet);
         }
@@ -75,14 +78,13 @@ impl Connection {
         true
     }
 
-    fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let Some(una) = self.check_segment(cx, &arrival) else { return Some(arrival.packet) };
-        self.note_arrival(cx.now, &arrival, una);
-        self.handle_acknowledgment(cx, &arrival.segment, una, !arrival.payload.is_empty());
-        if self.state == State::Closed {
-            return Some(arrival.packet);
-        }
-        self.handle_payload(cx, arrival)
+    /// Takes a segment's acknowledgment. Returns whether its payload or its FIN is to be taken.
+    fn handle_synchronized(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
+        let Some(una) = self.check_segment(cx, arrival) else { return false };
+        self.note_arrival(cx.now, arrival, una);
+        let has_payload = !arrival.payload.is_empty();
+        self.handle_acknowledgment(cx, &arrival.segment, una, has_payload);
+        self.state != State::Closed && (has_payload || arrival.segment.flags.has(Flags::FIN))
     }
 
     /// Returns the position that an acceptable segment acknowledges. Answers any other segment;
@@ -237,9 +239,6 @@ impl Connection {
     fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
         let Arrival { segment, packet, payload, packets, opened, placed, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
-        if payload.is_empty() && !fin {
-            return Some(packet);
-        }
         let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
         let shut = self.modes.held && self.modes.read_shut && closing;
         // The peer's FIN may come with bytes that it sends again, as Linux has it.
@@ -271,8 +270,7 @@ impl Connection {
     }
 
     /// RFC 9293 section 3.10.7.3.
-    fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let segment = arrival.segment;
+    fn handle_in_syn_sent(&mut self, cx: &mut Cx<'_>, segment: &Segment) {
         let flags = segment.flags;
         // What was not sent cannot be acknowledged.
         let unacceptable = segment.ack != self.seq(1) || self.snd.nxt == 0;
@@ -280,20 +278,20 @@ impl Connection {
             if !flags.has(Flags::RST) {
                 cx.out.refuse_ack(cx.now, &self.tuple, segment.ack);
             }
-            return Some(arrival.packet);
+            return;
         }
         if flags.has(Flags::RST) {
             if flags.has(Flags::ACK) {
                 self.abort(cx, SocketError::Refused);
             }
-            return Some(arrival.packet);
+            return;
         }
         if !flags.has(Flags::SYN) {
-            return Some(arrival.packet);
+            return;
         }
-        self.accept_syn(cx, &segment);
+        self.accept_syn(cx, segment);
         if flags.has(Flags::ACK) {
-            self.handle_acknowledgment(cx, &segment, 1, false);
+            self.handle_acknowledgment(cx, segment, 1, false);
             self.become_established(cx.now);
         } else {
             // Simultaneous open: our SYN again, with an acknowledgment.
@@ -303,8 +301,6 @@ impl Connection {
             self.timers.stop(Timer::Retransmit);
         }
         self.rcv.ack_now();
-        // Payload on a SYN (fast open) is not taken: the peer sends it again.
-        Some(arrival.packet)
     }
 
     /// Takes over what the peer's SYN says.

@@ -13,6 +13,7 @@ use super::ack::timestamp;
 use super::conn::{Connection, Cx};
 use super::flight::Sending;
 use super::recovery::Phase;
+use super::spans::Collected;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
 use crate::outbox::TcpPayload;
@@ -416,8 +417,8 @@ impl Connection {
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
         let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
-        let len = match want {
-            0 => 0,
+        let Collected { len, ends_write } = match want {
+            0 => Collected::default(),
             _ => self.snd.spans.collect(start, want, sealer, pdus, &mut parts),
         };
         let fin = end > data_end && len == want;
@@ -425,7 +426,14 @@ impl Connection {
         if sent == 0 {
             return 0;
         }
-        let segment = self.data_segment(cx, start, len, fin, again);
+        let mut flags = if fin { Flags::ACK.with(Flags::FIN) } else { Flags::ACK };
+        if ends_write {
+            flags = flags.with(Flags::PSH);
+        }
+        if !again && len > 0 && core::mem::take(&mut self.snd.send_cwr) {
+            flags = flags.with(Flags::CWR);
+        }
+        let segment = self.segment(cx, start, flags);
         let from_file = parts.iter().any(|p| p.extent().is_some());
         // Of content that precedes the transmit in its record, the device holds the buffers
         // already.
@@ -476,28 +484,6 @@ impl Connection {
 
     fn segment_size(&self) -> u16 {
         u16::try_from(self.snd.mss).unwrap_or(u16::MAX)
-    }
-
-    fn data_segment(
-        &mut self,
-        cx: &Cx<'_>,
-        start: u64,
-        len: u32,
-        fin: bool,
-        again: bool,
-    ) -> Segment {
-        let mut flags = Flags::ACK;
-        if fin {
-            flags = flags.with(Flags::FIN);
-        }
-        if len > 0 && self.snd.spans.ends_write(start, start + u64::from(len)) {
-            flags = flags.with(Flags::PSH);
-        }
-        if self.snd.send_cwr && !again && len > 0 {
-            self.snd.send_cwr = false;
-            flags = flags.with(Flags::CWR);
-        }
-        self.segment(cx, start, flags)
     }
 
     fn note_sent(&mut self, cx: &mut Cx<'_>, start: u64, len: u32, parts: &Parts, again: bool) {

@@ -244,6 +244,16 @@ pub(crate) struct Unsent {
     pub(crate) content: Vec<(Source, u64)>,
 }
 
+/// Properties of what [`SpanMap::collect`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Bytes that can be sent now.
+    pub(crate) len: u32,
+    /// One of them is the last of an application's write: the segment with the last of these bytes
+    /// then has PSH (RFC 9293 section 3.9.1.2, Linux's tcp_push).
+    pub(crate) ends_write: bool,
+}
+
 /// The spans of a send stream, in order and without holes.
 #[derive(Clone, Debug)]
 pub(crate) struct SpanMap {
@@ -393,9 +403,9 @@ impl SpanMap {
         if place.offset == 0 { position } else { start + run.start_of(place.index + 1) }
     }
 
-    /// Collects the sources of `len` bytes from `position`; gives how many of them can be sent now
-    /// (fewer where the host has not read them yet). `sealer` has the keys of the records among
-    /// them, `pdus` the context of the PDUs.
+    /// Collects the sources of `len` bytes from `position`, and returns how many of them can be
+    /// sent now (fewer if the host has not read them yet). `sealer` has the keys of the records
+    /// among them, `pdus` the context of the PDUs.
     pub(crate) fn collect(
         &self,
         position: u64,
@@ -403,8 +413,9 @@ impl SpanMap {
         mut sealer: Option<&mut Sealer>,
         mut pdus: Option<&mut Pdus>,
         parts: &mut Parts,
-    ) -> u32 {
+    ) -> Collected {
         let mut at = position;
+        let mut ends_write = false;
         let stop = (position + u64::from(len)).min(self.end());
         let mut index = self.index_of(position);
         let mut extents = 0;
@@ -422,8 +433,9 @@ impl SpanMap {
             let Some(part) = part else { break };
             parts.push(part);
             (at, index) = (at + take, index + 1);
+            ends_write |= span.ends_write && at == span.end;
         }
-        u32::try_from(at - position).unwrap_or(0)
+        Collected { len: u32::try_from(at - position).unwrap_or(0), ends_write }
     }
 
     /// Position of the first byte at or after `position` that the host has to read before it can be
@@ -661,16 +673,6 @@ impl SpanMap {
             }
             _ => span.source.read_on_host(),
         }
-    }
-
-    /// Returns whether one of the bytes `start..end` is the last of an application's write: the
-    /// segment with the last of these bytes then has PSH (RFC 9293 section 3.9.1.2, Linux's
-    /// tcp_push).
-    pub(crate) fn ends_write(&self, start: u64, end: u64) -> bool {
-        let first = self.index_of(start);
-        let spans = self.spans.iter().skip(first).take_while(|span| span.end <= end);
-        let mut ends = spans.map(|span| span.ends_write);
-        ends.any(|ends_write| ends_write)
     }
 
     /// Every file that a span refers to, once per span.

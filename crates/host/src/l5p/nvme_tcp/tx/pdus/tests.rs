@@ -175,7 +175,7 @@ impl Stream {
         let mut parts = Parts::new();
         let sealer = self.sealer.as_mut();
         let sent = self.map.collect(from, len, sealer, Some(&mut self.pdus), &mut parts);
-        (sent, parts)
+        (sent.len, parts)
     }
 
     /// What the device makes of `len` bytes from `from`.
