@@ -9,7 +9,7 @@ use abi::Op;
 use base::{Instant, SeqNum};
 use wire::tcp::{Flags, SackBlock, Segment};
 
-use super::conn::{Connection, Cx};
+use super::conn::{AckedRange, Connection, Cx};
 use super::flight::Delivered;
 use super::recovery::{Episode, Phase, Undo};
 use super::state::State;
@@ -118,16 +118,15 @@ impl Connection {
     }
 
     /// RFC 9293 section 3.10.7.4: the window of a segment that is not older than the last that set
-    /// it.
+    /// it. An acknowledgment that goes back is passed over, so SND.WL2 has nothing to decide.
     fn update_window(&mut self, segment: &Segment, una: u64) {
         let Some(seq) = self.rcv.position(segment.seq) else { return };
-        let (wl1, wl2) = self.snd.wl;
-        if una < self.snd.una || (seq, una) < (wl1, wl2) && seq < wl1 {
+        if una < self.snd.una || seq < self.snd.wl1 {
             return;
         }
         let shift = if segment.flags.has(Flags::SYN) { 0 } else { self.options.peer_scale };
         let window = u32::from(segment.window) << shift;
-        self.snd.wl = (seq, una);
+        self.snd.wl1 = seq;
         self.snd.edge = una + u64::from(window);
         if window >= self.snd.mss {
             self.snd.window_probes = 0;
@@ -215,27 +214,24 @@ impl Connection {
         self.snd.progress_at = cx.now;
         self.snd.probes = 0;
         self.snd.window_probes = 0;
-        let mut unreported = self.snd.unreported.take();
-        let mut report = |done: (abi::FileId, u64, u64)| {
-            cx.files.release(cx.out, done.0, done.1, done.2, true);
-        };
+        let mut unreported = core::mem::replace(&mut self.snd.unreported, AckedRange::NONE);
+        let mut report = |done: AckedRange| done.report(cx.files, cx.out);
         self.snd.spans.advance(una, |file, offset, len| {
-            unreported = match unreported {
-                Some((f, o, l)) if f == file && o + l == offset => Some((file, o, l + len)),
-                Some(before) => {
-                    report(before);
-                    Some((file, offset, len))
-                }
-                None => Some((file, offset, len)),
-            };
+            if unreported.file == file && unreported.offset + unreported.len == offset {
+                unreported.len += len;
+            } else {
+                report(unreported);
+                unreported = AckedRange { file, offset, len };
+            }
         });
         let idle = self.snd.flight.is_empty();
         if idle && !self.timers.is_set(Timer::Idle) {
             self.arm_idle(cx.now);
         }
-        match unreported {
-            Some(done) if idle || done.2 >= REPORT_BYTES => report(done),
-            other => self.snd.unreported = other,
+        if idle || unreported.len >= REPORT_BYTES {
+            report(unreported);
+        } else {
+            self.snd.unreported = unreported;
         }
         if let Some(sealer) = &mut self.snd.sealer {
             sealer.acknowledged(una, |context| cx.out.ops.push_back(Op::L5oDestroy { context }));
@@ -277,7 +273,7 @@ impl Connection {
         // Eifel, RFC 3522: the acknowledgment that a retransmission was for came before it could
         // have caused it.
         let eifel = ack.progressed
-            && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. })
+            && matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_))
             && match (undo.resent_at, ack.ts_echo) {
                 (Some(resent), Some(echo)) => SeqNum(echo).lt(SeqNum(resent)),
                 _ => false,
@@ -308,7 +304,7 @@ impl Connection {
         undone: bool,
     ) -> Option<base::Duration> {
         self.leave_phase(cx, ack.delivered.bytes);
-        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
+        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_));
         let snd = &mut self.snd;
         let (lost, wait) = if self.options.sack && !undone {
             snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering)
@@ -373,11 +369,11 @@ impl Connection {
     /// peer is to be told with new data that the window was reduced, when some of that is, as in
     /// Linux: until then it repeats its echo. `delivered` is as in [`Self::reduce`].
     fn leave_phase(&mut self, cx: &mut Cx<'_>, delivered: u64) {
-        let over = match self.snd.phase {
+        let over = match &self.snd.phase {
             Phase::Open => false,
             Phase::Cwr(e) => self.snd.una > e.end,
             Phase::Recovery(e) => self.snd.una >= e.end,
-            Phase::Loss { end, .. } => self.snd.una >= end,
+            Phase::Loss(time_out) => self.snd.una >= time_out.end,
         };
         if over {
             if matches!(self.snd.phase, Phase::Cwr(_) | Phase::Recovery(_)) {
@@ -400,7 +396,7 @@ impl Connection {
 
     /// RACK found a loss. `delivered` is as in [`Self::reduce`].
     pub(crate) fn enter_recovery(&mut self, cx: &mut Cx<'_>, delivered: u64) {
-        match self.snd.phase {
+        match core::mem::replace(&mut self.snd.phase, Phase::Open) {
             Phase::Open => {
                 cx.out.counters.tcp_recoveries += 1;
                 self.reduce(Phase::Recovery, delivered);
@@ -410,19 +406,19 @@ impl Connection {
                 cx.out.counters.tcp_recoveries += 1;
                 self.snd.phase = Phase::Recovery(episode);
             }
-            Phase::Recovery(_) | Phase::Loss { .. } => {}
+            before @ (Phase::Recovery(_) | Phase::Loss(_)) => self.snd.phase = before,
         }
     }
 
     /// Begins a reduction of the window, at an acknowledgment that delivered `delivered` bytes.
-    fn reduce(&mut self, phase: impl FnOnce(Episode) -> Phase, delivered: u64) {
+    fn reduce(&mut self, phase: impl FnOnce(Box<Episode>) -> Phase, delivered: u64) {
         self.remember_for_undo();
         let snd = &mut self.snd;
         snd.cc.on_congestion(snd.mss);
         // RFC 9937 section 6.1, RecoverFS: what was selectively acknowledged before is not
         // delivered during the reduction, and what this acknowledgment delivers is.
         let flight = snd.flight.total() - snd.flight.sacked() + delivered;
-        snd.phase = phase(Episode::new(snd.nxt, flight));
+        snd.phase = phase(Box::new(Episode::new(snd.nxt, flight)));
         snd.send_cwr = self.options.ecn;
     }
 
@@ -441,7 +437,7 @@ impl Connection {
     }
 
     fn grow(&mut self, now: Instant, ack: &Ack) {
-        let open = matches!(self.snd.phase, Phase::Open | Phase::Loss { .. });
+        let open = matches!(self.snd.phase, Phase::Open | Phase::Loss(_));
         if !open || !ack.progressed {
             return;
         }

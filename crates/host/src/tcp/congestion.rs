@@ -97,8 +97,9 @@ struct Cubic {
     w_est: f64,
     /// Time from the epoch's start to the plateau at `w_max`, in seconds.
     k: f32,
-    /// Start of the current congestion avoidance; none before the first acknowledgment in it.
-    epoch: Option<Instant>,
+    /// An acknowledgment has begun the current congestion avoidance, at `epoch`.
+    begun: bool,
+    epoch: Instant,
     /// When an acknowledgment counted last in this epoch.
     counted: Instant,
     reno_growth: RenoGrowth,
@@ -185,7 +186,7 @@ impl Congestion {
         if let Law::Cubic(cubic) = &mut self.law {
             // RFC 9438 section 4.8: the next congestion avoidance begins at its own plateau.
             cubic.w_max = 0.0;
-            cubic.epoch = None;
+            cubic.begun = false;
         }
     }
 
@@ -201,7 +202,7 @@ impl Congestion {
         }
         self.cwnd = self.cwnd.max(restart);
         if let Law::Cubic(cubic) = &mut self.law {
-            cubic.epoch = None;
+            cubic.begun = false;
         }
     }
 
@@ -228,23 +229,21 @@ impl Cubic {
         srtt: Duration,
     ) -> u32 {
         let segments = f64::from(cwnd) / f64::from(mss);
-        let mut epoch = *self.epoch.get_or_insert_with(|| {
+        if !self.begun {
             // RFC 9438 section 4.2, equation 2
             self.k = libm::cbrt((f64::from(self.w_max) - segments).max(0.0) / C) as f32;
             self.w_max = self.w_max.max(segments as f32);
             self.w_est = segments;
-            self.counted = now;
-            now
-        });
+            (self.begun, self.epoch, self.counted) = (true, now, now);
+        }
         // Section 5.8: the curve stands still while the window is not used. While it is used,
         // acknowledgments come in each round trip.
         let gap = now.since(self.counted);
         if gap > srtt * 2 {
-            epoch += gap - srtt;
-            self.epoch = Some(epoch);
+            self.epoch += gap - srtt;
         }
         self.counted = now;
-        let t = (now.since(epoch) + srtt).as_nanos() as f64 / 1e9;
+        let t = (now.since(self.epoch) + srtt).as_nanos() as f64 / 1e9;
         // Equation 1; the target is limited as in section 4.4.
         let d = t - f64::from(self.k);
         let target = (C * d * d * d + f64::from(self.w_max)).clamp(segments, segments * 1.5);
@@ -268,7 +267,7 @@ impl Cubic {
         let converges = segments < f64::from(self.w_max);
         let w_max = if converges { segments * (1.0 + BETA_CUBIC) / 2.0 } else { segments };
         (self.w_max, self.cwnd_prior) = (w_max as f32, segments as f32);
-        self.epoch = None;
+        self.begun = false;
         (f64::from(cwnd) * BETA_CUBIC) as u32
     }
 }

@@ -23,7 +23,7 @@ use super::recovery::{Phase, Undo};
 use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
 use super::state::State;
-use super::timers::Timers;
+use super::timers::{Retransmit, Timers};
 use crate::api::SocketError;
 use crate::config::TcpConfig;
 use crate::files::Files;
@@ -92,8 +92,8 @@ pub(crate) struct Send {
     pub(crate) edge: u64,
     /// Largest window that the peer has offered.
     pub(crate) wnd_max: u32,
-    /// Segment that last updated the window: RFC 9293 SND.WL1 and SND.WL2 as positions.
-    pub(crate) wl: (u64, u64),
+    /// Position of the segment that last updated the window: RFC 9293 SND.WL1.
+    pub(crate) wl1: u64,
     /// Payload bytes of a full segment.
     pub(crate) mss: u32,
     pub(crate) spans: SpanMap,
@@ -143,7 +143,7 @@ pub(crate) struct Send {
     /// The last time the peer made progress, for the user time-out.
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that the device has not been told of.
-    pub(crate) unreported: Option<(FileId, u64, u64)>,
+    pub(crate) unreported: AckedRange,
     /// Bytes of files that the device was still to send when the connection ended.
     waiting: Option<Box<[(FileId, u64, u64)]>>,
     /// The host is reading a file for it.
@@ -186,6 +186,25 @@ impl Send {
     }
 }
 
+/// Acknowledged bytes of a file; none if it has no length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AckedRange {
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl AckedRange {
+    pub(crate) const NONE: Self = Self { file: FileId(0), offset: 0, len: 0 };
+
+    /// Tells the device that it need not hold these bytes.
+    pub(crate) fn report(self, files: &mut Files, out: &mut Outbox) {
+        if self.len > 0 {
+            files.release(out, self.file, self.offset, self.len, true);
+        }
+    }
+}
+
 /// Which contexts were lost that a connection had.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lost {
@@ -209,13 +228,16 @@ pub(crate) struct Connection {
     pub(crate) snd: Send,
     pub(crate) rcv: Receive,
     pub(crate) timers: Timers,
+    /// What the retransmission timer stands for.
+    pub(crate) retransmit_for: Retransmit,
     /// Acknowledgment number last sent: RFC 7323 Last.ACK.sent.
     pub(crate) last_ack_sent: SeqNum,
     /// When TS.Recent was set: it expires (RFC 7323 section 5.5).
     pub(crate) ts_recent_at: Instant,
     /// What the peer last echoed of our timestamps: its TS.Recent.
     pub(crate) ts_echoed: u32,
-    pub(crate) keep_alive: Option<Duration>,
+    /// Interval of keep-alive probes; zero without them.
+    pub(crate) keep_alive: Duration,
     pub(crate) user_timeout: Duration,
     /// When a challenge acknowledgment was last sent.
     pub(crate) challenged_at: Instant,
@@ -245,7 +267,7 @@ impl Connection {
         conn.snd.una = 1;
         conn.snd.nxt = 1;
         conn.snd.edge += 1;
-        conn.snd.wl = (1, 1);
+        conn.snd.wl1 = 1;
         conn
     }
 
@@ -267,7 +289,7 @@ impl Connection {
                 nxt: 0,
                 edge: u64::from(peer_window),
                 wnd_max: peer_window,
-                wl: (0, 0),
+                wl1: 0,
                 mss,
                 spans: SpanMap::new(),
                 sealer: None,
@@ -296,7 +318,7 @@ impl Connection {
                 dup_acks: 0,
                 recover: 0,
                 progress_at: now,
-                unreported: None,
+                unreported: AckedRange::NONE,
                 waiting: None,
                 reading: false,
                 resent_bytes: 0,
@@ -305,10 +327,11 @@ impl Connection {
             },
             rcv: Receive::new(irs, scale, window).heard_at(now),
             timers: Timers::new(),
+            retransmit_for: Retransmit::TimeOut,
             last_ack_sent: irs + 1,
             ts_recent_at: now,
             ts_echoed: 0,
-            keep_alive: None,
+            keep_alive: Duration::ZERO,
             user_timeout: config.user_timeout,
             challenged_at: Instant::ZERO,
         }
@@ -472,9 +495,7 @@ impl Connection {
 
     /// Reports acknowledged bytes of a file that have not been reported yet.
     pub(crate) fn report_acked(&mut self, cx: &mut Cx<'_>) {
-        if let Some((file, offset, len)) = self.snd.unreported.take() {
-            cx.files.release(cx.out, file, offset, len, true);
-        }
+        core::mem::replace(&mut self.snd.unreported, AckedRange::NONE).report(cx.files, cx.out);
     }
 
     /// The device's echo: the transmit has left, or a file failed.
@@ -626,6 +647,6 @@ mod tests {
     #[test]
     fn a_connection_is_small() {
         let bytes = size_of::<Connection>();
-        assert!(bytes <= 900, "{bytes} bytes");
+        assert!(bytes <= 792, "{bytes} bytes");
     }
 }

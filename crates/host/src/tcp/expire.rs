@@ -1,10 +1,12 @@
 //! Timers of a connection expire.
 
+use alloc::boxed::Box;
+
 use base::{Duration, Instant};
 
 use super::conn::{Connection, Cx};
 use super::flight::Sending;
-use super::recovery::Phase;
+use super::recovery::{Phase, TimeOut};
 use super::timers::{Retransmit, Timer};
 use crate::api::SocketError;
 
@@ -19,7 +21,7 @@ impl Connection {
     /// Runs every timer that has expired.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
         if self.timers.take(Timer::Retransmit, cx.now) {
-            match self.timers.retransmit {
+            match self.retransmit_for {
                 Retransmit::TimeOut => self.on_retransmission_timeout(cx),
                 Retransmit::TailProbe => self.on_tail_probe(cx),
                 Retransmit::Reordering => self.on_reordering_timeout(cx),
@@ -73,10 +75,10 @@ impl Connection {
         // last time-out were noticed. PRR's window, small by now, is no measure of the path; and
         // what the timer resends again says nothing new (RFC 5681 section 3.1).
         let una = self.snd.una;
-        let reduces = match self.snd.phase {
+        let reduces = match &self.snd.phase {
             Phase::Open => true,
             Phase::Cwr(episode) | Phase::Recovery(episode) => una >= episode.end,
-            Phase::Loss { una: then, .. } => una > then,
+            Phase::Loss(before) => una > before.una,
         };
         if reduces {
             self.remember_for_undo();
@@ -86,7 +88,7 @@ impl Connection {
         self.snd.cc.on_timeout();
         self.snd.send_cwr = self.options.ecn;
         self.snd.flight.time_out();
-        self.snd.phase = Phase::Loss { end: self.snd.nxt, una };
+        self.snd.phase = Phase::Loss(Box::new(TimeOut { end: self.snd.nxt, una }));
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
@@ -97,7 +99,7 @@ impl Connection {
 
     fn rearm_after_timeout(&mut self, cx: &mut Cx<'_>) {
         let rto = self.snd.rtt.rto(cx.config);
-        self.timers.retransmit = Retransmit::TimeOut;
+        self.retransmit_for = Retransmit::TimeOut;
         self.timers.set(Timer::Retransmit, cx.now + rto);
     }
 
@@ -123,7 +125,7 @@ impl Connection {
 
     /// RFC 8985 section 6.3: what waited for reordering is lost now.
     fn on_reordering_timeout(&mut self, cx: &mut Cx<'_>) {
-        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss { .. });
+        let recovering = matches!(self.snd.phase, Phase::Recovery(_) | Phase::Loss(_));
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
@@ -173,7 +175,10 @@ impl Connection {
             self.timers.set(Timer::Idle, cx.now + (SHRINK_AFTER - quiet));
             return;
         }
-        let Some(interval) = self.keep_alive else { return };
+        let interval = self.keep_alive;
+        if interval == Duration::ZERO {
+            return;
+        }
         if quiet < interval {
             self.snd.probes = 0;
             self.timers.set(Timer::Idle, cx.now + (interval - quiet));
@@ -198,7 +203,8 @@ impl Connection {
 
     /// Sets the timer of an idle connection.
     pub(crate) fn arm_idle(&mut self, now: Instant) {
-        let keep_alive = self.keep_alive.map_or(Instant::FAR_FUTURE, |interval| now + interval);
-        self.timers.set(Timer::Idle, keep_alive.min(now + SHRINK_AFTER));
+        let keep_alive = self.keep_alive != Duration::ZERO;
+        let after = if keep_alive { self.keep_alive.min(SHRINK_AFTER) } else { SHRINK_AFTER };
+        self.timers.set(Timer::Idle, now + after);
     }
 }

@@ -29,6 +29,10 @@ pub(crate) struct HyStart {
     /// Least round trip of the last and of the current round, in microseconds.
     last_min: u32,
     current_min: u32,
+    /// What the round trip was at the beginning of CSS.
+    baseline: u32,
+    /// Rounds of CSS that are over.
+    css_rounds: u8,
     /// Samples of the current round.
     samples: u8,
 }
@@ -36,11 +40,8 @@ pub(crate) struct HyStart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     SlowStart,
-    /// Conservative slow start: what the round trip was at its beginning, and rounds that are over.
-    Css {
-        baseline: u32,
-        rounds: u8,
-    },
+    /// Conservative slow start.
+    Css,
     /// Slow start is over, or was never to be watched.
     Done,
 }
@@ -52,6 +53,8 @@ impl HyStart {
             round_end: 0,
             last_min: INFINITY,
             current_min: INFINITY,
+            baseline: INFINITY,
+            css_rounds: 0,
             samples: 0,
         }
     }
@@ -64,7 +67,7 @@ impl HyStart {
     /// Returns the divisor of growth.
     pub(crate) const fn divisor(&self) -> u32 {
         match self.stage {
-            Stage::Css { .. } => CSS_GROWTH_DIVISOR,
+            Stage::Css => CSS_GROWTH_DIVISOR,
             Stage::SlowStart | Stage::Done => 1,
         }
     }
@@ -89,9 +92,9 @@ impl HyStart {
         }
         (self.last_min, self.current_min) = (self.current_min, INFINITY);
         (self.round_end, self.samples) = (nxt, 0);
-        if let Stage::Css { rounds, .. } = &mut self.stage {
-            *rounds += 1;
-            if *rounds >= CSS_ROUNDS {
+        if self.stage == Stage::Css {
+            self.css_rounds += 1;
+            if self.css_rounds >= CSS_ROUNDS {
                 self.stage = Stage::Done;
                 return true;
             }
@@ -109,10 +112,11 @@ impl HyStart {
                 let eighth = self.last_min / MIN_RTT_DIVISOR;
                 let thresh = eighth.clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
                 if self.current_min >= self.last_min.saturating_add(thresh) {
-                    self.stage = Stage::Css { baseline: self.current_min, rounds: 0 };
+                    self.stage = Stage::Css;
+                    (self.baseline, self.css_rounds) = (self.current_min, 0);
                 }
             }
-            Stage::Css { baseline, .. } if self.current_min < baseline => {
+            Stage::Css if self.current_min < self.baseline => {
                 self.stage = Stage::SlowStart;
             }
             _ => {}
@@ -140,7 +144,7 @@ mod tests {
     }
 
     fn in_css(h: &HyStart) -> bool {
-        matches!(h.stage, Stage::Css { .. })
+        h.stage == Stage::Css
     }
 
     #[test]

@@ -490,7 +490,7 @@ impl Connection {
         self.snd.last_sent = cx.now;
         self.pace(cx, u64::from(len));
         if let Phase::Recovery(episode) | Phase::Cwr(episode) = &mut self.snd.phase {
-            episode.out += u64::from(len);
+            episode.on_sent(len);
         }
         if again {
             return;
@@ -536,8 +536,8 @@ impl Connection {
     /// As [`Self::arm_retransmit`], for what is no acknowledgment: RACK's wish of the last one
     /// still holds.
     pub(crate) fn rearm_retransmit(&mut self, cx: &mut Cx<'_>) {
-        let waits = self.timers.is_set(Timer::Retransmit)
-            && self.timers.retransmit == Retransmit::Reordering;
+        let waits =
+            self.timers.is_set(Timer::Retransmit) && self.retransmit_for == Retransmit::Reordering;
         if !waits {
             self.arm_retransmit(cx, None);
         }
@@ -556,17 +556,17 @@ impl Connection {
             if !stuck {
                 self.timers.stop(Timer::Retransmit);
             } else if !self.timers.is_set(Timer::Retransmit)
-                || self.timers.retransmit != Retransmit::WindowProbe
+                || self.retransmit_for != Retransmit::WindowProbe
             {
                 // RFC 9293 section 3.8.6.1: after a time-out, then with back-off.
                 let delay = (rto * (1 << snd.window_probes.min(16))).min(cx.config.rto_max);
-                self.timers.retransmit = Retransmit::WindowProbe;
+                self.retransmit_for = Retransmit::WindowProbe;
                 self.timers.set(Timer::Retransmit, cx.now + delay);
             }
             return;
         }
         if let Some(wait) = wait {
-            self.timers.retransmit = Retransmit::Reordering;
+            self.retransmit_for = Retransmit::Reordering;
             self.timers.set(Timer::Retransmit, cx.now + wait);
             return;
         }
@@ -578,7 +578,7 @@ impl Connection {
         let time_out = (since + rto).max(soonest);
         // RFC 8985 section 7.2: a probe that would be due later takes the time-out's place.
         let probe = self.tail_probe_time(cx).map(|at| at.min(time_out));
-        self.timers.retransmit =
+        self.retransmit_for =
             if probe.is_some() { Retransmit::TailProbe } else { Retransmit::TimeOut };
         self.timers.set(Timer::Retransmit, probe.unwrap_or(time_out));
     }

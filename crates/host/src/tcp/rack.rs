@@ -31,8 +31,8 @@ pub(crate) struct Rack {
     reordering: u16,
     reo_wnd_mult: u8,
     reo_wnd_persist: u8,
-    /// A widening counts once per round trip: the send position when it last happened.
-    dsack_round: Option<u64>,
+    /// A widening counts once per round trip: the send position when it last happened; 0 before.
+    dsack_round: u64,
 }
 
 impl Rack {
@@ -46,7 +46,7 @@ impl Rack {
             reordering: DUP_THRESH,
             reo_wnd_mult: 1,
             reo_wnd_persist: 0,
-            dsack_round: None,
+            dsack_round: 0,
         }
     }
 
@@ -80,10 +80,10 @@ impl Rack {
 
     /// A DSACK says that a retransmission was unnecessary: section 6.2 step 4 widens the window.
     pub(crate) fn on_dsack(&mut self, una: u64, nxt: u64) {
-        if self.dsack_round.is_some_and(|round| una < round) {
+        if una < self.dsack_round {
             return;
         }
-        self.dsack_round = Some(nxt);
+        self.dsack_round = nxt;
         self.reordering_seen = true;
         self.reo_wnd_mult = self.reo_wnd_mult.saturating_add(1);
         self.reo_wnd_persist = REO_WND_PERSIST;

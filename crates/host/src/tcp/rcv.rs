@@ -35,6 +35,9 @@ enum Due {
     Now,
 }
 
+/// Beyond every position of a stream.
+const NO_FIN: u64 = u64::MAX;
+
 /// State of the receiving half.
 #[derive(Debug)]
 pub(crate) struct Receive {
@@ -45,8 +48,8 @@ pub(crate) struct Receive {
     edge: u64,
     /// Shift of the windows that we offer.
     pub(crate) scale: u8,
-    /// Position of the peer's FIN, once it is known.
-    fin: Option<u64>,
+    /// Position of the peer's FIN; [`NO_FIN`] until it is known.
+    fin: u64,
     ready: VecDeque<Chunk>,
     ready_bytes: usize,
     disorder: Rare<Disorder>,
@@ -75,7 +78,7 @@ impl Receive {
             nxt: 1,
             edge: 1 + window as u64,
             scale,
-            fin: None,
+            fin: NO_FIN,
             ready: VecDeque::new(),
             ready_bytes: 0,
             disorder: Rare::new(),
@@ -154,8 +157,8 @@ impl Receive {
         let Some(start) = self.position(seq) else { return spare(chunk, spares) };
         let came = chunk.len();
         let end = start + came as u64;
-        if fin && self.fin.is_none() && end <= self.edge {
-            self.fin = Some(end);
+        if fin && self.fin == NO_FIN && end <= self.edge {
+            self.fin = end;
         }
         if end <= self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, end);
@@ -165,7 +168,7 @@ impl Receive {
             self.report_duplicate(start, self.nxt);
         }
         // What lies outside the window, or behind the FIN, is not taken.
-        let stop = self.fin.map_or(self.edge, |fin| fin.min(self.edge));
+        let stop = self.fin.min(self.edge);
         let Some(start) = chunk.trim(start, self.nxt, stop) else {
             if fin {
                 // RFC 5681 section 4.2: what comes out of order is answered at once; so is a FIN in
@@ -229,7 +232,7 @@ impl Receive {
     }
 
     fn reach_fin(&mut self) -> bool {
-        if self.fin == Some(self.nxt) {
+        if self.fin == self.nxt {
             self.nxt += 1;
             self.due = Due::Now;
             return true;
@@ -375,7 +378,7 @@ impl Receive {
 
     /// Whether the peer's FIN has been reached.
     pub(crate) fn finished(&self) -> bool {
-        self.fin.is_some_and(|fin| self.nxt > fin)
+        self.nxt > self.fin
     }
 
     /// Time since something last arrived.

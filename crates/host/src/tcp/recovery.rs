@@ -5,25 +5,32 @@
 //! reduction that proves to have been without reason is undone: by DSACKs for all that was
 //! retransmitted (RFC 3708's idea), or by the timestamp of the original (Eifel, RFC 3522).
 
+use alloc::boxed::Box;
+
 use super::congestion::Congestion;
 
-/// The sender's phase; the names are Linux's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The sender's phase; the names are Linux's. Boxed, as a connection is nearly always
+/// [`Self::Open`], and the beginning of the others is rare.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// All is well.
     Open,
     /// The window is being reduced without a loss: an ECN mark, or a loss that a tail probe
     /// repaired.
-    Cwr(Episode),
+    Cwr(Box<Episode>),
     /// Losses are being repaired.
-    Recovery(Episode),
+    Recovery(Box<Episode>),
     /// The retransmission timer expired: everything outstanding is sent again, by slow start.
-    Loss {
-        /// What had been sent when it did.
-        end: u64,
-        /// End of the bytes that were acknowledged then.
-        una: u64,
-    },
+    Loss(Box<TimeOut>),
+}
+
+/// An expiry of the retransmission timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimeOut {
+    /// What had been sent then.
+    pub(crate) end: u64,
+    /// End of the bytes that were acknowledged then.
+    pub(crate) una: u64,
 }
 
 /// One reduction of the window.
@@ -32,16 +39,21 @@ pub(crate) struct Episode {
     /// What had been sent when it began: when that is acknowledged it is over.
     pub(crate) end: u64,
     /// RFC 6937: RecoverFS, the flight when it began.
-    flight: u64,
+    flight: u32,
     /// RFC 6937: prr_delivered.
-    delivered: u64,
+    delivered: u32,
     /// RFC 6937: prr_out.
-    pub(crate) out: u64,
+    out: u32,
 }
 
 impl Episode {
     pub(crate) fn new(end: u64, flight: u64) -> Self {
-        Self { end, flight: flight.max(1), delivered: 0, out: 0 }
+        Self { end, flight: bytes(flight).max(1), delivered: 0, out: 0 }
+    }
+
+    /// Notes that `len` bytes were sent.
+    pub(crate) const fn on_sent(&mut self, len: u32) {
+        self.out = self.out.saturating_add(len);
     }
 
     /// RFC 6937 section 3: the window after an acknowledgment that delivered `delivered` bytes.
@@ -54,15 +66,16 @@ impl Episode {
         mss: u32,
         progress: bool,
     ) -> u32 {
-        self.delivered += delivered;
-        let ssthresh = u64::from(ssthresh);
+        self.delivered = self.delivered.saturating_add(bytes(delivered));
+        let (ssthresh, flight) = (u64::from(ssthresh), u64::from(self.flight));
+        let (all, out) = (u64::from(self.delivered), u64::from(self.out));
         let mut send = if pipe > ssthresh {
             // Proportional rate reduction.
-            (self.delivered * ssthresh).div_ceil(self.flight).saturating_sub(self.out)
+            (all * ssthresh).div_ceil(flight).saturating_sub(out)
         } else {
             // The bound: what was delivered, and one segment more per safe acknowledgment.
             let extra = if progress { u64::from(mss) } else { 0 };
-            let limit = self.delivered.saturating_sub(self.out).max(delivered) + extra;
+            let limit = all.saturating_sub(out).max(delivered) + extra;
             limit.min(ssthresh - pipe)
         };
         if self.out == 0 {
@@ -71,6 +84,11 @@ impl Episode {
         }
         u32::try_from(pipe + send).unwrap_or(u32::MAX)
     }
+}
+
+/// A window is at most 1 GiB, and a reduction lasts for a window.
+fn bytes(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// What is needed to undo a reduction.
@@ -101,7 +119,7 @@ mod tests {
             pipe -= 1;
             let window = u64::from(episode.window(1, pipe, 14, 1, false));
             let now = window.saturating_sub(pipe);
-            episode.out += now;
+            episode.on_sent(u32::try_from(now).unwrap());
             pipe += now;
             sent += now;
         }
@@ -117,7 +135,7 @@ mod tests {
             pipe -= 1;
             let window = u64::from(episode.window(1, pipe, 10, 1, true));
             let now = window.saturating_sub(pipe);
-            episode.out += now;
+            episode.on_sent(u32::try_from(now).unwrap());
             pipe += now;
             assert!(pipe <= 10);
         }

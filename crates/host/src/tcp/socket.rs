@@ -3,7 +3,7 @@
 //! Half of [`Connection`]; called by the host for the application.
 
 use abi::Refusal;
-use base::Instant;
+use base::{Duration, Instant};
 
 use super::conn::{Connection, SEGMENT_MIN, timestamp_bytes};
 use super::recovery::Phase;
@@ -31,7 +31,7 @@ impl Connection {
             SocketOption::NoDelay(on) => self.modes.no_delay = on,
             SocketOption::Cork(on) => self.modes.cork = on,
             SocketOption::KeepAlive(interval) => {
-                self.keep_alive = interval;
+                self.keep_alive = interval.unwrap_or(Duration::ZERO);
                 self.arm_idle(now);
             }
             SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
@@ -57,7 +57,7 @@ impl Connection {
             Phase::Open => "Open",
             Phase::Cwr(_) => "CWR",
             Phase::Recovery(_) => "Recovery",
-            Phase::Loss { .. } => "Loss",
+            Phase::Loss(_) => "Loss",
         }
     }
 

@@ -26,8 +26,6 @@ const COUNT: usize = Timer::Linger as usize + 1;
 #[derive(Clone, Debug)]
 pub(crate) struct Timers {
     at: [Instant; COUNT],
-    /// What the retransmission timer stands for.
-    pub(crate) retransmit: Retransmit,
 }
 
 /// What the retransmission timer stands for.
@@ -45,7 +43,7 @@ pub(crate) enum Retransmit {
 
 impl Timers {
     pub(crate) const fn new() -> Self {
-        Self { at: [Instant::FAR_FUTURE; COUNT], retransmit: Retransmit::TimeOut }
+        Self { at: [Instant::FAR_FUTURE; COUNT] }
     }
 
     pub(crate) const fn set(&mut self, timer: Timer, at: Instant) {
