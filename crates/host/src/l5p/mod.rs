@@ -16,6 +16,8 @@ use base::Instant;
 use bytes::Bytes;
 
 use crate::api::{FileId, Readiness, SendError, SocketError, SocketId, TlsInfo};
+use crate::config::TcpConfig;
+use crate::counters::HostCounters;
 use crate::host::Host;
 use crate::tcp::conn::{Connection, Cx};
 use tls::{Session, TlsKeys};
@@ -108,25 +110,31 @@ impl Host {
         if let Some((session, conn)) = self.table.with_session(id) {
             session.consume(conn, &mut self.out, &self.config.tcp, bytes);
             conn.modes.session_waits = session.waits();
-            let behind = conn.rcv.ready_bytes() > 0 && session.peek(&conn.rcv).is_empty();
-            if behind {
-                // A KeyUpdate behind a request is to be answered before the response.
-                self.session_turn(self.latest, id);
-            }
         }
     }
 
-    pub(crate) fn session_send(&mut self, id: SocketId, bytes: Bytes) -> usize {
-        let counters = &mut self.out.counters;
-        let config = &self.config.tcp;
-        match self.table.with_session(id) {
-            Some((session, conn)) => {
-                let taken = session.send(conn, counters, config, bytes);
-                conn.modes.session_waits = session.waits();
-                taken
-            }
-            None => 0,
+    /// Has the session write. The records behind what was read are taken before: a KeyUpdate behind
+    /// a request is answered before the response (RFC 8446 section 4.6.3).
+    fn session_write<R>(
+        &mut self,
+        id: SocketId,
+        write: impl FnOnce(&mut Session, &mut Connection, &mut HostCounters, &TcpConfig) -> R,
+    ) -> Option<R> {
+        let (mut session, mut conn) = self.table.with_session(id)?;
+        if conn.rcv.ready_bytes() > 0 && session.peek(&conn.rcv).is_empty() {
+            self.session_turn(self.latest, id);
+            (session, conn) = self.table.with_session(id)?;
         }
+        let result = write(session, conn, &mut self.out.counters, &self.config.tcp);
+        conn.modes.session_waits = session.waits();
+        Some(result)
+    }
+
+    pub(crate) fn session_send(&mut self, id: SocketId, bytes: Bytes) -> usize {
+        let sent = self.session_write(id, |session, conn, counters, config| {
+            session.send(conn, counters, config, bytes)
+        });
+        sent.unwrap_or(0)
     }
 
     /// # Errors
@@ -139,10 +147,9 @@ impl Host {
         len: u64,
     ) -> Result<(), SendError> {
         let source = self.files.source(file, offset, len).ok_or(SendError::BadExtent)?;
-        if let Some((session, conn)) = self.table.with_session(id) {
-            session.send_file(conn, &mut self.out.counters, source, len);
-            conn.modes.session_waits = session.waits();
-        }
+        self.session_write(id, |session, conn, counters, _| {
+            session.send_file(conn, counters, source, len);
+        });
         Ok(())
     }
 
