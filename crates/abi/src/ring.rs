@@ -32,8 +32,13 @@ struct Shared<T> {
     head: Padded<AtomicUsize>,
     /// Next slot to push; written by the producer.
     tail: Padded<AtomicUsize>,
-    slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    slots: Box<[Slot<T>]>,
 }
+
+/// A slot on cache lines of its own: a message then moves between two cores with as few lines as it
+/// fills, and neither end waits for a line of which the other writes the rest.
+#[repr(align(64))]
+struct Slot<T>(UnsafeCell<MaybeUninit<T>>);
 
 // SAFETY: a slot is touched by one end at a time: by the producer while it lies in
 // tail..head+capacity, by the consumer while it lies in head..tail. The indices are published with
@@ -83,7 +88,7 @@ pub struct Consumer<T> {
 #[must_use]
 pub fn ring<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity.is_power_of_two(), "the capacity of a ring is a power of two");
-    let slots = (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+    let slots = (0..capacity).map(|_| Slot(UnsafeCell::new(MaybeUninit::uninit()))).collect();
     let shared = Arc::new(Shared {
         head: Padded(AtomicUsize::new(0)),
         tail: Padded(AtomicUsize::new(0)),
@@ -155,13 +160,13 @@ impl<T: Send> Consumer<T> {
 }
 
 #[cfg(not(loom))]
-fn with_slot<T, R>(slot: &UnsafeCell<T>, f: impl FnOnce(*mut T) -> R) -> R {
-    f(slot.get())
+fn with_slot<T, R>(slot: &Slot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
+    f(slot.0.get())
 }
 
 #[cfg(loom)]
-fn with_slot<T, R>(slot: &UnsafeCell<T>, f: impl FnOnce(*mut T) -> R) -> R {
-    slot.with_mut(f)
+fn with_slot<T, R>(slot: &Slot<T>, f: impl FnOnce(*mut MaybeUninit<T>) -> R) -> R {
+    slot.0.with_mut(f)
 }
 
 impl<T> core::fmt::Debug for Producer<T> {

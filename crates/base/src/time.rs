@@ -21,6 +21,21 @@ impl Instant {
     /// Later than any time-out can be.
     pub const FAR_FUTURE: Self = Self(u64::MAX);
 
+    /// Returns the first of these times; none if there is none among them. Called for each packet:
+    /// an iterator over the array would write it to memory and wait to read it back.
+    #[must_use]
+    #[inline]
+    pub fn earliest<const N: usize>(times: [Option<Self>; N]) -> Option<Self> {
+        let mut first: Option<Self> = None;
+        for time in times {
+            first = match (first, time) {
+                (Some(first), Some(time)) => Some(first.min(time)),
+                (first, time) => first.or(time),
+            };
+        }
+        first
+    }
+
     /// The instant `nanos` nanoseconds after the epoch.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {

@@ -230,16 +230,13 @@ impl Host {
     /// nothing more to give.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [
+        Instant::earliest([
             self.alarms.next(),
             self.out.net.neighbors.poll_timeout(),
             self.table.time_wait.poll_timeout(),
             self.table.syn_cache.poll_timeout(),
             self.splices.poll_timeout(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        ])
     }
 
     /// The next operation for the device. Lets every connection that has something to send do so

@@ -291,7 +291,7 @@ impl Connections {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let teardown = self.teardown.as_ref().and_then(TeardownEngine::poll_timeout);
         let splice = self.splice.as_ref().and_then(SpliceEngine::poll_timeout);
-        [teardown, splice].into_iter().flatten().min()
+        Instant::earliest([teardown, splice])
     }
 
     /// Forgets every connection.

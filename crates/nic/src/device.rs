@@ -12,7 +12,6 @@ use abi::{
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::vec;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
 use wire::tls::CONTENT_BYTES_MAX;
@@ -75,7 +74,7 @@ pub struct Device {
     /// The queue whose events are polled next.
     next_queue: usize,
     /// Queues whose hosts wait for the device to have sent everything.
-    pub(crate) quiescing: Vec<bool>,
+    pub(crate) quiescing: Vec<usize>,
     resets: u64,
 }
 
@@ -108,7 +107,7 @@ impl Device {
             events,
             echoes: 0,
             next_queue: 0,
-            quiescing: vec![false; config.queues],
+            quiescing: Vec::new(),
             resets: 0,
             config,
         }
@@ -401,7 +400,7 @@ impl Device {
     /// The next event of one queue, for drivers that know which rings have room.
     #[inline]
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
-        if self.events.get(queue)?.is_empty() {
+        if !self.quiescing.is_empty() && self.events.get(queue)?.is_empty() {
             self.tell_quiesced();
         }
         let event = self.events.get_mut(queue)?.pop_front()?;
@@ -445,7 +444,7 @@ impl Device {
         let starved = starved && self.runs.is_empty() && self.returned.is_empty();
         let retry = starved.then(|| now + STARVED_RETRY);
         let quic = self.quic.as_ref().and_then(QuicEngine::poll_timeout);
-        [retry, quic, self.connections.poll_timeout()].into_iter().flatten().min()
+        Instant::earliest([retry, quic, self.connections.poll_timeout()])
     }
 
     /// The buffers that the wire receives into; recycled ones come back to it.
@@ -459,7 +458,7 @@ impl Device {
     pub fn reset(&mut self) {
         self.resets += 1;
         // Their hosts hear of the reset, and ask again.
-        self.quiescing.fill(false);
+        self.quiescing.clear();
         self.runs.clear();
         self.returned.clear();
         self.flows.clear();

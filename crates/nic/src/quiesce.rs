@@ -20,21 +20,19 @@ impl Device {
             teardown.abort_all(now, queue);
         }
         self.settle_teardowns(now);
-        if let Some(quiescing) = self.quiescing.get_mut(queue) {
-            *quiescing = true;
+        if queue < self.queues() && !self.quiescing.contains(&queue) {
+            self.quiescing.push(queue);
         }
     }
 
     /// Answers hosts that end, once the link has taken everything. Transmits that wait for a disk
     /// count: a host lets them go by ending their connections, but for those that it forgot.
     pub(crate) fn tell_quiesced(&mut self) {
-        if !self.quiescing.contains(&true) || !self.has_sent_everything() {
+        if !self.has_sent_everything() {
             return;
         }
-        for queue in 0..self.quiescing.len() {
-            if core::mem::take(&mut self.quiescing[queue]) {
-                self.emit(queue, Event::Quiesced);
-            }
+        for queue in core::mem::take(&mut self.quiescing) {
+            self.emit(queue, Event::Quiesced);
         }
     }
 }

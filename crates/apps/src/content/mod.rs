@@ -309,7 +309,7 @@ impl ContentServer {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let http3 = self.http3.as_ref().and_then(Http3::poll_timeout);
-        [self.server.poll_timeout(), http3].into_iter().flatten().min()
+        Instant::earliest([self.server.poll_timeout(), http3])
     }
 
     /// The next line of the access log, without its line end: Combined Log Format, and remarks that

@@ -203,6 +203,7 @@ impl FileEngine {
     }
 
     /// The next end of a transmit that waited. Called until there is none after every other call.
+    #[inline]
     pub(crate) fn poll_done(&mut self) -> Option<Done> {
         if self.done.is_empty() && core::mem::take(&mut self.retry) {
             self.advance();

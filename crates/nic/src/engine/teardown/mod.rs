@@ -222,7 +222,7 @@ impl TeardownEngine {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
         let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
-        [tick, self.time_wait.due(), self.ends.due()].into_iter().flatten().min()
+        Instant::earliest([tick, self.time_wait.due(), self.ends.due()])
     }
 
     /// The next thing to be sent, as if the host of that queue had asked. Its files have the names
