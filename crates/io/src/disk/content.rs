@@ -15,6 +15,9 @@
 //! opened. A file that was made anew with other content has others there, for what follows an
 //! insertion moves.
 //!
+//! An append in progress looks like rewriting in place, between its new mtime and its new size:
+//! such a file is looked at again for a moment, before its transfers end.
+//!
 //! What this does not see, and [`ChangeRule::Strict`] does: between two reads of ours, a program
 //! that rewrites bytes before the last [`SAMPLE_BYTES`] promised and makes the file longer as well,
 //! or that sets mtime back to the nanosecond.
@@ -34,6 +37,9 @@ use super::root::{fault, mix, stat};
 
 /// Promised bytes whose content is compared when metadata cannot tell.
 const SAMPLE_BYTES: u64 = 4096;
+
+/// Looks at a file that may be growing: some milliseconds, enough for a writer that was preempted.
+const GROWTH_LOOKS: u32 = 2000;
 
 /// The rule for changes of a file that is being sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +71,12 @@ impl Marks {
 
     fn read(file: &File) -> Result<Self, FileFault> {
         file.metadata().map(|meta| Self::of(&meta)).map_err(|error| fault(&error))
+    }
+
+    /// Returns whether a file that was `before` was rewritten in place, or is about to grow: a
+    /// write sets mtime first, and moves the end of the file when the bytes are there.
+    fn may_grow_from(&self, before: &Self) -> bool {
+        self.size == before.size && self.modified != before.modified
     }
 }
 
@@ -145,7 +157,16 @@ impl Promise {
         }
         // Looked at again under the lock: so that looks of several threads are in order.
         let mut state = self.lock();
-        let meta = file.metadata().map_err(|error| fault(&error))?;
+        let mut meta = file.metadata().map_err(|error| fault(&error))?;
+        if let State::Kept { seen, .. } = &*state {
+            for _ in 0..GROWTH_LOOKS {
+                if !Marks::of(&meta).may_grow_from(seen) {
+                    break;
+                }
+                std::thread::yield_now();
+                meta = file.metadata().map_err(|error| fault(&error))?;
+            }
+        }
         let now = Marks::of(&meta);
         *state = match *state {
             State::Kept { seen, sample } if self.is_kept(file, seen, now, sample) => {

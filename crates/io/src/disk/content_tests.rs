@@ -6,13 +6,17 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::FileStat;
-use abi::disk::DiskFile;
+use abi::disk::{DiskAccess, DiskFile};
+use base::Duration;
 use tempfile::TempDir;
 
+use super::content::Promise;
 use super::tests::{Asker, KINDS, each, pattern, tree};
 use super::*;
+use crate::clock::Clock;
 
 const NAME: &str = "1048577";
 const BYTES: usize = (1 << 20) + 1;
@@ -110,6 +114,32 @@ fn an_append_is_no_change_of_what_was_promised() {
         let (_, now) = subject.asker.open(NAME).unwrap();
         assert_eq!(now.size, BYTES as u64 + 50_000);
         assert_ne!(now.version, subject.at_open.version);
+    });
+}
+
+/// A write sets mtime before it moves the end of the file: an append that is looked at between the
+/// two is no rewriting in place.
+#[test]
+fn an_append_in_progress_is_no_change() {
+    let (dir, over) = (tree(), AtomicBool::new(false));
+    let path = dir.path().join("root").join(NAME);
+    let file = File::open(&path).unwrap();
+    let promise = Promise::new(&file, DiskAccess::Content, ChangeRule::Content).unwrap();
+    promise.take_sample(&file);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                assert_eq!(promise.check(&file), Ok(promise.stat()));
+            }
+        });
+        let mut writer = OpenOptions::new().append(true).open(&path).unwrap();
+        // The clock of the file system ticks every few milliseconds.
+        let clock = Clock::new();
+        let end = clock.now() + Duration::from_millis(500);
+        while clock.now() < end && !looks.is_finished() {
+            writer.write_all(&[7]).unwrap();
+        }
+        over.store(true, Ordering::Release);
     });
 }
 
