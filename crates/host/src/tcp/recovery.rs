@@ -27,9 +27,9 @@ pub(crate) enum Phase {
 /// An expiry of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeOut {
-    /// What had been sent then.
+    /// Position of the next byte to send at that time.
     pub(crate) end: u64,
-    /// End of the bytes that were acknowledged then.
+    /// Position of the first unacknowledged byte at that time.
     pub(crate) una: u64,
 }
 
