@@ -245,7 +245,7 @@ fn error_pages_are_read_again() {
 #[test]
 fn fields_pages_and_precompressed_files() {
     let (files, all) = one_file();
-    let text = "all work and no play\n".repeat(20_000);
+    let text = "all work and no play\n".repeat(200_000);
     let css = files.write("style.css", &text);
     assert!(run(Command::new("gzip").arg("--keep").arg(&css)).status.success());
     let gzip = std::fs::read(files.path().join("style.css.gz")).expect("gzip's file");
@@ -313,7 +313,7 @@ fn fields_pages_and_precompressed_files() {
     let all_moved = server.stat();
     assert_eq!(all_moved.moved(&before, "http_precompressed"), 6);
     assert_eq!(all_moved.moved(&before, "http_body_bytes"), 3 * sum);
-    assert!(all_moved.moved(&before, "quic_file_bytes_offloaded") > 0, "{all_moved:?}");
+    assert!(all_moved.moved(&before, "quic_file_bytes_offloaded") > 100_000, "{all_moved:?}");
     let decoded = secure(&server, "/style.css", &["--compressed", "--header", &accept("gzip")]);
     assert!(decoded.body == text.as_bytes());
     let part = secure(&server, "/style.css", &["--range", "5-9", "--header", &accept("br")]);
