@@ -58,7 +58,9 @@ pub enum ClosingState {
     /// Everything is acknowledged, the FIN too: `una` and `nxt` are behind it, and there are no
     /// parts.
     FinWait2,
-    /// The peer's FIN came before ours.
+    /// The peer's FIN came after the application had closed, and before the acknowledgment of ours.
+    Closing,
+    /// The peer's FIN came before the application closed.
     LastAck,
 }
 

@@ -260,11 +260,13 @@ impl Host {
                 }
                 continue;
             };
+            let id = self.table.id_of(index);
+            // What a session has queued goes into the same transmits.
+            self.session_turn(now, id);
             self.table.slots[index as usize].dirty = false;
             if self.splices.is_frozen(index) {
                 continue;
             }
-            let id = self.table.id_of(index);
             self.with_clean(now, id, Connection::output);
         }
         arp::solicit(&mut self.out);

@@ -405,7 +405,11 @@ impl Host {
             State::SynSent => self.abort(now, socket),
             // Lingering, what is left is the beginning of a record.
             _ if unread && late == LateData::Reset => self.abort(now, socket),
-            _ if self.session_shutdown(socket) => self.touch(socket),
+            _ if self.session_shutdown(socket) => {
+                self.touch(socket);
+                self.session_turn(now, socket);
+                self.try_tear_down(now, socket);
+            }
             _ => {
                 self.with(now, socket, |conn, cx| conn.close(cx));
                 self.try_tear_down(now, socket);

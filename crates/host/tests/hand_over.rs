@@ -263,6 +263,24 @@ fn a_passive_close_is_handed_over() {
     assert_eq!(bytes(&teardown), b"pong");
 }
 
+/// The peer's FIN came before the hand-over, and not the acknowledgment of ours: CLOSING.
+#[test]
+fn a_close_of_both_at_once_is_handed_over() {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t.app_file(500);
+    t.expect(seg!(ACK seq 1 ack 5 len 0));
+    t.app_close();
+    t.send(seg!(FIN ACK seq 5 ack 1));
+    assert!(t.take_teardown().is_none(), "echoes are still out");
+    t.echo_all();
+    let teardown = t.take_teardown().expect("everything has left");
+    assert_eq!(teardown.state, ClosingState::Closing);
+    assert_eq!((t.position(teardown.una), t.peer_position(teardown.rcv_nxt)), (1, 6));
+}
+
 /// RFC 2525 section 2.17 holds for quasi-TCBs too.
 #[test]
 fn unread_bytes_turn_the_close_into_a_reset() {

@@ -13,7 +13,7 @@ use rustls::{
     HandshakeKind, KeyLog, ServerConfig, SignatureScheme, SupportedCipherSuite,
     SupportedProtocolVersion,
 };
-use testkit::{HOST, PEER, Peer, seg};
+use testkit::{Flags, HOST, PEER, Peer, seg};
 
 /// What must never be seen on the wire.
 const SECRET: &[u8] = b"attack at dawn, and bring a ladder";
@@ -755,6 +755,21 @@ fn a_closed_socket_delivers() {
     world.t.app_close();
     world.run();
     assert_eq!((world.client_read(), world.ended), (text(40_000), true));
+}
+
+/// close_notify and the FIN leave with the response: a client that closes as soon as it has all of
+/// that answers what comes later with a reset.
+#[test]
+fn the_end_is_in_the_transmit_of_the_response() {
+    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    world.t.take_all();
+    world.t.queue(&text(500));
+    world.t.app_close_lingering(100);
+    // Two records of a type byte, a header and a tag.
+    let len = 500 + 22 + 2 + 22;
+    let sent = world.t.take_all();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    assert_eq!((sent[0].len, sent[0].flags.has(Flags::FIN)), (Some(len), true));
 }
 
 /// A response of TLS 1.3 on a connection that the server closes lingering, and then all that a

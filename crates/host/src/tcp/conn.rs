@@ -517,6 +517,9 @@ impl Connection {
         match outcome {
             TransmitOutcome::Sent => {
                 self.note_carried(tag);
+                if let Some(sealer) = &mut self.snd.sealer {
+                    sealer.note_echo(tag);
+                }
                 self.snd.rate.on_departed(cx.now, self.snd.nxt);
                 if self.snd.flight.echo(tag, delay) {
                     self.rearm_retransmit(cx);

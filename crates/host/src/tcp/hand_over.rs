@@ -39,6 +39,7 @@ impl Connection {
         match self.state {
             State::FinWait1 => Some(ClosingState::FinWait1),
             State::FinWait2 => Some(ClosingState::FinWait2),
+            State::Closing => Some(ClosingState::Closing),
             State::LastAck => Some(ClosingState::LastAck),
             _ => None,
         }
@@ -177,6 +178,7 @@ impl Connection {
         conn.state = match teardown.state {
             ClosingState::FinWait1 => State::FinWait1,
             ClosingState::FinWait2 => State::FinWait2,
+            ClosingState::Closing => State::Closing,
             ClosingState::LastAck => State::LastAck,
         };
         if conn.state == State::FinWait2 {

@@ -455,6 +455,9 @@ impl Connection {
         if let (true, Some(pdus)) = (again && pending, &mut self.snd.pdus) {
             pdus.note_reread(start, tag);
         }
+        if let (true, Some(sealer)) = (pending, &mut self.snd.sealer) {
+            sealer.note_echo_asked(tag, &parts);
+        }
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, sending);
         } else {

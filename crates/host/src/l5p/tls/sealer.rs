@@ -64,6 +64,19 @@ struct Expected {
     whole: bool,
 }
 
+/// Evidence that the device has a context and will not refuse it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    None,
+    /// The transmit `tag` needs `context`: its echo says whether the device has it.
+    Asked {
+        context: L5oId,
+        tag: u32,
+    },
+    /// The device has completed a transmit with it.
+    Echoed(L5oId),
+}
+
 /// Keys of a send stream, oldest first.
 #[derive(Debug)]
 pub(crate) struct Sealer {
@@ -71,6 +84,7 @@ pub(crate) struct Sealer {
     /// Number of the oldest.
     oldest: u32,
     expected: Expected,
+    proof: Proof,
 }
 
 impl Sealer {
@@ -79,6 +93,7 @@ impl Sealer {
             epochs: VecDeque::new(),
             oldest: 0,
             expected: Expected { context: None, position: 0, whole: false },
+            proof: Proof::None,
         }
     }
 
@@ -128,10 +143,32 @@ impl Sealer {
         }
     }
 
-    /// Whether the peer has acknowledged, before `una`, something that a context sealed: then the
-    /// device has it, and will not say any more that it has not.
+    /// Returns whether the device is known to have a context, which it then refuses no more: a
+    /// transmit that needs it has left, or the peer has acknowledged, before `una`, bytes that it
+    /// sealed.
     pub(crate) fn is_proven(&self, context: L5oId, una: u64) -> bool {
-        self.epochs.iter().any(|epoch| epoch.context == Some(context) && epoch.begin < una)
+        let acked = |epoch: &Epoch| epoch.context == Some(context) && epoch.begin < una;
+        self.proof == Proof::Echoed(context) || self.epochs.iter().any(acked)
+    }
+
+    /// Notes that the transmit `tag`, whose echo the device was asked for, consists of `parts`.
+    pub(crate) fn note_echo_asked(&mut self, tag: u32, parts: &[Part]) {
+        let sealed = parts.iter().find_map(|part| match part {
+            Part::Sealed(sealed) => Some(sealed.context),
+            _ => None,
+        });
+        if let Some(context) = sealed.filter(|&context| self.proof != Proof::Echoed(context)) {
+            self.proof = Proof::Asked { context, tag };
+        }
+    }
+
+    /// The transmit `tag` has left.
+    pub(crate) fn note_echo(&mut self, tag: u32) {
+        if let Proof::Asked { context, tag: asked } = self.proof
+            && asked == tag
+        {
+            self.proof = Proof::Echoed(context);
+        }
     }
 
     /// Everything before `position` was acknowledged: keys of which no record is left go. Gives the

@@ -106,7 +106,7 @@ impl Flow {
             window: facts.window,
             peer_window: None,
             passive: t.state == ClosingState::LastAck,
-            fin_received: t.state == ClosingState::LastAck,
+            fin_received: matches!(t.state, ClosingState::Closing | ClosingState::LastAck),
             tries: 0,
             dup_acks: 0,
             slot: 0,

@@ -86,9 +86,9 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<Facts> {
         }
     }
     let fin = match t.state {
-        ClosingState::FinWait1 | ClosingState::LastAck => t.una + len,
         ClosingState::FinWait2 if t.parts.is_empty() && sent == 0 => t.una - 1,
         ClosingState::FinWait2 => return None,
+        ClosingState::FinWait1 | ClosingState::Closing | ClosingState::LastAck => t.una + len,
     };
     let fin_sent = t.nxt == fin + 1;
     let sent_parts = if fin_sent { t.parts.len() } else { sent_parts? };

@@ -47,6 +47,18 @@ fn passive_close() {
     assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
 }
 
+/// The peer's FIN came before the hand-over, and not the acknowledgment of ours.
+#[test]
+fn handed_over_in_closing() {
+    let mut rig = rig();
+    begin(&mut rig, Teardown { state: ClosingState::Closing, ..handed(&[10]) });
+    assert_eq!(left(&mut rig), ["FP. 1000+10 5000"]);
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::new(), (0, 1)), "TIME-WAIT");
+    assert_eq!(told_soon(&mut rig), [CLOSED]);
+    assert_eq!(counted(&mut rig), ["teardown_closed +1", "teardown_time_wait_entered +1"]);
+}
+
 #[test]
 fn simultaneous_close() {
     let mut rig = rig();

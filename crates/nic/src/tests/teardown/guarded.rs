@@ -311,7 +311,8 @@ proptest! {
         lens in proptest::collection::vec(1..900_usize, 0..5), rto in 0..5000_u64,
         stamped: bool,
         state in proptest::sample::select(&[
-            ClosingState::FinWait1, ClosingState::FinWait2, ClosingState::LastAck,
+            ClosingState::FinWait1, ClosingState::FinWait2, ClosingState::Closing,
+            ClosingState::LastAck,
         ][..]),
         frames in proptest::collection::vec(
             (-40..60_i32, -100..3000_i32, any::<u8>(), any::<u16>(), 0..60_usize, 0..900_u64,

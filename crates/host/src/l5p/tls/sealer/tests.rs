@@ -199,3 +199,37 @@ fn keys_go_with_the_last_of_their_records() {
     assert_eq!((gone, sealer.newest()), (vec![L5oId(1)], 1));
     assert!(!sealer.has(&first));
 }
+
+/// A connection is handed over with records only if the device is known to have their context: an
+/// acknowledged byte shows it, and earlier the echo of a transmit that needed it.
+#[test]
+fn an_echo_proves_a_context() {
+    let (context, other) = (L5oId(1), L5oId(2));
+    let part = |context| {
+        Part::Sealed(Box::new(Sealed {
+            context,
+            content: Content::Host(Bytes::from_static(b"x")),
+            prefix: 0,
+            number: 0,
+            kind: 23,
+            run: Run { content: 1, record_content: 100, overhead: 22 },
+            skip: 0,
+            len: 23,
+        }))
+    };
+    let mut sealer = Sealer::new();
+    sealer.note_echo(7);
+    sealer.note_echo_asked(7, &[Part::Host(Bytes::from_static(b"x"))]);
+    sealer.note_echo(7);
+    assert!(!sealer.is_proven(context, 0), "nothing was asked");
+    sealer.note_echo_asked(8, &[Part::Host(Bytes::from_static(b"x")), part(context)]);
+    sealer.note_echo(7);
+    assert!(!sealer.is_proven(context, 0), "of another transmit");
+    sealer.note_echo(8);
+    assert!(sealer.is_proven(context, 0) && !sealer.is_proven(other, 0));
+    // New keys have a context of their own.
+    sealer.note_echo_asked(9, &[part(other)]);
+    assert!(!sealer.is_proven(other, 0));
+    sealer.note_echo(9);
+    assert!(sealer.is_proven(other, 0));
+}
