@@ -410,6 +410,16 @@ impl Connection {
         self.snd.pace_at.max(now - late)
     }
 
+    /// Tells the layers above which echo will say that their bytes have left.
+    fn note_echo_asked(&mut self, start: u64, tag: u32, parts: &Parts, again: bool) {
+        if let (true, Some(pdus)) = (again, &mut self.snd.pdus) {
+            pdus.note_reread(start, tag);
+        }
+        if let Some(sealer) = &mut self.snd.sealer {
+            sealer.note_echo_asked(tag, parts);
+        }
+    }
+
     /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence
     /// numbers that went, fewer where the host has not read the bytes yet.
     pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
@@ -452,11 +462,8 @@ impl Connection {
                 self.snd.rate.on_first_sent(cx.now, start + sent);
             }
         }
-        if let (true, Some(pdus)) = (again && pending, &mut self.snd.pdus) {
-            pdus.note_reread(start, tag);
-        }
-        if let (true, Some(sealer)) = (pending, &mut self.snd.sealer) {
-            sealer.note_echo_asked(tag, &parts);
+        if pending {
+            self.note_echo_asked(start, tag, &parts, again);
         }
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, sending);
