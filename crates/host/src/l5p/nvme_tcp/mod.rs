@@ -262,11 +262,15 @@ impl Transport {
 
     /// What came next. To be called until there is nothing more, after each notice about the
     /// socket, and at [`Self::poll_timeout`].
-    pub fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
+    pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         if self.came.is_empty() {
-            self.begin(host, now);
+            self.begin(now, host);
             self.take_back(host);
             while self.came.is_empty() && self.phase != Phase::Ended && self.step(host) {}
+            // The peer's FIN may have come with bytes that were all taken and made nothing.
+            if self.came.is_empty() {
+                self.note_end(host);
+            }
             self.answer_device(host);
             if self.phase == Phase::Ended {
                 self.discard(host);
@@ -343,7 +347,7 @@ impl Transport {
     }
 
     /// Speaks first, where it is ours to, and looks whether the connection still stands.
-    fn begin(&mut self, host: &mut Host, now: Instant) {
+    fn begin(&mut self, now: Instant, host: &mut Host) {
         if self.phase == Phase::Ended {
             return;
         }
@@ -358,7 +362,12 @@ impl Transport {
             Phase::Setup { until } if now >= until => return self.end(Ended::Silent),
             _ => {}
         }
-        // What came before the end is read first.
+        self.note_end(host);
+    }
+
+    /// Ends if the peer has closed or the connection is lost; what came before that is read first.
+    fn note_end(&mut self, host: &Host) {
+        let ready = host.readiness(self.socket);
         if !ready.readable && host.peek(self.socket).is_empty() {
             if let Some(error) = ready.error {
                 self.end(Ended::Lost(error));
