@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
-use base::Instant;
 use crypto::Provider;
-use host::{Host, Listen, Notice};
+use host::{Host, Listen};
 use wire::nvme::command::{Command, Features, QueueCounts, Sgl, admin, feature};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
@@ -16,22 +15,10 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{Header, Rules};
 
 use crate::input::Input;
-use crate::net::{Net, PORT, Subject};
+use crate::net::{FILE, Net, PORT, Subject};
 use crate::script;
 
-impl Subject for Target {
-    fn notice(&mut self, host: &mut Host, now: Instant, notice: Notice) {
-        self.handle_notice(now, host, notice);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        Self::poll_timeout(self)
-    }
-
-    fn timeout(&mut self, host: &mut Host, now: Instant) {
-        self.handle_timeout(now, host);
-    }
-}
+impl Subject for Target {}
 
 fn nqn(name: &str) -> Option<Nqn> {
     Nqn::new(&format!("nqn.2026-11.org.example:{name}"))
@@ -42,7 +29,7 @@ pub fn run(data: &[u8]) {
     talk(data);
 }
 
-fn talk(data: &[u8]) -> Net<'_, Target> {
+fn talk(data: &[u8]) -> Net<Target> {
     let mut input = Input(data);
     let flags = input.byte();
     let fates = Input(input.take(usize::from(flags >> 5)));
@@ -65,7 +52,7 @@ fn talk(data: &[u8]) -> Net<'_, Target> {
 
 fn target(host: &mut Host) -> Target {
     let Some(name) = nqn("disks") else { panic!("the name is one") };
-    let namespaces = vec![NamespaceConfig::new(&name, "disk")];
+    let namespaces = vec![NamespaceConfig::new(&name, FILE)];
     let subsystem =
         SubsystemConfig { nqn: name, serial: String::from("1"), hosts: None, namespaces };
     let config = Config {
@@ -123,9 +110,6 @@ mod tests {
         ];
         let script = script.concat().concat();
         let net = talk(&script);
-        let mut counters = std::collections::BTreeMap::new();
-        net.subject.visit(&mut |name, value| counters.extend([(name, value)]));
-        net.node.host.visit(&mut |name, value| counters.extend([(name, value)]));
         for (name, value) in [
             ("nvmet_writes", 2),
             ("nvmet_written_bytes", 8192),
@@ -133,7 +117,7 @@ mod tests {
             ("nvme_rx_placed_bytes", 4096),
             ("nvme_rx_digests_device", 2),
         ] {
-            assert_eq!(counters.get(name), Some(&value), "{name}: {counters:?}");
+            assert_eq!(net.net.server.count(name), value, "{name}");
         }
     }
 }

@@ -8,7 +8,7 @@ use abi::aligned::AlignedBuf;
 use base::Instant;
 use crypto::Provider;
 use host::nvme::{Incoming, Initiate, Serve, Transport};
-use host::{Host, Listen, Notice};
+use host::{Application, Host, Listen, Notice};
 use wire::nvme::pdu::Rules;
 
 use crate::input::Input;
@@ -33,9 +33,9 @@ struct Seen {
 }
 
 impl Seen {
-    fn turn(&mut self, host: &mut Host, now: Instant) {
+    fn turn(&mut self, now: Instant, host: &mut Host) {
         let Some(transport) = &mut self.transport else { return };
-        while let Some(incoming) = transport.poll(host, now) {
+        while let Some(incoming) = transport.poll(now, host) {
             match incoming {
                 Incoming::Buffer { tag, buffer } => {
                     assert!(tag < self.awaited, "a buffer that nobody has lent: {tag}");
@@ -66,8 +66,8 @@ impl Seen {
     }
 }
 
-impl Subject for Seen {
-    fn notice(&mut self, host: &mut Host, now: Instant, notice: Notice) {
+impl Application for Seen {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             let in_capsule_max = 8192;
             let (header_digest, data_digest) = (true, true);
@@ -75,17 +75,19 @@ impl Subject for Seen {
                 Serve { header_digest, data_digest, cpda: 0, maxh2cdata: 8192, in_capsule_max };
             self.transport = Some(Transport::serve(socket, Arc::new(Provider), params));
         }
-        self.turn(host, now);
+        self.turn(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         self.transport.as_ref().and_then(Transport::poll_timeout)
     }
 
-    fn timeout(&mut self, host: &mut Host, now: Instant) {
-        self.turn(host, now);
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.turn(now, host);
     }
+}
 
+impl Subject for Seen {
     fn is_ready(&self) -> bool {
         self.ready
     }
@@ -131,5 +133,5 @@ fn outcome(data: &[u8], offload: bool) -> Seen {
         seen
     });
     net.run();
-    net.subject
+    net.net.server.app
 }

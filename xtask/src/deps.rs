@@ -77,6 +77,11 @@ const RULES: &[Rule] = &[
         "the host sees the contract and never the device or the OS",
     ),
     only(
+        "node",
+        &["abi", "base", "host", "nic"],
+        "the driver joins host and device, and leaves threads, clocks and I/O to its caller",
+    ),
+    only(
         "quic",
         &["abi", "base", "bytes", "host", "quinn-proto", "rustls", "smallvec", "wire", "zeroize"],
         "QUIC is spoken above the host's sockets and sees the device only through the contract",
@@ -96,11 +101,7 @@ const RULES: &[Rule] = &[
         &["libc", "outboard"],
         "a simulation depends on its seed and never on the machine",
     ),
-    all_but(
-        "testkit",
-        &["io", "libc", "nic", "outboard", "sim"],
-        "packet-level tests of the host need no device and no OS",
-    ),
+    all_but("testkit", &["io", "libc", "outboard", "sim"], "tests of hosts and devices need no OS"),
     all_but("outboard", &["testkit"], "what only serves tests is not shipped"),
 ];
 

@@ -154,3 +154,17 @@ pub struct WireCaps {
     /// Largest packet above Ethernet, in bytes.
     pub mtu: u16,
 }
+
+/// What became of a frame that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum TxStatus {
+    /// The link has it. That it arrives is not promised.
+    Sent,
+    /// No room at the moment: the same frame may be offered again.
+    Full,
+    /// The link cannot take this frame, now or later; it is counted.
+    Failed,
+    /// The link has no room for so long a run of segments, but may have it for the same in pieces.
+    TooLong,
+}

@@ -10,142 +10,82 @@ use abi::Refusal;
 use apps::content::{Config, ContentServer};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{Notice, SocketError, SocketId};
+use host::{Application, Host, Notice, SocketError, SocketId};
+use testkit::Network;
 use wire::Endpoint;
-use world::{CLIENT, Disk, Node, SERVER, content};
+use world::{CLIENT, SERVER, content, machine};
 
-struct World {
-    now: Instant,
-    client: Node,
-    server: Node,
-    app: ContentServer,
-    disk: Disk,
-    /// What the client received on its connection.
+/// A client's connection.
+#[derive(Default)]
+struct Client {
     received: Vec<u8>,
     failed: Option<SocketError>,
     finished: bool,
 }
 
+impl Application for Client {
+    fn handle_notice(&mut self, _: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        testkit::read_all(host, socket, &mut self.received);
+        let ready = host.readiness(socket);
+        self.failed = self.failed.or(ready.error);
+        self.finished |= ready.peer_closed;
+    }
+}
+
+struct World {
+    net: Network<Client, ContentServer>,
+}
+
 impl World {
     fn new(file_offload: Result<(), Refusal>) -> Self {
-        let mut server = Node::new(SERVER, file_offload, None);
+        let mut server = machine(SERVER, file_offload, None);
         let config = Config { unix_epoch: Duration::from_secs(784_112_000), ..Config::default() };
-        let app = ContentServer::new(config, &mut server.host).expect("the port is free");
-        Self {
-            now: Instant::from_millis(1),
-            client: Node::new(CLIENT, Ok(()), None),
-            server,
-            app,
-            disk: Disk::default(),
-            received: Vec::new(),
-            failed: None,
-            finished: false,
-        }
+        let app = ContentServer::new(config, server.host()).expect("the port is free");
+        let client = (machine(CLIENT, Ok(()), None), Client::default());
+        Self { net: Network::new(Instant::from_millis(1), client, (server, app)) }
     }
 
     fn connect(&mut self) -> SocketId {
         let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 80 };
-        (self.failed, self.finished) = (None, false);
-        self.received.clear();
-        let socket = self.client.host.connect(self.now, remote).expect("a port is free");
-        self.run_until(|world| world.client.host.readiness(socket).writable);
+        self.net.client.app = Client::default();
+        let now = self.net.now;
+        let socket = self.net.client.host().connect(now, remote).expect("a port is free");
+        self.run_until(|net| net.client.host().readiness(socket).writable);
         socket
     }
 
     fn request(&mut self, socket: SocketId, text: &str) {
-        let sent = self.client.host.send(socket, Bytes::copy_from_slice(text.as_bytes()));
+        let sent = self.net.client.host().send(socket, Bytes::copy_from_slice(text.as_bytes()));
         assert_eq!(sent, Ok(text.len()));
     }
 
-    fn client_reads(&mut self) {
-        while let Some(notice) = self.client.host.poll_notice() {
-            let Notice::Socket(socket) = notice else { continue };
-            let mut chunk = [0; 4096];
-            loop {
-                let bytes = self.client.host.read(socket, &mut chunk);
-                if bytes == 0 {
-                    break;
-                }
-                self.received.extend_from_slice(&chunk[..bytes]);
-            }
-            let ready = self.client.host.readiness(socket);
-            self.failed = self.failed.or(ready.error);
-            self.finished |= ready.peer_closed;
-        }
+    /// Lets the world run until `done`; within ten simulated minutes.
+    fn run_until(&mut self, done: impl FnMut(&mut Network<Client, ContentServer>) -> bool) {
+        let done = self.net.run_until(Duration::from_secs(600), done);
+        assert!(done, "nothing came of it: {:?}", counters(&mut self.net));
     }
 
-    fn step(&mut self) -> bool {
-        let now = self.now;
-        while let Some(notice) = self.server.host.poll_notice() {
-            self.app.handle_notice(now, &mut self.server.host, notice);
-        }
-        self.client_reads();
-        let down = self.server.run(now, &mut self.disk);
-        let up = self.client.run(now, &mut Disk::default());
-        let moved = !down.is_empty() || !up.is_empty();
-        for frame in &down {
-            self.client.receive(now, frame);
-        }
-        for frame in &up {
-            self.server.receive(now, frame);
-        }
-        for node in [&mut self.client, &mut self.server] {
-            while let Some((_, event)) = node.device.poll_event() {
-                node.host.handle_event(now, event);
-            }
-        }
-        moved
+    fn received(&self) -> &[u8] {
+        &self.net.client.app.received
     }
 
-    /// Lets the world run, through time where nothing moves, until `done`; within ten simulated
-    /// minutes.
-    fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
-        let end = self.now + Duration::from_secs(600);
-        while !done(self) {
-            if self.step() {
-                continue;
-            }
-            let next = [
-                self.client.poll_timeout(self.now),
-                self.server.poll_timeout(self.now),
-                self.app.poll_timeout(),
-            ];
-            let next = next.into_iter().flatten().min().expect("something is still to happen");
-            self.now = next.max(self.now + Duration::from_micros(10));
-            assert!(self.now < end, "nothing came of it: {:?}", self.counters());
-            self.client.host.handle_timeout(self.now);
-            self.server.host.handle_timeout(self.now);
-            self.app.handle_timeout(self.now, &mut self.server.host);
-        }
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut all = Vec::new();
-        let mut take = |name, value| {
-            if value > 0 {
-                all.push((name, value));
-            }
-        };
-        self.app.visit(&mut take);
-        self.server.host.visit(&mut take);
-        all
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        self.counters().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
+    fn counter(&mut self, name: &str) -> u64 {
+        counter(&mut self.net, name)
     }
 
     /// Takes one response off what was received: its head and its body.
     fn take_response(&mut self) -> Option<(String, Vec<u8>)> {
-        let end = self.received.windows(4).position(|w| w == b"\r\n\r\n")? + 4;
-        let head = String::from_utf8(self.received[..end].to_vec()).expect("heads are text");
+        let received = &mut self.net.client.app.received;
+        let end = received.windows(4).position(|w| w == b"\r\n\r\n")? + 4;
+        let head = String::from_utf8(received[..end].to_vec()).expect("heads are text");
         let length = head.lines().find_map(|l| l.strip_prefix("Content-Length: "))?;
         let length: usize = length.parse().expect("a length");
-        if self.received.len() < end + length {
+        if received.len() < end + length {
             return None;
         }
-        let body = self.received[end..end + length].to_vec();
-        self.received.drain(..end + length);
+        let body = received[end..end + length].to_vec();
+        received.drain(..end + length);
         Some((head, body))
     }
 
@@ -155,12 +95,29 @@ impl World {
             if let Some(response) = self.take_response() {
                 return response;
             }
-            let before = self.received.len();
-            self.run_until(|world| world.received.len() > before || world.failed.is_some());
-            assert_eq!(self.failed, None);
+            let before = self.received().len();
+            let more = |client: &Client| client.received.len() > before || client.failed.is_some();
+            self.run_until(|net| more(&net.client.app));
+            assert_eq!(self.net.client.app.failed, None);
         }
         panic!("no response to {request}");
     }
+}
+
+fn counters(net: &mut Network<Client, ContentServer>) -> Vec<(&'static str, u64)> {
+    let mut all = Vec::new();
+    let mut take = |name, value| {
+        if value > 0 {
+            all.push((name, value));
+        }
+    };
+    net.server.app.visit(&mut take);
+    net.server.host().visit(&mut take);
+    all
+}
+
+fn counter(net: &mut Network<Client, ContentServer>, name: &str) -> u64 {
+    counters(net).iter().find(|c| c.0 == name).map_or(0, |c| c.1)
 }
 
 fn get(path: &str, fields: &str) -> String {
@@ -171,9 +128,9 @@ fn get(path: &str, fields: &str) -> String {
 fn visit(file_offload: Result<(), Refusal>) {
     let mut world = World::new(file_offload);
     let big = content(1_000_000);
-    world.disk.put("index.html", b"<p>hello".to_vec(), 1);
-    world.disk.put("big.bin", big.clone(), 2);
-    world.disk.put("empty", Vec::new(), 3);
+    world.net.server.disk.put("index.html", b"<p>hello".to_vec(), 1);
+    world.net.server.disk.put("big.bin", big.clone(), 2);
+    world.net.server.disk.put("empty", Vec::new(), 3);
     let socket = world.connect();
 
     let (head, body) = world.response(socket, &get("/", ""));
@@ -202,25 +159,26 @@ fn visit(file_offload: Result<(), Refusal>) {
     assert!(world.response(socket, &get("/none", "")).0.starts_with("HTTP/1.1 404"));
     // Three at once.
     world.request(socket, &[get("/", ""), get("/big.bin", ""), get("/none", "")].concat());
-    world.run_until(|world| world.received.ends_with(b"404 Not Found\n"));
+    world.run_until(|net| net.client.app.received.ends_with(b"404 Not Found\n"));
     assert_eq!(world.take_response().expect("the first").1, b"<p>hello");
     assert!(world.take_response().expect("the second").1 == big);
     world.take_response().expect("the third");
 
     world.request(socket, &get("/", "Connection: close\r\n"));
-    world.run_until(|world| world.finished);
+    world.run_until(|net| net.client.app.finished);
     assert!(world.take_response().expect("the last").0.contains("\r\nConnection: close\r\n"));
-    world.client.host.close(world.now, socket);
-    world.run_until(|world| world.counter("http_connections_open") == 0);
+    let now = world.net.now;
+    world.net.client.host().close(now, socket);
+    world.run_until(|net| counter(net, "http_connections_open") == 0);
     // Nothing was cut short, and all that was opened is closed once nobody asks for it.
-    world.run_until(|world| world.counter("http_files_cached") == 0);
-    world.run_until(|world| world.disk.closes == world.disk.opens);
+    world.run_until(|net| counter(net, "http_files_cached") == 0);
+    world.run_until(|net| net.server.disk.closes == net.server.disk.opens);
     for name in ["http_aborted_peer", "http_aborted_file", "http_timeouts_linger", "file_aborts"] {
         assert_eq!(world.counter(name), 0, "{name}");
     }
     assert_eq!(world.counter("http_requests"), 10);
     let in_software = world.counter("file_fallback_bytes") > 0;
-    assert_eq!(in_software, file_offload.is_err(), "{:?}", world.counters());
+    assert_eq!(in_software, file_offload.is_err(), "{:?}", counters(&mut world.net));
 }
 
 #[test]
@@ -238,17 +196,17 @@ fn host_reads_the_files() {
 fn rewritten(file_offload: Result<(), Refusal>) {
     let mut world = World::new(file_offload);
     // More than the device and the host read ahead, so that the change comes before the last read.
-    world.disk.put("big.bin", content(4_000_000), 1);
+    world.net.server.disk.put("big.bin", content(4_000_000), 1);
     let socket = world.connect();
     world.request(socket, &get("/big.bin", ""));
-    world.run_until(|world| world.received.len() > 100_000);
-    world.disk.put("big.bin", vec![b'n'; 4_000_000], 2);
-    world.run_until(|world| world.failed.is_some());
-    assert_eq!(world.failed, Some(SocketError::Reset));
-    let end = world.received.windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
-    let body = &world.received[end..];
+    world.run_until(|net| net.client.app.received.len() > 100_000);
+    world.net.server.disk.put("big.bin", vec![b'n'; 4_000_000], 2);
+    world.run_until(|net| net.client.app.failed.is_some());
+    assert_eq!(world.net.client.app.failed, Some(SocketError::Reset));
+    let end = world.received().windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
+    let body = &world.received()[end..];
     assert!(body.len() < 4_000_000 && body == &content(4_000_000)[..body.len()]);
-    world.run_until(|world| world.counter("http_connections_open") == 0);
+    world.run_until(|net| counter(net, "http_connections_open") == 0);
     assert_eq!(world.counter("http_aborted_file"), 1);
 
     let socket = world.connect();

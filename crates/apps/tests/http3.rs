@@ -11,9 +11,11 @@ use apps::content::{Config, ContentServer};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
+use host::{Application, Host, Notice};
 use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId, VarInt};
 use rustls::crypto::aws_lc_rs;
-use world::{CLIENT, Disk, Node, SERVER, content};
+use testkit::{Network, Node};
+use world::{CLIENT, SERVER, content, machine};
 
 /// H3_NO_ERROR, H3_REQUEST_REJECTED, H3_REQUEST_CANCELLED, H3_MESSAGE_ERROR: RFC 9114, section 8.1.
 const NO_ERROR: u32 = 0x0100;
@@ -21,16 +23,36 @@ const REJECTED: u64 = 0x010b;
 const CANCELLED: u32 = 0x010c;
 const MESSAGE_ERROR: u64 = 0x010e;
 
-/// A client's endpoint, and the server.
-struct World {
-    now: Instant,
-    client: Node,
-    server: Node,
-    app: ContentServer,
+/// A client's endpoint, and what it has said.
+struct Client {
     endpoint: Endpoint,
-    tls: Arc<rustls::ClientConfig>,
-    disk: Disk,
     events: Vec<Event>,
+}
+
+impl Application for Client {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.endpoint.handle_notice(now, host, notice);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.endpoint.handle_timeout(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.endpoint.poll_timeout()
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        self.endpoint.flush(now, host);
+        let before = self.events.len();
+        self.events.extend(std::iter::from_fn(|| self.endpoint.poll_event()));
+        self.events.len() > before
+    }
+}
+
+struct World {
+    net: Network<Client, ContentServer>,
+    tls: Arc<rustls::ClientConfig>,
 }
 
 /// QUIC that does not end connections for being silent before HTTP/3 does.
@@ -48,87 +70,57 @@ impl World {
     fn with_windows(receive_windows: [u32; 2]) -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
-            [CLIENT, SERVER].map(|number| Node::new(number, Err(Refusal::Disabled), None));
+            [CLIENT, SERVER].map(|number| machine(number, Err(Refusal::Disabled), None));
         let http3 = quic::Config { tls: Some(server_tls), ..quic_config(SERVER) };
         let config = Config { http3: Some(http3), ..Config::default() };
-        let app = ContentServer::new(config, &mut server.host).expect("ports are free");
+        let app = ContentServer::new(config, server.host()).expect("ports are free");
         let provider = aws_lc_rs::default_provider();
         let config = quic::Config { port: 5000, receive_windows, ..quic_config(CLIENT) };
-        let endpoint = Endpoint::new(config, &provider, &mut client.host).expect("an endpoint");
-        let mut disk = Disk::default();
-        disk.put("small", content(100), 1);
-        disk.put("big", content(8_000_000), 2);
-        let (now, events) = (Instant::from_millis(1), Vec::new());
-        Self { now, client, server, app, endpoint, tls, disk, events }
+        let endpoint = Endpoint::new(config, &provider, client.host()).expect("an endpoint");
+        server.disk.put("small", content(100), 1);
+        server.disk.put("big", content(8_000_000), 2);
+        let client = (client, Client { endpoint, events: Vec::new() });
+        Self { net: Network::new(Instant::from_millis(1), client, (server, app)), tls }
     }
 
     fn connect(&mut self) -> Handle {
         let to: SocketAddr = ([10, 77, 0, SERVER], 443).into();
-        let host = &mut self.client.host;
-        self.endpoint.connect(self.now, host, to, "server", &self.tls).expect("it begins")
+        let Network { now, client: Node { machine, app }, .. } = &mut self.net;
+        app.endpoint.connect(*now, machine.host(), to, "server", &self.tls).expect("it begins")
     }
 
     /// Connects, and sees that through.
     fn connected(&mut self) -> Handle {
         let handle = self.connect();
-        let up = |world: &Self| {
-            world.events.iter().any(|event| matches!(event, Event::Connected(h) if *h == handle))
-        };
-        self.run(10, up);
+        let is_it = |event: &Event| matches!(event, Event::Connected(h) if *h == handle);
+        self.run(10, |world| world.events().iter().any(is_it));
         handle
-    }
-
-    fn step(&mut self) -> bool {
-        let now = self.now;
-        while let Some(notice) = self.server.host.poll_notice() {
-            self.app.handle_notice(now, &mut self.server.host, notice);
-        }
-        while let Some(notice) = self.client.host.poll_notice() {
-            self.endpoint.handle_notice(now, &mut self.client.host, notice);
-        }
-        self.endpoint.flush(now, &mut self.client.host);
-        let before = self.events.len();
-        self.events.extend(std::iter::from_fn(|| self.endpoint.poll_event()));
-        let down = self.server.run(now, &mut self.disk);
-        let up = self.client.run(now, &mut Disk::default());
-        down.iter().for_each(|frame| self.client.receive(now, frame));
-        up.iter().for_each(|frame| self.server.receive(now, frame));
-        for node in [&mut self.client, &mut self.server] {
-            while let Some((_, event)) = node.device.poll_event() {
-                node.host.handle_event(now, event);
-            }
-        }
-        !(down.is_empty() && up.is_empty()) || self.events.len() > before
     }
 
     /// Runs until `done`, which it has to be within that many seconds.
     fn run(&mut self, seconds: u64, done: impl Fn(&Self) -> bool) {
-        let end = self.now + Duration::from_secs(seconds);
+        let end = self.net.now + Duration::from_secs(seconds);
         loop {
-            while self.step() {}
+            self.net.settle();
             if done(self) {
                 return;
             }
-            let times = [
-                self.client.poll_timeout(self.now),
-                self.server.poll_timeout(self.now),
-                self.app.poll_timeout(),
-                self.endpoint.poll_timeout(),
-            ];
-            let next = times.into_iter().flatten().min().expect("something is still to happen");
-            self.now = next.max(self.now + Duration::from_micros(10));
-            assert!(self.now <= end, "nothing came of it: {:?}", self.events);
-            self.client.host.handle_timeout(self.now);
-            self.server.host.handle_timeout(self.now);
-            self.endpoint.handle_timeout(self.now, &mut self.client.host);
-            self.app.handle_timeout(self.now, &mut self.server.host);
+            assert!(self.net.advance(end), "nothing came of it: {:?}", self.events());
         }
+    }
+
+    fn events(&self) -> &[Event] {
+        &self.net.client.app.events
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.net.client.app.endpoint
     }
 
     /// Opens a request's stream and writes to it.
     fn request(&mut self, handle: Handle, bytes: &[u8]) -> StreamId {
-        let stream = self.endpoint.open_stream(handle, Dir::Bi).expect("streams are allowed");
-        self.endpoint.write(handle, stream, Bytes::copy_from_slice(bytes));
+        let stream = self.endpoint().open_stream(handle, Dir::Bi).expect("streams are allowed");
+        self.endpoint().write(handle, stream, Bytes::copy_from_slice(bytes));
         stream
     }
 
@@ -136,7 +128,7 @@ impl World {
     fn read(&mut self, handle: Handle, stream: StreamId) -> (Vec<u8>, ReadEnd) {
         let mut all = Vec::new();
         loop {
-            match self.endpoint.read(handle, stream, 1 << 20) {
+            match self.endpoint().read(handle, stream, 1 << 20) {
                 Ok(bytes) => all.extend_from_slice(&bytes),
                 Err(end) => return (all, end),
             }
@@ -145,13 +137,16 @@ impl World {
 
     fn counter(&self, name: &str) -> u64 {
         let mut found = 0;
-        self.app.visit(&mut |counter, value| found += if counter == name { value } else { 0 });
+        self.net
+            .server
+            .app
+            .visit(&mut |counter, value| found += if counter == name { value } else { 0 });
         found
     }
 
     /// With which code the server ended the connection.
     fn lost(&self) -> Option<VarInt> {
-        self.events.iter().find_map(|event| match event {
+        self.events().iter().find_map(|event| match event {
             Event::Lost(_, ConnectionError::ApplicationClosed(close)) => Some(close.error_code),
             _ => None,
         })
@@ -175,15 +170,15 @@ fn a_head_that_does_not_come() {
     let mut world = World::new();
     let handle = world.connected();
     let whole = world.request(handle, &get("/small"));
-    world.endpoint.finish(handle, whole);
+    world.endpoint().finish(handle, whole);
     world.run(1, |world| world.counter("http3_requests") == 1);
     let half = world.request(handle, &get("/small")[..5]);
     world.run(1, |world| world.counter("http3_requests_open") == 1);
-    let begun = world.now;
+    let begun = world.net.now;
     world.run(60, |world| world.counter("http3_requests") == 2);
-    assert!(world.now >= begun + Duration::from_secs(10), "its time is the header's");
+    assert!(world.net.now >= begun + Duration::from_secs(10), "its time is the header's");
     assert_eq!(world.counter("http_timeouts_header"), 1);
-    world.run(1, |world| world.events.iter().filter(|e| is_readable(e)).count() >= 2);
+    world.run(1, |world| world.events().iter().filter(|e| is_readable(e)).count() >= 2);
     assert_eq!(world.read(handle, half).1, ReadEnd::Finished, "408");
     assert!(world.read(handle, whole).0.ends_with(&content(100)));
     assert_eq!(world.lost(), None, "others go on");
@@ -194,18 +189,18 @@ fn a_head_that_does_not_come() {
 fn a_client_with_nothing_to_say() {
     let mut world = World::new();
     world.connected();
-    let begun = world.now;
+    let begun = world.net.now;
     world.run(60, |world| world.lost().is_some());
-    assert!(world.now >= begun + Duration::from_secs(10));
+    assert!(world.net.now >= begun + Duration::from_secs(10));
     assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
     assert_eq!(world.counter("http_timeouts_header"), 1);
 
     let mut world = World::new();
     let handle = world.connected();
     world.request(handle, &get("/small"));
-    let begun = world.now;
+    let begun = world.net.now;
     world.run(200, |world| world.lost().is_some());
-    assert!(world.now >= begun + Duration::from_secs(60), "its time is that between requests");
+    assert!(world.net.now >= begun + Duration::from_secs(60), "its time is that between requests");
     assert_eq!(world.counter("http_timeouts_keepalive"), 1);
 }
 
@@ -214,9 +209,9 @@ fn a_client_that_takes_nothing() {
     let mut world = World::new();
     let handle = world.connected();
     world.request(handle, &get("/big"));
-    let begun = world.now;
+    let begun = world.net.now;
     world.run(200, |world| world.lost().is_some());
-    assert!(world.now >= begun + Duration::from_secs(60));
+    assert!(world.net.now >= begun + Duration::from_secs(60));
     assert_eq!(world.counter("http_timeouts_send"), 1);
     // The response was cut off: no client may take it for whole.
     assert_eq!(world.lost(), Some(VarInt::from_u32(CANCELLED)));
@@ -244,17 +239,17 @@ fn content_that_disagrees_with_its_length() {
     let handle = world.connected();
     let request = get_with("/small", &[("content-length", "5")]);
     let stream = world.request(handle, &request);
-    world.endpoint.write(handle, stream, Bytes::from_static(&[0, 3, 1, 2, 3]));
-    world.endpoint.finish(handle, stream);
+    world.endpoint().write(handle, stream, Bytes::from_static(&[0, 3, 1, 2, 3]));
+    world.endpoint().finish(handle, stream);
     world.run(5, |world| world.counter("http3_stream_errors") == 1);
-    world.run(5, |world| world.events.iter().any(is_readable));
+    world.run(5, |world| world.events().iter().any(is_readable));
     assert_eq!(world.read(handle, stream), (Vec::new(), ReadEnd::Reset(MESSAGE_ERROR)));
     // With as much as was said it is an ordinary request.
-    world.events.clear();
+    world.net.client.app.events.clear();
     let stream = world.request(handle, &request);
-    world.endpoint.write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
-    world.endpoint.finish(handle, stream);
-    world.run(5, |world| world.events.iter().any(is_readable));
+    world.endpoint().write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
+    world.endpoint().finish(handle, stream);
+    world.run(5, |world| world.events().iter().any(is_readable));
     assert!(world.read(handle, stream).0.ends_with(&content(100)));
     assert_eq!((world.counter("http3_requests"), world.lost()), (1, None));
 }
@@ -264,8 +259,8 @@ fn the_most_urgent_response_comes_first() {
     // The connection's credit is what they compete for.
     let mut world = World::with_windows([1 << 20, 64 << 10]);
     let handle = world.connected();
-    let control = world.endpoint.open_stream(handle, Dir::Uni).expect("streams are allowed");
-    world.endpoint.write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
+    let control = world.endpoint().open_stream(handle, Dir::Uni).expect("streams are allowed");
+    world.endpoint().write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
     let later = world.request(handle, &get_with("/big", &[("priority", "u=5")]));
     let urgent = world.request(handle, &get_with("/big", &[("priority", "u=1")]));
     world.run(1, |world| world.counter("http3_requests") == 2);
@@ -275,8 +270,8 @@ fn the_most_urgent_response_comes_first() {
             for (got, stream) in got.iter_mut().zip([later, urgent]) {
                 *got += world.read(handle, stream).0.len();
             }
-            world.events.clear();
-            world.run(10, |world| world.events.iter().any(is_readable));
+            world.net.client.app.events.clear();
+            world.run(10, |world| world.events().iter().any(is_readable));
         }
         got
     };
@@ -284,7 +279,7 @@ fn the_most_urgent_response_comes_first() {
     assert!(before[1] > 9 * before[0], "{before:?}");
     // PRIORITY_UPDATE of the first stream: now it is the more urgent one.
     let update = [&[0x80, 0x0f, 0x07, 0x00, 4, 0][..], b"u=0"].concat();
-    world.endpoint.write(handle, control, Bytes::from(update));
+    world.endpoint().write(handle, control, Bytes::from(update));
     let after = read(&mut world, 4_000_000);
     let [more, less] = [0, 1].map(|i| after[i] - before[i]);
     assert!(more > 2 * less, "{before:?}, {after:?}");
@@ -296,16 +291,16 @@ fn a_server_that_ends() {
     let mut world = World::new();
     let handle = world.connected();
     let big = world.request(handle, &get("/big"));
-    world.run(1, |world| world.events.iter().any(is_readable));
+    world.run(1, |world| world.events().iter().any(is_readable));
     let (mut got, _) = world.read(handle, big);
-    let World { now, app, server, .. } = &mut world;
-    app.drain(*now, &mut server.host);
+    let Network { now, server: Node { machine, app }, .. } = &mut world.net;
+    app.drain(*now, machine.host());
 
     // Nobody comes in any more, and nothing else is asked for.
     world.connect();
     let late = world.request(handle, &get("/small"));
     let refused = |event: &Event| matches!(event, Event::Lost(h, _) if *h != handle);
-    world.run(10, |world| world.events.iter().any(refused));
+    world.run(10, |world| world.events().iter().any(refused));
     assert_eq!(world.counter("quic_connections_refused"), 1);
     assert_eq!(world.read(handle, late).1, ReadEnd::Reset(REJECTED));
 
@@ -316,8 +311,8 @@ fn a_server_that_ends() {
         if end != ReadEnd::Blocked {
             break end;
         }
-        world.events.clear();
-        world.run(10, |world| world.events.iter().any(is_readable));
+        world.net.client.app.events.clear();
+        world.run(10, |world| world.events().iter().any(is_readable));
     };
     assert_eq!(end, ReadEnd::Finished);
     assert!(got.ends_with(&content(8_000_000)), "{} bytes, or wrong ones", got.len());

@@ -16,8 +16,9 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Transport};
-use host::{Host, SocketId};
+use host::{Application, Host, Notice, SocketId};
 use nic::L5oConfig;
+use testkit::{Machine, MemDisk, Network, Node};
 use wire::Endpoint;
 use wire::nvme::command::{Blocks, Command, Completion, Sgl, io};
 use wire::nvme::fabrics::{
@@ -25,7 +26,7 @@ use wire::nvme::fabrics::{
 };
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
-use world::{CLIENT, Disk, Node, SERVER, content};
+use world::{CLIENT, SERVER, content, machine};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 1024;
@@ -43,18 +44,27 @@ struct Queue {
     ended: Option<Ended>,
 }
 
-struct World {
-    now: Instant,
-    client: Node,
-    server: Node,
-    target: Target,
-    disk: Disk,
+/// The script's queues.
+#[derive(Default)]
+struct Script {
     queues: Vec<Queue>,
 }
 
-fn node(number: u8, offload: bool) -> Node {
+impl Application for Script {
+    fn handle_notice(&mut self, _: Instant, _: &mut Host, _: Notice) {}
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        self.queues.iter_mut().fold(false, |worked, queue| queue.turn(now, host) | worked)
+    }
+}
+
+struct World {
+    net: Network<Script, Target>,
+}
+
+fn node(number: u8, offload: bool) -> Machine<MemDisk> {
     let switch = if offload { Ok(()) } else { Err(Refusal::Disabled) };
-    Node::new(number, switch, Some(L5oConfig::new(Arc::new(Provider))))
+    machine(number, switch, Some(L5oConfig::new(Arc::new(Provider))))
 }
 
 fn nqn(name: &str) -> Nqn {
@@ -64,8 +74,7 @@ fn nqn(name: &str) -> Nqn {
 impl World {
     fn new(offload: bool) -> Self {
         let mut server = node(SERVER, offload);
-        let mut disk = Disk::default();
-        disk.put("disk", content(BLOCKS * BLOCK), 1);
+        server.disk.put("disk", content(BLOCKS * BLOCK), 1);
         let subsystem = SubsystemConfig {
             nqn: nqn("disks"),
             serial: String::from("1"),
@@ -73,78 +82,52 @@ impl World {
             namespaces: vec![NamespaceConfig::new(&nqn("disks"), "disk")],
         };
         let config = Config { subsystems: vec![subsystem], ..Config::default() };
-        let target = Target::new(config, Arc::new(Provider), &mut server.host).expect("it is good");
-        let (now, queues) = (Instant::from_millis(1), Vec::new());
-        Self { now, client: node(CLIENT, offload), server, target, disk, queues }
+        let target = Target::new(config, Arc::new(Provider), server.host()).expect("it is good");
+        let client = (node(CLIENT, offload), Script::default());
+        Self { net: Network::new(Instant::from_millis(1), client, (server, target)) }
     }
 
-    fn step(&mut self) -> bool {
-        let now = self.now;
-        while let Some(notice) = self.server.host.poll_notice() {
-            self.target.handle_notice(now, &mut self.server.host, notice);
-        }
-        while self.client.host.poll_notice().is_some() {}
-        for queue in &mut self.queues {
-            queue.turn(now, &mut self.client.host);
-        }
-        let down = self.server.run(now, &mut self.disk);
-        let up = self.client.run(now, &mut Disk::default());
-        down.iter().for_each(|frame| self.client.receive(now, frame));
-        up.iter().for_each(|frame| self.server.receive(now, frame));
-        for node in [&mut self.client, &mut self.server] {
-            while let Some((_, event)) = node.device.poll_event() {
-                node.host.handle_event(now, event);
+    /// Lets the world run until `done`; within a simulated minute.
+    fn run_until(&mut self, done: impl Fn(&mut Self) -> bool) {
+        let end = self.net.now + Duration::from_secs(60);
+        loop {
+            self.net.settle();
+            if done(self) {
+                return;
             }
-        }
-        !down.is_empty() || !up.is_empty()
-    }
-
-    /// Lets the world run, through time where nothing moves, until `done`; within a simulated
-    /// minute.
-    fn run_until(&mut self, done: impl Fn(&Self) -> bool) {
-        let end = self.now + Duration::from_secs(60);
-        while !done(self) {
-            if self.step() {
-                continue;
-            }
-            let all = [
-                self.client.poll_timeout(self.now),
-                self.server.poll_timeout(self.now),
-                self.target.poll_timeout(),
-            ];
-            let next = all.into_iter().flatten().min().expect("something is still to happen");
-            self.now = next.max(self.now + Duration::from_micros(10));
-            assert!(self.now < end, "nothing came of it: {:?}", self.counters());
-            self.client.host.handle_timeout(self.now);
-            self.server.host.handle_timeout(self.now);
-            self.target.handle_timeout(self.now, &mut self.server.host);
+            assert!(self.net.advance(end), "nothing came of it: {:?}", self.counters());
         }
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
+    fn queue(&self, queue: usize) -> &Queue {
+        &self.net.client.app.queues[queue]
+    }
+
+    fn counters(&mut self) -> Vec<(&'static str, u64)> {
         let mut all = Vec::new();
         let mut take = |name, value| {
             if value > 0 {
                 all.push((name, value));
             }
         };
-        self.target.visit(&mut take);
-        self.server.host.visit(&mut take);
+        self.net.server.app.visit(&mut take);
+        self.net.server.host().visit(&mut take);
         all
     }
 
-    fn counter(&self, name: &str) -> u64 {
+    fn counter(&mut self, name: &str) -> u64 {
         self.counters().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
     }
 
     /// Connects with TCP and ICReq.
     fn open(&mut self, digests: (bool, bool)) -> usize {
         let remote = Endpoint { addr: [10, 77, 0, SERVER].into(), port: 4420 };
-        let socket: SocketId = self.client.host.connect(self.now, remote).expect("a port is free");
+        let now = self.net.now;
+        let socket: SocketId = self.net.client.host().connect(now, remote).expect("a port is free");
         let (header_digest, data_digest) = digests;
         let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
         let transport = Transport::initiate(socket, Arc::new(Provider), params);
-        self.queues.push(Queue {
+        self.net.client.app.queues.push(Queue {
             transport,
             ready: false,
             completions: Vec::new(),
@@ -153,23 +136,24 @@ impl World {
             wrong_digests: 0,
             ended: None,
         });
-        let index = self.queues.len() - 1;
-        self.run_until(|world| world.queues[index].ready);
+        let index = self.net.client.app.queues.len() - 1;
+        self.run_until(|world| world.queue(index).ready);
         index
     }
 
     fn send(&mut self, queue: usize, command: &Command, data: &[u8]) {
         let data = Bytes::copy_from_slice(data);
-        let transport = &mut self.queues[queue].transport;
-        transport.send_command(&mut self.client.host, &command.to_bytes(), data);
+        let Node { machine: client, app } = &mut self.net.client;
+        let transport = &mut app.queues[queue].transport;
+        transport.send_command(client.host(), &command.to_bytes(), data);
     }
 
     /// Sends a command and waits for its completion.
     fn command(&mut self, queue: usize, command: &Command, data: &[u8]) -> Completion {
-        let before = self.queues[queue].completions.len();
+        let before = self.queue(queue).completions.len();
         self.send(queue, command, data);
-        self.run_until(|world| world.queues[queue].completions.len() > before);
-        self.queues[queue].completions[before]
+        self.run_until(|world| world.queue(queue).completions.len() > before);
+        self.queue(queue).completions[before]
     }
 
     fn connect(&mut self, queue: usize, qid: u16, cntlid: u16, host: &str) -> Completion {
@@ -197,9 +181,10 @@ impl World {
 
     fn read(&mut self, queue: usize, cid: u16, slba: usize, count: usize) {
         let len = u32::try_from(count * BLOCK).expect("small");
-        let Queue { transport, .. } = &mut self.queues[queue];
+        let Node { machine: client, app } = &mut self.net.client;
+        let transport = &mut app.queues[queue].transport;
         let buffer = AlignedBuf::new(count);
-        let refused = transport.expect(&mut self.client.host, (cid, cid), 0, len, buffer);
+        let refused = transport.expect(client.host(), (cid, cid), 0, len, buffer);
         assert!(refused.is_none());
         let command = Command::new(io::READ, cid, 1).with_data(Sgl::Transport { len });
         self.send(queue, &blocks(slba, count).put(command), &[]);
@@ -207,13 +192,13 @@ impl World {
 
     fn write(&mut self, queue: usize, cid: u16, slba: usize, data: &[u8]) {
         let len = u32::try_from(data.len()).expect("small");
-        self.queues[queue].data.insert(cid, Bytes::copy_from_slice(data));
+        self.net.client.app.queues[queue].data.insert(cid, Bytes::copy_from_slice(data));
         let command = Command::new(io::WRITE, cid, 1).with_data(Sgl::Transport { len });
         self.send(queue, &blocks(slba, data.len() / BLOCK).put(command), &[]);
     }
 
-    fn file(&self) -> &[u8] {
-        &self.disk.files["disk"].1
+    fn file(&mut self) -> &[u8] {
+        self.net.server.disk.file("disk").bytes()
     }
 }
 
@@ -222,8 +207,11 @@ fn blocks(slba: usize, count: usize) -> Blocks {
 }
 
 impl Queue {
-    fn turn(&mut self, now: Instant, host: &mut Host) {
-        while let Some(incoming) = self.transport.poll(host, now) {
+    /// Takes what came; returns whether anything did.
+    fn turn(&mut self, now: Instant, host: &mut Host) -> bool {
+        let mut worked = false;
+        while let Some(incoming) = self.transport.poll(now, host) {
+            worked = true;
             match incoming {
                 Incoming::Ready => self.ready = true,
                 Incoming::Response(entry) => self.completions.push(Completion::parse(&entry)),
@@ -244,6 +232,7 @@ impl Queue {
                 }
             }
         }
+        worked
     }
 }
 
@@ -263,7 +252,7 @@ fn everything(offload: bool) {
             world.write(queue, cid, at, &data);
             at += count + 3;
         }
-        world.run_until(|world| world.queues[queue].completions.len() == 1 + sizes.len());
+        world.run_until(|world| world.queue(queue).completions.len() == 1 + sizes.len());
         assert_eq!(world.file(), wanted);
         // Read before and behind what was written, too.
         let reads = [(0, 256), (256, 128), (at - 1, 9), (BLOCKS - 1, 1), (3, 1)];
@@ -271,8 +260,8 @@ fn everything(offload: bool) {
             world.read(queue, cid, slba, count);
         }
         let all = 1 + sizes.len() + reads.len();
-        world.run_until(|world| world.queues[queue].completions.len() == all);
-        let done = &world.queues[queue];
+        world.run_until(|world| world.queue(queue).completions.len() == all);
+        let done = world.queue(queue);
         assert!(done.completions.iter().all(|one| one.status == Status::SUCCESS));
         for (cid, (slba, count)) in (100..).zip(reads) {
             let read = &done.read[&cid].as_slice()[..count * BLOCK];
@@ -283,12 +272,12 @@ fn everything(offload: bool) {
         assert_eq!(world.command(queue, &flush, &[]).status, Status::SUCCESS);
         assert_eq!((world.counter("nvmet_reads"), world.counter("nvmet_writes")), (5, 7));
         assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
-        assert!(world.target.is_idle());
+        assert!(world.net.server.app.is_idle());
         let placed = world.counter("nvme_rx_placed_bytes") > 0;
         let by_device = world.counter("nvme_tx_digests_device") > 0;
         assert_eq!((placed, by_device), (offload, offload && digests.1), "{digests:?}");
         let opens = if offload { 2 } else { 1 };
-        assert_eq!((world.disk.opens, world.disk.closes), (opens, 0));
+        assert_eq!((world.net.server.disk.opens, world.net.server.disk.closes), (opens, 0));
     }
 }
 
@@ -312,14 +301,14 @@ fn a_host_that_may_not_and_one_that_breaks_off() {
     assert_eq!(world.counter("nvmet_connections_open"), 3);
     // Its admin queue goes in the middle of writes: the association goes, and nobody else.
     world.write(queue, 1, 0, &[7; 64 * BLOCK]);
-    let socket = world.queues[queue - 1].transport.socket();
-    world.client.host.abort(world.now, socket);
-    world.run_until(|world| world.queues[queue].ended.is_some());
+    let (socket, now) = (world.queue(queue - 1).transport.socket(), world.net.now);
+    world.net.client.host().abort(now, socket);
+    world.run_until(|world| world.queue(queue).ended.is_some());
     world.run_until(|world| world.counter("nvmet_connections_open") == 1);
     assert_eq!(world.counter("nvmet_controllers_open"), 0);
     assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
     let again = world.attach((true, true));
     world.read(again, 1, 0, 1);
-    world.run_until(|world| world.queues[again].completions.len() == 2);
-    assert!(world.queues[again].read.contains_key(&1));
+    world.run_until(|world| world.queue(again).completions.len() == 2);
+    assert!(world.queue(again).read.contains_key(&1));
 }

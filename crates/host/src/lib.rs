@@ -7,6 +7,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`host`](Host) | the contract's end: events in, operations out, who gets which packet |
+//! | `application` | what runs above a host, as its driver sees it |
 //! | `sockets` | the application's end: readiness, reading, writing, `offload_*` |
 //! | `passive` | connections that begin: listeners, SYN cache, cookies, TIME-WAIT |
 //! | `hand_over` | connections that the device sets up and tears down |
@@ -28,6 +29,7 @@ extern crate std;
 extern crate alloc;
 
 mod api;
+mod application;
 mod config;
 mod counters;
 mod ending;
@@ -56,6 +58,7 @@ pub use api::{
     Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption,
     SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
 };
+pub use application::Application;
 pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
 pub use counters::HostCounters;
 pub use extents::{ExtentDone, ExtentRead};

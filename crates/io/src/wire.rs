@@ -7,22 +7,9 @@
 use std::os::fd::RawFd;
 
 use abi::PacketPool;
+pub use abi::port::TxStatus;
 use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::Instant;
-
-/// What became of a frame that was to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum TxStatus {
-    /// The wire has it. That it arrives is not promised.
-    Sent,
-    /// No room at the moment: the same frame may be offered again.
-    Full,
-    /// The wire cannot take this frame, now or later; it is counted.
-    Failed,
-    /// The wire has no room for so long a run of segments, though it may for the same in pieces.
-    TooLong,
-}
 
 /// One end of a wire.
 ///

@@ -33,7 +33,7 @@ const STARVED_RETRY: Duration = Duration::from_millis(1);
 /// A NIC, without the wire, the disk and the rings it is attached to.
 ///
 /// It does nothing by itself. Its driver hands in what comes
-/// ([`handle_frame`](Self::handle_frames), [`handle_op`](Self::handle_op),
+/// ([`handle_frame`](Self::handle_frame), [`handle_op`](Self::handle_op),
 /// [`handle_disk`](Self::handle_disk)), then takes out, until none of them has anything left:
 ///
 /// 1. [`poll_frame`](Self::poll_frame): frames for the wire, in order. It has to be polled until it
@@ -385,6 +385,12 @@ impl Device {
         self.connections.recycle(frame, &mut self.pool);
     }
 
+    /// Returns the number of queues, each with a host.
+    #[must_use]
+    pub fn queues(&self) -> usize {
+        self.events.len()
+    }
+
     /// The next event and its queue, queues in turn.
     pub fn poll_event(&mut self) -> Option<(usize, Event)> {
         for _ in 0..self.events.len() {
@@ -530,11 +536,6 @@ impl Device {
         if let Some(opened) = answer {
             self.emit(queue, Event::FileOpened(opened));
         }
-    }
-
-    /// Queues of the host.
-    pub(crate) fn queues(&self) -> usize {
-        self.events.len()
     }
 
     /// Splicing, and the way out for it.

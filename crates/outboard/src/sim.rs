@@ -184,7 +184,7 @@ struct Totals {
 }
 
 /// What the summary shows: the faults that were injected, and what they led to.
-const SHOWN: [(&str, &str); 133] = [
+const SHOWN: [(&str, &str); 135] = [
     ("responses", "responses, checked byte by byte"),
     ("bytes", "bytes that clients read"),
     ("errors", "connections ended by an error"),
@@ -199,6 +199,8 @@ const SHOWN: [(&str, &str); 133] = [
     ("net_held_back", "fault: frames reordered"),
     ("net_old_syns", "fault: old copies of SYNs"),
     ("net_marked", "frames marked with CE"),
+    ("net_port_full", "fault: turns in which a port took no more"),
+    ("tx_long_runs_refused", "fault: runs longer than a port takes"),
     ("net_hostile", "fault: hostile frames"),
     ("disk_stalls", "fault: disk stalls"),
     ("disk_open_errors", "fault: opens failed"),

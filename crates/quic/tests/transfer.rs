@@ -10,7 +10,7 @@ mod world;
 use abi::{FileId, Refusal};
 use base::Duration;
 use bytes::Bytes;
-use host::Notice;
+use host::{Application as _, Notice};
 use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 use world::{Abilities, World, file_byte};
 

@@ -96,7 +96,7 @@ impl Scenario {
         links.jitter = Duration::ZERO;
         links.queue_bytes_max = u64::MAX;
         links.mark_bytes = None;
-        (links.mtu, links.runs) = (1_500, false);
+        (links.mtu, links.runs, links.long_runs, links.full) = (1_500, false, false, 0.0);
         let hystart = r.chance(0.5);
         for tcp in [&mut self.server_tcp, &mut self.client_tcp] {
             (tcp.sack, tcp.hystart, tcp.initial_window) = (true, hystart, 10);

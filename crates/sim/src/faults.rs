@@ -74,6 +74,10 @@ pub(crate) struct Links {
     pub(crate) mtu: u16,
     /// Runs of segments cross whole and checksums are left out, as over a TAP.
     pub(crate) runs: bool,
+    /// Devices make longer runs than the port takes.
+    pub(crate) long_runs: bool,
+    /// Turns of a device in which its port takes few frames.
+    pub(crate) full: f64,
 }
 
 /// Frames that no client would send.
@@ -337,7 +341,8 @@ impl Scenario {
         let r = &mut rng;
         let calm_net = r.chance(0.25);
         let calm_disk = r.chance(if calm_net { 0.5 } else { 0.3 });
-        let links = draw_links(r, calm_net);
+        let mut links = draw_links(r, calm_net);
+        draw_refusals(seed, &mut links);
         let net = if calm_net { NetFaults::default() } else { draw_net(r, links.runs) };
         let disk = draw_disk(r, calm_disk);
         let mut crowd = draw_crowd(r, calm_net);
@@ -563,7 +568,17 @@ fn draw_links(r: &mut Prng, calm: bool) -> Links {
         mark_bytes: r.chance(0.3).then(|| r.range(3_000, 60_000)),
         mtu: if runs { 1500 } else { [1500, 1500, 1280, 9000][r.below(4) as usize] },
         runs,
+        long_runs: false,
+        full: 0.0,
     }
+}
+
+/// Draws what ports refuse, from numbers of their own: the rest of a scenario is the same with and
+/// without.
+fn draw_refusals(seed: u64, links: &mut Links) {
+    let r = &mut Prng::new(seed ^ 0xf011_0f0b);
+    links.long_runs = r.chance(0.5) && links.runs;
+    links.full = if r.chance(0.25) { r.unit() * 0.5 } else { 0.0 };
 }
 
 /// Faults of a network, each on in some worlds only.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use apps::content::http3_client::{Part, Response, control, request};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::Notice;
+use host::{Application as _, Notice};
 use quic::{
     ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId,
     TransportErrorCode,

@@ -235,7 +235,7 @@ fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     let placed: u64 = world.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
     add("nvme_over_tls_placed_bytes", if world.scenario.tls.is_some() { placed } else { 0 });
     add("wire_repeated_packets", world.wire.repeated);
-    add("frames_after_echo", world.nodes.iter().map(|node| node.echo_order.frames).sum());
+    add("frames_after_echo", world.nodes.iter().map(|node| node.watch.echo_order.frames).sum());
     add("wire_pairs", world.wire.pairs);
     add("wire_pair_bytes_compared", world.wire.compared);
     world.wire.visit_crossings(&mut add);

@@ -22,6 +22,9 @@ use crate::numbers;
 use crate::quic;
 use crate::tls;
 
+/// Payload of the longest transmits and runs of devices in worlds whose ports take no such runs.
+const LONG_RUN_BYTES: u32 = 264 * 1024;
+
 /// Address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
     // Two servers, a proxy and at most eight clients.
@@ -73,6 +76,15 @@ fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
     })
 }
 
+/// What all devices of a scenario have in common.
+pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
+    let mut config = DeviceConfig::new(mac(node));
+    if scenario.links.long_runs {
+        (config.transmit_bytes_max, config.run_bytes_max) = (LONG_RUN_BYTES, LONG_RUN_BYTES);
+    }
+    config
+}
+
 /// A server.
 pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
     // Without offload: a device without the engine, or a host that does not use it.
@@ -89,7 +101,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
             time_wait_max: scenario.hand_over.time_wait_max,
             ..TeardownConfig::default()
         }),
-        ..DeviceConfig::new(mac(node))
+        ..device_base(scenario, node)
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms);
@@ -129,7 +141,7 @@ pub(crate) fn client(
         l5o: tls_engine(scenario, index),
         quic: quic::engine(scenario, index),
         rss_seed: rng.next_u64(),
-        ..DeviceConfig::new(mac(index))
+        ..device_base(scenario, index)
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));

@@ -7,33 +7,33 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame};
+use abi::port::{Payload, Payloads, RxFrame, TxFrame, TxStatus};
 use abi::splice::{Splice, SpliceId};
-use abi::{Event, Op, PacketBuf};
+use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::nvme::target::Target;
 use apps::proxy::{Proxy, Table};
 use base::{Duration, Instant};
-use host::Host;
+use host::{Application, Host, Notice};
 use nic::Device;
+use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, Turn};
 
 use crate::checkers::echo::EchoOrder;
 use crate::checkers::quic::Order;
 use crate::client::{Client, Context};
 use crate::disk::SimDisk;
-use crate::events::Arrival;
+use crate::events::{Arrival, Side};
 use crate::odd::OddHost;
 use crate::report::Report;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
 use crate::trace::What;
 
-/// Taken from each source in a turn.
-const BATCH: usize = 64;
-/// When a full ring or port is tried again.
-const RETRY: Duration = Duration::from_micros(200);
 /// Frames that wait for the device before the wire loses them.
 const RECEIVE_MAX: usize = 4_096;
+
+/// Payload of the longest run that a port takes.
+const RUN_BYTES_MAX: usize = 65_416;
 
 /// What runs above the host.
 pub(crate) enum App {
@@ -45,9 +45,9 @@ pub(crate) enum App {
     Rogue(Box<Rogue>),
 }
 
-/// What a turn came to.
+/// What came of a turn.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct Turned {
     /// The other half has something to take.
     pub(crate) ring: bool,
     /// When this half wants another turn.
@@ -73,33 +73,63 @@ pub(crate) struct Around<'a> {
     pub(crate) unspliced: Vec<Option<SpliceId>>,
     /// Requests that the disk still takes.
     pub(crate) disk_room: usize,
-    /// Frames that the port still takes.
+    /// When the port takes frames again, if it does not now.
     pub(crate) port_ready: Result<(), Instant>,
+    /// Frames that it takes in this turn.
+    pub(crate) port_room: usize,
+    /// It has refused one.
+    pub(crate) port_refused: bool,
 }
 
-/// A machine.
-pub(crate) struct Node {
-    pub(crate) device: Device,
-    pub(crate) host: Host,
-    pub(crate) app: App,
+/// The rings between the halves of a machine, and what has come for each half from outside.
+#[derive(Debug)]
+struct Rings {
     ops: VecDeque<Op>,
     recycle: VecDeque<PacketBuf>,
     /// Buffers that this ring had no room for.
     recycle_overruns: u64,
     events: VecDeque<Event>,
-    /// An operation that the ring had no room for.
-    waiting: Option<Op>,
-    /// Pairs that the device was asked to take, and has not begun with.
-    splices: BTreeMap<SpliceId, Splice>,
-    pub(crate) odd: OddHost,
-    pub(crate) echo_order: EchoOrder,
     /// Frames that have arrived.
     received: VecDeque<Arrival>,
-    pub(crate) receive_overruns: u64,
+    device_disk: VecDeque<DiskCompletion>,
+    host_disk: VecDeque<DiskCompletion>,
+    slots: usize,
+}
+
+impl Rings {
+    const fn new(slots: usize) -> Self {
+        Self {
+            ops: VecDeque::new(),
+            recycle: VecDeque::new(),
+            recycle_overruns: 0,
+            events: VecDeque::new(),
+            received: VecDeque::new(),
+            device_disk: VecDeque::new(),
+            host_disk: VecDeque::new(),
+            slots,
+        }
+    }
+}
+
+/// What is watched at the contract between the halves.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// Pairs that the device was asked to take, and has not begun with.
+    splices: BTreeMap<SpliceId, Splice>,
+    pub(crate) echo_order: EchoOrder,
     /// The order in which the device delivered packets of QUIC since its start.
     pub(crate) quic_order: Order,
-    pub(crate) device_disk: VecDeque<DiskCompletion>,
-    pub(crate) host_disk: VecDeque<DiskCompletion>,
+}
+
+/// A machine.
+pub(crate) struct Node {
+    device: DeviceHalf,
+    host: HostHalf,
+    pub(crate) app: App,
+    rings: Rings,
+    pub(crate) watch: Watch,
+    pub(crate) odd: OddHost,
+    pub(crate) receive_overruns: u64,
     /// When the halves' next turns are.
     pub(crate) turns: [Instant; 2],
     /// By how much its clock is ahead of the world's.
@@ -110,40 +140,29 @@ pub(crate) struct Node {
     pub(crate) ends: bool,
     /// Times that it was killed.
     pub(crate) life: u32,
-    slots: usize,
 }
 
 impl Node {
-    /// The device loses the context for sealing that it was asked for last, and tells nobody.
-    pub(crate) fn lose_context(&mut self) {
-        self.odd.lose_context(&mut self.ops);
-    }
-
     pub(crate) fn new(device: Device, host: Host, app: App, ahead: Duration, slots: usize) -> Self {
         Self {
-            device,
-            host,
+            device: DeviceHalf::new(device, 0),
+            host: HostHalf::new(host),
             app,
-            ops: VecDeque::new(),
-            recycle: VecDeque::new(),
-            recycle_overruns: 0,
-            events: VecDeque::new(),
-            waiting: None,
-            splices: BTreeMap::new(),
+            rings: Rings::new(slots),
+            watch: Watch::default(),
             odd: OddHost::default(),
-            echo_order: EchoOrder::default(),
-            received: VecDeque::new(),
             receive_overruns: 0,
-            quic_order: Order::default(),
-            device_disk: VecDeque::new(),
-            host_disk: VecDeque::new(),
             turns: [Instant::FAR_FUTURE; 2],
             ahead,
             stopped: false,
             ends: false,
             life: 0,
-            slots,
         }
+    }
+
+    /// The device loses the context for sealing that it was asked for last, and tells nobody.
+    pub(crate) fn lose_context(&mut self) {
+        self.odd.lose_context(&mut self.rings.ops);
     }
 
     /// The node's own time.
@@ -156,296 +175,140 @@ impl Node {
         local - self.ahead
     }
 
-    /// A frame has arrived at the wire.
+    pub(crate) const fn device(&self) -> &Device {
+        &self.device.device
+    }
+
+    pub(crate) const fn host(&self) -> &Host {
+        &self.host.host
+    }
+
+    /// Takes a frame that has arrived.
     pub(crate) fn receive(&mut self, frame: Arrival) {
-        if self.received.len() < RECEIVE_MAX {
-            self.received.push_back(frame);
+        if self.rings.received.len() < RECEIVE_MAX {
+            self.rings.received.push_back(frame);
         } else {
             self.receive_overruns += 1;
         }
     }
 
-    /// It is killed: what was in it is nowhere.
+    /// Takes a completion of the disk for one half.
+    pub(crate) fn complete(&mut self, side: Side, completion: DiskCompletion) {
+        match side {
+            Side::Device => self.rings.device_disk.push_back(completion),
+            Side::Host => self.rings.host_disk.push_back(completion),
+        }
+    }
+
+    /// Kills the machine: all state in it is lost.
     pub(crate) fn kill(&mut self) {
         self.stopped = true;
         self.ends = false;
         self.life += 1;
         self.turns = [Instant::FAR_FUTURE; 2];
-        self.ops.clear();
-        self.recycle.clear();
-        self.recycle_overruns = 0;
-        self.events.clear();
-        self.waiting = None;
-        self.splices.clear();
-        self.echo_order.clear();
-        self.received.clear();
-        self.device_disk.clear();
-        self.host_disk.clear();
+        self.rings = Rings::new(self.rings.slots);
+        self.watch.splices.clear();
+        self.watch.echo_order.clear();
     }
 
-    /// The program is told to end.
+    /// Tells the program to end.
     pub(crate) fn end(&mut self, now: Instant) {
         let local = self.local(now);
-        match &mut self.app {
-            App::Server(server) => server.end(local, &mut self.host),
-            App::Proxy(proxy) => proxy.end(local),
-            App::Client(_) | App::Target(_) | App::User(_) | App::Rogue(_) => {}
-        }
-        self.host.end(local);
+        let mut none = ();
+        self.host.end(local, self.app.as_application(|_| &mut none));
         self.ends = true;
     }
 
-    /// It starts again, with this device and host.
+    /// Returns the device and the host of a machine that has not run.
+    pub(crate) fn into_halves(self) -> (Device, Host) {
+        (self.device.device, self.host.host)
+    }
+
+    /// Starts the machine again, with this device and host.
     pub(crate) fn start(&mut self, device: Device, host: Host) {
-        (self.device, self.host) = (device, host);
-        self.quic_order = Order::default();
+        (self.device, self.host) = (DeviceHalf::new(device, 0), HostHalf::new(host));
+        self.watch.quic_order = Order::default();
         self.stopped = false;
     }
 
-    /// The device loses its state.
+    /// Resets the device, which loses its state.
     pub(crate) fn reset_device(&mut self) {
-        self.device.reset();
-        self.echo_order.clear();
+        self.device.device.reset();
+        self.watch.echo_order.clear();
     }
 
     /// Buffers on their way from the host to the device's pool, and those that the ring between
     /// them had no room for.
     pub(crate) fn recycled(&self) -> u64 {
-        self.recycle.len() as u64 + self.recycle_overruns
+        self.rings.recycle.len() as u64 + self.rings.recycle_overruns
     }
 
-    /// Whether anything waits between the halves.
+    /// Returns whether nothing waits between the halves.
     pub(crate) fn is_idle(&self) -> bool {
-        self.ops.is_empty()
-            && self.events.is_empty()
-            && self.waiting.is_none()
-            && self.received.is_empty()
-            && self.device_disk.is_empty()
-            && self.host_disk.is_empty()
+        let Rings { ops, events, received, device_disk, host_disk, .. } = &self.rings;
+        self.host.is_idle()
+            && ops.is_empty()
+            && events.is_empty()
+            && received.is_empty()
+            && device_disk.is_empty()
+            && host_disk.is_empty()
     }
 
-    /// The device's turn.
-    pub(crate) fn device_turn(&mut self, around: &mut Around<'_>) -> Turn {
+    /// Gives the device a turn.
+    pub(crate) fn device_turn(&mut self, around: &mut Around<'_>) -> Turned {
         let now = self.local(around.now);
-        let mut turn = Turn::default();
-        let mut blocked = false;
-        for _ in 0..BATCH {
-            let Some(frame) = self.received.pop_front() else { break };
-            turn.taken[0] += 1;
-            let pool = self.device.pool();
-            if let Some(packet) = pool.copy(&frame.bytes) {
-                let Arrival { checksum, segment_size, .. } = frame;
-                self.device.handle_frame(now, RxFrame { packet, checksum, segment_size });
-            }
-        }
-        while let Some(packet) = self.recycle.pop_front() {
-            self.device.pool().put(packet);
-        }
-        for _ in 0..BATCH {
-            if !self.device.can_take_op() {
-                blocked = !self.ops.is_empty();
-                break;
-            }
-            let Some(op) = self.ops.pop_front() else { break };
-            turn.taken[1] += 1;
-            self.note_splice(&op, around);
-            self.quic_order.note_op(&op);
-            self.echo_order.taken(&op);
-            self.device.handle_op(now, 0, op);
-        }
-        for _ in 0..BATCH {
-            let Some(completion) = self.device_disk.pop_front() else { break };
-            turn.taken[2] += 1;
-            self.device.handle_disk(now, completion);
-        }
-        blocked |= self.give_events(around, &mut turn);
-        blocked |= self.give_frames(now, around, &mut turn);
-        self.give_device_requests(around);
-        blocked |= self.give_events(around, &mut turn);
-        let more = !self.received.is_empty()
-            || !self.device_disk.is_empty()
-            || (!self.ops.is_empty() && self.device.can_take_op());
+        let soon = around.now + Duration::from_micros(1);
+        let (rings, watch) = (&mut self.rings, &mut self.watch);
+        let mut ports = DeviceSide { rings, watch, around, turned: Turned::default(), full: None };
+        let Turn { more, blocked, .. } = self.device.turn(now, &mut ports);
+        let (mut turned, full) = (ports.turned, ports.full);
+        let Rings { received, device_disk, ops, events, .. } = &self.rings;
+        let takes_ops = self.device.device.can_take_op();
+        let more = more
+            || !received.is_empty()
+            || !device_disk.is_empty()
+            || (takes_ops && !ops.is_empty());
+        // A link that is busy says when it is not.
+        let waits_for_host = !takes_ops || events.len() >= self.rings.slots;
+        let retry = blocked && (full.is_none() || waits_for_host);
+        let retry = retry.then(|| around.now + RETRY);
         let due = self.device.poll_timeout(now).map(|at| self.global(at));
-        let retry = blocked.then(|| around.now + RETRY);
-        let again = more.then(|| around.now + Duration::from_micros(1));
-        turn.next = [turn.next, due, retry, again].into_iter().flatten().min();
-        turn
+        let full = full.map(|at| at.max(soon));
+        turned.next = [due, retry, full, more.then_some(soon)].into_iter().flatten().min();
+        turned
     }
 
-    /// Notices what the host has the device relay.
-    fn note_splice(&mut self, op: &Op, around: &mut Around<'_>) {
-        match op {
-            Op::Splice(splice) => {
-                self.splices.insert(splice.id, (**splice).clone());
-            }
-            Op::SpliceStart { id, .. } => around.spliced.extend(self.splices.remove(id)),
-            _ => {}
-        }
-    }
-
-    fn give_events(&mut self, around: &mut Around<'_>, turn: &mut Turn) -> bool {
-        while let Some(event) = self.device.poll_queue_event(0) {
-            if self.events.len() >= self.slots {
-                self.device.unpoll_event(0, event);
-                return true;
-            }
-            self.quic_order.note_event(&event);
-            self.echo_order.delivered(&event);
-            match &event {
-                Event::SpliceClosed(closed) => around.unspliced.push(Some(closed.id)),
-                Event::Reset => around.unspliced.push(None),
-                _ => {}
-            }
-            self.events.push_back(event);
-            turn.ring = true;
-        }
-        false
-    }
-
-    /// Gives frames to the port; says whether it took no more.
-    fn give_frames(&mut self, now: Instant, around: &mut Around<'_>, turn: &mut Turn) -> bool {
-        for given in 0..=BATCH {
-            let Some(frame) = self.device.poll_frame(now) else { return false };
-            // A batch at most, and none while the port is busy: the device takes it back.
-            if given == BATCH {
-                self.device.unpoll_frame(frame);
-                turn.next = Some(around.now + Duration::from_micros(1));
-                return false;
-            }
-            if let Err(ready_at) = around.port_ready {
-                self.device.unpoll_frame(frame);
-                turn.next = Some(ready_at.max(around.now + Duration::from_micros(1)));
-                return false;
-            }
-            if let Err(what) = self.echo_order.sent(&frame) {
-                around.report.fail(around.now, "echo", format!("n{}: {what}", around.node));
-            }
-            around.frames.push(frame);
-        }
-        false
-    }
-
-    fn give_device_requests(&mut self, around: &mut Around<'_>) {
-        while let Some(request) = self.device.poll_disk() {
-            if !matches!(request, DiskRequest::Close { .. }) {
-                if around.disk_room == 0 {
-                    // The disk's completions bring the next turn.
-                    self.device.unpoll_disk(request);
-                    return;
-                }
-                around.disk_room -= 1;
-            }
-            around.requests.push(request);
-        }
-    }
-
-    /// The host's turn, and the application's.
-    pub(crate) fn host_turn(&mut self, around: &mut Around<'_>) -> Turn {
+    /// Gives the host, and the application above it, a turn.
+    pub(crate) fn host_turn(&mut self, around: &mut Around<'_>) -> Turned {
         let local = self.local(around.now);
-        let mut turn = Turn::default();
-        for _ in 0..BATCH {
-            let Some(event) = self.events.pop_front() else { break };
-            turn.taken[0] += 1;
-            self.host.handle_event(local, event);
-        }
-        for _ in 0..BATCH {
-            let Some(completion) = self.host_disk.pop_front() else { break };
-            turn.taken[2] += 1;
-            self.host.handle_disk(local, completion);
-        }
-        if self.host.poll_timeout().is_some_and(|at| at <= local) {
-            self.host.handle_timeout(local);
-        }
-        self.run_app(local, around);
-        turn.ring |= self.odd.begin_turn(&mut self.ops);
-        while let Some(op) = self.waiting.take().or_else(|| self.host.poll_op(local)) {
-            if self.ops.len() >= self.slots {
-                self.waiting = Some(op);
-                break;
-            }
-            self.odd.pass(op, &mut self.ops);
-            turn.taken[1] += 1;
-            turn.ring = true;
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            if self.recycle.len() < self.slots {
-                self.recycle.push_back(packet);
-            } else {
-                // A full ring costs an allocation later.
-                self.recycle_overruns += 1;
-            }
-        }
-        while let Some(request) = self.host.poll_disk() {
-            around.requests.push(request);
-        }
-        let app_due = match &self.app {
-            App::Server(server) => server.poll_timeout(),
-            App::Proxy(proxy) => proxy.poll_timeout(),
-            App::Client(client) => client.poll_timeout(),
-            App::Target(target) => target.poll_timeout(),
-            App::User(user) => user.poll_timeout(),
-            App::Rogue(rogue) => rogue.poll_timeout(),
-        };
-        let app_due = app_due.filter(|_| !self.ends);
-        let due = [self.host.poll_timeout(), app_due].into_iter().flatten().min();
-        let due = due.map(|at| self.global(at).max(around.now + Duration::from_micros(1)));
-        let retry = self.waiting.is_some().then(|| around.now + RETRY);
-        let more = !self.events.is_empty() || !self.host_disk.is_empty();
-        let again = more.then(|| around.now + Duration::from_micros(1));
-        turn.next = [due, retry, again].into_iter().flatten().min();
-        turn
+        let soon = around.now + Duration::from_micros(1);
+        let ring = self.odd.begin_turn(&mut self.rings.ops);
+        let mut turned = Turned { ring, ..Turned::default() };
+        let (rings, odd, requests) = (&mut self.rings, &mut self.odd, &mut around.requests);
+        let mut ports = HostSide { rings, odd, requests, turned: &mut turned };
+        let (now, disk, report) = (around.now, &*around.disk, &mut *around.report);
+        let mut client_turn = None;
+        let app = self
+            .app
+            .as_application(|client| client_turn.insert(ClientTurn { client, now, disk, report }));
+        let turn = self.host.turn(local, app, &mut ports);
+        while app.poll_log().is_some() {}
+        let due = self.host.poll_timeout(app).map(|at| self.global(at).max(soon));
+        let retry = turn.blocked.then(|| around.now + RETRY);
+        let again = turn.more.then_some(soon);
+        turned.next = [due, retry, again].into_iter().flatten().min();
+        self.report_user(around);
+        turned
     }
 
-    fn run_app(&mut self, local: Instant, around: &mut Around<'_>) {
-        let ends = self.ends;
-        let Self { host, app, .. } = self;
-        match app {
-            App::Server(server) => {
-                if !ends && server.poll_timeout().is_some_and(|at| at <= local) {
-                    server.handle_timeout(local, host);
-                }
-                while let Some(notice) = host.poll_notice() {
-                    server.handle_notice(local, host, notice);
-                }
-                while server.poll_log().is_some() {}
-            }
-            App::Proxy(proxy) => {
-                if !ends && proxy.poll_timeout().is_some_and(|at| at <= local) {
-                    proxy.handle_timeout(local, host);
-                }
-                while let Some(notice) = host.poll_notice() {
-                    proxy.handle_notice(local, host, notice);
-                }
-                while proxy.poll_log().is_some() {}
-            }
-            App::Client(client) => {
-                let (now, disk) = (around.now, &*around.disk);
-                let mut cx = Context { now, local, host, disk, report: around.report };
-                if client.poll_timeout().is_some_and(|at| at <= local) {
-                    client.handle_timeout(&mut cx);
-                }
-                while let Some(notice) = cx.host.poll_notice() {
-                    client.handle_notice(notice, &mut cx);
-                }
-                client.advance(&mut cx);
-            }
-            App::Target(target) => {
-                if !ends && target.poll_timeout().is_some_and(|at| at <= local) {
-                    target.handle_timeout(local, host);
-                }
-                while let Some(notice) = host.poll_notice() {
-                    target.handle_notice(local, host, notice);
-                }
-            }
-            App::User(user) => run_user(user, host, local, around),
-            App::Rogue(rogue) => {
-                if rogue.poll_timeout().is_some_and(|at| at <= local) {
-                    rogue.handle_timeout(local, host);
-                }
-                while let Some(notice) = host.poll_notice() {
-                    rogue.handle_notice(local, host, &notice);
-                }
-            }
+    /// Takes over what the user of a namespace has to say of the turn.
+    fn report_user(&mut self, around: &mut Around<'_>) {
+        let App::User(user) = &mut self.app else { return };
+        for fields in user.log.drain(..) {
+            around.report.trace.note(around.now, around.node, What::User, fields);
+        }
+        if let Some(what) = user.wrong.take() {
+            around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
         }
     }
 
@@ -453,7 +316,7 @@ impl Node {
     pub(crate) fn apply(&mut self, now: Instant, table: Table) {
         let local = self.local(now);
         if let App::Proxy(proxy) = &mut self.app {
-            let applied = proxy.apply(local, &mut self.host, table);
+            let applied = proxy.apply(local, &mut self.host.host, table);
             assert_eq!(applied, Ok(()), "its listeners do not change");
         }
     }
@@ -473,8 +336,8 @@ impl Node {
 
     /// Walks all counters and gauges of the machine.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.device.visit(f);
-        self.host.visit(f);
+        self.device.device.visit(f);
+        self.host.host.visit(f);
         match &self.app {
             App::Server(server) => server.visit(f),
             App::Proxy(proxy) => proxy.visit(f),
@@ -490,20 +353,221 @@ impl Node {
     }
 }
 
-/// The turn of a namespace's user.
-fn run_user(user: &mut User, host: &mut Host, local: Instant, around: &mut Around<'_>) {
-    // What it is not told in time, as after a start, it finds out here.
-    user.initiator.connect(host, local);
-    if user.poll_timeout().is_some_and(|at| at <= local) {
-        user.handle_timeout(local, host);
+impl App {
+    /// Returns the application as its host's driver sees it. Of a client, which needs more than its
+    /// host, `client` makes one.
+    fn as_application<'a>(
+        &'a mut self,
+        client: impl FnOnce(&'a mut Client) -> &'a mut dyn Application,
+    ) -> &'a mut dyn Application {
+        match self {
+            Self::Server(server) => &mut **server,
+            Self::Proxy(proxy) => &mut **proxy,
+            Self::Client(it) => client(it),
+            Self::Target(target) => &mut **target,
+            Self::User(user) => &mut **user,
+            Self::Rogue(rogue) => &mut **rogue,
+        }
     }
-    while let Some(notice) = host.poll_notice() {
-        user.handle_notice(local, host, &notice);
+}
+
+/// A client with what it needs of the world besides its host.
+struct ClientTurn<'a> {
+    client: &'a mut Client,
+    now: Instant,
+    disk: &'a SimDisk,
+    report: &'a mut Report,
+}
+
+impl ClientTurn<'_> {
+    fn with<R>(
+        &mut self,
+        local: Instant,
+        host: &mut Host,
+        work: impl FnOnce(&mut Client, &mut Context<'_>) -> R,
+    ) -> R {
+        let (now, disk) = (self.now, self.disk);
+        work(self.client, &mut Context { now, local, host, disk, report: self.report })
     }
-    for fields in user.log.drain(..) {
-        around.report.trace.note(around.now, around.node, What::User, fields);
+}
+
+impl Application for ClientTurn<'_> {
+    fn handle_notice(&mut self, local: Instant, host: &mut Host, notice: Notice) {
+        self.with(local, host, |client, cx| client.handle_notice(notice, cx));
     }
-    if let Some(what) = user.wrong.take() {
-        around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
+
+    fn handle_timeout(&mut self, local: Instant, host: &mut Host) {
+        self.with(local, host, Client::handle_timeout);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.client.poll_timeout()
+    }
+
+    fn advance(&mut self, local: Instant, host: &mut Host) -> bool {
+        self.with(local, host, Client::advance);
+        false
+    }
+}
+
+/// What a device finds below itself and in its rings.
+struct DeviceSide<'a, 'w> {
+    rings: &'a mut Rings,
+    watch: &'a mut Watch,
+    around: &'a mut Around<'w>,
+    turned: Turned,
+    /// When the link takes frames again, if it refused one.
+    full: Option<Instant>,
+}
+
+impl DiskPort for DeviceSide<'_, '_> {
+    fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        if !matches!(request, DiskRequest::Close { .. }) {
+            if self.around.disk_room == 0 {
+                return Err(request);
+            }
+            self.around.disk_room -= 1;
+        }
+        self.around.requests.push(request);
+        Ok(())
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<DiskCompletion> {
+        let completion = self.rings.device_disk.pop_front()?;
+        self.turned.taken[2] += 1;
+        Some(completion)
+    }
+}
+
+impl DevicePorts for DeviceSide<'_, '_> {
+    fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        loop {
+            let Arrival { bytes, checksum, segment_size, .. } = self.rings.received.pop_front()?;
+            self.turned.taken[0] += 1;
+            if let Some(packet) = pool.copy(&bytes) {
+                return Some(RxFrame { packet, checksum, segment_size });
+            }
+        }
+    }
+
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+        let Around { now, node, port_ready, port_room, .. } = *self.around;
+        if port_ready.is_err() || port_room == 0 {
+            self.full = port_ready.err();
+            self.around.port_refused = true;
+            return TxStatus::Full;
+        }
+        if frame.payload_len() > RUN_BYTES_MAX {
+            return TxStatus::TooLong;
+        }
+        self.around.port_room -= 1;
+        if let Err(what) = self.watch.echo_order.sent(frame) {
+            self.around.report.fail(now, "echo", format!("n{node}: {what}"));
+        }
+        self.around.frames.push(copy(frame));
+        TxStatus::Sent
+    }
+
+    fn pop_op(&mut self) -> Option<Op> {
+        let op = self.rings.ops.pop_front()?;
+        self.turned.taken[1] += 1;
+        match &op {
+            Op::Splice(splice) => {
+                self.watch.splices.insert(splice.id, (**splice).clone());
+            }
+            Op::SpliceStart { id, .. } => {
+                self.around.spliced.extend(self.watch.splices.remove(id));
+            }
+            _ => {}
+        }
+        self.watch.quic_order.note_op(&op);
+        self.watch.echo_order.taken(&op);
+        Some(op)
+    }
+
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.rings.recycle.pop_front()
+    }
+
+    fn push_event(&mut self, _: usize, event: Event) -> Result<(), Event> {
+        if self.rings.events.len() >= self.rings.slots {
+            return Err(event);
+        }
+        self.watch.quic_order.note_event(&event);
+        self.watch.echo_order.delivered(&event);
+        match &event {
+            Event::SpliceClosed(closed) => self.around.unspliced.push(Some(closed.id)),
+            Event::Reset => self.around.unspliced.push(None),
+            _ => {}
+        }
+        self.rings.events.push_back(event);
+        Ok(())
+    }
+
+    fn wake_host(&mut self, _: usize) {
+        self.turned.ring = true;
+    }
+}
+
+/// A copy of a frame as the link has it: nothing of it is shared with the device.
+fn copy(frame: &TxFrame) -> TxFrame {
+    let mut payload = Vec::with_capacity(frame.payload_len());
+    frame.payload.iter().for_each(|part| payload.extend_from_slice(part.as_slice()));
+    TxFrame {
+        header: frame.header.clone(),
+        payload: Payloads::from_iter([Payload::Host(payload.into())]),
+        segment_size: frame.segment_size,
+        checksum_partial: frame.checksum_partial,
+    }
+}
+
+/// What a host finds in its rings and on its disk.
+struct HostSide<'a> {
+    rings: &'a mut Rings,
+    odd: &'a mut OddHost,
+    requests: &'a mut Vec<DiskRequest>,
+    turned: &'a mut Turned,
+}
+
+impl DiskPort for HostSide<'_> {
+    fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        self.requests.push(request);
+        Ok(())
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<DiskCompletion> {
+        let completion = self.rings.host_disk.pop_front()?;
+        self.turned.taken[2] += 1;
+        Some(completion)
+    }
+}
+
+impl HostPorts for HostSide<'_> {
+    fn pop_event(&mut self, _: usize) -> Option<Event> {
+        let event = self.rings.events.pop_front()?;
+        self.turned.taken[0] += 1;
+        Some(event)
+    }
+
+    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+        if self.rings.ops.len() >= self.rings.slots {
+            return Err(op);
+        }
+        self.odd.pass(op, &mut self.rings.ops);
+        self.turned.taken[1] += 1;
+        Ok(())
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        if self.rings.recycle.len() < self.rings.slots {
+            self.rings.recycle.push_back(packet);
+        } else {
+            // A full ring costs an allocation later.
+            self.rings.recycle_overruns += 1;
+        }
+    }
+
+    fn wake_device(&mut self) {
+        self.turned.ring = true;
     }
 }

@@ -15,7 +15,7 @@ use nic::{Device, DeviceConfig, SetupConfig, SpliceConfig, TeardownConfig};
 use wire::Endpoint;
 
 use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
-use crate::machines::{address, addresses, mac};
+use crate::machines::{address, addresses, device_base};
 use crate::net::Net;
 use crate::node::{App, Node};
 use crate::numbers;
@@ -227,7 +227,7 @@ pub(crate) fn machine(
         splice: proxied.engine.then_some(splice),
         pending_transmits_max: scenario.pending_transmits_max,
         rss_seed: rng.next_u64(),
-        ..DeviceConfig::new(mac(node))
+        ..device_base(scenario, node)
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));

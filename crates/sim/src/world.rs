@@ -25,7 +25,7 @@ use crate::faults::Scenario;
 use crate::hostile;
 use crate::machines::{address, client, mac, server};
 use crate::net::Net;
-use crate::node::{App, Around, Node, Turn};
+use crate::node::{App, Around, Node, Turned};
 use crate::numbers;
 use crate::proxied;
 use crate::report::Report;
@@ -396,10 +396,7 @@ impl World {
         if node.stopped {
             return self.disk.forget(index);
         }
-        match side {
-            Side::Device => node.device_disk.push_back(completion),
-            Side::Host => node.host_disk.push_back(completion),
-        }
+        node.complete(side, completion);
         self.wake_soon(index, side);
     }
 
@@ -421,12 +418,22 @@ impl World {
         }
     }
 
+    /// Draws how many frames a port takes in a turn, beside what its rate allows.
+    fn port_room(&mut self, side: Side) -> usize {
+        let full = self.scenario.links.full;
+        if side == Side::Host || full == 0.0 || self.report.healed_at.is_some() {
+            return usize::MAX;
+        }
+        if self.rng.chance(full) { self.rng.below(4) as usize } else { usize::MAX }
+    }
+
     fn turn(&mut self, index: usize, side: Side) {
-        let node = &mut self.nodes[index];
-        if node.stopped {
+        if self.nodes[index].stopped {
             return;
         }
         let disk_room = self.disk.room((index, side));
+        let port_room = self.port_room(side);
+        let node = &mut self.nodes[index];
         let mut around = Around {
             now: self.now,
             node: index,
@@ -438,11 +445,14 @@ impl World {
             spliced: Vec::new(),
             unspliced: Vec::new(),
             disk_room,
+            port_room,
+            port_refused: false,
         };
         let turn = match side {
             Side::Device => node.device_turn(&mut around),
             Side::Host => node.host_turn(&mut around),
         };
+        self.net.counters.net_port_full += u64::from(around.port_refused);
         let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
         around.unspliced.iter().for_each(|id| self.wire.splice_closed(index, *id));
         self.note_turn(index, side, &turn, frames.len());
@@ -465,9 +475,8 @@ impl World {
                 self.queue.push(self.now + after, Event::Disk((index, side), life, work));
             }
         }
-        for frame in frames {
-            self.transmit(index, &frame);
-            self.nodes[index].device.recycle(frame);
+        for frame in &frames {
+            self.transmit(index, frame);
         }
         if turn.ring {
             let other = if side == Side::Device { Side::Host } else { Side::Device };
@@ -479,7 +488,7 @@ impl World {
         self.finish_end(index);
     }
 
-    fn note_turn(&mut self, node: usize, side: Side, turn: &Turn, frames: usize) {
+    fn note_turn(&mut self, node: usize, side: Side, turn: &Turned, frames: usize) {
         let [a, b, c] = turn.taken;
         match side {
             Side::Device => self.note(node, What::DeviceTurn, [a, b, c, frames as u64, 0]),
@@ -547,10 +556,10 @@ impl World {
         } else {
             self.rng.range(1, self.scenario.crowd.clients as u64) as usize
         };
-        let sockets: Vec<_> = self.nodes[victim].host.sockets().collect();
+        let sockets: Vec<_> = self.nodes[victim].host().sockets().collect();
         let pick = self.rng.below(sockets.len() as u64) as usize;
         let ends = sockets.get(pick).map(|&s| {
-            let host = &self.nodes[victim].host;
+            let host = self.nodes[victim].host();
             (host.local(s), host.remote(s))
         });
         let front = self.scenario.front();
@@ -597,7 +606,7 @@ impl World {
             }
             if let App::Client(client) = &node.app {
                 if !client.is_done() {
-                    let what = client.describe(&node.host).join("; ");
+                    let what = client.describe(node.host()).join("; ");
                     self.report.fail(now, "progress", format!("stuck: {what}"));
                 }
             }

@@ -2,32 +2,16 @@
 //! software and then splices, and a server. No network between them but a function that carries
 //! frames, and loses some.
 
-use abi::Checksum;
-use abi::port::{RxFrame, WireCaps};
+use abi::port::WireCaps;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{
-    Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig,
-};
-use nic::{Device, DeviceConfig};
+use host::{Cidr, Config, Listen, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig};
+use nic::DeviceConfig;
+use testkit::{Frame, Machine, Node, Notices, read_all};
 use wire::Endpoint;
 
 const PROXY: usize = 1;
 const IDLE: Duration = Duration::from_secs(60);
-
-/// A frame on its way: whether its checksum was left out, and its segment size.
-struct Flying {
-    bytes: Vec<u8>,
-    checksum: Checksum,
-    segment_size: u16,
-}
-
-struct End {
-    host: Host,
-    device: Device,
-    accepted: Option<SocketId>,
-    notices: Vec<Notice>,
-}
 
 fn mac(number: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, u8::try_from(number).unwrap()]
@@ -42,93 +26,21 @@ fn addr(number: usize, v6: bool) -> core::net::IpAddr {
     }
 }
 
-impl End {
-    fn new(number: usize, run: &Run) -> Self {
-        let mut config = DeviceConfig::new(mac(number));
-        config.file = None;
-        let caps = WireCaps {
-            segmentation: run.runs,
-            udp_segmentation: false,
-            checksum: run.runs,
-            mtu: 1500,
-        };
-        let device = Device::new(config, caps);
-        let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
-        let addrs = vec![cidr(false, 24), cidr(true, 64)];
-        let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };
-        // All three have options of their own.
-        tcp.receive_bytes_max = [1 << 20, 200_000, 50_000][number];
-        tcp.sack = number != 2 || run.sack;
-        tcp.ecn = number != 0;
-        let config = Config { addrs, tcp, ..Config::default() };
-        let seed = u64::try_from(number).unwrap() + run.seed;
-        let host = Host::new(config, &device.capabilities(), seed);
-        Self { host, device, accepted: None, notices: vec![] }
-    }
-
-    fn count(&self, name: &str) -> u64 {
-        let (mut sum, add) = (0, |n: &str, value: u64| (n == name).then_some(value));
-        self.host.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
-        self.device.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
-        sum
-    }
-
-    /// Lets host and device work; gives what leaves.
-    fn work(&mut self, now: Instant) -> Vec<Flying> {
-        let mut frames = Vec::new();
-        loop {
-            let mut busy = false;
-            while let Some(event) = self.device.poll_queue_event(0) {
-                self.host.handle_event(now, event);
-                busy = true;
-            }
-            if self.host.poll_timeout().is_some_and(|at| at <= now) {
-                self.host.handle_timeout(now);
-            }
-            while let Some(notice) = self.host.poll_notice() {
-                if let Notice::Accepted(_, socket) = notice {
-                    self.accepted = Some(socket);
-                }
-                self.notices.push(notice);
-            }
-            while let Some(op) = self.host.poll_op(now) {
-                self.device.handle_op(now, 0, op);
-                busy = true;
-            }
-            while let Some(packet) = self.host.poll_recycle() {
-                self.device.pool().put(packet);
-            }
-            while let Some(frame) = self.device.poll_frame(now) {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                let checksum =
-                    if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
-                frames.push(Flying { bytes, checksum, segment_size: frame.segment_size });
-                self.device.recycle(frame);
-            }
-            if !busy {
-                return frames;
-            }
-        }
-    }
-
-    fn take(&mut self, frame: &Flying, now: Instant) {
-        let packet = self.device.pool().copy(&frame.bytes).unwrap();
-        let Flying { checksum, segment_size, .. } = *frame;
-        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size });
-    }
-
-    /// Everything that can be read of a socket.
-    fn read(&mut self, socket: SocketId, into: &mut Vec<u8>) {
-        loop {
-            let bytes = self.host.peek(socket).to_vec();
-            if bytes.is_empty() {
-                return;
-            }
-            self.host.consume(socket, bytes.len());
-            into.extend_from_slice(&bytes);
-        }
-    }
+fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
+    let mut device = DeviceConfig::new(mac(number));
+    device.file = None;
+    let link =
+        WireCaps { segmentation: run.runs, udp_segmentation: false, checksum: run.runs, mtu: 1500 };
+    let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
+    let addrs = vec![cidr(false, 24), cidr(true, 64)];
+    let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };
+    // All three have options of their own.
+    tcp.receive_bytes_max = [1 << 20, 200_000, 50_000][number];
+    tcp.sack = number != 2 || run.sack;
+    tcp.ecn = number != 0;
+    let config = Config { addrs, tcp, ..Config::default() };
+    let seed = u64::try_from(number).unwrap() + run.seed;
+    Node { machine: Machine::new(config, device, link, seed, ()), app: Notices::default() }
 }
 
 /// What differs between runs.
@@ -150,7 +62,7 @@ const PLAIN: Run =
 
 struct World {
     now: Instant,
-    ends: [End; 3],
+    ends: [Node<Notices, ()>; 3],
     loss: u64,
     random: Prng,
     /// The client's socket, the proxy's two, and the server's.
@@ -163,20 +75,20 @@ struct World {
 impl World {
     /// A client that is connected to the proxy, and the proxy to the server.
     fn new(run: Run) -> Self {
-        let mut ends = [0, 1, 2].map(|number| End::new(number, &run));
+        let mut ends = [0, 1, 2].map(|number| machine(number, &run));
         let now = Instant::from_millis(1000);
         for number in [PROXY, 2] {
-            ends[number].host.listen(Listen { addr: None, port: 80, backlog: 8 }).unwrap();
+            ends[number].host().listen(Listen { addr: None, port: 80, backlog: 8 }).unwrap();
         }
         let to = |number, v6| Endpoint { addr: addr(number, v6), port: 80 };
-        let client = ends[0].host.connect(now, to(PROXY, run.v6[0])).unwrap();
-        let towards = ends[PROXY].host.connect(now, to(2, run.v6[1])).unwrap();
+        let client = ends[0].host().connect(now, to(PROXY, run.v6[0])).unwrap();
+        let towards = ends[PROXY].host().connect(now, to(2, run.v6[1])).unwrap();
         let (loss, random) = (0, Prng::new(run.seed));
         let (proxy, got) = ([towards; 2], [vec![], vec![]]);
         let mut world = Self { now, ends, loss, random, client, server: towards, proxy, got };
         world.run_for(100);
-        world.proxy[0] = world.ends[PROXY].accepted.expect("the client is connected");
-        world.server = world.ends[2].accepted.expect("the proxy is connected");
+        world.proxy[0] = world.ends[PROXY].app.accepted().expect("the client is connected");
+        world.server = world.ends[2].app.accepted().expect("the proxy is connected");
         world
     }
 
@@ -192,14 +104,17 @@ impl World {
 
     fn settle(&mut self) {
         loop {
-            let frames: Vec<(usize, Flying)> = (0..3)
+            let frames: Vec<(usize, Frame)> = (0..3)
                 .flat_map(|from| {
-                    let out = self.ends[from].work(self.now);
+                    let out = {
+                        let Node { machine, app } = &mut self.ends[from];
+                        machine.settle(self.now, app)
+                    };
                     out.into_iter().map(move |frame| (from, frame))
                 })
                 .collect();
-            self.ends[0].read(self.client, &mut self.got[0]);
-            self.ends[2].read(self.server, &mut self.got[1]);
+            read_all(self.ends[0].host(), self.client, &mut self.got[0]);
+            read_all(self.ends[2].host(), self.server, &mut self.got[1]);
             if frames.is_empty() {
                 return;
             }
@@ -210,7 +125,7 @@ impl World {
                 let group = frame.bytes[0] & 1 == 1;
                 for to in (0..3).filter(|&to| to != from) {
                     if group || frame.bytes[..6] == mac(to) {
-                        self.ends[to].take(&frame, self.now);
+                        self.ends[to].receive(frame.clone());
                     }
                 }
             }
@@ -219,7 +134,7 @@ impl World {
 
     fn send(&mut self, end: usize, bytes: &[u8]) {
         let socket = if end == 0 { self.client } else { self.server };
-        let taken = self.ends[end].host.send(socket, Bytes::copy_from_slice(bytes)).unwrap();
+        let taken = self.ends[end].host().send(socket, Bytes::copy_from_slice(bytes)).unwrap();
         assert_eq!(taken, bytes.len());
     }
 
@@ -227,8 +142,8 @@ impl World {
     fn relay(&mut self, from: usize) -> Vec<u8> {
         let mut bytes = vec![];
         let [source, target] = [self.proxy[from], self.proxy[1 - from]];
-        self.ends[PROXY].read(source, &mut bytes);
-        let proxy = &mut self.ends[PROXY].host;
+        let proxy = self.ends[PROXY].host();
+        read_all(proxy, source, &mut bytes);
         proxy.send(target, Bytes::from(bytes.clone())).unwrap();
         bytes
     }
@@ -252,11 +167,11 @@ impl World {
 
     fn nsplice(&mut self) -> SpliceId {
         let [a, b] = self.proxy;
-        self.ends[PROXY].notices.clear();
-        self.ends[PROXY].host.nsplice(self.now, a, b, IDLE).unwrap()
+        self.ends[PROXY].app.0.clear();
+        self.ends[PROXY].host().nsplice(self.now, a, b, IDLE).unwrap()
     }
 
-    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         for _ in 0..4000 {
             if done(self) {
                 return;
@@ -281,28 +196,28 @@ fn all_of_it(run: Run) {
     let (up, down) = (text(300_000, 7), text(400_000, 13));
     world.send(0, &up[..20_000]);
     world.send(2, &down[..20_000]);
-    world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
-    let before = world.ends[PROXY].host.counters().received_frames;
+    world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
+    let before = world.ends[PROXY].host().counters().received_frames;
     world.loss = run.loss;
     world.send(0, &up[20_000..]);
     world.send(2, &down[20_000..]);
     world.wait_for("everything", |w| w.got[1].len() >= up.len() && w.got[0].len() >= down.len());
     assert!(world.got[1] == up && world.got[0] == down, "{run:?}");
-    world.ends[0].host.shutdown(world.client);
+    world.ends[0].host().shutdown(world.client);
     world.run_for(2000);
     world.send(2, b"after the client's end");
-    world.ends[2].host.shutdown(world.server);
+    world.ends[2].host().shutdown(world.server);
     world.wait_for("the end", |w| {
         let (client, server) =
-            (w.ends[0].host.readiness(w.client), w.ends[2].host.readiness(w.server));
+            (w.ends[0].host().readiness(w.client), w.ends[2].host().readiness(w.server));
         let ended = |r: host::Readiness| r.peer_closed || r.error.is_some();
         ended(client) && ended(server)
     });
     assert_eq!(world.got[0][down.len()..], *b"after the client's end");
-    assert_eq!(world.ends[PROXY].host.counters().received_frames, before, "{run:?}");
+    assert_eq!(world.ends[PROXY].host().counters().received_frames, before, "{run:?}");
     world.loss = 0;
-    world.wait_for("SpliceClosed", |w| w.ends[PROXY].notices.contains(&Notice::SpliceClosed(id)));
-    let meta = world.ends[PROXY].host.take_splice(id).unwrap();
+    world.wait_for("SpliceClosed", |w| w.ends[PROXY].app.0.contains(&Notice::SpliceClosed(id)));
+    let meta = world.ends[PROXY].host().take_splice(id).unwrap();
     assert_eq!(meta.end, Some(SpliceEnd::Closed), "{run:?}");
     assert_eq!(meta.bytes, [300_000, 400_022], "{run:?}");
     for dropped in ["out_of_window", "bad_ack", "no_ack", "malformed", "blind_reset", "kept_full"] {
@@ -350,16 +265,16 @@ fn a_reset_passes_through() {
         world.first_exchange();
         let id = world.nsplice();
         world.send(from, &text(50_000, 3));
-        world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
+        world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
         world.run_for(500);
         let (socket, other) =
             if from == 0 { (world.client, world.server) } else { (world.server, world.client) };
         world.send(from, b"on its way");
-        world.ends[from].host.abort(world.now, socket);
+        world.ends[from].host().abort(world.now, socket);
         world.run_for(500);
-        let error = world.ends[2 - from].host.readiness(other).error;
+        let error = world.ends[2 - from].host().readiness(other).error;
         assert_eq!(error, Some(SocketError::Reset));
-        let meta = world.ends[PROXY].host.take_splice(id).unwrap();
+        let meta = world.ends[PROXY].host().take_splice(id).unwrap();
         assert_eq!(meta.end, Some(SpliceEnd::Reset(u8::from(from == 2))));
     }
 }
@@ -371,13 +286,13 @@ fn a_reset_of_the_device_ends_them() {
     let mut world = World::new(PLAIN);
     world.first_exchange();
     let id = world.nsplice();
-    world.wait_for("splicing", |w| w.ends[PROXY].notices.contains(&Notice::Spliced(id)));
-    world.ends[PROXY].device.reset();
+    world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
+    world.ends[PROXY].device().reset();
     world.send(0, b"hello?");
     world.send(2, b"hello?");
     world.run_for(500);
     for (end, socket) in [(0, world.client), (2, world.server)] {
-        assert_eq!(world.ends[end].host.readiness(socket).error, Some(SocketError::Reset));
+        assert_eq!(world.ends[end].host().readiness(socket).error, Some(SocketError::Reset));
     }
-    assert_eq!(world.ends[PROXY].host.take_splice(id).unwrap().end, None);
+    assert_eq!(world.ends[PROXY].host().take_splice(id).unwrap().end, None);
 }

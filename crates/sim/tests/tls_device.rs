@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use abi::crypto::Suite;
 use abi::l5o::ResyncMode;
-use abi::port::{RxFrame, WireCaps};
+use abi::port::WireCaps;
 use abi::{Checksum, Refusal};
 use base::Instant;
 use bytes::Bytes;
 use host::{
-    Alert, Cidr, Config, Host, Listen, Notice, SocketError, SocketId, TlsDirection, TlsInfo,
-    TlsKeys, TlsVersion,
+    Alert, Cidr, Config, Host, Listen, SocketError, SocketId, TlsDirection, TlsInfo, TlsKeys,
+    TlsVersion,
 };
-use nic::{Device, DeviceConfig, L5oConfig};
+use nic::{DeviceConfig, L5oConfig};
+use testkit::{Frame, Machine, Notices, PLAIN_LINK, read_all};
 use wire::Endpoint;
 
 const VERSIONS: [TlsVersion; 2] = [TlsVersion::Tls12, TlsVersion::Tls13];
@@ -22,92 +23,56 @@ const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20P
 const HEADERS: usize = 14 + 20 + 32;
 
 struct End {
-    host: Host,
-    device: Device,
+    machine: Machine,
+    app: Notices,
     socket: Option<SocketId>,
     read: Vec<u8>,
 }
 
 impl End {
     fn new(number: u8, l5o: Option<L5oConfig>) -> Self {
-        let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
-        config.file = None;
-        config.l5o = l5o;
-        let caps =
-            WireCaps { segmentation: false, udp_segmentation: false, checksum: true, mtu: 1500 };
-        let device = Device::new(config, caps);
+        let device = DeviceConfig { file: None, l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
         let addr = [10, 0, 0, number].into();
         let config = Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
-        let host = Host::new(config, &device.capabilities(), number.into());
-        Self { host, device, socket: None, read: Vec::new() }
+        let link = WireCaps { checksum: true, ..PLAIN_LINK };
+        let machine = Machine::new(config, device, link, number.into(), ());
+        Self { machine, app: Notices::default(), socket: None, read: Vec::new() }
     }
 
-    fn error(&self) -> Option<SocketError> {
-        self.host.readiness(self.socket.unwrap()).error
+    fn host(&mut self) -> &mut Host {
+        self.machine.host()
     }
 
-    fn tls(&self) -> TlsInfo {
-        self.host.info(self.socket.unwrap()).and_then(|info| info.tls).unwrap()
+    fn error(&mut self) -> Option<SocketError> {
+        let socket = self.socket.unwrap();
+        self.host().readiness(socket).error
+    }
+
+    fn tls(&mut self) -> TlsInfo {
+        let socket = self.socket.unwrap();
+        self.host().info(socket).and_then(|info| info.tls).unwrap()
     }
 
     fn count(&self, name: &str) -> u64 {
-        let (mut sum, add) = (0, |n: &str, value: u64| (n == name).then_some(value));
-        self.host.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
-        self.device.visit(&mut |n, value| sum += add(n, value).unwrap_or(0));
-        sum
+        self.machine.count(name)
     }
 
-    /// Lets host and device work; gives what leaves.
+    /// Lets host and device work; returns the frames that leave.
     fn work(&mut self, now: Instant) -> Vec<Vec<u8>> {
-        let mut frames = Vec::new();
-        loop {
-            let mut busy = false;
-            while let Some(event) = self.device.poll_queue_event(0) {
-                self.host.handle_event(now, event);
-                busy = true;
-            }
-            if self.host.poll_timeout().is_some_and(|at| at <= now) {
-                self.host.handle_timeout(now);
-            }
-            while let Some(notice) = self.host.poll_notice() {
-                if let Notice::Accepted(_, socket) = notice {
-                    self.socket = Some(socket);
-                }
-            }
-            while let Some(op) = self.host.poll_op(now) {
-                self.device.handle_op(now, 0, op);
-                busy = true;
-            }
-            while let Some(packet) = self.host.poll_recycle() {
-                self.device.pool().put(packet);
-            }
-            while let Some(frame) = self.device.poll_frame(now) {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                frames.push(bytes);
-            }
-            if !busy {
-                return frames;
-            }
-        }
+        let frames = self.machine.settle(now, &mut self.app);
+        self.socket = self.app.accepted().or(self.socket);
+        frames.into_iter().map(|frame| frame.bytes).collect()
     }
 
-    fn take(&mut self, frame: &[u8], now: Instant) {
-        let packet = self.device.pool().copy(frame).unwrap();
-        // As between two ports of one machine: whoever changes a frame here changes what TCP takes.
-        let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
-        self.device.handle_frame(now, frame);
+    /// Takes a frame as between two ports of one machine: the checksum of one that was changed on
+    /// its way is right.
+    fn take(&mut self, bytes: Vec<u8>) {
+        self.machine.receive(Frame { bytes, checksum: Checksum::Good, segment_size: 0 });
     }
 
     fn read(&mut self) {
-        let Some(socket) = self.socket else { return };
-        loop {
-            let bytes = self.host.peek(socket).to_vec();
-            if bytes.is_empty() {
-                return;
-            }
-            self.host.consume(socket, bytes.len());
-            self.read.extend_from_slice(&bytes);
+        if let Some(socket) = self.socket {
+            read_all(self.machine.host(), socket, &mut self.read);
         }
     }
 }
@@ -140,15 +105,16 @@ impl World {
         let (client, server) = (End::new(2, Some(engine())), End::new(1, server));
         let mut world = Self { now: Instant::from_millis(1000), client, server };
         let listen = Listen { addr: None, port: 443, backlog: 8 };
-        world.server.host.listen(listen).unwrap();
+        world.server.host().listen(listen).unwrap();
         let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 443 };
-        world.client.socket = Some(world.client.host.connect(world.now, remote).unwrap());
+        world.client.socket = Some(world.client.host().connect(world.now, remote).unwrap());
         world.run(&mut |frame| vec![frame]);
         for (end, (tx, rx)) in [(&mut world.client, (1, 2)), (&mut world.server, (2, 1))] {
             let half = |which: u8| TlsDirection::new(&[which; 32], [which; 12], number);
             let crypto = Arc::new(crypto::Provider);
             let keys = TlsKeys { version, suite, tx: half(tx), rx: half(rx), crypto };
-            end.host.attach_tls(world.now, end.socket.unwrap(), &keys).unwrap();
+            let socket = end.socket.unwrap();
+            end.host().attach_tls(world.now, socket, &keys).unwrap();
         }
         world.run(&mut |frame| vec![frame]);
         world
@@ -167,15 +133,15 @@ impl World {
             for frame in out {
                 let has_payload = frame.len() > HEADERS && frame[12..14] == [8, 0];
                 let frames = if has_payload { tamper(frame) } else { vec![frame] };
-                frames.iter().for_each(|frame| self.server.take(frame, self.now));
+                frames.into_iter().for_each(|frame| self.server.take(frame));
             }
-            back.iter().for_each(|frame| self.client.take(frame, self.now));
+            back.into_iter().for_each(|frame| self.client.take(frame));
         }
     }
 
     fn send(&mut self, bytes: &[u8], tamper: Tamper<'_>) {
         let socket = self.client.socket.unwrap();
-        let taken = self.client.host.send(socket, Bytes::copy_from_slice(bytes)).unwrap();
+        let taken = self.client.host().send(socket, Bytes::copy_from_slice(bytes)).unwrap();
         assert_eq!(taken, bytes.len());
         self.run(tamper);
     }
@@ -223,7 +189,7 @@ fn every_flipped_byte() {
                 }
                 // A length that is more waits for bytes.
                 let socket = world.client.socket.unwrap();
-                let _ended = world.client.host.send(socket, Bytes::from(text(400)));
+                let _ended = world.client.host().send(socket, Bytes::from(text(400)));
                 world.run(&mut |frame| vec![frame]);
                 assert_eq!(world.server.read, b"", "byte {at}");
                 let error = world.server.error();
@@ -288,18 +254,18 @@ fn resets_in_mid_record() {
         let mut world = World::open(version, suite, Some(engine()));
         let want = text(200_000);
         let socket = world.client.socket.unwrap();
-        world.client.host.send(socket, Bytes::from(want.clone())).unwrap();
+        world.client.host().send(socket, Bytes::from(want.clone())).unwrap();
         for round in 0..6 {
             let frames = world.client.work(world.now);
             // Some arrive, then both devices lose everything.
-            for frame in frames.iter().take(5 + round) {
-                world.server.take(frame, world.now);
+            for frame in frames.into_iter().take(5 + round) {
+                world.server.take(frame);
             }
             let back = world.server.work(world.now);
             world.server.read();
-            back.iter().for_each(|frame| world.client.take(frame, world.now));
-            world.client.device.reset();
-            world.server.device.reset();
+            back.into_iter().for_each(|frame| world.client.take(frame));
+            world.client.machine.device().reset();
+            world.server.machine.device().reset();
             world.now += base::Duration::from_secs(1);
         }
         world.run(&mut |frame| vec![frame]);
@@ -329,7 +295,7 @@ fn numbers_end() {
         let mut world =
             World::with_number(TlsVersion::Tls13, Suite::Aes128Gcm, Some(engine()), number);
         let socket = world.client.socket.unwrap();
-        let _ = world.client.host.send(socket, Bytes::from_static(b"too late"));
+        let _ = world.client.host().send(socket, Bytes::from_static(b"too late"));
         world.run(&mut |frame| vec![frame]);
         assert_eq!(world.client.error(), Some(SocketError::Tls(Alert::InternalError)));
         assert_eq!(world.server.read, b"");

@@ -8,6 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod disk;
+mod machine;
+mod network;
 mod nvme;
 mod pair;
 mod peer;
@@ -15,6 +18,9 @@ mod seg;
 mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
+pub use disk::{DiskOrder, MemDisk, MemFile};
+pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, TestDisk, read_all};
+pub use network::{LinkRule, Network, Node, Towards, delay};
 pub use nvme::pdu;
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};

@@ -34,8 +34,8 @@ mod target;
 
 use base::{Duration, Instant};
 use host::{
-    Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption,
-    TlsServer,
+    Application, Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId,
+    SocketOption, TlsServer,
 };
 
 pub use counters::Counters;
@@ -218,13 +218,6 @@ impl ContentServer {
         Ok(Self { listeners, server: Server::new(config), http3 })
     }
 
-    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
-    /// are passed over, so several applications can share a host.
-    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.handle_http1(now, host, notice);
-        self.with_http3(now, host, |http3, cx| http3.handle_notice(cx, notice));
-    }
-
     fn handle_http1(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
@@ -267,26 +260,6 @@ impl ContentServer {
         self.server.responder.output.set_pages(pages);
     }
 
-    /// Accepts nobody any more. Idle connections are closed; the others are with the response that
-    /// they are at, or with the next.
-    pub fn drain(&mut self, now: Instant, host: &mut Host) {
-        self.listeners.iter().for_each(|&(listener, _)| host.unlisten(listener));
-        self.server.drain(now, host);
-        self.with_http3(now, host, |http3, cx| http3.drain(cx));
-    }
-
-    /// Ends: QUIC connections are closed, so that clients learn of it. To be called before
-    /// [`Host::end`], which resets those of TCP.
-    pub fn end(&mut self, now: Instant, host: &mut Host) {
-        self.with_http3(now, host, |http3, cx| http3.end(cx));
-    }
-
-    /// Acts on deadlines that are over.
-    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.server.handle_timeout(now, host);
-        self.with_http3(now, host, |http3, cx| http3.handle_timeout(cx));
-    }
-
     /// Lets HTTP/3 work, where it is spoken, and act on what came of it.
     fn with_http3(
         &mut self,
@@ -305,28 +278,51 @@ impl ContentServer {
         self.server.close_files(host);
     }
 
-    /// When to call [`Self::handle_timeout`] at the latest; may be earlier than anything is due.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let http3 = self.http3.as_ref().and_then(Http3::poll_timeout);
-        Instant::earliest([self.server.poll_timeout(), http3])
-    }
-
-    /// The next line of the access log, without its line end: Combined Log Format, and remarks that
-    /// begin with `#`.
-    #[must_use]
-    pub fn poll_log(&mut self) -> Option<String> {
-        self.server.responder.log.poll()
-    }
-
     /// Connections of HTTP/3.
     pub fn quic_connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
         self.http3.iter().flat_map(Http3::connections)
     }
+}
+
+impl Application for ContentServer {
+    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
+    /// are passed over, so several applications can share a host.
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.handle_http1(now, host, notice);
+        self.with_http3(now, host, |http3, cx| http3.handle_notice(cx, notice));
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.server.handle_timeout(now, host);
+        self.with_http3(now, host, |http3, cx| http3.handle_timeout(cx));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let http3 = self.http3.as_ref().and_then(Http3::poll_timeout);
+        Instant::earliest([self.server.poll_timeout(), http3])
+    }
+
+    fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.listeners.iter().for_each(|&(listener, _)| host.unlisten(listener));
+        self.server.drain(now, host);
+        self.with_http3(now, host, |http3, cx| http3.drain(cx));
+    }
+
+    /// Ends: QUIC connections are closed, so that clients learn of it. To be called before
+    /// [`Host::end`], which resets those of TCP.
+    fn end(&mut self, now: Instant, host: &mut Host) {
+        self.with_http3(now, host, |http3, cx| http3.end(cx));
+    }
+
+    /// The next line of the access log, without its line end: Combined Log Format, and remarks that
+    /// begin with `#`.
+    fn poll_log(&mut self) -> Option<String> {
+        self.server.responder.log.poll()
+    }
 
     /// Calls `f` with the name and value of each counter, and of gauges: connections, open files,
     /// and requests of HTTP/3 that are not over.
-    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.responder.counters.visit(f);
         f("http_connections_open", self.server.connections() as u64);
         f("http_files_cached", self.server.responder.files.len() as u64);

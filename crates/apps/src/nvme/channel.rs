@@ -145,12 +145,12 @@ impl Channel {
     }
 
     /// As [`Transport::poll`].
-    pub(super) fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
+    pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         match &mut self.stage {
-            Stage::Open => self.transport.poll(host, now),
+            Stage::Open => self.transport.poll(now, host),
             Stage::Shaking(shaking) => match shaking.turn(host, self.transport.socket()) {
                 Ok(None) => None,
-                Ok(Some(agreed)) => self.secure(host, now, &agreed),
+                Ok(Some(agreed)) => self.secure(now, host, &agreed),
                 Err(lost) => Some(self.fail(host, lost)),
             },
             Stage::Fresh => {
@@ -161,7 +161,7 @@ impl Channel {
                 if first.is_some() {
                     self.stage = Stage::Open;
                 }
-                self.transport.poll(host, now)
+                self.transport.poll(now, host)
             }
             Stage::Without => Some(self.fail(host, Lost::Insecure(Insecure::Handshake(None)))),
             Stage::Failed => None,
@@ -169,12 +169,12 @@ impl Channel {
     }
 
     /// There are keys: PDUs begin.
-    fn secure(&mut self, host: &mut Host, now: Instant, agreed: &Agreed) -> Option<Incoming> {
+    fn secure(&mut self, now: Instant, host: &mut Host, agreed: &Agreed) -> Option<Incoming> {
         let attached = host.attach_tls(now, self.socket(), &agreed.keys).is_ok();
         match Identity::parse(&agreed.identity).filter(|_| attached) {
             Some(identity) => {
                 (self.identity, self.stage) = (Some(identity), Stage::Open);
-                self.transport.poll(host, now)
+                self.transport.poll(now, host)
             }
             None => Some(self.fail(host, Lost::Insecure(Insecure::Handshake(None)))),
         }

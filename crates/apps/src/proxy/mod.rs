@@ -27,7 +27,10 @@ mod sockets;
 mod termination;
 
 use base::Instant;
-use host::{Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId, SocketOption};
+use host::{
+    Application, Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId,
+    SocketOption,
+};
 
 pub use config::{
     Backend, Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool,
@@ -124,23 +127,12 @@ impl Proxy {
         self.server.apply(now, table);
         Ok(())
     }
+}
 
-    /// Accepts nobody any more, whatever tables come. Connections go on.
-    pub fn drain(&mut self, host: &mut Host) {
-        self.draining = true;
-        self.ports.iter_mut().for_each(|port| port.close(host));
-    }
-
-    /// Ends: every connection is about to be reset, by the host or by the device, and the log says
-    /// so of each. To be called before [`Host::end`].
-    pub fn end(&mut self, now: Instant) {
-        self.draining = true;
-        self.server.end(now);
-    }
-
+impl Application for Proxy {
     /// Takes what [`Host::poll_notice`] gave. Notices about listeners and sockets of others are
     /// passed over, so several applications can share a host.
-    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
                 if let Some(index) = self.ports.iter().position(|p| p.id == Some(listener)) {
@@ -165,27 +157,35 @@ impl Proxy {
         }
     }
 
-    /// Acts on deadlines that are over.
-    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.server.handle_timeout(now, host);
     }
 
-    /// When to call [`Self::handle_timeout`] at the latest; may be earlier than anything is due.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    fn poll_timeout(&self) -> Option<Instant> {
         self.server.poll_timeout()
+    }
+
+    /// Accepts nobody any more, whatever tables come. Connections go on.
+    fn drain(&mut self, _: Instant, host: &mut Host) {
+        self.draining = true;
+        self.ports.iter_mut().for_each(|port| port.close(host));
+    }
+
+    /// Every connection is about to be reset, by host or device: the log says so of each.
+    fn end(&mut self, now: Instant, _: &mut Host) {
+        self.draining = true;
+        self.server.end(now);
     }
 
     /// The next line of the access log, without its line end: one for each client when it has
     /// ended, and remarks about backends that begin with `#`.
-    #[must_use]
-    pub fn poll_log(&mut self) -> Option<String> {
+    fn poll_log(&mut self) -> Option<String> {
         self.server.shared.log.poll()
     }
 
     /// Calls `f` with the name and value of each counter, and of four gauges: clients, those that
     /// the device relays, backends, and backends that are up.
-    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
         f("proxy_connections_open", self.server.connections() as u64);

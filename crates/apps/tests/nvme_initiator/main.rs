@@ -7,6 +7,7 @@ mod nvme;
 use apps::nvme::initiator::{BackOff, Config, Discovery, Error, Event, Loss, Request, State};
 use base::{Duration, Prng};
 use bytes::Bytes;
+use host::Application as _;
 use nvme::{Answer, Net, config, remote};
 use wire::nvme::command::{AsyncEvent, Command, Identify, io};
 use wire::nvme::identify::{Descriptor, cns};
@@ -65,7 +66,7 @@ fn every_request() {
         assert_eq!(net.counter("protocol_errors") + net.counter("replayed"), 0);
         assert!(net.target.terminated.is_empty());
         // What was read, pages of the set-up among it, and who placed and summed it.
-        let c = net.client.host.counters();
+        let c = net.client.host().counters();
         let all = (100 << 10) + 7 * 4096;
         let (placed, copied) = if on(2) { (all, 0) } else { (0, all) };
         assert_eq!((c.nvme_rx_placed_bytes, c.nvme_rx_copied_bytes), (placed, copied));
@@ -98,8 +99,8 @@ fn what_cannot_be_asked() {
     assert_eq!(bad(&mut net, zeroes, 0), Error::BadLength);
     let ranges = vec![(0, 1); 257];
     assert_eq!(bad(&mut net, Request::Deallocate { ranges }, 0), Error::BadLength);
-    let host = &mut net.client.host;
-    net.initiator.submit(host, net.now, (1, 9), Request::Flush, None).unwrap();
+    let host = net.client.host();
+    net.initiator.submit(net.now, host, (1, 9), Request::Flush, None).unwrap();
     net.settle();
     assert_eq!(net.only_done().result, Err(Error::NoNamespace(9)));
     assert_eq!((net.target.log.len(), net.counter("commands")), (before, 0));
@@ -117,15 +118,15 @@ fn queues_share_the_load() {
     let of = |qid| net.target.log.iter().filter(|entry| entry.0 == qid).count();
     assert_eq!([of(1), of(2), of(3)], [8; 3]);
     net.target.script = Box::new(|_, _| Answer::Good);
-    net.target.release(&mut net.server.host);
+    net.target.release(net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.counter("done")), (100, 100));
-    let (host, now) = (&mut net.client.host, net.now);
+    let (now, host) = (net.now, net.client.host());
     net.target.script = Box::new(|_, _| Answer::Keep);
     for token in 0..1024 {
-        net.initiator.submit(host, now, (token, 1), Request::Flush, None).unwrap();
+        net.initiator.submit(now, host, (token, 1), Request::Flush, None).unwrap();
     }
-    assert!(net.initiator.submit(host, now, (1024, 1), Request::Flush, None).is_err());
+    assert!(net.initiator.submit(now, host, (1024, 1), Request::Flush, None).is_err());
     assert_eq!(net.counter("busy"), 1);
 }
 
@@ -256,7 +257,7 @@ fn neighbours_of_a_bad_command() {
     net.run_ms(1000);
     assert!(matches!(net.only_done().result, Err(Error::Protocol(_))));
     assert_eq!((net.counter("associations_lost"), net.counter("replayed")), (3, 3 * 10 + 2));
-    net.target.release(&mut net.server.host);
+    net.target.release(net.server.host());
     net.settle();
     assert!(net.done.len() == 10 && net.done.iter().all(|done| done.result == Ok(0)));
 }
@@ -404,7 +405,7 @@ fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
 fn no_data_in_capsules() {
     let mut net = Net::new(config());
     net.target.ioccsz = 4;
-    net.initiator.connect(&mut net.client.host, net.now);
+    net.initiator.connect(net.now, net.client.host());
     net.settle();
     assert_eq!(net.ask(write(0, &bytes(512, 1)), 0).result, Ok(0));
     assert_eq!((net.counter("in_capsule"), net.counter("r2ts")), (3, 1));
@@ -416,11 +417,11 @@ fn events_and_keep_alives() {
     net.run_ms(26_000);
     assert_eq!(net.counter("keep_alives"), 10);
     net.target.nguid = [1; 16];
-    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!((net.events.clone(), net.counter("events")), (vec![Event::NamespacesChanged], 1));
     assert!(net.initiator.namespaces().all(|namespace| namespace.nguid == [1; 16]));
-    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!(net.counter("events"), 2, "it was asked for again");
     assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
@@ -433,14 +434,14 @@ fn namespaces_that_change_meanwhile() {
     let nsids = |net: &Net| net.initiator.namespaces().map(|n| n.nsid).collect::<Vec<_>>();
     let mut net = Net::new(config());
     net.target.nsids_next = [vec![1, 6], vec![2]].into();
-    net.initiator.connect(&mut net.client.host, net.now);
+    net.initiator.connect(net.now, net.client.host());
     net.settle();
     assert_eq!((nsids(&net), &net.events[..]), (vec![2], &[Event::Connected][..]));
     // The fifth, then the first and the sixth.
     assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (2, 3));
 
     net.target.nsids_next = [vec![], vec![1, 2, 7]].into();
-    net.target.event(&mut net.server.host, AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!((nsids(&net), net.initiator.state()), (vec![1, 2, 7], State::Live));
     assert_eq!(net.events[1..], [Event::NamespacesChanged; 3]);
@@ -455,14 +456,14 @@ fn write_to_what_came_back(
 ) -> Result<u64, Error> {
     let mut net = Net::new(config());
     before(&mut net.target);
-    net.initiator.connect(&mut net.client.host, net.now);
+    net.initiator.connect(net.now, net.client.host());
     net.settle();
     net.target.script = Box::new(|_, _| Answer::Keep);
     net.submit(1, write(0, &bytes(512, 1)), 0);
     net.settle();
     changed(&mut net.target);
     net.target.script = Box::new(|_, _| Answer::Good);
-    net.target.kill(&mut net.server.host, net.now);
+    net.target.kill(net.now, net.server.host());
     net.target.log.clear();
     net.run_ms(1000);
     let result = net.only_done().result;
@@ -503,7 +504,7 @@ fn closing() {
     net.target.script = Box::new(|_, _| Answer::Keep);
     net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
     net.settle();
-    net.initiator.close(&mut net.client.host, net.now);
+    net.initiator.close(net.now, net.client.host());
     net.settle();
     let done = net.only_done();
     assert_eq!((done.result, done.buffer.is_some()), (Err(Error::Closed), true));
@@ -512,8 +513,8 @@ fn closing() {
     // The controller has said that it shuts down, and no connection was reset.
     let resets =
         |host: &host::Host| host.counters().tcp_out_rsts + host.counters().tcp_estab_resets;
-    assert_eq!((net.client.host.sockets().count(), resets(&net.client.host)), (0, 0));
-    assert_eq!((net.server.host.sockets().count(), resets(&net.server.host)), (0, 0));
+    assert_eq!((net.client.host().sockets().count(), resets(net.client.host())), (0, 0));
+    assert_eq!((net.server.host().sockets().count(), resets(net.server.host())), (0, 0));
     assert_eq!(net.initiator.poll_timeout(), None);
 }
 
@@ -522,9 +523,9 @@ fn a_controller_that_does_not_shut_down_has_two_seconds() {
     let mut net = Net::live(|_| {});
     net.cut = true;
     let until = net.now + Duration::from_secs(2);
-    net.initiator.close(&mut net.client.host, net.now);
+    net.initiator.close(net.now, net.client.host());
     net.run_ms(1990);
-    net.initiator.close(&mut net.client.host, net.now);
+    net.initiator.close(net.now, net.client.host());
     assert_eq!(net.initiator.poll_timeout(), Some(until), "once is enough");
     net.run_ms(20);
     assert_eq!((net.initiator.poll_timeout(), net.initiator.state()), (None, State::Closed));
@@ -559,7 +560,7 @@ fn discovery() {
         let mut net = Net::new(config());
         net.target.logs = logs.into();
         let config = Config { back_off: BackOff::default(), ..config() };
-        let mut discovery = Discovery::new(&mut net.client.host, net.now, config, remote());
+        let mut discovery = Discovery::new(net.now, net.client.host(), config, remote());
         let found = loop {
             net.settle_with(&mut discovery);
             if let Some(found) = discovery.poll() {

@@ -7,16 +7,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use abi::port::{RxFrame, TxFrame};
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::{RxFrame, TxFrame, TxStatus};
 use abi::ring::{Consumer, Producer, ring};
-use abi::{Event, Op, PacketBuf};
+use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::proxy::Proxy;
 use base::{Duration, Instant};
-use host::Host;
+use host::{Application, Host};
 use io::clock::cycles;
-use io::wire::{TxStatus, Wire};
+use io::wire::Wire;
 use nic::Device;
+use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
 use super::client::Client;
 use super::disk::ModelledDisk;
@@ -67,31 +69,70 @@ pub(crate) enum App {
     Nvme(Box<NvmeEnd>),
 }
 
+impl App {
+    fn as_application(&mut self) -> &mut dyn Application {
+        match self {
+            Self::Server(server) => &mut **server,
+            Self::Client(client) => &mut **client,
+            Self::Stream(stream) => &mut **stream,
+            Self::ShortServer(server) => &mut **server,
+            Self::ShortClient(client) => &mut **client,
+            Self::Proxy(proxy) => &mut **proxy,
+            Self::Peers(peers) => &mut **peers,
+            Self::Quic(end) => &mut **end,
+            Self::Nvme(end) => &mut **end,
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Self::Server(server) => server.poll_timeout(),
+            Self::Proxy(proxy) => proxy.poll_timeout(),
+            Self::Quic(end) => end.poll_timeout(),
+            Self::Client(_)
+            | Self::Stream(_)
+            | Self::ShortServer(_)
+            | Self::ShortClient(_)
+            | Self::Peers(_)
+            | Self::Nvme(_) => None,
+        }
+    }
+}
+
+/// A host's ends of the rings, and its disk.
+struct HostSide {
+    ops: Producer<Op>,
+    events: Consumer<Event>,
+    recycle: Producer<PacketBuf>,
+    disk: Option<ModelledDisk>,
+    /// Packets that the host received, and packets or runs that it handed over.
+    packets: u64,
+    digests_ignored: bool,
+}
+
+/// A device's ends of the rings, its link and its disk.
+struct DeviceSide {
+    wire: Box<dyn Wire>,
+    ops: Consumer<Op>,
+    events: Producer<Event>,
+    recycle: Consumer<PacketBuf>,
+    disk: Option<ModelledDisk>,
+    /// Frames that the link has given, and the device has not taken.
+    received: VecDeque<RxFrame>,
+    /// Frames that the device received.
+    packets: u64,
+    /// Cycles of the link in this turn.
+    wire_cycles: u64,
+}
+
 /// A machine: host, device and the rings between them.
 pub(crate) struct Node {
-    pub(crate) host: Host,
-    pub(crate) device: Device,
+    pub(crate) host: HostHalf,
+    pub(crate) device: DeviceHalf,
     pub(crate) app: App,
-    wire: Box<dyn Wire>,
-    /// The device's disk.
-    disk: Option<ModelledDisk>,
-    /// The host's own.
-    host_disk: Option<ModelledDisk>,
-    ops: (Producer<Op>, Consumer<Op>),
-    events: (Producer<Event>, Consumer<Event>),
-    recycle: (Producer<PacketBuf>, Consumer<PacketBuf>),
-    waiting: Option<Op>,
-    /// Room for batches.
-    frames: Vec<RxFrame>,
-    sending: VecDeque<TxFrame>,
+    host_side: HostSide,
+    device_side: DeviceSide,
     pub(crate) cycles: Cycles,
-    /// Packets that the host received, and packets or runs that it handed over.
-    pub(crate) host_packets: u64,
-    /// Frames that the device received.
-    pub(crate) device_packets: u64,
-    /// What the device says of data digests is dropped: so the host computes them, of data that the
-    /// device places.
-    pub(crate) digests_ignored: bool,
 }
 
 impl Node {
@@ -100,232 +141,78 @@ impl Node {
         device: Device,
         app: App,
         wire: Box<dyn Wire>,
-        disk: Option<ModelledDisk>,
+        device_disk: Option<ModelledDisk>,
         host_disk: Option<ModelledDisk>,
     ) -> Self {
+        let ((ops_in, ops), (events, events_out)) = (ring(SLOTS), ring(SLOTS));
+        let (recycle_in, recycle) = ring(SLOTS);
         Self {
-            host,
-            device,
+            host: HostHalf::new(host),
+            device: DeviceHalf::new(device, 0),
             app,
-            wire,
-            disk,
-            host_disk,
-            ops: ring(SLOTS),
-            events: ring(SLOTS),
-            recycle: ring(SLOTS),
-            waiting: None,
-            frames: Vec::new(),
-            sending: VecDeque::new(),
+            host_side: HostSide {
+                ops: ops_in,
+                events: events_out,
+                recycle: recycle_in,
+                disk: host_disk,
+                packets: 0,
+                digests_ignored: false,
+            },
+            device_side: DeviceSide {
+                wire,
+                ops,
+                events,
+                recycle,
+                disk: device_disk,
+                received: VecDeque::new(),
+                packets: 0,
+                wire_cycles: 0,
+            },
             cycles: Cycles::default(),
-            host_packets: 0,
-            device_packets: 0,
-            digests_ignored: false,
         }
     }
 
-    /// What is left of the machine without its device: for counting memory.
-    pub(crate) fn into_host(self) -> (Host, App) {
+    /// Drops what the device says of data digests: so the host computes them, of data that the
+    /// device places.
+    pub(crate) const fn ignore_digests(&mut self) {
+        self.host_side.digests_ignored = true;
+    }
+
+    /// Packets that the host received, and packets or runs that it handed over.
+    pub(crate) const fn host_packets(&self) -> u64 {
+        self.host_side.packets
+    }
+
+    /// Frames that the device received.
+    pub(crate) const fn device_packets(&self) -> u64 {
+        self.device_side.packets
+    }
+
+    /// The machine without its device, for counting memory.
+    pub(crate) fn into_host(self) -> (HostHalf, App) {
         (self.host, self.app)
     }
 
-    /// Lets host and application work; says whether they had anything to do.
-    pub(crate) fn host_turn(&mut self, now: Instant) -> bool {
+    /// Lets host and application work; returns whether they had anything to do.
+    fn host_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
-        let mut busy = false;
-        while let Some(mut event) = self.events.1.pop() {
-            if let Event::Received(received) = &mut event {
-                if let Some(placed) = received.placed.as_mut().filter(|_| self.digests_ignored) {
-                    placed.verified.clear();
-                }
-            }
-            self.host_packets += u64::from(matches!(event, Event::Received(_)));
-            self.host.handle_event(now, event);
-            busy = true;
-        }
-        while let Some(done) = self.host_disk.as_mut().and_then(|d| d.poll(now)) {
-            self.host.handle_disk(now, done);
-            busy = true;
-        }
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-            busy = true;
-        }
-        busy |= self.app_turn(now);
-        while let Some(op) = self.next_op(now) {
-            self.host_packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
-            if let Err(op) = self.ops.0.push(op) {
-                self.waiting = Some(op);
-                break;
-            }
-            busy = true;
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            if self.recycle.0.push(packet).is_err() {
-                break;
-            }
-        }
-        while let Some(request) = self.host.poll_disk() {
-            busy = true;
-            if let Some(disk) = &mut self.host_disk {
-                disk.submit(now, request);
-            }
-        }
-        if busy {
+        let turn = self.host.turn(now, self.app.as_application(), &mut self.host_side);
+        if turn.worked {
             self.cycles.host += cycles() - from;
         }
-        busy
+        turn.worked
     }
 
-    /// The next operation. An operation is large: one that does not wait is not moved.
-    fn next_op(&mut self, now: Instant) -> Option<Op> {
-        if self.waiting.is_some() { self.waiting.take() } else { self.host.poll_op(now) }
-    }
-
-    fn app_turn(&mut self, now: Instant) -> bool {
-        let mut busy = false;
-        match &mut self.app {
-            App::Server(server) => {
-                if server.poll_timeout().is_some_and(|at| at <= now) {
-                    server.handle_timeout(now, &mut self.host);
-                    busy = true;
-                }
-                while let Some(notice) = self.host.poll_notice() {
-                    server.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::Client(client) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    client.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::Stream(stream) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    stream.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::ShortServer(server) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    server.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::ShortClient(client) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    client.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::Proxy(proxy) => {
-                if proxy.poll_timeout().is_some_and(|at| at <= now) {
-                    proxy.handle_timeout(now, &mut self.host);
-                    busy = true;
-                }
-                while let Some(notice) = self.host.poll_notice() {
-                    proxy.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::Peers(peers) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    peers.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-            App::Quic(end) => busy = end.turn(now, &mut self.host),
-            App::Nvme(end) => {
-                while let Some(notice) = self.host.poll_notice() {
-                    end.handle_notice(now, &mut self.host, notice);
-                    busy = true;
-                }
-            }
-        }
-        busy
-    }
-
-    /// Lets the device work; says whether it had anything to do.
-    pub(crate) fn device_turn(&mut self, now: Instant) -> bool {
+    /// Lets the device work; returns whether it had anything to do.
+    fn device_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
-        let mut busy = false;
-        while self.frames.len() < BATCH {
-            let Some(frame) = self.wire.receive(now, self.device.pool()) else { break };
-            self.frames.push(frame);
-        }
-        let wire = cycles() - from;
-        self.device_packets += self.frames.len() as u64;
-        busy |= !self.frames.is_empty();
-        for frame in self.frames.drain(..) {
-            self.device.handle_frame(now, frame);
-        }
-        while let Some(packet) = self.recycle.1.pop() {
-            self.device.pool().put(packet);
-        }
-        while self.device.can_take_op() {
-            let Some(op) = self.ops.1.pop() else { break };
-            self.device.handle_op(now, 0, op);
-            busy = true;
-        }
-        while let Some(done) = self.disk.as_mut().and_then(|d| d.poll(now)) {
-            self.device.handle_disk(now, done);
-            busy = true;
-        }
-        while let Some(request) = self.device.poll_disk() {
-            busy = true;
-            if let Some(disk) = &mut self.disk {
-                disk.submit(now, request);
-            }
-        }
-        busy |= self.give_events();
-        let sent;
-        (busy, sent) = self.give_frames(now, busy);
-        busy |= self.give_events();
-        if busy {
+        self.device_side.wire_cycles = 0;
+        let turn = self.device.turn(now, &mut self.device_side);
+        if turn.worked {
             self.cycles.device += cycles() - from;
-            self.cycles.wire += wire + sent;
+            self.cycles.wire += self.device_side.wire_cycles;
         }
-        busy
-    }
-
-    /// Gives the wire what the device has for it, in batches; says whether there was anything, or
-    /// had been before, and the wire's cycles.
-    fn give_frames(&mut self, now: Instant, mut busy: bool) -> (bool, u64) {
-        let mut spent = 0;
-        loop {
-            while self.sending.len() < BATCH {
-                let Some(frame) = self.device.poll_frame(now) else { break };
-                self.sending.push_back(frame);
-            }
-            if self.sending.is_empty() {
-                return (busy, spent);
-            }
-            let from = cycles();
-            let full = |frame| self.wire.transmit(now, frame) == TxStatus::Full;
-            let taken = self.sending.iter().position(full).unwrap_or(self.sending.len());
-            spent += cycles() - from;
-            busy |= taken > 0;
-            self.sending.drain(..taken).for_each(|frame| self.device.recycle(frame));
-            if !self.sending.is_empty() {
-                while let Some(frame) = self.sending.pop_back() {
-                    self.device.unpoll_frame(frame);
-                }
-                return (busy, spent);
-            }
-        }
-    }
-
-    fn give_events(&mut self) -> bool {
-        let mut busy = false;
-        while self.events.0.free() > 0 {
-            let Some(event) = self.device.poll_queue_event(0) else { break };
-            busy = true;
-            if let Err(event) = self.events.0.push(event) {
-                self.device.unpoll_event(0, event);
-                break;
-            }
-        }
-        busy
+        turn.worked
     }
 
     /// Every counter of host, device and wire.
@@ -334,31 +221,107 @@ impl Node {
         let mut note = |name, value| {
             all.insert(name, value);
         };
-        self.host.visit(&mut note);
-        self.device.visit(&mut note);
-        self.wire.visit(&mut note);
+        self.host.host.visit(&mut note);
+        self.device.device.visit(&mut note);
+        self.device_side.wire.visit(&mut note);
         all
     }
 
     fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let app = match &self.app {
-            App::Server(server) => server.poll_timeout(),
-            App::Proxy(proxy) => proxy.poll_timeout(),
-            App::Quic(end) => end.poll_timeout(),
-            _ => None,
-        };
         let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
-        [
-            self.host.poll_timeout(),
+        Instant::earliest([
+            self.host.host.poll_timeout(),
+            self.app.poll_timeout(),
             self.device.poll_timeout(now),
-            self.wire.poll_timeout(),
-            disk(&self.disk),
-            disk(&self.host_disk),
-            app,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+            self.device_side.wire.poll_timeout(),
+            disk(&self.device_side.disk),
+            disk(&self.host_side.disk),
+        ])
+    }
+}
+
+fn submit(disk: &mut Option<ModelledDisk>, now: Instant, request: DiskRequest) {
+    if let Some(disk) = disk {
+        disk.submit(now, request);
+    }
+}
+
+impl DiskPort for HostSide {
+    fn submit(&mut self, now: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        submit(&mut self.disk, now, request);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<DiskCompletion> {
+        self.disk.as_mut()?.poll(now)
+    }
+}
+
+impl HostPorts for HostSide {
+    fn pop_event(&mut self, _: usize) -> Option<Event> {
+        let mut event = self.events.pop()?;
+        if let Event::Received(received) = &mut event {
+            self.packets += 1;
+            if let Some(placed) = received.placed.as_mut().filter(|_| self.digests_ignored) {
+                placed.verified.clear();
+            }
+        }
+        Some(event)
+    }
+
+    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+        self.packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
+        self.ops.push(op)
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        let _dropped = self.recycle.push(packet);
+    }
+}
+
+impl DiskPort for DeviceSide {
+    fn submit(&mut self, now: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        submit(&mut self.disk, now, request);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<DiskCompletion> {
+        self.disk.as_mut()?.poll(now)
+    }
+}
+
+impl DevicePorts for DeviceSide {
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        if self.received.is_empty() {
+            // In batches, so that the counter of cycles is read once for many frames.
+            let from = cycles();
+            while self.received.len() < BATCH {
+                let Some(frame) = self.wire.receive(now, pool) else { break };
+                self.received.push_back(frame);
+            }
+            self.wire_cycles += cycles() - from;
+            self.packets += self.received.len() as u64;
+        }
+        self.received.pop_front()
+    }
+
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+        let from = cycles();
+        let status = self.wire.transmit(now, frame);
+        self.wire_cycles += cycles() - from;
+        status
+    }
+
+    fn pop_op(&mut self) -> Option<Op> {
+        self.ops.pop()
+    }
+
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.recycle.pop()
+    }
+
+    fn push_event(&mut self, _: usize, event: Event) -> Result<(), Event> {
+        self.events.push(event)
     }
 }
 
@@ -426,13 +389,13 @@ impl World {
     /// Opens the client's connections.
     pub(crate) fn start(&mut self) {
         let now = self.now;
-        let Node { host, app, .. } = &mut self.server;
+        let Node { host: HostHalf { host, .. }, app, .. } = &mut self.server;
         match app {
             App::Stream(stream) => stream.start(now, host),
             App::Nvme(end) => end.start(now, host),
             _ => {}
         }
-        let Node { host, app, .. } = &mut self.client;
+        let Node { host: HostHalf { host, .. }, app, .. } = &mut self.client;
         match app {
             App::Client(client) => client.start(now, host),
             App::Stream(stream) => stream.start(now, host),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::{Host, Notice, SocketError, SocketId};
+use host::{Application, Host, Notice, SocketError, SocketId};
 use wire::Endpoint;
 
 /// What is on the server: files named by number, of one size.
@@ -125,32 +125,6 @@ impl Client {
         self.downloads.values().map(|d| d.body as f64).collect()
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        let Notice::Socket(socket) = notice else { return };
-        let readiness = host.readiness(socket);
-        if let Some(error) = readiness.error {
-            if error != SocketError::Closed {
-                self.errors.push(error.to_string());
-            }
-            return;
-        }
-        let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
-        if fresh && readiness.writable {
-            self.established(now, host, socket);
-        }
-        while !host.peek(socket).is_empty() {
-            let used = self.take(host, socket);
-            host.consume(socket, used);
-            let Some(download) = self.downloads.get_mut(&socket) else { return };
-            if download.done == self.files.size {
-                download.responses += 1;
-                self.warm += u32::from(download.responses == 2);
-                self.responses += 1;
-                self.request(host, socket);
-            }
-        }
-    }
-
     fn request(&mut self, host: &mut Host, socket: SocketId) {
         let Some(download) = self.downloads.get_mut(&socket) else { return };
         download.done = 0;
@@ -195,5 +169,33 @@ impl Client {
         download.body += here as u64;
         self.body_bytes += here as u64;
         used + here
+    }
+}
+
+impl Application for Client {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        let readiness = host.readiness(socket);
+        if let Some(error) = readiness.error {
+            if error != SocketError::Closed {
+                self.errors.push(error.to_string());
+            }
+            return;
+        }
+        let fresh = self.downloads.get(&socket).is_some_and(|d| d.done == u64::MAX);
+        if fresh && readiness.writable {
+            self.established(now, host, socket);
+        }
+        while !host.peek(socket).is_empty() {
+            let used = self.take(host, socket);
+            host.consume(socket, used);
+            let Some(download) = self.downloads.get_mut(&socket) else { return };
+            if download.done == self.files.size {
+                download.responses += 1;
+                self.warm += u32::from(download.responses == 2);
+                self.responses += 1;
+                self.request(host, socket);
+            }
+        }
     }
 }

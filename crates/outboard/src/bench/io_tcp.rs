@@ -341,8 +341,9 @@ fn measure(setting: Setting, files: &Files, folder: &Path) -> Result<Measured, F
     let srtts: Vec<Duration> = world
         .server
         .host
+        .host
         .sockets()
-        .filter_map(|s| world.server.host.info(s))
+        .filter_map(|s| world.server.host.host.info(s))
         .map(|info| info.srtt)
         .collect();
     let total: u64 = srtts.iter().map(|s| s.as_nanos()).sum();

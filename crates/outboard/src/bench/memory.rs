@@ -62,7 +62,7 @@ fn measure(args: &MemoryArgs, folder: &std::path::Path) -> Result<f64, Failure> 
     world.load().draining = true;
     let quiet = world.now + IDLE;
     world.run_until(|w| w.now >= quiet);
-    let established = world.load_ref().writable(&world.client.host);
+    let established = world.load_ref().writable(&world.client.host.host);
     if !served || established != args.connections as usize {
         let what = world.load_ref().errors.first().cloned().unwrap_or_default();
         return Err(Failure::System(format!("only {established} connections are there: {what}")));

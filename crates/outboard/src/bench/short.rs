@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::Instant;
 use bytes::Bytes;
-use host::{Host, Listen, ListenerOption, Notice, SocketError, SocketId, SocketOption};
+use host::{
+    Application, Host, Listen, ListenerOption, Notice, SocketError, SocketId, SocketOption,
+};
 use wire::Endpoint;
 
 /// Half-open and unaccepted connections that a port may have.
@@ -63,19 +65,6 @@ impl ShortServer {
         Self { agreed, response, partial: BTreeMap::new(), errors }
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        match notice {
-            Notice::Accepted(_, socket) => {
-                if self.agreed.per_connection > 1 {
-                    host.set_option(now, socket, SocketOption::NoDelay(true));
-                }
-                self.serve(now, host, socket);
-            }
-            Notice::Socket(socket) => self.serve(now, host, socket),
-            _ => {}
-        }
-    }
-
     fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let wanted = self.agreed.message_bytes;
         let mut here = 0;
@@ -118,6 +107,21 @@ impl ShortServer {
     }
 }
 
+impl Application for ShortServer {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                if self.agreed.per_connection > 1 {
+                    host.set_option(now, socket, SocketOption::NoDelay(true));
+                }
+                self.serve(now, host, socket);
+            }
+            Notice::Socket(socket) => self.serve(now, host, socket),
+            _ => {}
+        }
+    }
+}
+
 /// Clients and the backend of a proxy, on one machine.
 pub(crate) struct Peers {
     pub(crate) client: ShortClient,
@@ -135,7 +139,14 @@ impl Peers {
         }
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+    /// What went wrong, if anything did.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = &String> {
+        self.client.errors.iter().chain(&self.backend.errors)
+    }
+}
+
+impl Application for Peers {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let ours = match notice {
             Notice::Accepted(_, socket) => self.accepted.insert(socket),
             Notice::Socket(socket) => self.accepted.contains(&socket),
@@ -151,11 +162,6 @@ impl Peers {
         } else {
             self.client.handle_notice(now, host, notice);
         }
-    }
-
-    /// What went wrong, if anything did.
-    pub(crate) fn errors(&self) -> impl Iterator<Item = &String> {
-        self.client.errors.iter().chain(&self.backend.errors)
     }
 }
 
@@ -232,28 +238,6 @@ impl ShortClient {
         }
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        let Notice::Socket(socket) = notice else { return };
-        let readiness = host.readiness(socket);
-        let Some(asked) = self.waiting.get(&socket).map(|waiting| waiting.asked) else {
-            if readiness.peer_closed {
-                host.close(now, socket);
-            }
-            return;
-        };
-        if let Some(error) = readiness.error {
-            if error != SocketError::Closed || self.agreed.per_connection < u32::MAX {
-                self.errors.push(error.to_string());
-            }
-            return;
-        }
-        if !asked && readiness.writable {
-            self.ask(now, host, socket);
-            self.begin(now, host);
-        }
-        self.read(now, host, socket);
-    }
-
     fn ask(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         host.set_option(now, socket, SocketOption::NoDelay(true));
         if let Some(waiting) = self.waiting.get_mut(&socket) {
@@ -298,5 +282,29 @@ impl ShortClient {
             host.close(now, socket);
         }
         self.open(now, host);
+    }
+}
+
+impl Application for ShortClient {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        let readiness = host.readiness(socket);
+        let Some(asked) = self.waiting.get(&socket).map(|waiting| waiting.asked) else {
+            if readiness.peer_closed {
+                host.close(now, socket);
+            }
+            return;
+        };
+        if let Some(error) = readiness.error {
+            if error != SocketError::Closed || self.agreed.per_connection < u32::MAX {
+                self.errors.push(error.to_string());
+            }
+            return;
+        }
+        if !asked && readiness.writable {
+            self.ask(now, host, socket);
+            self.begin(now, host);
+        }
+        self.read(now, host, socket);
     }
 }

@@ -213,7 +213,7 @@ fn measure(mode: Mode, message_bytes: usize, concurrent: u32) -> Result<Measured
     let full = done(&world);
     alive = alive && world.run_until(|w| done(w) >= full + warm || failed(w));
     let (cycles, before) = (world.server.cycles, world.server_counters());
-    let (from, packets) = (done(&world), world.server.host_packets);
+    let (from, packets) = (done(&world), world.server.host_packets());
     alive = alive && world.run_until(|w| done(w) >= from + wanted || failed(w));
     let mut counters = world.server_counters();
     if !alive || failed(&world) {
@@ -234,7 +234,7 @@ fn measure(mode: Mode, message_bytes: usize, concurrent: u32) -> Result<Measured
         transactions: done(&world) - from,
         host_cycles: world.server.cycles.host - cycles.host,
         device_cycles: world.server.cycles.device - cycles.device,
-        host_packets: world.server.host_packets - packets,
+        host_packets: world.server.host_packets() - packets,
         counters,
     };
     check_path(&measured)?;

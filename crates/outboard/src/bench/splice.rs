@@ -220,8 +220,8 @@ fn measure(setting: Setting) -> Result<Measured, Failure> {
         }
     }
     let (cycles, before) = (world.server.cycles, world.server_counters());
-    let (from, packets) = (done(&world), world.server.host_packets);
-    let frames = world.server.device_packets;
+    let (from, packets) = (done(&world), world.server.host_packets());
+    let frames = world.server.device_packets();
     let wanted = match agreed.per_connection {
         u32::MAX => 20 * clients,
         count => (2 * clients * u64::from(count)).max(10 * clients),
@@ -245,8 +245,8 @@ fn measure(setting: Setting) -> Result<Measured, Failure> {
         host_cycles: world.server.cycles.host - cycles.host,
         device_cycles: world.server.cycles.device - cycles.device,
         wire_cycles: world.server.cycles.wire - cycles.wire,
-        host_packets: world.server.host_packets - packets,
-        device_packets: world.server.device_packets - frames,
+        host_packets: world.server.host_packets() - packets,
+        device_packets: world.server.device_packets() - frames,
         counters,
     };
     check_path(&measured, spliced(&world))?;

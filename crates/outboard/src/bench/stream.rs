@@ -10,7 +10,9 @@ use std::sync::Arc;
 use abi::crypto::Suite;
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::{FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use host::{
+    Application, FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
+};
 use wire::Endpoint;
 
 /// Bytes of the buffer that messages are cut from.
@@ -119,48 +121,6 @@ impl Stream {
         self.established == self.agreed.connections
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        match notice {
-            Notice::Accepted(_, socket) => {
-                self.done.insert(socket, 0);
-                self.establish(now, host, socket);
-                self.work(host, socket);
-            }
-            Notice::Socket(socket) => {
-                if let Some(error) = host.readiness(socket).error {
-                    if error != SocketError::Closed {
-                        self.errors.push(error.to_string());
-                    }
-                    return;
-                }
-                let fresh =
-                    self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
-                let plain = self.agreed.suite.is_none();
-                if fresh && !plain && host.readiness(socket).writable {
-                    self.establish(now, host, socket);
-                } else if plain
-                    && self.server.is_some()
-                    && self.established < self.agreed.connections
-                {
-                    self.established += 1;
-                }
-                self.work(host, socket);
-            }
-            Notice::File(_)
-            | Notice::Spliced(_)
-            | Notice::SpliceRefused(..)
-            | Notice::SpliceClosed(_)
-            | Notice::Udp(_)
-            | Notice::ExtentRead
-            | Notice::UdpFault(..)
-            | Notice::Quic(_)
-            | Notice::DeviceReset => {
-                let sockets: Vec<SocketId> = self.done.keys().copied().collect();
-                sockets.into_iter().for_each(|socket| self.work(host, socket));
-            }
-        }
-    }
-
     /// The connection stands: TLS begins, where there is any.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         self.established += 1;
@@ -230,6 +190,50 @@ impl Stream {
             *done += len as u64;
             self.bytes += len as u64;
             host.consume(socket, len);
+        }
+    }
+}
+
+impl Application for Stream {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                self.done.insert(socket, 0);
+                self.establish(now, host, socket);
+                self.work(host, socket);
+            }
+            Notice::Socket(socket) => {
+                if let Some(error) = host.readiness(socket).error {
+                    if error != SocketError::Closed {
+                        self.errors.push(error.to_string());
+                    }
+                    return;
+                }
+                let fresh =
+                    self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
+                let plain = self.agreed.suite.is_none();
+                if fresh && !plain && host.readiness(socket).writable {
+                    self.establish(now, host, socket);
+                } else if plain
+                    && self.server.is_some()
+                    && self.established < self.agreed.connections
+                {
+                    self.established += 1;
+                }
+                self.work(host, socket);
+            }
+            Notice::File(_)
+            | Notice::Spliced(_)
+            | Notice::SpliceRefused(..)
+            | Notice::SpliceClosed(_)
+            | Notice::Udp(_)
+            | Notice::ExtentRead
+            | Notice::UdpFault(..)
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {
+                let sockets: Vec<SocketId> = self.done.keys().copied().collect();
+                sockets.into_iter().for_each(|socket| self.work(host, socket));
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use apps::nvme::target::{NamespaceConfig, NamespaceInfo, QueueInfo, Target};
 use base::Instant;
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use serde_json::{Value, json};
 use wire::nvme::nqn::Nqn;
 
@@ -22,7 +22,6 @@ use super::args::{CtlArgs, CtlVerb};
 use super::target::look_at;
 use crate::control::{Probe, client};
 use crate::error::Failure;
-use crate::stack::App;
 
 /// The time that a change may take until it is in force: a disk may be slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -277,6 +276,15 @@ impl Service {
         self.target.namespaces().into_iter().find(|info| info.nsid == nsid)
     }
 
+    /// Carries an order out.
+    pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::Drain => self.target.drain(now, host),
+            Order::Ctl(request, reply) => self.handle(now, host, request, reply),
+        }
+        self.settle(now, host);
+    }
+
     /// Answers for changes that are in force.
     fn settle(&mut self, now: Instant, host: &mut Host) {
         while let Some(path) = self.target.poll_closed() {
@@ -313,9 +321,7 @@ fn refusal(why: impl std::fmt::Display) -> Value {
     json!({ "error": why.to_string() })
 }
 
-impl App for Service {
-    type Message = Order;
-
+impl Application for Service {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.target.handle_notice(now, host, notice);
         self.settle(now, host);
@@ -326,17 +332,8 @@ impl App for Service {
         self.settle(now, host);
     }
 
-    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
-        match order {
-            Order::Drain => self.target.drain(now, host),
-            Order::Ctl(request, reply) => self.handle(now, host, request, reply),
-        }
-        self.settle(now, host);
-    }
-
     fn end(&mut self, now: Instant, host: &mut Host) {
-        // The order to drain may not have been taken; the log has a line for each connection.
-        self.target.drain(now, host);
+        self.target.end(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

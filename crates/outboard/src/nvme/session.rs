@@ -16,9 +16,8 @@ use apps::nvme::initiator::{
     Busy, Config, Discovery, DiscoveryError, Done, Error, Event, Initiator, Namespace, Request,
 };
 use base::{Duration, Instant};
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use io::clock::{self, Clock};
-use io::disk::Disk;
 use io::wire::Wire;
 use nic::Device;
 use signal_hook::consts::SIGUSR1;
@@ -29,7 +28,7 @@ use super::security::Security;
 use crate::args::SwitchArg;
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
-use crate::stack::{self, App, NoDisk, Parts, Threads, drain, spawn};
+use crate::stack::{self, DeviceSide, HandleMessage, HostSide, NoDisk, Threads, drain, spawn};
 
 /// Longest that the end waits for the target: it shuts down, and acknowledges the end.
 const END_WAIT: Duration = Duration::from_secs(3);
@@ -92,10 +91,27 @@ pub(super) struct Client {
 }
 
 impl Client {
+    fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
+        match order {
+            Order::Submit { .. } if self.waiting.is_empty() => self.submit(now, host, order),
+            Order::Submit { .. } => self.waiting.push_back(order),
+            Order::Namespaces(reply) => {
+                let all = self.initiator.namespaces().copied().collect();
+                let most = self.initiator.data_bytes_max().unwrap_or(0);
+                let _gone = reply.send((all, most));
+            }
+            Order::Close => {
+                self.events = None;
+                self.initiator.close(now, host);
+            }
+        }
+        self.settle(now, host);
+    }
+
     fn submit(&mut self, now: Instant, host: &mut Host, order: Order) {
         let Order::Submit { nsid, request, buffer, reply } = order else { return };
         let name = self.next;
-        match self.initiator.submit(host, now, (name, nsid), request, buffer) {
+        match self.initiator.submit(now, host, (name, nsid), request, buffer) {
             Ok(()) => {
                 self.next += 1;
                 self.replies.insert(name, reply);
@@ -135,42 +151,19 @@ impl Client {
     }
 }
 
-impl App for Client {
-    type Message = Order;
-
+impl Application for Client {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.initiator.handle_notice(host, now, &notice);
+        self.initiator.handle_notice(now, host, notice);
         self.settle(now, host);
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.initiator.handle_timeout(host, now);
-        self.settle(now, host);
-    }
-
-    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
-        match order {
-            Order::Submit { .. } if self.waiting.is_empty() => self.submit(now, host, order),
-            Order::Submit { .. } => self.waiting.push_back(order),
-            Order::Namespaces(reply) => {
-                let all = self.initiator.namespaces().copied().collect();
-                let most = self.initiator.data_bytes_max().unwrap_or(0);
-                let _gone = reply.send((all, most));
-            }
-            Order::Close => {
-                self.events = None;
-                self.initiator.close(host, now);
-            }
-        }
+        self.initiator.handle_timeout(now, host);
         self.settle(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         self.initiator.poll_timeout()
-    }
-
-    fn poll_log(&mut self) -> Option<String> {
-        None
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
@@ -179,21 +172,22 @@ impl App for Client {
     }
 }
 
-/// The way to an application on a host thread.
-pub(super) struct Gate<A: App> {
-    messages: Sender<A::Message>,
+/// Sends messages to the application of a host thread.
+pub(super) struct Gate<M> {
+    messages: Sender<M>,
     bell: Probe,
 }
 
-impl<A: App> Clone for Gate<A> {
+// Derived, it would ask for messages that can be cloned.
+impl<M> Clone for Gate<M> {
     fn clone(&self) -> Self {
         Self { messages: self.messages.clone(), bell: self.bell.clone() }
     }
 }
 
-impl<A: App> Gate<A> {
+impl<M> Gate<M> {
     /// Tells it something.
-    pub(super) fn tell(&self, message: A::Message) {
+    pub(super) fn tell(&self, message: M) {
         // One that has ended answers nothing: whoever waits sees the channel close.
         let _gone = self.messages.send(message);
         self.bell.wake();
@@ -201,7 +195,7 @@ impl<A: App> Gate<A> {
 }
 
 /// The way to a session's initiator, from any thread.
-pub(super) type Handle = Gate<Client>;
+pub(super) type Handle = Gate<Order>;
 
 /// The signal that has ended a session; zero for none.
 #[derive(Clone, Default)]
@@ -209,11 +203,11 @@ pub(super) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
     /// Tells an application to `close` when a signal comes, and ends the program when another does.
-    fn watch<A: App>(
+    fn watch<M: Send + 'static>(
         &self,
         signals: Receiver<i32>,
-        gate: Gate<A>,
-        close: fn() -> A::Message,
+        gate: Gate<M>,
+        close: fn() -> M,
     ) -> Result<(), Failure> {
         let seen = Arc::clone(&self.0);
         let watch = move || {
@@ -271,11 +265,11 @@ impl Session {
         let (sender, events) = channel();
         let make = |clock: &Clock, host: &mut Host| {
             let mut initiator = Initiator::new(config, args.connect.target.0);
-            initiator.connect(host, clock.now());
+            initiator.connect(clock.now(), host);
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
             Client { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (threads, handle, socket_file) = start(&args.connect, make)?;
+        let (threads, handle, socket_file) = start(&args.connect, make, Client::handle_order)?;
         let interrupt = Interrupt::default();
         interrupt.watch(signals, handle.clone(), || Order::Close)?;
         let mut session = Self {
@@ -424,33 +418,27 @@ impl Reader {
             let _gone = self.result.send(result);
         }
     }
+
+    /// Ends the reading.
+    fn close(&mut self, now: Instant, host: &mut Host, (): ()) {
+        self.discovery.close(now, host);
+        self.settle();
+    }
 }
 
-impl App for Reader {
-    type Message = ();
-
+impl Application for Reader {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.discovery.handle_notice(host, now, &notice);
+        self.discovery.handle_notice(now, host, notice);
         self.settle();
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.discovery.handle_timeout(host, now);
-        self.settle();
-    }
-
-    /// Ends it.
-    fn handle_message(&mut self, now: Instant, host: &mut Host, (): ()) {
-        self.discovery.close(host, now);
+        self.discovery.handle_timeout(now, host);
         self.settle();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         self.discovery.poll_timeout()
-    }
-
-    fn poll_log(&mut self) -> Option<String> {
-        None
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
@@ -472,10 +460,10 @@ pub(super) fn discover(
     config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
     let make = |clock: &Clock, host: &mut Host| Reader {
-        discovery: Discovery::new(host, clock.now(), config, args.target.0),
+        discovery: Discovery::new(clock.now(), host, config, args.target.0),
         result,
     };
-    let (threads, gate, _socket_file) = start(args, make)?;
+    let (threads, gate, _socket_file) = start(args, make, Reader::close)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, gate, || ())?;
     let log = log.recv();
@@ -492,10 +480,11 @@ pub(super) fn discover(
 }
 
 /// The threads of one queue with an application on top.
-fn start<A: App>(
+fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
     make: impl FnOnce(&Clock, &mut Host) -> A,
-) -> Result<(Threads, Gate<A>, control::SocketFile), Failure> {
+    handle: HandleMessage<A, M>,
+) -> Result<(Threads, Gate<M>, control::SocketFile), Failure> {
     if args.stack.queues != 1 {
         // What the target sends goes to the queue that RSS chooses, which need not be the one that
         // connected.
@@ -504,7 +493,7 @@ fn start<A: App>(
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     let mut threads = Threads::default();
-    let (orders, messages) = channel();
+    let (sender, messages) = channel();
     let wire = stack::open_wires(&args.stack, &clock)?.pop();
     let queue = stack::mesh(1)?.pop();
     let (Some(wire), Some(queue)) = (wire, queue) else {
@@ -514,13 +503,13 @@ fn start<A: App>(
     let config = stack::host_config(&args.stack, 0);
     let mut host = Host::new(config, &device.capabilities(), clock::entropy());
     let app = make(&clock, &mut host);
-    let disks: (Box<dyn Disk>, Box<dyn Disk>) = (Box::new(NoDisk), Box::new(NoDisk));
-    let parts = Parts { device, host, app, disks, log: None, messages };
-    threads.start(&args.stack, clock, wire, queue, parts)?;
+    let device_side = DeviceSide { device, wire, disk: Box::new(NoDisk) };
+    let host_side = HostSide::new(host, app, (messages, handle));
+    threads.start(&args.stack, clock, queue, device_side, host_side)?;
     let socket_file = control.start(threads.probes().to_vec())?;
     let bell = threads.probes().last().cloned();
     let bell = bell.ok_or_else(|| Failure::System("no host thread".to_owned()))?;
-    Ok((threads, Gate { messages: orders, bell }, socket_file))
+    Ok((threads, Gate { messages: sender, bell }, socket_file))
 }
 
 fn new_device(args: &ConnectArgs, wire: &dyn Wire) -> Device {

@@ -27,7 +27,7 @@ use super::psk::Psks;
 use crate::args::{DiskArg, OffloadArg, SwitchArg};
 use crate::control::{self, Control, OrderHandler};
 use crate::error::Failure;
-use crate::stack::{self, BACKLOG, Parts, Threads, drain};
+use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
 use crate::tls::{self, Certificates};
 
 /// Runs `outboard nvme target`.
@@ -66,10 +66,13 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         let target = Target::new(config, Arc::new(crypto::Provider), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
         let app = Service::new(target, args.nqn.0, locked);
-        let disks = (open_disk(args)?, open_disk(args)?);
-        let log = stack::open_log(args.stack.access_log.as_deref(), 0)?;
-        let parts = Parts { device, host, app, disks, log, messages };
-        threads.start(&args.stack, clock, wire, queue, parts)?;
+        let host_side = HostSide {
+            disk: open_disk(args)?,
+            log: stack::open_log(args.stack.access_log.as_deref(), 0)?,
+            ..HostSide::new(host, app, (messages, Service::handle_order))
+        };
+        let device_side = DeviceSide { device, wire, disk: open_disk(args)? };
+        threads.start(&args.stack, clock, queue, device_side, host_side)?;
     }
     if let Some(addr) = args.stack.metrics {
         control::metrics::start(addr, threads.probes().to_vec())?;

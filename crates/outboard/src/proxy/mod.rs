@@ -17,10 +17,9 @@ use apps::proxy::{
     self, Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
 };
 use base::{Duration, Instant};
-use host::{Host, Notice};
+use host::{Application as _, Host};
 use io::bridge::Bridge;
 use io::clock::{self, Clock};
-use io::disk::Disk;
 use io::wire::Wire;
 use nic::Device;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
@@ -30,7 +29,7 @@ use crate::args::{
 };
 use crate::control::{self, Control, Probe};
 use crate::error::Failure;
-use crate::stack::{self, App, BACKLOG, NoDisk, Parts, Threads, drain};
+use crate::stack::{self, BACKLOG, DeviceSide, HostSide, NoDisk, Threads, drain};
 use names::Names;
 use plan::{Plan, PoolPlan};
 
@@ -44,39 +43,11 @@ pub(crate) enum Order {
     Drain,
 }
 
-impl App for Proxy {
-    type Message = Order;
-
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        Self::handle_notice(self, now, host, notice);
-    }
-
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        Self::handle_timeout(self, now, host);
-    }
-
-    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
-        match order {
-            // It was checked before; the log says what it does not take.
-            Order::Apply(table) => drop(self.apply(now, host, table)),
-            Order::Drain => self.drain(host),
-        }
-    }
-
-    fn end(&mut self, now: Instant, _: &mut Host) {
-        Self::end(self, now);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        Self::poll_timeout(self)
-    }
-
-    fn poll_log(&mut self) -> Option<String> {
-        Self::poll_log(self)
-    }
-
-    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        Self::visit(self, f);
+fn handle_order(proxy: &mut Proxy, now: Instant, host: &mut Host, order: Order) {
+    match order {
+        // It was checked before; the log says what it does not take.
+        Order::Apply(table) => drop(proxy.apply(now, host, table)),
+        Order::Drain => proxy.drain(now, host),
     }
 }
 
@@ -108,10 +79,10 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         let mut host = Host::new(config, &device.capabilities(), clock::entropy());
         let app = Proxy::new(clock.now(), app_config(args, &clock), table.clone(), &mut host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))?;
-        let disks: (Box<dyn Disk>, Box<dyn Disk>) = (Box::new(NoDisk), Box::new(NoDisk));
         let log = stack::open_log(args.stack.access_log.as_deref(), 0)?;
-        let parts = Parts { device, host, app, disks, log, messages };
-        threads.start(&args.stack, clock, wire, queue, parts)?;
+        let host_side = HostSide { log, ..HostSide::new(host, app, (messages, handle_order)) };
+        let device_side = DeviceSide { device, wire, disk: Box::new(NoDisk) };
+        threads.start(&args.stack, clock, queue, device_side, host_side)?;
     }
     if let Some(addr) = args.stack.metrics {
         control::metrics::start(addr, threads.probes().to_vec())?;

@@ -5,7 +5,6 @@
 
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -13,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use abi::quic::Steering;
 use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
-use host::{Host, Listen, Notice, TlsServer};
+use host::{Application, Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
 use io::disk::{ChangeRule, Disk, DiskKind};
 use io::watch::{Stale, Watch};
@@ -24,7 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 use crate::args::{DiskArg, ErrorPageArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
 use crate::error::Failure;
-use crate::stack::{self, App, BACKLOG, Parts, Threads, drain};
+use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
 use crate::tls;
 
 /// What a server is told.
@@ -41,16 +40,22 @@ struct Site {
     watch: Option<Watch>,
 }
 
-impl App for Site {
-    type Message = Order;
+impl Site {
+    fn new(args: &ServeArgs, content: content::Config, host: &mut Host) -> Result<Self, Failure> {
+        let server = ContentServer::new(content, host)
+            .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
+        Ok(Self { server, watch: watch(args) })
+    }
+}
 
+impl Application for Site {
     fn note_open(&mut self, path: &[u8]) {
         if let Some(watch) = &mut self.watch {
             watch.add(path);
         }
     }
 
-    fn begin_round(&mut self) {
+    fn begin_turn(&mut self) {
         let Some(watch) = &mut self.watch else { return };
         while let Some(stale) = watch.poll() {
             match stale {
@@ -64,10 +69,6 @@ impl App for Site {
         }
     }
 
-    fn pollable(&self) -> Option<RawFd> {
-        self.watch.as_ref().map(Watch::pollable)
-    }
-
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.server.handle_notice(now, host, notice);
     }
@@ -76,11 +77,8 @@ impl App for Site {
         self.server.handle_timeout(now, host);
     }
 
-    fn handle_message(&mut self, now: Instant, host: &mut Host, order: Order) {
-        match order {
-            Order::SetErrorPages(pages) => self.server.set_error_pages(&pages),
-            Order::Drain => self.server.drain(now, host),
-        }
+    fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.server.drain(now, host);
     }
 
     fn end(&mut self, now: Instant, host: &mut Host) {
@@ -101,9 +99,12 @@ impl App for Site {
             watch.visit(f);
         }
     }
+}
 
-    fn quic(&self, f: &mut dyn FnMut(quic::ConnectionInfo)) {
-        self.server.quic_connections().for_each(f);
+fn handle_order(site: &mut Site, now: Instant, host: &mut Host, order: Order) {
+    match order {
+        Order::SetErrorPages(pages) => site.server.set_error_pages(&pages),
+        Order::Drain => site.drain(now, host),
     }
 }
 
@@ -116,11 +117,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = drain::signals()?;
     let clock = Clock::new();
     let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
-    // A folder that cannot be served is said so before anything is made.
-    drop(open_disk(args)?);
-    if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
-        eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
-    }
+    check_folder(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
     let certificates =
@@ -144,15 +141,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let error_pages = error_pages.clone();
         let content = content_config(args, &clock, tls.clone());
         let content = content::Config { http3, error_pages, ..content };
-        let server = ContentServer::new(content, &mut host)
-            .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
-        let app = Site { server, watch: watch(args) };
-        let disks = (open_disk(args)?, open_disk(args)?);
-        let log = stack::open_log(args.stack.access_log.as_deref(), index)?;
+        let app = Site::new(args, content, &mut host)?;
+        let wake_on = app.watch.as_ref().map(Watch::pollable);
         let (order, messages) = channel();
         orders.push(order);
-        let parts = Parts { device, host, app, disks, log, messages };
-        threads.start(&args.stack, clock, wire, queue, parts)?;
+        let host_side = HostSide {
+            disk: open_disk(args)?,
+            log: stack::open_log(args.stack.access_log.as_deref(), index)?,
+            list_connections: |site: &Site, f| site.server.quic_connections().for_each(f),
+            wake_on,
+            ..HostSide::new(host, app, (messages, handle_order))
+        };
+        let device_side = DeviceSide { device, wire, disk: open_disk(args)? };
+        threads.start(&args.stack, clock, queue, device_side, host_side)?;
     }
     if let Some(addr) = args.stack.metrics {
         control::metrics::start(addr, threads.probes().to_vec())?;
@@ -178,6 +179,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     orders.iter().for_each(|order| drop(order.send(Order::Drain)));
     drain::wait(&signals, &clock, args.stack.drain(), &threads);
     threads.stop()
+}
+
+/// Fails before anything is made if the folder cannot be served.
+fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
+    drop(open_disk(args)?);
+    if let Some(why) = io::disk::weak_time_stamps(&args.dir) {
+        eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
+    }
+    Ok(())
 }
 
 /// The line that says that we are ready, and one to try.

@@ -1,74 +1,109 @@
-//! A host thread: drives [`host::Host`] and the application with the events of the device.
+//! A host thread: gives the driver of a [`host::Host`] and its application turns, with the rings of
+//! the devices.
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
-use abi::disk::{DiskAccess, DiskRequest};
-use abi::{Event, FileAccess, Op};
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::{Event, Op, PacketBuf};
 use base::{Duration, Instant};
-use host::Host;
+use host::Application;
 use io::clock::Clock;
 use io::disk::Disk;
 use io::notify::Poller;
+use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
 use super::ending::Phase;
 use super::queue::HostQueue;
-use super::{App, Log};
+use super::{HandleMessage, HostSide, ListConnections, Log};
 use crate::control::Queries;
 
-/// Events taken per round.
-const BATCH: usize = 256;
-/// When a full ring is tried again.
-const RETRY: Duration = Duration::from_micros(200);
-
-pub(super) struct HostThread<A: App> {
-    pub(super) clock: Clock,
-    pub(super) host: Host,
-    pub(super) app: A,
-    /// What other threads tell the application; they wake this one.
-    pub(super) messages: Receiver<A::Message>,
-    /// For what the device does not read.
-    pub(super) disk: Box<dyn Disk>,
-    pub(super) queue: HostQueue,
-    pub(super) queries: Queries,
-    pub(super) log: Option<Log>,
-    /// An operation that the ring had no room for.
-    pub(super) waiting: Option<Op>,
-    pub(super) phase: Phase,
+/// A host's ends of the rings, and its disk for the files that the device does not read.
+struct Ports {
+    disk: Box<dyn Disk>,
+    queue: HostQueue,
 }
 
-impl<A: App> HostThread<A> {
+pub(super) struct HostThread<A, M> {
+    clock: Clock,
+    half: HostHalf,
+    app: A,
+    ports: Ports,
+    messages: (Receiver<M>, HandleMessage<A, M>),
+    queries: Queries,
+    log: Option<Log>,
+    list_connections: ListConnections<A>,
+    /// Polls readable when the application has something to look at.
+    wake_on: Option<RawFd>,
+    /// Something could not be handed on: try again soon, whatever happens.
+    blocked: bool,
+    phase: Phase,
+}
+
+impl<A: Application, M> HostThread<A, M> {
+    pub(super) fn new(
+        clock: Clock,
+        host_side: HostSide<A, M>,
+        queue: HostQueue,
+        queries: Queries,
+    ) -> Self {
+        let HostSide { host, app, disk, messages, log, list_connections, wake_on } = host_side;
+        Self {
+            clock,
+            half: HostHalf::new(host),
+            app,
+            ports: Ports { disk, queue },
+            messages,
+            queries,
+            log,
+            list_connections,
+            wake_on,
+            blocked: false,
+            phase: Phase::Running,
+        }
+    }
+
+    pub(super) const fn queue(&mut self) -> &mut HostQueue {
+        &mut self.ports.queue
+    }
+
     /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let bell = poller.add(self.queue.bell.fd());
+        let bell = poller.add(self.queue().bell.fd());
         let changes = self.watch(&mut poller);
         while !self.has_ended(stop) {
-            // Before the round: there may be no idle moment in minutes.
+            // Before the turn: there may be no idle moment in minutes.
             self.take_messages();
-            if self.round() {
+            if self.turn() {
                 continue;
             }
-            self.queue.bell.prepare_sleep();
-            let sleeps = !self.queue.has_work() && !self.must_look(stop);
+            self.queue().bell.prepare_sleep();
+            let sleeps = !self.queue().has_work() && !self.must_look(stop);
             if sleeps {
                 self.flush_log();
             }
             // An error means that the kernel is out of memory: go on, more slowly.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.queue.bell.awake(woken && poller.is_ready(bell));
+            self.queue().bell.awake(woken && poller.is_ready(bell));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
-                self.app.begin_round();
+                self.begin_turn();
             }
         }
         self.finish();
     }
 
-    /// Adds the descriptors that say that there is work, except for the bell's; returns the
-    /// place of the application's.
+    /// Adds the descriptors that say that there is work, except for the bell's; returns the index
+    /// of the application's.
     pub(super) fn watch(&self, poller: &mut Poller) -> Option<usize> {
-        self.disk.pollable().map(|fd| poller.add(fd));
-        self.app.pollable().map(|fd| poller.add(fd))
+        self.ports.disk.pollable().map(|fd| poller.add(fd));
+        self.wake_on.map(|fd| poller.add(fd))
+    }
+
+    /// Hears that the application has something to look at.
+    pub(super) fn begin_turn(&mut self) {
+        self.app.begin_turn();
     }
 
     /// Returns whether the work is over: the device has confirmed that everything is on the
@@ -76,10 +111,9 @@ impl<A: App> HostThread<A> {
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         if self.phase.begins_to_end(stop, now) {
-            self.app.end(now, &mut self.host);
-            self.host.end(now);
+            self.half.end(now, &mut self.app);
         }
-        self.phase.is_ending() && (self.host.has_ended() || self.phase.is_over(now))
+        self.phase.is_ending() && (self.half.host.has_ended() || self.phase.is_over(now))
     }
 
     /// Returns whether another thread has said something that a sleep would miss.
@@ -91,117 +125,24 @@ impl<A: App> HostThread<A> {
     pub(super) fn finish(&mut self) {
         self.write_log();
         self.flush_log();
-        self.queue.ended.say();
-        self.queue.device_bell.ring();
+        self.ports.queue.ended.say();
+        self.ports.queue.device_bell.ring();
     }
 
-    /// Does what there is to do; says whether there was anything.
-    pub(super) fn round(&mut self) -> bool {
-        let now = self.clock.now();
-        let mut busy = self.take_events(now);
-        while let Some(completion) = self.disk.poll() {
-            self.host.handle_disk(now, completion);
-            busy = true;
-        }
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-            busy = true;
-        }
-        if !self.phase.is_ending() && self.app.poll_timeout().is_some_and(|at| at <= now) {
-            self.app.handle_timeout(now, &mut self.host);
-            busy = true;
-        }
-        let mut looked = false;
-        while let Some(notice) = self.host.poll_notice() {
-            if !core::mem::replace(&mut looked, true) {
-                self.app.begin_round();
-            }
-            self.app.handle_notice(now, &mut self.host, notice);
-            busy = true;
-        }
-        busy |= self.give_ops(now);
-        busy |= self.give_requests();
+    /// Gives host and application a turn; returns whether there was anything to do.
+    pub(super) fn turn(&mut self) -> bool {
+        let turn = self.half.turn(self.clock.now(), &mut self.app, &mut self.ports);
+        self.blocked = turn.blocked;
         self.write_log();
-        busy
-    }
-
-    fn take_events(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        for ring in &mut self.queue.events {
-            for _ in 0..BATCH {
-                let Some(event) = ring.pop() else { break };
-                let reset = matches!(event, Event::Reset);
-                self.host.handle_event(now, event);
-                any = true;
-                if reset {
-                    break;
-                }
-            }
-        }
-        any
-    }
-
-    fn give_ops(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        while let Some(op) = self.next_op(now) {
-            if let Op::FileOpen { path, access: FileAccess::Content, .. } = &op {
-                self.app.note_open(path);
-            }
-            if let Err(op) = self.queue.ops.push(op) {
-                self.waiting = Some(op);
-                break;
-            }
-            any = true;
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            if self.queue.recycle.push(packet).is_err() {
-                break; // dropped: the device allocates another
-            }
-        }
-        if any {
-            self.queue.device_bell.ring();
-        }
-        any
-    }
-
-    /// The next operation. An operation is large: one that does not wait is not moved.
-    fn next_op(&mut self, now: Instant) -> Option<Op> {
-        if self.waiting.is_some() { self.waiting.take() } else { self.host.poll_op(now) }
-    }
-
-    fn give_requests(&mut self) -> bool {
-        let mut any = false;
-        while let Some(request) = self.host.poll_disk() {
-            // The disk's queue is as long as there are connections that read: one request each.
-            let mut request = request;
-            if let DiskRequest::Open { path, access: DiskAccess::Content, .. } = &request {
-                self.app.note_open(path);
-            }
-            while let Err(back) = self.disk.submit(request) {
-                self.disk.flush();
-                request = back;
-                let now = self.clock.now();
-                while let Some(completion) = self.disk.poll() {
-                    self.host.handle_disk(now, completion);
-                }
-            }
-            any = true;
-        }
-        if any {
-            self.disk.flush();
-        }
-        any
+        turn.worked
     }
 
     /// Longest time to sleep.
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let of_app = self.app.poll_timeout().filter(|_| !self.phase.is_ending());
-        let due = [self.host.poll_timeout(), of_app];
-        let due = due.into_iter().flatten().map(|at| at.since(now)).min();
-        let blocked = self.waiting.is_some();
-        let due = if blocked { Some(due.unwrap_or(RETRY).min(RETRY)) } else { due };
-        self.phase.sleep_for(now, due)
+        let retry = self.blocked.then(|| now + RETRY);
+        let due = Instant::earliest([self.half.poll_timeout(&self.app), retry]);
+        self.phase.sleep_for(now, due.map(|at| at.since(now)))
     }
 
     fn write_log(&mut self) {
@@ -217,7 +158,7 @@ impl<A: App> HostThread<A> {
         }
     }
 
-    /// Answers questions, and hands the application what other threads said.
+    /// Answers questions, and hands the application the messages of other threads.
     pub(super) fn take_messages(&mut self) {
         self.answer_queries();
         if let Some(log) = &mut self.log {
@@ -226,21 +167,60 @@ impl<A: App> HostThread<A> {
         if self.phase.is_ending() {
             return;
         }
-        while let Ok(message) = self.messages.try_recv() {
-            self.app.handle_message(self.clock.now(), &mut self.host, message);
+        let (messages, handle) = &self.messages;
+        while let Ok(message) = messages.try_recv() {
+            handle(&mut self.app, self.clock.now(), &mut self.half.host, message);
         }
     }
 
     fn answer_queries(&self) {
+        let host = &self.half.host;
         self.queries.answer(|answer| {
-            self.host.visit(&mut |name, value| answer.counter(name, value));
+            host.visit(&mut |name, value| answer.counter(name, value));
             self.app.visit(&mut |name, value| answer.counter(name, value));
             if answer.wants_sockets() {
-                for info in self.host.sockets().filter_map(|s| self.host.info(s)) {
+                for info in host.sockets().filter_map(|socket| host.info(socket)) {
                     answer.socket(info);
                 }
-                self.app.quic(&mut |info| answer.quic(info));
+                (self.list_connections)(&self.app, &mut |info| answer.quic(info));
             }
         });
+    }
+}
+
+impl DiskPort for Ports {
+    fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        self.disk.submit(request)
+    }
+
+    fn flush(&mut self) {
+        self.disk.flush();
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<DiskCompletion> {
+        self.disk.poll()
+    }
+}
+
+impl HostPorts for Ports {
+    fn devices(&self) -> usize {
+        self.queue.events.len()
+    }
+
+    fn pop_event(&mut self, device: usize) -> Option<Event> {
+        self.queue.events[device].pop()
+    }
+
+    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+        self.queue.ops.push(op)
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        // Without room it is dropped: the device allocates another.
+        let _dropped = self.queue.recycle.push(packet);
+    }
+
+    fn wake_device(&mut self) {
+        self.queue.device_bell.ring();
     }
 }

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 
 use abi::Refusal;
 use base::Instant;
-use host::{Algorithm, Host, Notice};
+use host::{Algorithm, Application, Host};
 use io::clock::Clock;
 use io::disk::Disk;
 use io::fault::{FaultConfig, FaultWire};
@@ -38,7 +38,6 @@ use crate::args::{CidrArg, CongestionArg, StackArgs, SwitchArg, ThreadsArg, Wire
 use crate::control::{self, Probe};
 use crate::error::Failure;
 use device_thread::DeviceThread;
-use ending::Phase;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
@@ -53,47 +52,45 @@ pub(crate) const BACKLOG: usize = 4096;
 /// the disk's longest read with a response's head before it.
 pub(crate) const TRANSMIT_BYTES_MAX: u32 = (256 + 8) * 1024;
 
-/// An application over a host's sockets, as the host thread drives it.
-pub(crate) trait App: Send + 'static {
-    /// What other threads tell it between two rounds.
-    type Message: Send + 'static;
+/// Takes a message of another thread to an application; called between two turns.
+pub(crate) type HandleMessage<A, M> = fn(&mut A, Instant, &mut Host, M);
 
-    /// The device, or the host's disk, is about to open a file.
-    fn note_open(&mut self, _: &[u8]) {}
-    /// Looks at what else may have changed, before the first notice of a round.
-    fn begin_round(&mut self) {}
-    /// A descriptor that polls readable when [`Self::begin_round`] has something to look at.
-    fn pollable(&self) -> Option<RawFd> {
-        None
-    }
-    /// Takes what [`Host::poll_notice`] gave.
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
-    /// Acts on deadlines that are over.
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host);
-    /// Takes what another thread said.
-    fn handle_message(&mut self, now: Instant, host: &mut Host, message: Self::Message);
-    /// Ends: tells peers that are not the host's connections, and the log. The host ends next; of
-    /// what happens then the application still gets notices, and nothing else.
-    fn end(&mut self, _: Instant, _: &mut Host) {}
-    /// When to call [`Self::handle_timeout`] at the latest.
-    fn poll_timeout(&self) -> Option<Instant>;
-    /// The next line of the access log.
-    fn poll_log(&mut self) -> Option<String>;
-    /// Calls `f` with the name and value of each counter.
-    fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
-    /// Calls `f` with each QUIC connection; the others are the host's.
-    fn quic(&self, _: &mut dyn FnMut(quic::ConnectionInfo)) {}
-}
+/// Calls a function with each QUIC connection of an application; other connections are the host's.
+pub(crate) type ListConnections<A> = fn(&A, &mut dyn FnMut(quic::ConnectionInfo));
 
-/// The parts of a queue that differ between verbs.
-pub(crate) struct Parts<A: App> {
-    pub(crate) device: Device,
+/// A host with its application, and what their thread needs.
+pub(crate) struct HostSide<A, M> {
     pub(crate) host: Host,
     pub(crate) app: A,
-    /// The device's disk, and one for the host where it has to read files itself.
-    pub(crate) disks: (Box<dyn Disk>, Box<dyn Disk>),
+    /// For the files that the host has to read itself.
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) messages: (Receiver<M>, HandleMessage<A, M>),
     pub(crate) log: Option<Log>,
-    pub(crate) messages: Receiver<A::Message>,
+    pub(crate) list_connections: ListConnections<A>,
+    /// A descriptor that polls readable when [`Application::begin_turn`] has something to look at.
+    pub(crate) wake_on: Option<RawFd>,
+}
+
+impl<A, M> HostSide<A, M> {
+    /// A host without files, logs and QUIC.
+    pub(crate) fn new(host: Host, app: A, messages: (Receiver<M>, HandleMessage<A, M>)) -> Self {
+        Self {
+            host,
+            app,
+            disk: Box::new(NoDisk),
+            messages,
+            log: None,
+            list_connections: |_, _| {},
+            wake_on: None,
+        }
+    }
+}
+
+/// A device with its link and its disk.
+pub(crate) struct DeviceSide {
+    pub(crate) device: Device,
+    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) disk: Box<dyn Disk>,
 }
 
 /// The threads of all queues.
@@ -110,35 +107,25 @@ impl Threads {
     /// Starts the threads of the next queue.
     ///
     /// # Errors
-    /// Where the system gives no thread.
-    pub(crate) fn start<A: App>(
+    /// Fails if the system gives no thread.
+    pub(crate) fn start<A: Application + Send + 'static, M: Send + 'static>(
         &mut self,
         args: &StackArgs,
         clock: Clock,
-        wire: Box<dyn Wire>,
         queue: Queue,
-        parts: Parts<A>,
+        device: DeviceSide,
+        mut host: HostSide<A, M>,
     ) -> Result<(), Failure> {
         let index = queue.device.index;
         let bells = (queue.device.bell.notifier(), queue.host.bell.notifier());
         let (device_probe, device_queries) = control::probe("nic", index, bells.0);
         let (host_probe, host_queries) = control::probe("host", index, bells.1);
         self.probes.extend([device_probe, host_probe]);
-        let Parts { device, host, app, disks, log, messages } = parts;
+        host.log = host.log.map(|log| log.watching(&self.reopened));
+        let DeviceSide { device, wire, disk } = device;
         let device_thread =
-            DeviceThread::new(clock, device, wire, disks.0, queue.device, device_queries);
-        let host_thread = HostThread {
-            clock,
-            host,
-            app,
-            messages,
-            disk: disks.1,
-            queue: queue.host,
-            queries: host_queries,
-            log: log.map(|log| log.watching(&self.reopened)),
-            waiting: None,
-            phase: Phase::Running,
-        };
+            DeviceThread::new(clock, device, wire, disk, queue.device, device_queries);
+        let host_thread = HostThread::new(clock, host, queue.host, host_queries);
         let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
         if share_thread(args.threads) {
             let both = SharedThread::new(device_thread, host_thread);

@@ -6,41 +6,41 @@
 
 use std::sync::atomic::AtomicBool;
 
+use host::Application;
 use io::notify::Poller;
 
-use super::App;
 use super::device_thread::DeviceThread;
 use super::host_thread::HostThread;
 
-pub(super) struct SharedThread<A: App> {
+pub(super) struct SharedThread<A, M> {
     device: DeviceThread,
-    host: HostThread<A>,
+    host: HostThread<A, M>,
 }
 
-impl<A: App> SharedThread<A> {
-    pub(super) const fn new(device: DeviceThread, host: HostThread<A>) -> Self {
+impl<A: Application, M> SharedThread<A, M> {
+    pub(super) const fn new(device: DeviceThread, host: HostThread<A, M>) -> Self {
         Self { device, host }
     }
 
     /// Works until `stop` is set; then resets every connection, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let device_bell = poller.add(self.device.queue.bell.fd());
-        let host_bell = poller.add(self.host.queue.bell.fd());
+        let device_bell = poller.add(self.device.queue().bell.fd());
+        let host_bell = poller.add(self.host.queue().bell.fd());
         self.device.watch(&mut poller);
         let changes = self.host.watch(&mut poller);
         // The host first: what it says at its end is what the device waits for.
         while !self.host.has_ended(stop) {
             let _ = self.device.has_ended(stop);
-            // Before the round: there may be no idle moment in minutes.
+            // Before the turn: there may be no idle moment in minutes.
             self.device.answer_queries();
             self.host.take_messages();
-            if self.round() {
+            if self.turn() {
                 continue;
             }
-            self.device.queue.bell.prepare_sleep();
-            self.host.queue.bell.prepare_sleep();
-            let work = self.device.queue.has_work() || self.host.queue.has_work();
+            self.device.queue().bell.prepare_sleep();
+            self.host.queue().bell.prepare_sleep();
+            let work = self.device.queue().has_work() || self.host.queue().has_work();
             let sleeps = !work && !self.device.must_look(stop) && !self.host.must_look(stop);
             if sleeps {
                 self.host.flush_log();
@@ -48,19 +48,20 @@ impl<A: App> SharedThread<A> {
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
             // An error means that the kernel is out of memory: go on, more slowly.
             let woken = sleeps && poller.wait(due).is_ok();
-            self.device.queue.bell.awake(woken && poller.is_ready(device_bell));
-            self.host.queue.bell.awake(woken && poller.is_ready(host_bell));
+            self.device.queue().bell.awake(woken && poller.is_ready(device_bell));
+            self.host.queue().bell.awake(woken && poller.is_ready(host_bell));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
-                self.host.app.begin_round();
+                self.host.begin_turn();
             }
         }
         self.host.finish();
     }
 
-    /// Both sides' rounds: what the device received is answered before it looks for more.
-    fn round(&mut self) -> bool {
-        let received = self.device.round();
-        let answered = self.host.round();
+    /// Gives both sides a turn: frames that the device received are answered before it looks for
+    /// more.
+    fn turn(&mut self) -> bool {
+        let received = self.device.turn();
+        let answered = self.host.turn();
         received || answered
     }
 }

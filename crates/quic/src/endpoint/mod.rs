@@ -24,7 +24,7 @@ use abi::quic::QuicId;
 use abi::{FlowId, Refusal};
 use base::{Alarms, Instant};
 use bytes::{Bytes, BytesMut};
-use host::{Host, ListenError, Notice, UdpId};
+use host::{Application, Host, ListenError, Notice, UdpId};
 use quinn_proto::{
     ConnectionError, ConnectionEvent, EndpointConfig, MtuDiscoveryConfig, ServerConfig, Side,
     StreamEvent, TimeSource, TransportConfig, VarInt,
@@ -281,49 +281,6 @@ impl Endpoint {
         Some(Arc::new(transport))
     }
 
-    /// Takes what [`Host::poll_notice`] gave; notices about others are passed over.
-    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
-        self.unix_ns.0.store(unix, Ordering::Relaxed);
-        match notice {
-            Notice::Udp(socket) if socket == self.socket => {
-                while let Some(received) = host.udp_recv(socket) {
-                    self.handle_received(now, host, received);
-                }
-            }
-            Notice::ExtentRead => self.handle_reads(now, host),
-            Notice::Quic(status) => self.handle_status(now, host, status),
-            Notice::UdpFault(flow, file, fault) => {
-                self.handle_fault(now, host, flow, (file, fault));
-            }
-            Notice::File(file) if host.extent_fault(file).is_some() => {
-                for index in 0..self.connections.len() {
-                    self.with(now, host, index, |c, cx| c.fail_streams(cx, file));
-                }
-            }
-            Notice::DeviceReset => self.handle_device_reset(now, host),
-            _ => {}
-        }
-    }
-
-    /// Runs what is due.
-    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        let time = self.time(now);
-        while let Some(index) = self.alarms.pop(now) {
-            self.with(now, host, index as usize, |connection, cx| {
-                connection.inner.handle_timeout(time);
-                // A path that was not validated in time is left for the one before.
-                connection.follow_peer(cx.counters);
-            });
-        }
-    }
-
-    /// When to call [`Self::handle_timeout`], once [`Self::flush`] was called.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.alarms.next()
-    }
-
     /// The next thing that happened.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -438,12 +395,6 @@ impl Endpoint {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
-    }
-
-    /// Shows every counter and gauge by name.
-    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.counters.visit(f);
-        f("quic_connections_open", self.open as u64);
     }
 
     fn get(&self, handle: Handle) -> Option<&Connection> {
@@ -632,6 +583,59 @@ impl Endpoint {
         if let Ok(slot) = u32::try_from(index) {
             self.alarms.clear(slot);
         }
+    }
+}
+
+/// An application that uses QUIC calls these, then [`Endpoint::flush`]. An endpoint whose events
+/// something else takes can be the application itself.
+impl Application for Endpoint {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
+        self.unix_ns.0.store(unix, Ordering::Relaxed);
+        match notice {
+            Notice::Udp(socket) if socket == self.socket => {
+                while let Some(received) = host.udp_recv(socket) {
+                    self.handle_received(now, host, received);
+                }
+            }
+            Notice::ExtentRead => self.handle_reads(now, host),
+            Notice::Quic(status) => self.handle_status(now, host, status),
+            Notice::UdpFault(flow, file, fault) => {
+                self.handle_fault(now, host, flow, (file, fault));
+            }
+            Notice::File(file) if host.extent_fault(file).is_some() => {
+                for index in 0..self.connections.len() {
+                    self.with(now, host, index, |c, cx| c.fail_streams(cx, file));
+                }
+            }
+            Notice::DeviceReset => self.handle_device_reset(now, host),
+            _ => {}
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        let time = self.time(now);
+        while let Some(index) = self.alarms.pop(now) {
+            self.with(now, host, index as usize, |connection, cx| {
+                connection.inner.handle_timeout(time);
+                // A path that was not validated in time is left for the one before.
+                connection.follow_peer(cx.counters);
+            });
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("quic_connections_open", self.open as u64);
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        self.flush(now, host);
+        false
     }
 }
 

@@ -19,16 +19,16 @@ fn a_full_table() {
         second.received() > 4_000_000
     });
     let server = second.server.expect("it is connected");
-    assert_eq!(lab.server.endpoint.offload(server), Some(Err(Refusal::TableFull)));
+    assert_eq!(lab.server.app.offload(server), Some(Err(Refusal::TableFull)));
     let refused = lab.server.count("quic_refused_full");
     assert_eq!(lab.server.count("quic_entries"), 2);
     // Asked first between 16 and 64 KiB, and at twice as many each time up to 4 MiB, for both
     // directions.
     assert!((12..=18).contains(&refused), "{refused}");
     let (now, client) = (lab.now, &mut lab.client);
-    client.endpoint.close(now, &mut client.host, first.client, 0, "done");
+    client.app.close(now, client.machine.host(), first.client, 0, "done");
     second.run(&mut lab);
-    assert_eq!(lab.server.endpoint.offload(server), Some(Ok(())));
+    assert_eq!(lab.server.app.offload(server), Some(Ok(())));
     assert_eq!(lab.server.count("quic_entries"), 2);
     assert!(lab.server.count("quic_file_bytes_offloaded") > 4_000_000);
     second.close(&mut lab);
@@ -41,7 +41,7 @@ fn resets_in_the_middle() {
     let mut lab = Lab::new();
     let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let mut frames = 0_u64;
-    lab.wire = Box::new(move |_, _, frame| {
+    lab.on_link(move |_, _, frame| {
         frames += 1;
         if frames % 41 == 0 { Vec::new() } else { vec![(WAY, frame)] }
     });
@@ -51,11 +51,11 @@ fn resets_in_the_middle() {
             resets += 1;
             // With transmits of files in the ring, then between two rounds.
             match resets {
-                1 => lab.server.reset_before_ops = true,
-                _ => lab.server.device.reset(),
+                1 => lab.reset_before_files = true,
+                _ => lab.server.device().reset(),
             }
             if resets == 2 {
-                lab.client.device.reset();
+                lab.client.device().reset();
             }
         }
         t.step(lab)

@@ -20,7 +20,7 @@ const SMALL: u64 = 300_000;
 /// Makes the path to the client a bottleneck with a drop-tail queue.
 fn bottleneck(lab: &mut Lab, rate: u64) {
     let mut free = Instant::ZERO;
-    lab.wire = Box::new(move |now, to_server, frame| {
+    lab.on_link(move |now, to_server, frame| {
         if to_server {
             return vec![(WAY, frame)];
         }
@@ -51,7 +51,7 @@ fn lab(offload: bool) -> Lab {
 
 /// Checks that the bytes went the way that the case is about.
 fn check_path(lab: &Lab, offload: bool) {
-    let counters = lab.server.endpoint.counters();
+    let counters = lab.server.app.counters();
     if offload {
         assert!(counters.quic_file_bytes_offloaded > SMALL, "{counters:?}");
         assert!(counters.quic_out_for_device > 100, "{counters:?}");

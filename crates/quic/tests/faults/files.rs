@@ -35,7 +35,7 @@ fn one_of_three_fails(fail: impl Fn(&mut Lab), bytes: u64) {
 #[test]
 fn a_read_that_fails_resets_its_stream_only() {
     let fail = |lab: &mut Lab| {
-        lab.server.disk.broken.insert("b".to_owned(), 2_000_000);
+        lab.server.disk.file("b").broken_from = Some(2_000_000);
     };
     one_of_three_fails(fail, 2_000_000);
 }
@@ -44,7 +44,7 @@ fn a_read_that_fails_resets_its_stream_only() {
 #[test]
 fn a_file_that_changes_resets_its_stream_only() {
     let fail = |lab: &mut Lab| {
-        lab.server.disk.changed.insert("b".to_owned(), 1_000_000);
+        lab.server.disk.file("b").rewrite(1_000_000);
     };
     one_of_three_fails(fail, 3_000_000);
 }
@@ -58,7 +58,7 @@ fn the_only_file_fails() {
         t.step(lab);
         t.received() > 1_000_000
     });
-    lab.server.disk.broken.insert("a".to_owned(), 0);
+    lab.server.disk.file("a").broken_from = Some(0);
     let ended = lab.run(60, |lab| t.step(lab));
     assert!(ended && t.lost == [None, None]);
     assert_eq!(t.all[0].ended, Some(FAILED));
@@ -71,12 +71,12 @@ fn the_only_file_fails() {
 #[test]
 fn a_slow_disk() {
     let mut lab = Lab::new();
-    lab.server.disk.delay = Duration::from_millis(50);
+    lab.server.disk.read_time = Duration::from_millis(50);
     let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000)]);
     let ended = lab.run(120, |lab| t.step(lab));
     assert!(ended);
     t.check();
-    let stats = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let stats = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     assert!(lab.server.count("quic_file_bytes_offloaded") > 7_000_000);
     // The disk read ahead, and what it delayed was late and not lost: the window has not collapsed.
     let path = stats.stats.path;

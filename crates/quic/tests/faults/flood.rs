@@ -27,7 +27,7 @@ fn forged_packets() {
         let count = Rc::clone(&known);
         // The IDs that both sides use.
         let mut used: [Option<Vec<u8>>; 2] = [None, None];
-        lab.wire = Box::new(move |_, to_server, frame| {
+        lab.on_link(move |_, to_server, frame| {
             let mut fate = Vec::new();
             let Some(packet) = payload(&frame).filter(|_| is_short(&frame)) else {
                 return vec![(WAY, frame)];
@@ -100,8 +100,8 @@ fn stateless_resets() {
         let side = usize::from(!server_forgets);
         let ended = lab.run(5, |lab| {
             let endpoint = match server_forgets {
-                true => &mut lab.client.endpoint,
-                false => &mut lab.server.endpoint,
+                true => &mut lab.client.app,
+                false => &mut lab.server.app,
             };
             while let Some(event) = endpoint.poll_event() {
                 if let quic::Event::Lost(_, why) = event {

@@ -10,7 +10,7 @@ use crate::transfers::{Transfers, down};
 fn headers(lab: &mut Lab) -> Vec<u8> {
     let seen = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&seen);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         if to_server && payload(&frame).is_some() {
             kept.borrow_mut().get_or_insert_with(|| frame[..42].to_vec());
         }
@@ -31,7 +31,7 @@ fn versions_are_negotiated() {
     let headers = headers(&mut lab);
     let answers = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&answers);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         if !to_server {
             kept.borrow_mut().extend(payload(&frame).map(<[u8]>::to_vec));
         }
@@ -63,7 +63,7 @@ fn versions_with_long_connection_ids_are_negotiated() {
     let headers = headers(&mut lab);
     let answers = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&answers);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         if !to_server {
             kept.borrow_mut().extend(payload(&frame).map(<[u8]>::to_vec));
         }
@@ -89,7 +89,7 @@ fn versions_with_long_connection_ids_are_negotiated() {
 fn versions_are_negotiated_whatever_the_first_byte_is() {
     let mut lab = Lab::new();
     let headers = headers(&mut lab);
-    lab.wire = Box::new(|_, _, _| Vec::new());
+    lab.on_link(|_, _, _| Vec::new());
     for first in 0x80..=0xff {
         let mut datagram = vec![first, 0x6b, 0x33, 0x43, 0xcf, 4, 1, 2, 3, 4, 0];
         datagram.resize(1200, 0);
@@ -108,7 +108,7 @@ fn retries() {
     let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let firsts = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&firsts);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         if let Some(packet) = payload(&frame) {
             kept.borrow_mut().push((to_server, packet[0], packet.len()));
         }
@@ -125,7 +125,7 @@ fn retries() {
     assert_eq!(lab.server.count("quic_offloaded"), 1);
     drop(firsts);
     // The Retry's connection ID is not one of the connection's.
-    let server = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let server = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     let issued = 1 + server.stats.frame_tx.new_connection_id;
     assert_eq!(lab.server.count("quic_routes"), issued);
     t.close(&mut lab);
@@ -140,7 +140,7 @@ fn amplification_is_limited() {
         let bytes = Rc::new(Cell::new([0_usize; 2]));
         let (proved, most) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
         let (count, done, high) = (Rc::clone(&bytes), Rc::clone(&proved), Rc::clone(&most));
-        lab.wire = Box::new(move |_, to_server, frame| {
+        lab.on_link(move |_, to_server, frame| {
             let Some(packet) = payload(&frame) else { return vec![(WAY, frame)] };
             let mut bytes = count.get();
             // Whoever spoofs an address sends once, and never hears what comes back.
@@ -206,7 +206,7 @@ fn a_retry_to_a_server() {
     let mut lab = Lab::new();
     let forged = Rc::new(Cell::new(0_u64));
     let counted = Rc::clone(&forged);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         let mut fate = Vec::new();
         if let Some(packet) = payload(&frame).filter(|p| to_server && p[0] & 0x80 != 0) {
             let retry = [&frame[..42], &[packet[0] | 0x30], &packet[1..]].concat();

@@ -18,20 +18,20 @@ fn a_peer_that_retires_as_fast_as_it_can() {
     // Nothing but retirements at first: this connection is not worth an offload yet.
     let mut steps = 0;
     lab.run(5, |lab| {
-        lab.client.endpoint.address_changed(t.client);
+        lab.client.app.address_changed(t.client);
         steps += 1;
         steps > 100
     });
     assert_eq!(lab.server.count("quic_offloaded"), 0);
     let mut most = 0;
     let ended = lab.run(120, |lab| {
-        lab.client.endpoint.address_changed(t.client);
+        lab.client.app.address_changed(t.client);
         most = most.max(lab.server.count("quic_routes"));
         t.step(lab)
     });
     assert!(ended);
     t.check();
-    let server = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let server = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     let retired = server.stats.frame_rx.retire_connection_id;
     assert!(retired > 150, "{retired}");
     assert_eq!((lab.server.count("quic_offloaded"), lab.server.count("quic_entries")), (1, 2));
@@ -52,13 +52,13 @@ fn nothing_leaks() {
             // The client is gone: the server finds out by itself.
             lab.run(30, |lab| t.step(lab) || t.received() > 400_000);
             assert_eq!(lab.server.count("quic_entries"), 2);
-            lab.wire = Box::new(|_, _, _| Vec::new());
+            lab.on_link(|_, _, _| Vec::new());
             lab.run(70, |_| false);
-            lab.wire = Box::new(|_, _, frame| vec![(Duration::from_millis(5), frame)]);
+            lab.on_link(|_, _, frame| vec![(Duration::from_millis(5), frame)]);
             assert_eq!(lab.server.count("quic_timed_out"), round / 3 + 1);
             assert_eq!((lab.server.count("quic_entries"), lab.server.count("quic_routes")), (0, 0));
-            while lab.client.endpoint.poll_event().is_some() {}
-            while lab.server.endpoint.poll_event().is_some() {}
+            while lab.client.app.poll_event().is_some() {}
+            while lab.server.app.poll_event().is_some() {}
         } else {
             t.run(&mut lab);
             t.close(&mut lab);

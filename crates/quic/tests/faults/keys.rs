@@ -11,7 +11,7 @@ fn updates_while_packets_are_reordered() {
     let mut lab = Lab::new();
     let mut t = Transfers::begin(&mut lab, vec![down("a", 8_000_000), up("b", 8_000_000)]);
     let mut frames = 0;
-    lab.wire = Box::new(move |_, _, frame| {
+    lab.on_link(move |_, _, frame| {
         frames += 1;
         // Behind those that follow, and rarely behind more than the device waits for.
         let late = match frames {
@@ -28,7 +28,7 @@ fn updates_while_packets_are_reordered() {
             let by_client = updates % 2 == 0;
             let machine = if by_client { &mut lab.client } else { &mut lab.server };
             let handle = if by_client { t.client } else { t.server.expect("it is connected") };
-            machine.endpoint.update_keys(handle);
+            machine.app.update_keys(handle);
         }
         t.step(lab)
     });

@@ -1,19 +1,17 @@
 //! Two machines with an endpoint, a host and the real device each, a disk below them, and a wire
 //! that does with every frame what a test says.
 
-use std::collections::BTreeMap;
+use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
-use abi::port::{RxFrame, WireCaps};
 use abi::quic::Steering;
-use abi::{Checksum, Event, FileFault, FileKind, FileStat, Op};
+use abi::{Checksum, Event, Op};
 use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, Host};
-use nic::{Device, DeviceConfig, QuicConfig};
+use nic::{DeviceConfig, QuicConfig};
 use quic::{Config, Endpoint, Handle};
+use testkit::{Frame, MemDisk, Network, Node, PLAIN_LINK, Towards};
 use wire::frame::protocol;
 
 /// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
@@ -22,7 +20,8 @@ pub(crate) const PAYLOAD_AT: usize = 42;
 pub(crate) const WAY: Duration = Duration::from_millis(5);
 /// Virtual time at which tests begin.
 pub(crate) const START: Instant = Instant::from_millis(1_000);
-/// Last byte of the server's addresses.
+/// Last bytes of the machines' addresses.
+const CLIENT: u8 = 1;
 const SERVER: u8 = 2;
 /// Bytes of every file.
 const FILE_BYTES: u64 = 1 << 30;
@@ -34,198 +33,35 @@ pub(crate) fn file_byte(file: u32, offset: u64) -> u8 {
         ^ file.to_le_bytes()[0]
 }
 
-/// The disk of a machine. Files are named by one letter.
-#[derive(Default)]
-pub(crate) struct Disk {
-    /// How long a read takes.
-    pub(crate) delay: Duration,
-    /// Files that cannot be read, from some byte on.
-    pub(crate) broken: BTreeMap<String, u64>,
-    /// Files that were changed, and how long they are since.
-    pub(crate) changed: BTreeMap<String, u64>,
-    names: Vec<String>,
-    /// Completions, when they are due, and whether they are the device's.
-    due: Vec<(Instant, bool, DiskCompletion)>,
-}
-
-impl Disk {
-    fn stat(&self, name: &str) -> FileStat {
-        let changed = self.changed.get(name);
-        FileStat {
-            kind: FileKind::Regular,
-            size: changed.copied().unwrap_or(FILE_BYTES),
-            modified_s: i64::from(changed.is_some()),
-            modified_ns: 0,
-            // Each file has its own: blocks are shared by it.
-            version: u64::from(name.as_bytes()[0]) << 8 | u64::from(changed.is_some()),
-        }
-    }
-
-    fn serve(&mut self, now: Instant, device: bool, request: DiskRequest) {
-        let (at, done) = match request {
-            DiskRequest::Open { id, path, .. } => {
-                let name = String::from_utf8_lossy(&path).into_owned();
-                let stat = self.stat(&name);
-                self.names.push(name);
-                let file = DiskFile(u32::try_from(self.names.len() - 1).expect("few files"));
-                (now, DiskCompletion::Opened { id, result: Ok((file, stat)) })
-            }
-            DiskRequest::Read { id, file, offset, buf } => {
-                (now + self.delay, self.read(id, file, offset, buf))
-            }
-            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
-                panic!("nobody writes")
-            }
-            DiskRequest::Close { .. } => return,
-        };
-        self.due.push((at, device, done));
-    }
-
-    fn read(
-        &self,
-        id: RequestId,
-        file: DiskFile,
-        offset: u64,
-        mut buf: AlignedBuf,
-    ) -> DiskCompletion {
-        let name = &self.names[file.0 as usize];
-        let stat = self.stat(name);
-        let end = offset + buf.len() as u64;
-        if self.broken.get(name).is_some_and(|from| end > *from) {
-            return DiskCompletion::Read { id, buf, result: Err(FileFault::Io) };
-        }
-        let letter = u32::from(name.as_bytes()[0]);
-        for (at, byte) in (offset..).zip(buf.as_mut_slice()) {
-            *byte = file_byte(letter, at);
-        }
-        let len = u32::try_from(stat.size.min(end).saturating_sub(offset)).expect("a read");
-        DiskCompletion::Read { id, buf, result: Ok((len, stat)) }
-    }
-
-    fn take_due(&mut self, now: Instant) -> Vec<(bool, DiskCompletion)> {
-        let (due, later) = self.due.drain(..).partition::<Vec<_>, _>(|(at, ..)| *at <= now);
-        self.due = later;
-        due.into_iter().map(|(_, device, done)| (device, done)).collect()
-    }
-}
-
-/// A machine.
-pub(crate) struct Machine {
-    pub(crate) host: Host,
-    pub(crate) endpoint: Endpoint,
-    pub(crate) device: Device,
-    pub(crate) disk: Disk,
-    /// The device is reset before the next operations reach it: what the host had said by then is
-    /// for a device that knows nothing.
-    pub(crate) reset_before_ops: bool,
-    /// Datagrams that the device gave to another host than this one.
-    pub(crate) strays: u64,
-    queues: usize,
-}
-
-impl Machine {
-    /// A counter or gauge of the device, or else of the endpoint, by its name.
-    pub(crate) fn count(&self, wanted: &str) -> u64 {
-        let mut found = None;
-        let mut look = |name: &'static str, value| {
-            if name == wanted && found.is_none() {
-                found = Some(value);
-            }
-        };
-        self.device.visit(&mut look);
-        self.endpoint.visit(&mut look);
-        found.unwrap_or_else(|| panic!("{wanted}: no such counter"))
-    }
-
-    fn turn(&mut self, now: Instant) -> (Vec<Vec<u8>>, bool) {
-        let mut worked = false;
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-        }
-        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
-            self.endpoint.handle_timeout(now, &mut self.host);
-        }
-        for (device, done) in self.disk.take_due(now) {
-            worked = true;
-            match device {
-                true => self.device.handle_disk(now, done),
-                false => self.host.handle_disk(now, done),
-            }
-        }
-        while let Some(event) = self.device.poll_queue_event(0) {
-            self.host.handle_event(now, event);
-            worked = true;
-        }
-        for other in 1..self.queues {
-            while let Some(event) = self.device.poll_queue_event(other) {
-                let is_datagram =
-                    matches!(&event, Event::Received(r) if payload(r.packet.as_slice()).is_some());
-                self.strays += u64::from(is_datagram);
-                worked = true;
-            }
-        }
-        while let Some(notice) = self.host.poll_notice() {
-            self.endpoint.handle_notice(now, &mut self.host, notice);
-            worked = true;
-        }
-        self.endpoint.flush(now, &mut self.host);
-        while self.device.can_take_op() {
-            let Some(op) = self.host.poll_op(now) else { break };
-            worked = true;
-            let has_file = |t: &abi::Transmit| t.parts.iter().any(|part| part.extent().is_some());
-            if self.reset_before_ops && matches!(&op, Op::Transmit(t) if has_file(t)) {
-                self.reset_before_ops = false;
-                self.device.reset();
-            }
-            self.device.handle_op(now, 0, op);
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            self.device.pool().put(packet);
-        }
-        let mut frames = Vec::new();
-        while let Some(frame) = self.device.poll_frame(now) {
-            let mut bytes = vec![0; frame.len()];
-            frame.copy_to(&mut bytes);
-            self.device.recycle(frame);
-            frames.push(bytes);
-        }
-        while let Some(request) = self.device.poll_disk() {
-            worked = true;
-            self.disk.serve(now, true, request);
-        }
-        while let Some(request) = self.host.poll_disk() {
-            worked = true;
-            self.disk.serve(now, false, request);
-        }
-        (frames, worked)
-    }
-
-    fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let disk = self.disk.due.iter().map(|(at, ..)| *at).min();
-        let others =
-            [self.host.poll_timeout(), self.endpoint.poll_timeout(), self.device.poll_timeout(now)];
-        others.into_iter().flatten().chain(disk).min()
-    }
-}
+/// A machine with an endpoint.
+pub(crate) type Machine = Node<Endpoint>;
 
 /// What becomes of a frame: each of these arrives, after that time.
 pub(crate) type Fate = Vec<(Duration, Vec<u8>)>;
 
-/// What the wire does: with a frame to the server, or from it.
-pub(crate) type Way = Box<dyn FnMut(Instant, bool, Vec<u8>) -> Fate>;
-
-/// Both machines, and the wire between them.
+/// Both machines, and the link between them.
 pub(crate) struct Lab {
-    pub(crate) now: Instant,
-    pub(crate) client: Machine,
-    pub(crate) server: Machine,
-    pub(crate) wire: Way,
-    /// Frames on their way, in the order of their arrival: whether to the server.
-    flying: BTreeMap<(Instant, u64), (bool, Vec<u8>)>,
-    frames: u64,
+    pub(crate) net: Network<Endpoint, Endpoint>,
+    /// The server's device is reset before the next operations with bytes of a file reach it: what
+    /// the host had said by then is for a device that knows nothing.
+    pub(crate) reset_before_files: bool,
     setup: Setup,
     server_tls: Arc<rustls::ServerConfig>,
     tls: Arc<rustls::ClientConfig>,
+}
+
+impl Deref for Lab {
+    type Target = Network<Endpoint, Endpoint>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.net
+    }
+}
+
+impl DerefMut for Lab {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.net
+    }
 }
 
 /// What is not as usual.
@@ -246,17 +82,14 @@ impl Default for Setup {
     }
 }
 
-fn device(last: u8, setup: &Setup) -> Device {
+fn device(last: u8, setup: &Setup) -> DeviceConfig {
     let mut quic = QuicConfig::new(Arc::new(Provider));
     quic.entries_max = setup.entries_max;
     let mut config = DeviceConfig { quic: Some(quic), ..DeviceConfig::new([2, 0, 0, 0, 0, last]) };
     if let (Some(steering), SERVER) = (setup.steering, last) {
         (config.queues, config.quic_steering) = (2, Some(steering));
     }
-    Device::new(
-        config,
-        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 },
-    )
+    config
 }
 
 fn endpoint(
@@ -279,19 +112,27 @@ fn endpoint(
     Endpoint::new(config, &provider, host).expect("the port is free")
 }
 
-fn machine(last: u8, setup: &Setup, tls: Option<Arc<rustls::ServerConfig>>) -> Machine {
-    let device = device(last, setup);
+fn machine(
+    last: u8,
+    setup: &Setup,
+    tls: Option<Arc<rustls::ServerConfig>>,
+) -> (testkit::Machine<MemDisk>, Endpoint) {
     let addr = core::net::IpAddr::from([10, 77, 0, last]);
     let host_config = host::Config {
         addrs: vec![Cidr { addr, prefix_len: 24 }],
         udp_segmentation: true,
         ..host::Config::default()
     };
-    let mut host = Host::new(host_config, &device.capabilities(), u64::from(last));
-    let endpoint = endpoint(&mut host, last, setup, tls);
-    let queues = if setup.steering.is_some() && last == SERVER { 2 } else { 1 };
-    let (disk, strays) = (Disk::default(), 0);
-    Machine { host, endpoint, device, disk, reset_before_ops: false, strays, queues }
+    let mut disk = MemDisk::default();
+    for letter in b'a'..=b'z' {
+        // Each file has a version of its own: blocks are shared by it.
+        let (name, version) = (char::from(letter).to_string(), u64::from(letter) << 8);
+        disk.put_computed(&name, FILE_BYTES, version, move |at| file_byte(letter.into(), at));
+    }
+    let device = device(last, setup);
+    let mut machine = testkit::Machine::new(host_config, device, PLAIN_LINK, u64::from(last), disk);
+    let endpoint = endpoint(machine.host(), last, setup, tls);
+    (machine, endpoint)
 }
 
 /// TLS of both sides. The more names, the longer the certificate.
@@ -309,85 +150,81 @@ impl Lab {
 
     pub(crate) fn with(setup: Setup) -> Self {
         let (server_tls, tls) = tls(setup.names);
-        Self {
-            now: START,
-            client: machine(1, &setup, None),
-            server: machine(2, &setup, Some(Arc::clone(&server_tls))),
-            wire: Box::new(|_, _, frame| vec![(WAY, frame)]),
-            flying: BTreeMap::new(),
-            frames: 0,
-            setup,
-            server_tls,
-            tls,
-        }
+        let server = machine(SERVER, &setup, Some(Arc::clone(&server_tls)));
+        let net = Network::new(START, machine(CLIENT, &setup, None), server);
+        let mut lab = Self { net, reset_before_files: false, setup, server_tls, tls };
+        lab.on_link(|_, _, frame| vec![(WAY, frame)]);
+        lab
+    }
+
+    /// Changes what the link does with a frame to the server, or from it.
+    pub(crate) fn on_link(
+        &mut self,
+        mut rule: impl FnMut(Instant, bool, Vec<u8>) -> Fate + 'static,
+    ) {
+        self.net.link = Box::new(move |now, towards, frame| {
+            let Frame { bytes, checksum, segment_size } = frame;
+            let arrive = |(after, bytes)| (after, Frame { bytes, checksum, segment_size });
+            rule(now, towards == Towards::Server, bytes).into_iter().map(arrive).collect()
+        });
     }
 
     /// The client connects.
     pub(crate) fn connect(&mut self) -> Handle {
-        let remote = core::net::SocketAddr::from(([10, 77, 0, 2], 443));
-        let (now, tls) = (self.now, Arc::clone(&self.tls));
-        let Machine { endpoint, host, .. } = &mut self.client;
-        let handle = endpoint.connect(now, host, remote, "localhost", &tls).expect("it begins");
-        endpoint.flush(now, host);
-        handle
+        let remote = core::net::SocketAddr::from(([10, 77, 0, SERVER], 443));
+        let Network { now, client: Node { machine, app }, .. } = &mut self.net;
+        let begun = app.connect(*now, machine.host(), remote, "localhost", &self.tls);
+        begun.expect("it begins")
     }
 
-    /// A frame that nobody sent arrives at once.
-    pub(crate) fn inject(&mut self, to_server: bool, frame: Vec<u8>) {
-        self.frames += 1;
-        self.flying.insert((self.now, self.frames), (to_server, frame));
+    /// A frame that was not sent arrives at once.
+    pub(crate) fn inject(&mut self, to_server: bool, bytes: Vec<u8>) {
+        let towards = if to_server { Towards::Server } else { Towards::Client };
+        let frame = Frame { bytes, checksum: Checksum::Unchecked, segment_size: 0 };
+        self.net.inject(towards, Duration::ZERO, frame);
     }
 
     /// Runs until `done` says so, or for that many seconds of virtual time.
     pub(crate) fn run(&mut self, seconds: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + Duration::from_secs(seconds);
         loop {
-            while self.turn() {}
+            self.settle();
             if done(self) {
                 return true;
             }
-            while self.turn() {}
-            let machines = [&self.client, &self.server];
-            let timeouts = machines.into_iter().filter_map(|m| m.poll_timeout(self.now));
-            let next = self.flying.keys().map(|(at, _)| *at).chain(timeouts).min();
-            let Some(next) = next.filter(|at| *at <= end) else { return false };
-            self.now = self.now.max(next);
+            self.settle();
+            if !self.net.advance(end) {
+                return false;
+            }
         }
     }
 
-    /// Lets both sides do what they can at this time; says whether they did anything.
-    fn turn(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(first) = self.flying.first_entry().filter(|e| e.key().0 <= self.now) {
-            let (to_server, frame) = first.remove();
-            let machine = if to_server { &mut self.server } else { &mut self.client };
-            if let Some(packet) = machine.device.pool().copy(&frame) {
-                let checksum = Checksum::Unchecked;
-                let frame = RxFrame { packet, checksum, segment_size: 0 };
-                machine.device.handle_frame(self.now, frame);
-            }
-            moved = true;
-        }
-        for from_server in [false, true] {
-            let machine = if from_server { &mut self.server } else { &mut self.client };
-            let (frames, worked) = machine.turn(self.now);
-            moved |= worked || !frames.is_empty();
-            for frame in frames {
-                for (delay, frame) in (self.wire)(self.now, !from_server, frame) {
-                    self.frames += 1;
-                    self.flying.insert((self.now + delay, self.frames), (!from_server, frame));
-                }
+    /// Lets both sides do what they can at this time.
+    fn settle(&mut self) {
+        let has_file = |t: &abi::Transmit| t.parts.iter().any(|part| part.extent().is_some());
+        while self.net.turn() {
+            let waits = |op: &Op| matches!(op, Op::Transmit(t) if has_file(t));
+            if self.reset_before_files && self.net.server.ops().iter().any(waits) {
+                self.reset_before_files = false;
+                self.net.server.device().reset();
             }
         }
-        moved
+    }
+
+    /// Datagrams that the server's device gave to another host than this one.
+    pub(crate) fn strays(&self) -> usize {
+        let is_datagram =
+            |e: &&Event| matches!(e, Event::Received(r) if payload(r.packet.as_slice()).is_some());
+        self.server.other_events().iter().filter(is_datagram).count()
     }
 
     /// A machine is switched off and on: nothing is left but its seeds and addresses.
     pub(crate) fn restart(&mut self, server: bool) {
-        match server {
-            true => self.server = machine(2, &self.setup, Some(Arc::clone(&self.server_tls))),
-            false => self.client = machine(1, &self.setup, None),
-        }
+        let tls = server.then(|| Arc::clone(&self.server_tls));
+        let last = if server { SERVER } else { CLIENT };
+        let (machine, app) = machine(last, &self.setup, tls);
+        let node = if server { &mut self.net.server } else { &mut self.net.client };
+        *node = Node { machine, app };
     }
 }
 

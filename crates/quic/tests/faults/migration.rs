@@ -50,7 +50,7 @@ fn moves(how: Move) {
     // Short-header packets from the server to the client's newest end, and to any before.
     let sent = Rc::new(Cell::new((0_u64, 0_u64)));
     let (now_at, count) = (Rc::clone(&end), Rc::clone(&sent));
-    lab.wire = Box::new(move |_, to_server, mut frame| {
+    lab.on_link(move |_, to_server, mut frame| {
         let (last, port) = now_at.get();
         if !to_server && is_short(&frame) {
             let newest = client_end(&frame) == (last, port);
@@ -75,12 +75,12 @@ fn moves(how: Move) {
             Move::Address | Move::AddressAndId => end.set((8 + number, 5000)),
         }
         if how == Move::AddressAndId {
-            lab.client.endpoint.address_changed(t.client);
+            lab.client.app.address_changed(t.client);
         }
         sent.set((0, 0));
         lab.run(60, |lab| t.step(lab) || t.received() > bytes + 1_500_000);
         let (last, port) = end.get();
-        let remote = lab.server.endpoint.remote(t.server.expect("it is connected"));
+        let remote = lab.server.app.remote(t.server.expect("it is connected"));
         assert_eq!(remote, Some(([10, 77, 0, last], port).into()), "it was followed");
         for (machine, before) in [&lab.client, &lab.server].into_iter().zip(before) {
             let sealed = machine.count("quic_tx_sealed") - before.0;
@@ -96,7 +96,7 @@ fn moves(how: Move) {
         assert_eq!((machine.count("quic_entries"), machine.count("quic_offloaded")), (2, 1));
         assert_eq!((machine.count("quic_not_sealed"), machine.count("quic_in_disagreed")), (0, 0));
     }
-    let stats = lab.server.endpoint.info(t.server.expect("connected")).expect("it is there");
+    let stats = lab.server.app.info(t.server.expect("connected")).expect("it is there");
     // One for the new path and one for the old, each time.
     assert_eq!((stats.migrations, lab.server.count("quic_migrations")), (2, 2));
     assert!(stats.offload.iter().all(|name| matches!(name, Ok(Some(_)))), "{:?}", stats.offload);
@@ -111,7 +111,7 @@ fn moves(how: Move) {
         _ => assert_eq!(stats.frame_rx.retire_connection_id, 0),
     }
     let end = end.get();
-    lab.wire = Box::new(move |_, to_server, mut frame| {
+    lab.on_link(move |_, to_server, mut frame| {
         translate(&mut frame, to_server, end.0, end.1);
         vec![(WAY, frame)]
     });
@@ -157,13 +157,13 @@ fn moves_between_queues(setup: Setup) -> bool {
     let mut t = Transfers::begin(&mut lab, vec![down("a", 6_000_000), up("b", 3_000_000)]);
     let port = Rc::new(Cell::new(5000_u16));
     let port_now = Rc::clone(&port);
-    lab.wire = Box::new(move |_, to_server, mut frame| {
+    lab.on_link(move |_, to_server, mut frame| {
         translate(&mut frame, to_server, 1, port_now.get());
         vec![(WAY, frame)]
     });
     let connected = |t: &Transfers| t.server.is_some();
     if !lab.run(1, |lab| t.step(lab) || connected(&t)) {
-        assert!(lab.server.strays > 0, "it went to the other host");
+        assert!(lab.strays() > 0, "it went to the other host");
         return false;
     }
     // By their addresses all of these would lead to the first queue once in 16,000 times.
@@ -172,7 +172,7 @@ fn moves_between_queues(setup: Setup) -> bool {
         lab.run(60, |lab| t.step(lab) || t.received() > u64::from(number) * 500_000);
     }
     t.run(&mut lab);
-    assert_eq!(lab.server.strays, 0);
+    assert_eq!(lab.strays(), 0);
     assert!(lab.server.count("quic_migrations") >= 10);
     true
 }

@@ -43,7 +43,7 @@ fn every_byte_of_a_packet_flipped() {
     let before = [unopened(&lab.client), unopened(&lab.server)];
     let copies = Rc::new(RefCell::new([0_u64; 2]));
     let counted = Rc::clone(&copies);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         let mut counted = counted.borrow_mut();
         let copies = &mut counted[usize::from(to_server)];
         let mut fate = Vec::new();
@@ -88,7 +88,7 @@ fn spoofed_key_phases() {
     let mut t = Transfers::begin(&mut lab, vec![down("a", 3_000_000), up("b", 3_000_000)]);
     let spoofed = Rc::new(Cell::new(0_u64));
     let (count, mut frames) = (Rc::clone(&spoofed), 0);
-    lab.wire = Box::new(move |_, _, frame| {
+    lab.on_link(move |_, _, frame| {
         frames += 1;
         let mut fate = Vec::new();
         if frames % 10 == 0 && is_short(&frame) {
@@ -122,7 +122,7 @@ fn behind_a_long_header() {
     // Of a handshake that is over: its keys are gone, so it says nothing.
     let handshake = Rc::new(RefCell::new(None));
     let kept = Rc::clone(&handshake);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         if to_server {
             let packets = long_packets(payload(&frame).unwrap_or_default());
             if let Some((_, packet)) = packets.iter().find(|(first, _)| is_handshake(*first)) {
@@ -138,7 +138,7 @@ fn behind_a_long_header() {
     let long = handshake.borrow_mut().take().expect("a Handshake packet");
     let coalesced = Rc::new(Cell::new(0_u64));
     let count = Rc::clone(&coalesced);
-    lab.wire = Box::new(move |_, to_server, frame| {
+    lab.on_link(move |_, to_server, frame| {
         let packet = payload(&frame).filter(|_| to_server && is_short(&frame) && count.get() < 300);
         let Some(packet) = packet else { return vec![(WAY, frame)] };
         count.set(count.get() + 1);

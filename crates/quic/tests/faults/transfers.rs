@@ -49,7 +49,7 @@ impl Transfers {
         let mut files = BTreeMap::new();
         for transfer in &all {
             let machine = if transfer.up { &mut lab.client } else { &mut lab.server };
-            let open = || machine.host.offload_open(transfer.file).expect("there is room");
+            let open = || machine.host().offload_open(transfer.file).expect("there is room");
             files.entry((transfer.up, transfer.file)).or_insert_with(open);
         }
         let client = lab.connect();
@@ -60,9 +60,9 @@ impl Transfers {
 
     /// The client asks for one more file; returns the number of its transfer.
     pub(crate) fn ask_for(&mut self, lab: &mut Lab, mut transfer: Transfer) -> usize {
-        let file = lab.server.host.offload_open(transfer.file).expect("there is room");
+        let file = lab.server.host().offload_open(transfer.file).expect("there is room");
         self.files.insert((false, transfer.file), file);
-        let endpoint = &mut lab.client.endpoint;
+        let endpoint = &mut lab.client.app;
         let number = self.all.len();
         let stream = endpoint.open_stream(self.client, Dir::Bi).expect("allowed");
         let bytes = [u8::try_from(number).expect("few transfers")];
@@ -75,7 +75,7 @@ impl Transfers {
 
     /// Takes events; true when every transfer has ended.
     pub(crate) fn step(&mut self, lab: &mut Lab) -> bool {
-        while let Some(event) = lab.client.endpoint.poll_event() {
+        while let Some(event) = lab.client.app.poll_event() {
             match event {
                 Event::Connected(handle) if handle == self.client => self.ask(lab),
                 Event::Lost(handle, why) if handle == self.client => {
@@ -84,11 +84,11 @@ impl Transfers {
                 _ => {}
             }
         }
-        while let Some(event) = lab.server.endpoint.poll_event() {
+        while let Some(event) = lab.server.app.poll_event() {
             match event {
                 Event::Connected(handle) => self.server = Some(handle),
                 Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
-                    while let Some(stream) = lab.server.endpoint.accept_stream(handle, Dir::Bi) {
+                    while let Some(stream) = lab.server.app.accept_stream(handle, Dir::Bi) {
                         self.requests.insert(stream, Vec::new());
                     }
                 }
@@ -105,7 +105,8 @@ impl Transfers {
 
     fn ask(&mut self, lab: &mut Lab) {
         for (number, transfer) in (0..).zip(&mut self.all) {
-            let Machine { endpoint, host, .. } = &mut lab.client;
+            let Machine { machine, app: endpoint } = &mut lab.client;
+            let host = machine.host();
             let stream = endpoint.open_stream(self.client, Dir::Bi).expect("allowed");
             endpoint.write(self.client, stream, Bytes::copy_from_slice(&[number]));
             if transfer.up {
@@ -121,7 +122,8 @@ impl Transfers {
     /// Reads requests and begins to answer.
     fn serve(&mut self, lab: &mut Lab) {
         let Some(server) = self.server else { return };
-        let Machine { endpoint, host, .. } = &mut lab.server;
+        let Machine { machine, app: endpoint } = &mut lab.server;
+        let host = machine.host();
         let mut ready = Vec::new();
         for (&stream, request) in &mut self.requests {
             while let Ok(bytes) =
@@ -154,7 +156,7 @@ impl Transfers {
             let handle = if transfer.up { self.server } else { Some(self.client) };
             let Some((stream, handle)) = transfer.stream.zip(handle) else { continue };
             while transfer.ended.is_none() {
-                match machine.endpoint.read(handle, stream, usize::MAX) {
+                match machine.app.read(handle, stream, usize::MAX) {
                     Ok(bytes) => transfer.received.extend_from_slice(&bytes),
                     Err(ReadEnd::Blocked) => break,
                     Err(end) => transfer.ended = Some(end),
@@ -179,7 +181,7 @@ impl Transfers {
     /// Runs until all has ended, and checks it.
     pub(crate) fn run(&mut self, lab: &mut Lab) {
         let ended = lab.run(120, |lab| self.step(lab));
-        let server = lab.server.endpoint.counters();
+        let server = lab.server.app.counters();
         assert!(ended, "{} bytes, {:?}, {server:?}", self.received(), self.lost);
         self.check();
     }
@@ -188,13 +190,13 @@ impl Transfers {
     pub(crate) fn close(&mut self, lab: &mut Lab) {
         for (&(up, _), &file) in &self.files {
             let machine = if up { &mut lab.client } else { &mut lab.server };
-            machine.host.offload_close(file);
+            machine.host().offload_close(file);
         }
-        let (now, Machine { endpoint, host, .. }) = (lab.now, &mut lab.client);
-        endpoint.close(now, host, self.client, 0, "done");
+        let (now, Machine { machine, app }) = (lab.now, &mut lab.client);
+        app.close(now, machine.host(), self.client, 0, "done");
         // The close may be lost: the server then waits for its idle time-out of 30 seconds.
         lab.run(70, |_| false);
-        for machine in [&lab.client, &lab.server] {
+        for machine in [&lab.net.client, &lab.net.server] {
             for gauge in ["quic_connections_open", "quic_entries", "quic_routes", "quic_waiting"] {
                 assert_eq!(machine.count(gauge), 0, "{gauge}");
             }

@@ -17,7 +17,7 @@ use abi::{
 };
 use base::{Duration, Instant};
 use crypto::Provider;
-use host::{Cidr, Host};
+use host::{Application as _, Cidr, Host};
 use quic::{Config, Endpoint, Handle};
 use wire::frame::{Frame, protocol};
 

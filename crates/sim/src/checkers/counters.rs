@@ -155,7 +155,7 @@ pub(crate) fn check(
 /// # Errors
 /// More than that.
 pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), String> {
-    let capabilities = node.device.capabilities();
+    let capabilities = node.device().capabilities();
     // What precedes a range in its record, or its PDU, may come with each extent.
     let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
     let pdu = if pdu { PREFIX_BYTES_MAX } else { 0 };

@@ -241,7 +241,7 @@ impl Performance {
             return Ok(());
         }
         let (least, most) = round_trips(index, scenario, net);
-        for info in node.host.sockets().filter_map(|socket| node.host.info(socket)) {
+        for info in node.host().sockets().filter_map(|socket| node.host().info(socket)) {
             let srtt = info.srtt;
             if srtt == Duration::ZERO {
                 continue; // No sample yet.

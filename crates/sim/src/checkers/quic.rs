@@ -93,8 +93,8 @@ pub(super) fn check(
         }
     }
     let late = value("quic_behind") + value("quic_duplicates");
-    if node.quic_order.strays() > late {
-        let strays = node.quic_order.strays();
+    if node.watch.quic_order.strays() > late {
+        let strays = node.watch.quic_order.strays();
         return Err(format!("{strays} packets out of order, and {late} late or double"));
     }
     let is_server = role == Role::Server;

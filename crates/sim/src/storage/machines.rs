@@ -16,7 +16,7 @@ use super::rogue::{self, Rogue};
 use super::user::User;
 use super::{Mode, PORT, SPARE_ENTRIES, Storage};
 use crate::faults::Scenario;
-use crate::machines::{address, addresses, mac};
+use crate::machines::{address, addresses, device_base};
 use crate::net::Net;
 use crate::node::{App, Node};
 use crate::numbers;
@@ -66,7 +66,7 @@ pub(crate) fn machine(
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),
-        ..DeviceConfig::new(mac(node))
+        ..device_base(scenario, node)
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));

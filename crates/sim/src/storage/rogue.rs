@@ -6,7 +6,7 @@
 
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{Host, Notice, SocketId, TlsClient};
+use host::{Application, Host, Notice, SocketId, TlsClient};
 use wire::Endpoint;
 use wire::nvme::command::{Blocks, Command, Sgl, io};
 use wire::nvme::fabrics::{
@@ -92,37 +92,6 @@ impl Rogue {
 
     pub(crate) fn is_done(&self) -> bool {
         self.over && self.lines.iter().all(Option::is_none)
-    }
-
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        (!self.is_done()).then_some(self.wake)
-    }
-
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: &Notice) {
-        let Notice::Socket(socket) = *notice else { return };
-        for line in &mut self.lines {
-            let ended = line.as_mut().filter(|l| l.socket == socket).is_some_and(|l| l.read(host));
-            if ended {
-                self.counters.rogue_ended += 1;
-                host.close(now, socket);
-                *line = None;
-            }
-        }
-    }
-
-    pub(crate) fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.wake = now + Duration::from_micros(self.rng.range(20, 6_000));
-        for index in 0..self.lines.len() {
-            match &self.lines[index] {
-                Some(line) if self.over || line.sent >= line.most => self.leave(now, host, index),
-                Some(_) => self.send(host, index),
-                // An I/O queue wants a controller.
-                None if !self.over && (index == 0 || self.controller().is_some()) => {
-                    self.open(now, host, index);
-                }
-                None => {}
-            }
-        }
     }
 
     /// The controller of its admin queue: CapsuleResp has its number in the first dword.
@@ -280,6 +249,39 @@ impl Rogue {
             success: false,
         };
         pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
+    }
+}
+
+impl Application for Rogue {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        for line in &mut self.lines {
+            let ended = line.as_mut().filter(|l| l.socket == socket).is_some_and(|l| l.read(host));
+            if ended {
+                self.counters.rogue_ended += 1;
+                host.close(now, socket);
+                *line = None;
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.wake = now + Duration::from_micros(self.rng.range(20, 6_000));
+        for index in 0..self.lines.len() {
+            match &self.lines[index] {
+                Some(line) if self.over || line.sent >= line.most => self.leave(now, host, index),
+                Some(_) => self.send(host, index),
+                // An I/O queue wants a controller.
+                None if !self.over && (index == 0 || self.controller().is_some()) => {
+                    self.open(now, host, index);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        (!self.is_done()).then_some(self.wake)
     }
 }
 

@@ -8,7 +8,7 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use apps::nvme::initiator::{Config, Error, Event, Initiator, Request, State};
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use wire::Endpoint;
 use wire::nvme::status::Status;
 
@@ -346,7 +346,7 @@ impl User {
         data
     }
 
-    fn submit(&mut self, host: &mut Host, now: Instant, todo: Todo) {
+    fn submit(&mut self, now: Instant, host: &mut Host, todo: Todo) {
         let mut buffer = None;
         let (request, asked) = match todo {
             Todo::Read((lba, blocks)) => {
@@ -391,7 +391,7 @@ impl User {
         let strict = self.stage > Stage::Working;
         self.open.insert(self.next, Open { asked, strict, doubtful: false });
         self.note_asked(&request);
-        let busy = self.initiator.submit(host, now, (self.next, NSID), request, buffer).is_err();
+        let busy = self.initiator.submit(now, host, (self.next, NSID), request, buffer).is_err();
         if busy {
             self.fail("the initiator has no room");
         }
@@ -500,7 +500,7 @@ impl User {
     }
 
     /// Goes on with what it does last, once all before that has ended.
-    fn advance(&mut self, host: &mut Host, now: Instant) {
+    fn advance_stage(&mut self, now: Instant, host: &mut Host) {
         if !self.is_idle() || self.finish_at.is_none_or(|at| now < at) {
             return;
         }
@@ -519,14 +519,14 @@ impl User {
             }
             Stage::Reading => {
                 self.stage = Stage::Closed;
-                self.initiator.close(host, now);
+                self.initiator.close(now, host);
             }
             Stage::Closed => {}
         }
     }
 
     /// Takes what ended and asks for more.
-    pub fn pump(&mut self, host: &mut Host, now: Instant) {
+    pub fn pump(&mut self, now: Instant, host: &mut Host) {
         loop {
             self.take_ends(now);
             // After the ends: those that came before a loss are no answers to what is sent again.
@@ -534,7 +534,7 @@ impl User {
             let known = self.initiator.namespaces().any(|namespace| namespace.nsid == NSID);
             let up = !matches!(self.initiator.state(), State::Failed(_) | State::Closed);
             if known && up {
-                self.advance(host, now);
+                self.advance_stage(now, host);
             }
             if !known || !up || self.open.len() >= self.load.depth {
                 return;
@@ -547,27 +547,31 @@ impl User {
                 }
                 None => return,
             };
-            self.submit(host, now, todo);
+            self.submit(now, host, todo);
         }
     }
+}
 
-    /// Takes a notice.
-    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: &Notice) {
-        self.initiator.handle_notice(host, now, notice);
-        self.pump(host, now);
+impl Application for User {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.initiator.handle_notice(now, host, notice);
+        self.pump(now, host);
     }
 
-    /// Does what is due.
-    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.called |= self.finish_at.is_some_and(|at| at <= now);
-        self.initiator.handle_timeout(host, now);
-        self.pump(host, now);
+        self.initiator.handle_timeout(now, host);
+        self.pump(now, host);
     }
 
-    /// When something is due.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    fn poll_timeout(&self) -> Option<Instant> {
         let finish = self.finish_at.filter(|_| self.stage == Stage::Working && !self.called);
         [self.initiator.poll_timeout(), finish].into_iter().flatten().min()
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        // After a start nothing else has it connect.
+        self.initiator.connect(now, host);
+        false
     }
 }

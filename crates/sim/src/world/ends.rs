@@ -51,7 +51,7 @@ impl World {
 
     /// A host may have ended with its last turn: then its machine is gone for a moment.
     pub(super) fn finish_end(&mut self, node: usize) {
-        if !self.nodes[node].ends || !self.nodes[node].host.has_ended() {
+        if !self.nodes[node].ends || !self.nodes[node].host().has_ended() {
             return;
         }
         let addresses = [false, true].map(|v6| address(node, v6));
@@ -77,7 +77,8 @@ impl World {
         };
         std::mem::swap(&mut self.nodes[node].app, &mut fresh.app);
         debug_assert!(!matches!(self.nodes[node].app, App::Client(_)), "clients do not end");
-        self.nodes[node].start(fresh.device, fresh.host);
+        let (device, host) = fresh.into_halves();
+        self.nodes[node].start(device, host);
         if self.scenario.proxy() == Some(node) {
             self.spliced_before = 0;
         }

@@ -7,11 +7,14 @@
 
 use std::collections::VecDeque;
 
-use abi::port::{RxFrame, WireCaps};
-use abi::{Checksum, Event, Op};
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::{RxFrame, TxFrame, TxStatus};
+use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
-use host::{Config, Host, Notice};
+use host::{Config, Host};
 use nic::{Device, DeviceConfig};
+use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
+use testkit::{Notices, PLAIN_LINK};
 
 /// One turn.
 pub(crate) const TICK: Duration = Duration::from_micros(20);
@@ -42,17 +45,29 @@ const _: () = assert!(HALF_OF_THE_DEVICE == (CYCLES_PER_S / FRAME_IN / 2) as u64
 const _: () = assert!(HALF_OF_THE_DEVICE_SYN == (CYCLES_PER_S / (FRAME_IN + FRAME_OUT) / 2) as u64);
 const _: () = assert!(HALF_OF_THE_HOST == (CYCLES_PER_S / (EVENT + OP) / 2) as u64);
 
-/// A device and a host.
-pub(crate) struct Machine {
-    pub(crate) device: Device,
-    pub(crate) host: Host,
-    pub(crate) notices: Vec<Notice>,
-    /// Frames that did not fit the ring from the wire.
-    pub(crate) overruns: u64,
-    ring: VecDeque<Vec<u8>>,
+/// The rings of a machine, and the time of its halves.
+#[derive(Default)]
+struct Rings {
+    received: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
     ops: VecDeque<Op>,
-    /// Cycles left of the device and the host; none where they take as long as they like.
+    recycle: VecDeque<PacketBuf>,
+    sent: Vec<Vec<u8>>,
+    /// Cycles that the half whose turn it is has spent, and after how many it takes nothing more:
+    /// what it makes of that which it has taken still leaves.
+    spent: i64,
+    limit: i64,
+}
+
+/// A device and a host.
+pub(crate) struct Machine {
+    device: DeviceHalf,
+    host: HostHalf,
+    pub(crate) notices: Notices,
+    /// Frames that did not fit the ring from the link.
+    pub(crate) overruns: u64,
+    rings: Rings,
+    /// Cycles left of the device and the host; none if they take as long as they like.
     left: Option<[i64; 2]>,
     /// Cycles that the device has spent since its driver last said how busy it is.
     spent: i64,
@@ -60,132 +75,151 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A machine; `fast` where its time is not what a test is about.
+    /// A machine; `fast` if its time is not what a test is about.
     pub(crate) fn new(mut device: DeviceConfig, config: Config, seed: u64, fast: bool) -> Self {
         device.file = None;
         device.queue_events_max = RING;
-        let wire =
-            WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
-        let device = Device::new(device, wire);
+        let device = Device::new(device, PLAIN_LINK);
         let host = Host::new(config, &device.capabilities(), seed);
         Self {
-            device,
-            host,
-            notices: vec![],
+            device: DeviceHalf::new(device, 0),
+            host: HostHalf::new(host),
+            notices: Notices::default(),
             overruns: 0,
-            ring: VecDeque::new(),
-            events: VecDeque::new(),
-            ops: VecDeque::new(),
+            rings: Rings::default(),
             left: (!fast).then_some([0; 2]),
             spent: 0,
             said_at: Instant::ZERO,
         }
     }
 
+    pub(crate) const fn host(&mut self) -> &mut Host {
+        &mut self.host.host
+    }
+
     /// A frame has come.
     pub(crate) fn arrive(&mut self, frame: Vec<u8>) {
-        if self.ring.len() < RING || self.left.is_none() {
-            self.ring.push_back(frame);
+        if self.rings.received.len() < RING || self.left.is_none() {
+            self.rings.received.push_back(frame);
         } else {
             self.overruns += 1;
         }
     }
 
-    /// Both halves work for a tick; gives what has left.
+    /// Both halves work for a tick; returns the frames that have left.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<Vec<u8>> {
         for left in self.left.iter_mut().flatten() {
             *left = (*left).min(0) + CYCLES_PER_TICK;
         }
-        let mut frames = vec![];
-        while self.device_works(now, &mut frames) | self.host_works(now) {}
+        while self.turn(now, 0) | self.turn(now, 1) {}
         if now.since(self.said_at) >= Duration::from_millis(10) {
             let whole = CYCLES_PER_TICK * 500;
             let permille = u16::try_from(self.spent * 1000 / whole).unwrap_or(1000);
-            self.device.note_load(permille);
+            self.device.device.note_load(permille);
             (self.said_at, self.spent) = (now, 0);
         }
-        frames
+        core::mem::take(&mut self.rings.sent)
     }
 
-    /// Whether the half has time left; takes some of it.
-    fn spends(&mut self, half: usize, cycles: i64) -> bool {
-        let Some(left) = &mut self.left else { return true };
-        let has = left[half] > 0;
-        if has {
-            left[half] -= cycles;
-            self.spent += if half == 0 { cycles } else { 0 };
+    /// Gives a half a turn, if it has time left; returns whether it did anything.
+    fn turn(&mut self, now: Instant, half: usize) -> bool {
+        if self.left.is_some_and(|left| left[half] <= 0) {
+            return false;
         }
-        has
+        self.rings.limit = self.left.map_or(i64::MAX, |left| left[half]);
+        let turn = match half {
+            0 => self.device.turn(now, &mut self.rings),
+            _ => self.host.turn(now, &mut self.notices, &mut self.rings),
+        };
+        let spent = core::mem::take(&mut self.rings.spent);
+        if let Some(left) = &mut self.left {
+            left[half] -= spent;
+            self.spent += if half == 0 { spent } else { 0 };
+        }
+        turn.worked
     }
 
-    fn device_works(&mut self, now: Instant, frames: &mut Vec<Vec<u8>>) -> bool {
-        let mut worked = false;
-        if self.device.can_take_op() {
-            if let Some(op) = self.ops.pop_front() {
-                self.device.handle_op(now, 0, op);
-                worked = true;
-            }
-        }
-        if self.left.is_none_or(|[left, _]| left > 0) {
-            if let Some(frame) = self.device.poll_frame(now) {
-                self.spends(0, FRAME_OUT);
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                frames.push(bytes);
-                self.device.recycle(frame);
-                worked = true;
-            }
-        }
-        if !self.ring.is_empty() && self.spends(0, FRAME_IN) {
-            if let Some(packet) = self.ring.pop_front().and_then(|f| self.device.pool().copy(&f)) {
-                let checksum = Checksum::Unchecked;
-                self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
-            }
-            worked = true;
-        }
-        while self.events.len() < RING {
-            let Some(event) = self.device.poll_queue_event(0) else { break };
-            self.events.push_back(event);
-            worked = true;
-        }
-        worked
-    }
-
-    fn host_works(&mut self, now: Instant) -> bool {
-        let mut worked = false;
-        if !self.events.is_empty() && self.spends(1, EVENT) {
-            if let Some(event) = self.events.pop_front() {
-                self.host.handle_event(now, event);
-            }
-            worked = true;
-        }
-        if self.left.is_some_and(|[_, left]| left <= 0) {
-            return worked;
-        }
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-        }
-        if self.ops.len() < RING {
-            if let Some(op) = self.host.poll_op(now) {
-                self.spends(1, OP);
-                self.ops.push_back(op);
-                worked = true;
-            }
-        }
-        while let Some(notice) = self.host.poll_notice() {
-            self.notices.push(notice);
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            self.device.pool().put(packet);
-        }
-        worked
+    /// Calls `f` with every counter and gauge of both halves.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.host.host.visit(f);
+        self.device.device.visit(f);
     }
 
     /// A counter or gauge of either half.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let (mut sum, add) = (0, |n: &str, value: u64| if n == name { value } else { 0 });
-        self.host.visit(&mut |n, value| sum += add(n, value));
-        self.device.visit(&mut |n, value| sum += add(n, value));
+        self.visit(&mut |n, value| sum += add(n, value));
         sum
+    }
+}
+
+/// There are no files.
+impl DiskPort for Rings {
+    fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        panic!("no disk for {request:?}");
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<DiskCompletion> {
+        None
+    }
+}
+
+impl DevicePorts for Rings {
+    fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        if self.spent >= self.limit {
+            return None;
+        }
+        let bytes = self.received.pop_front()?;
+        self.spent += FRAME_IN;
+        let packet = pool.copy(&bytes)?;
+        Some(RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 })
+    }
+
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+        self.spent += FRAME_OUT;
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        self.sent.push(bytes);
+        TxStatus::Sent
+    }
+
+    fn pop_op(&mut self) -> Option<Op> {
+        self.ops.pop_front()
+    }
+
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.recycle.pop_front()
+    }
+
+    fn push_event(&mut self, _: usize, event: Event) -> Result<(), Event> {
+        if self.events.len() >= RING {
+            return Err(event);
+        }
+        self.events.push_back(event);
+        Ok(())
+    }
+}
+
+impl HostPorts for Rings {
+    fn pop_event(&mut self, _: usize) -> Option<Event> {
+        if self.spent >= self.limit {
+            return None;
+        }
+        let event = self.events.pop_front()?;
+        self.spent += EVENT;
+        Some(event)
+    }
+
+    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+        if self.ops.len() >= RING {
+            return Err(op);
+        }
+        self.spent += OP;
+        self.ops.push_back(op);
+        Ok(())
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        self.recycle.push_back(packet);
     }
 }

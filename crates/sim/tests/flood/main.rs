@@ -124,7 +124,7 @@ impl World {
         for number in [VICTIM, SERVERS] {
             for port in [DOWN, UP] {
                 let listen = Listen { addr: None, port, backlog: BACKLOG };
-                let host = &mut machines[number].host;
+                let host = machines[number].host();
                 let listener = host.listen(listen).unwrap();
                 let on = number == VICTIM && run.way != Way::Host;
                 host.set_listener_option(listener, ListenerOption::SetupOffload(on));
@@ -157,7 +157,7 @@ impl World {
     fn connect(&mut self, i: usize) {
         let port = if i % 2 == 0 || self.run.way == Way::TornDown { DOWN } else { UP };
         let to = Endpoint { addr: addr(VICTIM).into(), port };
-        self.machines[CLIENTS].host.connect(self.now, to).unwrap();
+        self.machines[CLIENTS].host().connect(self.now, to).unwrap();
     }
 
     fn run_for(&mut self, time: Duration) {
@@ -172,11 +172,11 @@ impl World {
                 for frame in self.machines[number].tick(self.now) {
                     self.carry(number, frame);
                 }
-                for notice in std::mem::take(&mut self.machines[number].notices) {
+                for notice in std::mem::take(&mut self.machines[number].notices.0) {
                     self.notice(number, notice);
                 }
                 for &socket in &self.senders[number] {
-                    let host = &mut self.machines[number].host;
+                    let host = self.machines[number].host();
                     let room = host.send_room(socket);
                     if room > 0 {
                         host.send(socket, Bytes::from(vec![0; room])).ok();
@@ -224,7 +224,7 @@ impl World {
             Notice::Accepted(_, socket) if number == VICTIM && self.run.way == Way::Spliced => {
                 let port = self.port(number, socket);
                 let to = Endpoint { addr: addr(SERVERS).into(), port };
-                let upstream = self.machines[VICTIM].host.connect(self.now, to).unwrap();
+                let upstream = self.machines[VICTIM].host().connect(self.now, to).unwrap();
                 self.joined.insert(upstream, socket);
             }
             Notice::Accepted(_, socket) => {
@@ -245,14 +245,14 @@ impl World {
         }
     }
 
-    fn port(&self, number: usize, socket: SocketId) -> u16 {
-        self.machines[number].host.local(socket).map_or(0, |local| local.port)
+    fn port(&mut self, number: usize, socket: SocketId) -> u16 {
+        self.machines[number].host().local(socket).map_or(0, |local| local.port)
     }
 
     /// A client has connected, or something has come.
     fn use_client(&mut self, socket: SocketId) {
-        let ready = self.machines[CLIENTS].host.readiness(socket);
-        let host = &mut self.machines[CLIENTS].host;
+        let ready = self.machines[CLIENTS].host().readiness(socket);
+        let host = self.machines[CLIENTS].host();
         self.errors += u64::from(ready.error.is_some());
         if ready.writable && self.greeted.insert(socket) {
             host.send(socket, Bytes::from_static(b"?")).unwrap();
@@ -269,7 +269,7 @@ impl World {
 
     /// Something has come that the other side of a client reads.
     fn serve(&mut self, number: usize, socket: SocketId) {
-        let host = &mut self.machines[number].host;
+        let host = self.machines[number].host();
         let bytes = read(host, socket);
         if self.run.way != Way::TornDown {
             self.errors += u64::from(host.readiness(socket).error.is_some());
@@ -282,7 +282,7 @@ impl World {
 
     /// The proxy's connection to a server is there.
     fn splice(&mut self, upstream: SocketId) {
-        let host = &mut self.machines[VICTIM].host;
+        let host = self.machines[VICTIM].host();
         if host.readiness(upstream).writable {
             if let Some(socket) = self.joined.remove(&upstream) {
                 host.nsplice(self.now, socket, upstream, Duration::from_secs(60)).unwrap();
@@ -337,8 +337,7 @@ fn run(run: Run, attack: bool) -> Outcome {
     world.run_for(Duration::from_millis(500));
     let mut before = BTreeMap::new();
     let victim = &world.machines[VICTIM];
-    victim.host.visit(&mut |name, value| *before.entry(name).or_default() += value);
-    victim.device.visit(&mut |name, value| *before.entry(name).or_default() += value);
+    victim.visit(&mut |name, value| *before.entry(name).or_default() += value);
     let got = world.got;
     assert_eq!((world.errors, victim.overruns), (0, 0), "before {run:?}");
     world.attacking = attack;

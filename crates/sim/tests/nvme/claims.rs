@@ -4,13 +4,13 @@
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Host, Listen, Notice, SocketId};
+use host::{Application, Host, Listen, Notice, SocketId};
 use wire::Endpoint;
 use wire::checksum::{Sum, pseudo_header};
 use wire::nvme::pdu::{DataHeader, Header, IcReq, Rules};
 
 use crate::hostile::{End, RULES, SERVE, TAG};
-use crate::lab::{App, Lab};
+use crate::lab::Lab;
 use crate::transport::{Command, Server, text};
 
 const PORT: u16 = 4420;
@@ -34,7 +34,7 @@ struct Script {
     got: usize,
 }
 
-impl App for Script {
+impl Application for Script {
     fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
         if !self.started && host.readiness(self.socket).writable {
             self.started = true;
@@ -80,25 +80,25 @@ fn data(cccid: u16, at: u64, len: u32) -> Vec<u8> {
 #[test]
 fn a_claim_about_a_buffer_before_is_not_believed() {
     let mut lab = Lab::new(1, &|_, _, _| {});
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let socket = lab.machines[0].host.connect(lab.now, remote).unwrap();
+    let socket = lab.machines[0].host().connect(lab.now, remote).unwrap();
     let mut script = Script { socket, started: false, digests: false, got: 0 };
     let mut server = Server::new(0, Prng::new(1));
     let set_up = |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES;
     assert!(lab.run((&mut script, &mut server), LIMIT, set_up));
-    script.send(&mut lab.machines[0].host, &command(1, 0, FIRST));
+    script.send(lab.machines[0].host(), &command(1, 0, FIRST));
     let asked =
         |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES + R2T_BYTES;
     assert!(lab.run((&mut script, &mut server), LIMIT, asked));
     // The header alone; then everything else.
     let first = data(1, 0, FIRST);
     let (header, rest) = first.split_at(24);
-    script.send(&mut lab.machines[0].host, header);
+    script.send(lab.machines[0].host(), header);
     assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
     let second = data(2, 1 << 20, SEGMENT);
     let burst = [rest, &command(2, 1 << 20, SEGMENT), &second].concat();
-    script.send(&mut lab.machines[0].host, &burst);
+    script.send(lab.machines[0].host(), &burst);
     assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 8));
     let mut frames = lab.flying_to(1);
     let (header, data) = frames.split_at_mut(1);
@@ -136,9 +136,9 @@ fn mended(mut frame: Vec<u8>) -> Vec<u8> {
 #[test]
 fn a_digest_is_of_the_copy_that_is_kept() {
     let mut lab = Lab::new(1, &|_, _, _| {});
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let socket = lab.machines[0].host.connect(lab.now, remote).unwrap();
+    let socket = lab.machines[0].host().connect(lab.now, remote).unwrap();
     let mut script = Script { socket, started: false, digests: true, got: 0 };
     let mut end = End::new(Ok(SERVE));
     let set_up = |_: &mut Lab, script: &mut Script, _: &mut End| script.got == SETUP_BYTES;
@@ -150,9 +150,9 @@ fn a_digest_is_of_the_copy_that_is_kept() {
         testkit::pdu(&Header::H2CData(header), &text, &RULES, &Provider).unwrap()
     };
     let both = [data(0), data(4096)].concat();
-    script.send(&mut lab.machines[0].host, &both[..28]);
+    script.send(lab.machines[0].host(), &both[..28]);
     assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
-    script.send(&mut lab.machines[0].host, &both[28..]);
+    script.send(lab.machines[0].host(), &both[28..]);
     assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 6));
     let mut frames = lab.flying_to(1);
     let sent: Vec<Vec<u8>> = frames.iter().map(|frame| frame.to_vec()).collect();

@@ -8,18 +8,12 @@ use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Instant, Prng};
 use sim::namespace::Namespace;
+use testkit::{Asker, TestDisk};
 
 /// What the namespace is called.
 pub(crate) const PATH: &str = "ns";
 /// Whose crash is meant: a disk has one machine.
 const NODE: usize = 0;
-
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Side {
-    Host,
-    Device,
-}
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,7 +59,7 @@ pub(crate) struct Disk {
     rng: Prng,
     open: BTreeSet<u32>,
     handles: u32,
-    under_way: BTreeMap<(Instant, u64), (Side, Work)>,
+    under_way: BTreeMap<(Instant, u64), (Asker, Work)>,
     next: u64,
     pub(crate) writes: u64,
     pub(crate) flushes: u64,
@@ -122,7 +116,63 @@ impl Disk {
         }
     }
 
-    pub(crate) fn submit(&mut self, now: Instant, side: Side, request: DiskRequest) {
+    fn begin_write(
+        &mut self,
+        id: RequestId,
+        offset: u64,
+        buf: Option<AlignedBuf>,
+        bytes: Vec<u8>,
+        fua: bool,
+    ) -> Work {
+        self.writes += 1;
+        let namespace = self.namespace.as_mut().expect("a namespace");
+        let name = namespace.begin(NODE, offset, bytes, fua);
+        Work::Write { id, buf, name, fault: self.faults.write }
+    }
+
+    fn complete(&mut self, work: Work) -> DiskCompletion {
+        let namespace = match work {
+            Work::Ready(completion) => return completion,
+            _ => self.namespace.as_mut().expect("a namespace"),
+        };
+        match work {
+            Work::Ready(completion) => completion,
+            Work::Read { id, offset, mut buf, taken } => {
+                let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
+                let bad = self.faults.read_at;
+                let result = if bad.is_some_and(|at| (offset..offset + there).contains(&at)) {
+                    Err(FileFault::Io)
+                } else {
+                    if !taken {
+                        let out = &mut buf.as_mut_slice()[..there.try_into().unwrap()];
+                        namespace.read(offset, out);
+                    }
+                    Ok((there.try_into().unwrap(), stat(namespace)))
+                };
+                DiskCompletion::Read { id, buf, result }
+            }
+            Work::Write { id, buf, name, fault } => {
+                let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
+                let torn = fault.map(|_| &mut self.rng);
+                if let Some(name) = name {
+                    namespace.finish(name, torn);
+                }
+                match buf {
+                    Some(buf) => DiskCompletion::Written { id, buf, result },
+                    None => DiskCompletion::Zeroed { id, result },
+                }
+            }
+            Work::Flush { id, name, failed } => {
+                namespace.finish_flush(name, failed);
+                let result = if failed { Err(FileFault::Io) } else { Ok(()) };
+                DiskCompletion::Flushed { id, result }
+            }
+        }
+    }
+}
+
+impl TestDisk for Disk {
+    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest) {
         let mut after = Duration::from_nanos(self.rng.range(20_000, 200_000));
         let work = match request {
             DiskRequest::Open { id, path, .. } => {
@@ -167,73 +217,19 @@ impl Disk {
             }
         };
         self.next += 1;
-        self.under_way.insert((now + after, self.next), (side, work));
+        self.under_way.insert((now + after, self.next), (by, work));
     }
 
-    fn begin_write(
-        &mut self,
-        id: RequestId,
-        offset: u64,
-        buf: Option<AlignedBuf>,
-        bytes: Vec<u8>,
-        fua: bool,
-    ) -> Work {
-        self.writes += 1;
-        let namespace = self.namespace.as_mut().expect("a namespace");
-        let name = namespace.begin(NODE, offset, bytes, fua);
-        Work::Write { id, buf, name, fault: self.faults.write }
+    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion> {
+        let is_due = |at: &&(Instant, u64)| at.0 <= now;
+        let mut due = self.under_way.iter().take_while(|(at, _)| is_due(at));
+        let (&at, _) = due.find(|(_, (whom, _))| *whom == by)?;
+        let (_, work) = self.under_way.remove(&at)?;
+        Some(self.complete(work))
     }
 
-    /// When something ends.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    fn poll_timeout(&self) -> Option<Instant> {
         self.under_way.keys().map(|(at, _)| *at).next()
-    }
-
-    /// What has ended.
-    pub(crate) fn poll(&mut self, now: Instant) -> Option<(Side, DiskCompletion)> {
-        let entry = self.under_way.first_entry().filter(|entry| entry.key().0 <= now)?;
-        let (side, work) = entry.remove();
-        Some((side, self.complete(work)))
-    }
-
-    fn complete(&mut self, work: Work) -> DiskCompletion {
-        let namespace = match work {
-            Work::Ready(completion) => return completion,
-            _ => self.namespace.as_mut().expect("a namespace"),
-        };
-        match work {
-            Work::Ready(completion) => completion,
-            Work::Read { id, offset, mut buf, taken } => {
-                let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
-                let bad = self.faults.read_at;
-                let result = if bad.is_some_and(|at| (offset..offset + there).contains(&at)) {
-                    Err(FileFault::Io)
-                } else {
-                    if !taken {
-                        let out = &mut buf.as_mut_slice()[..there.try_into().unwrap()];
-                        namespace.read(offset, out);
-                    }
-                    Ok((there.try_into().unwrap(), stat(namespace)))
-                };
-                DiskCompletion::Read { id, buf, result }
-            }
-            Work::Write { id, buf, name, fault } => {
-                let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
-                let torn = fault.map(|_| &mut self.rng);
-                if let Some(name) = name {
-                    namespace.finish(name, torn);
-                }
-                match buf {
-                    Some(buf) => DiskCompletion::Written { id, buf, result },
-                    None => DiskCompletion::Zeroed { id, result },
-                }
-            }
-            Work::Flush { id, name, failed } => {
-                namespace.finish_flush(name, failed);
-                let result = if failed { Err(FileFault::Io) } else { Ok(()) };
-                DiskCompletion::Flushed { id, result }
-            }
-        }
     }
 }
 

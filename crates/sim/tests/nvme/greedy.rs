@@ -7,7 +7,7 @@ use apps::nvme::target::{Config, Target};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Host, Notice, SocketId};
+use host::{Application, Host, Notice, SocketId};
 use wire::nvme::command::{Command, Identify, Sgl, admin};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
@@ -16,7 +16,7 @@ use wire::nvme::identify::cns;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{Header, IcReq, Rules};
 
-use crate::lab::{App, Lab};
+use crate::lab::Lab;
 use crate::shelf::Shelf;
 use crate::storage::{HOST, REMOTE, nqn};
 
@@ -41,7 +41,7 @@ impl Greedy {
     }
 }
 
-impl App for Greedy {
+impl Application for Greedy {
     fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
         self.turn(host);
     }
@@ -82,10 +82,10 @@ fn discovery(pages: u16) -> Vec<u8> {
 fn what_is_not_read_is_not_answered_without_end() {
     const PAGES: u16 = 5000;
     let mut lab = Lab::new(1, &|_, _, _| {});
-    let target = Target::new(Config::default(), Arc::new(Provider), &mut lab.machines[1].host);
+    let target = Target::new(Config::default(), Arc::new(Provider), lab.machines[1].host());
     let mut shelf = Shelf(target.unwrap());
     let now = lab.now;
-    let socket = lab.machines[0].host.connect(now, REMOTE).unwrap();
+    let socket = lab.machines[0].host().connect(now, REMOTE).unwrap();
     let stream = Bytes::from(discovery(PAGES));
     let mut greedy = Greedy { socket, stream, reads: false, got: 0 };
     lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), |_, _, _| false);
@@ -95,7 +95,7 @@ fn what_is_not_read_is_not_answered_without_end() {
     assert_eq!(shelf.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
     // It reads after all, and has an answer to everything.
     greedy.reads = true;
-    greedy.turn(&mut lab.machines[0].host);
+    greedy.turn(lab.machines[0].host());
     let all = 128 + 24 + 24 + usize::from(PAGES) * (24 + 4096 + 24);
     let whole = |_: &mut Lab, greedy: &mut Greedy, _: &mut Shelf| greedy.got >= all;
     assert!(lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), whole));

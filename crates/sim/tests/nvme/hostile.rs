@@ -9,13 +9,13 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Transport};
-use host::{Host, Listen, Notice, SocketId};
+use host::{Application, Host, Listen, Notice, SocketId};
 use wire::Endpoint;
 use wire::nvme::pdu::{
     Common, DataHeader, Fault, Fes, Header, IcReq, IcResp, R2t, Rules, TERM_BYTES_MAX, at,
 };
 
-use crate::lab::{App, Lab};
+use crate::lab::Lab;
 use crate::transport::take;
 
 const PORT: u16 = 4420;
@@ -44,7 +44,7 @@ impl Raw {
     }
 }
 
-impl App for Raw {
+impl Application for Raw {
     fn handle_notice(&mut self, _now: Instant, host: &mut Host, notice: Notice) {
         let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
         self.socket = Some(socket);
@@ -73,7 +73,7 @@ impl End {
     }
 
     fn poll(&mut self, now: Instant, host: &mut Host) {
-        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(now, host)) {
             match incoming {
                 Incoming::Ready => {
                     let transport = self.transport.as_mut().unwrap();
@@ -95,7 +95,7 @@ impl End {
     }
 }
 
-impl App for End {
+impl Application for End {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let (Notice::Accepted(_, socket), Ok(serve)) = (notice, self.role) {
             self.transport = Some(Transport::serve(socket, Arc::new(Provider), serve));
@@ -183,10 +183,10 @@ fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
 
 fn target_in(lab: &mut Lab, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
     let (mut raw, mut end) = (Raw::new(true, lots), End::new(Ok(SERVE)));
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
     let now = lab.now;
-    raw.socket = Some(lab.machines[0].host.connect(now, remote).unwrap());
+    raw.socket = Some(lab.machines[0].host().connect(now, remote).unwrap());
     lab.run((&mut raw, &mut end), Duration::from_secs(30), |_, _, end| end.ended.is_some());
     lab.run((&mut raw, &mut end), Duration::from_secs(1), |_, _, _| false);
     (end.ended, raw.got, end.came)
@@ -196,10 +196,10 @@ fn target_in(lab: &mut Lab, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<
 fn initiator(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
     let mut lab = Lab::new(1, &|_, _, _| {});
     let (mut end, mut raw) = (End::new(Err(INITIATE)), Raw::new(false, lots));
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
     let now = lab.now;
-    let socket = lab.machines[0].host.connect(now, remote).unwrap();
+    let socket = lab.machines[0].host().connect(now, remote).unwrap();
     end.transport = Some(Transport::initiate(socket, Arc::new(Provider), INITIATE));
     lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
     lab.run((&mut end, &mut raw), Duration::from_secs(1), |_, _, _| false);
@@ -293,10 +293,10 @@ fn digests_that_were_not_asked_for() {
     let plain = Initiate { header_digest: false, data_digest: false, ..INITIATE };
     let mut end = End::new(Err(plain));
     let mut raw = Raw::new(false, vec![ic_resp(|_| {})]);
-    lab.machines[1].host.listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
     let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
     let now = lab.now;
-    let socket = lab.machines[0].host.connect(now, remote).unwrap();
+    let socket = lab.machines[0].host().connect(now, remote).unwrap();
     end.transport = Some(Transport::initiate(socket, Arc::new(Provider), plain));
     lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
     assert_eq!(end.ended, Some(Ended::Terminated(Fault::field(at::DGST))));

@@ -6,122 +6,34 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use abi::Checksum;
-use abi::port::{RxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
 use crypto::Provider;
-use host::{Cidr, Config, Host, Notice};
-use nic::{Device, DeviceConfig, L5oConfig};
+use host::{Application, Cidr, Config};
+use nic::{DeviceConfig, L5oConfig};
+use testkit::{Frame, PLAIN_LINK};
 
-use crate::disk::{Disk, Side};
+use crate::disk::Disk;
 
 /// One way over the wire, where a test says nothing else.
 pub(crate) const WAY: Duration = Duration::from_micros(500);
 
-/// What runs above a host.
-pub(crate) trait App {
-    /// Takes a notice.
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
-    /// Does what is due.
-    fn handle_timeout(&mut self, _now: Instant, _host: &mut Host) {}
-    /// When something is due.
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-}
-
-/// A machine.
-pub(crate) struct Machine {
-    pub(crate) host: Host,
-    pub(crate) device: Device,
-    pub(crate) disk: Disk,
-}
+/// A machine of this test.
+pub(crate) type Machine = testkit::Machine<Disk>;
 
 /// What a test changes of a machine's configuration.
 type Change<'a> = &'a dyn Fn(u8, &mut Config, &mut DeviceConfig);
 
-impl Machine {
-    fn new(last: u8, seed: u64, disk: Disk, change: Change<'_>) -> Self {
-        let mut config = Config {
-            addrs: vec![Cidr { addr: core::net::IpAddr::from([10, 77, 0, last]), prefix_len: 24 }],
-            ..Config::default()
-        };
-        let mut device = DeviceConfig {
-            l5o: Some(L5oConfig::new(Arc::new(Provider))),
-            ..DeviceConfig::new([2, 0, 0, 0, 0, last])
-        };
-        change(last, &mut config, &mut device);
-        let caps =
-            WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
-        let device = Device::new(device, caps);
-        let host = Host::new(config, &device.capabilities(), seed);
-        Self { host, device, disk }
-    }
-
-    /// A counter or gauge of the host or the device, by its name.
-    pub(crate) fn count(&self, wanted: &str) -> u64 {
-        let mut found = None;
-        let mut look = |name: &'static str, value| {
-            if name == wanted && found.is_none() {
-                found = Some(value);
-            }
-        };
-        self.host.visit(&mut look);
-        self.device.visit(&mut look);
-        found.unwrap_or_else(|| panic!("{wanted}: no such counter"))
-    }
-
-    fn turn(&mut self, now: Instant, app: &mut dyn App) -> (Vec<Vec<u8>>, bool) {
-        let mut worked = false;
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-        }
-        if app.poll_timeout().is_some_and(|at| at <= now) {
-            app.handle_timeout(now, &mut self.host);
-        }
-        while let Some((side, completion)) = self.disk.poll(now) {
-            match side {
-                Side::Host => self.host.handle_disk(now, completion),
-                Side::Device => self.device.handle_disk(now, completion),
-            }
-            worked = true;
-        }
-        while let Some(event) = self.device.poll_queue_event(0) {
-            self.host.handle_event(now, event);
-            worked = true;
-        }
-        while let Some(notice) = self.host.poll_notice() {
-            app.handle_notice(now, &mut self.host, notice);
-            worked = true;
-        }
-        while self.device.can_take_op() {
-            let Some(op) = self.host.poll_op(now) else { break };
-            worked = true;
-            self.device.handle_op(now, 0, op);
-        }
-        while let Some(packet) = self.host.poll_recycle() {
-            self.device.pool().put(packet);
-        }
-        while let Some(request) = self.host.poll_disk() {
-            self.disk.submit(now, Side::Host, request);
-        }
-        while let Some(request) = self.device.poll_disk() {
-            self.disk.submit(now, Side::Device, request);
-        }
-        let mut frames = Vec::new();
-        while let Some(frame) = self.device.poll_frame(now) {
-            let mut bytes = vec![0; frame.len()];
-            frame.copy_to(&mut bytes);
-            self.device.recycle(frame);
-            frames.push(bytes);
-        }
-        (frames, worked)
-    }
-
-    fn receive(&mut self, now: Instant, frame: &[u8]) {
-        let Some(packet) = self.device.pool().copy(frame) else { return };
-        let checksum = Checksum::Unchecked;
-        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
-    }
+fn machine(last: u8, seed: u64, disk: Disk, change: Change<'_>) -> Machine {
+    let mut config = Config {
+        addrs: vec![Cidr { addr: core::net::IpAddr::from([10, 77, 0, last]), prefix_len: 24 }],
+        ..Config::default()
+    };
+    let mut device = DeviceConfig {
+        l5o: Some(L5oConfig::new(Arc::new(Provider))),
+        ..DeviceConfig::new([2, 0, 0, 0, 0, last])
+    };
+    change(last, &mut config, &mut device);
+    Machine::new(config, device, PLAIN_LINK, seed, disk)
 }
 
 /// What a wire does to frames, each way.
@@ -150,7 +62,7 @@ pub(crate) struct Lab {
 impl Lab {
     /// Machines 0 and 1 have the addresses 10.77.0.1 and .2.
     pub(crate) fn new(seed: u64, change: Change<'_>) -> Self {
-        let machine = |last: u8| Machine::new(last, last.into(), Disk::new(seed), change);
+        let machine = |last: u8| machine(last, last.into(), Disk::new(seed), change);
         Self {
             now: Instant::from_millis(1_000),
             machines: [machine(1), machine(2)],
@@ -177,7 +89,7 @@ impl Lab {
         let mut disk = core::mem::replace(&mut self.machines[index].disk, Disk::new(0));
         disk.stop(power);
         let last = u8::try_from(index + 1).unwrap();
-        self.machines[index] = Machine::new(last, self.lives, disk, change);
+        self.machines[index] = machine(last, self.lives, disk, change);
     }
 
     fn send(&mut self, to: usize, frame: Vec<u8>) {
@@ -211,7 +123,7 @@ impl Lab {
     }
 
     /// Runs until `done` says so, or for that much virtual time; says whether it did.
-    pub(crate) fn run<A: App, B: App>(
+    pub(crate) fn run<A: Application, B: Application>(
         &mut self,
         (a, b): (&mut A, &mut B),
         limit: Duration,
@@ -224,12 +136,9 @@ impl Lab {
                 return true;
             }
             while self.turn(a, b) {}
-            let machines = self.machines.iter();
-            let timeouts =
-                machines.flat_map(|m| [m.host.poll_timeout(), m.device.poll_timeout(self.now)]);
-            let apps = [a.poll_timeout(), b.poll_timeout()];
-            let disks = self.machines.each_ref().map(|m| m.disk.next());
-            let due = timeouts.chain(apps).chain(disks).flatten();
+            let [first, second] = &self.machines;
+            let due = [first.poll_timeout(self.now, a), second.poll_timeout(self.now, b)];
+            let due = due.into_iter().flatten();
             let next = self.flying.keys().map(|(at, _)| *at).chain(due).min();
             let Some(next) = next.filter(|at| *at <= end) else { return false };
             self.now = self.now.max(next);
@@ -237,21 +146,22 @@ impl Lab {
     }
 
     /// Lets both machines do what they can at this time; says whether they did anything.
-    fn turn<'a>(&mut self, a: &'a mut dyn App, b: &'a mut dyn App) -> bool {
+    fn turn<'a>(&mut self, a: &'a mut dyn Application, b: &'a mut dyn Application) -> bool {
         let mut worked = false;
         while let Some(entry) = self.flying.first_entry() {
             if entry.key().0 > self.now {
                 break;
             }
             let (to, frame) = entry.remove();
-            self.machines[to].receive(self.now, &frame);
+            let checksum = Checksum::Unchecked;
+            self.machines[to].receive(Frame { bytes: frame, checksum, segment_size: 0 });
             worked = true;
         }
         for (index, app) in [a, b].into_iter().enumerate() {
             let (frames, did) = self.machines[index].turn(self.now, app);
             worked |= did || !frames.is_empty();
             for frame in frames {
-                self.send(1 - index, frame);
+                self.send(1 - index, frame.bytes);
             }
         }
         worked
@@ -259,6 +169,6 @@ impl Lab {
 
     /// The device of a machine forgets everything.
     pub(crate) fn reset_device(&mut self, machine: usize) {
-        self.machines[machine].device.reset();
+        self.machines[machine].device().reset();
     }
 }

@@ -10,12 +10,14 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::Ended;
-use host::{Alert, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion};
-use sim::storage::user::{Load, User};
+use host::{
+    Alert, Application, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
+};
+use sim::storage::user::Load;
 use wire::nvme::status::Status;
 
-use crate::lab::{App, Faults, Lab};
-use crate::shelf::Shelf;
+use crate::lab::{Faults, Lab};
+use crate::shelf::{CheckedUser, Shelf};
 use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
 
 /// One end of a handshake that is none: a hello, an answer of two records, of which the second is
@@ -219,12 +221,12 @@ fn a_certificate_that_is_not_trusted() {
     // It trusts another one.
     let stranger = stage.run.initiator(Some(&tls()));
     stage.user.initiator = Initiator::new(stranger, REMOTE);
-    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
     stage.until(|_, user| user.events.len() > 1);
     let lost = Ended::Lost(SocketError::TlsHandshake);
     assert_eq!(stage.user.events[1], Event::Lost(Loss::Connection(lost)));
     let Stage { lab, user, shelf, .. } = &mut stage;
-    let failed = |_: &mut Lab, _: &mut User, shelf: &mut Shelf| {
+    let failed = |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| {
         shelf.count("nvmet_tls_handshakes_failed") > 0
     };
     assert!(lab.run((user, shelf), LONG, failed));
@@ -240,8 +242,9 @@ fn refused(run: Run) -> (Loss, Stage) {
         panic!("it did connect: {run:?}");
     };
     // Until the target has seen the end of it, too.
-    let gone =
-        |_: &mut Lab, _: &mut User, shelf: &mut Shelf| shelf.count("nvmet_connections_open") == 0;
+    let gone = |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| {
+        shelf.count("nvmet_connections_open") == 0
+    };
     let Stage { lab, user, shelf, .. } = &mut stage;
     assert!(lab.run((user, shelf), LONG, gone));
     (loss, stage)
@@ -251,10 +254,10 @@ fn refused(run: Run) -> (Loss, Stage) {
 fn comes_in(stage: &mut Stage) {
     let run = Run { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
     let now = stage.lab.now;
-    stage.user.initiator.close(&mut stage.lab.machines[0].host, now);
+    stage.user.initiator.close(now, stage.lab.machines[0].host());
     stage.user.events.clear();
     stage.user.restart(run.initiator(stage.tls.as_ref()), REMOTE);
-    stage.user.initiator.connect(&mut stage.lab.machines[0].host, now);
+    stage.user.initiator.connect(now, stage.lab.machines[0].host());
     stage.finish();
     assert_eq!(stage.user.events, [Event::Connected]);
 }
@@ -312,7 +315,7 @@ fn a_plain_host_at_a_target_with_certificates() {
     let plain = stage.run.initiator(None);
     stage.until(|_, user| user.events == [Event::Connected]);
     stage.user.initiator = Initiator::new(plain, REMOTE);
-    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
     stage.until(|_, user| user.events.len() > 1);
     assert_eq!(stage.user.events[1], Event::Lost(Loss::Insecure(Insecure::Tls)));
     let Stage { lab, user, shelf, .. } = &mut stage;
@@ -336,7 +339,7 @@ fn a_host_with_certificates_at_a_plain_target() {
     (stage.lab, stage.shelf) = (plain.lab, plain.shelf);
     stage.user = plain.user;
     stage.user.initiator = Initiator::new(secure, REMOTE);
-    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
     stage.until(|_, user| !user.events.is_empty());
     let why = SocketError::Tls(Alert::UnexpectedMessage);
     assert_eq!(stage.user.events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
@@ -352,12 +355,12 @@ struct Raw {
 
 impl Raw {
     fn connect(lab: &mut Lab, pieces: Vec<Vec<u8>>) -> Self {
-        let socket = lab.machines[0].host.connect(lab.now, REMOTE).unwrap();
+        let socket = lab.machines[0].host().connect(lab.now, REMOTE).unwrap();
         Self { socket, pieces, got: Vec::new(), ended: false }
     }
 }
 
-impl App for Raw {
+impl Application for Raw {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, _: Notice) {
         let ready = host.readiness(self.socket);
         if ready.writable && !self.pieces.is_empty() {
@@ -389,7 +392,7 @@ fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
     // Nobody moves the user meanwhile: its connections wait.
     assert!(lab.run((&mut raw, shelf), LONG, |_, raw, _| raw.ended), "it was ended");
     let took = lab.now.since(began);
-    user.pump(&mut lab.machines[0].host, lab.now);
+    user.pump(lab.now, lab.machines[0].host());
     assert_eq!(counts(&stage.shelf, FAILED), counted);
     stage.finish();
     (raw.got, took)

@@ -1,27 +1,49 @@
-//! The user and the target, as what runs on a [`crate::lab`]'s machines.
+//! The user and the target, as the applications of a [`crate::lab`]'s machines.
+
+use core::ops::{Deref, DerefMut};
 
 use apps::nvme::target::Target;
 use base::Instant;
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use sim::storage::user::User;
 
-use crate::lab::App;
+/// The user of a namespace; the test fails when it finds something wrong.
+pub(crate) struct CheckedUser(pub(crate) User);
 
-impl App for User {
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.handle_notice(now, host, &notice);
+impl CheckedUser {
+    fn check(&mut self) {
         self.log.clear();
         assert_eq!(self.wrong, None);
+    }
+}
+
+impl Deref for CheckedUser {
+    type Target = User;
+
+    fn deref(&self) -> &User {
+        &self.0
+    }
+}
+
+impl DerefMut for CheckedUser {
+    fn deref_mut(&mut self) -> &mut User {
+        &mut self.0
+    }
+}
+
+impl Application for CheckedUser {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.0.handle_notice(now, host, notice);
+        self.check();
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.handle_timeout(now, host);
-        self.log.clear();
-        assert_eq!(self.wrong, None);
+        self.0.handle_timeout(now, host);
+        self.check();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.poll_timeout()
+        self.0.poll_timeout()
     }
 }
 
@@ -40,7 +62,7 @@ impl Shelf {
     }
 }
 
-impl App for Shelf {
+impl Application for Shelf {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.0.handle_notice(now, host, notice);
     }

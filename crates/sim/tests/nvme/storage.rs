@@ -19,7 +19,7 @@ use wire::nvme::status::Status;
 use crate::disk::PATH;
 use crate::lab::{Faults, Lab};
 use crate::secure::Script;
-use crate::shelf::Shelf;
+use crate::shelf::{CheckedUser, Shelf};
 use crate::transport::ends;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
@@ -78,7 +78,7 @@ pub(crate) fn nqn(name: &str) -> Nqn {
 pub(crate) struct Stage {
     pub(crate) run: Run,
     pub(crate) lab: Lab,
-    pub(crate) user: User,
+    pub(crate) user: CheckedUser,
     pub(crate) shelf: Shelf,
     pub(crate) tls: Option<(TlsServer, TlsClient)>,
 }
@@ -132,7 +132,7 @@ impl Run {
             }],
             ..target::Config::default()
         };
-        Shelf(Target::new(config, Arc::new(Provider), &mut lab.machines[1].host).unwrap())
+        Shelf(Target::new(config, Arc::new(Provider), lab.machines[1].host()).unwrap())
     }
 
     /// Both ends, which connect.
@@ -144,9 +144,10 @@ impl Run {
         let shelf = self.target(&mut lab, tls.as_ref());
         let space = Part { shift: self.shift, first: 0, blocks: self.bytes >> self.shift };
         let rng = Prng::new(self.seed);
-        let mut user = User::new(self.initiator(tls.as_ref()), REMOTE, self.load, space, rng);
+        let user = User::new(self.initiator(tls.as_ref()), REMOTE, self.load, space, rng);
+        let mut user = CheckedUser(user);
         user.left = self.requests;
-        user.initiator.connect(&mut lab.machines[0].host, lab.now);
+        user.initiator.connect(lab.now, lab.machines[0].host());
         Stage { run: self, lab, user, shelf, tls }
     }
 
@@ -179,7 +180,7 @@ impl Stage {
     pub(crate) fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
         self.user.script.extend(script);
         let known = self.user.results.len();
-        self.user.pump(&mut self.lab.machines[0].host, self.lab.now);
+        self.user.pump(self.lab.now, self.lab.machines[0].host());
         self.until(|_, user| user.is_idle());
         self.user.results.values().skip(known).copied().collect()
     }
@@ -205,7 +206,7 @@ impl Stage {
     fn restart_initiator(&mut self) {
         self.lab.restart(0, false, &self.run.change());
         self.user.restart(self.run.initiator(self.tls.as_ref()), REMOTE);
-        self.user.initiator.connect(&mut self.lab.machines[0].host, self.lab.now);
+        self.user.initiator.connect(self.lab.now, self.lab.machines[0].host());
     }
 
     /// Who did the work: with offload the devices all of it, in order; without, the hosts.
@@ -428,7 +429,7 @@ fn a_slow_disk() {
     stage.lab.machines[1].disk.faults.slow = Duration::from_secs(5);
     stage.user.script.extend([Todo::Write((64, 64), false), Todo::Flush, Todo::Read((0, 64))]);
     stage.user.script.extend([Todo::Read((64, 64)), Todo::Read((1000, 8))]);
-    stage.user.pump(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.user.pump(stage.lab.now, stage.lab.machines[0].host());
     stage.until(|_, user| [4, 6].iter().all(|token| user.results.contains_key(token)));
     assert!(stage.lab.now < before + Duration::from_secs(1), "others do not wait");
     assert!(!stage.user.results.contains_key(&2));
@@ -460,7 +461,8 @@ fn commands_that_wait_for_a_slow_disk_are_aborted() {
 fn a_slow_set_up() {
     let mut stage = Run { requests: 20, ..Run::default() }.start();
     let Stage { lab, user, shelf, .. } = &mut stage;
-    let half = |_: &mut Lab, _: &mut User, shelf: &mut Shelf| shelf.count("nvmet_controllers") > 0;
+    let half =
+        |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| shelf.count("nvmet_controllers") > 0;
     assert!(lab.run((user, shelf), LONG, half));
     // Longer than half of the keep alive time-out, which a controller has from when it is ready.
     lab.faults.loss = 1.0;
@@ -476,7 +478,7 @@ fn a_host_that_may_not() {
     let mut stage = run.start();
     let stranger = initiator::Config { host: nqn("nqn.2026-11.example:x"), ..run.initiator(None) };
     stage.user.initiator = Initiator::new(stranger, REMOTE);
-    stage.user.initiator.connect(&mut stage.lab.machines[0].host, stage.lab.now);
+    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
     stage.until(|_, user| !user.events.is_empty());
     let State::Failed(loss) = stage.user.initiator.state() else { panic!("it may not") };
     let Loss::Refused { status, .. } = loss else { panic!("{loss}") };

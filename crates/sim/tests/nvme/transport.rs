@@ -9,11 +9,12 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
 use host::{
-    Host, Listen, Notice, SocketId, TlsClient, TlsDirection, TlsKeys, TlsServer, TlsVersion,
+    Application, Host, Listen, Notice, SocketId, TlsClient, TlsDirection, TlsKeys, TlsServer,
+    TlsVersion,
 };
 use wire::Endpoint;
 
-use crate::lab::{App, Faults, Lab};
+use crate::lab::{Faults, Lab};
 
 /// The port of NVMe/TCP.
 const PORT: u16 = 4420;
@@ -184,13 +185,13 @@ impl Asker {
     }
 }
 
-impl App for Asker {
+impl Application for Asker {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         if let Some(keys) = self.tls.take() {
             host.attach_tls(now, socket, &keys).unwrap();
         }
-        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(now, host)) {
             self.take(host, incoming);
         }
         if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
@@ -256,12 +257,12 @@ impl Server {
     }
 }
 
-impl App for Server {
+impl Application for Server {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             self.accept(now, host, socket);
         }
-        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(host, now)) {
+        while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(now, host)) {
             match incoming {
                 Incoming::Ready => {}
                 Incoming::Command { sqe, data, digest_ok } => {
@@ -409,9 +410,9 @@ fn run(run: Run) -> Lab {
         (asker.tls, server.tls) = (Some(keys(true)), Some(keys(false)));
     }
     let shake = run.key_records.map(changing);
-    listen(&mut lab.machines[1].host, shake.as_ref().map(|(server, _)| server));
+    listen(lab.machines[1].host(), shake.as_ref().map(|(server, _)| server));
     asker.client = shake.map(|(_, client)| client);
-    asker.connect(lab.now, &mut lab.machines[0].host);
+    asker.connect(lab.now, lab.machines[0].host());
     let all = run.commands;
     for reset in 1..=run.resets {
         let upto = all * reset as usize / (run.resets as usize + 1);

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use abi::{FileFault, Refusal};
 use base::Instant;
 use bytes::Bytes;
-use host::{Host, Notice};
+use host::{Application as _, Host, Notice};
 use quic::{Dir, Endpoint, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
 use super::Config;

@@ -208,7 +208,7 @@ impl Association {
     /// Takes what has happened on a queue; to be called until it gives none.
     pub(super) fn poll(&mut self, cx: &mut Cx<'_>, index: usize) -> Result<Option<Progress>, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
-        match queue.poll(cx.host, cx.now, cx.counters) {
+        match queue.poll(cx.now, cx.host, cx.counters) {
             None => Ok(None),
             Some(Happened::Ended(how)) => Err(match queue.channel.insecure() {
                 Some(why) => {
@@ -280,7 +280,7 @@ impl Association {
         data: Data,
     ) -> Result<Progress, Loss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(Progress::Nothing) };
-        let sent = queue.send(cx.host, cx.now, (owner, timeout), command, data, cx.counters);
+        let sent = queue.send(cx.now, cx.host, (owner, timeout), command, data, cx.counters);
         // The admin queue keeps room for what is sent here: `Initiator` leaves it.
         sent.map_err(|_| Loss::Timeout("places in the admin queue"))?;
         Ok(Progress::Nothing)

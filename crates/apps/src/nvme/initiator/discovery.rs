@@ -7,7 +7,7 @@
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::Instant;
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use wire::Endpoint;
 use wire::nvme::command::{Command, GetLogPage, admin};
 use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, lid};
@@ -66,39 +66,20 @@ impl Discovery {
     /// Begins to read the log of the discovery controller at `remote`. What `config` says of the
     /// subsystem, of queues and of keep alives does not matter.
     #[must_use]
-    pub fn new(host: &mut Host, now: Instant, config: Config, remote: Endpoint) -> Self {
+    pub fn new(now: Instant, host: &mut Host, config: Config, remote: Endpoint) -> Self {
         let keep_alive = base::Duration::ZERO;
         let config = Config { subsystem: Nqn::discovery(), keep_alive, ..config };
         let mut initiator = Initiator::new(config, remote);
-        initiator.connect(host, now);
+        initiator.connect(now, host);
         let (step, entries) = (Step::Connect, Vec::new());
         let mut discovery = Self { initiator, step, entries, restarts: 0, result: None };
-        discovery.go_on(host, now);
+        discovery.go_on(now, host);
         discovery
     }
 
-    /// As [`Initiator::handle_notice`].
-    pub fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) -> bool {
-        let ours = self.initiator.handle_notice(host, now, notice);
-        self.go_on(host, now);
-        ours
-    }
-
-    /// As [`Initiator::handle_timeout`].
-    pub fn handle_timeout(&mut self, host: &mut Host, now: Instant) {
-        self.initiator.handle_timeout(host, now);
-        self.go_on(host, now);
-    }
-
-    /// As [`Initiator::poll_timeout`].
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.initiator.poll_timeout()
-    }
-
     /// Ends a reading that is under way, as [`Initiator::close`] does.
-    pub fn close(&mut self, host: &mut Host, now: Instant) {
-        self.end(host, now, Err(DiscoveryError::Log(Error::Closed)));
+    pub fn close(&mut self, now: Instant, host: &mut Host) {
+        self.end(now, host, Err(DiscoveryError::Log(Error::Closed)));
     }
 
     /// The log, or why there is none, once that is known; once.
@@ -112,52 +93,52 @@ impl Discovery {
         self.initiator.counters()
     }
 
-    fn go_on(&mut self, host: &mut Host, now: Instant) {
+    fn go_on(&mut self, now: Instant, host: &mut Host) {
         while let Some(event) = self.initiator.poll_event() {
             match event {
                 Event::Connected if self.step == Step::Connect => {
-                    self.ask(host, now, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+                    self.ask(now, host, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
                 }
                 Event::Failed(loss) => {
-                    self.end(host, now, Err(DiscoveryError::Controller(loss)));
+                    self.end(now, host, Err(DiscoveryError::Controller(loss)));
                 }
                 _ => {}
             }
         }
         while let Some(done) = self.initiator.poll_done() {
             match (done.result, done.buffer) {
-                (Ok(_), Some(buffer)) => self.take(host, now, buffer.as_slice()),
-                (Err(error), _) => self.end(host, now, Err(DiscoveryError::Log(error))),
+                (Ok(_), Some(buffer)) => self.take(now, host, buffer.as_slice()),
+                (Err(error), _) => self.end(now, host, Err(DiscoveryError::Log(error))),
                 (Ok(_), None) => {}
             }
         }
     }
 
-    fn ask(&mut self, host: &mut Host, now: Instant, step: Step, offset: u64, len: u64) {
+    fn ask(&mut self, now: Instant, host: &mut Host, step: Step, offset: u64, len: u64) {
         self.step = step;
         let page = GetLogPage { lid: lid::DISCOVERY, len, offset, ..GetLogPage::default() };
         let command = page.put(Command::new(admin::GET_LOG_PAGE, 0, 0));
         let data = AdminData::In(u32::try_from(len).unwrap_or(0));
         let request = Request::Admin { command, data };
         let buffer = Some(AlignedBuf::new(1));
-        if self.initiator.submit(host, now, (0, 0), request, buffer).is_err() {
+        if self.initiator.submit(now, host, (0, 0), request, buffer).is_err() {
             debug_assert!(false, "one request at a time");
         }
     }
 
-    fn ask_entries(&mut self, host: &mut Host, now: Instant, header: DiscoveryHeader) {
+    fn ask_entries(&mut self, now: Instant, host: &mut Host, header: DiscoveryHeader) {
         let have = self.entries.len() as u64;
         let entry = DiscoveryEntry::BYTES as u64;
         let left = header.records.saturating_sub(have) * entry;
         if left == 0 {
             let len = DiscoveryHeader::BYTES as u64;
-            return self.ask(host, now, Step::Check(header), 0, len);
+            return self.ask(now, host, Step::Check(header), 0, len);
         }
         let offset = DiscoveryHeader::BYTES as u64 + have * entry;
-        self.ask(host, now, Step::Entries(header), offset, left.min(PIECE_BYTES));
+        self.ask(now, host, Step::Entries(header), offset, left.min(PIECE_BYTES));
     }
 
-    fn take(&mut self, host: &mut Host, now: Instant, page: &[u8]) {
+    fn take(&mut self, now: Instant, host: &mut Host, page: &[u8]) {
         match self.step {
             Step::Begin => {
                 let header = DiscoveryHeader::parse(page);
@@ -165,9 +146,9 @@ impl Discovery {
                 match header.filter(sane) {
                     Some(header) => {
                         self.entries.clear();
-                        self.ask_entries(host, now, header);
+                        self.ask_entries(now, host, header);
                     }
-                    None => self.end(host, now, Err(DiscoveryError::Senseless)),
+                    None => self.end(now, host, Err(DiscoveryError::Senseless)),
                 }
             }
             Step::Entries(header) => {
@@ -175,19 +156,19 @@ impl Discovery {
                 let pieces = page.chunks_exact(DiscoveryEntry::BYTES).take(left);
                 let parsed = pieces.filter_map(|piece| piece.first_chunk());
                 self.entries.extend(parsed.map(DiscoveryEntry::parse));
-                self.ask_entries(host, now, header);
+                self.ask_entries(now, host, header);
             }
             // A log that changed between the pieces is no log (fabrics, section 5.2).
             Step::Check(before) if DiscoveryHeader::parse(page) != Some(before) => {
                 self.restarts += 1;
                 if self.restarts > RESTARTS_MAX {
-                    return self.end(host, now, Err(DiscoveryError::Restless));
+                    return self.end(now, host, Err(DiscoveryError::Restless));
                 }
-                self.ask(host, now, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
+                self.ask(now, host, Step::Begin, 0, DiscoveryHeader::BYTES as u64);
             }
             Step::Check(_) => {
                 let entries = core::mem::take(&mut self.entries);
-                self.end(host, now, Ok(entries));
+                self.end(now, host, Ok(entries));
             }
             Step::Connect | Step::Over => {}
         }
@@ -195,14 +176,30 @@ impl Discovery {
 
     fn end(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         result: Result<Vec<DiscoveryEntry>, DiscoveryError>,
     ) {
         if self.step != Step::Over {
             self.step = Step::Over;
             self.result = Some(result);
-            self.initiator.close(host, now);
+            self.initiator.close(now, host);
         }
+    }
+}
+
+impl Application for Discovery {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.initiator.handle_notice(now, host, notice);
+        self.go_on(now, host);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.initiator.handle_timeout(now, host);
+        self.go_on(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.initiator.poll_timeout()
     }
 }

@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use abi::aligned::AlignedBuf;
 use base::{Duration, Instant};
-use host::{Host, Notice, SocketId};
+use host::{Application, Host, Notice, SocketId};
 use wire::Endpoint;
 use wire::nvme::command::Completion;
 use wire::nvme::status::Status;
@@ -133,9 +133,9 @@ impl Initiator {
     }
 
     /// Begins to connect. [`Event::Connected`] or [`Event::Failed`] follows.
-    pub fn connect(&mut self, host: &mut Host, now: Instant) {
+    pub fn connect(&mut self, now: Instant, host: &mut Host) {
         if matches!(self.phase, Phase::Idle) {
-            self.begin(host, now);
+            self.begin(now, host);
         }
     }
 
@@ -184,8 +184,8 @@ impl Initiator {
     /// [`Busy`], with the request, where [`Config::requests_max`] are open.
     pub fn submit(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         (token, nsid): (u64, u32),
         request: Request,
         buffer: Option<AlignedBuf>,
@@ -224,7 +224,7 @@ impl Initiator {
             self.ready[usize::from(pending.request.is_io())].push_back(serial);
         }
         self.requests.insert(serial, pending);
-        self.pump(host, now);
+        self.pump(now, host);
         Ok(())
     }
 
@@ -238,52 +238,9 @@ impl Initiator {
         self.events.pop_front()
     }
 
-    /// Takes a notice of the host's; says whether it was about a socket of ours.
-    pub fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) -> bool {
-        let Notice::Socket(socket) = *notice else { return false };
-        let (Phase::Up(association) | Phase::Closing(association, _)) = &self.phase else {
-            return false;
-        };
-        let Some(index) = association.queue_of(socket) else { return false };
-        self.turn(host, now, index);
-        self.end_closing(host, now);
-        self.pump(host, now);
-        true
-    }
-
-    /// Does what is due.
-    pub fn handle_timeout(&mut self, host: &mut Host, now: Instant) {
-        match &mut self.phase {
-            Phase::Waiting(until) if now >= *until => self.begin(host, now),
-            Phase::Closing(..) => self.end_closing(host, now),
-            Phase::Up(association) => {
-                let queues = association.queues.len();
-                let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
-                if let Err(loss) = association.handle_timeout(&mut cx) {
-                    return self.lose(host, now, loss, None);
-                }
-                for index in 0..queues {
-                    self.turn(host, now, index);
-                }
-            }
-            _ => {}
-        }
-        self.pump(host, now);
-    }
-
-    /// When [`Self::handle_timeout`] has something to do.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Waiting(until) | Phase::Closing(_, until) => Some(*until),
-            Phase::Up(association) => association.poll_timeout(),
-            _ => None,
-        }
-    }
-
     /// Ends the association in an orderly way: the I/O queues, then the controller, and when that
     /// has shut down the admin queue. What is open fails with [`Error::Closed`].
-    pub fn close(&mut self, host: &mut Host, now: Instant) {
+    pub fn close(&mut self, now: Instant, host: &mut Host) {
         let phase = core::mem::replace(&mut self.phase, Phase::Closed);
         match phase {
             Phase::Up(mut association) => {
@@ -291,7 +248,7 @@ impl Initiator {
                 let busy = association.queues.get(ADMIN).is_some_and(Queue::awaits_data);
                 let orderly = association.live && !busy;
                 let first = if orderly { ADMIN + 1 } else { ADMIN };
-                self.take_back(host, now, &mut association, first);
+                self.take_back(now, host, &mut association, first);
                 for queue in association.queues.iter().skip(first) {
                     host.close(now, queue.socket());
                 }
@@ -308,11 +265,11 @@ impl Initiator {
     }
 
     /// Goes on with the end: the controller has answered, or has ended, or had its time.
-    fn end_closing(&mut self, host: &mut Host, now: Instant) {
+    fn end_closing(&mut self, now: Instant, host: &mut Host) {
         let Phase::Closing(association, until) = &mut self.phase else { return };
         let Some(admin) = association.queues.get_mut(ADMIN) else { return };
         let over = loop {
-            match admin.poll(host, now, &mut self.counters) {
+            match admin.poll(now, host, &mut self.counters) {
                 None => break now >= *until,
                 Some(Happened::Answer(Answer { owner: Owner::SetUp, .. })) => break true,
                 Some(Happened::Ended(_)) => break true,
@@ -348,7 +305,7 @@ impl Initiator {
         Ok(namespace)
     }
 
-    fn begin(&mut self, host: &mut Host, now: Instant) {
+    fn begin(&mut self, now: Instant, host: &mut Host) {
         // Behind what is sent again nothing old may arrive.
         if let Some(socket) = self.lingering.take() {
             host.abort(now, socket);
@@ -361,14 +318,14 @@ impl Initiator {
     }
 
     /// Takes everything that has happened on a queue.
-    fn turn(&mut self, host: &mut Host, now: Instant, index: usize) {
+    fn turn(&mut self, now: Instant, host: &mut Host, index: usize) {
         loop {
             let Phase::Up(association) = &mut self.phase else { return };
             let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
             match association.poll(&mut cx, index) {
                 Ok(None) => return,
                 Ok(Some(progress)) => self.handle(progress),
-                Err(loss) => return self.lose(host, now, loss, Some(index)),
+                Err(loss) => return self.lose(now, host, loss, Some(index)),
             }
         }
     }
@@ -422,7 +379,7 @@ impl Initiator {
     }
 
     /// Sends what waits, as far as there are places.
-    fn pump(&mut self, host: &mut Host, now: Instant) {
+    fn pump(&mut self, now: Instant, host: &mut Host) {
         loop {
             let Phase::Up(association) = &mut self.phase else { return };
             if !association.live {
@@ -456,7 +413,7 @@ impl Initiator {
             if index != ADMIN {
                 self.last_queue = index;
             }
-            let sent = queue.send(host, now, owner, command, data, &mut self.counters);
+            let sent = queue.send(now, host, owner, command, data, &mut self.counters);
             if let Err(data) = sent {
                 // The queue was found to have room: what it will not take is no command.
                 debug_assert!(false, "a queue with room takes a command");
@@ -539,6 +496,44 @@ impl Initiator {
         };
         let freed: Vec<u64> = self.requests.iter_mut().filter_map(free).collect();
         self.ready[1].extend(freed);
+    }
+}
+
+impl Application for Initiator {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        let Notice::Socket(socket) = notice else { return };
+        let (Phase::Up(association) | Phase::Closing(association, _)) = &self.phase else { return };
+        let Some(index) = association.queue_of(socket) else { return };
+        self.turn(now, host, index);
+        self.end_closing(now, host);
+        self.pump(now, host);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        match &mut self.phase {
+            Phase::Waiting(until) if now >= *until => self.begin(now, host),
+            Phase::Closing(..) => self.end_closing(now, host),
+            Phase::Up(association) => {
+                let queues = association.queues.len();
+                let mut cx = Cx { host, now, config: &self.config, counters: &mut self.counters };
+                if let Err(loss) = association.handle_timeout(&mut cx) {
+                    return self.lose(now, host, loss, None);
+                }
+                for index in 0..queues {
+                    self.turn(now, host, index);
+                }
+            }
+            _ => {}
+        }
+        self.pump(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Waiting(until) | Phase::Closing(_, until) => Some(*until),
+            Phase::Up(association) => association.poll_timeout(),
+            _ => None,
+        }
     }
 }
 

@@ -178,8 +178,8 @@ impl Queue {
     /// [`Self::room`]; else the data comes back.
     pub(super) fn send(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         (owner, timeout): (Owner, Option<Duration>),
         command: Command,
         data: Data,
@@ -229,12 +229,12 @@ impl Queue {
     /// socket.
     pub(super) fn poll(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         counters: &mut InitiatorCounters,
     ) -> Option<Happened> {
         loop {
-            let incoming = self.channel.poll(host, now)?;
+            let incoming = self.channel.poll(now, host)?;
             let about = self.about(&incoming);
             let happened = match incoming {
                 Incoming::Buffer { tag, buffer } if self.terminated => {
@@ -433,8 +433,8 @@ impl Queue {
     /// device still has are replaced.
     pub(super) fn abandon(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         counters: &mut InitiatorCounters,
     ) -> Vec<(Owner, Option<AlignedBuf>)> {
         // Data that still comes for what is taken back would be called the controller's fault.
@@ -445,7 +445,7 @@ impl Queue {
                 self.channel.transport.reclaim(host, cid);
             }
         }
-        while let Some(incoming) = self.channel.poll(host, now) {
+        while let Some(incoming) = self.channel.poll(now, host) {
             if let Incoming::Buffer { tag, buffer } = incoming {
                 self.keep_buffer(tag, buffer);
             }

@@ -114,7 +114,7 @@ impl Outage {
 impl Initiator {
     /// The association is lost, by what happened on a queue or not: what was open on it waits for
     /// the next one, or fails.
-    pub(super) fn lose(&mut self, host: &mut Host, now: Instant, loss: Loss, index: Option<usize>) {
+    pub(super) fn lose(&mut self, now: Instant, host: &mut Host, loss: Loss, index: Option<usize>) {
         let phase = core::mem::replace(&mut self.phase, Phase::Idle);
         if let Phase::Up(mut association) = phase {
             let counter = if association.live {
@@ -123,9 +123,9 @@ impl Initiator {
                 &mut self.counters.nvmei_connects_failed
             };
             *counter += 1;
-            let open = self.take_back(host, now, &mut association, ADMIN);
+            let open = self.take_back(now, host, &mut association, ADMIN);
             let last_word = index.filter(|_| loss.is_said());
-            self.lingering = hang_up(host, now, &association, last_word);
+            self.lingering = hang_up(now, host, &association, last_word);
             let culprit = association.queues.iter().find_map(Queue::culprit);
             // What ended an I/O queue is one of its own; a controller that goes may end any first.
             let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
@@ -172,14 +172,14 @@ impl Initiator {
     /// the place of its queue. Queues before `first` go on.
     pub(super) fn take_back(
         &mut self,
-        host: &mut Host,
         now: Instant,
+        host: &mut Host,
         association: &mut Association,
         first: usize,
     ) -> Vec<(usize, u64)> {
         let mut serials = Vec::new();
         for (index, queue) in association.queues.iter_mut().enumerate().skip(first) {
-            for (owner, buffer) in queue.abandon(host, now, &mut self.counters) {
+            for (owner, buffer) in queue.abandon(now, host, &mut self.counters) {
                 let Owner::Request(serial) = owner else { continue };
                 serials.push((index, serial));
                 if let (Some(pending), true) = (self.requests.get_mut(&serial), buffer.is_some()) {
@@ -221,8 +221,8 @@ impl Initiator {
 /// data of writes among it, perhaps long after these were sent again over other connections and
 /// answered; so the others are reset, and that one before the next association begins.
 fn hang_up(
-    host: &mut Host,
     now: Instant,
+    host: &mut Host,
     of: &Association,
     last_word: Option<usize>,
 ) -> Option<SocketId> {

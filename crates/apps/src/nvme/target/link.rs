@@ -24,7 +24,7 @@ pub(super) trait Link {
     /// What it is on.
     type Host: Disk;
 
-    fn poll(&mut self, host: &mut Self::Host, now: Instant) -> Option<Incoming>;
+    fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<Incoming>;
     fn poll_timeout(&self) -> Option<Instant>;
     /// Gives a mark.
     fn send_response(&mut self, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
@@ -51,7 +51,7 @@ pub(super) trait Link {
     /// Why it has ended, where that was before it was secure.
     fn insecure(&self) -> Option<Insecure>;
     /// Ends the connection as it stands: `gently` where all that was sent shall still arrive.
-    fn end(&mut self, host: &mut Self::Host, now: Instant, gently: bool);
+    fn end(&mut self, now: Instant, host: &mut Self::Host, gently: bool);
 }
 
 /// Files; see [`Host`] for what each call promises.
@@ -74,8 +74,8 @@ pub(super) trait Disk {
 impl Link for Channel {
     type Host = Host;
 
-    fn poll(&mut self, host: &mut Host, now: Instant) -> Option<Incoming> {
-        Self::poll(self, host, now)
+    fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
+        Self::poll(self, now, host)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -132,7 +132,7 @@ impl Link for Channel {
         Self::insecure(self)
     }
 
-    fn end(&mut self, host: &mut Host, now: Instant, gently: bool) {
+    fn end(&mut self, now: Instant, host: &mut Host, gently: bool) {
         if gently {
             host.close(now, self.socket());
         } else {

@@ -41,7 +41,9 @@ use std::sync::Arc;
 use abi::crypto::CryptoProvider;
 use base::{Duration, Instant};
 use host::nvme::{Serve, Transport};
-use host::{Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption, TlsServer};
+use host::{
+    Application, Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption, TlsServer,
+};
 use wire::Endpoint;
 use wire::nvme::fabrics::ADMIN_IN_CAPSULE_BYTES;
 use wire::nvme::nqn::Nqn;
@@ -252,36 +254,6 @@ impl Target {
         Ok(Self { listeners, crypto, server: Server::new(config, host) })
     }
 
-    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
-    /// are passed over; reads and changes of files that others began are not: whoever has a target
-    /// lets nobody else use the host's disk beyond sockets.
-    pub fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        match notice {
-            Notice::Accepted(listener, socket) => {
-                if self.listeners.contains(&listener) {
-                    self.accept(now, host, socket);
-                }
-            }
-            Notice::Socket(socket) => {
-                let link = self.server.link(socket.index());
-                if link.is_some_and(|link| link.socket() == socket) {
-                    self.server.handle_socket(now, host, socket.index());
-                }
-            }
-            Notice::File(file) => self.server.handle_file(now, host, file),
-            Notice::ExtentRead => self.server.handle_disk(now, host),
-            // It splices nothing, and speaks nothing above UDP. What the device lost is the
-            // transport's business.
-            Notice::Spliced(_)
-            | Notice::SpliceRefused(..)
-            | Notice::SpliceClosed(_)
-            | Notice::Udp(_)
-            | Notice::UdpFault(..)
-            | Notice::Quic(_)
-            | Notice::DeviceReset => {}
-        }
-    }
-
     fn accept(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let config = &self.server.shared.config;
         // PDUs are written whole, so Nagle's algorithm could only hold their ends back.
@@ -370,38 +342,72 @@ impl Target {
         self.server.shared.closed.pop_front()
     }
 
-    /// The next line of the connection log: [`Config::log`].
-    pub fn poll_log(&mut self) -> Option<String> {
-        self.server.shared.log.poll()
-    }
-
-    /// Accepts nobody any more, and ends all connections. What the disk was asked is done.
-    pub fn drain(&mut self, now: Instant, host: &mut Host) {
-        self.listeners.iter().for_each(|&listener| host.unlisten(listener));
-        self.server.drain(now, host);
-    }
-
-    /// Acts on deadlines that are over.
-    pub fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.server.handle_timeout(now, host);
-    }
-
-    /// When to call [`Self::handle_timeout`] at the latest; may be earlier than anything is due.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.server.poll_timeout()
-    }
-
     /// Whether the disk has nothing more to do for it.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.server.shared.ops.len() == 0
     }
+}
+
+impl Application for Target {
+    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
+    /// are passed over; reads and changes of files that others began are not: whoever has a target
+    /// lets nobody else use the host's disk beyond sockets.
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(listener, socket) => {
+                if self.listeners.contains(&listener) {
+                    self.accept(now, host, socket);
+                }
+            }
+            Notice::Socket(socket) => {
+                let link = self.server.link(socket.index());
+                if link.is_some_and(|link| link.socket() == socket) {
+                    self.server.handle_socket(now, host, socket.index());
+                }
+            }
+            Notice::File(file) => self.server.handle_file(now, host, file),
+            Notice::ExtentRead => self.server.handle_disk(now, host),
+            // It splices nothing, and speaks nothing above UDP. What the device lost is the
+            // transport's business.
+            Notice::Spliced(_)
+            | Notice::SpliceRefused(..)
+            | Notice::SpliceClosed(_)
+            | Notice::Udp(_)
+            | Notice::UdpFault(..)
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {}
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.server.handle_timeout(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout()
+    }
+
+    /// Accepts nobody any more, and ends all connections. What the disk was asked is done.
+    fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.listeners.iter().for_each(|&listener| host.unlisten(listener));
+        self.server.drain(now, host);
+    }
+
+    /// The log has a line for each connection that ends, even if no drain came before.
+    fn end(&mut self, now: Instant, host: &mut Host) {
+        self.drain(now, host);
+    }
+
+    /// The next line of the connection log: [`Config::log`].
+    fn poll_log(&mut self) -> Option<String> {
+        self.server.shared.log.poll()
+    }
 
     /// Calls `f` with the name and value of each counter, and of gauges: connections, controllers,
     /// operations under way, bytes of memory in use for writes and of capsules that wait for it,
     /// and locks on ranges.
-    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
         f("nvmet_connections_open", self.server.connections() as u64);

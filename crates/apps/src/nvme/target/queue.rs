@@ -175,7 +175,7 @@ impl<L: Link> Turn<'_, L> {
     /// Takes all that came; says how the connection ended, if so.
     pub(super) fn run(&mut self) -> Option<Ended> {
         while !self.is_stalled() {
-            let Some(incoming) = self.conn.link.poll(self.host, self.now) else { break };
+            let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
             match incoming {
                 Incoming::Command { .. } | Incoming::WriteData { .. } if self.conn.leaves => {}
                 Incoming::Command { sqe, data, digest_ok } => {

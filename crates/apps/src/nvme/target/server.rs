@@ -96,7 +96,7 @@ impl<L: Link> Server<L> {
             self.shared.counters.nvmet_connections_refused += 1;
             let most = self.connections;
             self.shared.log.add(now, remote, format!("refused: {most} connections are there"));
-            link.end(host, now, false);
+            link.end(now, host, false);
             return;
         }
         self.shared.counters.nvmet_connections += 1;
@@ -447,7 +447,7 @@ impl<L: Link> Server<L> {
         }
         let Some(mut conn) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.connections -= 1;
-        conn.link.end(host, now, gently);
+        conn.link.end(now, host, gently);
         if let Ok(key) = u32::try_from(index) {
             self.deadlines.clear(key);
         }

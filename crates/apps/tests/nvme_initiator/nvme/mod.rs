@@ -2,92 +2,37 @@
 
 mod target;
 
-use abi::Checksum;
-use abi::port::{RxFrame, WireCaps};
-use apps::nvme::initiator::{Config, Done, Event, Initiator, Request, State};
+use apps::nvme::initiator::{Config, Discovery, Done, Event, Initiator, Request, State};
 use base::{Duration, Instant};
 use crypto::Provider;
-use host::{Cidr, Host, TlsClient, TlsServer};
-use nic::{Device, DeviceConfig, L5oConfig};
+use host::{Cidr, TlsClient, TlsServer};
+use nic::{DeviceConfig, L5oConfig};
 use std::sync::Arc;
+use testkit::{Frame, Machine, PLAIN_LINK};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 pub(crate) use self::target::{Answer, Target};
 
-const WIRE: WireCaps =
-    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 pub(crate) const PORT: u16 = 4420;
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 
-/// A host with its device.
-pub(crate) struct Node {
-    pub(crate) host: Host,
-    device: Device,
-}
-
-impl Node {
-    /// `offload`: its device has the engine for protocols above TCP.
-    fn new(number: u8, offload: bool) -> Self {
-        let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
-        config.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
-        let device = Device::new(config, WIRE);
-        let config = host::Config {
-            addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
-            ..host::Config::default()
-        };
-        Self { host: Host::new(config, &device.capabilities(), number.into()), device }
-    }
-
-    /// Moves operations and events until nothing moves; gives the frames for the wire.
-    fn run(&mut self, now: Instant) -> Vec<Vec<u8>> {
-        let mut frames = Vec::new();
-        loop {
-            let mut moved = false;
-            while let Some(op) = self.host.poll_op(now) {
-                self.device.handle_op(now, 0, op);
-                moved = true;
-            }
-            while let Some(frame) = self.device.poll_frame(now) {
-                let mut bytes = vec![0; frame.len()];
-                frame.copy_to(&mut bytes);
-                frames.push(bytes);
-                moved = true;
-            }
-            while let Some((_, event)) = self.device.poll_event() {
-                self.host.handle_event(now, event);
-                moved = true;
-            }
-            while let Some(packet) = self.host.poll_recycle() {
-                self.device.pool().put(packet);
-            }
-            if !moved {
-                return frames;
-            }
-        }
-    }
-
-    /// The device loses all that it has.
-    pub(crate) fn reset(&mut self) {
-        self.device.reset();
-    }
-
-    fn receive(&mut self, now: Instant, frame: &[u8]) {
-        let packet = self.device.pool().copy(frame).expect("frames fit buffers");
-        let checksum = Checksum::Unchecked;
-        self.device.handle_frame(now, RxFrame { packet, checksum, segment_size: 0 });
-    }
-
-    fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        self.host.poll_timeout().into_iter().chain(self.device.poll_timeout(now)).min()
-    }
+/// `offload`: its device has the engine for protocols above TCP.
+fn machine(number: u8, offload: bool) -> Machine {
+    let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
+    device.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
+    let config = host::Config {
+        addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
+        ..host::Config::default()
+    };
+    Machine::new(config, device, PLAIN_LINK, number.into(), ())
 }
 
 /// Both ends.
 pub(crate) struct Net {
     pub(crate) now: Instant,
-    pub(crate) client: Node,
-    pub(crate) server: Node,
+    pub(crate) client: Machine,
+    pub(crate) server: Machine,
     pub(crate) initiator: Initiator,
     pub(crate) target: Target,
     pub(crate) done: Vec<Done>,
@@ -117,7 +62,7 @@ impl Net {
 
     /// With devices that offload, and over TLS, or without.
     pub(crate) fn with(mut config: Config, offload: bool, tls: bool) -> Self {
-        let (client, mut server) = (Node::new(1, offload), Node::new(2, offload));
+        let (client, mut server) = (machine(1, offload), machine(2, offload));
         let ends = tls.then(|| testkit::tls13(vec!["target.test".into()], b"nvme"));
         let (ends, tls_client) = ends.map_or((None, None), |(server, client)| {
             let (mut server, mut client) = ((*server).clone(), (*client).clone());
@@ -129,7 +74,7 @@ impl Net {
             (Some(server), Some(TlsClient { config: Arc::new(client), name, crypto }))
         });
         config.tls = tls_client;
-        let target = Target::new(&mut server.host, ends);
+        let target = Target::new(server.host(), ends);
         let initiator = Initiator::new(config, remote());
         Self {
             now: Instant::ZERO + Duration::from_secs(1),
@@ -153,7 +98,7 @@ impl Net {
 
     pub(crate) fn connected(self) -> Self {
         let mut net = self;
-        net.initiator.connect(&mut net.client.host, net.now);
+        net.initiator.connect(net.now, net.client.host());
         net.settle();
         assert_eq!(net.events, [Event::Connected], "{:?}", net.initiator.state());
         assert_eq!(net.initiator.state(), State::Live);
@@ -164,29 +109,7 @@ impl Net {
     /// Everything that happens without time.
     pub(crate) fn settle(&mut self) {
         loop {
-            let mut moved = false;
-            for frame in self.client.run(self.now) {
-                moved = true;
-                // Behind the headers of Ethernet and IPv4.
-                let port = frame.get(34..36).map(|port| u16::from_be_bytes([port[0], port[1]]));
-                if !self.cut && (self.lost_port.is_none() || port != self.lost_port) {
-                    self.server.receive(self.now, &frame);
-                }
-            }
-            for frame in self.server.run(self.now) {
-                moved = true;
-                if !self.cut {
-                    self.client.receive(self.now, &frame);
-                }
-            }
-            while let Some(notice) = self.client.host.poll_notice() {
-                self.initiator.handle_notice(&mut self.client.host, self.now, &notice);
-                moved = true;
-            }
-            while let Some(notice) = self.server.host.poll_notice() {
-                self.target.handle_notice(&mut self.server.host, self.now, &notice);
-                moved = true;
-            }
+            let moved = turn(self, |net, now| net.client.turn(now, &mut net.initiator));
             self.done.extend(core::iter::from_fn(|| self.initiator.poll_done()));
             self.events.extend(core::iter::from_fn(|| self.initiator.poll_event()));
             if !moved {
@@ -195,24 +118,23 @@ impl Net {
         }
     }
 
+    /// As [`Self::settle`], for a discovery in place of the initiator.
+    pub(crate) fn settle_with(&mut self, discovery: &mut Discovery) {
+        while turn(self, |net, now| net.client.turn(now, discovery)) {}
+    }
+
     /// Time goes on to the next thing that is due, but not beyond `limit`; says whether there was
     /// one.
     pub(crate) fn step(&mut self, limit: Instant) -> bool {
-        let timeouts = [
-            self.client.poll_timeout(self.now),
-            self.server.poll_timeout(self.now),
-            self.initiator.poll_timeout(),
-        ];
-        let Some(next) = timeouts.into_iter().flatten().min().filter(|&at| at <= limit) else {
+        let due = Instant::earliest([
+            self.client.poll_timeout(self.now, &self.initiator),
+            self.server.poll_timeout(self.now, &self.target),
+        ]);
+        let Some(next) = due.filter(|&at| at <= limit) else {
             self.now = limit;
             return false;
         };
         self.now = self.now.max(next);
-        self.client.host.handle_timeout(self.now);
-        self.server.host.handle_timeout(self.now);
-        if self.initiator.poll_timeout().is_some_and(|at| at <= self.now) {
-            self.initiator.handle_timeout(&mut self.client.host, self.now);
-        }
         self.settle();
         true
     }
@@ -226,8 +148,8 @@ impl Net {
     /// Submits under a token, in namespace 1.
     pub(crate) fn submit(&mut self, token: u64, request: Request, pages: usize) {
         let buffer = (pages > 0).then(|| abi::aligned::AlignedBuf::new(pages));
-        let (host, now) = (&mut self.client.host, self.now);
-        self.initiator.submit(host, now, (token, 1), request, buffer).unwrap();
+        let (now, host) = (self.now, self.client.host());
+        self.initiator.submit(now, host, (token, 1), request, buffer).unwrap();
     }
 
     /// The end of the only request that has one.
@@ -265,30 +187,19 @@ impl Net {
     }
 }
 
-impl Net {
-    /// As [`Self::settle`], for a discovery in place of the initiator.
-    pub(crate) fn settle_with(&mut self, discovery: &mut apps::nvme::initiator::Discovery) {
-        loop {
-            let mut moved = false;
-            for frame in self.client.run(self.now) {
-                self.server.receive(self.now, &frame);
-                moved = true;
-            }
-            for frame in self.server.run(self.now) {
-                self.client.receive(self.now, &frame);
-                moved = true;
-            }
-            while let Some(notice) = self.client.host.poll_notice() {
-                discovery.handle_notice(&mut self.client.host, self.now, &notice);
-                moved = true;
-            }
-            while let Some(notice) = self.server.host.poll_notice() {
-                self.target.handle_notice(&mut self.server.host, self.now, &notice);
-                moved = true;
-            }
-            if !moved {
-                return;
-            }
+/// Lets both ends work and carries their frames; returns whether anything happened.
+fn turn(net: &mut Net, client: impl FnOnce(&mut Net, Instant) -> (Vec<Frame>, bool)) -> bool {
+    let (up, by_client) = client(net, net.now);
+    for frame in up {
+        // Behind the headers of Ethernet and IPv4.
+        let port = frame.bytes.get(34..36).map(|port| u16::from_be_bytes([port[0], port[1]]));
+        if !net.cut && (net.lost_port.is_none() || port != net.lost_port) {
+            net.server.receive(frame);
         }
     }
+    let (down, by_server) = net.server.turn(net.now, &mut net.target);
+    if !net.cut {
+        down.into_iter().for_each(|frame| net.client.receive(frame));
+    }
+    by_client || by_server
 }

@@ -6,7 +6,7 @@ use abi::crypto::CryptoProvider as _;
 use base::Instant;
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Host, Listen, Notice, SocketId, TlsServer};
+use host::{Application, Host, Listen, Notice, SocketId, TlsServer};
 use wire::nvme::command::{
     AsyncEvent, Blocks, COMMAND_BYTES, Command, Completion, GetLogPage, Identify, Sgl, admin,
     events, io,
@@ -81,6 +81,29 @@ pub(crate) struct Target {
     pub(crate) silent: bool,
 }
 
+impl Application for Target {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                let (rules, qid) = (Rules { plen_max: 1 << 24, ..Rules::NONE }, None);
+                self.conns.push(Conn {
+                    socket,
+                    rules,
+                    send: Rules::NONE,
+                    received: Vec::new(),
+                    unsent: Vec::new(),
+                    qid,
+                    writes: BTreeMap::new(),
+                    events: VecDeque::new(),
+                });
+                self.turn(now, host, socket);
+            }
+            Notice::Socket(socket) => self.turn(now, host, socket),
+            _ => {}
+        }
+    }
+}
+
 impl Target {
     pub(crate) fn new(host: &mut Host, tls: Option<TlsServer>) -> Self {
         let listen = Listen { addr: None, port: super::PORT, backlog: 64 };
@@ -110,27 +133,6 @@ impl Target {
         }
     }
 
-    pub(crate) fn handle_notice(&mut self, host: &mut Host, now: Instant, notice: &Notice) {
-        match *notice {
-            Notice::Accepted(_, socket) => {
-                let (rules, qid) = (Rules { plen_max: 1 << 24, ..Rules::NONE }, None);
-                self.conns.push(Conn {
-                    socket,
-                    rules,
-                    send: Rules::NONE,
-                    received: Vec::new(),
-                    unsent: Vec::new(),
-                    qid,
-                    writes: BTreeMap::new(),
-                    events: VecDeque::new(),
-                });
-                self.turn(host, now, socket);
-            }
-            Notice::Socket(socket) => self.turn(host, now, socket),
-            _ => {}
-        }
-    }
-
     fn conn(&mut self, socket: SocketId) -> Option<&mut Conn> {
         self.conns.iter_mut().find(|conn| conn.socket == socket)
     }
@@ -141,7 +143,7 @@ impl Target {
         io.map(|conn| conn.socket).collect()
     }
 
-    pub(crate) fn kill(&mut self, host: &mut Host, now: Instant) {
+    pub(crate) fn kill(&mut self, now: Instant, host: &mut Host) {
         for conn in self.conns.drain(..) {
             host.abort(now, conn.socket);
         }
@@ -149,13 +151,13 @@ impl Target {
     }
 
     /// Ends one connection, and nothing else.
-    pub(crate) fn reset(&mut self, host: &mut Host, now: Instant, socket: SocketId) {
+    pub(crate) fn reset(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         host.abort(now, socket);
         self.conns.retain(|conn| conn.socket != socket);
         self.kept.retain(|kept| kept.0 != socket);
     }
 
-    fn turn(&mut self, host: &mut Host, now: Instant, socket: SocketId) {
+    fn turn(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         self.flush(host, socket);
         let mut bytes = vec![0; 1 << 20];
         let read = host.read(socket, &mut bytes);

@@ -14,7 +14,7 @@ use abi::crypto::Suite;
 use base::{Instant, Prng};
 use bytes::Bytes;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
-use host::{FileId, Host, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
+use host::{Application, FileId, Host, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
 use wire::Endpoint;
 
 use crate::bench::quic::timed::{Meter, Timed};
@@ -137,26 +137,6 @@ impl NvmeEnd {
         }
     }
 
-    pub(crate) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        match notice {
-            Notice::Accepted(_, socket) => {
-                self.establish(now, host, socket);
-                self.work(now, host, socket);
-            }
-            Notice::Socket(socket) => {
-                let fresh = self.links.get(&socket).is_some_and(|link| link.transport.is_none());
-                if fresh && host.readiness(socket).writable {
-                    self.establish(now, host, socket);
-                }
-                self.work(now, host, socket);
-            }
-            Notice::File(file) if !matches!(host.offload_fstat(file), Some(Ok(_))) => {
-                self.errors.push("the namespace cannot be read".to_owned());
-            }
-            _ => {}
-        }
-    }
-
     /// The connection stands: TLS begins, where there is any, and NVMe/TCP on it.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let initiator = matches!(self.role, Role::Initiator(_));
@@ -183,7 +163,7 @@ impl NvmeEnd {
             .links
             .get_mut(&socket)
             .and_then(|link| link.transport.as_mut())
-            .and_then(|transport| transport.poll(host, now))
+            .and_then(|transport| transport.poll(now, host))
         {
             self.take(host, socket, incoming);
         }
@@ -313,6 +293,28 @@ impl NvmeEnd {
         };
         transport.send_read_data(host, cid, 0, &data, true, true);
         self.commands += 1;
+    }
+}
+
+impl Application for NvmeEnd {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                self.establish(now, host, socket);
+                self.work(now, host, socket);
+            }
+            Notice::Socket(socket) => {
+                let fresh = self.links.get(&socket).is_some_and(|link| link.transport.is_none());
+                if fresh && host.readiness(socket).writable {
+                    self.establish(now, host, socket);
+                }
+                self.work(now, host, socket);
+            }
+            Notice::File(file) if !matches!(host.offload_fstat(file), Some(Ok(_))) => {
+                self.errors.push("the namespace cannot be read".to_owned());
+            }
+            _ => {}
+        }
     }
 }
 

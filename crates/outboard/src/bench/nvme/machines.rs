@@ -329,6 +329,8 @@ fn node(
     let (device_disk, host_disk) = (disk(way.file == Some(true))?, disk(way.file.is_some())?);
     let app = App::Nvme(Box::new(app));
     let mut node = Node::new(host, device, app, wire, device_disk, host_disk);
-    node.digests_ignored = way.copy && !way.crc;
+    if way.copy && !way.crc {
+        node.ignore_digests();
+    }
     Ok(node)
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use abi::FileId;
 use base::Instant;
 use bytes::Bytes;
-use host::{Host, Notice};
+use host::{Application, Host, Notice};
 use io::clock::cycles;
 use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
@@ -31,6 +31,8 @@ pub(crate) struct QuicEnd {
     pub(crate) errors: Vec<String>,
     /// Cycles of what this end does, where they are asked for.
     pub(crate) spent: Spent,
+    /// Something was received since the last packets were made.
+    received: bool,
     meter: Option<Meter>,
 }
 
@@ -136,7 +138,7 @@ impl QuicEnd {
     }
 
     fn new(endpoint: Endpoint, role: Role, meter: Option<Meter>) -> Self {
-        Self { endpoint, role, errors: Vec::new(), spent: Spent::default(), meter }
+        Self { endpoint, role, errors: Vec::new(), spent: Spent::default(), received: false, meter }
     }
 
     /// Objects that have come whole, and bytes of objects.
@@ -163,36 +165,14 @@ impl QuicEnd {
         }
     }
 
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.endpoint.poll_timeout()
-    }
-
-    /// Everything that is to be done: what is due, what came, what goes. Says whether there was
-    /// anything.
-    pub(crate) fn turn(&mut self, now: Instant, host: &mut Host) -> bool {
+    /// Does work that counts as receiving, but for the crypto in it.
+    fn receive(&mut self, work: impl FnOnce(&mut Self)) {
         let (from, sealed) = (cycles(), self.sealed());
-        let mut busy = false;
-        if self.poll_timeout().is_some_and(|at| at <= now) {
-            self.endpoint.handle_timeout(now, host);
-            busy = true;
-        }
-        while let Some(notice) = host.poll_notice() {
-            self.handle_notice(now, host, notice);
-            busy = true;
-        }
-        while let Some(event) = self.endpoint.poll_event() {
-            self.handle_event(now, host, event);
-            busy = true;
-        }
-        let (mid, opened) = (cycles(), self.sealed());
-        self.endpoint.flush(now, host);
-        let (to, crypto) = (cycles(), self.sealed());
-        if busy {
-            self.spent.receiving += (mid - from) - (opened - sealed);
-            self.spent.formatting += (to - mid) - (crypto - opened);
-            self.spent.crypto += crypto - sealed;
-        }
-        busy
+        self.received = true;
+        work(self);
+        let crypto = self.sealed() - sealed;
+        self.spent.receiving += (cycles() - from) - crypto;
+        self.spent.crypto += crypto;
     }
 
     /// Cycles spent in crypto so far.
@@ -200,7 +180,7 @@ impl QuicEnd {
         self.meter.as_ref().map_or(0, Meter::cycles)
     }
 
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+    fn take_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::File(file) = notice {
             if !matches!(host.offload_fstat(file), Some(Ok(_))) {
                 self.errors.push("a file cannot be read".to_owned());
@@ -302,5 +282,36 @@ impl QuicEnd {
                 }
             }
         }
+    }
+}
+
+impl Application for QuicEnd {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.receive(|end| end.take_notice(now, host, notice));
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.receive(|end| end.endpoint.handle_timeout(now, host));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.endpoint.poll_timeout()
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        let mut worked = false;
+        while let Some(event) = self.endpoint.poll_event() {
+            self.receive(|end| end.handle_event(now, host, event));
+            worked = true;
+        }
+        let (from, sealed) = (cycles(), self.sealed());
+        self.endpoint.flush(now, host);
+        // A turn in which nothing came does not count.
+        if core::mem::take(&mut self.received) || worked {
+            let crypto = self.sealed() - sealed;
+            self.spent.formatting += (cycles() - from) - crypto;
+            self.spent.crypto += crypto;
+        }
+        worked
     }
 }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use abi::quic::Reorder;
 use base::{Duration, Instant};
 use clap::Args;
+use host::Application as _;
 use io::mem::{LinkConfig, MemWire, link};
 use quic::Endpoint;
 use serde_json::{Value, json};

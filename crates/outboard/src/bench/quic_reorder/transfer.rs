@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use base::{Duration, Instant};
 use bytes::Bytes;
+use host::Application as _;
 use io::mem::{LinkConfig, link};
 use quic::{Config, PathStats};
 
@@ -150,7 +151,7 @@ impl Moment {
             bytes: client.received().1,
             host_cycles: world.client.cycles.host,
             device_cycles: world.client.cycles.device - world.client.cycles.wire,
-            packets: world.client.device_packets,
+            packets: world.client.device_packets(),
             dropped_at_sender: dropped.unwrap_or_default(),
             path,
             counters,

@@ -70,7 +70,7 @@ pub(super) struct FakeLink(pub(super) Rc<RefCell<Wire>>);
 impl Link for FakeLink {
     type Host = FakeDisk;
 
-    fn poll(&mut self, _: &mut FakeDisk, _: Instant) -> Option<Incoming> {
+    fn poll(&mut self, _: Instant, _: &mut FakeDisk) -> Option<Incoming> {
         self.0.borrow_mut().came.pop_front()
     }
 
@@ -152,7 +152,7 @@ impl Link for FakeLink {
         self.0.borrow().error
     }
 
-    fn end(&mut self, _: &mut FakeDisk, _: Instant, gently: bool) {
+    fn end(&mut self, _: Instant, _: &mut FakeDisk, gently: bool) {
         self.0.borrow_mut().sent.push(Sent::End(gently));
     }
 }

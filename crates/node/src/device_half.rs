@@ -1,0 +1,159 @@
+//! The device's half of the driver.
+
+use abi::port::{RxFrame, TxFrame, TxStatus};
+use abi::{Event, Op, PacketBuf, PacketPool};
+use base::Instant;
+use nic::Device;
+
+use crate::{DiskPort, Turn};
+
+/// Frames, operations and completions taken in a turn, each: enough to make batches, few enough
+/// that the others wait for tens of microseconds only.
+const BATCH: usize = 64;
+
+/// A device's link, disk and rings.
+pub trait DevicePorts: DiskPort {
+    /// Returns the next frame that has arrived, in a buffer from `pool`.
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
+
+    /// Sends a frame.
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus;
+
+    /// Returns the next operation of the host.
+    fn pop_op(&mut self) -> Option<Op>;
+
+    /// Returns the next buffer that the host has read.
+    fn pop_recycled(&mut self) -> Option<PacketBuf>;
+
+    /// Gives an event to the host of a queue. An event for a host that has ended is dropped.
+    ///
+    /// # Errors
+    /// Returns the event if the ring is full.
+    #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
+    fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event>;
+
+    /// Wakes the host of a queue: there are events for it.
+    fn wake_host(&mut self, _queue: usize) {}
+}
+
+/// A device and how it is driven.
+pub struct DeviceHalf {
+    /// The device.
+    pub device: Device,
+    /// Queue of the host whose operations it takes.
+    queue: usize,
+}
+
+impl DeviceHalf {
+    /// Creates the driver of a device that takes the operations of `queue`'s host.
+    #[must_use]
+    pub const fn new(device: Device, queue: usize) -> Self {
+        Self { device, queue }
+    }
+
+    /// Takes a batch from each source, and gives out all that the device has made of it.
+    pub fn turn(&mut self, now: Instant, ports: &mut impl DevicePorts) -> Turn {
+        let mut turn = Turn::default();
+        self.take_frames(now, ports, &mut turn);
+        self.take_ops(now, ports, &mut turn);
+        self.take_completions(now, ports, &mut turn);
+        // The echo of a transmit comes before the acknowledgment of its bytes can.
+        self.give_events(ports, &mut turn);
+        self.give_requests(now, ports, &mut turn);
+        self.give_frames(now, ports, &mut turn);
+        self.give_events(ports, &mut turn);
+        turn
+    }
+
+    /// Returns when the device wants a turn though nothing comes.
+    #[must_use]
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.device.poll_timeout(now)
+    }
+
+    fn take_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        for _ in 0..BATCH {
+            let Some(frame) = ports.receive(now, self.device.pool()) else { return };
+            self.device.handle_frame(now, frame);
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    fn take_ops(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        while let Some(packet) = ports.pop_recycled() {
+            self.device.pool().put(packet);
+        }
+        for _ in 0..BATCH {
+            if !self.device.can_take_op() {
+                turn.blocked = true;
+                return;
+            }
+            let Some(op) = ports.pop_op() else { return };
+            self.device.handle_op(now, self.queue, op);
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    fn take_completions(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        for _ in 0..BATCH {
+            let Some(completion) = ports.poll(now) else { return };
+            self.device.handle_disk(now, completion);
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    fn give_requests(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        let mut any = false;
+        while let Some(request) = self.device.poll_disk() {
+            if let Err(request) = ports.submit(now, request) {
+                // The completions that make room bring the next turn.
+                self.device.unpoll_disk(request);
+                break;
+            }
+            any = true;
+        }
+        if any {
+            ports.flush();
+            turn.worked = true;
+        }
+    }
+
+    fn give_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        for _ in 0..BATCH {
+            let Some(frame) = self.device.poll_frame(now) else { return };
+            match ports.transmit(now, &frame) {
+                TxStatus::Sent | TxStatus::Failed => self.device.recycle(frame),
+                TxStatus::TooLong => self.device.unpoll_long_frame(frame),
+                TxStatus::Full => {
+                    self.device.unpoll_frame(frame);
+                    turn.blocked = true;
+                    return;
+                }
+            }
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    fn give_events(&mut self, ports: &mut impl DevicePorts, turn: &mut Turn) {
+        for queue in 0..self.device.queues() {
+            let mut any = false;
+            while let Some(event) = self.device.poll_queue_event(queue) {
+                if let Err(event) = ports.push_event(queue, event) {
+                    // The device takes no operation of any host while one has no room for events.
+                    self.device.unpoll_event(queue, event);
+                    turn.blocked = true;
+                    break;
+                }
+                any = true;
+            }
+            if any {
+                ports.wake_host(queue);
+                turn.worked = true;
+            }
+        }
+    }
+}

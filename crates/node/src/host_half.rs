@@ -1,0 +1,211 @@
+//! The host's half of the driver.
+
+use abi::disk::{DiskAccess, DiskRequest};
+use abi::{Event, FileAccess, Op, PacketBuf};
+use base::Instant;
+use host::{Application, Host};
+
+use crate::{DiskPort, Turn};
+
+/// Events taken from a ring in a turn, and completions.
+const BATCH: usize = 256;
+
+/// A host's rings, and its disk for the files that the device does not read.
+pub trait HostPorts: DiskPort {
+    /// Devices that give this host events.
+    fn devices(&self) -> usize {
+        1
+    }
+
+    /// Returns the next event of a device.
+    fn pop_event(&mut self, device: usize) -> Option<Event>;
+
+    /// Gives an operation to the device.
+    ///
+    /// # Errors
+    /// Returns the operation if the ring is full.
+    #[expect(clippy::result_large_err, reason = "the operation comes back as it is")]
+    fn push_op(&mut self, op: Op) -> Result<(), Op>;
+
+    /// Gives a buffer back to the device. One that the ring has no room for is freed: the device
+    /// allocates another.
+    fn push_recycled(&mut self, packet: PacketBuf);
+
+    /// Wakes the device: there are operations for it.
+    fn wake_device(&mut self) {}
+}
+
+/// Whether the application runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// [`HostHalf::end`] was called: the application hears of what happens, and has no time-outs.
+    Ending,
+}
+
+/// A host and how it is driven.
+pub struct HostHalf {
+    /// The host.
+    pub host: Host,
+    /// An operation that the ring had no room for.
+    waiting_op: Option<Op>,
+    /// A request that the disk had no room for.
+    waiting_request: Option<DiskRequest>,
+    phase: Phase,
+}
+
+impl HostHalf {
+    /// Creates the driver of a host.
+    #[must_use]
+    pub const fn new(host: Host) -> Self {
+        Self { host, waiting_op: None, waiting_request: None, phase: Phase::Running }
+    }
+
+    /// Returns whether nothing waits for room in a ring or on the disk.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.waiting_op.is_none() && self.waiting_request.is_none()
+    }
+
+    /// Ends the application and then the host, which resets its connections. Turns go on until
+    /// [`Host::has_ended`].
+    pub fn end(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) {
+        if self.phase == Phase::Running {
+            app.end(now, &mut self.host);
+            self.host.end(now);
+            self.phase = Phase::Ending;
+        }
+    }
+
+    /// Takes a batch of events and completions, lets host and application act, and gives out what
+    /// the host has for the device and the disk.
+    pub fn turn(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+        ports: &mut impl HostPorts,
+    ) -> Turn {
+        let mut turn = Turn::default();
+        self.take_events(now, ports, &mut turn);
+        self.take_completions(now, ports, &mut turn);
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+            turn.worked = true;
+        }
+        self.run_application(now, app, &mut turn);
+        self.give_ops(now, app, ports, &mut turn);
+        self.give_requests(now, app, ports, &mut turn);
+        turn
+    }
+
+    /// Returns when host or application want a turn though nothing comes.
+    #[must_use]
+    pub fn poll_timeout(&self, app: &(impl Application + ?Sized)) -> Option<Instant> {
+        let of_app = app.poll_timeout().filter(|_| self.phase == Phase::Running);
+        [self.host.poll_timeout(), of_app].into_iter().flatten().min()
+    }
+
+    fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut Turn) {
+        for device in 0..ports.devices() {
+            let mut room = BATCH;
+            while let Some(event) = ports.pop_event(device) {
+                self.host.handle_event(now, event);
+                turn.worked = true;
+                room -= 1;
+                if room == 0 {
+                    turn.more = true;
+                    break;
+                }
+            }
+        }
+    }
+
+    fn take_completions(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut Turn) {
+        for _ in 0..BATCH {
+            let Some(completion) = ports.poll(now) else { return };
+            self.host.handle_disk(now, completion);
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    fn run_application(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+        turn: &mut Turn,
+    ) {
+        let is_due = app.poll_timeout().is_some_and(|at| at <= now);
+        if is_due && self.phase == Phase::Running {
+            app.handle_timeout(now, &mut self.host);
+            turn.worked = true;
+        }
+        let mut begun = false;
+        while let Some(notice) = self.host.poll_notice() {
+            if !core::mem::replace(&mut begun, true) {
+                app.begin_turn();
+            }
+            app.handle_notice(now, &mut self.host, notice);
+            turn.worked = true;
+        }
+        turn.worked |= app.advance(now, &mut self.host);
+    }
+
+    fn give_ops(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+        ports: &mut impl HostPorts,
+        turn: &mut Turn,
+    ) {
+        let mut any = false;
+        while let Some(op) = self.next_op(now) {
+            if let Op::FileOpen { path, access: FileAccess::Content, .. } = &op {
+                app.note_open(path);
+            }
+            if let Err(op) = ports.push_op(op) {
+                self.waiting_op = Some(op);
+                turn.blocked = true;
+                break;
+            }
+            any = true;
+        }
+        while let Some(packet) = self.host.poll_recycle() {
+            ports.push_recycled(packet);
+        }
+        if any {
+            ports.wake_device();
+            turn.worked = true;
+        }
+    }
+
+    /// Returns the next operation. An operation is large: one that does not wait is not moved.
+    fn next_op(&mut self, now: Instant) -> Option<Op> {
+        if self.waiting_op.is_some() { self.waiting_op.take() } else { self.host.poll_op(now) }
+    }
+
+    fn give_requests(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+        ports: &mut impl HostPorts,
+        turn: &mut Turn,
+    ) {
+        let mut any = false;
+        while let Some(request) = self.waiting_request.take().or_else(|| self.host.poll_disk()) {
+            if let DiskRequest::Open { path, access: DiskAccess::Content, .. } = &request {
+                app.note_open(path);
+            }
+            if let Err(request) = ports.submit(now, request) {
+                // The completions that make room bring the next turn.
+                self.waiting_request = Some(request);
+                break;
+            }
+            any = true;
+        }
+        if any {
+            ports.flush();
+            turn.worked = true;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A disk in memory: files whose bytes a test gives or computes, and the faults that it wants.
+//!
+//! Used by the machines of tests ([`crate::Machine`]) and, one request at a time, by tests of one
+//! half. A disk that keeps what a crash would leave is `sim::namespace`.
+
+use std::collections::BTreeMap;
+
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::{FileFault, FileKind, FileStat};
+use base::{Duration, Instant, Prng};
+
+use crate::machine::{Asker, TestDisk};
+
+/// Bytes of a file.
+enum Content {
+    Bytes(Vec<u8>),
+    /// Each computed from its offset: for files larger than memory.
+    Computed(Box<dyn Fn(u64) -> u8>),
+}
+
+/// A file.
+pub struct MemFile {
+    /// Its metadata, which each read reports.
+    pub stat: FileStat,
+    /// Reads of bytes at or behind this offset fail.
+    pub broken_from: Option<u64>,
+    content: Content,
+}
+
+impl MemFile {
+    fn new(size: u64, version: u64, content: Content) -> Self {
+        let kind = FileKind::Regular;
+        let stat = FileStat { kind, size, modified_s: 784_111_777, modified_ns: 0, version };
+        Self { stat, broken_from: None, content }
+    }
+
+    /// Changes size and version, as a program that rewrites the file in place does.
+    pub const fn rewrite(&mut self, size: u64) {
+        self.stat.size = size;
+        self.stat.version += 1;
+        self.stat.modified_s += 1;
+    }
+
+    /// Returns the bytes of a file that holds them.
+    ///
+    /// # Panics
+    /// If they are computed.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match &self.content {
+            Content::Bytes(bytes) => bytes,
+            Content::Computed(_) => panic!("the bytes are computed"),
+        }
+    }
+
+    /// Reads into `buf`; returns how many bytes there were.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<u32, FileFault> {
+        let len = self.stat.size.saturating_sub(offset).min(buf.len() as u64);
+        if self.broken_from.is_some_and(|from| offset + len > from) {
+            return Err(FileFault::Io);
+        }
+        let out = &mut buf[..usize::try_from(len).expect("as long as the buffer")];
+        match &self.content {
+            Content::Bytes(bytes) => {
+                let from = usize::try_from(offset).expect("in memory").min(bytes.len());
+                out.copy_from_slice(&bytes[from..from + out.len()]);
+            }
+            Content::Computed(byte) => {
+                for (at, out) in (offset..).zip(out) {
+                    *out = byte(at);
+                }
+            }
+        }
+        Ok(u32::try_from(len).expect("a read is short"))
+    }
+
+    /// Returns a range to write to; none if it ends behind the file.
+    fn range(&mut self, offset: u64, len: usize) -> Result<&mut [u8], FileFault> {
+        let Content::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
+        let from = usize::try_from(offset).map_err(|_| FileFault::BadExtent)?;
+        bytes.get_mut(from..from + len).ok_or(FileFault::BadExtent)
+    }
+}
+
+/// Order of completions that are due at the same time.
+#[derive(Debug, Default)]
+pub enum DiskOrder {
+    /// That of the requests.
+    #[default]
+    AsSubmitted,
+    /// Any.
+    Random(Prng),
+}
+
+/// A disk with files in memory.
+#[derive(Default)]
+pub struct MemDisk {
+    /// Time that a read takes; all else takes none.
+    pub read_time: Duration,
+    /// Order of completions.
+    pub order: DiskOrder,
+    /// Files that were opened, and closed.
+    pub opens: usize,
+    /// Files that were closed.
+    pub closes: usize,
+    files: BTreeMap<String, MemFile>,
+    /// Paths by handle; none for one that was closed.
+    handles: Vec<Option<String>>,
+    under_way: Vec<(Instant, Asker, DiskCompletion)>,
+}
+
+impl MemDisk {
+    /// Adds or replaces a file with these bytes.
+    pub fn put(&mut self, path: &str, bytes: Vec<u8>, version: u64) {
+        let file = MemFile::new(bytes.len() as u64, version, Content::Bytes(bytes));
+        self.files.insert(path.into(), file);
+    }
+
+    /// Adds or replaces a file whose bytes are computed from their offsets.
+    pub fn put_computed(
+        &mut self,
+        path: &str,
+        size: u64,
+        version: u64,
+        byte: impl Fn(u64) -> u8 + 'static,
+    ) {
+        let file = MemFile::new(size, version, Content::Computed(Box::new(byte)));
+        self.files.insert(path.into(), file);
+    }
+
+    /// Returns a file.
+    ///
+    /// # Panics
+    /// If there is none of that path.
+    pub fn file(&mut self, path: &str) -> &mut MemFile {
+        self.files.get_mut(path).expect("a file that was put")
+    }
+
+    /// Answers a request at once; a close has no answer.
+    ///
+    /// # Panics
+    /// If a handle is used that is not open.
+    pub fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
+        Some(match request {
+            DiskRequest::Open { id, path, .. } => {
+                let path = String::from_utf8_lossy(&path).into_owned();
+                let found = self.files.get(&path).map(|file| file.stat);
+                let result = found.ok_or(FileFault::NotFound).map(|stat| {
+                    self.opens += 1;
+                    self.handles.push(Some(path));
+                    (DiskFile(u32::try_from(self.handles.len() - 1).expect("few files")), stat)
+                });
+                DiskCompletion::Opened { id, result }
+            }
+            DiskRequest::Read { id, file, offset, mut buf } => {
+                let file = self.opened(file);
+                let result = file.read(offset, buf.as_mut_slice()).map(|len| (len, file.stat));
+                DiskCompletion::Read { id, buf, result }
+            }
+            DiskRequest::Write { id, file, offset, buf, len, .. } => {
+                let from = &buf.as_slice()[..len as usize];
+                let to = self.opened(file).range(offset, from.len());
+                let result = to.map(|to| to.copy_from_slice(from));
+                DiskCompletion::Written { id, buf, result }
+            }
+            DiskRequest::Zero { id, file, offset, len, .. } => {
+                let len = usize::try_from(len).expect("in memory");
+                let result = self.opened(file).range(offset, len).map(|to| to.fill(0));
+                DiskCompletion::Zeroed { id, result }
+            }
+            DiskRequest::Flush { id, .. } => DiskCompletion::Flushed { id, result: Ok(()) },
+            DiskRequest::Close { file } => {
+                let handle = self.handles.get_mut(file.0 as usize).and_then(Option::take);
+                assert!(handle.is_some(), "closed once");
+                self.closes += 1;
+                return None;
+            }
+        })
+    }
+
+    fn opened(&mut self, file: DiskFile) -> &mut MemFile {
+        let path = self.handles.get(file.0 as usize).and_then(Option::as_ref);
+        self.files.get_mut(path.expect("it is open")).expect("files are not removed")
+    }
+}
+
+impl TestDisk for MemDisk {
+    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest) {
+        let is_read = matches!(request, DiskRequest::Read { .. });
+        let time = if is_read { self.read_time } else { Duration::ZERO };
+        let done = self.answer(request);
+        self.under_way.extend(done.map(|done| (now + time, by, done)));
+    }
+
+    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion> {
+        let is_due = |entry: &(Instant, Asker, _)| entry.0 <= now && entry.1 == by;
+        let due = || self.under_way.iter().enumerate().filter(|(_, e)| is_due(e)).map(|(i, _)| i);
+        let index = match &mut self.order {
+            DiskOrder::AsSubmitted => due().next()?,
+            DiskOrder::Random(prng) => {
+                let count = due().count();
+                let pick = (count > 0).then(|| prng.below(count as u64))?;
+                due().nth(usize::try_from(pick).expect("an index"))?
+            }
+        };
+        Some(self.under_way.remove(index).2)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.under_way.iter().map(|(at, ..)| *at).min()
+    }
+}

@@ -1,0 +1,301 @@
+//! A machine in memory: a host and the real device, driven as the product drives them, with rings
+//! that are never full and a disk that the test chooses.
+//!
+//! Used by the tests of `apps`, `quic`, `sim` and by the fuzz targets; [`crate::network`] joins
+//! machines with links. The application above the host is the caller's, and is passed to each turn.
+
+use std::collections::VecDeque;
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::port::{RxFrame, TxFrame, TxStatus, WireCaps};
+use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
+use base::Instant;
+use host::{Application, Host, Notice, SocketId};
+use nic::{Device, DeviceConfig};
+use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
+
+/// A link that cuts no segments and fills in no checksums, with Ethernet's packets.
+pub const PLAIN_LINK: WireCaps =
+    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+
+/// The half of a machine that asks a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Asker {
+    /// The host.
+    Host,
+    /// The device.
+    Device,
+}
+
+/// A disk that both halves of a machine use.
+pub trait TestDisk {
+    /// Takes a request.
+    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest);
+    /// Returns the next completion for a half.
+    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion>;
+    /// Returns when the next request completes.
+    fn poll_timeout(&self) -> Option<Instant>;
+}
+
+/// No disk: a test whose machine asks one fails.
+impl TestDisk for () {
+    fn submit(&mut self, _: Instant, by: Asker, request: DiskRequest) {
+        panic!("{by:?} asks a disk that is not there: {request:?}");
+    }
+
+    fn poll(&mut self, _: Instant, _: Asker) -> Option<DiskCompletion> {
+        None
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// A frame on a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Its bytes, from the Ethernet header on.
+    pub bytes: Vec<u8>,
+    /// State of the transport checksum.
+    pub checksum: Checksum,
+    /// Payload bytes of each segment of a run; zero for a single packet.
+    pub segment_size: u16,
+}
+
+impl Frame {
+    /// Copies a frame as a link takes it.
+    #[must_use]
+    pub fn of(frame: &TxFrame) -> Self {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        let checksum = match frame.checksum_partial {
+            true => Checksum::Partial,
+            false => Checksum::Unchecked,
+        };
+        Self { bytes, checksum, segment_size: frame.segment_size }
+    }
+}
+
+/// The rings between the halves, and frames on both sides of the link.
+#[derive(Default)]
+struct Queues {
+    ops: VecDeque<Op>,
+    events: VecDeque<Event>,
+    /// Events for other queues than the first, which have no host here.
+    other_events: Vec<Event>,
+    recycle: VecDeque<PacketBuf>,
+    received: VecDeque<Frame>,
+    sent: Vec<Frame>,
+}
+
+/// A host with its device.
+pub struct Machine<D = ()> {
+    host: HostHalf,
+    device: DeviceHalf,
+    queues: Queues,
+    /// The disk of both halves.
+    pub disk: D,
+}
+
+impl<D: TestDisk> Machine<D> {
+    /// Creates a machine on a link that can do what `link` says.
+    #[must_use]
+    pub fn new(
+        config: host::Config,
+        device: DeviceConfig,
+        link: WireCaps,
+        seed: u64,
+        disk: D,
+    ) -> Self {
+        let device = Device::new(device, link);
+        let host = HostHalf::new(Host::new(config, &device.capabilities(), seed));
+        Self { host, device: DeviceHalf::new(device, 0), queues: Queues::default(), disk }
+    }
+
+    /// The host.
+    pub const fn host(&mut self) -> &mut Host {
+        &mut self.host.host
+    }
+
+    /// The device.
+    pub const fn device(&mut self) -> &mut Device {
+        &mut self.device.device
+    }
+
+    /// Operations that the device has not taken.
+    pub const fn ops(&mut self) -> &mut VecDeque<Op> {
+        &mut self.queues.ops
+    }
+
+    /// Returns the events that the device had for other queues than the first.
+    #[must_use]
+    pub fn other_events(&self) -> &[Event] {
+        &self.queues.other_events
+    }
+
+    /// Takes a frame from the link.
+    pub fn receive(&mut self, frame: Frame) {
+        self.queues.received.push_back(frame);
+    }
+
+    /// Gives each half a turn; returns the frames for the link, and whether there was anything to
+    /// do.
+    pub fn turn(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+    ) -> (Vec<Frame>, bool) {
+        let Self { host, device, queues, disk } = self;
+        let by_device = device.turn(now, &mut Ports { queues, disk, by: Asker::Device });
+        let by_host = host.turn(now, app, &mut Ports { queues, disk, by: Asker::Host });
+        (core::mem::take(&mut queues.sent), by_device.worked || by_host.worked)
+    }
+
+    /// Gives turns until nothing is left to do at this time; returns the frames for the link.
+    pub fn settle(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) -> Vec<Frame> {
+        let mut all = Vec::new();
+        loop {
+            let (mut frames, worked) = self.turn(now, app);
+            all.append(&mut frames);
+            if !worked {
+                return all;
+            }
+        }
+    }
+
+    /// Returns when something is due.
+    pub fn poll_timeout(&self, now: Instant, app: &(impl Application + ?Sized)) -> Option<Instant> {
+        Instant::earliest([
+            self.host.poll_timeout(app),
+            self.device.poll_timeout(now),
+            self.disk.poll_timeout(),
+        ])
+    }
+
+    /// Calls `f` with every counter and gauge of host and device.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.host.host.visit(f);
+        self.device.device.visit(f);
+    }
+
+    /// Returns the sum of the counters and gauges of that name, of host and device.
+    ///
+    /// # Panics
+    /// If there is no such counter: a misspelt name must not read as zero.
+    #[must_use]
+    pub fn count(&self, name: &str) -> u64 {
+        sum_of(name, |f| self.visit(f))
+    }
+}
+
+/// Returns the sum of the values that `visit` shows under a name.
+pub(crate) fn sum_of(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> u64 {
+    let (mut sum, mut found) = (0, false);
+    visit(&mut |n, value| {
+        if n == name {
+            (sum, found) = (sum + value, true);
+        }
+    });
+    assert!(found, "no counter {name}");
+    sum
+}
+
+/// What a half finds around it.
+struct Ports<'a, D> {
+    queues: &'a mut Queues,
+    disk: &'a mut D,
+    by: Asker,
+}
+
+impl<D: TestDisk> DiskPort for Ports<'_, D> {
+    fn submit(&mut self, now: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        self.disk.submit(now, self.by, request);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<DiskCompletion> {
+        self.disk.poll(now, self.by)
+    }
+}
+
+impl<D: TestDisk> DevicePorts for Ports<'_, D> {
+    fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        loop {
+            let Frame { bytes, checksum, segment_size } = self.queues.received.pop_front()?;
+            if let Some(packet) = pool.copy(&bytes) {
+                return Some(RxFrame { packet, checksum, segment_size });
+            }
+        }
+    }
+
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+        self.queues.sent.push(Frame::of(frame));
+        TxStatus::Sent
+    }
+
+    fn pop_op(&mut self) -> Option<Op> {
+        self.queues.ops.pop_front()
+    }
+
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.queues.recycle.pop_front()
+    }
+
+    fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
+        match queue {
+            0 => self.queues.events.push_back(event),
+            _ => self.queues.other_events.push(event),
+        }
+        Ok(())
+    }
+}
+
+impl<D: TestDisk> HostPorts for Ports<'_, D> {
+    fn pop_event(&mut self, _: usize) -> Option<Event> {
+        self.queues.events.pop_front()
+    }
+
+    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+        self.queues.ops.push_back(op);
+        Ok(())
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        self.queues.recycle.push_back(packet);
+    }
+}
+
+/// An application that keeps the notices of its host.
+#[derive(Debug, Default)]
+pub struct Notices(pub Vec<Notice>);
+
+impl Notices {
+    /// Returns the last socket that was accepted.
+    #[must_use]
+    pub fn accepted(&self) -> Option<SocketId> {
+        self.0.iter().rev().find_map(|notice| match notice {
+            Notice::Accepted(_, socket) => Some(*socket),
+            _ => None,
+        })
+    }
+}
+
+impl Application for Notices {
+    fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
+        self.0.push(notice);
+    }
+}
+
+/// Reads all that a socket has received.
+pub fn read_all(host: &mut Host, socket: SocketId, into: &mut Vec<u8>) {
+    loop {
+        let bytes = host.peek(socket);
+        let len = bytes.len();
+        into.extend_from_slice(bytes);
+        if len == 0 {
+            return;
+        }
+        host.consume(socket, len);
+    }
+}

@@ -1,0 +1,171 @@
+//! Two machines joined by a link with faults, on virtual time.
+//!
+//! Used by the tests of `apps`, `quic` and `sim` and by the fuzz targets, each with applications
+//! and rules of its own. Nothing sleeps and no clock is read: time moves to what is due next.
+
+use core::ops::{Deref, DerefMut};
+use std::collections::BTreeMap;
+
+use base::{Duration, Instant};
+use host::Application;
+
+use crate::MemDisk;
+use crate::machine::{Frame, Machine, TestDisk, sum_of};
+
+/// The machine that a frame is on its way to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Towards {
+    /// [`Network::client`].
+    Client,
+    /// [`Network::server`].
+    Server,
+}
+
+/// Decides what becomes of a frame: each of the frames that it returns arrives after that time.
+/// None is loss, two are a duplicate, a changed one is corruption.
+pub type LinkRule = Box<dyn FnMut(Instant, Towards, Frame) -> Vec<(Duration, Frame)>>;
+
+/// Returns the rule of a link on which every frame takes the same time.
+#[must_use]
+pub fn delay(time: Duration) -> LinkRule {
+    Box::new(move |_, _, frame| vec![(time, frame)])
+}
+
+/// A machine and the application above its host.
+pub struct Node<A, D = MemDisk> {
+    /// The machine.
+    pub machine: Machine<D>,
+    /// The application.
+    pub app: A,
+}
+
+impl<A: Application, D: TestDisk> Node<A, D> {
+    /// Returns the sum of the counters and gauges of that name, of host, device and application.
+    ///
+    /// # Panics
+    /// If there is no such counter.
+    #[must_use]
+    pub fn count(&self, name: &str) -> u64 {
+        sum_of(name, |f| {
+            self.machine.visit(f);
+            self.app.visit(f);
+        })
+    }
+}
+
+impl<A, D> Deref for Node<A, D> {
+    type Target = Machine<D>;
+
+    fn deref(&self) -> &Machine<D> {
+        &self.machine
+    }
+}
+
+impl<A, D> DerefMut for Node<A, D> {
+    fn deref_mut(&mut self) -> &mut Machine<D> {
+        &mut self.machine
+    }
+}
+
+/// Two machines, their applications and the link between them.
+pub struct Network<A, B, D = MemDisk> {
+    /// Virtual time.
+    pub now: Instant,
+    /// The machine that connects.
+    pub client: Node<A, D>,
+    /// The machine that is connected to.
+    pub server: Node<B, D>,
+    /// What the link does.
+    pub link: LinkRule,
+    /// Frames on the link, in the order of their arrival.
+    on_link: BTreeMap<(Instant, u64), (Towards, Frame)>,
+    frames: u64,
+}
+
+impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
+    /// Joins two machines by a link without delay.
+    #[must_use]
+    pub fn new(now: Instant, client: (Machine<D>, A), server: (Machine<D>, B)) -> Self {
+        let client = Node { machine: client.0, app: client.1 };
+        let server = Node { machine: server.0, app: server.1 };
+        let link = delay(Duration::ZERO);
+        let on_link = BTreeMap::new();
+        Self { now, client, server, link, on_link, frames: 0 }
+    }
+
+    /// Puts a frame on the link that arrives after that time.
+    pub fn inject(&mut self, towards: Towards, after: Duration, frame: Frame) {
+        self.frames += 1;
+        self.on_link.insert((self.now + after, self.frames), (towards, frame));
+    }
+
+    /// Returns the number of frames that have been put on the link.
+    #[must_use]
+    pub const fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// Delivers what is due and gives each machine a turn; returns whether anything happened.
+    pub fn turn(&mut self) -> bool {
+        let mut worked = false;
+        while let Some(first) = self.on_link.first_entry().filter(|e| e.key().0 <= self.now) {
+            let (towards, frame) = first.remove();
+            match towards {
+                Towards::Client => self.client.receive(frame),
+                Towards::Server => self.server.receive(frame),
+            }
+            worked = true;
+        }
+        let (up, by_client) = self.client.machine.turn(self.now, &mut self.client.app);
+        let (down, by_server) = self.server.machine.turn(self.now, &mut self.server.app);
+        for (towards, frames) in [(Towards::Server, up), (Towards::Client, down)] {
+            for frame in frames {
+                for (after, frame) in (self.link)(self.now, towards, frame) {
+                    self.inject(towards, after, frame);
+                }
+            }
+        }
+        worked || by_client || by_server
+    }
+
+    /// Gives turns until nothing is left to do at this time.
+    pub fn settle(&mut self) {
+        while self.turn() {}
+    }
+
+    /// Returns when something is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        Instant::earliest([
+            self.client.poll_timeout(self.now, &self.client.app),
+            self.server.poll_timeout(self.now, &self.server.app),
+            self.on_link.keys().next().map(|(at, _)| *at),
+        ])
+    }
+
+    /// Settles, then moves time to what is due next; returns false, with time at `end`, if nothing
+    /// is due before.
+    pub fn advance(&mut self, end: Instant) -> bool {
+        self.settle();
+        let Some(next) = self.poll_timeout().filter(|&at| at <= end) else {
+            self.now = end;
+            return false;
+        };
+        // What is due now and was not done needs time.
+        self.now = if next > self.now { next } else { self.now + Duration::from_micros(10) };
+        true
+    }
+
+    /// Runs until `done`, or for that much virtual time; returns whether it was done.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let end = self.now + limit;
+        loop {
+            if done(self) {
+                return true;
+            }
+            if !self.turn() && !self.advance(end) {
+                return done(self);
+            }
+        }
+    }
+}
