@@ -3,6 +3,7 @@
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 OUTBOARD := $(TARGET_DIR)/release/outboard
+LAB := $(TARGET_DIR)/release/outboard-lab
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
@@ -12,7 +13,7 @@ export CMD
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
 	@echo "make test     install what the tests need and run them all"
-	@echo "make build    the program, at $(OUTBOARD)"
+	@echo "make build    the programs, at $(OUTBOARD) and $(LAB)"
 	@echo "parts of test: setup lint checks unit loom sim interop"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
 	@echo "make mutants  planted faults, each of which the simulator or a test must find"
@@ -23,7 +24,7 @@ run: build
 
 build:
 	@scripts/setup.sh
-	cargo build --release -p outboard
+	cargo build --release -p outboard -p outboard-lab
 
 # What the tests need beyond a compiler: programs that we did not write, to test against.
 setup:
@@ -61,9 +62,9 @@ loom:
 		cargo test -p abi --release --lib loom_tests
 
 # Ten thousand seeds of mixed faults, each twice; they have to move every counter of the summary.
-# More, and other ones: outboard sim --help.
+# More, and other ones: outboard-lab sim --help.
 sim: build
-	$(OUTBOARD) sim --seeds 10000
+	$(LAB) sim --seeds 10000
 
 # Plants each fault of xtask/faults (ONLY=NAME: those with NAME in their names) in a copy of the
 # tree: the simulator has to find it within 1,000 seeds, or the test that the list names.
@@ -97,12 +98,13 @@ fuzz:
 
 # See README.md, "Measuring and proving". Nginx, HAProxy and wrk are installed if they are missing.
 bench: build
-	$(OUTBOARD) bench io-tcp
-	$(OUTBOARD) bench memory
-	$(OUTBOARD) bench nvme
-	$(OUTBOARD) bench nvme-loss
-	$(OUTBOARD) bench serve-live
-	$(OUTBOARD) bench proxy-live
+	@scripts/setup.sh bench
+	$(LAB) bench io-tcp
+	$(LAB) bench memory
+	$(LAB) bench nvme
+	$(LAB) bench nvme-loss
+	$(LAB) bench serve-live
+	$(LAB) bench proxy-live
 	cargo build --release -p interop --bins
-	$(OUTBOARD) bench quic-live
-	$(OUTBOARD) bench quic-relay
+	$(LAB) bench quic-live
+	$(LAB) bench quic-relay

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs what is missing on Debian or Ubuntu: to build and run, and with `test` also to test.
+# Installs what is missing on Debian or Ubuntu: to build and run; with `test` also to test, with
+# `bench` also to measure beside other programs.
 # Says nothing where nothing is missing, and refreshes the package lists only where something is.
 #
-#   scripts/setup.sh [test]
+#   scripts/setup.sh [test|bench]
 set -eu
 
 MSRV_MINOR=85 # rust-version in Cargo.toml is 1.85
@@ -166,6 +167,14 @@ if [ "$purpose" = test ]; then
     need redis-benchmark redis-tools
     need redis-server redis-server
     need tshark tshark
+    need wrk wrk
+fi
+if [ "$purpose" = bench ]; then
+    need haproxy haproxy
+    need nginx nginx-light
+    need go golang-go
+    need gtlsserver ngtcp2-server
+    need setpriv util-linux
     need wrk wrk
 fi
 # shellcheck disable=SC2086 # a list of words

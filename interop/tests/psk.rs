@@ -1,4 +1,4 @@
-//! TLS 1.3 with pre-shared keys, against OpenSSL's and GnuTLS's own programs: `io::psk`'s handshake
+//! TLS 1.3 with pre-shared keys, against OpenSSL's and GnuTLS's own programs: `tls_psk`'s handshake
 //! at either end, and a line each way under the keys that it ends with.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use abi::crypto::{Aead, CryptoProvider, Suite};
 use interop::Files;
-use io::psk::{Agreed, Handshake, Hash, Key, Progress, Why};
 use rustls::crypto::aws_lc_rs::cipher_suite;
 use rustls::crypto::tls13::OkmBlock;
+use tls_psk::{Agreed, Handshake, Hash, Key, Progress, Why};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// As NVMe has them: spaces, and Base64 at the end.

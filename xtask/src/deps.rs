@@ -101,8 +101,23 @@ const RULES: &[Rule] = &[
         &["libc", "outboard"],
         "a simulation depends on its seed and never on the machine",
     ),
+    only(
+        "tls-psk",
+        &["abi", "libc", "s2n-tls", "thiserror", "wire", "zeroize"],
+        "a handshake passes bytes and keys, whoever runs it",
+    ),
     all_but("testkit", &["io", "libc", "outboard", "sim"], "tests of hosts and devices need no OS"),
-    all_but("outboard", &["testkit"], "what only serves tests is not shipped"),
+    only(
+        "cli",
+        &["thiserror"],
+        "failures and exit codes of the programs, and nothing that they do",
+    ),
+    all_but(
+        "outboard",
+        &["hierarchical_hash_wheel_timer", "sim", "splay_tree", "testkit"],
+        "what only measures, simulates or tests is not shipped",
+    ),
+    all_but("lab", &["outboard", "testkit"], "measurements and simulations, not tests"),
 ];
 
 /// Runs the check on the tree.

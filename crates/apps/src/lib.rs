@@ -2,11 +2,9 @@
 //! product.
 //!
 //! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] has the ends of NVMe
-//! over TCP; [`client_hello`] is what some of them read before there are keys. Time comes in as a
-//! parameter; nothing here opens a socket, a file or a thread.
+//! over TCP. Time comes in as a parameter; nothing here opens a socket, a file or a thread.
 #![forbid(unsafe_code)]
 
-pub mod client_hello;
 pub mod content;
 pub mod nvme;
 pub mod proxy;

@@ -17,5 +17,5 @@ mod time;
 
 pub use alarm::Alarms;
 pub use prng::Prng;
-pub use seq::SeqNum;
+pub use seq::{SeqNum, low32};
 pub use time::{Duration, Instant};

@@ -94,6 +94,13 @@ impl fmt::Debug for SeqNum {
     }
 }
 
+/// Returns the low half of a number: sequence numbers and timestamps are modulo 2^32.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+#[must_use]
+pub const fn low32(x: u64) -> u32 {
+    x as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

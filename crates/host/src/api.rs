@@ -9,6 +9,7 @@ use base::Duration;
 use wire::Endpoint;
 use wire::tls::Version as TlsVersion;
 
+use crate::extents::DiskUser;
 use crate::udp::UdpId;
 
 pub use abi::splice::{SpliceEnd, SpliceId};
@@ -53,8 +54,9 @@ pub enum Notice {
     SpliceClosed(SpliceId),
     /// Datagrams wait on a UDP socket.
     Udp(UdpId),
-    /// A read that [`crate::Host::extent_read`] began has ended, or a change of a namespace.
-    ExtentRead,
+    /// A read that [`crate::Host::extent_read`] began has ended, or a change of a namespace: an
+    /// operation of this user.
+    DiskDone(DiskUser),
     /// A transmit of a flow over UDP, with the number that it was given, never left: its content
     /// could not be read.
     UdpFault(FlowId, u32, FileFault),

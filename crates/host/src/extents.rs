@@ -18,14 +18,39 @@ use crate::host::Host;
 use crate::namespaces::Change;
 use crate::tcp::spans::Unread;
 
-/// The flow of all reads that are made here. No connection has it: no table has so many slots.
-pub(crate) const EXTENTS: FlowId = FlowId(0xffff_fffe);
+/// Flow of the reads of the first user; the others' follow. No connection has one of these: no
+/// table has so many slots.
+const FIRST_FLOW: u64 = 0xffff_fe00;
+
+/// Names a user of the host's disk beyond sockets: see [`Host::new_disk_user`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskUser(pub u8);
+
+impl DiskUser {
+    const fn flow(self) -> FlowId {
+        FlowId(FIRST_FLOW + self.0 as u64)
+    }
+
+    /// Returns the user whose reads have that flow; none if it is a connection's.
+    pub(crate) fn of_flow(flow: FlowId) -> Option<Self> {
+        flow.0.checked_sub(FIRST_FLOW).and_then(|user| u8::try_from(user).ok()).map(Self)
+    }
+}
+
+/// Names an operation of a user of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskToken {
+    /// Whose it is.
+    pub user: DiskUser,
+    /// The user's own name for it.
+    pub number: u64,
+}
 
 /// A read that has ended.
 #[derive(Debug)]
 pub struct ExtentRead {
-    /// What [`Host::extent_read`] was told.
-    pub token: u64,
+    /// The number in the token of [`Host::extent_read`].
+    pub number: u64,
     /// The bytes, from the extent's first on: at least one, perhaps not all.
     pub result: Result<Bytes, FileFault>,
 }
@@ -33,8 +58,9 @@ pub struct ExtentRead {
 /// A change of a namespace that has ended.
 #[derive(Debug)]
 pub struct ExtentDone {
-    /// What [`Host::extent_write`], [`Host::extent_flush`] or [`Host::extent_zero`] was told.
-    pub token: u64,
+    /// The number in the token of [`Host::extent_write`], [`Host::extent_flush`] or
+    /// [`Host::extent_zero`].
+    pub number: u64,
     /// The buffer of a write.
     pub buffer: Option<AlignedBuf>,
     /// What went wrong: any part of the range may have changed then.
@@ -45,12 +71,30 @@ pub struct ExtentDone {
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
     /// Reads of files that are being opened.
-    waiting: Vec<(u64, FileExtent)>,
-    done: VecDeque<ExtentRead>,
-    changed: VecDeque<ExtentDone>,
+    waiting: Vec<(DiskToken, FileExtent)>,
+    /// What has ended, by user.
+    users: Vec<Ended>,
+}
+
+/// Operations of a user that have ended.
+#[derive(Debug, Default)]
+struct Ended {
+    reads: VecDeque<ExtentRead>,
+    changes: VecDeque<ExtentDone>,
 }
 
 impl Host {
+    /// Adds a user of the disk beyond sockets. It hears of its own operations by
+    /// [`Notice::DiskDone`], so that several applications can share a host.
+    ///
+    /// # Panics
+    /// If there are 256 already.
+    pub fn new_disk_user(&mut self) -> DiskUser {
+        let user = u8::try_from(self.extents.users.len()).expect("at most 256 users of a disk");
+        self.extents.users.push(Ended::default());
+        DiskUser(user)
+    }
+
     /// Says that an extent is referred to, so that its file stays open. Gives whether the device
     /// reads it, or why the host has to; none where the file has no such range.
     pub fn extent_hold(
@@ -84,34 +128,35 @@ impl Host {
         self.files.release(&mut self.out, file, offset, len, sent);
     }
 
-    /// Begins to read an extent that is referred to, which has bytes; [`Notice::ExtentRead`] tells
+    /// Begins to read an extent that is referred to, which has bytes; [`Notice::DiskDone`] tells
     /// when it has ended.
-    pub fn extent_read(&mut self, token: u64, extent: FileExtent) {
+    pub fn extent_read(&mut self, token: DiskToken, extent: FileExtent) {
         let FileExtent { file, offset, len } = extent;
         if let Some(fault) = self.files.fault(file) {
             self.finish_extent(token, Err(fault));
             return;
         }
-        let unread = Unread { at: token, file, offset, bytes: u64::from(len.max(1)), least: 1 };
-        if !self.files.read(&mut self.out, EXTENTS, &unread) {
+        let unread =
+            Unread { at: token.number, file, offset, bytes: u64::from(len.max(1)), least: 1 };
+        if !self.files.read(&mut self.out, token.user.flow(), &unread) {
             self.extents.waiting.push((token, extent));
         }
     }
 
-    /// The next read that has ended.
-    pub fn poll_extent(&mut self) -> Option<ExtentRead> {
-        self.extents.done.pop_front()
+    /// Returns the next read of a user that has ended.
+    pub fn poll_extent(&mut self, user: DiskUser) -> Option<ExtentRead> {
+        self.extents.users.get_mut(usize::from(user.0))?.reads.pop_front()
     }
 
     /// Begins to write the first `len` bytes of `buffer` to a namespace; with `fua` it has not
-    /// ended before they outlast a loss of power. [`Notice::ExtentRead`] tells when it has, and
+    /// ended before they outlast a loss of power. [`Notice::DiskDone`] tells when it has, and
     /// [`Self::poll_extent_done`] gives the buffer back. A range that the namespace does not have
     /// is answered with [`FileFault::BadExtent`].
     ///
     /// Nobody sends of the range meanwhile: the caller sees to that.
     pub fn extent_write(
         &mut self,
-        token: u64,
+        token: DiskToken,
         file: FileId,
         offset: u64,
         buffer: AlignedBuf,
@@ -123,7 +168,7 @@ impl Host {
 
     /// Begins to make outlast a loss of power what was written and zeroed before, as far as that
     /// has ended; as [`Self::extent_write`].
-    pub fn extent_flush(&mut self, token: u64, file: FileId) {
+    pub fn extent_flush(&mut self, token: DiskToken, file: FileId) {
         self.change(token, file, Change::Flush);
     }
 
@@ -131,7 +176,7 @@ impl Host {
     /// [`Self::extent_write`].
     pub fn extent_zero(
         &mut self,
-        token: u64,
+        token: DiskToken,
         file: FileId,
         offset: u64,
         len: u64,
@@ -140,12 +185,12 @@ impl Host {
         self.change(token, file, Change::Zero { offset, len, deallocate });
     }
 
-    /// The next change of a namespace that has ended.
-    pub fn poll_extent_done(&mut self) -> Option<ExtentDone> {
-        self.extents.changed.pop_front()
+    /// Returns the next change of a namespace by a user that has ended.
+    pub fn poll_extent_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
+        self.extents.users.get_mut(usize::from(user.0))?.changes.pop_front()
     }
 
-    fn change(&mut self, token: u64, file: FileId, change: Change) {
+    fn change(&mut self, token: DiskToken, file: FileId, change: Change) {
         if let Err((change, fault)) = self.files.change(&mut self.out, token, file, change) {
             self.finish_change(token, change.into_buffer(), Err(fault));
         }
@@ -154,18 +199,26 @@ impl Host {
     /// A change has ended.
     pub(crate) fn finish_change(
         &mut self,
-        token: u64,
+        DiskToken { user, number }: DiskToken,
         buffer: Option<AlignedBuf>,
         result: Result<(), FileFault>,
     ) {
-        self.extents.changed.push_back(ExtentDone { token, buffer, result });
-        self.notices.push_back(Notice::ExtentRead);
+        if let Some(ended) = self.extents.users.get_mut(usize::from(user.0)) {
+            ended.changes.push_back(ExtentDone { number, buffer, result });
+            self.notices.push_back(Notice::DiskDone(user));
+        }
     }
 
     /// A read has ended.
-    pub(crate) fn finish_extent(&mut self, token: u64, result: Result<Bytes, FileFault>) {
-        self.extents.done.push_back(ExtentRead { token, result });
-        self.notices.push_back(Notice::ExtentRead);
+    pub(crate) fn finish_extent(
+        &mut self,
+        DiskToken { user, number }: DiskToken,
+        result: Result<Bytes, FileFault>,
+    ) {
+        if let Some(ended) = self.extents.users.get_mut(usize::from(user.0)) {
+            ended.reads.push_back(ExtentRead { number, result });
+            self.notices.push_back(Notice::DiskDone(user));
+        }
     }
 
     /// A file that reads waited for is open on the host's disk, or cannot be.

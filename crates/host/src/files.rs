@@ -16,6 +16,7 @@ use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, FlowI
 use bytes::Bytes;
 use hashbrown::HashMap;
 
+use crate::extents::DiskToken;
 use crate::hash::Keyed;
 use crate::outbox::Outbox;
 use crate::tcp::spans::{Source, Unread};
@@ -78,7 +79,7 @@ pub(crate) enum Pending {
     /// A namespace is changed, within `range` (offset and bytes) if it is not a flush.
     Change {
         file: FileId,
-        token: u64,
+        token: DiskToken,
         range: Option<(u64, u64)>,
     },
     Read {
@@ -112,7 +113,7 @@ pub(crate) enum FileWork {
     },
     /// A namespace was changed, or was not.
     Changed {
-        token: u64,
+        token: DiskToken,
         buffer: Option<AlignedBuf>,
         result: Result<(), FileFault>,
     },

@@ -8,7 +8,7 @@
 //! The host counts what the device has (AccelTCP: "the number of connection closures being handled
 //! by the NIC"), and hands over nothing while the device says that it is busy. Its listeners it
 //! keeps: to pass a SYN on and send the host's answer costs the device what its own answer does
-//! (`outboard bench connections`), and who floods it with SYNs must not bring them to the host.
+//! (`outboard-lab bench connections`), and who floods it with SYNs must not bring them to the host.
 //! Everything that is not handed over the host does itself, as if there were no such engines.
 
 use alloc::boxed::Box;

@@ -24,7 +24,7 @@ use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;
 use crate::ending::Ending;
-use crate::extents::{EXTENTS, Extents};
+use crate::extents::{DiskToken, DiskUser, Extents};
 use crate::files::{FileWork, Files};
 use crate::hand_over::HandOver;
 use crate::hash::Keyed;
@@ -180,18 +180,20 @@ impl Host {
                 self.notices.push_back(Notice::File(file));
                 self.resume_extents(file, None);
             }
-            Some(FileWork::Filled { flow: EXTENTS, position, bytes }) => {
-                self.finish_extent(position, Ok(bytes));
+            Some(FileWork::Filled { flow, position: number, bytes }) => {
+                if let Some(user) = DiskUser::of_flow(flow) {
+                    self.finish_extent(DiskToken { user, number }, Ok(bytes));
+                } else {
+                    let id = SocketId::of_flow(flow);
+                    self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, number, bytes));
+                }
             }
-            Some(FileWork::Failed { flow: EXTENTS, position, fault }) => {
-                self.finish_extent(position, Err(fault));
-            }
-            Some(FileWork::Filled { flow, position, bytes }) => {
-                let id = SocketId::of_flow(flow);
-                self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, position, bytes));
-            }
-            Some(FileWork::Failed { flow, fault, .. }) => {
-                self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
+            Some(FileWork::Failed { flow, position: number, fault }) => {
+                if let Some(user) = DiskUser::of_flow(flow) {
+                    self.finish_extent(DiskToken { user, number }, Err(fault));
+                } else {
+                    self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
+                }
             }
             Some(FileWork::Changed { token, buffer, result }) => {
                 self.finish_change(token, buffer, result);

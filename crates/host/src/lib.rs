@@ -61,7 +61,7 @@ pub use api::{
 pub use application::Application;
 pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
 pub use counters::HostCounters;
-pub use extents::{ExtentDone, ExtentRead};
+pub use extents::{DiskToken, DiskUser, ExtentDone, ExtentRead};
 pub use host::Host;
 pub use tcp::congestion::{Congestion, RenoGrowth};
 /// NVMe over TCP.

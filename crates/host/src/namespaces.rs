@@ -14,6 +14,7 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskFile, DiskRequest};
 use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 
+use crate::extents::DiskToken;
 use crate::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
 use crate::outbox::Outbox;
 
@@ -120,7 +121,7 @@ impl Files {
     pub(crate) fn change(
         &mut self,
         out: &mut Outbox,
-        token: u64,
+        token: DiskToken,
         file: FileId,
         change: Change,
     ) -> Result<(), (Change, FileFault)> {

@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 
 use abi::FlowId;
-use base::{Duration, Instant, SeqNum};
+use base::{Duration, Instant, SeqNum, low32};
 use wire::Tuple;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
@@ -480,9 +480,4 @@ impl Host {
             l.waiting = l.waiting.saturating_sub(1);
         }
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
-const fn low32(x: u64) -> u32 {
-    x as u32
 }

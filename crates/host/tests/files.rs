@@ -3,7 +3,7 @@
 
 use abi::{Event, FileFault, FileId, Op, Refusal};
 use base::Duration;
-use host::{Notice, SocketError};
+use host::{DiskToken, Notice, SocketError};
 use testkit::{Peer, file_bytes, seg};
 
 /// An established, unpaced connection whose round trip of 100 ms is known; one byte has been sent.
@@ -318,13 +318,15 @@ fn a_file_that_changes_while_the_host_opens_it() {
     let file = t.app_open();
     t.pump();
     assert!(t.host.extent_hold(file, 0, 1000).is_some());
-    t.host.extent_read(7, abi::FileExtent { file, offset: 0, len: 1000 });
+    let user = t.host.new_disk_user();
+    t.host
+        .extent_read(DiskToken { user, number: 7 }, abi::FileExtent { file, offset: 0, len: 1000 });
     t.event(Event::FileChanged(file));
     let changed = abi::FileStat { version: 2, ..Peer::big_file() };
     t.serve_disk(changed);
     t.serve_disk(changed);
-    let read = t.host.poll_extent().expect("it has ended");
-    assert_eq!((read.token, read.result), (7, Err(FileFault::Changed)));
+    let read = t.host.poll_extent(user).expect("it has ended");
+    assert_eq!((read.number, read.result), (7, Err(FileFault::Changed)));
     assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::Changed)));
 }
 

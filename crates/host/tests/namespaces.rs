@@ -3,12 +3,20 @@
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
 use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
-use host::{FileKind, Notice};
+use host::{DiskToken, DiskUser, FileKind, Notice};
 use testkit::{Peer, file_bytes, seg};
+
+/// The only user of the disk beyond sockets.
+const USER: DiskUser = DiskUser(0);
+
+const fn token(number: u64) -> DiskToken {
+    DiskToken { user: USER, number }
+}
 
 /// A connection, and a namespace that is open at both disks.
 fn opened() -> (Peer, FileId) {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    assert_eq!(t.host.new_disk_user(), USER);
     let file = t.host.offload_open_namespace("big").unwrap();
     t.pump();
     assert_eq!(t.notices.pop_front(), None, "the host's own disk has not answered");
@@ -30,8 +38,8 @@ fn opened() -> (Peer, FileId) {
     (t, file)
 }
 
-fn write(t: &mut Peer, token: u64, file: FileId, offset: u64, len: u32) {
-    t.host.extent_write(token, file, offset, AlignedBuf::new(2), len, false);
+fn write(t: &mut Peer, number: u64, file: FileId, offset: u64, len: u32) {
+    t.host.extent_write(token(number), file, offset, AlignedBuf::new(2), len, false);
     t.pump();
 }
 
@@ -60,9 +68,9 @@ fn id_of(request: &DiskRequest) -> RequestId {
 
 /// Tokens and results of changes that ended.
 fn done(t: &mut Peer) -> Vec<(u64, bool, Result<(), FileFault>)> {
-    t.notices.retain(|notice| *notice != Notice::ExtentRead);
-    let ended = core::iter::from_fn(|| t.host.poll_extent_done());
-    ended.map(|done| (done.token, done.buffer.is_some(), done.result)).collect()
+    t.notices.retain(|notice| *notice != Notice::DiskDone(USER));
+    let ended = core::iter::from_fn(|| t.host.poll_extent_done(USER));
+    ended.map(|done| (done.number, done.buffer.is_some(), done.result)).collect()
 }
 
 #[test]
@@ -78,11 +86,11 @@ fn the_device_hears_of_a_change_when_it_is_made() {
     let end = DiskCompletion::Written { id, buf, result: Ok(()) };
     t.moved(|t| complete(t, end), &[("file_invalidations", 1)]);
     assert_eq!(invalidated(&mut t), [(file, 4096, 5000)]);
-    assert_eq!(t.notices.pop_front(), Some(Notice::ExtentRead));
+    assert_eq!(t.notices.pop_front(), Some(Notice::DiskDone(USER)));
     assert_eq!(done(&mut t), [(5, true, Ok(()))]);
 
-    t.host.extent_zero(6, file, 1 << 20, 1 << 29, true);
-    t.host.extent_flush(7, file);
+    t.host.extent_zero(token(6), file, 1 << 20, 1 << 29, true);
+    t.host.extent_flush(token(7), file);
     t.pump();
     let zero = t.disk.pop_front().unwrap();
     assert!(matches!(zero, DiskRequest::Zero { len: 0x2000_0000, deallocate: true, .. }));
@@ -118,15 +126,15 @@ fn only_ranges_of_open_namespaces_change() {
         write(&mut t, token, file, offset, len);
         assert_eq!(done(&mut t), [(token, true, bad)], "the buffer comes back");
     }
-    t.host.extent_zero(6, file, 1, size, false);
-    t.host.extent_zero(7, file, 0, 0, false);
-    t.host.extent_flush(8, FileId(99));
+    t.host.extent_zero(token(6), file, 1, size, false);
+    t.host.extent_zero(token(7), file, 0, 0, false);
+    t.host.extent_flush(token(8), FileId(99));
     let content = t.app_open();
-    t.host.extent_flush(9, content);
+    t.host.extent_flush(token(9), content);
     let opening = t.host.offload_open_namespace("other").unwrap();
-    t.host.extent_flush(10, opening);
+    t.host.extent_flush(token(10), opening);
     t.host.offload_close(file);
-    t.host.extent_flush(11, file);
+    t.host.extent_flush(token(11), file);
     assert_eq!(done(&mut t), [6, 7, 8, 9, 10, 11].map(|token| (token, false, bad)));
     t.pump();
     let only_opens =
@@ -139,6 +147,7 @@ fn only_ranges_of_open_namespaces_change() {
 #[test]
 fn a_namespace_that_is_read_only() {
     let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    assert_eq!(t.host.new_disk_user(), USER);
     let file = t.host.offload_open_namespace_read_only("big").unwrap();
     t.pump();
     let asked = t.disk.front();
@@ -148,7 +157,7 @@ fn a_namespace_that_is_read_only() {
     assert!(matches!(t.host.offload_fstat(file), Some(Ok(_))));
     write(&mut t, 1, file, 0, 4096);
     assert_eq!(done(&mut t), [(1, true, Err(FileFault::BadExtent))], "the buffer comes back");
-    t.host.extent_zero(2, file, 0, 4096, true);
+    t.host.extent_zero(token(2), file, 0, 4096, true);
     assert_eq!(done(&mut t), [(2, false, Err(FileFault::BadExtent))]);
     assert!(t.disk.is_empty(), "{:?}", t.disk);
 }
@@ -168,6 +177,7 @@ fn who_reads() {
         Ok(FileStat { kind: FileKind::Block, ..Peer::big_file() }),
     ] {
         let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+        assert_eq!(t.host.new_disk_user(), USER);
         t.set_device_file(answer);
         let file = t.host.offload_open_namespace("big").unwrap();
         t.pump();
@@ -194,13 +204,14 @@ fn who_reads() {
 fn kinds_of_namespaces() {
     for (kind, works) in [(FileKind::Block, true), (FileKind::Other, false)] {
         let mut t = Peer::server().established();
+        assert_eq!(t.host.new_disk_user(), USER);
         let stat = FileStat { kind, ..Peer::big_file() };
         t.set_device_file(Ok(stat));
         let file = t.host.offload_open_namespace("sda").unwrap();
         t.pump();
         t.serve_disk(stat);
         assert_eq!(t.host.offload_write(t.socket(), file, 0, 512).is_ok(), works);
-        t.host.extent_flush(1, file);
+        t.host.extent_flush(token(1), file);
         t.pump();
         t.serve_disk(stat);
         assert_eq!(done(&mut t)[0].2.is_ok(), works);

@@ -1,4 +1,4 @@
-//! How much memory the process has allocated: for `outboard bench memory`.
+//! How much memory the process has allocated: for `outboard-lab bench memory`.
 #![expect(unsafe_code, reason = "mallinfo2")]
 
 /// Bytes in use on the heap, with the allocator's own overhead for them.

@@ -6,13 +6,12 @@
 //!
 //! Wires: [`mem`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
 //! [`fault`] and [`pcap`] wrap any of them, [`bridge`] joins two. Disks: io_uring, a pool of
-//! threads, or plain calls, all chosen by [`disk::open_disk`]. [`psk`] is no part of the system:
-//! handshakes of TLS by a library in C, which calls back. [`heap`] says how much memory the
+//! threads, or plain calls, all chosen by [`disk::open_disk`]. [`heap`] says how much memory the
 //! process has allocated.
 //!
 //! This crate holds no protocol of its own: it looks into a frame only where a wire's or a
-//! capture's format asks for it. Its `unsafe` is in the modules that make system calls or are
-//! called back, each of which says so at its head.
+//! capture's format asks for it. Its `unsafe` is in the modules that make system calls, each of
+//! which says so at its head.
 #![deny(unsafe_code)]
 
 pub mod bridge;
@@ -23,7 +22,6 @@ pub mod heap;
 pub mod mem;
 pub mod notify;
 pub mod pcap;
-pub mod psk;
 mod segment;
 pub mod tap;
 pub mod watch;

@@ -11,6 +11,9 @@ use abi::crypto::CryptoProvider;
 use abi::l5o::ResyncMode;
 use alloc::sync::Arc;
 
+/// Most bytes in one operation of the host: four of the longest frames that most wires take, and
+/// the disk's longest read with a response's head before it.
+pub const LONG_TRANSMIT_BYTES: u32 = (256 + 8) * 1024;
 /// Most payload bytes in one packet, or in a run of packets that crosses to a wire that segments:
 /// with the longest header the IP packet still has a length that fits 16 bits (RFC 791 section
 /// 3.1).

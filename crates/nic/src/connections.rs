@@ -22,7 +22,7 @@ use crate::engine::setup::{SetupEngine, Verdict as SetupVerdict};
 use crate::engine::splice::{SpliceEngine, SpliceInfo};
 use crate::engine::teardown::{Action, TeardownEngine, Verdict as TeardownVerdict};
 use crate::pipeline::Run;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 
 /// Thousandths of its time from which a device is busy, and to which it is.
 const LOAD_HIGH: u16 = 950;
@@ -49,7 +49,7 @@ impl Device {
         now: Instant,
         queue: usize,
         received: &mut Received,
-        tcp: &TcpAt,
+        tcp: &TransportAt,
     ) -> bool {
         if let Some((splice, mut out)) = self.splicing().filter(|(splice, _)| !splice.is_idle()) {
             let taken = splice.receive(now, received, tcp, &mut out);
@@ -68,7 +68,7 @@ impl Device {
         taken
     }
 
-    fn offer_to_teardown(&mut self, now: Instant, received: &Received, tcp: &TcpAt) -> bool {
+    fn offer_to_teardown(&mut self, now: Instant, received: &Received, tcp: &TransportAt) -> bool {
         let teardown = self.connections.teardown.as_mut().filter(|t| !t.is_idle());
         let Some(teardown) = teardown else { return false };
         if teardown.receive(now, received.packet.as_slice(), tcp) == TeardownVerdict::Pass {
@@ -83,7 +83,7 @@ impl Device {
         now: Instant,
         queue: usize,
         received: &mut Received,
-        tcp: &TcpAt,
+        tcp: &TransportAt,
     ) -> bool {
         let room = self.has_run_room();
         let setup = self.connections.setup.as_mut().filter(|setup| !setup.is_idle());

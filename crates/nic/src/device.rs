@@ -24,7 +24,7 @@ use crate::engine::l5o::L5oEngine;
 use crate::engine::quic::{Datagram, QuicEngine, batch};
 use crate::engine::splice::SpliceEngine;
 use crate::flow::FlowTable;
-use crate::pipeline::rx::{Arrived, Receiver, TcpAt, Transport, tcp_payload};
+use crate::pipeline::rx::{Arrived, Receiver, Transport, TransportAt, tcp_payload};
 use crate::pipeline::{Outlet, RUNS_MAX, Run, Stamps};
 
 /// When to look again whether the wire has let go of memory that a transmit waits for.
@@ -170,7 +170,7 @@ impl Device {
     }
 
     /// Has the engine for protocols above TCP open what it can.
-    fn open_messages(&mut self, received: &mut Received, at: &TcpAt) {
+    fn open_messages(&mut self, received: &mut Received, at: &TransportAt) {
         let Some(l5o) = self.l5o.as_mut().filter(|l5o| l5o.receives()) else { return };
         let Some(tcp) = tcp_payload(received.packet.as_slice(), at) else { return };
         let payload = &mut received.packet.as_mut_slice()[tcp.range];

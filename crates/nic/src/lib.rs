@@ -37,7 +37,8 @@ mod quiesce;
 mod slab;
 
 pub use config::{
-    DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig, TeardownConfig,
+    DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig, SetupConfig,
+    SpliceConfig, TeardownConfig,
 };
 pub use counters::ALARMS;
 pub use device::Device;

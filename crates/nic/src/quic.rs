@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use crate::device::Device;
 use crate::engine::quic::{Datagram, QuicEngine, Sealing};
 use crate::pipeline::headers::{Kind, classify};
-use crate::pipeline::rx::UdpAt;
+use crate::pipeline::rx::TransportAt;
 
 impl Device {
     /// A UDP datagram came in, whose flow belongs to `queue`.
@@ -22,7 +22,7 @@ impl Device {
         now: Instant,
         queue: usize,
         received: Received,
-        at: &UdpAt,
+        at: &TransportAt,
     ) {
         let quic = self.quic.as_mut().filter(|quic| quic.receives());
         let Some(hit) = quic.and_then(|quic| quic.find(&received, at)) else {

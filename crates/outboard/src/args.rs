@@ -30,11 +30,6 @@ pub(crate) enum Verb {
     /// Serve blocks over NVMe/TCP, or use what others serve
     #[command(subcommand)]
     Nvme(crate::nvme::Nvme),
-    /// Measure: the papers' tables, and comparisons with other programs
-    #[command(subcommand)]
-    Bench(crate::bench::Bench),
-    /// Run the whole product on virtual time, with faults drawn from seeds
-    Sim(crate::sim::SimArgs),
     /// Show the counters of a running instance
     Stat(StatArgs),
     /// Show the connections of a running instance, what is offloaded and, where not, why

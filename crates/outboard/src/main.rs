@@ -1,19 +1,16 @@
 //! `outboard`: the command line. One binary; each verb has a module.
 //!
 //! Exit codes: 0 for success, 2 for wrong usage (clap's), and those of `sysexits.h` where something
-//! outside is missing or refused: see [`error::Failure`]. An error is one line on stderr that says
+//! outside is missing or refused: see [`cli::Failure`]. An error is one line on stderr that says
 //! what to do next.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod args;
-mod bench;
 mod control;
-mod error;
 mod nvme;
 mod proxy;
 mod serve;
-mod sim;
 mod stack;
 mod tls;
 
@@ -28,8 +25,6 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(&args),
         Verb::Proxy(args) => proxy::run(&args),
         Verb::Nvme(verb) => nvme::run(&verb),
-        Verb::Bench(bench) => bench::run(&bench),
-        Verb::Sim(args) => sim::run(&args),
         Verb::Stat(args) => control::client::stat(&args),
         Verb::Ss(args) => control::client::ss(&args),
     };

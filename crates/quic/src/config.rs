@@ -32,8 +32,8 @@ pub struct Config {
     /// 8.1.2).
     pub handshakes_before_retry: usize,
     /// Bytes sent or received from which on a connection is handed to the device. It is worth the
-    /// operations from the first object on (`outboard bench quic`, `break_even_bytes`); what ends
-    /// with less leaves the device's table its room.
+    /// operations from the first object on (`outboard-lab bench quic`, `break_even_bytes`); what
+    /// ends with less leaves the device's table its room.
     pub offload_bytes_min: u64,
     /// Whether the device puts packets in order before the host gets them, and within which bounds.
     /// The time is the most that any connection gets: one whose peer is near gets a quarter of its

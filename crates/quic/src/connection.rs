@@ -12,7 +12,7 @@ use std::sync::Arc;
 use abi::{FileExtent, FileFault, FileId, FlowId};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{Host, UdpId};
+use host::{DiskToken, DiskUser, Host, UdpId};
 use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
 use crate::Handle;
@@ -113,18 +113,28 @@ pub(crate) enum ReadFor {
 }
 
 /// Reads under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reads {
+    /// The endpoint as a user of the disk.
+    user: DiskUser,
     next: u64,
     pub(crate) pending: BTreeMap<u64, ReadFor>,
 }
 
 impl Reads {
+    pub(crate) const fn new(user: DiskUser) -> Self {
+        Self { user, next: 0, pending: BTreeMap::new() }
+    }
+
+    pub(crate) const fn user(&self) -> DiskUser {
+        self.user
+    }
+
     /// Has the host read.
     pub(crate) fn begin(&mut self, host: &mut Host, extent: FileExtent, what: ReadFor) {
         self.next += 1;
         self.pending.insert(self.next, what);
-        host.extent_read(self.next, extent);
+        host.extent_read(DiskToken { user: self.user, number: self.next }, extent);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Worlds that are calm except for one thing, so that performance has a bound.
 //!
 //! Drawn beside the usual worlds, for one seed in eight ([`crate::check_seed`]) or on request
-//! (`outboard sim --calm`), from a generator of their own: the usual world of a seed does not
+//! (`outboard-lab sim --calm`), from a generator of their own: the usual world of a seed does not
 //! depend on them. Without loss, corruption, duplicates, resets and slow readers, each client makes
 //! its transfers during the disturbance and closes.
 //! [`crate::checkers::performance`] holds the bounds.

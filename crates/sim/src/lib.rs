@@ -21,7 +21,7 @@
 //! | `checkers` | what must hold |
 //! | `trace`, `report` | what a run leaves behind |
 //!
-//! A run that fails is run again, with its trace shown, by `outboard sim --seed S --trace`.
+//! A run that fails is run again, with its trace shown, by `outboard-lab sim --seed S --trace`.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::cast_possible_truncation,
@@ -151,7 +151,7 @@ impl Outcome {
         let (seed, forced) = (self.seed, forced.into_iter().flatten().collect::<String>());
         Some(format!(
             "{}\n{}\nseed {seed} failed at {at}: {checker}: {what}\n\
-             run again with: outboard sim --seed {seed} --trace --offload {offload}{forced}",
+             run again with: outboard-lab sim --seed {seed} --trace --offload {offload}{forced}",
             self.trace.join("\n"),
             self.scenario,
         ))

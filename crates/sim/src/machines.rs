@@ -9,7 +9,7 @@ use abi::Refusal;
 use apps::content::ContentServer;
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Config, Host, Listen};
-use nic::{Device, DeviceConfig, L5oConfig, TeardownConfig};
+use nic::{Device, DeviceConfig, L5oConfig, LONG_TRANSMIT_BYTES, TeardownConfig};
 use wire::Endpoint;
 
 use crate::client::Client;
@@ -21,9 +21,6 @@ use crate::node::{App, Node};
 use crate::numbers;
 use crate::quic;
 use crate::tls;
-
-/// Payload of the longest transmits and runs of devices in worlds whose ports take no such runs.
-const LONG_RUN_BYTES: u32 = 264 * 1024;
 
 /// Address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
@@ -80,7 +77,8 @@ fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
 pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
     let mut config = DeviceConfig::new(mac(node));
     if scenario.links.long_runs {
-        (config.transmit_bytes_max, config.run_bytes_max) = (LONG_RUN_BYTES, LONG_RUN_BYTES);
+        (config.transmit_bytes_max, config.run_bytes_max) =
+            (LONG_TRANSMIT_BYTES, LONG_TRANSMIT_BYTES);
     }
     config
 }

@@ -11,7 +11,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
 extern crate alloc;
 
 pub mod checksum;

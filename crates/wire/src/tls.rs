@@ -5,6 +5,8 @@
 //! 5246 section 6 for the AEAD suites (RFC 5288, RFC 7905). There are no keys here, and nothing is
 //! sealed.
 
+pub mod client_hello;
+
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 5;
 /// Most bytes of content in a record: RFC 8446 section 5.1.

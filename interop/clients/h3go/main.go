@@ -1,4 +1,4 @@
-// A server and a client of HTTP/3 by quic-go, with its defaults, for `outboard bench quic-relay`.
+// A server and a client of HTTP/3 by quic-go, with its defaults, for `outboard-lab bench quic-relay`.
 //
 // h3go serve ADDR:PORT FOLDER CERT KEY serves the files of the folder, which it keeps in memory,
 // and prints a line when it is ready.

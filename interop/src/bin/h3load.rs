@@ -1,5 +1,5 @@
-//! A client of HTTP/3 for `outboard bench quic-live`, by quinn and h3: as much of one path as it
-//! can get in a time.
+//! A client of HTTP/3 for `outboard-lab bench quic-live`, by quinn and h3: as much of one path as
+//! it can get in a time.
 //!
 //! `h3load ADDR:PORT PATH CONNECTIONS STREAMS SECONDS` keeps so many requests in flight on each of
 //! so many connections, and begins none once the time is up. It prints one line, which is that of

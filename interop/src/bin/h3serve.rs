@@ -1,4 +1,4 @@
-//! A server of HTTP/3 over the kernel's UDP, by quinn and h3: what `outboard bench quic-live`
+//! A server of HTTP/3 over the kernel's UDP, by quinn and h3: what `outboard-lab bench quic-live`
 //! measures ours against.
 //!
 //! `h3serve ADDR:PORT FOLDER CERT KEY` serves the files that lie in the folder when it starts, and

@@ -1,5 +1,5 @@
-//! A relay of UDP datagrams for `outboard bench quic-relay`: one client, one server, and between
-//! them a link with a delay, loss, reordering and a bottleneck ([`interop::Link`]).
+//! A relay of UDP datagrams for `outboard-lab bench quic-relay`: one client, one server, and
+//! between them a link with a delay, loss, reordering and a bottleneck ([`interop::Link`]).
 //!
 //! `udprelay SERVER:PORT [NAME=NUMBER]..` prints the port of the loopback interface at which it
 //! waits for the client: whoever sends first. Numbers: `delay_us` (in each direction), and for what

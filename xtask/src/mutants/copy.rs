@@ -124,8 +124,8 @@ impl Copy {
     /// A line to show if something does not compile; cargo has told why.
     pub(crate) fn build(&self, tests: &BTreeSet<Test>) -> Result<Programs, String> {
         let mut programs = Programs::default();
-        for built in self.cargo(&["build", "-p", "outboard"])? {
-            if let (Some(path), "outboard") = (built.executable, built.name.as_str()) {
+        for built in self.cargo(&["build", "-p", "outboard-lab"])? {
+            if let (Some(path), "outboard-lab") = (built.executable, built.name.as_str()) {
                 programs.sim = path;
             }
         }

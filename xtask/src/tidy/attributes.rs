@@ -5,12 +5,13 @@ use super::Source;
 use crate::report::Report;
 
 /// The crates that are written for machines without an operating system.
-pub(crate) const NO_STD: [&str; 5] =
-    ["crates/abi", "crates/base", "crates/host", "crates/nic", "crates/wire"];
+pub(crate) const NO_STD: [&str; 6] =
+    ["crates/abi", "crates/base", "crates/host", "crates/nic", "crates/node", "crates/wire"];
 
-/// The crates that may hold `unsafe`: the memory shared by host and NIC, and the system calls; and
-/// the program without an operating system, which must bring its own start and allocator.
-pub(crate) const UNSAFE: [&str; 2] = ["crates/abi", "crates/io"];
+/// The crates that may hold `unsafe`: the memory shared by host and NIC, the system calls, and the
+/// callbacks of a TLS library in C; and the program without an operating system, which must bring
+/// its own start and allocator.
+pub(crate) const UNSAFE: [&str; 3] = ["crates/abi", "crates/io", "crates/tls-psk"];
 /// The shim of `xtask noos`.
 pub(crate) const UNSAFE_SHIM: &str = "xtask/noos/";
 

@@ -236,7 +236,7 @@ impl ContentServer {
             | Notice::SpliceRefused(..)
             | Notice::SpliceClosed(_)
             | Notice::Udp(_)
-            | Notice::ExtentRead
+            | Notice::DiskDone(_)
             | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {}

@@ -4,7 +4,7 @@
 //! stops at a bound. Nothing is decrypted, and nothing but the name is believed: both ends see the
 //! same bytes afterwards and check them themselves.
 
-use crate::client_hello::{self, ClientHello, extension};
+use wire::tls::client_hello::{self, ClientHello, extension};
 
 /// What the bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -150,7 +150,7 @@ impl Application for Proxy {
             // It opens none.
             Notice::File(_)
             | Notice::Udp(_)
-            | Notice::ExtentRead
+            | Notice::DiskDone(_)
             | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {}

@@ -6,7 +6,7 @@
 use alloc::boxed::Box;
 
 use abi::Op;
-use base::{Instant, SeqNum};
+use base::{Instant, SeqNum, low32};
 use wire::tcp::{Flags, SackBlock, Segment};
 
 use super::conn::{AckedRange, Connection, Cx};
@@ -454,9 +454,4 @@ impl Connection {
 #[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]
 pub(crate) fn timestamp(at: Instant, offset: u32) -> u32 {
     (at.as_millis() as u32).wrapping_add(offset)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "sequence numbers are modulo 2^32")]
-fn low32(position: u64) -> u32 {
-    position as u32
 }

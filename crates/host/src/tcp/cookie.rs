@@ -9,7 +9,7 @@
 use core::hash::Hasher;
 
 use abi::setup::MSS;
-use base::{Instant, Prng, SeqNum};
+use base::{Instant, Prng, SeqNum, low32};
 use siphasher::sip::SipHasher24;
 use wire::Tuple;
 
@@ -107,11 +107,6 @@ pub(crate) fn timestamp_with_options(
 fn epoch(now: Instant) -> u64 {
     // From 2 on, so that an age can be taken off.
     now.as_millis() / 1000 / EPOCH_S + 2
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
-const fn low32(x: u64) -> u32 {
-    x as u32
 }
 
 #[cfg(test)]

@@ -7,12 +7,10 @@ use abi::Header;
 use abi::port::Payload;
 use wire::checksum::Sum;
 use wire::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, protocol};
-use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, emit};
+use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES, emit};
 
 /// Bytes of an IEEE 802.1Q tag.
 const VLAN_BYTES: usize = 4;
-/// Bytes of a UDP header.
-pub(crate) const UDP_BYTES: usize = 8;
 /// Bytes of an ICMP header as far as its checksum.
 const ICMP_BYTES: usize = 4;
 

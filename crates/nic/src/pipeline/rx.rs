@@ -56,36 +56,24 @@ pub(crate) struct Arrived {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
     /// A TCP segment.
-    Tcp(TcpAt),
+    Tcp(TransportAt),
     /// A UDP datagram.
-    Udp(UdpAt),
+    Udp(TransportAt),
     /// Anything else.
     Other,
 }
 
-/// A UDP datagram in a frame: eight bytes of header are there.
+/// A TCP segment or a UDP datagram in a frame: at least the fixed header is there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UdpAt {
+pub(crate) struct TransportAt {
     /// Its ends, as we see them.
     pub(crate) tuple: Tuple,
     /// Where the IP header begins.
     pub(crate) l3: usize,
-    /// Where the UDP header begins.
+    /// Where the TCP or UDP header begins.
     pub(crate) l4: usize,
-    /// Where the IP packet ends; what UDP's own length says has not been looked at.
-    pub(crate) end: usize,
-}
-
-/// A TCP segment in a frame: at least twenty bytes of header are there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TcpAt {
-    /// Its ends, as we see them.
-    pub(crate) tuple: Tuple,
-    /// Where the IP header begins.
-    pub(crate) l3: usize,
-    /// Where the TCP header begins.
-    pub(crate) l4: usize,
-    /// Where the IP packet ends; the frame may go on with padding.
+    /// Where the IP packet ends: the frame may go on with padding, and what UDP's own length says
+    /// has not been looked at.
     pub(crate) end: usize,
 }
 
@@ -188,9 +176,9 @@ impl Receiver {
         let IpPacket { l3, l4, end, .. } = *ip;
         let transport = match tuple {
             Some(tuple) if ip.protocol == protocol::TCP => {
-                Transport::Tcp(TcpAt { tuple, l3, l4, end })
+                Transport::Tcp(TransportAt { tuple, l3, l4, end })
             }
-            Some(tuple) => Transport::Udp(UdpAt { tuple, l3, l4, end }),
+            Some(tuple) => Transport::Udp(TransportAt { tuple, l3, l4, end }),
             None => Transport::Other,
         };
         Ok(Facts { checksum, flow_hash, transport })
@@ -231,7 +219,7 @@ pub(crate) struct TcpPayload {
 
 /// The payload of a TCP packet, if the frame is one and has any. Those that open a connection,
 /// reset it or have urgent bytes are left alone.
-pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TcpAt) -> Option<TcpPayload> {
+pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportAt) -> Option<TcpPayload> {
     let header = bytes.get(tcp.l4..tcp.end)?;
     let start = usize::from(header.get(12)? >> 4) * 4;
     let odd = Flags::SYN.with(Flags::RST).with(Flags::URG);

@@ -8,9 +8,9 @@ use abi::port::Payloads;
 use abi::{FlowId, Header, Part, Parts, Transmit, TsOption};
 use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
-use wire::{ETHERNET_BYTES, TCP_BYTES};
+use wire::{ETHERNET_BYTES, TCP_BYTES, UDP_BYTES};
 
-use super::headers::{Kind, UDP_BYTES, classify};
+use super::headers::{Kind, classify};
 use super::stamps::Stamps;
 use super::tso::Run;
 use crate::engine::l5o::Pieces;

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::args::{QueryArgs, StatArgs, WireArg};
 use crate::control::{ANSWER_TIMEOUT, alarms, path};
-use crate::error::Failure;
+use cli::Failure;
 
 /// Shows the counters of a running instance.
 ///

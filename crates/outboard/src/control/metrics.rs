@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{Probe, alarms, counters};
 use crate::accept::Accept;
-use crate::error::Failure;
+use cli::Failure;
 
 /// How long a client may take.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 
 use crate::accept::Accept;
 use crate::args::WireArg;
-use crate::error::Failure;
+use cli::Failure;
 
 /// How long a thread may take to answer before it counts as stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

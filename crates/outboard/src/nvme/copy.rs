@@ -15,7 +15,7 @@ use super::args::{ConnectArgs, ReadArgs, WriteArgs};
 use super::pipe::{Pipe, buffer};
 use super::progress::Progress;
 use super::session::Session;
-use crate::error::Failure;
+use cli::Failure;
 
 /// Requests at one time.
 const DEPTH: usize = 32;

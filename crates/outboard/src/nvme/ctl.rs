@@ -21,7 +21,7 @@ use wire::nvme::nqn::Nqn;
 use super::args::{CtlArgs, CtlVerb};
 use super::target::look_at;
 use crate::control::{Probe, client};
-use crate::error::Failure;
+use cli::Failure;
 
 /// The time that a change may take until it is in force: a disk may be slow.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);

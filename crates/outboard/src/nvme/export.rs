@@ -22,8 +22,8 @@ use super::nbd::{self, Errno, Export, Work};
 use super::pipe::buffer;
 use super::session::{Handle, Order, Reply, Session};
 use crate::accept::Accept;
-use crate::error::Failure;
 use crate::stack::spawn;
+use cli::Failure;
 
 /// Clients at one time, each with three threads. A kernel opens a connection for each of its cores
 /// at most, other clients a few.

@@ -16,7 +16,7 @@ use super::args::FioArgs;
 use super::pipe::{Pipe, buffer};
 use super::progress::Progress;
 use super::session::Session;
-use crate::error::Failure;
+use cli::Failure;
 
 /// Most places that are told apart.
 const PLACES_MAX: u64 = 1 << 24;

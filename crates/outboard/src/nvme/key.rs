@@ -11,7 +11,7 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::args::{DerivationArg, NqnArg};
-use crate::error::Failure;
+use cli::Failure;
 
 /// The verbs below `outboard nvme key`.
 #[derive(Debug, Subcommand)]

@@ -5,7 +5,7 @@ use wire::nvme::log::{DiscoveryEntry, Security, treq};
 
 use super::args::{ConnectArgs, SubsystemArgs};
 use super::session::{self, Session};
-use crate::error::Failure;
+use cli::Failure;
 
 /// Runs `outboard nvme discover`.
 ///

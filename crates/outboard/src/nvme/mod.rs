@@ -29,12 +29,12 @@ use std::sync::Arc;
 use nic::L5oConfig;
 
 use crate::args::OffloadArg;
-use crate::error::Failure;
+use cli::Failure;
 
 pub(crate) use args::Nvme;
 
 /// Bytes of data from which lending the device a buffer for it costs the host less than copying,
-/// by `outboard bench nvme`: at 8 KiB it costs some 400 cycles more, at 16 KiB as many less.
+/// by `outboard-lab bench nvme`: at 8 KiB it costs some 400 cycles more, at 16 KiB as many less.
 const DDP_IO_THRESHOLD: u32 = 12 << 10;
 
 /// Runs `outboard nvme`.

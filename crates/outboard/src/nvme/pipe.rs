@@ -8,7 +8,7 @@ use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{Done, Request};
 
 use super::session::{Handle, Interrupt, Order, Reply, Session};
-use crate::error::Failure;
+use cli::Failure;
 
 /// A number of requests.
 pub(super) struct Pipe {

@@ -1,7 +1,7 @@
 //! Pre-shared keys: from the command line and files to handshakes of TLS.
 //!
 //! [`Psks`] has the keys of one end, made for all that they may be called, and makes a handshake
-//! for each connection. What goes over the wire is [`io::psk`]'s; how keys are written and derived
+//! for each connection. What goes over the wire is [`tls_psk`]'s; how keys are written and derived
 //! [`crypto::nvme_psk`]'s. No key is in an error, and no word either that may be a misplaced one.
 //! A target reads its file again on SIGHUP; one that is wrong then leaves the old keys in use.
 
@@ -9,17 +9,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use apps::client_hello::{self, ClientHello, extension};
 use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
 use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use host::{TlsKeys, TlsSecrets};
-use io::psk;
 use rustls::crypto::CryptoProvider;
+use tls_psk as psk;
 use wire::nvme::nqn::Nqn;
+use wire::tls::client_hello::{self, ClientHello, extension};
 use zeroize::Zeroizing;
 
 use super::args::{DerivationArg, SecurityArgs, TargetArgs};
-use crate::error::Failure;
+use cli::Failure;
 
 /// A host's name and its key.
 struct HostKey {

@@ -13,8 +13,8 @@ use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
 use super::psk::Psks;
-use crate::error::Failure;
 use crate::tls::{self, Trust};
+use cli::Failure;
 
 /// What secures the connections.
 pub(super) enum Security {

@@ -27,8 +27,8 @@ use super::args::{ConnectArgs, SubsystemArgs};
 use super::security::Security;
 use crate::args::SwitchArg;
 use crate::control::{self, Control, Probe};
-use crate::error::Failure;
 use crate::stack::{self, DeviceSide, HandleMessage, HostSide, NoDisk, Threads, drain, spawn};
+use cli::Failure;
 
 /// Longest that the end waits for the target: it shuts down, and acknowledges the end.
 const END_WAIT: Duration = Duration::from_secs(3);

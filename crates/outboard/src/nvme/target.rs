@@ -26,9 +26,9 @@ use super::ctl::{self, OpenError, Order, Orders, Service};
 use super::psk::Psks;
 use crate::args::{DiskArg, OffloadArg, SwitchArg};
 use crate::control::{self, Control, OrderHandler};
-use crate::error::Failure;
 use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
 use crate::tls::{self, Certificates};
+use cli::Failure;
 
 /// Runs `outboard nvme target`.
 ///

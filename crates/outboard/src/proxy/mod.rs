@@ -28,8 +28,8 @@ use crate::args::{
     BalanceArg, CidrArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs, StackArgs, SwitchArg,
 };
 use crate::control::{self, Control, Probe};
-use crate::error::Failure;
 use crate::stack::{self, BACKLOG, DeviceSide, HostSide, NoDisk, Threads, drain};
+use cli::Failure;
 use names::Names;
 use plan::{Plan, PoolPlan};
 

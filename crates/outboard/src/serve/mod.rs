@@ -22,9 +22,9 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::args::{DiskArg, ErrorPageArg, OffloadArg, ServeArgs};
 use crate::control::{self, Control};
-use crate::error::Failure;
 use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
 use crate::tls;
+use cli::Failure;
 
 /// What a server is told.
 pub(crate) enum Order {

@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 
 use super::{Threads, spawn};
 use crate::control::{self, Probe};
-use crate::error::Failure;
+use cli::Failure;
 
 /// Between two looks at the gauges.
 const LOOK: Duration = Duration::from_millis(50);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::error::Failure;
+use cli::Failure;
 
 /// The destination of the lines of an access log.
 pub(crate) struct Log {

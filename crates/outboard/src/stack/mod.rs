@@ -36,7 +36,7 @@ use nic::{Device, DeviceConfig};
 
 use crate::args::{CidrArg, CongestionArg, StackArgs, SwitchArg, ThreadsArg, WireArg};
 use crate::control::{self, Probe};
-use crate::error::Failure;
+use cli::Failure;
 use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
@@ -47,10 +47,6 @@ pub(crate) use queue::{Queue, mesh};
 
 /// Half-open and unaccepted connections that a port may have.
 pub(crate) const BACKLOG: usize = 4096;
-
-/// Most bytes in one operation of the host: four of the longest frames that most wires take, and
-/// the disk's longest read with a response's head before it.
-pub(crate) const TRANSMIT_BYTES_MAX: u32 = (256 + 8) * 1024;
 
 /// Takes a message of another thread to an application; called between two turns.
 pub(crate) type HandleMessage<A, M> = fn(&mut A, Instant, &mut Host, M);
@@ -261,7 +257,7 @@ pub(crate) fn device_config(
     }
     let mut config = DeviceConfig::new(mac);
     config.queues = queues;
-    config.transmit_bytes_max = TRANSMIT_BYTES_MAX;
+    config.transmit_bytes_max = nic::LONG_TRANSMIT_BYTES;
     if wire.capabilities().segmentation {
         config.run_bytes_max = io::tap::run_bytes_max();
     }

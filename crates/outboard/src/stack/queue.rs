@@ -12,7 +12,7 @@ use abi::{Event, Op, PacketBuf};
 use io::notify::Notifier;
 
 use super::ending::HostEnded;
-use crate::error::Failure;
+use cli::Failure;
 
 /// Slots of each ring: a few milliseconds of packets.
 const SLOTS: usize = 4096;

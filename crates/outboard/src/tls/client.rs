@@ -14,7 +14,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, version};
 
-use crate::error::Failure;
+use cli::Failure;
 
 /// Looks at certificates of servers, and keeps why it refused one.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion, version};
 
 use crate::args::{CertArgs, CidrArg};
-use crate::error::Failure;
+use cli::Failure;
 
 pub(crate) use client::{Trust, nvme_client};
 

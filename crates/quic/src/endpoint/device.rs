@@ -14,8 +14,8 @@ use crate::connection::ReadFor;
 
 impl Endpoint {
     pub(super) fn handle_reads(&mut self, now: Instant, host: &mut Host) {
-        while let Some(read) = host.poll_extent() {
-            let Some(what) = self.reads.pending.remove(&read.token) else { continue };
+        while let Some(read) = host.poll_extent(self.reads.user()) {
+            let Some(what) = self.reads.pending.remove(&read.number) else { continue };
             let (ReadFor::Stream { handle, .. } | ReadFor::Late { handle, .. }) = what;
             if self.get(handle).is_none() {
                 continue;

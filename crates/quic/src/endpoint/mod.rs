@@ -235,7 +235,7 @@ impl Endpoint {
             flows: BTreeMap::new(),
             fresh,
             released: Released::default(),
-            reads: Reads::default(),
+            reads: Reads::new(host.new_disk_user()),
             scratch: Scratch::default(),
             batch: BytesMut::new(),
             unix_ns,
@@ -598,7 +598,7 @@ impl Application for Endpoint {
                     self.handle_received(now, host, received);
                 }
             }
-            Notice::ExtentRead => self.handle_reads(now, host),
+            Notice::DiskDone(user) if user == self.reads.user() => self.handle_reads(now, host),
             Notice::Quic(status) => self.handle_status(now, host, status),
             Notice::UdpFault(flow, file, fault) => {
                 self.handle_fault(now, host, flow, (file, fault));

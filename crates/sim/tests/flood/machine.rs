@@ -18,15 +18,15 @@ use testkit::{Notices, PLAIN_LINK};
 
 /// One turn.
 pub(crate) const TICK: Duration = Duration::from_micros(20);
-/// A tenth of the cores that `outboard bench connections` was measured on, and less: so that a
+/// A tenth of the cores that `outboard-lab bench connections` was measured on, and less: so that a
 /// flood that fills them is a hundred thousand frames and not millions.
 const CYCLES_PER_S: i64 = 100_000_000;
 const CYCLES_PER_TICK: i64 = CYCLES_PER_S / 50_000;
 /// Slots of the rings. A card has 512 to 4,096.
 const RING: usize = 1_024;
 
-/// Cycles of the device for a frame from the wire, and for one to it. `outboard bench connections`
-/// shows 160 to 290 without a driver for the first, 360 for the second.
+/// Cycles of the device for a frame from the wire, and for one to it. `outboard-lab bench
+/// connections` shows 160 to 290 without a driver for the first, 360 for the second.
 const FRAME_IN: i64 = 400;
 const FRAME_OUT: i64 = 400;
 /// Cycles of the host for an event, and for an operation. The same benchmark shows 130 to 340

@@ -1,5 +1,7 @@
 //! Frames and settings of HTTP/3 (RFC 9114, section 7), and its error codes (section 8.1).
 
+use wire::quic::{read_varint, write_varint};
+
 /// DATA.
 pub(crate) const DATA: u64 = 0x00;
 /// HEADERS.
@@ -49,27 +51,16 @@ pub(crate) enum Code {
 
 /// Takes an integer off the front (RFC 9000, section 16); none where it is not all there.
 pub(crate) fn varint(rest: &mut &[u8]) -> Option<u64> {
-    let first = *rest.first()?;
-    let len = 1_usize << (first >> 6);
-    let (bytes, behind) = rest.split_at_checked(len)?;
-    let begin = u64::from(first & 0x3f);
-    let value = bytes[1..].iter().fold(begin, |value, &byte| value << 8 | u64::from(byte));
+    let (value, behind) = read_varint(rest)?;
     *rest = behind;
     Some(value)
 }
 
 /// Appends an integer below 2^62.
 pub(crate) fn put_varint(out: &mut Vec<u8>, value: u64) {
-    let bytes = value.to_be_bytes();
-    let (len, mark) = match value {
-        0..=0x3f => (1, 0x00),
-        0x40..=0x3fff => (2, 0x40),
-        0x4000..=0x3fff_ffff => (4, 0x80),
-        _ => (8, 0xc0),
-    };
-    let at = out.len();
-    out.extend_from_slice(&bytes[8 - len..]);
-    out[at] |= mark;
+    let mut bytes = [0; 8];
+    let len = write_varint(value, &mut bytes).expect("identifiers and lengths are below 2^62");
+    out.extend_from_slice(&bytes[..len]);
 }
 
 /// Appends a frame whose payload is there.

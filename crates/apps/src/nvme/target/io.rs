@@ -10,6 +10,7 @@ use std::ops::Range as Span;
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId};
 use bytes::Bytes;
+use host::DiskToken;
 use host::nvme::Source;
 use wire::nvme::command::{Blocks, Command, DatasetManagement, FABRICS, Range, Sgl, io};
 use wire::nvme::fabrics::Fabrics;
@@ -297,7 +298,9 @@ impl<L: Link> Turn<'_, L> {
         let Some(namespace) = shared.namespaces.get(op.place) else { return };
         let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = Stage::Disk;
-        let (token, at) = (id.0, (file, op.offset));
+        let number = id.0;
+        let token = DiskToken { user: shared.disk_user, number };
+        let at = (file, op.offset);
         match op.verb {
             Verb::Read if suspect => {
                 op.verb = Verb::Probe { done: 0 };
@@ -340,7 +343,8 @@ impl<L: Link> Turn<'_, L> {
         let len = u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(LOOK_BYTES);
         let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
         op.reading = Some(extent);
-        if !self.host.read(id.0, extent) {
+        let token = DiskToken { user: self.shared.disk_user, number: id.0 };
+        if !self.host.read(token, extent) {
             op.reading = None;
             self.finish(id, Status::UNRECOVERED_READ);
         }
@@ -428,7 +432,8 @@ impl<L: Link> Turn<'_, L> {
                 op.stage = Stage::Flush;
                 shared.counters.nvmet_flushes += 1;
                 if let Some(file) = shared.namespaces.get(op.place).and_then(|one| one.file) {
-                    self.host.flush(id.0, file);
+                    let token = DiskToken { user: shared.disk_user, number: id.0 };
+                    self.host.flush(token, file);
                 }
             }
             Verb::Deallocate { .. } => {

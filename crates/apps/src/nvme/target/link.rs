@@ -9,7 +9,7 @@ use abi::{FileExtent, FileFault, FileId, FileStat};
 use base::Instant;
 use bytes::Bytes;
 use host::nvme::{Incoming, Source};
-use host::{Host, SocketError};
+use host::{DiskToken, DiskUser, Host, SocketError};
 use wire::Endpoint;
 use wire::nvme::pdu::Fault;
 
@@ -56,19 +56,27 @@ pub(super) trait Link {
 
 /// Files; see [`Host`] for what each call promises.
 pub(super) trait Disk {
+    fn new_user(&mut self) -> DiskUser;
     fn open(&mut self, path: &str, read_only: bool) -> Option<FileId>;
     /// The file is no longer used, except for reads that are being sent.
     fn close(&mut self, file: FileId);
     fn stat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     /// Begins to read some of an extent; not where the file has no such bytes.
-    fn read(&mut self, token: u64, extent: FileExtent) -> bool;
+    fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool;
     /// The extent of a read that has ended is not used any more.
     fn release(&mut self, extent: FileExtent);
-    fn write(&mut self, token: u64, at: (FileId, u64), buffer: AlignedBuf, len: u32, fua: bool);
-    fn flush(&mut self, token: u64, file: FileId);
-    fn zero(&mut self, token: u64, at: (FileId, u64), len: u64, deallocate: bool);
-    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)>;
-    fn poll_changed(&mut self) -> Option<Changed>;
+    fn write(
+        &mut self,
+        token: DiskToken,
+        at: (FileId, u64),
+        buffer: AlignedBuf,
+        len: u32,
+        fua: bool,
+    );
+    fn flush(&mut self, token: DiskToken, file: FileId);
+    fn zero(&mut self, token: DiskToken, at: (FileId, u64), len: u64, deallocate: bool);
+    fn poll_read(&mut self, user: DiskUser) -> Option<(u64, Result<Bytes, FileFault>)>;
+    fn poll_changed(&mut self, user: DiskUser) -> Option<Changed>;
 }
 
 impl Link for Channel {
@@ -142,6 +150,10 @@ impl Link for Channel {
 }
 
 impl Disk for Host {
+    fn new_user(&mut self) -> DiskUser {
+        self.new_disk_user()
+    }
+
     fn open(&mut self, path: &str, read_only: bool) -> Option<FileId> {
         match read_only {
             true => self.offload_open_namespace_read_only(path),
@@ -157,7 +169,7 @@ impl Disk for Host {
         self.offload_fstat(file)
     }
 
-    fn read(&mut self, token: u64, extent: FileExtent) -> bool {
+    fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool {
         // Who reads it matters to what is sent, and this is not.
         let held = self.extent_hold(extent.file, extent.offset, u64::from(extent.len)).is_some();
         if held {
@@ -172,7 +184,7 @@ impl Disk for Host {
 
     fn write(
         &mut self,
-        token: u64,
+        token: DiskToken,
         (file, offset): (FileId, u64),
         buffer: AlignedBuf,
         len: u32,
@@ -181,19 +193,25 @@ impl Disk for Host {
         self.extent_write(token, file, offset, buffer, len, fua);
     }
 
-    fn flush(&mut self, token: u64, file: FileId) {
+    fn flush(&mut self, token: DiskToken, file: FileId) {
         self.extent_flush(token, file);
     }
 
-    fn zero(&mut self, token: u64, (file, offset): (FileId, u64), len: u64, deallocate: bool) {
+    fn zero(
+        &mut self,
+        token: DiskToken,
+        (file, offset): (FileId, u64),
+        len: u64,
+        deallocate: bool,
+    ) {
         self.extent_zero(token, file, offset, len, deallocate);
     }
 
-    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)> {
-        self.poll_extent().map(|read| (read.token, read.result))
+    fn poll_read(&mut self, user: DiskUser) -> Option<(u64, Result<Bytes, FileFault>)> {
+        self.poll_extent(user).map(|read| (read.number, read.result))
     }
 
-    fn poll_changed(&mut self) -> Option<Changed> {
-        self.poll_extent_done().map(|done| (done.token, done.buffer, done.result))
+    fn poll_changed(&mut self, user: DiskUser) -> Option<Changed> {
+        self.poll_extent_done(user).map(|done| (done.number, done.buffer, done.result))
     }
 }

@@ -350,9 +350,7 @@ impl Target {
 }
 
 impl Application for Target {
-    /// Takes what [`Host::poll_notice`] gave. Notices about listeners, sockets and files of others
-    /// are passed over; reads and changes of files that others began are not: whoever has a target
-    /// lets nobody else use the host's disk beyond sockets.
+    /// Notices about listeners, sockets, files and operations of others are passed over.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(listener, socket) => {
@@ -367,7 +365,7 @@ impl Application for Target {
                 }
             }
             Notice::File(file) => self.server.handle_file(now, host, file),
-            Notice::ExtentRead => self.server.handle_disk(now, host),
+            Notice::DiskDone(user) => self.server.handle_disk(now, host, user),
             // It splices nothing, and speaks nothing above UDP. What the device lost is the
             // transport's business.
             Notice::Spliced(_)

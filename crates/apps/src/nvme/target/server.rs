@@ -7,7 +7,7 @@
 use abi::FileId;
 use base::{Alarms, Duration, Instant};
 use host::nvme::Ended;
-use host::{Alert, SocketError};
+use host::{Alert, DiskUser, SocketError};
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
@@ -48,6 +48,7 @@ impl<L: Link> Server<L> {
         counters.nvmet_namespaces_failed += failed as u64;
         let log = ConnectionLog::new(config.log, config.unix_epoch);
         let shared = Shared {
+            disk_user: disk.new_user(),
             buffers: Buffers::new(config.buffer_bytes_max),
             config,
             counters,
@@ -202,8 +203,11 @@ impl<L: Link> Server<L> {
     }
 
     /// Operations of the disk have ended.
-    pub(super) fn handle_disk(&mut self, now: Instant, host: &mut L::Host) {
-        while let Some((token, result)) = host.poll_read() {
+    pub(super) fn handle_disk(&mut self, now: Instant, host: &mut L::Host, user: DiskUser) {
+        if user != self.shared.disk_user {
+            return;
+        }
+        while let Some((token, result)) = host.poll_read(user) {
             let id = OpId(token);
             if let Some(index) = self.owner(id) {
                 self.with(now, host, index, |turn| turn.handle_read(id, result));
@@ -213,7 +217,7 @@ impl<L: Link> Server<L> {
                 self.shared.relinquish(&mut op);
             }
         }
-        while let Some((token, buffer, result)) = host.poll_changed() {
+        while let Some((token, buffer, result)) = host.poll_changed(user) {
             let id = OpId(token);
             if let Some(index) = self.owner(id) {
                 self.with(now, host, index, |turn| turn.handle_changed(id, buffer, result));

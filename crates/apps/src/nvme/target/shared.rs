@@ -6,6 +6,7 @@ use abi::FileExtent;
 use abi::aligned::AlignedBuf;
 use base::Instant;
 use bytes::Bytes;
+use host::DiskUser;
 
 use super::Config;
 use super::buffers::{Buffers, Lease};
@@ -205,6 +206,8 @@ pub(super) struct Aborting {
 
 /// What all connections share.
 pub(super) struct Shared {
+    /// The target as a user of the disk.
+    pub(super) disk_user: DiskUser,
     pub(super) config: Config,
     pub(super) counters: Counters,
     pub(super) subsystems: Vec<Subsystem>,

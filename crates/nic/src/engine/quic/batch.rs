@@ -6,10 +6,9 @@
 //! to be merged, and nothing overtakes. What was not opened is never merged: it stays as it came.
 
 use abi::{PacketBuf, PacketPool, Received};
-use wire::emit;
+use wire::{UDP_BYTES, emit};
 
 use super::Datagram;
-use crate::pipeline::headers::UDP_BYTES;
 
 /// Datagrams in one frame, at most (Linux: `UDP_MAX_SEGMENTS` was 64).
 const DATAGRAMS_MAX: usize = 64;

@@ -222,7 +222,7 @@ impl QuicEngine {
 impl Datagram {
     /// Bytes of the datagram's payload.
     fn bytes(&self) -> u32 {
-        let header = self.l4 + crate::pipeline::headers::UDP_BYTES;
+        let header = self.l4 + wire::UDP_BYTES;
         u32::try_from(self.end.saturating_sub(header)).unwrap_or(u32::MAX)
     }
 }

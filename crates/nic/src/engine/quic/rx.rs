@@ -11,13 +11,14 @@
 
 use abi::Received;
 use base::Instant;
+use wire::UDP_BYTES;
 
 use super::keys::Unopened;
 use super::table::{Entry, Found, Order, Receive, Way};
 use super::window::Place;
 use super::{Datagram, QuicEngine, Waiting};
-use crate::pipeline::headers::{UDP_BYTES, u16_at};
-use crate::pipeline::rx::UdpAt;
+use crate::pipeline::headers::u16_at;
+use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
 
 /// Why a connection's gaps are given up.
@@ -45,7 +46,7 @@ impl QuicEngine {
     }
 
     /// Whose datagram this is; none where it goes on as it came.
-    pub(crate) fn find(&mut self, received: &Received, at: &UdpAt) -> Option<Hit> {
+    pub(crate) fn find(&mut self, received: &Received, at: &TransportAt) -> Option<Hit> {
         let bytes = received.packet.as_slice();
         let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
         let found = self.table.find_packet(&at.tuple, packet);
@@ -74,7 +75,7 @@ impl QuicEngine {
         now: Instant,
         hit: Hit,
         received: Received,
-        at: &UdpAt,
+        at: &TransportAt,
     ) -> Option<Datagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
         let mut datagram = Datagram { received, opened: None, l3, l4, end };

@@ -24,7 +24,7 @@
 use core::net::IpAddr;
 
 use abi::setup::MSS;
-use base::{Instant, SeqNum};
+use base::{Instant, SeqNum, low32};
 use siphasher::sip::SipHasher24;
 use wire::Tuple;
 
@@ -241,11 +241,6 @@ const fn end(epoch: u64) -> Instant {
 /// When an epoch began; the one before the first began when the clock did.
 const fn start_ms(epoch: u64) -> u64 {
     epoch.saturating_sub(1) * EPOCH_MS
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
-const fn low32(x: u64) -> u32 {
-    x as u32
 }
 
 #[cfg(test)]

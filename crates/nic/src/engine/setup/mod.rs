@@ -34,7 +34,7 @@ use wire::tcp::{Flags, Options, Segment, Timestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::config::SetupConfig;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 use cookie::{Agreed, Cookies, Returned};
 use counters::SetupCounters;
 use listeners::{Listener, Listeners};
@@ -120,7 +120,7 @@ impl SetupEngine {
         now: Instant,
         queue: usize,
         frame: &[u8],
-        tcp: &TcpAt,
+        tcp: &TransportAt,
         room: bool,
     ) -> Verdict {
         let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return Verdict::Pass };
@@ -213,7 +213,7 @@ fn answer(
     listener: &Listener,
     cookies: &Cookies,
     frame: &[u8],
-    at: &TcpAt,
+    at: &TransportAt,
 ) -> Result<Header, Why> {
     let (syn, link) = read_syn(mac, frame, at)?;
     let Some(theirs) = syn.options.timestamps else { return Err(Why::NoTimestamps) };
@@ -251,7 +251,7 @@ fn answer(
 }
 
 /// A SYN that may be answered, and the way back.
-fn read_syn(mac: [u8; 6], frame: &[u8], at: &TcpAt) -> Result<(Segment, Link), Why> {
+fn read_syn(mac: [u8; 6], frame: &[u8], at: &TransportAt) -> Result<(Segment, Link), Why> {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let (syn, header_len) = Segment::parse(tcp).map_err(|_| Why::Malformed)?;
     if syn.flags.any(Flags::FIN.with(Flags::RST).with(Flags::URG)) {
@@ -313,7 +313,7 @@ fn acknowledge(
     cookies: &Cookies,
     counters: &mut SetupCounters,
     frame: &[u8],
-    at: &TcpAt,
+    at: &TransportAt,
 ) -> Verdict {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));

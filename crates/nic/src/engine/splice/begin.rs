@@ -14,7 +14,7 @@ use super::pair::{Kept, Pair, Phase, Way};
 use super::translate::Translation;
 use super::{End, Route, SpliceEngine};
 use crate::pipeline::Outlet;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
 use crate::slab::hash_tuple;
 
@@ -159,7 +159,7 @@ fn is_sound(side: &SpliceSide) -> bool {
 }
 
 /// Where the segment lies in a frame that the host gave back. It is not believed that it is one.
-fn locate(frame: &RxFrame) -> Option<TcpAt> {
+fn locate(frame: &RxFrame) -> Option<TransportAt> {
     let bytes = frame.packet.as_slice();
     let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
     if ip.protocol != protocol::TCP || !frame.checksum.is_good() {
@@ -169,5 +169,5 @@ fn locate(frame: &RxFrame) -> Option<TcpAt> {
     let [s0, s1, d0, d1] = *ports;
     let end = |addr, port| Endpoint { addr, port: u16::from_be_bytes(port) };
     let tuple = Tuple { local: end(ip.destination, [d0, d1]), remote: end(ip.source, [s0, s1]) };
-    Some(TcpAt { tuple, l3: ip.l3, l4: ip.l4, end: ip.end })
+    Some(TransportAt { tuple, l3: ip.l3, l4: ip.l4, end: ip.end })
 }

@@ -34,7 +34,7 @@ use wire::Tuple;
 use wire::tcp::Flags;
 
 use crate::config::SpliceConfig;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 use crate::pipeline::{Outlet, Run};
 use crate::slab::{Key, Slab, hash_tuple};
 use counters::SpliceCounters;
@@ -114,7 +114,7 @@ impl SpliceEngine {
         &mut self,
         now: Instant,
         received: &mut Received,
-        at: &TcpAt,
+        at: &TransportAt,
         out: &mut Outlet<'_>,
     ) -> bool {
         let Some(end) = self.find(&at.tuple) else { return false };
@@ -191,7 +191,14 @@ impl SpliceEngine {
     }
 
     /// Sends a frame of that side's peer on to the other's, if it may pass.
-    fn relay(&mut self, out: &mut Outlet<'_>, now: Instant, end: End, frame: RxFrame, at: &TcpAt) {
+    fn relay(
+        &mut self,
+        out: &mut Outlet<'_>,
+        now: Instant,
+        end: End,
+        frame: RxFrame,
+        at: &TransportAt,
+    ) {
         let Some(segment) = Segment::read(frame.packet.as_slice(), at) else {
             self.counters.splice_dropped_malformed += 1;
             return out.put(frame.packet);
@@ -232,7 +239,7 @@ impl SpliceEngine {
         now: Instant,
         end: End,
         frame: RxFrame,
-        at: &TcpAt,
+        at: &TransportAt,
         segment: &Segment,
     ) -> bool {
         let Some(pair) = self.pairs.get_mut(end.key) else { return false };
@@ -315,7 +322,7 @@ impl SpliceEngine {
         out: &mut Outlet<'_>,
         end: End,
         frame: RxFrame,
-        at: &TcpAt,
+        at: &TransportAt,
         mut segment: Segment,
     ) {
         let Some(pair) = self.pairs.get_mut(end.key) else { return };
@@ -347,7 +354,7 @@ impl SpliceEngine {
 }
 
 /// Whether a frame belongs to the beginning of a new connection.
-fn is_syn(received: &Received, at: &TcpAt) -> bool {
+fn is_syn(received: &Received, at: &TransportAt) -> bool {
     let flags = received.packet.as_slice().get(at.l4 + 13);
     flags.is_some_and(|&flags| {
         let flags = Flags(flags);

@@ -14,7 +14,7 @@ use abi::port::RxFrame;
 
 use super::segment::Segment;
 use super::translate::Translation;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 
 /// Two connections that are one.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 pub(super) struct Kept {
     pub(super) side: usize,
     pub(super) frame: RxFrame,
-    pub(super) at: TcpAt,
+    pub(super) at: TransportAt,
 }
 
 /// One direction: what that side's peer sends.

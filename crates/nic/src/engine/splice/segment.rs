@@ -8,7 +8,7 @@ use base::SeqNum;
 use wire::TCP_BYTES;
 use wire::tcp::Flags;
 
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 
 /// A segment, by its fields.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Segment {
 
 impl Segment {
     /// The segment at `at`, or `None` where its header has not the length that it says.
-    pub(super) fn read(frame: &[u8], at: &TcpAt) -> Option<Self> {
+    pub(super) fn read(frame: &[u8], at: &TransportAt) -> Option<Self> {
         let fixed: &[u8; TCP_BYTES] = frame.get(at.l4..at.end)?.first_chunk()?;
         let header_len = usize::from(fixed[12] >> 4) * 4;
         if header_len < TCP_BYTES || at.l4 + header_len > at.end {

@@ -21,7 +21,7 @@ use wire::tcp::Flags;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
 use super::segment::Segment;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 
 /// Ethernet and the longer of the two IP headers.
 const PREFIX_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES;
@@ -176,7 +176,7 @@ impl Translation {
     pub(super) fn translate(
         &mut self,
         frame: &[u8],
-        at: &TcpAt,
+        at: &TransportAt,
         segment: &Segment,
         sent: SeqNum,
     ) -> Result<Translated, Unfit> {

@@ -41,7 +41,7 @@ use self::table::Table;
 use self::time_wait::{Reaction, TimeWait};
 use self::wheel::TimerBitmapWheel;
 use crate::config::TeardownConfig;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
 
 /// The grain of time-outs. With [`SLOTS`] of them those from 200 ms (the least that the host's
@@ -158,7 +158,7 @@ impl TeardownEngine {
     }
 
     /// A TCP segment came in.
-    pub(crate) fn receive(&mut self, now: Instant, frame: &[u8], tcp: &TcpAt) -> Verdict {
+    pub(crate) fn receive(&mut self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Verdict {
         // A malformed segment is the host's to count.
         let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
             return Verdict::Pass;

@@ -6,7 +6,7 @@
 
 use abi::teardown::{ClosingState, Teardown};
 use abi::{FileExtent, FileLimits, Header, Part, Parts, TsOption};
-use base::{Instant, SeqNum};
+use base::{Instant, SeqNum, low32};
 use core::net::IpAddr;
 use core::ops::Range;
 use wire::tcp::{Flags, Segment};
@@ -175,11 +175,6 @@ pub(super) fn kept_extent(part: &Part) -> Option<FileExtent> {
 /// Whether the content that precedes a part in its message comes with it: that is held already.
 pub(super) fn recovers(parts: &Parts) -> bool {
     parts.iter().any(Part::has_prefix)
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "timestamps are modulo 2^32")]
-const fn low32(x: u64) -> u32 {
-    x as u32
 }
 
 #[cfg(test)]

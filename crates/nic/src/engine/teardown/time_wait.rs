@@ -15,7 +15,7 @@ use wire::{ETHERNET_BYTES, Tuple};
 
 use super::segments::Stamp;
 use super::table::Table;
-use crate::pipeline::rx::TcpAt;
+use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
 
 /// As the host's stack, and RFC 1700.
@@ -120,7 +120,7 @@ impl TimeWait {
         &mut self,
         now: Instant,
         frame: &[u8],
-        tcp: &TcpAt,
+        tcp: &TransportAt,
         segment: &Segment,
         payload: usize,
     ) -> Reaction {
@@ -233,7 +233,7 @@ impl Remains {
 
     /// The acknowledgment that answers `frame`, back where that came from: addresses and VLAN are
     /// its own, turned around. None for what came to a group address.
-    fn answer(&self, now: Instant, frame: &[u8], tcp: &TcpAt) -> Option<Header> {
+    fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportAt) -> Option<Header> {
         let (destination, source) = (*frame.get(6..)?.first_chunk()?, *frame.first_chunk::<6>()?);
         if source[0] & 1 == 1 {
             return None;

@@ -8,8 +8,8 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::SocketError;
 use host::nvme::{Ended, Incoming, Source};
+use host::{DiskToken, DiskUser, SocketError};
 use wire::nvme::command::{Command, Completion, Sgl};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, cattr, property,
@@ -24,6 +24,8 @@ use crate::nvme::target::server::Server;
 use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
 
 /// Bytes of a block of every namespace.
+/// The only user of the disk.
+const DISK_USER: DiskUser = DiskUser(0);
 pub(super) const BLOCK: u64 = 4096;
 pub(super) const BLOCK_BYTES: usize = 4096;
 /// Blocks of a namespace.
@@ -240,6 +242,10 @@ impl Disk for FakeDisk {
         self.closed.push(file);
     }
 
+    fn new_user(&mut self) -> DiskUser {
+        DISK_USER
+    }
+
     fn open(&mut self, path: &str, _: bool) -> Option<FileId> {
         let index = u32::try_from(self.files.len()).unwrap();
         // Each block begins with its number and ends with the path's first letter.
@@ -258,9 +264,9 @@ impl Disk for FakeDisk {
         self.opens.then_some(self.open_fault.map_or(Ok(stat), Err))
     }
 
-    fn read(&mut self, token: u64, extent: FileExtent) -> bool {
+    fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool {
         self.held.push(extent);
-        self.asked.push_back(Request::Read(token, extent));
+        self.asked.push_back(Request::Read(token.number, extent));
         true
     }
 
@@ -271,30 +277,36 @@ impl Disk for FakeDisk {
 
     fn write(
         &mut self,
-        token: u64,
+        token: DiskToken,
         (file, offset): (FileId, u64),
         buffer: AlignedBuf,
         len: u32,
         fua: bool,
     ) {
         let extent = FileExtent { file, offset, len };
-        self.asked.push_back(Request::Write { token, extent, buffer, fua });
+        self.asked.push_back(Request::Write { token: token.number, extent, buffer, fua });
     }
 
-    fn flush(&mut self, token: u64, _: FileId) {
-        self.asked.push_back(Request::Flush(token));
+    fn flush(&mut self, token: DiskToken, _: FileId) {
+        self.asked.push_back(Request::Flush(token.number));
     }
 
-    fn zero(&mut self, token: u64, (file, offset): (FileId, u64), len: u64, deallocate: bool) {
+    fn zero(
+        &mut self,
+        token: DiskToken,
+        (file, offset): (FileId, u64),
+        len: u64,
+        deallocate: bool,
+    ) {
         let extent = FileExtent { file, offset, len: u32::try_from(len).unwrap() };
-        self.asked.push_back(Request::Zero { token, extent, deallocate });
+        self.asked.push_back(Request::Zero { token: token.number, extent, deallocate });
     }
 
-    fn poll_read(&mut self) -> Option<(u64, Result<Bytes, FileFault>)> {
+    fn poll_read(&mut self, _: DiskUser) -> Option<(u64, Result<Bytes, FileFault>)> {
         self.reads.pop_front()
     }
 
-    fn poll_changed(&mut self) -> Option<Changed> {
+    fn poll_changed(&mut self, _: DiskUser) -> Option<Changed> {
         self.changed.pop_front()
     }
 }
@@ -427,7 +439,7 @@ impl Rig {
     /// The disk does one thing, or nothing.
     pub(super) fn disk_step(&mut self) -> bool {
         let did = self.disk.step();
-        self.server.handle_disk(self.now, &mut self.disk);
+        self.server.handle_disk(self.now, &mut self.disk, DISK_USER);
         did
     }
 

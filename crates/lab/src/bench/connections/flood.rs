@@ -1,0 +1,248 @@
+//! What a frame of a flood costs, device and host apart: SYNs, forged acknowledgments and forged
+//! resets, against connections wherever they can be.
+//!
+//! A device and a host take turns on one core, a batch at a time, without rings between them; what
+//! the host answers goes back through the device, and counts. The clock stands still, so that the
+//! limits on answers per second are reached at once and what is measured is the long run.
+
+use std::hint::black_box;
+
+use abi::port::RxFrame;
+use abi::{Checksum, Event, Op};
+use base::{Duration, Prng, SeqNum};
+use host::{Cidr, Config, Host, Listen, ListenerOption};
+use io::clock::{Clock, cycles};
+use nic::{Device, DeviceConfig};
+use wire::tcp::{Flags, Segment};
+use wire::{Endpoint, Tuple};
+
+use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, median, memory, segment, syn, tuple};
+use cli::Failure;
+
+/// Connections that forged segments aim at.
+const AIMS: u16 = 64;
+/// An ARP request of the peers' address for ours, without padding: RFC 826.
+const ARP: [u8; 42] = [
+    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 2, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0,
+    0, 2, 10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1,
+];
+
+/// What one frame costs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    pub(super) key: &'static str,
+    pub(super) what: &'static str,
+    /// Cycles of the device, and of the host.
+    pub(super) device: f64,
+    pub(super) host: f64,
+    /// Frames per second that one core takes, if it does the work of both.
+    pub(super) per_s: f64,
+}
+
+/// A machine under attack.
+struct Target {
+    device: Device,
+    host: Host,
+    events: Vec<Event>,
+    ops: Vec<Op>,
+}
+
+/// Measures each kind of flood.
+///
+/// # Errors
+/// Where a frame did not end where its kind has to.
+pub(super) fn costs(time: Duration) -> Result<Vec<Cost>, Failure> {
+    let mut prng = Prng::new(1);
+    let syns: Vec<_> = (0..TUPLES).map(|i| frame(&tuple(4, i), &syn(), b"")).collect();
+    // The epoch is right, so that they get as far as forgeries get.
+    let mut acks = |from: u16, to: u16| -> Vec<Vec<u8>> {
+        let ack = |number: u32| SeqNum(number & 0x07ff_ffff | 2 << 27);
+        let mut one = |i| {
+            let (seq, ack) = (SeqNum(prng.next_u32()), ack(prng.next_u32()));
+            frame(&tuple(4, from + i % (to - from)), &segment(Flags::ACK, seq, ack, 1), b"")
+        };
+        (0..TUPLES).map(&mut one).collect()
+    };
+    let (strays, inside) = (acks(AIMS, TUPLES), acks(0, AIMS));
+    let mut prng = Prng::new(2);
+    let mut resets = |count: u16| -> Vec<Vec<u8>> {
+        let mut reset = |i| {
+            let seq = SeqNum(prng.next_u32());
+            let segment = Segment { seq, flags: Flags::RST, ..Segment::default() };
+            frame(&tuple(4, i % count), &segment, b"")
+        };
+        (0..TUPLES).map(&mut reset).collect()
+    };
+    let (few, many) = (resets(AIMS), resets(TUPLES));
+
+    let mut out = Vec::new();
+    let mut add = |key, what, target: Target, frames: &[Vec<u8>], counter: &str| {
+        measure(target, frames, time, counter).map(|cost| out.push(Cost { key, what, ..cost }))
+    };
+    let on_host = || Target::new(false, 1);
+    let nobody = |i: u16| {
+        let [high, low] = (1024 + i).to_be_bytes();
+        let remote = Endpoint { addr: [10, 0, high, low].into(), port: 1024 };
+        frame(&Tuple { remote, ..tuple(4, 0) }, &syn(), b"")
+    };
+    let spoofed: Vec<_> = (0..TUPLES).map(nobody).collect();
+    add("syn_device", "SYN, answered by the device", Target::new(true, 1), &syns, DEVICE_SYN)?;
+    add("syn_host", "SYN, answered by the host", on_host(), &syns, "tcp_syn_cookies_sent")?;
+    let what = "the same, from nobody on the link";
+    add("syn_host_on_link", what, on_host(), &spoofed, "tcp_syn_cookies_sent")?;
+    add("ack_device", "forged ACK, device set-up", Target::new(true, 1), &strays, DEVICE_ACK)?;
+    let cookies = on_host().with_cookies_sent(&syns);
+    add("ack_host", "forged ACK, host cookies", cookies, &strays, "tcp_syn_cookies_failed")?;
+    let connected = || Target::new(false, usize::from(AIMS)).connected();
+    add("ack_connected", "forged ACK, a connection", connected()?, &inside, "tcp_in_segs")?;
+    add("rst_nobody", "RST, no connection", on_host(), &many, "tcp_no_connection")?;
+    add("rst_connected", "RST, a connection of the host", connected()?, &few, "tcp_in_segs")?;
+    let (torn, joined) = (Target::new(false, 1), Target::new(false, 1));
+    add("rst_torn_down", "RST, torn down", torn.torn_down(), &few, "teardown_out_of_window")?;
+    add("rst_spliced", "RST, spliced", joined.spliced(), &few, "splice_dropped_blind_reset")?;
+    Ok(out)
+}
+
+const DEVICE_SYN: &str = "setup_syns_answered";
+const DEVICE_ACK: &str = "setup_passed_acks";
+
+impl Target {
+    fn new(set_up: bool, backlog: usize) -> Self {
+        let mut config = DeviceConfig::new(LOCAL_MAC);
+        config.file = None;
+        let device = Device::new(config, WIRE);
+        let addrs = vec![Cidr { addr: tuple(4, 0).local.addr, prefix_len: 16 }];
+        let config = Config { addrs, ..Config::default() };
+        let mut host = Host::new(config, &device.capabilities(), 1);
+        let listener = host.listen(Listen { addr: None, port: 80, backlog });
+        if let Ok(listener) = listener {
+            host.set_listener_option(listener, ListenerOption::SetupOffload(set_up));
+        }
+        let mut target = Self { device, host, events: Vec::new(), ops: Vec::new() };
+        target.exchange(&ARP);
+        target
+    }
+
+    /// The host has sent cookies: acknowledgments may bring one back.
+    fn with_cookies_sent(mut self, syns: &[Vec<u8>]) -> Self {
+        for syn in syns.iter().take(2) {
+            self.exchange(syn);
+        }
+        self
+    }
+
+    /// Connections of the host.
+    fn connected(mut self) -> Result<Self, Failure> {
+        for i in 0..AIMS {
+            let answer = self.exchange(&frame(&tuple(4, i), &syn(), b""));
+            let answer = answer.first().and_then(|bytes| Segment::parse(bytes.get(34..)?).ok());
+            let Some((answer, _)) = answer else { continue };
+            let echo = answer.options.timestamps.map_or(0, |ts| ts.value);
+            let ack = segment(Flags::ACK, answer.ack, answer.seq + 1, echo);
+            self.exchange(&frame(&tuple(4, i), &ack, b""));
+            while self.host.poll_notice().is_some() {}
+        }
+        match self.host.sockets().count() {
+            n if n == usize::from(AIMS) => Ok(self),
+            n => Err(Failure::System(format!("{n} of {AIMS} connections were made"))),
+        }
+    }
+
+    /// Connections that the device tears down.
+    fn torn_down(mut self) -> Self {
+        memory::hand_over(&mut self.device, 0, AIMS.into());
+        self
+    }
+
+    /// Connections that the device splices.
+    fn spliced(mut self) -> Self {
+        memory::splice(&mut self.device, 0, AIMS.into());
+        self
+    }
+
+    /// A frame in; what comes out for it.
+    fn exchange(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
+        self.device_takes(std::slice::from_ref(&bytes.to_vec()));
+        self.host_works();
+        let ops = std::mem::take(&mut self.ops);
+        ops.into_iter().for_each(|op| self.device.handle_op(NOW, 0, op));
+        let frames = std::iter::from_fn(|| self.device.poll_frame(NOW));
+        let bytes = |frame: abi::port::TxFrame| {
+            let mut bytes = vec![0; frame.len()];
+            frame.copy_to(&mut bytes);
+            bytes
+        };
+        frames.map(bytes).collect()
+    }
+
+    fn device_takes(&mut self, batch: &[Vec<u8>]) {
+        for bytes in batch {
+            let Some(packet) = self.device.pool().copy(bytes) else { continue };
+            let checksum = Checksum::Unchecked;
+            self.device.handle_frame(NOW, RxFrame { packet, checksum, segment_size: 0 });
+        }
+        self.events.extend(std::iter::from_fn(|| self.device.poll_queue_event(0)));
+    }
+
+    fn host_works(&mut self) {
+        for event in self.events.drain(..) {
+            self.host.handle_event(NOW, event);
+        }
+        self.ops.extend(std::iter::from_fn(|| self.host.poll_op(NOW)));
+    }
+
+    fn device_sends(&mut self) {
+        while let Some(packet) = self.host.poll_recycle() {
+            self.device.pool().put(packet);
+        }
+        for op in self.ops.drain(..) {
+            self.device.handle_op(NOW, 0, op);
+        }
+        while let Some(frame) = self.device.poll_frame(NOW) {
+            self.device.recycle(black_box(frame));
+        }
+    }
+
+    fn count(&self, counter: &str) -> u64 {
+        let mut sum = 0;
+        let mut add = |name: &str, value| sum += if name == counter { value } else { 0 };
+        self.device.visit(&mut |name, value| add(name, value));
+        self.host.visit(&mut |name, value| add(name, value));
+        sum
+    }
+}
+
+/// The medians over batches. Every frame has to move the counter, but for the SYNs of one peer.
+fn measure(
+    mut target: Target,
+    frames: &[Vec<u8>],
+    time: Duration,
+    counter: &str,
+) -> Result<Cost, Failure> {
+    let clock = Clock::new();
+    let (mut device, mut host, mut took) = (Vec::new(), Vec::new(), Vec::new());
+    let (counted, until) = (target.count(counter), clock.now() + time);
+    for batch in frames.chunks_exact(BATCH).cycle() {
+        let (from, begun) = (clock.now(), cycles());
+        target.device_takes(batch);
+        let passed = cycles();
+        target.host_works();
+        let answered = cycles();
+        target.device_sends();
+        device.push(cycles() - answered + passed - begun);
+        host.push(answered - passed);
+        let now = clock.now();
+        took.push(now.since(from).as_nanos());
+        if now > until {
+            break;
+        }
+    }
+    let (sent, moved) = ((took.len() * BATCH) as u64, target.count(counter) - counted);
+    // A backlog of one takes the first SYN, and that peer's come again.
+    if moved + 1 + sent / u64::from(TUPLES) < sent || moved > sent {
+        return Err(Failure::System(format!("{counter} is {moved} and should be {sent}")));
+    }
+    let per_s = 1e9 / median(&mut took, BATCH);
+    let (device, host) = (median(&mut device, BATCH), median(&mut host, BATCH));
+    Ok(Cost { key: "", what: "", device, host, per_s })
+}

@@ -1,0 +1,129 @@
+//! What a connection costs the device in memory while it is torn down, and while it is spliced: the
+//! growth of the heap over many of them.
+
+use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
+use abi::teardown::{ClosingState, LateData, Teardown};
+use abi::{FlowId, Header, Op, Part, TsOption};
+use base::{Duration, SeqNum};
+use bytes::Bytes;
+use io::heap::allocated_bytes;
+use nic::{Device, DeviceConfig};
+use wire::emit::{IpHeader, Link, tcp_template};
+use wire::frame::protocol;
+use wire::tcp::Flags;
+use wire::{Endpoint, Tuple};
+
+use super::{LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, WIRE, segment};
+use crate::bench::tls_engine::check;
+use cli::Failure;
+
+/// Connections, and pairs of them.
+const CONNECTIONS: u32 = 60_000;
+
+/// Bytes of the device's heap for each connection that waits for the acknowledgment of a response
+/// of 64 bytes and its FIN, the response included.
+pub(super) fn torn_down() -> Result<f64, Failure> {
+    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
+    // What is made for the first connection is there for all: wheel and queues.
+    hand_over(&mut device, CONNECTIONS, CONNECTIONS + 64);
+    let before = allocated_bytes();
+    hand_over(&mut device, 0, CONNECTIONS);
+    let growth = allocated_bytes().saturating_sub(before);
+    check(&device, "teardown_flows", u64::from(CONNECTIONS) + 64)?;
+    Ok(growth as f64 / f64::from(CONNECTIONS))
+}
+
+/// Has the device tear connections down, `from` to `to` of them.
+pub(super) fn hand_over(device: &mut Device, from: u32, to: u32) {
+    for i in from..to {
+        device.handle_op(NOW, 0, Op::Teardown(Box::new(teardown(i))));
+        while device.poll_frame(NOW).is_some() {}
+        while device.poll_event().is_some() {}
+    }
+}
+
+fn teardown(i: u32) -> Teardown {
+    let seq = SeqNum(i.wrapping_mul(0x9e37));
+    let tuple = tuple(80, i);
+    let (source, destination) = (tuple.local.port, tuple.remote.port);
+    let segment =
+        wire::tcp::Segment { source, destination, ..segment(Flags::ACK, seq, SeqNum(1), 1) };
+    let ip = IpHeader {
+        source: tuple.local.addr,
+        destination: tuple.remote.addr,
+        protocol: protocol::TCP,
+        ecn: 0,
+        hop_limit: 64,
+    };
+    let l4 = 14 + ip.len();
+    let mut header = Header::zeroed(l4 + segment.header_len(), 14, l4).expect("66 bytes");
+    let link = Link { source: LOCAL_MAC, destination: PEER_MAC };
+    let tsval_at = tcp_template(&link, &ip, &segment, header.as_mut_slice());
+    let offset = tsval_at.and_then(|at| u8::try_from(at).ok());
+    Teardown {
+        flow: FlowId(i.into()),
+        header,
+        timestamp: offset.map(|offset| TsOption { offset, past_us: 0 }),
+        una: seq,
+        nxt: seq,
+        edge: seq + 65_535,
+        peer_scale: 7,
+        mss: 1448,
+        parts: [Part::Host(Bytes::copy_from_slice(&PAYLOAD))].into_iter().collect(),
+        rcv_nxt: SeqNum(65),
+        state: ClosingState::FinWait1,
+        rto: Duration::from_secs(1),
+        time_wait: Duration::from_secs(60),
+        contexts: [].into_iter().collect(),
+        late_data: LateData::Discard { bytes_max: 1 << 20 },
+    }
+}
+
+/// Bytes of the device's heap for each pair of spliced connections.
+pub(super) fn spliced() -> Result<f64, Failure> {
+    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
+    splice(&mut device, CONNECTIONS, CONNECTIONS + 64);
+    let before = allocated_bytes();
+    splice(&mut device, 0, CONNECTIONS);
+    let growth = allocated_bytes().saturating_sub(before);
+    check(&device, "splice_pairs", u64::from(CONNECTIONS) + 64)?;
+    Ok(growth as f64 / f64::from(CONNECTIONS))
+}
+
+/// Has the device splice pairs, `from` to `to` of them.
+pub(super) fn splice(device: &mut Device, from: u32, to: u32) {
+    for i in from..to {
+        let id = SpliceId(i.into());
+        let sides = [side(tuple(80, i), i), side(tuple(8080, i), i)];
+        let splice = Splice { id, sides, idle_timeout: Duration::from_secs(300) };
+        device.handle_op(NOW, 0, Op::Splice(Box::new(splice)));
+        device.handle_op(NOW, 0, Op::SpliceStart { id, packets: Box::new([]) });
+        while device.poll_event().is_some() {}
+    }
+}
+
+fn side(tuple: Tuple, i: u32) -> SpliceSide {
+    SpliceSide {
+        tuple,
+        link: PEER_MAC,
+        snd_nxt: SeqNum(i),
+        rcv_nxt: SeqNum(i ^ 77),
+        peer_scale: 7,
+        own_scale: 5,
+        peer_window: 65_536,
+        own_window: 65_536,
+        mss: 1448,
+        sack: true,
+        ecn: false,
+        timestamps: Some(SpliceTimestamps { value: i, recent: i ^ 5 }),
+    }
+}
+
+fn tuple(port: u16, i: u32) -> Tuple {
+    let peer = u8::try_from(2 + i / 50_000).unwrap_or(u8::MAX);
+    let remote = u16::try_from(1024 + i % 50_000).unwrap_or(0);
+    Tuple {
+        local: Endpoint { addr: [10, 0, 0, 1].into(), port },
+        remote: Endpoint { addr: [10, 0, 0, peer].into(), port: remote },
+    }
+}

@@ -1,0 +1,334 @@
+//! `outboard-lab bench connections`: what the device does per connection, alone on one core, and
+//! what a connection costs it in memory (`memory`).
+//!
+//! Frames are handed to a [`Device`] in batches, and what comes out is taken away, as its driver
+//! would; building and freeing them is not counted. The device verifies and computes all checksums
+//! itself. Each figure is a rate and the time-stamp counter's cycles, of the median batch. A frame
+//! that no engine wants is measured beside, so that the engines' own share can be told.
+
+mod flood;
+mod memory;
+
+use std::hint::black_box;
+
+use abi::port::{RxFrame, WireCaps};
+use abi::setup::{ListenId, SetupListen};
+use abi::{Checksum, Event, Op};
+use base::{Duration, Instant, Prng, SeqNum};
+use clap::Args;
+use io::clock::{Clock, cycles};
+use io::heap::allocated_bytes;
+use nic::{Device, DeviceConfig};
+use serde_json::{Value, json};
+use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Segment, Timestamps};
+use wire::{Endpoint, Tuple};
+
+use super::tls_engine::check;
+use cli::Failure;
+
+const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+/// A wire that does nothing for the device.
+const WIRE: WireCaps =
+    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+/// The device's clock: it stands still, so that cookies made beforehand count.
+const NOW: Instant = Instant::from_millis(100_000);
+/// Peers.
+const TUPLES: u16 = 4096;
+/// Frames that are handed in between two looks at the clock.
+const BATCH: usize = 64;
+/// AccelTCP section 6.1: messages of 64 bytes.
+const PAYLOAD: [u8; 64] = [b'x'; 64];
+/// SYNs, and forged acknowledgments, after which the heap is looked at.
+const FLOOD: u32 = 1_000_000;
+
+/// `outboard-lab bench connections`.
+#[derive(Debug, Args)]
+pub(crate) struct ConnectionsArgs {
+    /// For machines
+    #[arg(long)]
+    json: bool,
+    /// A shorter time for each figure: a second's look
+    #[arg(long)]
+    quick: bool,
+}
+
+/// What was measured of one kind of work.
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    what: &'static str,
+    per_s: f64,
+    cycles: f64,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Where the device did not do what was to be measured.
+pub(crate) fn run(args: &ConnectionsArgs) -> Result<(), Failure> {
+    let time = Duration::from_millis(if args.quick { 100 } else { 1_500 });
+    let mut headline = serde_json::Map::new();
+    let mut rows = Vec::new();
+    for (version, suffix) in [(4, ""), (6, "_ipv6")] {
+        if !args.json {
+            println!("\nset-up, IPv{version}");
+        }
+        for (key, figure) in set_up(version, time)? {
+            if !args.json {
+                let Figure { what, per_s, cycles } = figure;
+                println!("{what:<52} {:>9.3} M/s {cycles:>7.0} cycles", per_s * 1e-6);
+            }
+            headline.insert(format!("{key}_per_s{suffix}"), json!(figure.per_s));
+            headline.insert(format!("{key}_cycles{suffix}"), json!(figure.cycles));
+            let Figure { what, per_s, cycles } = figure;
+            rows.push(json!({ "ip": version, "what": what, "per_s": per_s, "cycles": cycles }));
+        }
+    }
+    let mut floods = Vec::new();
+    for cost in flood::costs(time)? {
+        let flood::Cost { key, what, device, host, per_s } = cost;
+        if !args.json {
+            if floods.is_empty() {
+                println!("\na frame of a flood, IPv4: cycles of the device, of the host");
+            }
+            println!("{what:<42} {device:>7.0} {host:>7.0} {:>9.3} M/s a core", per_s * 1e-6);
+        }
+        headline.insert(format!("flood_{key}_per_s"), json!(per_s));
+        floods.push(json!({
+            "kind": key, "device_cycles": device, "host_cycles": host, "per_s": per_s,
+        }));
+    }
+    let growth = set_up_memory()?;
+    let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
+    headline.insert("setup_heap_growth_bytes".into(), json!(growth));
+    headline.insert("torn_down_connection_bytes".into(), json!(torn_down));
+    headline.insert("spliced_pair_bytes".into(), json!(spliced));
+    if args.json {
+        println!(
+            "{:#}",
+            json!({ "headline": Value::Object(headline), "rows": rows, "floods": floods })
+        );
+    } else {
+        println!(
+            "\nheap after {FLOOD} SYNs and as many forged acknowledgments: {growth} bytes more\n\
+             a connection that is torn down, with a response of 64 bytes: {torn_down:.0} bytes\n\
+             a pair of spliced connections: {spliced:.0} bytes"
+        );
+    }
+    Ok(())
+}
+
+/// Connections set up, SYNs answered, forged acknowledgments absorbed, each under its name.
+fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Failure> {
+    let mut device = listening();
+    let syns: Vec<Vec<u8>> = (0..TUPLES).map(|i| frame(&tuple(version, i), &syn(), b"")).collect();
+    let acks = acknowledgments(version, &mut device, &syns)?;
+    let both: Vec<_> = syns.iter().zip(&acks).flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
+    let mut prng = Prng::new(1);
+    // With a right epoch and timestamps, so that they get as far as forgeries get.
+    let mut forged = |port: u16| -> Vec<Vec<u8>> {
+        let mut number = || SeqNum(prng.next_u32());
+        let forged = |i| {
+            let mut tuple = tuple(version, i);
+            tuple.local.port = port;
+            let ack = SeqNum(number().0 & 0x07ff_ffff | 2 << 27);
+            frame(&tuple, &segment(Flags::ACK, number(), ack, 1), b"")
+        };
+        (0..TUPLES).map(forged).collect()
+    };
+    let (forged, elsewhere) = (forged(80), forged(81));
+
+    let mut figures = Vec::new();
+    let mut add = |key, what, frames: &[Vec<u8>], each, moves: &[&str]| {
+        let mut device = listening();
+        let (handled, figure) = measure(&mut device, frames, each, time);
+        let moved = moves.iter().try_for_each(|name| check(&device, name, handled));
+        figures.push((key, Figure { what, ..figure }));
+        moved
+    };
+    let two = ["setup_syns_answered", "setup_established"];
+    add("connections", "connections: SYN, SYN-ACK, ACK with 64 bytes", &both, 2, &two)?;
+    add("syns", "SYNs answered", &syns, 1, &two[..1])?;
+    add("established", "acknowledgments with 64 bytes, for the host", &acks, 1, &two[1..])?;
+    add("forged", "forged acknowledgments, for the host", &forged, 1, &["setup_passed_acks"])?;
+    add("unwanted", "the same to a port that is not the device's", &elsewhere, 1, &["rx_packets"])?;
+    Ok(figures)
+}
+
+/// How much the heap grows by floods from ever new peers: not at all.
+fn set_up_memory() -> Result<usize, Failure> {
+    let mut device = listening();
+    let frames = |i: u32| {
+        let tuple = tuple(4, u16::try_from(i % 60_000).unwrap_or(0));
+        let (syn, ack) = (Flags::SYN, SeqNum(i.wrapping_mul(0x9e37) & 0x07ff_ffff | 2 << 27));
+        let first = Segment { seq: SeqNum(i), ..segment(syn, SeqNum(i), SeqNum(0), 0) };
+        [frame(&tuple, &first, b""), frame(&tuple, &segment(Flags::ACK, SeqNum(i), ack, 1), b"")]
+    };
+    let mut flood = |from: u32, to: u32| {
+        let mut events = Vec::new();
+        for i in from..to {
+            for bytes in frames(i) {
+                let packets = device.pool().copy(&bytes).into_iter().collect();
+                hand_over(&mut device, packets, &mut events);
+                recycle(&mut device, &mut events);
+            }
+        }
+    };
+    flood(0, 10_000);
+    let before = allocated_bytes();
+    flood(10_000, FLOOD);
+    let growth = allocated_bytes().saturating_sub(before);
+    check(&device, "setup_syns_answered", FLOOD.into())?;
+    check(&device, "setup_passed_acks", FLOOD.into())?;
+    // The allocator's own caches move a little.
+    if growth > FLOOD as usize / 100 {
+        return Err(Failure::System(format!("the heap has grown by {growth} bytes")));
+    }
+    Ok(growth)
+}
+
+/// Hands frames in until the time is up, `each` of them for one piece of work; gives how many
+/// pieces there were, and what the median batch took: other processes come in between some.
+fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration) -> (u64, Figure) {
+    let clock = Clock::new();
+    let mut events = Vec::with_capacity(BATCH);
+    let (mut took, mut spent) = (Vec::new(), Vec::new());
+    let until = clock.now() + time;
+    for batch in frames.chunks_exact(BATCH).cycle() {
+        let packets = batch.iter().filter_map(|frame| device.pool().copy(frame)).collect();
+        let (from, begun) = (clock.now(), cycles());
+        hand_over(device, packets, &mut events);
+        spent.push(cycles() - begun);
+        let now = clock.now();
+        took.push(now.since(from).as_nanos());
+        recycle(device, &mut events);
+        if now > until {
+            break;
+        }
+    }
+    let pieces = BATCH / each;
+    let (per_s, cycles) = (1e9 / median(&mut took, pieces), median(&mut spent, pieces));
+    ((took.len() * pieces) as u64, Figure { what: "", per_s, cycles })
+}
+
+/// What the median batch of so many pieces says of one.
+fn median(batches: &mut [u64], pieces: usize) -> f64 {
+    batches.sort_unstable();
+    batches.get(batches.len() / 2).map_or(0.0, |&m| m as f64 / pieces as f64)
+}
+
+/// What is measured: frames in, frames and events out.
+fn hand_over(device: &mut Device, packets: Vec<abi::PacketBuf>, events: &mut Vec<Event>) {
+    for packet in packets {
+        let checksum = Checksum::Unchecked;
+        device.handle_frame(NOW, RxFrame { packet, checksum, segment_size: 0 });
+    }
+    while let Some(frame) = device.poll_frame(NOW) {
+        black_box(frame);
+    }
+    events.extend(std::iter::from_fn(|| device.poll_queue_event(0)));
+}
+
+/// As the host does when it has read them.
+fn recycle(device: &mut Device, events: &mut Vec<Event>) {
+    for event in events.drain(..) {
+        if let Event::Received(received) = event {
+            device.pool().put(received.packet);
+        }
+    }
+}
+
+/// A device that answers the SYNs of port 80.
+fn listening() -> Device {
+    let mut config = DeviceConfig::new(LOCAL_MAC);
+    config.file = None;
+    let mut device = Device::new(config, WIRE);
+    let listen = SetupListen {
+        listener: ListenId(1),
+        addrs: [tuple(4, 0).local.addr, tuple(6, 0).local.addr].into(),
+        port: 80,
+        window: 65_535,
+        window_scale: 5,
+        mss: [1460, 1440],
+        sack: true,
+        ecn: false,
+        defer: false,
+    };
+    device.handle_op(NOW, 0, Op::Listen(Box::new(listen)));
+    device
+}
+
+/// The peers' first payloads, with the cookies that the device gives them.
+fn acknowledgments(
+    version: u8,
+    device: &mut Device,
+    syns: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let (mut events, mut out) = (Vec::new(), Vec::new());
+    for (i, bytes) in (0..TUPLES).zip(syns) {
+        let packet = device.pool().copy(bytes);
+        let Some(packet) = packet else { break };
+        let checksum = Checksum::Unchecked;
+        device.handle_frame(NOW, RxFrame { packet, checksum, segment_size: 0 });
+        let Some(answer) = device.poll_frame(NOW) else { break };
+        let mut bytes = vec![0; answer.len()];
+        answer.copy_to(&mut bytes);
+        let Ok((answer, _)) = Segment::parse(&bytes[if version == 4 { 34 } else { 54 }..]) else {
+            break;
+        };
+        let echo = answer.options.timestamps.map_or(0, |ts| ts.value);
+        let ack = segment(Flags::ACK.with(Flags::PSH), answer.ack, answer.seq + 1, echo);
+        out.push(frame(&tuple(version, i), &ack, &PAYLOAD));
+        recycle(device, &mut events);
+    }
+    if out.len() == syns.len() {
+        return Ok(out);
+    }
+    Err(Failure::System(format!("{} of {} SYNs were answered", out.len(), syns.len())))
+}
+
+fn tuple(version: u8, peer: u16) -> Tuple {
+    let (local, remote) = match version {
+        4 => ([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+        _ => ([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 2].into()),
+    };
+    Tuple {
+        local: Endpoint { addr: local, port: 80 },
+        remote: Endpoint { addr: remote, port: 1024 + peer },
+    }
+}
+
+fn syn() -> Segment {
+    let mut syn = segment(Flags::SYN, SeqNum(7), SeqNum(0), 0);
+    let options = &mut syn.options;
+    (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(7), true);
+    syn
+}
+
+/// What a peer sends, but for its ports.
+fn segment(flags: Flags, seq: SeqNum, ack: SeqNum, echo: u32) -> Segment {
+    let mut segment = Segment { seq, ack, flags, window: 502, ..Segment::default() };
+    segment.options.timestamps = Some(Timestamps { value: 5000, echo });
+    segment
+}
+
+fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+    let segment = Segment { source: tuple.remote.port, destination: tuple.local.port, ..*segment };
+    let ip = IpHeader {
+        source: tuple.remote.addr,
+        destination: tuple.local.addr,
+        protocol: protocol::TCP,
+        ecn: 0,
+        hop_limit: 64,
+    };
+    let link = Link { source: PEER_MAC, destination: LOCAL_MAC };
+    let l4 = 14 + ip.len();
+    let mut frame = vec![0; l4 + segment.header_len()];
+    tcp_headers(&link, &ip, &segment, payload.len(), &mut frame);
+    frame.extend_from_slice(payload);
+    let end = frame.len();
+    finish_tcp_checksum(&mut frame, &ip, l4, end);
+    frame
+}

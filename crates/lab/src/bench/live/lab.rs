@@ -1,0 +1,330 @@
+//! What live benchmarks stand on: processes in network namespaces, on cores of their own, and a
+//! folder.
+//!
+//! A namespace lives as long as a process in it; every process here is killed when its object goes,
+//! and by the kernel (PR_SET_PDEATHSIG) should this program be killed.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use base::Duration;
+use io::clock::Clock;
+use io::notify::Poller;
+use serde_json::Value;
+
+use super::Row;
+use super::tools::{output, program};
+use cli::Failure;
+
+/// How long a server may take until it is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The certificate's file in the folder.
+pub(in crate::bench) const CERT: &str = "cert.pem";
+/// The file of its key.
+pub(in crate::bench) const KEY: &str = "key.pem";
+/// How often we look.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// A Lua script for wrk that does nothing while it runs, and prints numbers instead of prose.
+const WRK_SCRIPT: &str = r#"done = function(s, l)
+  local e = s.errors
+  io.write(string.format("numbers %d %d %d %d %d %d %d %d %d %d\n", s.duration, s.requests, s.bytes,
+    e.connect, e.read, e.write, e.status, e.timeout, l:percentile(50), l:percentile(99)))
+end
+"#;
+
+/// A process that ends with this object.
+pub(in crate::bench) struct Process(pub(in crate::bench) Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The folder of the files and of everything else that the benchmark writes.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server under load.
+pub(in crate::bench) struct Server {
+    pub(in crate::bench) process: Process,
+    pub(in crate::bench) addr: Ipv4Addr,
+    /// A process in the namespace that the client runs in.
+    pub(in crate::bench) client_namespace: u32,
+}
+
+impl Server {
+    pub(in crate::bench) fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+}
+
+/// The folder, and who runs where.
+pub(in crate::bench) struct Bed {
+    folder: Folder,
+    pub(in crate::bench) server_core: usize,
+    pub(in crate::bench) client_core: usize,
+}
+
+impl Bed {
+    /// Makes the folder, with the site and the script for wrk in it.
+    pub(in crate::bench) fn new(rows: &[Row]) -> Result<Self, Failure> {
+        let (client_core, server_core) = cores()?;
+        let bed = Self { folder: make_folder()?, server_core, client_core };
+        let site = bed.site();
+        write_files(&site, rows).map_err(|e| cannot_write(&site, &e))?;
+        fs::write(bed.script(), WRK_SCRIPT).map_err(|e| cannot_write(&bed.script(), &e))?;
+        Ok(bed)
+    }
+
+    /// The folder.
+    pub(in crate::bench) fn path(&self) -> &Path {
+        &self.folder.0
+    }
+
+    /// The files to serve.
+    pub(in crate::bench) fn site(&self) -> PathBuf {
+        self.folder.0.join("site")
+    }
+
+    /// The script for wrk.
+    pub(in crate::bench) fn script(&self) -> PathBuf {
+        self.folder.0.join("wrk.lua")
+    }
+}
+
+/// The program, in the network namespace of the process.
+pub(in crate::bench) fn inside(pid: u32, name: &str) -> Command {
+    let mut command = program("nsenter");
+    command.arg(format!("--net=/proc/{pid}/ns/net")).arg(name);
+    command
+}
+
+/// A program in a new network namespace, on one core, that dies with us. All of these replace
+/// themselves by the next one, so that the process that we start is the program itself.
+pub(in crate::bench) fn in_new_namespace(core: usize, name: &Path) -> Command {
+    let mut command = program("setpriv");
+    command.args(["--pdeathsig", "KILL", "unshare", "--net", "taskset", "--cpu-list"]);
+    command.arg(core.to_string()).arg(name);
+    command
+}
+
+pub(in crate::bench) fn spawn(command: &mut Command) -> Result<Process, Failure> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let child = command.spawn();
+    child.map(Process).map_err(|e| Failure::System(format!("cannot run {name}: {e}")))
+}
+
+/// A core for the client and one for the server: the first and the last that we may use.
+fn cores() -> Result<(usize, usize), Failure> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or("");
+    let mut ends = list.trim().split([',', '-']).filter_map(|n| n.parse().ok());
+    match (ends.next(), ends.next_back()) {
+        (Some(first), Some(last)) => Ok((first, last)),
+        _ => Err(Failure::Unavailable(
+            "two cores are needed, one for the server and one for the client".to_owned(),
+        )),
+    }
+}
+
+pub(in crate::bench) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::System(format!("cannot write {}: {error}", path.display()))
+}
+
+fn make_folder() -> Result<Folder, Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    let path = std::env::temp_dir().join(format!("outboard-live-{}", std::process::id()));
+    // Fails where it is there already, so nobody can have prepared it.
+    fs::DirBuilder::new().mode(0o700).create(&path).map_err(|e| cannot_write(&path, &e))?;
+    Ok(Folder(path))
+}
+
+/// A file for each row, named after it.
+fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
+    fs::create_dir(site)?;
+    let mut prng = base::Prng::new(1);
+    for row in rows {
+        let mut file = std::io::BufWriter::new(fs::File::create(site.join(row.name))?);
+        for _ in 0..row.bytes / 8 {
+            file.write_all(&prng.next_u64().to_le_bytes())?;
+        }
+        file.flush()?;
+    }
+    Ok(())
+}
+
+/// Writes a certificate and its key, ECDSA over P-256, for all servers alike: their paths.
+pub(in crate::bench) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
+        .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|e| cannot_write(&path, &e))?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+    Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
+}
+
+/// Starts this program in a namespace of its own, on the server's core, and waits until it says
+/// what to try. `name` is that of its control socket.
+pub(in crate::bench) fn start_outboard(
+    bed: &Bed,
+    name: &str,
+    arguments: &[String],
+    addr: Ipv4Addr,
+) -> Result<Server, Failure> {
+    let program = our_program()?;
+    let log = bed.path().join(format!("{name}.log"));
+    let mut command = in_new_namespace(bed.server_core, &program);
+    command.args(arguments).arg("--control").arg(bed.path().join(name));
+    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+    let mut process = spawn(&mut command)?;
+    // Its last line before it serves says what to try.
+    wait_for_line(&mut process, "try:", "outboard", &log)?;
+    let client_namespace = process.0.id();
+    Ok(Server { process, addr, client_namespace })
+}
+
+/// Starts `outboard serve` with HTTP/3 and these options, as [`start_outboard`] does; the paths of
+/// its certificate and key come with it.
+pub(in crate::bench) fn start_http3(
+    bed: &Bed,
+    name: &str,
+    options: &[String],
+    addr: Ipv4Addr,
+) -> Result<(Server, [String; 2]), Failure> {
+    let (cert, key) = write_certificate(bed.path())?;
+    let site = bed.site().to_string_lossy().into_owned();
+    let words = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
+    let arguments = [&words.map(str::to_owned)[..], options].concat();
+    Ok((start_outboard(bed, name, &arguments, addr)?, [cert, key]))
+}
+
+/// The server: the program that OUTBOARD_BIN names, or that lies beside this one.
+pub(in crate::bench) fn our_program() -> Result<PathBuf, Failure> {
+    let path = match std::env::var_os("OUTBOARD_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => std::env::current_exe()
+            .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?
+            .with_file_name("outboard"),
+    };
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} is not there: `make build` makes it, or OUTBOARD_BIN names another",
+        path.display()
+    )))
+}
+
+/// What `outboard stat` says of a server of ours; `name` is that of its control socket.
+pub(in crate::bench) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
+    let mut stat = inside(server.pid(), &our_program()?.to_string_lossy());
+    let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
+    serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
+}
+
+/// A program of `interop`, which is built beside ours.
+pub(in crate::bench) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
+    let path = our_program()?.with_file_name(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} is not there: `cargo build --release -p interop --bins` makes it",
+        path.display()
+    )))
+}
+
+/// Waits until a process has printed a line that begins so. What it says later nobody reads.
+pub(in crate::bench) fn wait_for_line(
+    process: &mut Process,
+    start: &str,
+    what: &str,
+    log: &Path,
+) -> Result<(), Failure> {
+    let lines =
+        process.0.stdout.take().map(|out| BufReader::new(out).lines().map_while(Result::ok));
+    if lines.is_some_and(|mut lines| lines.any(|line| line.starts_with(start))) {
+        return Ok(());
+    }
+    Err(not_ready(what, log))
+}
+
+/// A process that does nothing but hold a namespace, for a client.
+pub(in crate::bench) fn start_holder(bed: &Bed, log: &Path) -> Result<Process, Failure> {
+    let mut holder = in_new_namespace(bed.client_core, Path::new("sleep"));
+    let client = spawn(holder.arg("infinity"))?;
+    let pid = client.0.id();
+    wait_until("the client's namespace", log, || has_own_namespace(pid))?;
+    Ok(client)
+}
+
+/// A link between the namespaces of two processes: their addresses, of one network of 24 bits.
+#[derive(Clone, Copy)]
+pub(in crate::bench) struct Link {
+    pub(in crate::bench) client: Ipv4Addr,
+    pub(in crate::bench) server: Ipv4Addr,
+}
+
+/// Joins the namespaces of two processes by a pair of virtual Ethernet interfaces.
+pub(in crate::bench) fn join(client: u32, server: u32, link: Link) -> Result<(), Failure> {
+    let ip = |pid: u32, words: &str| output(inside(pid, "ip").args(words.split(' '))).map(drop);
+    ip(client, &format!("link add client type veth peer name server netns {server}"))?;
+    for (pid, name, addr) in [(client, "client", link.client), (server, "server", link.server)] {
+        ip(pid, "link set lo up")?;
+        ip(pid, &format!("addr add {addr}/24 dev {name}"))?;
+        ip(pid, &format!("link set {name} up"))?;
+    }
+    Ok(())
+}
+
+pub(in crate::bench) fn log_file(path: &Path) -> Result<Stdio, Failure> {
+    fs::File::create(path).map(Stdio::from).map_err(|e| cannot_write(path, &e))
+}
+
+fn not_ready(what: &str, log: &Path) -> Failure {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    let line = said.lines().next_back().unwrap_or("it does not say why");
+    Failure::System(format!("{what} does not start: {line}"))
+}
+
+pub(in crate::bench) fn wait_until(
+    what: &str,
+    log: &Path,
+    ready: impl Fn() -> bool,
+) -> Result<(), Failure> {
+    let clock = Clock::new();
+    while !ready() {
+        if clock.now().since(base::Instant::ZERO) > READY_TIMEOUT {
+            return Err(not_ready(what, log));
+        }
+        // Nothing tells us when: look again after a while.
+        let _ = Poller::new().wait(Some(LOOK_AGAIN));
+    }
+    Ok(())
+}
+
+/// Whether a process has left our network namespace.
+pub(in crate::bench) fn has_own_namespace(pid: u32) -> bool {
+    let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    of(&pid.to_string()).is_some_and(|namespace| Some(namespace) != of("self"))
+}
+
+/// Whether somebody listens on a port in the namespace of a process that has one of its own.
+pub(in crate::bench) fn is_listening(pid: u32, port: u16) -> bool {
+    let sockets = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
+    // Local address, remote address, state; 0A is LISTEN.
+    has_own_namespace(pid) && sockets.contains(&format!(":{port:04X} 00000000:0000 0A"))
+}

@@ -1,0 +1,213 @@
+//! One run of a client, wrk or one that reports as it does, against one server, and what it cost.
+//!
+//! The counters of /proc tick a hundred times a second, which is fine for runs of seconds.
+
+use std::fs;
+use std::process::Command;
+
+use super::Row;
+use super::lab::{Bed, Server, inside};
+use super::tools::output;
+use cli::Failure;
+
+/// Ticks per second of the times in /proc: USER_HZ, 100 on every architecture that Linux has left.
+const TICKS_PER_S: f64 = 100.0;
+
+/// What one run did and cost.
+#[derive(Clone, Debug, Default)]
+pub(in crate::bench) struct Run {
+    /// Seconds that it took.
+    pub(in crate::bench) seconds: f64,
+    /// Responses.
+    pub(in crate::bench) requests: f64,
+    /// Bytes that the client read, response heads among them.
+    pub(in crate::bench) bytes: f64,
+    /// Latency of the middle request and of the one at 99 %, in microseconds.
+    pub(in crate::bench) latency_us: (f64, f64),
+    /// What went wrong, in words; empty where nothing did.
+    pub(in crate::bench) errors: String,
+    /// CPU seconds of the server, all threads.
+    pub(in crate::bench) server_s: f64,
+    /// Seconds that the server's core was busy, with whatever.
+    pub(in crate::bench) core_s: f64,
+    /// Seconds of them that are accounted to interrupts.
+    pub(in crate::bench) interrupts_s: f64,
+    /// Part of the time that the client's core was busy: near 1 the client is the limit.
+    pub(in crate::bench) client_busy: f64,
+    /// Context switches of the server's threads, wanted and forced.
+    pub(in crate::bench) switches: f64,
+}
+
+impl Run {
+    pub(in crate::bench) fn requests_per_s(&self) -> f64 {
+        self.requests / self.seconds
+    }
+
+    pub(in crate::bench) fn bytes_per_s(&self) -> f64 {
+        self.bytes / self.seconds
+    }
+}
+
+/// Runs wrk for so many seconds.
+pub(in crate::bench) fn run(
+    server: &Server,
+    bed: &Bed,
+    row: Row,
+    seconds: u32,
+) -> Result<Run, Failure> {
+    let mut wrk = inside(server.client_namespace, "taskset");
+    wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
+    wrk.arg("--connections").arg(row.connections.to_string());
+    wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
+    if row.close {
+        wrk.args(["--header", "Connection: close"]);
+    }
+    let scheme = if row.tls { "https" } else { "http" };
+    wrk.arg(format!("{scheme}://{}/{}", server.addr, row.name));
+    measure(&mut wrk, server, bed, row)
+}
+
+/// Runs a client that prints what our script for wrk prints.
+pub(in crate::bench) fn measure(
+    client: &mut Command,
+    server: &Server,
+    bed: &Bed,
+    row: Row,
+) -> Result<Run, Failure> {
+    let before = Snapshot::take(server, bed)?;
+    let said = output(client)?;
+    let after = Snapshot::take(server, bed)?;
+    let mut run = parse_wrk(&said, row)
+        .ok_or_else(|| Failure::System("the client's report has another form".to_owned()))?;
+    run.server_s = after.server_s - before.server_s;
+    run.core_s = after.core.busy_s - before.core.busy_s;
+    run.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
+    run.client_busy = (after.client.busy_s - before.client.busy_s) / run.seconds;
+    run.switches = after.switches - before.switches;
+    Ok(run)
+}
+
+/// The line that our script for wrk prints.
+fn parse_wrk(said: &str, row: Row) -> Option<Run> {
+    let line = said.lines().find_map(|line| line.strip_prefix("numbers "))?;
+    let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
+    let &[us, requests, bytes, connect, read, write, status, timeout, p50, p99] = &numbers[..]
+    else {
+        return None;
+    };
+    let mut errors: Vec<String> = ["connect", "read", "write", "status", "time-out"]
+        .into_iter()
+        .zip([connect, read, write, status, timeout])
+        .filter(|&(_, count)| count > 0.0)
+        .map(|(kind, count)| format!("{count} {kind} errors"))
+        .collect();
+    if requests == 0.0 {
+        errors.push("no response".to_owned());
+    }
+    if bytes < requests * row.bytes as f64 {
+        errors.push("responses are too short".to_owned());
+    }
+    Some(Run {
+        seconds: us / 1e6,
+        requests,
+        bytes,
+        latency_us: (p50, p99),
+        errors: errors.join(", "),
+        ..Run::default()
+    })
+}
+
+#[derive(Clone, Copy, Default)]
+struct Core {
+    busy_s: f64,
+    interrupts_s: f64,
+}
+
+struct Snapshot {
+    server_s: f64,
+    switches: f64,
+    core: Core,
+    client: Core,
+}
+
+impl Snapshot {
+    fn take(server: &Server, bed: &Bed) -> Result<Self, Failure> {
+        let pid = server.pid();
+        let read = |path: String| {
+            let gone = |e| Failure::System(format!("a server is gone: {path}: {e}"));
+            fs::read_to_string(&path).map_err(gone)
+        };
+        let stat = read(format!("/proc/{pid}/stat"))?;
+        let cores = read("/proc/stat".to_owned())?;
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let statuses = threads.filter_map(|t| fs::read_to_string(t.path().join("status")).ok());
+        Ok(Self {
+            server_s: process_time(&stat).unwrap_or_default(),
+            switches: statuses.map(|status| context_switches(&status)).sum(),
+            core: core_time(&cores, bed.server_core).unwrap_or_default(),
+            client: core_time(&cores, bed.client_core).unwrap_or_default(),
+        })
+    }
+}
+
+/// utime and stime of /proc/PID/stat: of all threads, those that have ended among them.
+fn process_time(stat: &str) -> Option<f64> {
+    // The name, in parentheses, may contain anything; the fields behind it are counted from 3.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
+    Some((ticks(14)? + ticks(15)?) / TICKS_PER_S)
+}
+
+/// A core's line of /proc/stat: user nice system idle iowait irq softirq steal.
+fn core_time(stat: &str, core: usize) -> Option<Core> {
+    let name = format!("cpu{core} ");
+    let line = stat.lines().find_map(|line| line.strip_prefix(&name))?;
+    let ticks: Vec<f64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    let &[user, nice, system, _, _, irq, softirq, ..] = &ticks[..] else { return None };
+    Some(Core {
+        busy_s: (user + nice + system + irq + softirq) / TICKS_PER_S,
+        interrupts_s: (irq + softirq) / TICKS_PER_S,
+    })
+}
+
+fn context_switches(status: &str) -> f64 {
+    let counts = status.lines().filter_map(|line| {
+        let (name, count) = line.split_once(':')?;
+        name.ends_with("voluntary_ctxt_switches").then(|| count.trim().parse::<f64>().ok())?
+    });
+    counts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::live::Row;
+
+    #[test]
+    fn reads_what_wrk_prints() {
+        let said = "Running 1s test\nnumbers 2000000 100 1000000 0 0 0 0 0 500 900\n";
+        let run = parse_wrk(said, Row::new("4k", 4 << 10, 64)).unwrap();
+        assert_eq!((run.requests_per_s(), run.bytes_per_s()), (50.0, 500_000.0));
+        assert_eq!((run.latency_us, run.errors.as_str()), ((500.0, 900.0), ""));
+        let short = "numbers 2000000 100 1000 0 3 0 1 0 500 900";
+        let errors = parse_wrk(short, Row::new("4k", 4 << 10, 64)).unwrap().errors;
+        assert_eq!(errors, "3 read errors, 1 status errors, responses are too short");
+        let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", Row::new("4k", 4 << 10, 64))
+            .unwrap()
+            .errors;
+        assert_eq!(none, "no response");
+        assert!(parse_wrk("Requests/sec: 5", Row::new("4k", 4 << 10, 64)).is_none());
+    }
+
+    #[test]
+    fn reads_proc() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 1 0 1 1 1";
+        assert_eq!(process_time(stat), Some(2.0));
+        let cores = "cpu  1 1 1 1 1 1 1 0 0 0\ncpu1 100 0 200 5 5 0 100 9 0 0\n";
+        let core = core_time(cores, 1).unwrap();
+        assert_eq!((core.busy_s, core.interrupts_s), (4.0, 1.0));
+        assert!(core_time(cores, 2).is_none());
+        let status = "Name:\tx\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n";
+        assert_eq!(context_switches(status), 7.0);
+    }
+}

@@ -1,0 +1,88 @@
+//! The two servers in their network namespaces, and the client.
+//!
+//! Outboard's namespace holds the TAP, its kernel's end and the client. quinn's is joined to its
+//! client's by a pair of virtual Ethernet interfaces, with whatever offloads and MTU the kernel
+//! gives them.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use crate::bench::live::Row;
+use crate::bench::live::lab::{
+    Bed, Link, Process, Server, counters, in_new_namespace, inside, join, log_file,
+    program_of_interop, spawn, start_holder, start_http3, wait_for_line,
+};
+use crate::bench::live::load::{self, Run};
+use cli::Failure;
+
+const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+const QUINN: Link =
+    Link { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
+/// The name of our control socket.
+const NAME: &str = "http3";
+
+/// Everything that is set up.
+pub(super) struct Lab {
+    // In this order they end: the servers before their folder.
+    pub(super) outboard: Server,
+    pub(super) quinn: Server,
+    /// Holds the namespace of quinn's client.
+    _client: Process,
+    pub(super) bed: Bed,
+    client: PathBuf,
+}
+
+/// What our device did for QUIC.
+#[derive(Clone, Copy)]
+pub(super) struct ByDevice {
+    /// Datagrams that it sealed.
+    pub(super) sealed: u64,
+    /// Datagrams that it opened.
+    pub(super) opened: u64,
+    /// Bytes of files that it put into datagrams.
+    pub(super) file_bytes: u64,
+    /// Datagrams that we sent, whoever sealed them.
+    pub(super) datagrams: u64,
+}
+
+impl Lab {
+    /// Makes the files, starts both servers and waits until they listen.
+    pub(super) fn start(rows: &[Row], options: &[String]) -> Result<Self, Failure> {
+        let [server, client] = [program_of_interop("h3serve")?, program_of_interop("h3load")?];
+        let bed = Bed::new(rows)?;
+        let (outboard, files) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
+        let log = bed.path().join("quinn.log");
+        let mut command = in_new_namespace(bed.server_core, &server);
+        command.arg("0.0.0.0:443").arg(bed.site()).args(files);
+        command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+        let mut process = spawn(&mut command)?;
+        wait_for_line(&mut process, "ready", "h3serve", &log)?;
+        let holder = start_holder(&bed, &log)?;
+        let client_namespace = holder.0.id();
+        join(client_namespace, process.0.id(), QUINN)?;
+        let quinn = Server { process, addr: QUINN.server, client_namespace };
+        Ok(Self { outboard, quinn, _client: holder, bed, client })
+    }
+
+    /// Runs the client for so many seconds.
+    pub(super) fn run(&self, server: &Server, row: Row, seconds: u32) -> Result<Run, Failure> {
+        let mut command = inside(server.client_namespace, "taskset");
+        command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
+        command.arg(format!("{}:443", server.addr)).arg(format!("/{}", row.name));
+        command.args([row.connections, row.streams, seconds].map(|n| n.to_string()));
+        load::measure(&mut command, server, &self.bed, row)
+    }
+
+    /// What our device has done by now.
+    pub(super) fn by_device(&self) -> Result<ByDevice, Failure> {
+        let all = counters(&self.bed, &self.outboard, NAME)?;
+        let count = |side: &str, name: &str| all[side]["q0"][name].as_u64().unwrap_or(0);
+        Ok(ByDevice {
+            sealed: count("nic", "quic_tx_sealed"),
+            opened: count("nic", "quic_rx_opened"),
+            file_bytes: count("host", "quic_file_bytes_offloaded"),
+            datagrams: count("host", "quic_out_datagrams"),
+        })
+    }
+}

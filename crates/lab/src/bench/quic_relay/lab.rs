@@ -1,0 +1,170 @@
+//! The servers in their network namespaces, the relay and the client.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use super::TestPath;
+use crate::bench::live::Row;
+use crate::bench::live::lab::{
+    Bed, Process, Server, has_own_namespace, in_new_namespace, inside, log_file, our_program,
+    program_of_interop, spawn, start_http3, wait_until,
+};
+use crate::bench::live::tools::{output, program};
+use cli::Failure;
+
+/// The servers' names, ours first.
+pub(super) const SERVERS: [&str; 3] = ["outboard", "quic-go", "ngtcp2"];
+/// Programs that are needed, and the Debian packages that have them.
+pub(super) const PROGRAMS: [(&str, &str); 6] = [
+    ("gtlsserver", "ngtcp2-server"),
+    ("ip", "iproute2"),
+    ("nsenter", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("taskset", "util-linux"),
+    ("unshare", "util-linux"),
+];
+
+const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+/// The name of our control socket.
+const NAME: &str = "relay";
+const FILES: [Row; 2] =
+    [Row::over_tls("large", 200_000_000, 1), Row::over_tls("small", 300_000, 1)];
+/// Sources of quic-go's programs.
+const GO_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/clients/h3go");
+
+/// The result of a client.
+pub(super) struct Got {
+    us: f64,
+    bytes: f64,
+    /// Infinite if it was not complete at the end.
+    small_us: f64,
+}
+
+impl Got {
+    /// The rate of the large downloads.
+    pub(super) fn bytes_per_s(&self) -> f64 {
+        self.bytes / self.us * 1e6
+    }
+
+    /// The time that the small one took.
+    pub(super) fn small_ms(&self) -> f64 {
+        self.small_us / 1000.0
+    }
+}
+
+/// Everything that is set up.
+pub(super) struct Lab {
+    // In this order they end: the servers before their folder.
+    servers: [Server; SERVERS.len()],
+    bed: Bed,
+    relay: PathBuf,
+    client: PathBuf,
+}
+
+impl Lab {
+    /// Makes the files, starts the servers and waits until they listen.
+    pub(super) fn start(options: &[String]) -> Result<Self, Failure> {
+        let (relay, client) = (program_of_interop("udprelay")?, program_in_go()?);
+        let bed = Bed::new(&FILES)?;
+        let (outboard, [cert, key]) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
+        let site = bed.site().to_string_lossy().into_owned();
+        let quic_go = start_other(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
+        let words = ["--quiet", "--htdocs", &site, "0.0.0.0", "443", &key, &cert];
+        let ngtcp2 = start_other(&bed, Path::new("gtlsserver"), &words)?;
+        let lab = Self { servers: [outboard, quic_go, ngtcp2], bed, relay, client };
+        for server in &lab.servers {
+            output(inside(server.pid(), "ip").args(["link", "set", "lo", "up"]))?;
+        }
+        Ok(lab)
+    }
+
+    pub(super) const fn bed(&self) -> &Bed {
+        &self.bed
+    }
+
+    /// A program in a server's namespace, on the client's core, that dies with us.
+    fn inside(&self, server: &Server, program: &Path) -> std::process::Command {
+        let mut command = inside(server.pid(), "setpriv");
+        command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list"]);
+        command.arg(self.bed.client_core.to_string()).arg(program);
+        command
+    }
+
+    /// Runs relay and client for that number of seconds.
+    pub(super) fn run(
+        &self,
+        server: usize,
+        path: &TestPath,
+        seconds: u32,
+        seed: u32,
+    ) -> Result<Got, Failure> {
+        let server = &self.servers[server];
+        let mut command = self.inside(server, &self.relay);
+        command.arg(format!("{}:443", server.addr)).args(path.relay).arg(format!("seed={seed}"));
+        // It ends at the end of its input.
+        let relay = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let (port, _relay) = first_line(relay)?;
+        let mut command = self.inside(server, &self.client);
+        command.args(["pull", &format!("127.0.0.1:{port}")]);
+        command.arg((seconds * 1000).to_string()).arg("/large").arg(path.downloads.to_string());
+        if path.small {
+            command.arg("/small");
+        }
+        let said = output(&mut command)?;
+        parse(&said).ok_or_else(|| Failure::System(format!("the client said {said:?}")))
+    }
+}
+
+/// The first line that a process prints, and the process.
+fn first_line(mut process: Process) -> Result<(String, Process), Failure> {
+    let mut line = String::new();
+    let read = process.0.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line));
+    match read {
+        Some(Ok(1..)) => Ok((line.trim().to_owned(), process)),
+        _ => Err(Failure::System("the relay does not start".to_owned())),
+    }
+}
+
+fn parse(said: &str) -> Option<Got> {
+    let line = said.lines().find_map(|line| line.strip_prefix("numbers "))?;
+    let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
+    let &[us, bytes, small_us] = &numbers[..] else { return None };
+    let small_us = if small_us > 0.0 { small_us } else { f64::INFINITY };
+    Some(Got { us, bytes, small_us })
+}
+
+/// Starts a server over the kernel's UDP in a namespace of its own, and waits until it listens.
+fn start_other(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure> {
+    let what = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let log = bed.path().join(format!("{what}.log"));
+    let mut command = in_new_namespace(bed.server_core, name);
+    command.args(words).stdout(Stdio::null()).stderr(log_file(&log)?);
+    let process = spawn(&mut command)?;
+    let pid = process.0.id();
+    wait_until(&what, &log, || has_own_namespace(pid) && has_udp_port(pid))?;
+    Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace: pid })
+}
+
+/// Returns whether port 443 is taken in the namespace of a process.
+fn has_udp_port(pid: u32) -> bool {
+    let sockets = fs::read_to_string(format!("/proc/{pid}/net/udp")).unwrap_or_default();
+    let both = sockets + &fs::read_to_string(format!("/proc/{pid}/net/udp6")).unwrap_or_default();
+    both.contains(":01BB ")
+}
+
+/// quic-go's client and server, which Go builds beside ours in versions that `go.sum` names.
+fn program_in_go() -> Result<PathBuf, Failure> {
+    let path = our_program()?.with_file_name("h3go");
+    if !path.is_file() {
+        eprintln!("building {}", path.display());
+        let mut go = program("go");
+        go.current_dir(GO_SOURCES).args(["build", "-o"]).arg(&path).arg(".");
+        output(&mut go).map_err(|failure| {
+            Failure::Unavailable(format!("Go 1.24 is needed for quic-go: {failure}"))
+        })?;
+    }
+    Ok(path)
+}

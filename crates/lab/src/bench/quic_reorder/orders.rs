@@ -1,0 +1,276 @@
+//! What packets wait in for those before them: the device's direct-mapped window against a splay
+//! tree and a linear list, as NiQUIC's figure 4 has them, and against the binary heap that
+//! quinn-proto keeps the parts of a stream in.
+//!
+//! Each gets the same packet numbers, in an order in which some are late (by less than the window)
+//! or never come (until the window is full and gives them up), and gives them out in order. A
+//! packet is a number of 32 bits here: nothing is moved but what orders it. What is measured is the
+//! cycles of all of that for a packet, of those that come in order too, and the memory of a full
+//! window.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::hint::black_box;
+
+use base::Prng;
+use io::clock::cycles;
+use io::heap::allocated_bytes;
+use nic::{ReorderPlace, ReorderWindow};
+use serde_json::{Value, json};
+use splay_tree::SplayMap;
+
+use cli::Failure;
+
+/// Packets that a window spans.
+const SIZES: [u16; 4] = [8, 32, 128, 512];
+/// Probabilities per packet, in percent.
+const RATES: [u32; 3] = [0, 1, 5];
+/// Packets of a round.
+const PACKETS: u64 = 1 << 18;
+const QUICK_PACKETS: u64 = 1 << 15;
+/// Rounds, of which the median counts.
+const ROUNDS: usize = 9;
+/// Full windows over which memory is averaged.
+const FULL: usize = 256;
+
+/// What happens to packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Late,
+    Lost,
+}
+
+/// What holds numbers that wait, and has the lowest of them first.
+trait Sorted: Default {
+    fn insert(&mut self, number: u64, value: u32);
+    fn first(&mut self) -> Option<u64>;
+    fn pop(&mut self) -> Option<u32>;
+}
+
+/// What puts packets in order.
+trait Order {
+    fn new(size: u16) -> Self;
+    /// A packet comes; `out` gets those that are to be delivered.
+    fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32));
+}
+
+impl Order for ReorderWindow {
+    fn new(size: u16) -> Self {
+        Self::new(size, 0)
+    }
+
+    fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32)) {
+        match self.place(number) {
+            ReorderPlace::Behind | ReorderPlace::Taken => out(value),
+            ReorderPlace::Ahead => self.put(number, value),
+            ReorderPlace::Next => {
+                self.passed(number);
+                out(value);
+                while let Some(value) = self.pop_next() {
+                    out(value);
+                }
+            }
+            ReorderPlace::Beyond => {
+                let floor = self.floor_for(number);
+                while let Some(value) = self.pop_below(floor).or_else(|| self.pop_next()) {
+                    out(value);
+                }
+                self.take(number, value, out);
+            }
+        }
+    }
+}
+
+/// The same with what waits in something else.
+struct Waiting<S> {
+    waiting: S,
+    next: u64,
+    size: u64,
+}
+
+impl<S: Sorted> Order for Waiting<S> {
+    fn new(size: u16) -> Self {
+        Self { waiting: S::default(), next: 0, size: size.into() }
+    }
+
+    fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32)) {
+        if number < self.next {
+            out(value);
+        } else if number >= self.next + self.size {
+            let floor = number + 1 - self.size;
+            while self.waiting.first().is_some_and(|first| first < floor) {
+                self.waiting.pop().into_iter().for_each(&mut *out);
+            }
+            self.next = floor;
+            self.follow(out);
+            self.take(number, value, out);
+        } else if number > self.next {
+            self.waiting.insert(number, value);
+        } else {
+            out(value);
+            self.next += 1;
+            self.follow(out);
+        }
+    }
+}
+
+impl<S: Sorted> Waiting<S> {
+    /// Those that follow without a gap.
+    fn follow(&mut self, out: &mut impl FnMut(u32)) {
+        while self.waiting.first() == Some(self.next) {
+            self.waiting.pop().into_iter().for_each(&mut *out);
+            self.next += 1;
+        }
+    }
+}
+
+impl Sorted for SplayMap<u64, u32> {
+    fn insert(&mut self, number: u64, value: u32) {
+        Self::insert(self, number, value);
+    }
+
+    fn first(&mut self) -> Option<u64> {
+        self.smallest().map(|(&number, _)| number)
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        self.take_smallest().map(|(_, value)| value)
+    }
+}
+
+/// In order, and searched from the oldest on.
+#[derive(Default)]
+struct List(VecDeque<(u64, u32)>);
+
+impl Sorted for List {
+    fn insert(&mut self, number: u64, value: u32) {
+        let above = self.0.iter().position(|&(other, _)| other > number);
+        self.0.insert(above.unwrap_or(self.0.len()), (number, value));
+    }
+
+    fn first(&mut self) -> Option<u64> {
+        self.0.front().map(|&(number, _)| number)
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        self.0.pop_front().map(|(_, value)| value)
+    }
+}
+
+impl Sorted for BinaryHeap<Reverse<(u64, u32)>> {
+    fn insert(&mut self, number: u64, value: u32) {
+        self.push(Reverse((number, value)));
+    }
+
+    fn first(&mut self) -> Option<u64> {
+        self.peek().map(|Reverse((number, _))| *number)
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        Self::pop(self).map(|Reverse((_, value))| value)
+    }
+}
+
+/// Packet numbers as they come.
+fn arrivals(packets: u64, size: u16, fault: Fault, percent: u32) -> Vec<u64> {
+    let mut prng = Prng::new(7);
+    let p = f64::from(percent) / 100.0;
+    let mut all = Vec::new();
+    for number in 0..packets {
+        let hit = prng.chance(p);
+        let by = prng.range(1, u64::from(size) - 1);
+        match fault {
+            Fault::Lost if hit => {}
+            // Behind those that have overtaken it.
+            Fault::Late if hit => all.push((2 * (number + by) + 1, number)),
+            _ => all.push((2 * number, number)),
+        }
+    }
+    all.sort_unstable();
+    all.into_iter().map(|(_, number)| number).collect()
+}
+
+/// Cycles for each packet, and bytes of memory of a full window.
+fn measure<O: Order>(size: u16, arrivals: &[u64], rounds: usize) -> Result<(f64, usize), Failure> {
+    let mut all = Vec::new();
+    for _ in 0..rounds {
+        let mut order = O::new(size);
+        let (mut delivered, mut last, mut ascending) = (0_usize, None, true);
+        let from = cycles();
+        for &number in arrivals {
+            order.take(number, u32::try_from(number).unwrap_or(0), &mut |value| {
+                ascending &= last < Some(value);
+                last = Some(value);
+                delivered += 1;
+            });
+        }
+        all.push(cycles() - from);
+        // The last may wait for one that never comes.
+        if !ascending || delivered + usize::from(size) <= arrivals.len() {
+            return Err(Failure::System(format!("{delivered} packets, in order: {ascending}")));
+        }
+    }
+    all.sort_unstable();
+    let median = all.get(all.len() / 2).copied().unwrap_or_default();
+    Ok((median as f64 / arrivals.len() as f64, full_bytes::<O>(size)))
+}
+
+/// Bytes on the heap of a window in which all wait for the first.
+fn full_bytes<O: Order>(size: u16) -> usize {
+    let before = allocated_bytes();
+    let full = || {
+        let mut order = O::new(size);
+        (1..size).for_each(|at| order.take(at.into(), at.into(), &mut |_| {}));
+        order
+    };
+    let mut all: Vec<O> = Vec::with_capacity(FULL);
+    let room = allocated_bytes() - before;
+    all.extend((0..FULL).map(|_| full()));
+    let bytes = allocated_bytes().saturating_sub(before + room) / FULL;
+    black_box(&all);
+    bytes + size_of::<O>()
+}
+
+type Measure = fn(u16, &[u64], usize) -> Result<(f64, usize), Failure>;
+
+const KINDS: [(&str, Measure); 4] = [
+    ("window", measure::<ReorderWindow>),
+    ("splay tree", measure::<Waiting<SplayMap<u64, u32>>>),
+    ("linear list", measure::<Waiting<List>>),
+    ("binary heap", measure::<Waiting<BinaryHeap<Reverse<(u64, u32)>>>>),
+];
+
+/// Measures all of them; gives the rows.
+///
+/// # Errors
+/// Where one gave packets out in another order.
+pub(super) fn run(quick: bool, json: bool) -> Result<Vec<Value>, Failure> {
+    let sizes = if quick { &SIZES[1..3] } else { &SIZES[..] };
+    let (packets, rounds) = if quick { (QUICK_PACKETS, 3) } else { (PACKETS, ROUNDS) };
+    if !json {
+        println!("\ncycles a packet (bytes of memory of a connection whose window is full)");
+        println!("{:>6} {:>5} {:>5}  window, splay tree, linear list, binary heap", "size", "", "");
+    }
+    let mut rows = Vec::new();
+    for &size in sizes {
+        for fault in [Fault::Late, Fault::Lost] {
+            for percent in RATES.into_iter().filter(|&p| p > 0 || fault == Fault::Late) {
+                let arrivals = arrivals(packets, size, fault, percent);
+                let mut row = json!({
+                    "size": size, "fault": format!("{fault:?}"), "percent": percent,
+                });
+                let mut line = format!("{size:>6} {:>5} {percent:>3} % ", format!("{fault:?}"));
+                for (name, measure) in KINDS {
+                    let (cycles, bytes) = measure(size, &arrivals, rounds)?;
+                    row[name] = json!({ "cycles_per_packet": cycles, "bytes": bytes });
+                    line += &format!(" {cycles:>8.1} ({bytes:>6})");
+                }
+                rows.push(row);
+                if !json {
+                    println!("{line}");
+                }
+            }
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,239 @@
+//! A stream of messages for accounted benchmarks: one end sends as fast as it may, the other reads.
+//!
+//! Each connection sends messages of one size, one after the other, from memory or from a file; the
+//! other end looks at a byte of every piece that it reads. With keys both ends speak TLS, without a
+//! handshake: what is measured are records.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use abi::crypto::Suite;
+use base::{Instant, Prng};
+use bytes::Bytes;
+use host::{
+    Application, FileId, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
+};
+use wire::Endpoint;
+
+/// Bytes of the buffer that messages are cut from.
+const SOURCE_BYTES: usize = 1 << 20;
+/// Bytes that all connections together have queued at least while they may send.
+const QUEUED_BYTES: u64 = 256 << 20;
+
+/// Where the sender has its messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Memory that is sent as it lies there.
+    Memory,
+    /// Memory that is copied first, as `send` of a kernel does.
+    Copied,
+    /// A file.
+    File,
+}
+
+/// What both ends of a run agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed {
+    pub(crate) connections: u32,
+    pub(crate) message_bytes: usize,
+    pub(crate) source: Source,
+    /// TLS, or none.
+    pub(crate) suite: Option<(TlsVersion, Suite)>,
+}
+
+/// An end of the streams.
+pub(crate) struct Stream {
+    agreed: Agreed,
+    /// Whom to connect to; the listening end has nobody.
+    server: Option<Endpoint>,
+    sends: bool,
+    content: Bytes,
+    file: Option<FileId>,
+    /// Bytes that each connection has written or read.
+    done: BTreeMap<SocketId, u64>,
+    established: u32,
+    prng: Prng,
+    /// Bytes read.
+    pub(crate) bytes: u64,
+    /// What went wrong, if anything did.
+    pub(crate) errors: Vec<String>,
+}
+
+/// What the port of the nth connection is above the first: a client has so many of its own for
+/// each.
+pub(crate) fn port_of(nth: u32) -> u16 {
+    u16::try_from(nth / 16_000).unwrap_or(0)
+}
+
+/// Byte at a position of the content: no page is like another.
+pub(crate) fn byte_at(position: u64) -> u8 {
+    let at = position % SOURCE_BYTES as u64;
+    #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
+    let byte = (at ^ (at >> 8) ^ (at >> 16)) as u8;
+    byte
+}
+
+/// What the file holds.
+pub(crate) fn content() -> Vec<u8> {
+    (0..SOURCE_BYTES as u64).map(byte_at).collect()
+}
+
+impl Stream {
+    pub(crate) fn new(agreed: Agreed, server: Option<Endpoint>, sends: bool) -> Self {
+        Self {
+            agreed,
+            server,
+            sends,
+            content: Bytes::from(content()),
+            file: None,
+            done: BTreeMap::new(),
+            established: 0,
+            prng: Prng::new(5),
+            bytes: 0,
+            errors: Vec::new(),
+        }
+    }
+
+    /// Opens file and connections.
+    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
+        if self.sends && self.agreed.source == Source::File {
+            self.file = host.offload_open("content");
+        }
+        let Some(server) = self.server else { return };
+        for nth in 0..self.agreed.connections {
+            let port = server.port + port_of(nth);
+            match host.connect(now, Endpoint { port, ..server }) {
+                Ok(socket) => {
+                    self.done.insert(socket, 0);
+                }
+                Err(e) => self.errors.push(e.to_string()),
+            }
+        }
+    }
+
+    /// How many there are.
+    pub(crate) const fn connections(&self) -> u32 {
+        self.agreed.connections
+    }
+
+    /// Whether every connection stands.
+    pub(crate) const fn is_up(&self) -> bool {
+        self.established == self.agreed.connections
+    }
+
+    /// The connection stands: TLS begins, where there is any.
+    fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        self.established += 1;
+        let Some((version, suite)) = self.agreed.suite else { return };
+        // One key for all streams of a measurement: nothing of it is a secret.
+        let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
+        let (tx, rx) = if self.server.is_some() { (1, 2) } else { (2, 1) };
+        let (tx, rx) = (direction(tx), direction(rx));
+        let keys = TlsKeys { version, suite, tx, rx, crypto: Arc::new(crypto::Provider) };
+        if let Err(e) = host.attach_tls(now, socket, &keys) {
+            self.errors.push(e.to_string());
+        }
+    }
+
+    fn work(&mut self, host: &mut Host, socket: SocketId) {
+        if self.sends {
+            self.write(host, socket);
+        } else {
+            self.read(host, socket);
+        }
+    }
+
+    fn write(&mut self, host: &mut Host, socket: SocketId) {
+        let Some(done) = self.done.get_mut(&socket) else { return };
+        let message = self.agreed.message_bytes;
+        let share = QUEUED_BYTES / u64::from(self.agreed.connections);
+        let queued = share.clamp(2 * message as u64, 2 << 20);
+        while host.send_queue(socket) < queued && host.readiness(socket).writable {
+            // To the end of a message: the last one may have found no room for all of it.
+            #[expect(clippy::cast_possible_truncation, reason = "less than the source")]
+            let at = *done as usize % SOURCE_BYTES;
+            let end = (at / message + 1) * message;
+            let taken = match self.agreed.source {
+                Source::File => {
+                    let Some(file) = self.file.filter(|&f| host.offload_fstat(f).is_some()) else {
+                        return;
+                    };
+                    let len = end - at;
+                    host.offload_write(socket, file, at as u64, len as u64).map(|()| len)
+                }
+                Source::Memory => host.send(socket, self.content.slice(at..end)),
+                Source::Copied => host.send(socket, Bytes::copy_from_slice(&self.content[at..end])),
+            };
+            match taken {
+                Ok(0) => return,
+                Ok(taken) => *done += taken as u64,
+                Err(e) => return self.errors.push(e.to_string()),
+            }
+        }
+    }
+
+    fn read(&mut self, host: &mut Host, socket: SocketId) {
+        let Some(done) = self.done.get_mut(&socket) else { return };
+        loop {
+            let bytes = host.peek(socket);
+            let len = bytes.len();
+            if len == 0 {
+                return;
+            }
+            let at = self.prng.below(len as u64);
+            #[expect(clippy::cast_possible_truncation, reason = "less than the piece")]
+            let seen = bytes[at as usize];
+            if seen != byte_at(*done + at) {
+                self.errors.push(format!("wrong byte at {}", *done + at));
+                return;
+            }
+            *done += len as u64;
+            self.bytes += len as u64;
+            host.consume(socket, len);
+        }
+    }
+}
+
+impl Application for Stream {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        match notice {
+            Notice::Accepted(_, socket) => {
+                self.done.insert(socket, 0);
+                self.establish(now, host, socket);
+                self.work(host, socket);
+            }
+            Notice::Socket(socket) => {
+                if let Some(error) = host.readiness(socket).error {
+                    if error != SocketError::Closed {
+                        self.errors.push(error.to_string());
+                    }
+                    return;
+                }
+                let fresh =
+                    self.server.is_some() && host.info(socket).is_some_and(|i| i.tls.is_none());
+                let plain = self.agreed.suite.is_none();
+                if fresh && !plain && host.readiness(socket).writable {
+                    self.establish(now, host, socket);
+                } else if plain
+                    && self.server.is_some()
+                    && self.established < self.agreed.connections
+                {
+                    self.established += 1;
+                }
+                self.work(host, socket);
+            }
+            Notice::File(_)
+            | Notice::Spliced(_)
+            | Notice::SpliceRefused(..)
+            | Notice::SpliceClosed(_)
+            | Notice::Udp(_)
+            | Notice::DiskDone(_)
+            | Notice::UdpFault(..)
+            | Notice::Quic(_)
+            | Notice::DeviceReset => {
+                let sockets: Vec<SocketId> = self.done.keys().copied().collect();
+                sockets.into_iter().for_each(|socket| self.work(host, socket));
+            }
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! `outboard-lab bench timer-wheel`: the device's timer bitmap wheel (AccelTCP section 4.2, figure
+//! 6) against a hashed timing wheel, in the same run.
+//!
+//! Each of 64 K or 256 K flows sets a timer, stops it, sets it again and lets it run out, in an
+//! order that has nothing to do with the flows' numbers. With two threads these have the flows of
+//! a NIC without affinity: any flow may come to any thread, so that they work on the same words of
+//! the bitmaps.
+//!
+//! The other wheel is `hierarchical_hash_wheel_timer`'s. The one that can stop timers is built of
+//! `Rc`s and cannot be shared, so with two threads each has one of its own, which needs the
+//! affinity that the bitmaps do without: its best case. What threads could share is the crate's
+//! simpler wheel behind a mutex; a timer is stopped there by a generation beside it, and found
+//! stale when it comes up.
+
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
+use std::time::Duration as StdDuration;
+
+use base::{Duration, Prng};
+use clap::Args;
+use hierarchical_hash_wheel_timer::wheels::cancellable::{
+    CancellableTimerEntry, QuadWheelWithOverflow as OwnWheel,
+};
+use hierarchical_hash_wheel_timer::wheels::quad_wheel::{
+    QuadWheelWithOverflow as PlainWheel, no_prune,
+};
+use io::clock::{Clock, cycles};
+use io::heap::allocated_bytes;
+use nic::TimerBitmapWheel;
+use serde_json::json;
+
+use cli::Failure;
+
+/// Bitmaps, and ticks until every timer has run out: as the device has it.
+const SLOTS: u16 = 256;
+/// Time-outs in ticks: 200 ms to 4 s at 16 ms a tick.
+const TICKS: (u64, u64) = (13, 250);
+/// Timers set at one time.
+const FLOWS: [u32; 2] = [64 << 10, 256 << 10];
+/// Runs, of which the median counts for each step: the best of two threads is the one in which the
+/// machine let them run after one another.
+const ROUNDS: usize = 7;
+/// What is measured.
+const STEPS: [&str; 3] = ["insert", "cancel", "expire"];
+
+/// `outboard-lab bench timer-wheel`.
+#[derive(Debug, Args)]
+pub(crate) struct TimerWheelArgs {
+    /// For machines
+    #[arg(long)]
+    json: bool,
+    /// One round, and 64 K flows only
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Where a timer was lost or came up twice.
+pub(crate) fn run(args: &TimerWheelArgs) -> Result<(), Failure> {
+    let (counts, rounds) = if args.quick { (&FLOWS[..1], 1) } else { (&FLOWS[..], ROUNDS) };
+    let mut rows = Vec::new();
+    if !args.json {
+        println!("{:>7} {:>7}  {:<28} ns (cycles) an operation", "flows", "threads", "");
+    }
+    for &flows in counts {
+        for threads in [1, 2] {
+            for kind in [Kind::Bitmaps, Kind::Own, Kind::Locked] {
+                let all: Result<Vec<Figures>, Failure> =
+                    (0..rounds).map(|_| measure(kind, flows, threads)).collect();
+                rows.push(median(&all?).row(kind, flows, threads, args.json));
+            }
+        }
+    }
+    if args.json {
+        println!("{:#}", json!({ "rows": rows }));
+    }
+    Ok(())
+}
+
+/// The wheels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Bitmaps,
+    Own,
+    Locked,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Figures {
+    /// Time and cycles of an operation, by step.
+    steps: [(f64, f64); 3],
+    /// Bytes of heap with all timers set.
+    memory: usize,
+}
+
+/// The middle of each step's figures.
+fn median(all: &[Figures]) -> Figures {
+    let mut figures = all.first().copied().unwrap_or_default();
+    for (nth, step) in figures.steps.iter_mut().enumerate() {
+        let mut of: Vec<(f64, f64)> = all.iter().map(|figures| figures.steps[nth]).collect();
+        of.sort_by(|a, b| a.0.total_cmp(&b.0));
+        *step = of.get(of.len() / 2).copied().unwrap_or_default();
+    }
+    figures
+}
+
+impl Figures {
+    fn row(&self, kind: Kind, flows: u32, threads: usize, json: bool) -> serde_json::Value {
+        let name = match kind {
+            Kind::Bitmaps => "bitmap wheel, shared",
+            Kind::Own => "hash wheel, one a thread",
+            Kind::Locked => "hash wheel, behind a mutex",
+        };
+        // Of more than one thread's heaps only one is known.
+        let per_flow = (threads == 1).then(|| self.memory as f64 / f64::from(flows));
+        if !json {
+            print!("{flows:>7} {threads:>7}  {name:<28}");
+            for (step, (ns, cycles)) in STEPS.iter().zip(self.steps) {
+                print!(" {step} {ns:>5.1} ({cycles:>4.0})");
+            }
+            println!("{}", per_flow.map_or(String::new(), |b| format!("  {b:.0} bytes a flow")));
+        }
+        let mut row = json!({
+            "wheel": name, "flows": flows, "threads": threads, "bytes_per_flow": per_flow,
+        });
+        for (step, (ns, cycles)) in STEPS.iter().zip(self.steps) {
+            row[*step] = json!({ "ns": ns, "cycles": cycles });
+        }
+        row
+    }
+}
+
+/// A thread's way to a wheel.
+trait Worker {
+    fn insert(&mut self, flow: u32, ticks: u32);
+    fn cancel(&mut self, flow: u32);
+    /// Lets all time-outs pass; gives how many timers came up.
+    fn expire(&mut self) -> usize;
+}
+
+fn measure(kind: Kind, flows: u32, threads: usize) -> Result<Figures, Failure> {
+    let order = shuffled(flows);
+    let before = allocated_bytes();
+    match kind {
+        Kind::Bitmaps => {
+            let wheel = TimerBitmapWheel::new(flows, SLOTS);
+            let share = flows / u32::try_from(threads).unwrap_or(1);
+            let worker = |nth: u32| Bitmaps {
+                wheel: &wheel,
+                slots: vec![0; flows as usize],
+                region: nth * share..(nth + 1) * share,
+            };
+            let memory = wheel.memory_bytes();
+            work(&order, threads, worker).map(|f| Figures { memory: before + memory, ..f })
+        }
+        Kind::Own => work(&order, threads, |_| Own(OwnWheel::new())),
+        Kind::Locked => {
+            let shared = Locked {
+                wheel: Mutex::new(PlainWheel::new(no_prune)),
+                generations: (0..flows).map(|_| AtomicU32::new(0)).collect(),
+            };
+            work(&order, threads, |_| &shared)
+        }
+    }
+    .map(|figures| Figures { memory: figures.memory.saturating_sub(before), ..figures })
+}
+
+/// Flows and time-outs, in no order.
+fn shuffled(flows: u32) -> Vec<(u32, u32)> {
+    let mut prng = Prng::new(5);
+    let mut ticks = || u32::try_from(prng.range(TICKS.0, TICKS.1)).unwrap_or(1);
+    let mut all: Vec<(u32, u32)> = (0..flows).map(|flow| (flow, ticks())).collect();
+    for at in (1..all.len()).rev() {
+        let other = usize::try_from(prng.below(at as u64 + 1)).unwrap_or(0);
+        all.swap(at, other);
+    }
+    all
+}
+
+/// Has `threads` workers do each step on their shares of the flows, all at once.
+fn work<W: Worker>(
+    order: &[(u32, u32)],
+    threads: usize,
+    make: impl Fn(u32) -> W + Sync,
+) -> Result<Figures, Failure> {
+    let (clock, barrier, make) = (Clock::new(), Barrier::new(threads), &make);
+    let barrier = &barrier;
+    let run = |nth: u32, share: &[(u32, u32)]| {
+        let mut worker = make(nth);
+        let mut took = [(Duration::ZERO, 0_u64); 3];
+        let mut timed = |step: usize, work: &mut dyn FnMut()| {
+            barrier.wait();
+            let (from, begun) = (clock.now(), cycles());
+            work();
+            took[step] = (clock.now().since(from), cycles() - begun);
+            barrier.wait();
+        };
+        timed(0, &mut || share.iter().for_each(|&(flow, ticks)| worker.insert(flow, ticks)));
+        timed(1, &mut || share.iter().rev().for_each(|&(flow, _)| worker.cancel(flow)));
+        share.iter().for_each(|&(flow, ticks)| worker.insert(flow, ticks));
+        barrier.wait();
+        let memory = allocated_bytes();
+        let mut expired = 0;
+        timed(2, &mut || expired = black_box(worker.expire()));
+        (took, expired, memory)
+    };
+    let shares = order.chunks(order.len().div_ceil(threads));
+    let all: Vec<_> = std::thread::scope(|scope| {
+        // The first works here, for the allocator tells of this thread's heap only.
+        let mut shares = (0..).zip(shares);
+        let first = shares.next();
+        let others: Vec<_> =
+            shares.map(|(nth, share)| scope.spawn(move || run(nth, share))).collect();
+        let first = first.map(|(nth, share)| run(nth, share));
+        let others = others.into_iter().filter_map(|worker| worker.join().ok());
+        first.into_iter().chain(others).collect()
+    });
+    let expired: usize = all.iter().map(|(_, expired, _)| expired).sum();
+    if expired != order.len() {
+        return Err(Failure::System(format!("{expired} of {} timers came up", order.len())));
+    }
+    let mut figures = Figures { memory: all.first().map_or(0, |first| first.2), ..<_>::default() };
+    for (step, figure) in figures.steps.iter_mut().enumerate() {
+        let nanos: u64 = all.iter().map(|(took, ..)| took[step].0.as_nanos()).sum();
+        let cycles: u64 = all.iter().map(|(took, ..)| took[step].1).sum();
+        *figure = (nanos as f64 / order.len() as f64, cycles as f64 / order.len() as f64);
+    }
+    Ok(figures)
+}
+
+struct Bitmaps<'a> {
+    wheel: &'a TimerBitmapWheel,
+    /// The state of the flows: where their timers are.
+    slots: Vec<u32>,
+    region: Range<u32>,
+}
+
+impl Worker for Bitmaps<'_> {
+    fn insert(&mut self, flow: u32, ticks: u32) {
+        self.slots[flow as usize] = self.wheel.insert(flow, ticks);
+    }
+
+    fn cancel(&mut self, flow: u32) {
+        black_box(self.wheel.cancel(flow, self.slots[flow as usize]));
+    }
+
+    /// Each worker scans its region of each bitmap; who turns the wheel does nothing else.
+    fn expire(&mut self) -> usize {
+        let mut expired = 0;
+        for slot in 0..u32::from(SLOTS) {
+            self.wheel.expire(slot, self.region.clone(), |flow| {
+                black_box(flow);
+                expired += 1;
+            });
+        }
+        expired
+    }
+}
+
+#[derive(Debug)]
+struct Entry(u32);
+
+impl CancellableTimerEntry for Entry {
+    type Id = u32;
+
+    fn id(&self) -> &u32 {
+        &self.0
+    }
+}
+
+struct Own(OwnWheel<Entry>);
+
+/// The crate's ticks are milliseconds.
+fn delay(ticks: u32) -> StdDuration {
+    StdDuration::from_millis(ticks.into())
+}
+
+impl Worker for Own {
+    fn insert(&mut self, flow: u32, ticks: u32) {
+        let _refused = self.0.insert_ref_with_delay(Entry(flow).into(), delay(ticks));
+    }
+
+    fn cancel(&mut self, flow: u32) {
+        let _unknown = self.0.cancel(&flow);
+    }
+
+    fn expire(&mut self) -> usize {
+        (0..SLOTS).map(|_| self.0.tick().len()).sum()
+    }
+}
+
+struct Locked {
+    wheel: Mutex<PlainWheel<(u32, u32)>>,
+    generations: Vec<AtomicU32>,
+}
+
+impl Worker for &Locked {
+    fn insert(&mut self, flow: u32, ticks: u32) {
+        let generation = self.generations[flow as usize].load(Ordering::Acquire);
+        let mut wheel = self.wheel.lock().unwrap_or_else(PoisonError::into_inner);
+        let _refused = wheel.insert_with_delay((flow, generation), delay(ticks));
+    }
+
+    fn cancel(&mut self, flow: u32) {
+        self.generations[flow as usize].fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Each worker takes what comes up in the ticks that it gets hold of.
+    fn expire(&mut self) -> usize {
+        let live = |&(flow, generation): &(u32, u32)| {
+            self.generations[flow as usize].load(Ordering::Acquire) == generation
+        };
+        let mut expired = 0;
+        for _ in 0..SLOTS {
+            let up = self.wheel.lock().unwrap_or_else(PoisonError::into_inner).tick();
+            expired += up.iter().filter(|entry| live(entry)).count();
+        }
+        expired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    fn turn(wheel: &TimerBitmapWheel) -> usize {
+        let (slot, mut expired) = (wheel.rotate(), 0);
+        wheel.expire(slot, 0..64, |_| expired += 1);
+        expired
+    }
+
+    /// Two workers set and stop timers of neighbouring flows while a third turns the wheel: every
+    /// timer that was set is stopped or comes up, once, and never a revolution late.
+    #[test]
+    fn workers_share_words() {
+        const ROUNDS: usize = 20_000;
+        let wheel = TimerBitmapWheel::new(64, 1 << 15);
+        let (fired, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let stopped: usize = std::thread::scope(|scope| {
+            let worker = |parity: u32| {
+                let (wheel, done) = (&wheel, &done);
+                move || {
+                    let mut stopped = 0;
+                    for round in 0..ROUNDS {
+                        let flow = u32::try_from(round).unwrap() % 32 * 2 + parity;
+                        // Each in a slot of its own: a bit that is set twice is one timer.
+                        let slot = wheel.insert(flow, 1 + u32::try_from(round).unwrap() / 32 % 8);
+                        stopped += usize::from(wheel.cancel(flow, slot));
+                    }
+                    done.fetch_add(1, Ordering::SeqCst);
+                    stopped
+                }
+            };
+            let workers = [scope.spawn(worker(0)), scope.spawn(worker(1))];
+            while done.load(Ordering::SeqCst) < 2 {
+                fired.fetch_add(turn(&wheel), Ordering::SeqCst);
+            }
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        });
+        for _ in 0..16 {
+            fired.fetch_add(turn(&wheel), Ordering::SeqCst);
+        }
+        assert_eq!(stopped + fired.load(Ordering::SeqCst), 2 * ROUNDS);
+        for slot in 0..1 << 15 {
+            wheel.expire(slot, 0..64, |flow| panic!("{flow} never came up"));
+        }
+    }
+}

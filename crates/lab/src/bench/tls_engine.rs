@@ -1,0 +1,365 @@
+//! `outboard-lab bench tls-engine`: the device's engine on its own, against aws-lc's one call for a
+//! whole record, in the same run.
+//!
+//! A device is handed operations and frames in a loop, with nothing around it: no host, no ring, no
+//! wire. The reference is the provider's [`Aead::seal`] and [`Aead::open`] of 16 KiB, which are
+//! aws-lc's own calls, in place and with everything in the cache. Then how fast contexts are made.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use abi::crypto::{Aead, CryptoProvider as _, Suite};
+use abi::l5o::{Content, Direction, L5oCreate, L5oId, L5oState, Sealed, TlsState};
+use abi::port::{RxFrame, WireCaps};
+use abi::{Checksum, Event, FlowId, Header, Op, Part, Parts, Transmit};
+use base::{Duration, Instant, Prng, SeqNum};
+use bytes::Bytes;
+use clap::Args;
+use host::TlsVersion;
+use io::clock::Clock;
+use nic::{Device, DeviceConfig, L5oConfig};
+use serde_json::{Value, json};
+use wire::emit::{IpHeader, Link, tcp_headers};
+use wire::frame::protocol;
+use wire::tcp::{Flags, Segment};
+use wire::tls::Run;
+use wire::{Endpoint, Tuple};
+
+use super::stream;
+use cli::Failure;
+
+/// Content of a full record.
+const RECORD: u32 = 16 << 10;
+/// Bytes that a record is longer than its content.
+const OVERHEAD: u32 = 22;
+/// Records of a transmit.
+const RECORDS: u32 = 16;
+/// Payload of a packet.
+const SEGMENT: u16 = 1448;
+/// Frames that are handed in between two looks at the clock.
+const BATCH: usize = 64;
+/// How long each figure is measured, and how often; the best counts.
+const ROUND: Duration = Duration::from_millis(150);
+const ROUNDS: usize = 5;
+/// Contexts that are made in a row.
+const CONTEXTS: u64 = 20_000;
+
+/// `outboard-lab bench tls-engine`.
+#[derive(Debug, Args)]
+pub(crate) struct TlsEngineArgs {
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Where the engine did not do what was to be measured.
+pub(crate) fn run(args: &TlsEngineArgs) -> Result<(), Failure> {
+    let (clock, mut rows) = (Clock::new(), Vec::new());
+    for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
+        let (seal, open) = reference(&clock, suite);
+        let figures = [
+            ("sealing, whole records", transmit(&clock, suite)?, seal),
+            ("opening, merged frames", receive(&clock, suite, 0, Order::As)?, open),
+            (
+                "opening, 1,448-byte packets in order",
+                receive(&clock, suite, SEGMENT, Order::As)?,
+                open,
+            ),
+            (
+                "opening, 1,448-byte packets shuffled",
+                receive(&clock, suite, SEGMENT, Order::Shuffled)?,
+                open,
+            ),
+        ];
+        for (what, rate, reference) in figures {
+            if !args.json {
+                println!(
+                    "{:<18} {what:<38} {:>6.2} GB/s {:>6.2} of aws-lc's {:.2}",
+                    format!("{suite:?}"),
+                    rate * 1e-9,
+                    rate / reference,
+                    reference * 1e-9
+                );
+            }
+            rows.push(json!({
+                "suite": format!("{suite:?}"),
+                "what": what,
+                "bytes_per_s": rate,
+                "ratio": rate / reference,
+            }));
+        }
+    }
+    let contexts = contexts(&clock)?;
+    if args.json {
+        println!("{:#}", json!({ "rows": rows, "contexts": contexts }));
+    } else {
+        println!("\ncontexts: {contexts:#}");
+    }
+    Ok(())
+}
+
+/// The order in which packets arrive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    As,
+    /// Those of each 32 KiB shuffled.
+    Shuffled,
+}
+
+/// Bytes per second.
+fn per_second(bytes: usize, took: Duration) -> f64 {
+    bytes as f64 * 1e9 / took.as_nanos() as f64
+}
+
+/// Bytes per second, the best of some rounds; `work` gives how many it did.
+fn rate(clock: &Clock, mut work: impl FnMut() -> usize) -> f64 {
+    let mut best = 0.0_f64;
+    for _ in 0..ROUNDS {
+        let (from, mut bytes) = (clock.now(), 0);
+        while clock.now().since(from) < ROUND {
+            bytes += work();
+        }
+        best = best.max(per_second(bytes, clock.now().since(from)));
+    }
+    best
+}
+
+fn key(suite: Suite) -> Box<dyn Aead> {
+    crypto::Provider.aead(suite, &[1; 32][..suite.key_bytes()]).expect("the length is the suite's")
+}
+
+/// Sealing and opening a record by one call of aws-lc.
+fn reference(clock: &Clock, suite: Suite) -> (f64, f64) {
+    let key = key(suite);
+    let (nonce, header, text) = ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD as usize + 1);
+    let mut sealed = vec![1; text];
+    let seal = rate(clock, || {
+        black_box(key.seal(&nonce, &header, &mut sealed));
+        text
+    });
+    let tag = key.seal(&nonce, &header, &mut sealed);
+    sealed.extend(tag);
+    let (mut copy, mut took, mut opened) = (sealed.clone(), Duration::ZERO, 0);
+    while took < ROUND * 2 {
+        copy.copy_from_slice(&sealed);
+        let from = clock.now();
+        let done = key.open(&nonce, &header, &mut copy);
+        took += clock.now().since(from);
+        opened += done.expect("it was sealed so");
+    }
+    (seal, per_second(opened, took))
+}
+
+fn device(mtu: u16, segmentation: bool) -> Device {
+    let mut config = DeviceConfig::new(LOCAL_MAC);
+    config.file = None;
+    config.transmit_bytes_max = nic::LONG_TRANSMIT_BYTES;
+    config.l5o =
+        Some(L5oConfig { contexts_max: 1 << 17, ..L5oConfig::new(Arc::new(crypto::Provider)) });
+    Device::new(config, WireCaps { segmentation, udp_segmentation: false, checksum: true, mtu })
+}
+
+const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const FLOW: FlowId = FlowId(1);
+
+fn create(suite: Suite, context: u64, direction: Direction) -> Op {
+    let state =
+        TlsState { version: TlsVersion::Tls13, suite, key: [1; 32].into(), iv: [2; 12], number: 0 };
+    Op::L5oCreate(Box::new(L5oCreate {
+        context: L5oId(context),
+        flow: FLOW,
+        direction,
+        tcpsn: SeqNum(0),
+        state: L5oState::Tls(state),
+    }))
+}
+
+fn tuple(port: u16) -> Tuple {
+    Tuple {
+        local: Endpoint { addr: [10, 0, 0, 1].into(), port: 80 },
+        remote: Endpoint { addr: [10, 0, 0, 2].into(), port },
+    }
+}
+
+/// Headers of what the peer sends to [`tuple`].
+fn header(seq: u32) -> Header {
+    let Tuple { local, remote } = tuple(40_000);
+    let ip = IpHeader {
+        source: remote.addr,
+        destination: local.addr,
+        protocol: protocol::TCP,
+        ecn: 0,
+        hop_limit: 64,
+    };
+    let link = Link { source: [2, 0, 0, 0, 0, 2], destination: LOCAL_MAC };
+    let segment = Segment {
+        source: remote.port,
+        destination: local.port,
+        seq: SeqNum(seq),
+        flags: Flags::ACK,
+        window: 1000,
+        ..Segment::default()
+    };
+    let l4 = 14 + ip.len();
+    let mut header = Header::zeroed(l4 + segment.header_len(), 14, l4).expect("it fits");
+    tcp_headers(&link, &ip, &segment, 0, header.as_mut_slice());
+    header
+}
+
+/// A transmit of [`RECORDS`] whole records.
+fn sealed(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
+    let bytes = records * RECORD;
+    let run = Run { content: bytes.into(), record_content: RECORD, overhead: OVERHEAD };
+    let mut parts = Parts::new();
+    parts.push(Part::Sealed(Box::new(Sealed {
+        context: L5oId(1),
+        content: Content::Host(content.slice(..bytes as usize)),
+        prefix: 0,
+        number,
+        kind: 23,
+        run,
+        skip: 0,
+        len: u32::try_from(run.wire_len()).unwrap_or(u32::MAX),
+    })));
+    Op::Transmit(Transmit {
+        flow: FLOW,
+        header: header(seq),
+        segment_size: SEGMENT,
+        parts,
+        timestamp: None,
+        echo: None,
+        retransmission: false,
+        protect: None,
+    })
+}
+
+fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
+    let mut device = device(1500, true);
+    let content = Bytes::from(stream::content());
+    device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
+    let (mut number, mut seq) = (0, 0_u32);
+    let rate = rate(clock, || {
+        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, RECORDS));
+        while let Some(frame) = device.poll_frame(Instant::ZERO) {
+            black_box(frame);
+        }
+        number += u64::from(RECORDS);
+        seq = seq.wrapping_add(RECORDS * (RECORD + OVERHEAD));
+        (RECORDS * RECORD) as usize
+    });
+    check(&device, "tx_tls_encrypted_bytes", number * u64::from(RECORD + OVERHEAD))?;
+    Ok(rate)
+}
+
+/// A silent fallback is the characteristic bug.
+///
+/// # Errors
+/// Where a counter of the device is not what it should be.
+pub(super) fn check(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
+    let mut seen = 0;
+    device.visit(&mut |name, value| seen += if name == counter { value } else { 0 });
+    if seen == wanted {
+        return Ok(());
+    }
+    Err(Failure::System(format!("{counter} is {seen} and should be {wanted}")))
+}
+
+/// Frames of four records each, as one that merges or as packets; the last number and its end.
+fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
+    let merged = segment_size == 0;
+    let mut device = device(1500, merged);
+    device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
+    let content = Bytes::from(stream::content());
+    let (mut all, mut number, mut seq) = (Vec::new(), 0, 0_u32);
+    // Three records fit a frame of 64 KiB; packets are cut across transmits as TCP cuts them.
+    let per_frame = if merged { 3 } else { RECORDS };
+    while number < records {
+        device.handle_op(Instant::ZERO, 0, sealed(number, seq, &content, per_frame));
+        while let Some(frame) = device.poll_frame(Instant::ZERO) {
+            let mut bytes = vec![0; frame.len()];
+            frame.copy_to(&mut bytes);
+            all.push(bytes);
+        }
+        number += u64::from(per_frame);
+        seq = seq.wrapping_add(per_frame * (RECORD + OVERHEAD));
+    }
+    all
+}
+
+/// Numbers never come back in a context's life, so each round has a device of its own, and the time
+/// to make it does not count.
+fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Result<f64, Failure> {
+    let mut all = frames(suite, segment_size, 960);
+    if order == Order::Shuffled {
+        let mut prng = Prng::new(3);
+        for some in all.chunks_mut(22) {
+            for at in (1..some.len()).rev() {
+                let other = usize::try_from(prng.below(at as u64 + 1)).unwrap_or(0);
+                some.swap(at, other);
+            }
+        }
+    }
+    let bytes = 960 * RECORD as usize;
+    let mut best = 0.0_f64;
+    for _ in 0..2 * ROUNDS {
+        let mut device = device(1500, true);
+        device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Receive(tuple(40_000))));
+        let (mut took, mut verified) = (Duration::ZERO, 0);
+        let (mut packets, mut done) = (Vec::new(), Vec::new());
+        // Some at a time, out of buffers that go around as those of a ring do.
+        for some in all.chunks(BATCH) {
+            packets.extend(some.iter().filter_map(|frame| device.pool().copy(frame)));
+            let from = clock.now();
+            for packet in packets.drain(..) {
+                let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
+                device.handle_frame(Instant::ZERO, frame);
+                done.extend(device.poll_queue_event(0));
+            }
+            took += clock.now().since(from);
+            for event in done.drain(..) {
+                let Event::Received(received) = event else { continue };
+                let right = received.opened.map_or(0..0, |opened| opened.verified);
+                verified += right.end - right.start;
+                device.pool().put(received.packet);
+            }
+        }
+        if verified < 950 {
+            return Err(Failure::System(format!("{verified} of 960 records were verified")));
+        }
+        best = best.max(per_second(bytes, took));
+    }
+    Ok(best)
+}
+
+/// How many contexts are made per second, and how long one takes.
+fn contexts(clock: &Clock) -> Result<Value, Failure> {
+    let mut rows = serde_json::Map::new();
+    for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
+        let mut device = device(1500, true);
+        let ops: Vec<Op> =
+            (0..CONTEXTS).map(|n| create(suite, n + 1, Direction::Transmit)).collect();
+        let mut each = Vec::with_capacity(ops.len());
+        let from = clock.now();
+        for op in ops {
+            let begun = clock.now();
+            device.handle_op(Instant::ZERO, 0, op);
+            each.push(clock.now().since(begun));
+        }
+        let took = clock.now().since(from);
+        check(&device, "tx_tls_ctx", CONTEXTS)?;
+        each.sort_unstable();
+        let micros = |at: usize| each[at].as_nanos() as f64 * 1e-3;
+        rows.insert(
+            format!("{suite:?}"),
+            json!({
+                "installed_per_s": CONTEXTS as f64 * 1e9 / took.as_nanos() as f64,
+                "median_us": micros(each.len() / 2),
+                "p99_us": micros(each.len() * 99 / 100),
+            }),
+        );
+    }
+    Ok(Value::Object(rows))
+}

@@ -1,0 +1,29 @@
+//! `outboard-lab`: measures and simulates what `outboard` runs. One program; each verb has a
+//! module.
+//!
+//! Exit codes are those of `outboard`: see [`cli::Failure`].
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod sim;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Verb};
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().verb {
+        Verb::Bench(bench) => bench::run(&bench),
+        Verb::Sim(args) => sim::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("outboard-lab: {failure}");
+            failure.exit_code()
+        }
+    }
+}

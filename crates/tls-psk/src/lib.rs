@@ -1,0 +1,335 @@
+//! The handshake of TLS 1.3 with a pre-shared key that both ends were given beforehand (RFC 8446
+//! section 2.2), with ephemeral keys besides (`psk_dhe_ke`, section 4.2.9).
+//!
+//! It is NVMe over TCP's, whose target and initiator run it over a plain connection and go on with
+//! the keys. s2n-tls does the work, since rustls knows pre-shared keys from its own tickets only;
+//! it is a crate of its own because it has the bytes passed by callbacks of C ([`link`]). No socket
+//! is touched: what came goes in, what has to be sent comes out.
+//!
+//! Invariants: bytes behind the handshake's last record are never read; no ticket is sent (Linux
+//! drops a connection over one); there is no certificate at either end, so no handshake without a
+//! pre-shared key gets through; what a peer can have us read and keep is bounded
+//! ([`BYTES_MAX`]).
+#![deny(unsafe_code)]
+
+mod link;
+mod records;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::task::Poll;
+
+use abi::crypto::Suite;
+use s2n_tls::config::Config;
+use s2n_tls::connection::Connection;
+use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
+use s2n_tls::error::Error;
+use s2n_tls::psk::Psk;
+use s2n_tls::security::Policy;
+use wire::tls::content;
+use zeroize::Zeroizing;
+
+use link::Link;
+use records::Records;
+
+/// Bytes of a peer's side of a handshake. A hello with a few identities has about a thousand.
+const BYTES_MAX: usize = 1 << 16;
+/// TLS 1.3 only; X25519, P-256 and P-384; AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305.
+const POLICY: &str = "AWS-CRT-SDK-TLSv1.3";
+/// TLS 1.3 only; P-384; AES-256-GCM.
+const POLICY_SHA384: &str = "20250211";
+
+/// A key, or a traffic secret.
+pub type Secret = Zeroizing<Vec<u8>>;
+
+/// The hash that a key goes with: RFC 8446 section 4.2.11.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hash {
+    /// SHA-256: with AES-128-GCM or ChaCha20-Poly1305.
+    Sha256,
+    /// SHA-384: with AES-256-GCM.
+    Sha384,
+}
+
+/// A pre-shared key.
+#[derive(Clone)]
+pub struct Key {
+    /// What it is called on the wire.
+    pub identity: Vec<u8>,
+    /// At least 16 bytes: RFC 9257 section 6.
+    pub secret: Secret,
+    /// The hash that it goes with.
+    pub hash: Hash,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No secret.
+        f.debug_struct("Key").field("hash", &self.hash).finish_non_exhaustive()
+    }
+}
+
+/// What both ends have agreed on.
+pub struct Agreed {
+    /// The AEAD of the records that follow.
+    pub suite: Suite,
+    /// `client_application_traffic_secret_0` or the server's, whichever is ours: RFC 8446
+    /// section 7.1.
+    pub tx_secret: Secret,
+    /// The peer's.
+    pub rx_secret: Secret,
+    /// The identity of the key.
+    pub identity: Vec<u8>,
+}
+
+impl fmt::Debug for Agreed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agreed").field("suite", &self.suite).finish_non_exhaustive()
+    }
+}
+
+/// What a call of [`Handshake::advance`] led to. `used` counts bytes of what it was given.
+#[derive(Debug)]
+pub enum Progress {
+    /// More has to come.
+    More {
+        /// How many bytes were used.
+        used: usize,
+    },
+    /// The keys are there, and the first records under them have number zero.
+    Done {
+        /// How many bytes were used.
+        used: usize,
+        /// The keys.
+        agreed: Box<Agreed>,
+    },
+    /// There will be no keys.
+    Failed {
+        /// How many bytes were used.
+        used: usize,
+        /// For what reason.
+        why: Why,
+    },
+}
+
+/// Why a handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// The peer's alert: RFC 8446 section 6.2.
+    #[error("the peer ended the handshake with alert {0}")]
+    Alert(u8),
+    /// The peer wants another version than TLS 1.3.
+    #[error("the peer does not speak TLS 1.3")]
+    Version,
+    /// The peer offered no key that we have, or took none of ours.
+    #[error("the peer has no key of ours")]
+    NoKey,
+    /// The peer has another secret for the key.
+    #[error("the peer has another secret for the key")]
+    Secret,
+    /// What the peer sent makes no sense, or does not verify.
+    #[error("the peer's messages make no sense")]
+    Bad,
+    /// The peer sent more than a handshake can have.
+    #[error("the peer's messages are too long")]
+    TooLong,
+}
+
+/// One end of a handshake.
+pub struct Handshake {
+    // Goes before the link that it has a pointer to.
+    connection: Connection,
+    link: Link,
+    is_client: bool,
+    sent: Records,
+    received: Records,
+    /// Bytes that were used in all.
+    used: usize,
+}
+
+impl fmt::Debug for Handshake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handshake").field("is_client", &self.is_client).finish_non_exhaustive()
+    }
+}
+
+/// Alerts: RFC 8446 section 6.2.
+mod alert {
+    pub(super) const HANDSHAKE_FAILURE: u8 = 40;
+    pub(super) const DECODE_ERROR: u8 = 50;
+    pub(super) const DECRYPT_ERROR: u8 = 51;
+    pub(super) const PROTOCOL_VERSION: u8 = 70;
+}
+
+impl Handshake {
+    /// A client's end, that offers these keys.
+    ///
+    /// # Errors
+    /// The library takes no such key, or has no memory.
+    pub fn client(keys: &[Key]) -> Result<Self, Unusable> {
+        Self::new(Mode::Client, keys)
+    }
+
+    /// A server's end, that knows these keys. Each costs a copy and a look at those before it: of
+    /// many, those are best given that the client has offered.
+    ///
+    /// # Errors
+    /// As for [`Self::client`].
+    pub fn server(keys: &[Key]) -> Result<Self, Unusable> {
+        Self::new(Mode::Server, keys)
+    }
+
+    fn new(mode: Mode, keys: &[Key]) -> Result<Self, Unusable> {
+        let is_client = matches!(mode, Mode::Client);
+        let mut connection = Connection::new(mode);
+        let link = Link::new();
+        link.attach(&mut connection)?;
+        // What a failure costs a peer in time is the business of whoever ends the connection.
+        connection
+            .set_config(config(policy(is_client, keys))?)?
+            .set_blinding(Blinding::SelfService)?;
+        for key in keys {
+            connection.append_psk(&psk(key)?)?;
+        }
+        let (sent, received) = (Records::default(), Records::default());
+        Ok(Self { connection, link, is_client, sent, received, used: 0 })
+    }
+
+    /// Takes bytes that came and appends to `out` what has to be sent, an alert too. To be called
+    /// with nothing to begin with, and then with what came: bytes that were not used come again.
+    /// Not to be called again after [`Progress::Done`] or [`Progress::Failed`].
+    pub fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
+        let room = BYTES_MAX.saturating_sub(self.used);
+        let part = received.get(..room).unwrap_or(received);
+        self.link.give(part);
+        let result = self.connection.poll_negotiate().map_ok(|_| ());
+        let (used, sent) = self.link.take();
+        self.used += used;
+        self.received.follow(part.get(..used).unwrap_or_default());
+        self.sent.follow(&sent);
+        out.extend_from_slice(&sent);
+        let result = match result {
+            Poll::Pending if self.used < BYTES_MAX => return Progress::More { used },
+            Poll::Pending => Err((Why::TooLong, alert::DECODE_ERROR)),
+            Poll::Ready(Err(error)) => Err(self.why(&error)),
+            Poll::Ready(Ok(())) => self.agreed().ok_or((Why::NoKey, alert::HANDSHAKE_FAILURE)),
+        };
+        match result {
+            Ok(agreed) => Progress::Done { used, agreed: Box::new(agreed) },
+            Err((why, alert)) => {
+                self.alert(why, alert, out);
+                Progress::Failed { used, why }
+            }
+        }
+    }
+
+    /// Why the library has given up, and the alert for it.
+    fn why(&self, error: &Error) -> (Why, u8) {
+        if let Some(theirs) = self.connection.alert() {
+            return (Why::Alert(theirs), 0);
+        }
+        match error.name() {
+            "S2N_ERR_PROTOCOL_VERSION_UNSUPPORTED" => (Why::Version, alert::PROTOCOL_VERSION),
+            // What it misses where there is no certificate either.
+            "S2N_ERR_NO_VALID_SIGNATURE_SCHEME" | "S2N_ERR_CIPHER_NOT_SUPPORTED" => {
+                (Why::NoKey, alert::HANDSHAKE_FAILURE)
+            }
+            // RFC 8446 section 4.2.11: an identity is known, and its binder does not verify.
+            _ if !self.is_client && self.has_chosen() => (Why::Secret, alert::DECRYPT_ERROR),
+            _ => (Why::Bad, alert::HANDSHAKE_FAILURE),
+        }
+    }
+
+    /// Whether a key of the client's is ours too.
+    fn has_chosen(&self) -> bool {
+        self.connection.negotiated_psk_identity_length().is_ok_and(|len| len > 0)
+    }
+
+    /// Says it to the peer, where that can be said in the clear: before either end has sealed
+    /// anything, and not in answer to an alert.
+    fn alert(&mut self, why: Why, description: u8, out: &mut Vec<u8>) {
+        let sealed = self.sent.sealed || self.received.sealed;
+        if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
+            // Alert, TLS 1.2 (RFC 8446 section 5.1: whatever it is), two bytes; fatal.
+            out.extend_from_slice(&[content::ALERT, 3, 3, 0, 2, 2, description]);
+        }
+    }
+
+    /// The keys; none where the library has got through without a pre-shared key.
+    fn agreed(&mut self) -> Option<Agreed> {
+        if !self.received.is_whole() {
+            return None;
+        }
+        let len = self.connection.negotiated_psk_identity_length().ok().filter(|&len| len > 0)?;
+        let mut identity = vec![0; len];
+        self.connection.negotiated_psk_identity(&mut identity).ok()?;
+        let (suite, client, server) = self.secrets()?;
+        let (tx_secret, rx_secret) =
+            if self.is_client { (client, server) } else { (server, client) };
+        Some(Agreed { suite, tx_secret, rx_secret, identity })
+    }
+
+    /// Suite and secrets, client's and server's. The library forgets them: it hands a connection
+    /// over in a form that it may be gone on with elsewhere.
+    fn secrets(&mut self) -> Option<(Suite, Secret, Secret)> {
+        /// The form's version; protocol version 3.4.
+        const HEAD: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 1, 3, 4];
+        let mut form = Zeroizing::new(vec![0; self.connection.serialization_length().ok()?]);
+        self.connection.serialize(&mut form).ok()?;
+        let rest = form.strip_prefix(&HEAD)?;
+        let (suite, rest) = rest.split_first_chunk()?;
+        // RFC 8446 appendix B.4.
+        let (suite, hash_bytes) = match u16::from_be_bytes(*suite) {
+            0x1301 => (Suite::Aes128Gcm, 32),
+            0x1302 => (Suite::Aes256Gcm, 48),
+            0x1303 => (Suite::ChaCha20Poly1305, 32),
+            _ => return None,
+        };
+        // Numbers of the next records, client's and server's; the longest fragment.
+        let rest = rest.strip_prefix(&[0; 16])?.get(2..)?;
+        let secret = |nth: usize| {
+            let bytes = rest.get(nth * hash_bytes..)?.get(..hash_bytes)?;
+            Some(Zeroizing::new(bytes.to_vec()))
+        };
+        Some((suite, secret(0)?, secret(1)?))
+    }
+}
+
+/// The library takes no such key, or has no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the TLS library refuses: {0}")]
+pub struct Unusable(&'static str);
+
+impl From<Error> for Unusable {
+    fn from(error: Error) -> Self {
+        Self(error.message())
+    }
+}
+
+/// What an end with these keys speaks. A server takes the suite that goes with the key. A client
+/// whose keys are all of SHA-384 offers no other suite: OpenSSL's servers choose the suite first,
+/// and then leave alone what does not go with it.
+fn policy(is_client: bool, keys: &[Key]) -> &'static str {
+    let is_sha384 = |key: &Key| key.hash == Hash::Sha384;
+    if is_client && !keys.is_empty() && keys.iter().all(is_sha384) { POLICY_SHA384 } else { POLICY }
+}
+
+fn config(policy: &str) -> Result<Config, Error> {
+    let mut config = Config::builder();
+    // No certificates, nobody who vouches for one, no tickets.
+    config.with_system_certs(false)?;
+    config.set_security_policy(&Policy::from_version(policy)?)?;
+    config.set_serialization_version(SerializationVersion::V1)?;
+    config.build()
+}
+
+fn psk(key: &Key) -> Result<Psk, Error> {
+    let mut psk = Psk::builder()?;
+    psk.set_identity(&key.identity)?.set_secret(&key.secret)?.set_hmac(match key.hash {
+        Hash::Sha256 => PskHmac::SHA256,
+        Hash::Sha384 => PskHmac::SHA384,
+    })?;
+    psk.build()
+}

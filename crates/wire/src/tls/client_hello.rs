@@ -1,0 +1,171 @@
+//! A client's first message, in the clear: RFC 8446 section 4.1.2.
+//!
+//! For those who have to know something of a connection before there are keys: a proxy
+//! whose name the client asks for, who has the keys of an NVMe/TCP target which of them it offers.
+//! Whoever gathers the bytes bounds them. Nothing is believed here: those who shake hands read the
+//! same bytes and check them.
+
+use alloc::vec::Vec;
+
+use super::{CONTENT_BYTES_MAX, content};
+
+/// Handshake type: RFC 8446 section 4.
+const CLIENT_HELLO: u8 = 1;
+/// Type of a host's name: RFC 6066 section 3.
+const HOST_NAME: u8 = 0;
+
+/// What bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientHello {
+    /// The beginning of a ClientHello.
+    Incomplete,
+    /// A whole one, in as many records as it came: its body.
+    Whole(Vec<u8>),
+    /// Not TLS, or not a ClientHello.
+    Malformed,
+}
+
+impl ClientHello {
+    /// Looks at all bytes that a client has sent.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut message = Vec::new();
+        let mut rest = bytes;
+        loop {
+            match next_record(rest) {
+                Record::Whole(fragment, after) => {
+                    message.extend_from_slice(fragment);
+                    rest = after;
+                }
+                Record::Partial(fragment) => {
+                    message.extend_from_slice(fragment);
+                    return look(&message);
+                }
+                Record::Malformed => return Self::Malformed,
+            }
+            let seen = look(&message);
+            if seen != Self::Incomplete {
+                return seen;
+            }
+        }
+    }
+}
+
+enum Record<'a> {
+    Whole(&'a [u8], &'a [u8]),
+    Partial(&'a [u8]),
+    Malformed,
+}
+
+fn next_record(bytes: &[u8]) -> Record<'_> {
+    // Type, 3 and a minor version of whatever age; what is there of them has to be right.
+    if bytes.first().is_some_and(|kind| *kind != content::HANDSHAKE)
+        || bytes.get(1).is_some_and(|major| *major != 3)
+    {
+        return Record::Malformed;
+    }
+    let &[_, _, _, high, low, ref body @ ..] = bytes else { return Record::Partial(&[]) };
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    // RFC 8446 section 5.1: no empty fragments of handshake messages.
+    if len == 0 || len > CONTENT_BYTES_MAX {
+        return Record::Malformed;
+    }
+    match body.split_at_checked(len) {
+        Some((fragment, after)) => Record::Whole(fragment, after),
+        None => Record::Partial(body),
+    }
+}
+
+/// Looks at the handshake message as far as it is there.
+fn look(message: &[u8]) -> ClientHello {
+    match message {
+        [] => ClientHello::Incomplete,
+        [CLIENT_HELLO, rest @ ..] => {
+            let &[a, b, c, ref body @ ..] = rest else { return ClientHello::Incomplete };
+            let len = u32::from_be_bytes([0, a, b, c]) as usize;
+            body.get(..len)
+                .map_or(ClientHello::Incomplete, |body| ClientHello::Whole(body.to_vec()))
+        }
+        _ => ClientHello::Malformed,
+    }
+}
+
+/// Types of extensions: RFC 8446 section 4.2.
+pub mod extension {
+    /// RFC 6066 section 3.
+    pub const SERVER_NAME: u16 = 0;
+    /// RFC 8446 section 4.2.11.
+    pub const PRE_SHARED_KEY: u16 = 41;
+}
+
+/// An extension of a ClientHello, which may have none. None of an option where it is malformed.
+#[must_use]
+pub fn find(hello: &[u8], extension: u16) -> Option<Option<&[u8]>> {
+    let mut hello = Reader(hello);
+    hello.take(2 + 32)?; // version, random
+    hello.vector8()?; // session
+    hello.vector16()?; // suites
+    hello.vector8()?; // compression
+    if hello.0.is_empty() {
+        return Some(None); // RFC 5246 section 7.4.1.2: no extensions at all
+    }
+    let mut extensions = Reader(hello.vector16()?);
+    while !extensions.0.is_empty() {
+        let kind = extensions.number16()?;
+        let content = extensions.vector16()?;
+        if kind == extension {
+            return Some(Some(content));
+        }
+    }
+    Some(None)
+}
+
+/// The host's name in [`extension::SERVER_NAME`]. None where there is none, or it is malformed.
+#[must_use]
+pub fn host_name(content: &[u8]) -> Option<&[u8]> {
+    let mut list = Reader(Reader(content).vector16()?);
+    while !list.0.is_empty() {
+        let kind = *list.take(1)?.first()?;
+        let name = list.vector16()?;
+        if kind == HOST_NAME {
+            return Some(name);
+        }
+    }
+    None
+}
+
+/// The identities in [`extension::PRE_SHARED_KEY`], as the client prefers them, up to what is
+/// malformed.
+pub fn identities(content: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut list = Reader(Reader(content).vector16().unwrap_or_default());
+    core::iter::from_fn(move || {
+        let identity = list.vector16()?;
+        list.take(4)?; // the age of a ticket
+        Some(identity)
+    })
+}
+
+/// Takes fields off the front.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn number16(&mut self) -> Option<u16> {
+        self.take(2)?.try_into().ok().map(u16::from_be_bytes)
+    }
+
+    fn vector8(&mut self) -> Option<&'a [u8]> {
+        let len = *self.take(1)?.first()?;
+        self.take(len.into())
+    }
+
+    fn vector16(&mut self) -> Option<&'a [u8]> {
+        let len = self.number16()?;
+        self.take(len.into())
+    }
+}
