@@ -40,7 +40,7 @@ fn page(number: u64) -> Vec<u8> {
     vec![u8::try_from(number).expect("few writes") + 1; PAGE]
 }
 
-fn applications(host: &mut Host, tls: Arc<rustls::ServerConfig>) -> (ContentServer, Target) {
+fn applications(host: &mut Host, tls: Arc<rustls::ServerConfig>) -> (Target, ContentServer) {
     let http3 = quic::Config { tls: Some(tls), ..quic_config(SERVER) };
     let config = content::Config { http3: Some(http3), ..content::Config::default() };
     let server = ContentServer::new(config, host).expect("ports are free");
@@ -55,7 +55,8 @@ fn applications(host: &mut Host, tls: Arc<rustls::ServerConfig>) -> (ContentServ
     };
     let config = target::Config { subsystems: vec![subsystem], ..target::Config::default() };
     let target = Target::new(config, Arc::new(Provider), host).expect("it is good");
-    (server, target)
+    // In this order: the target would take the reads of the endpoint if they had no owner.
+    (target, server)
 }
 
 #[test]

@@ -96,6 +96,8 @@ pub struct Machine<D = ()> {
     queues: Queues,
     /// The disk of both halves.
     pub disk: D,
+    /// Payload of the longest run that the link takes.
+    pub run_bytes_max: usize,
 }
 
 impl<D: TestDisk> Machine<D> {
@@ -110,7 +112,8 @@ impl<D: TestDisk> Machine<D> {
     ) -> Self {
         let device = Device::new(device, link);
         let host = HostHalf::new(Host::new(config, &device.capabilities(), seed));
-        Self { host, device: DeviceHalf::new(device, 0), queues: Queues::default(), disk }
+        let (queues, run_bytes_max) = (Queues::default(), usize::MAX);
+        Self { host, device: DeviceHalf::new(device, 0), queues, disk, run_bytes_max }
     }
 
     /// The host.
@@ -146,9 +149,12 @@ impl<D: TestDisk> Machine<D> {
         now: Instant,
         app: &mut (impl Application + ?Sized),
     ) -> (Vec<Frame>, bool) {
-        let Self { host, device, queues, disk } = self;
-        let by_device = device.turn(now, &mut Ports { queues, disk, by: Asker::Device });
-        let by_host = host.turn(now, app, &mut Ports { queues, disk, by: Asker::Host });
+        let Self { host, device, queues, disk, run_bytes_max } = self;
+        let run_bytes_max = *run_bytes_max;
+        let mut ports = Ports { queues, disk, run_bytes_max, by: Asker::Device };
+        let by_device = device.turn(now, &mut ports);
+        ports.by = Asker::Host;
+        let by_host = host.turn(now, app, &mut ports);
         (core::mem::take(&mut queues.sent), by_device.worked || by_host.worked)
     }
 
@@ -205,6 +211,7 @@ pub(crate) fn sum_of(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str,
 struct Ports<'a, D> {
     queues: &'a mut Queues,
     disk: &'a mut D,
+    run_bytes_max: usize,
     by: Asker,
 }
 
@@ -230,6 +237,9 @@ impl<D: TestDisk> DevicePorts for Ports<'_, D> {
     }
 
     fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+        if frame.payload_len() > self.run_bytes_max {
+            return TxStatus::TooLong;
+        }
         self.queues.sent.push(Frame::of(frame));
         TxStatus::Sent
     }

@@ -1,0 +1,50 @@
+//! Runs of segments that a link finds too long for one frame.
+
+use abi::port::WireCaps;
+use base::{Duration, Instant};
+use bytes::Bytes;
+use host::{Cidr, Config, Listen};
+use nic::{DeviceConfig, LONG_TRANSMIT_BYTES};
+use testkit::{Machine, MemDisk, Network, Notices, PLAIN_LINK, delay, read_all};
+use wire::Endpoint;
+
+const BYTES: usize = 4_000_000;
+/// Payload of the longest run that every link takes.
+const RUN_BYTES_MAX: usize = 65_416;
+
+fn machine(number: u8) -> (Machine<MemDisk>, Notices) {
+    let link = WireCaps { segmentation: true, checksum: true, ..PLAIN_LINK };
+    let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
+    (device.transmit_bytes_max, device.run_bytes_max) = (LONG_TRANSMIT_BYTES, LONG_TRANSMIT_BYTES);
+    let addrs = vec![Cidr { addr: [10, 0, 0, number].into(), prefix_len: 24 }];
+    let mut config = Config { addrs, ..Config::default() };
+    config.tcp.pacing = false;
+    let mut machine = Machine::new(config, device, link, number.into(), MemDisk::default());
+    machine.run_bytes_max = RUN_BYTES_MAX;
+    (machine, Notices::default())
+}
+
+/// The run is sent again, cut, and so is all that follows: nothing is lost.
+#[test]
+fn a_run_that_is_too_long_leaves_in_shorter_ones() {
+    let mut net = Network::new(Instant::from_millis(1), machine(1), machine(2));
+    net.link = delay(Duration::from_millis(1));
+    net.server.host().listen(Listen { addr: None, port: 80, backlog: 1 }).unwrap();
+    let now = net.now;
+    let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
+    let client = net.client.host().connect(now, remote).unwrap();
+    assert!(net.run_until(Duration::from_secs(1), |net| net.server.app.accepted().is_some()));
+    let server = net.server.app.accepted().unwrap();
+    let text: Vec<u8> = (0..=250).cycle().take(BYTES).collect();
+    let (mut sent, mut received) = (0, Vec::new());
+    let whole = net.run_until(Duration::from_secs(60), |net| {
+        let rest = Bytes::copy_from_slice(&text[sent..]);
+        sent += net.server.host().send(server, rest).unwrap_or(0);
+        read_all(net.client.host(), client, &mut received);
+        received.len() == BYTES
+    });
+    assert!(whole && received == text, "{} bytes", received.len());
+    // The first tells the device what the link takes.
+    assert_eq!(net.server.count("tx_long_runs_refused"), 1);
+    assert_eq!((net.server.count("tcp_retrans"), net.server.count("tcp_timeouts")), (0, 0));
+}
