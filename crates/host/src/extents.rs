@@ -72,7 +72,7 @@ pub struct ExtentDone {
 pub(crate) struct Extents {
     /// Reads of files that are being opened.
     waiting: Vec<(DiskToken, FileExtent)>,
-    /// What has ended, by user.
+    /// Operations that have ended, by user.
     users: Vec<Ended>,
 }
 

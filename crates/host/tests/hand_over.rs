@@ -229,10 +229,8 @@ fn files_change_hands() {
     assert!(t.took_file_close(), "nobody else needs the file");
 }
 
-/// The paper's first condition of another kind: while a disk is awaited the host has to know how
-/// that ends.
-#[test]
-fn what_waits_for_a_disk_waits_on_the_host() {
+/// A connection whose application has written a file and closed, and whose echoes are out.
+fn closed_with_a_file() -> Peer {
     let mut t = server();
     know_the_peer(&mut t);
     t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
@@ -240,6 +238,14 @@ fn what_waits_for_a_disk_waits_on_the_host() {
     t.app_file(500);
     t.expect(seg!(ACK seq 1 ack 5 len 0));
     t.app_close();
+    t
+}
+
+/// The paper's first condition of another kind: while a disk is awaited the host has to know how
+/// that ends.
+#[test]
+fn what_waits_for_a_disk_waits_on_the_host() {
+    let mut t = closed_with_a_file();
     assert!(t.take_teardown().is_none(), "echoes are still out");
     t.echo_all();
     let teardown = t.take_teardown().expect("everything has left");
@@ -266,13 +272,7 @@ fn a_passive_close_is_handed_over() {
 /// The peer's FIN came before the hand-over, and not the acknowledgment of ours: CLOSING.
 #[test]
 fn a_close_of_both_at_once_is_handed_over() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
-    t.app_file(500);
-    t.expect(seg!(ACK seq 1 ack 5 len 0));
-    t.app_close();
+    let mut t = closed_with_a_file();
     t.send(seg!(FIN ACK seq 5 ack 1));
     assert!(t.take_teardown().is_none(), "echoes are still out");
     t.echo_all();

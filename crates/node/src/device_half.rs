@@ -25,7 +25,7 @@ pub trait DevicePorts: DiskPort {
     /// Returns the next buffer that the host has read.
     fn pop_recycled(&mut self) -> Option<PacketBuf>;
 
-    /// Gives an event to the host of a queue. An event for a host that has ended is dropped.
+    /// Puts an event into the ring of a queue's host. One for a host that has ended is dropped.
     ///
     /// # Errors
     /// Returns the event if the ring is full.

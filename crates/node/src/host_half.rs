@@ -20,7 +20,7 @@ pub trait HostPorts: DiskPort {
     /// Returns the next event of a device.
     fn pop_event(&mut self, device: usize) -> Option<Event>;
 
-    /// Gives an operation to the device.
+    /// Puts an operation into the device's ring.
     ///
     /// # Errors
     /// Returns the operation if the ring is full.

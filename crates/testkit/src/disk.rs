@@ -99,9 +99,9 @@ pub struct MemDisk {
     pub read_time: Duration,
     /// Order of completions.
     pub order: DiskOrder,
-    /// Files that were opened, and closed.
+    /// Opens that succeeded.
     pub opens: usize,
-    /// Files that were closed.
+    /// Closes.
     pub closes: usize,
     files: BTreeMap<String, MemFile>,
     /// Paths by handle; none for one that was closed.

@@ -165,7 +165,7 @@ impl Application for Proxy {
         self.server.poll_timeout()
     }
 
-    /// Accepts nobody any more, whatever tables come. Connections go on.
+    /// Stops accepting connections, whatever tables come. Open connections stay.
     fn drain(&mut self, _: Instant, host: &mut Host) {
         self.draining = true;
         self.ports.iter_mut().for_each(|port| port.close(host));

@@ -51,15 +51,15 @@ pub(crate) struct Cycles {
 pub(crate) enum App {
     /// The product.
     Server(Box<ContentServer>),
-    /// Who measures it.
+    /// The client that measures it.
     Client(Box<Client>),
     /// An end of streams of messages.
     Stream(Box<Stream>),
-    /// Who answers small requests.
+    /// A server of small requests.
     ShortServer(Box<ShortServer>),
-    /// Who asks them.
+    /// A client that sends small requests.
     ShortClient(Box<ShortClient>),
-    /// Who relays them.
+    /// The proxy that relays them.
     Proxy(Box<Proxy>),
     /// Both ends of what a proxy relays.
     Peers(Box<Peers>),
@@ -270,8 +270,10 @@ impl HostPorts for HostSide {
     }
 
     fn push_op(&mut self, op: Op) -> Result<(), Op> {
-        self.packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
-        self.ops.push(op)
+        let is_packet = matches!(op, Op::Transmit(_) | Op::Teardown(_));
+        self.ops.push(op)?;
+        self.packets += u64::from(is_packet);
+        Ok(())
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -342,7 +342,7 @@ impl Target {
         self.server.shared.closed.pop_front()
     }
 
-    /// Whether the disk has nothing more to do for it.
+    /// Returns whether no operation of the disk is under way for the target.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.server.shared.ops.len() == 0
@@ -386,7 +386,8 @@ impl Application for Target {
         self.server.poll_timeout()
     }
 
-    /// Accepts nobody any more, and ends all connections. What the disk was asked is done.
+    /// Stops accepting connections and ends those that there are. Operations of the disk that are
+    /// under way complete.
     fn drain(&mut self, now: Instant, host: &mut Host) {
         self.listeners.iter().for_each(|&listener| host.unlisten(listener));
         self.server.drain(now, host);

@@ -64,11 +64,11 @@ struct Expected {
     whole: bool,
 }
 
-/// Evidence that the device has a context and will not refuse it any more.
+/// Evidence that the device has accepted a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     None,
-    /// The transmit `tag` needs `context`: its echo says whether the device has it.
+    /// The transmit `tag` needs `context`: its echo tells if the device has that.
     Asked {
         context: L5oId,
         tag: u32,
