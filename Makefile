@@ -73,6 +73,7 @@ mutants:
 
 # Against programs that we did not write, in network namespaces.
 interop: build
+	cargo build --release -p stack --example echo
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
 
 # libFuzzer on each target, with what is checked in and what was found before. Coverage is counted by

@@ -99,6 +99,21 @@ impl Server {
         Self::run(netns, command, scratch, control)
     }
 
+    /// Starts the example of a program that embeds a stack, in a new namespace, and waits until it
+    /// is ready.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    #[must_use]
+    pub fn echo_example() -> Self {
+        let (scratch, control) = scratch();
+        let netns = Netns::new();
+        let example = program().with_file_name("examples").join("echo");
+        let mut command = netns.command(example);
+        command.args(common_args(&control));
+        Self::run(netns, command, scratch, control)
+    }
+
     fn run(
         netns: impl Into<Arc<Netns>>,
         mut command: Command,

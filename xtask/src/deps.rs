@@ -113,6 +113,11 @@ const RULES: &[Rule] = &[
         "failures and exit codes of the programs, and nothing that they do",
     ),
     all_but(
+        "stack",
+        &["apps", "crypto", "outboard", "sim", "testkit"],
+        "threads, links and signals serve any application and know none",
+    ),
+    all_but(
         "outboard",
         &["hierarchical_hash_wheel_timer", "sim", "splay_tree", "testkit"],
         "what only measures, simulates or tests is not shipped",

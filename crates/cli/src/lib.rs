@@ -44,3 +44,15 @@ impl Failure {
         })
     }
 }
+
+/// Returns the exit code of a program, and prints its failure.
+#[must_use]
+pub fn exit_code(program: &str, result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{program}: {failure}");
+            failure.exit_code()
+        }
+    }
+}

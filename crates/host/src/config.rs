@@ -1,9 +1,12 @@
 //! What an operator decides before the stack starts. Sizes are run-time values, never Cargo
 //! features.
 
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
+use core::str::FromStr;
 
 use abi::Refusal;
 use base::{Duration, Instant};
@@ -30,6 +33,20 @@ impl Cidr {
             (IpAddr::V6(a), IpAddr::V6(b)) => same(a.into(), b.into(), 128),
             _ => false,
         }
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+
+    /// Parses an address, a slash and the length of a prefix.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not an address with a prefix length, as 10.77.0.2/24");
+        let (addr, len) = text.split_once('/').ok_or_else(wrong)?;
+        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
+        let prefix_len: u8 = len.parse().map_err(|_| wrong())?;
+        let bits = if addr.is_ipv4() { 32 } else { 128 };
+        if prefix_len > bits { Err(wrong()) } else { Ok(Self { addr, prefix_len }) }
     }
 }
 
@@ -208,12 +225,15 @@ mod tests {
 
     #[test]
     fn prefixes() {
-        let net = |s: &str, prefix_len| Cidr { addr: s.parse().unwrap(), prefix_len };
-        assert!(net("10.77.0.2", 24).contains("10.77.0.1".parse().unwrap()));
-        assert!(!net("10.77.0.2", 24).contains("10.77.1.1".parse().unwrap()));
-        assert!(net("10.77.0.2", 0).contains("1.2.3.4".parse().unwrap()));
-        assert!(!net("10.77.0.2", 32).contains("10.77.0.3".parse().unwrap()));
-        assert!(net("fd77::2", 64).contains("fd77::99".parse().unwrap()));
-        assert!(!net("fd77::2", 64).contains("10.77.0.1".parse().unwrap()));
+        let net = |s: &str| s.parse::<Cidr>().unwrap();
+        assert!(net("10.77.0.2/24").contains("10.77.0.1".parse().unwrap()));
+        assert!(!net("10.77.0.2/24").contains("10.77.1.1".parse().unwrap()));
+        assert!(net("10.77.0.2/0").contains("1.2.3.4".parse().unwrap()));
+        assert!(!net("10.77.0.2/32").contains("10.77.0.3".parse().unwrap()));
+        assert!(net("fd77::2/64").contains("fd77::99".parse().unwrap()));
+        assert!(!net("fd77::2/64").contains("10.77.0.1".parse().unwrap()));
+        for wrong in ["10.77.0.2", "10.77.0.2/33", "fd77::2/129", "x/24", "10.77.0.2/"] {
+            assert!(wrong.parse::<Cidr>().is_err(), "{wrong}");
+        }
     }
 }

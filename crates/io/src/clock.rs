@@ -42,6 +42,13 @@ impl Default for Clock {
     }
 }
 
+/// Blocks the calling thread for a time: for attempts that are repeated, since no event says when
+/// the next one can succeed.
+pub fn sleep(time: Duration) {
+    // A signal or a lack of memory shortens it, which the caller's next attempt bears.
+    let _woken = crate::notify::Poller::new().wait(Some(time));
+}
+
 /// Some instant of the standard library, for libraries whose time is of that type: it has no other
 /// beginning. Only differences to it mean something.
 #[must_use]

@@ -1,13 +1,14 @@
 //! The command line's shape.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use apps::content::{AddedField, CacheControl};
-use base::Duration;
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
+use io::disk::DiskKind;
+use stack::{LinkName, Options, Switch};
 
 use crate::proxy::{ListenArg, Member};
 
@@ -42,7 +43,7 @@ pub(crate) struct ServeArgs {
     /// The folder; nothing outside of it is ever read
     pub(crate) dir: PathBuf,
     #[command(flatten)]
-    pub(crate) stack: StackArgs,
+    pub(crate) stack: Options,
     /// Port to listen on [default: 80, with --tls 443]
     #[arg(long)]
     port: Option<u16>,
@@ -152,8 +153,8 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_enum, default_value_t = HeaderPolicyArg::Append)]
     pub(crate) header_policy: HeaderPolicyArg,
     /// Have the device relay; where it does not, the host does
-    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
-    pub(crate) splice: SwitchArg,
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) splice: Switch,
     /// Listeners, routes and backends from a file in TOML, instead of the options; SIGHUP reads it
     /// again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["listen", "backend", "mode", "balance",
@@ -174,17 +175,17 @@ pub(crate) struct ProxyArgs {
     pub(crate) idle_timeout: u32,
     /// A wire of their own for the backends, as tap:ob1; without it they are on --wire
     #[arg(long, value_name = "WIRE")]
-    pub(crate) backend_wire: Option<WireArg>,
+    pub(crate) backend_wire: Option<LinkName>,
     /// Our address on it, with its prefix length; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_wire",
         default_values = ["10.78.0.2/24", "fd78::2/64"])]
-    pub(crate) backend_addr: Vec<CidrArg>,
+    pub(crate) backend_addr: Vec<Cidr>,
     /// The kernel's end of it where it is a TAP; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_wire",
         default_values = ["10.78.0.1/24", "fd78::1/64"])]
-    pub(crate) backend_peer: Vec<CidrArg>,
+    pub(crate) backend_peer: Vec<Cidr>,
     #[command(flatten)]
-    pub(crate) stack: StackArgs,
+    pub(crate) stack: Options,
 }
 
 /// What a proxy looks at.
@@ -227,84 +228,6 @@ pub(crate) enum HeaderPolicyArg {
     Replace,
 }
 
-/// On or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum SwitchArg {
-    /// On
-    On,
-    /// Off
-    Off,
-}
-
-/// What all verbs that carry traffic have.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct StackArgs {
-    /// Our address with its prefix length; may be given twice, for IPv4 and IPv6
-    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
-    pub(crate) addr: Vec<CidrArg>,
-    /// The kernel's end of a TAP, with its prefix length; may be given twice
-    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
-    pub(crate) peer: Vec<CidrArg>,
-    /// Next hop for what is not on the link; may be given twice
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) gateway: Vec<IpAddr>,
-    /// What the packets cross: tap:NAME
-    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
-    pub(crate) wire: WireArg,
-    /// What the device does beyond checksums and segmentation: all, none, or a list of: file,
-    /// tls-tx, tls-rx, setup, teardown, splice, quic, nvme
-    #[arg(long, default_value = "all", value_name = "LIST")]
-    pub(crate) offload: OffloadArg,
-    /// Queues, with a host and a device each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub(crate) queues: u8,
-    /// Threads of each queue: one for host and device in turn, two to run them side by side; auto
-    /// takes one where the process may use a single core
-    #[arg(long, value_enum, default_value_t = ThreadsArg::Auto)]
-    pub(crate) threads: ThreadsArg,
-    /// Congestion control
-    #[arg(long, value_enum, default_value_t = CongestionArg::Cubic)]
-    pub(crate) congestion: CongestionArg,
-    /// Let a TCP transmit that is short for want of window wait up to a millisecond for an
-    /// acknowledgment that makes it longer
-    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
-    pub(crate) tcp_defer: SwitchArg,
-    /// End TCP's first slow start when the round trip grows: HyStart++, RFC 9406
-    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
-    pub(crate) tcp_hystart: SwitchArg,
-    #[command(flatten)]
-    pub(crate) faults: FaultArgs,
-    /// Write what crosses the wire to a pcapng file (of each queue but the first, with its number
-    /// added)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) pcap: Option<PathBuf>,
-    /// Serve counters in Prometheus' text format at http://ADDR/metrics
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub(crate) metrics: Option<SocketAddr>,
-    /// Write an access log; - is standard output. SIGUSR1 and SIGHUP open it again
-    #[arg(long, value_name = "FILE")]
-    pub(crate) access_log: Option<PathBuf>,
-    /// Socket that `outboard stat` and `outboard ss` ask
-    #[arg(long, value_name = "PATH")]
-    pub(crate) control: Option<PathBuf>,
-    /// Seconds that SIGTERM or SIGINT waits for connections to end, while no new ones are
-    /// accepted; a second signal ends them at once
-    #[arg(long, default_value_t = 30, value_name = "S")]
-    pub(crate) drain: u32,
-}
-
-impl StackArgs {
-    /// Returns whether there is a log that can be opened again.
-    pub(crate) fn has_log_file(&self) -> bool {
-        self.access_log.as_ref().is_some_and(|path| path.as_os_str() != "-")
-    }
-
-    /// How long the end waits for connections.
-    pub(crate) fn drain(&self) -> Duration {
-        Duration::from_secs(self.drain.into())
-    }
-}
-
 impl ServeArgs {
     /// The port for plain HTTP beside that for TLS.
     pub(crate) fn cleartext_port(&self) -> Option<u16> {
@@ -315,26 +238,6 @@ impl ServeArgs {
     pub(crate) fn port(&self) -> u16 {
         self.port.unwrap_or(if self.tls { 443 } else { 80 })
     }
-}
-
-/// Faults to inject between the device and the wire, both ways, each with a probability of 0 to 1.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct FaultArgs {
-    /// Lose packets
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
-    pub(crate) drop: f64,
-    /// Let later packets overtake
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
-    pub(crate) reorder: f64,
-    /// Send packets twice
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
-    pub(crate) dup: f64,
-    /// Turn a bit over
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = probability)]
-    pub(crate) corrupt: f64,
-    /// Seed of the faults: the same seed and the same packets have the same fate
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub(crate) seed: u64,
 }
 
 /// `outboard stat`.
@@ -354,41 +257,14 @@ pub(crate) struct QueryArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
     /// The wire that the instance was started with, to find its control socket
-    #[arg(long, default_value = "tap:ob0", value_name = "WIRE")]
-    pub(crate) wire: WireArg,
+    #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE")]
+    pub(crate) link: LinkName,
     /// For machines
     #[arg(long)]
     pub(crate) json: bool,
     /// Show counters that are zero as well
     #[arg(long)]
     pub(crate) all: bool,
-}
-
-/// An address and its prefix length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CidrArg {
-    pub(crate) addr: IpAddr,
-    pub(crate) prefix_len: u8,
-}
-
-impl CidrArg {
-    /// The same for a host.
-    pub(crate) const fn to_cidr(self) -> Cidr {
-        Cidr { addr: self.addr, prefix_len: self.prefix_len }
-    }
-}
-
-impl FromStr for CidrArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not an address with a prefix length, as 10.77.0.2/24");
-        let (addr, len) = text.split_once('/').ok_or_else(wrong)?;
-        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
-        let prefix_len: u8 = len.parse().map_err(|_| wrong())?;
-        let bits = if addr.is_ipv4() { 32 } else { 128 };
-        if prefix_len > bits { Err(wrong()) } else { Ok(Self { addr, prefix_len }) }
-    }
 }
 
 /// The statuses of errors that the content server sends.
@@ -420,135 +296,6 @@ impl FromStr for ErrorPageArg {
     }
 }
 
-/// A wire by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum WireArg {
-    /// A TAP interface.
-    Tap(String),
-}
-
-impl FromStr for WireArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
-            _ => Err(format!("`{text}` is not a wire; there is tap:NAME")),
-        }
-    }
-}
-
-impl std::fmt::Display for WireArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tap(name) => write!(f, "tap:{name}"),
-        }
-    }
-}
-
-/// Which engines of the device are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OffloadArg {
-    /// Files are read and sent by the device.
-    pub(crate) file: bool,
-    /// TLS records are sealed by the device.
-    pub(crate) tls_tx: bool,
-    /// TLS records are opened by the device.
-    pub(crate) tls_rx: bool,
-    /// Connections are set up by the device.
-    pub(crate) setup: bool,
-    /// Connections are torn down by the device.
-    pub(crate) teardown: bool,
-    /// Connections are spliced by the device.
-    pub(crate) splice: bool,
-    /// QUIC packets are sealed, opened and put in order by the device.
-    pub(crate) quic: bool,
-    /// PDUs of NVMe over TCP are followed, digested and placed by the device.
-    pub(crate) nvme: bool,
-}
-
-impl OffloadArg {
-    const ALL: Self = Self {
-        file: true,
-        tls_tx: true,
-        tls_rx: true,
-        setup: true,
-        teardown: true,
-        splice: true,
-        quic: true,
-        nvme: true,
-    };
-    const NONE: Self = Self {
-        file: false,
-        tls_tx: false,
-        tls_rx: false,
-        setup: false,
-        teardown: false,
-        splice: false,
-        quic: false,
-        nvme: false,
-    };
-
-    fn names(self) -> impl Iterator<Item = &'static str> {
-        [
-            ("file", self.file),
-            ("tls-tx", self.tls_tx),
-            ("tls-rx", self.tls_rx),
-            ("setup", self.setup),
-            ("teardown", self.teardown),
-            ("splice", self.splice),
-            ("quic", self.quic),
-            ("nvme", self.nvme),
-        ]
-        .into_iter()
-        .filter_map(|(name, on)| on.then_some(name))
-    }
-}
-
-impl FromStr for OffloadArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "all" => return Ok(Self::ALL),
-            "none" => return Ok(Self::NONE),
-            _ => {}
-        }
-        let mut offload = Self::NONE;
-        for name in text.split(',') {
-            match name {
-                "file" => offload.file = true,
-                "tls-tx" => offload.tls_tx = true,
-                "tls-rx" => offload.tls_rx = true,
-                "setup" => offload.setup = true,
-                "teardown" => offload.teardown = true,
-                "splice" => offload.splice = true,
-                "quic" => offload.quic = true,
-                "nvme" => offload.nvme = true,
-                "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
-                _ => {
-                    let known: Vec<_> = Self::ALL.names().collect();
-                    return Err(format!(
-                        "`{name}` is no offload; there are: all, none, tls, {}",
-                        known.join(", ")
-                    ));
-                }
-            }
-        }
-        Ok(offload)
-    }
-}
-
-impl std::fmt::Display for OffloadArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match *self {
-            Self::ALL => f.write_str("all"),
-            Self::NONE => f.write_str("none"),
-            some => f.write_str(&some.names().collect::<Vec<_>>().join(",")),
-        }
-    }
-}
-
 /// How files are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum DiskArg {
@@ -560,30 +307,14 @@ pub(crate) enum DiskArg {
     Threads,
 }
 
-/// Threads of each queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ThreadsArg {
-    /// As many as there are cores for.
-    Auto,
-    /// Host and device in turn.
-    One,
-    /// Host and device side by side.
-    Two,
-}
-
-/// Congestion control algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum CongestionArg {
-    /// RFC 9438
-    Cubic,
-    /// RFC 5681
-    Newreno,
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
-        _ => Err(format!("`{text}` is not a probability between 0 and 1")),
+impl DiskArg {
+    /// Returns the backend.
+    pub(crate) const fn kind(self) -> DiskKind {
+        match self {
+            Self::Auto => DiskKind::Auto,
+            Self::Uring => DiskKind::Uring,
+            Self::Threads => DiskKind::Threads,
+        }
     }
 }
 
@@ -598,40 +329,11 @@ mod tests {
     }
 
     #[test]
-    fn switches_of_tcp_reach_the_host() {
-        for (given, defer, hystart) in [
-            (&[][..], true, true),
-            (&["--tcp-defer", "off"], false, true),
-            (&["--tcp-hystart", "off"], true, false),
-        ] {
-            for verb in [&["serve", "."][..], &["proxy", "--listen", ":80", "--backend", "b:80"]] {
-                let cli = Cli::try_parse_from([&["outboard"], verb, given].concat()).unwrap();
-                let stack = match cli.verb {
-                    Verb::Serve(args) => args.stack,
-                    Verb::Proxy(args) => args.stack,
-                    other => panic!("{other:?}"),
-                };
-                let tcp = crate::stack::host_config(&stack, 0).tcp;
-                assert_eq!((tcp.defer, tcp.hystart), (defer, hystart), "{given:?}");
-            }
-        }
-    }
-
-    #[test]
     fn values_are_checked() {
-        assert!("10.77.0.2/33".parse::<CidrArg>().is_err());
-        assert!("fd77::2/64".parse::<CidrArg>().is_ok());
-        assert!("tap:".parse::<WireArg>().is_err());
-        assert_eq!("file".parse(), Ok(OffloadArg { file: true, ..OffloadArg::NONE }));
-        let tls = OffloadArg { tls_tx: true, tls_rx: true, ..OffloadArg::NONE };
-        assert_eq!("tls".parse(), Ok(tls));
-        assert_eq!(tls.to_string().parse(), Ok(tls));
-        assert!("tcp".parse::<OffloadArg>().is_err());
         let page = ErrorPageArg { status: 404, file: "a=b".into() };
         assert_eq!("404=a=b".parse(), Ok(page));
         for wrong in ["404", "404=", "200=x", "402=x", "502=x", "600=x", "x=y"] {
             assert!(wrong.parse::<ErrorPageArg>().is_err(), "{wrong}");
         }
-        assert!(probability("1.5").is_err() && probability("NaN").is_err());
     }
 }

@@ -5,13 +5,12 @@
 //! what to do next.
 #![forbid(unsafe_code)]
 
-mod accept;
+mod alarms;
 mod args;
-mod control;
 mod nvme;
 mod proxy;
+mod query;
 mod serve;
-mod stack;
 mod tls;
 
 use std::process::ExitCode;
@@ -25,14 +24,8 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(&args),
         Verb::Proxy(args) => proxy::run(&args),
         Verb::Nvme(verb) => nvme::run(&verb),
-        Verb::Stat(args) => control::client::stat(&args),
-        Verb::Ss(args) => control::client::ss(&args),
+        Verb::Stat(args) => query::stat(&args),
+        Verb::Ss(args) => query::ss(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("outboard: {failure}");
-            failure.exit_code()
-        }
-    }
+    cli::exit_code("outboard", result)
 }

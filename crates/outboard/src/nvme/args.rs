@@ -6,11 +6,12 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand};
 use rustls::pki_types::ServerName;
+use stack::{LinkName, Options, Switch};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 use super::key::KeyVerb;
-use crate::args::{CertArgs, DiskArg, StackArgs, SwitchArg, WireArg};
+use crate::args::{CertArgs, DiskArg};
 
 /// The verbs below `outboard nvme`.
 #[derive(Debug, Subcommand)]
@@ -46,20 +47,20 @@ pub(crate) struct ConnectArgs {
     #[arg(long, value_name = "NQN")]
     pub(crate) hostnqn: Option<NqnArg>,
     /// Whether headers have digests; the target has to have them on, too
-    #[arg(long, value_enum, default_value_t = SwitchArg::Off, value_name = "SWITCH",
+    #[arg(long, value_enum, default_value_t = Switch::Off, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    pub(crate) header_digest: SwitchArg,
+    pub(crate) header_digest: Switch,
     /// Whether data has digests; the target has to have them on, too
-    #[arg(long, value_enum, default_value_t = SwitchArg::Off, value_name = "SWITCH",
+    #[arg(long, value_enum, default_value_t = Switch::Off, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    pub(crate) data_digest: SwitchArg,
+    pub(crate) data_digest: Switch,
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
     /// For machines
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) stack: StackArgs,
+    pub(crate) stack: Options,
 }
 
 /// What every verb that uses a subsystem has.
@@ -221,8 +222,8 @@ pub(crate) struct CtlArgs {
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) control: Option<PathBuf>,
     /// The wire that the target was started with, to find its control socket
-    #[arg(long, default_value = "tap:ob0", value_name = "WIRE", global = true)]
-    pub(crate) wire: WireArg,
+    #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE", global = true)]
+    pub(crate) link: LinkName,
 }
 
 /// A question to a running target.
@@ -313,13 +314,13 @@ pub(crate) struct TargetArgs {
     #[arg(long, default_value_t = 4420)]
     pub(crate) port: u16,
     /// Whether headers have digests; the host has to have them on, too
-    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH",
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    pub(crate) header_digest: SwitchArg,
+    pub(crate) header_digest: Switch,
     /// Whether data has digests; the host has to have them on, too
-    #[arg(long, value_enum, default_value_t = SwitchArg::On, value_name = "SWITCH",
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "SWITCH",
         num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    pub(crate) data_digest: SwitchArg,
+    pub(crate) data_digest: Switch,
     /// Have connections speak TLS 1.3, and no others. Without --tls-cert a certificate for
     /// development is made at the start and its fingerprint printed
     #[arg(long)]
@@ -346,7 +347,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
     pub(crate) disk: DiskArg,
     #[command(flatten)]
-    pub(crate) stack: StackArgs,
+    pub(crate) stack: Options,
 }
 
 impl TargetArgs {

@@ -9,18 +9,19 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use apps::nvme::target::{NamespaceConfig, NamespaceInfo, QueueInfo, Target};
 use base::Instant;
 use host::{Application, Host, Notice};
 use serde_json::{Value, json};
+use stack::MessageSender;
 use wire::nvme::nqn::Nqn;
 
 use super::args::{CtlArgs, CtlVerb};
 use super::target::look_at;
-use crate::control::{Probe, client};
+use crate::query;
 use cli::Failure;
 
 /// The time that a change may take until it is in force: a disk may be slow.
@@ -50,20 +51,15 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
         CtlVerb::Resize { nsid, size } => json!({ "nvme": "resize", "nsid": nsid, "bytes": size }),
     };
     let answer =
-        client::ask(args.control.as_deref(), &args.wire, &request.to_string(), CHANGE_TIMEOUT)?;
+        query::ask(args.control.as_deref(), &args.link, &request.to_string(), CHANGE_TIMEOUT)?;
     match answer.get("error").and_then(Value::as_str) {
         Some(why) => Err(Failure::Unavailable(why.to_owned())),
-        None => client::print(&format!("{answer:#}\n")),
+        None => query::print(&format!("{answer:#}\n")),
     }
 }
 
-/// An order of another thread to the target.
-pub(super) enum Order {
-    /// Accept no connection from now on, and end what is there.
-    Drain,
-    /// A request of the control socket, and where its answer goes.
-    Ctl(Request, Sender<Value>),
-}
+/// A request of the control socket, and where its answer goes.
+pub(super) type Order = (Request, Sender<Value>);
 
 /// A request, with what the control socket's thread has prepared.
 pub(super) enum Request {
@@ -74,10 +70,9 @@ pub(super) enum Request {
     Resize { nsid: u32, bytes: Option<u64> },
 }
 
-/// The control socket's way to the target.
+/// Passes requests of the control socket to the target.
 pub(super) struct Orders {
-    pub(super) orders: Sender<Order>,
-    pub(super) probes: Vec<Probe>,
+    pub(super) orders: MessageSender<Order>,
     pub(super) nqn: Nqn,
     pub(super) block_bytes: u32,
 }
@@ -90,12 +85,11 @@ impl Orders {
             Err(why) => return json!({ "error": why }),
         };
         let (reply, answers) = channel();
-        if self.orders.send(Order::Ctl(request, reply)).is_err() {
-            return json!({ "error": "the target ends" });
-        }
-        self.probes.iter().for_each(Probe::wake);
-        let late = |_| json!({ "error": "it is not done yet: see list" });
-        answers.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(late)
+        self.orders.send((request, reply));
+        answers.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|why| match why {
+            RecvTimeoutError::Timeout => json!({ "error": "it is not done yet: see list" }),
+            RecvTimeoutError::Disconnected => json!({ "error": "the target ends" }),
+        })
     }
 
     fn prepare(&self, question: &Value) -> Result<Request, String> {
@@ -278,10 +272,8 @@ impl Service {
 
     /// Carries an order out.
     pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: Order) {
-        match order {
-            Order::Drain => self.target.drain(now, host),
-            Order::Ctl(request, reply) => self.handle(now, host, request, reply),
-        }
+        let (request, reply) = order;
+        self.handle(now, host, request, reply);
         self.settle(now, host);
     }
 
@@ -329,6 +321,11 @@ impl Application for Service {
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.target.handle_timeout(now, host);
+        self.settle(now, host);
+    }
+
+    fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.target.drain(now, host);
         self.settle(now, host);
     }
 
@@ -399,9 +396,9 @@ mod tests {
 
     #[test]
     fn requests_are_checked_before_the_target_sees_them() {
-        let (orders, _received) = channel();
+        let (orders, _sent) = MessageSender::detached().unwrap();
         let nqn = Nqn::new("nqn.2026-11.example:s").unwrap();
-        let orders = Orders { orders, probes: Vec::new(), nqn, block_bytes: 4096 };
+        let orders = Orders { orders, nqn, block_bytes: 4096 };
         let error = |question: Value| match orders.prepare(&question) {
             Ok(_) => panic!("{question} was taken"),
             Err(why) => why,

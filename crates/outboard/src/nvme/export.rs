@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use apps::nvme::initiator::{Done, Error, Namespace, Request};
 use bytes::Bytes;
 use serde_json::json;
+use stack::listener::ListenerThread;
+use stack::spawn;
 use wire::nvme::status::Status;
 
 use super::args::NbdArgs;
 use super::nbd::{self, Errno, Export, Work};
 use super::pipe::buffer;
 use super::session::{Handle, Order, Reply, Session};
-use crate::accept::Accept;
-use crate::stack::spawn;
 use cli::Failure;
 
 /// Clients at one time, each with three threads. A kernel opens a connection for each of its cores
@@ -80,18 +80,16 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
         read_only,
     };
     let (handle, most) = (session.handle(), session.data_bytes_max);
-    spawn("nbd".to_owned(), move || {
-        let (mut accept, seats) = (Accept::new("NBD clients"), Seats::default());
-        for stream in listener.incoming().filter_map(|stream| accept.take(stream)) {
-            let Some(seat) = seats.take() else { continue };
-            let (export, handle) = (export.clone(), handle.clone());
-            let client = move || {
-                serve(&export, stream, handle, namespace, most);
-                drop(seat);
-            };
-            // Where there is no thread for it the client sees its connection close.
-            drop(spawn("nbd-client".to_owned(), client));
-        }
+    let seats = Seats::default();
+    let _listener = ListenerThread::start("nbd", "NBD clients", listener, move |stream| {
+        let Some(seat) = seats.take() else { return };
+        let (export, handle) = (export.clone(), handle.clone());
+        let client = move || {
+            serve(&export, stream, handle, namespace, most);
+            drop(seat);
+        };
+        // Without a thread for it the client sees its connection close.
+        drop(spawn("nbd-client".to_owned(), client));
     })?;
     let uri = format!("nbd://{at}/{}", args.export);
     if args.subsystem.connect.json {
@@ -153,7 +151,7 @@ impl Client {
         self.lock().insert(number, open);
         for (index, (command, bytes)) in (0..).zip(commands) {
             let token = number << COMMANDS_BITS | index;
-            self.handle.tell(Order::Submit {
+            self.handle.send(Order::Submit {
                 nsid: self.namespace.nsid,
                 request: command,
                 buffer: (bytes > 0).then(|| buffer(bytes)),
@@ -328,7 +326,7 @@ mod tests {
             client.begin(number, request);
             answers.push(answer);
         }
-        let orders: Vec<_> = orders.try_iter().collect();
+        let orders: Vec<_> = orders.collect();
         assert_eq!(orders.len(), 2 << 17);
         let last = [(1 << 17) - 1, (2 << 17) - 1];
         let mut kept = Vec::new();

@@ -3,8 +3,8 @@
 //! [`target`] serves files and block devices until a signal; [`ctl`] shows and changes what it
 //! serves. The other verbs run an initiator ([`session`]): [`list`] shows what there is, [`copy`]
 //! reads and writes ranges, [`fio`] checks and measures, [`export`] lets programs of this machine
-//! in by NBD ([`nbd`]). The threads are [`crate::stack`]'s. [`key`] makes pre-shared keys, and
-//! shows what comes of one.
+//! in by NBD ([`nbd`]). All of them are stacks ([`stack::Stack`]). [`key`] makes pre-shared keys,
+//! and shows what comes of one.
 
 mod args;
 mod copy;
@@ -27,8 +27,8 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 
 use nic::L5oConfig;
+use stack::Offloads;
 
-use crate::args::OffloadArg;
 use cli::Failure;
 
 pub(crate) use args::Nvme;
@@ -56,8 +56,8 @@ pub(crate) fn run(verb: &Nvme) -> Result<(), Failure> {
 }
 
 /// What a device does of NVMe over TCP, and of TLS where that is spoken.
-fn l5o_config(offload: OffloadArg, tls: bool) -> Option<L5oConfig> {
-    let OffloadArg { nvme, .. } = offload;
+fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
+    let Offloads { nvme, .. } = offload;
     let (tls_tx, tls_rx) = (tls && offload.tls_tx, tls && offload.tls_rx);
     (nvme || tls_tx || tls_rx).then(|| L5oConfig {
         tls_tx,

@@ -36,7 +36,7 @@ impl Pipe {
     /// Begins one.
     pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
         let (nsid, reply) = (self.nsid, Reply::new(token, self.replies.clone()));
-        self.handle.tell(Order::Submit { nsid, request, buffer, reply });
+        self.handle.send(Order::Submit { nsid, request, buffer, reply });
         self.open += 1;
     }
 

@@ -17,17 +17,14 @@ use apps::nvme::initiator::{
 };
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
-use io::clock::{self, Clock};
-use io::wire::Wire;
-use nic::Device;
+use io::clock;
 use signal_hook::consts::SIGUSR1;
+use stack::{MessageSender, Signals, Stack, Switch, spawn};
 use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
 use super::security::Security;
-use crate::args::SwitchArg;
-use crate::control::{self, Control, Probe};
-use crate::stack::{self, DeviceSide, HandleMessage, HostSide, NoDisk, Threads, drain, spawn};
+use crate::alarms::is_alarm;
 use cli::Failure;
 
 /// Longest that the end waits for the target: it shuts down, and acknowledges the end.
@@ -172,30 +169,8 @@ impl Application for Client {
     }
 }
 
-/// Sends messages to the application of a host thread.
-pub(super) struct Gate<M> {
-    messages: Sender<M>,
-    bell: Probe,
-}
-
-// Derived, it would ask for messages that can be cloned.
-impl<M> Clone for Gate<M> {
-    fn clone(&self) -> Self {
-        Self { messages: self.messages.clone(), bell: self.bell.clone() }
-    }
-}
-
-impl<M> Gate<M> {
-    /// Tells it something.
-    pub(super) fn tell(&self, message: M) {
-        // One that has ended answers nothing: whoever waits sees the channel close.
-        let _gone = self.messages.send(message);
-        self.bell.wake();
-    }
-}
-
-/// The way to a session's initiator, from any thread.
-pub(super) type Handle = Gate<Order>;
+/// Sends orders to a session's initiator, from any thread.
+pub(super) type Handle = MessageSender<Order>;
 
 /// The signal that has ended a session; zero for none.
 #[derive(Clone, Default)]
@@ -205,19 +180,19 @@ impl Interrupt {
     /// Tells an application to `close` when a signal comes, and ends the program when another does.
     fn watch<M: Send + 'static>(
         &self,
-        signals: Receiver<i32>,
-        gate: Gate<M>,
+        signals: Signals,
+        sender: MessageSender<M>,
         close: fn() -> M,
     ) -> Result<(), Failure> {
         let seen = Arc::clone(&self.0);
         let watch = move || {
             // SIGUSR1 is for those that have logs.
-            for signal in signals.into_iter().filter(|&signal| signal != SIGUSR1) {
+            for signal in signals.filter(|&signal| signal != SIGUSR1) {
                 if seen.swap(signal, Ordering::AcqRel) != 0 {
                     // What it does to a program that has said nothing about it.
                     let _failed = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                gate.tell(close());
+                sender.send(close());
             }
         };
         spawn("interrupts".to_owned(), watch).map(drop)
@@ -238,15 +213,14 @@ impl Interrupt {
 
 /// A running initiator.
 pub(super) struct Session {
-    /// None once they have ended.
-    threads: Option<Threads>,
+    /// None once it has ended.
+    stack: Option<Stack<Order>>,
     handle: Handle,
     interrupt: Interrupt,
     pub(super) namespaces: Vec<Namespace>,
     /// Most bytes of a request's data.
     pub(super) data_bytes_max: u64,
     events: Receiver<Event>,
-    _socket_file: Option<control::SocketFile>,
 }
 
 impl Session {
@@ -256,30 +230,29 @@ impl Session {
     /// What could not be opened, or why there is no connection.
     pub(super) fn connect(args: &SubsystemArgs) -> Result<Self, Failure> {
         // Before anything is opened, so that no signal is lost.
-        let signals = drain::signals()?;
+        let signals = Signals::take()?;
         let security = Security::new(&args.connect, &args.nqn.0)?;
         let mut config = config(&args.connect, args.nqn.0, &security)?;
         config.queues = args.io_queues;
         config.queue_entries = args.queue_size;
         config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
         let (sender, events) = channel();
-        let make = |clock: &Clock, host: &mut Host| {
+        let make = |now, host: &mut Host| {
             let mut initiator = Initiator::new(config, args.connect.target.0);
-            initiator.connect(clock.now(), host);
+            initiator.connect(now, host);
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
             Client { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (threads, handle, socket_file) = start(&args.connect, make, Client::handle_order)?;
+        let (stack, handle) = start(&args.connect, make, Client::handle_order)?;
         let interrupt = Interrupt::default();
         interrupt.watch(signals, handle.clone(), || Order::Close)?;
         let mut session = Self {
-            threads: Some(threads),
+            stack: Some(stack),
             handle,
             interrupt,
             namespaces: Vec::new(),
             data_bytes_max: 0,
             events,
-            _socket_file: Some(socket_file),
         };
         session.wait(args, &security).map_err(|failure| session.interrupt.or(failure))?;
         Ok(session)
@@ -298,7 +271,7 @@ impl Session {
             Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
         }
         let (reply, answer) = channel();
-        self.handle.tell(Order::Namespaces(reply));
+        self.handle.send(Order::Namespaces(reply));
         let gone = |_| Failure::System("the host thread ended".to_owned());
         (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         if self.namespaces.is_empty() {
@@ -309,7 +282,7 @@ impl Session {
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
             }
             let (reply, answer) = channel();
-            self.handle.tell(Order::Namespaces(reply));
+            self.handle.send(Order::Namespaces(reply));
             (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         }
         Ok(())
@@ -368,7 +341,7 @@ impl Session {
 
     /// What its parts have counted: `{"host": {..}, "nic": {..}}`.
     pub(super) fn counters(&self) -> serde_json::Value {
-        control::counters(self.threads.as_ref().map_or(&[], Threads::probes))
+        self.stack.as_ref().map(Stack::counters).unwrap_or_default()
     }
 
     /// Ends the association and the threads.
@@ -380,13 +353,13 @@ impl Session {
     }
 
     fn close(&mut self) -> Result<(), Failure> {
-        let Some(threads) = self.threads.take() else { return Ok(()) };
-        self.handle.tell(Order::Close);
+        let Some(stack) = self.stack.take() else { return Ok(()) };
+        self.handle.send(Order::Close);
         // Orders are taken before this answer: so the association was ended.
         let (reply, answer) = channel();
-        self.handle.tell(Order::Namespaces(reply));
+        self.handle.send(Order::Namespaces(reply));
         drop(answer.recv());
-        end(threads)
+        stack.settle(END_WAIT)
     }
 }
 
@@ -395,12 +368,6 @@ impl Drop for Session {
         // Whoever wants to know of a panic has called `end`.
         drop(self.close());
     }
-}
-
-/// Ends threads whose connections are being closed: the target is to hear of it.
-fn end(threads: Threads) -> Result<(), Failure> {
-    drain::settle(&Clock::new(), END_WAIT, threads.probes());
-    threads.stop()
 }
 
 /// The reading of a discovery log, as the host thread drives it.
@@ -453,21 +420,21 @@ impl Application for Reader {
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
-    let signals = drain::signals()?;
+    let signals = Signals::take()?;
     let security = Security::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
     // As with [`Session::connect`] one failed attempt is enough.
     config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
-    let make = |clock: &Clock, host: &mut Host| Reader {
-        discovery: Discovery::new(clock.now(), host, config, args.target.0),
+    let make = |now, host: &mut Host| Reader {
+        discovery: Discovery::new(now, host, config, args.target.0),
         result,
     };
-    let (threads, gate, _socket_file) = start(args, make, Reader::close)?;
+    let (stack, sender) = start(args, make, Reader::close)?;
     let interrupt = Interrupt::default();
-    interrupt.watch(signals, gate, || ())?;
+    interrupt.watch(signals, sender, || ())?;
     let log = log.recv();
-    end(threads)?;
+    stack.settle(END_WAIT)?;
     let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
     log.map_err(|error| {
         let why = match &error {
@@ -479,44 +446,33 @@ pub(super) fn discover(
     })
 }
 
-/// The threads of one queue with an application on top.
+/// Starts a stack of one queue, and returns what sends messages to its application.
 fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
-    make: impl FnOnce(&Clock, &mut Host) -> A,
-    handle: HandleMessage<A, M>,
-) -> Result<(Threads, Gate<M>, control::SocketFile), Failure> {
+    make: impl FnOnce(Instant, &mut Host) -> A,
+    handle: fn(&mut A, Instant, &mut Host, M),
+) -> Result<(Stack<M>, MessageSender<M>), Failure> {
     if args.stack.queues != 1 {
         // What the target sends goes to the queue that RSS chooses, which need not be the one that
         // connected.
         return Err(Failure::Usage("--queues: an initiator has one queue for now".to_owned()));
     }
-    let clock = Clock::new();
-    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
-    let mut threads = Threads::default();
-    let (sender, messages) = channel();
-    let wire = stack::open_wires(&args.stack, &clock)?.pop();
-    let queue = stack::mesh(1)?.pop();
-    let (Some(wire), Some(queue)) = (wire, queue) else {
-        return Err(Failure::System("no queue".to_owned()));
-    };
-    let device = new_device(args, wire.as_ref());
-    let config = stack::host_config(&args.stack, 0);
-    let mut host = Host::new(config, &device.capabilities(), clock::entropy());
-    let app = make(&clock, &mut host);
-    let device_side = DeviceSide { device, wire, disk: Box::new(NoDisk) };
-    let host_side = HostSide::new(host, app, (messages, handle));
-    threads.start(&args.stack, clock, queue, device_side, host_side)?;
-    let socket_file = control.start(threads.probes().to_vec())?;
-    let bell = threads.probes().last().cloned();
-    let bell = bell.ok_or_else(|| Failure::System("no host thread".to_owned()))?;
-    Ok((threads, Gate { messages: sender, bell }, socket_file))
-}
-
-fn new_device(args: &ConnectArgs, wire: &dyn Wire) -> Device {
-    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
-    config.file = None;
-    config.l5o = super::l5o_config(args.stack.offload, args.security.is_tls());
-    Device::new(config, wire.capabilities())
+    let one_queue = || Failure::System("an initiator has one queue".to_owned());
+    let mut make = Some(make);
+    let stack = Stack::builder()
+        .options(args.stack.clone())
+        .configure(|_, device, _| {
+            device.l5o = super::l5o_config(args.stack.offload, args.security.is_tls());
+        })
+        .application(|queue| {
+            let make = make.take().ok_or_else(one_queue)?;
+            Ok(make(queue.clock.now(), queue.host))
+        })
+        .messages(handle)
+        .alarms(is_alarm)
+        .start()?;
+    let sender = stack.senders().first().cloned().ok_or_else(one_queue)?;
+    Ok((stack, sender))
 }
 
 /// What an initiator is told.
@@ -536,8 +492,8 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
     let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
     let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
     security.configure(&mut config);
-    config.header_digest = args.header_digest == SwitchArg::On;
-    config.data_digest = args.data_digest == SwitchArg::On;
+    config.header_digest = args.header_digest == Switch::On;
+    config.data_digest = args.data_digest == Switch::On;
     Ok(config)
 }
 
@@ -545,15 +501,12 @@ fn config(args: &ConnectArgs, subsystem: Nqn, security: &Security) -> Result<Con
 pub(super) mod tests {
     use super::*;
 
-    /// The way to a host thread, whose part is the test's.
-    pub(in super::super) fn somewhere() -> (Handle, Receiver<Order>) {
-        let (messages, orders) = channel();
-        let queue = stack::mesh(1).unwrap().pop().unwrap();
-        let (bell, _) = control::probe("host", 0, queue.host.bell.notifier());
-        (Gate { messages, bell }, orders)
+    /// Returns a sender to a host thread, whose part is the test's.
+    pub(in super::super) fn somewhere() -> (Handle, impl Iterator<Item = Order>) {
+        MessageSender::detached().unwrap()
     }
 
-    /// The way to one that has ended.
+    /// Returns a sender to one that has ended.
     pub(in super::super) fn nowhere() -> Handle {
         somewhere().0
     }
@@ -577,7 +530,7 @@ pub(super) mod tests {
             checksum: false,
             mtu: 1500,
         };
-        let device = Device::new(nic::DeviceConfig::new([2; 6]), wire);
+        let device = nic::Device::new(nic::DeviceConfig::new([2; 6]), wire);
         let mut host = Host::new(host::Config::default(), &device.capabilities(), 1);
         let name = Nqn::discovery();
         let config = Config::new(name, [1; 16], name, Arc::new(crypto::Provider));
@@ -601,7 +554,7 @@ pub(super) mod tests {
     #[test]
     fn who_waits_hears_that_the_thread_is_gone() {
         let (to, done) = channel();
-        nowhere().tell(flush(1, &to));
+        nowhere().send(flush(1, &to));
         assert!(done.recv().unwrap().is_none());
     }
 }

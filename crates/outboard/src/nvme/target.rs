@@ -1,5 +1,4 @@
-//! `outboard nvme target`: puts disk, device, host and target together, and runs them until a
-//! signal.
+//! `outboard nvme target`: a stack ([`stack::Stack`]) with the target on top.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -8,25 +7,20 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 
 use abi::Refusal;
 use apps::nvme::handshake::Handshakes;
 use apps::nvme::target::{Config, SubsystemConfig, Target};
-use host::{Host, Listen};
-use io::clock::{self, Clock};
-use io::disk::{Disk, DiskKind};
-use io::wire::Wire;
-use nic::{Device, FileConfig};
-use signal_hook::consts::{SIGHUP, SIGUSR1};
+use host::{Cidr, Listen};
+use io::disk::Disk;
+use nic::DeviceConfig;
+use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, Switch};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
 use super::ctl::{self, OpenError, Order, Orders, Service};
 use super::psk::Psks;
-use crate::args::{DiskArg, OffloadArg, SwitchArg};
-use crate::control::{self, Control, OrderHandler};
-use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
+use crate::alarms::is_alarm;
 use crate::tls::{self, Certificates};
 use cli::Failure;
 
@@ -35,71 +29,46 @@ use cli::Failure;
 /// # Errors
 /// What could not be opened, bound or started, and what to do about it.
 pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
-    // Before anything is opened, so that no signal is lost.
-    let signals = drain::signals()?;
+    let signals = Signals::take()?;
     if args.stack.queues != 1 {
         // Locks of ranges are a host's: two would not know of each other.
         return Err(Failure::Usage("--queues: a target has one queue for now".to_owned()));
     }
-    let clock = Clock::new();
-    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
     let certificates = args.tls && !args.has_psk();
     let certificates =
         certificates.then(|| Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let psks = Psks::target(args)?;
-    let (config, locked) = config(args)?;
-    let config = Config {
-        unix_epoch: clock.unix_epoch(),
-        tls: certificates.as_ref().map(tls::nvme_server).transpose()?,
-        psk: psks.clone().map(|psks| psks as Arc<dyn Handshakes>),
-        ..config
-    };
-    let mut threads = Threads::default();
-    let (orders, messages) = channel();
-    let wire = stack::open_wires(&args.stack, &clock)?.pop();
-    let queue = stack::mesh(1)?.pop();
-    if let (Some(wire), Some(queue)) = (wire, queue) {
-        let device = new_device(args, wire.as_ref());
-        let mut host_config = stack::host_config(&args.stack, 0);
-        host_config.file_offload = file_offload(args);
-        let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
-        let target = Target::new(config, Arc::new(crypto::Provider), &mut host)
+    let tls = certificates.as_ref().map(tls::nvme_server).transpose()?;
+    let psk = psks.clone().map(|psks| psks as Arc<dyn Handshakes>);
+    let (config, mut locked) = config(args)?;
+    let service = |queue: QueueSetup<'_>| {
+        let unix_epoch = queue.clock.unix_epoch();
+        let config = Config { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
+        let target = Target::new(config, Arc::new(crypto::Provider), queue.host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
-        let app = Service::new(target, args.nqn.0, locked);
-        let host_side = HostSide {
-            disk: open_disk(args)?,
-            log: stack::open_log(args.stack.access_log.as_deref(), 0)?,
-            ..HostSide::new(host, app, (messages, Service::handle_order))
-        };
-        let device_side = DeviceSide { device, wire, disk: open_disk(args)? };
-        threads.start(&args.stack, clock, queue, device_side, host_side)?;
-    }
-    if let Some(addr) = args.stack.metrics {
-        control::metrics::start(addr, threads.probes().to_vec())?;
-    }
-    let probes = threads.probes().to_vec();
+        Ok(Service::new(target, args.nqn.0, std::mem::take(&mut locked)))
+    };
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
-    let ctl = Orders { orders: orders.clone(), probes: probes.clone(), nqn, block_bytes };
-    let answer: OrderHandler = Box::new(move |order| ctl.answer(order));
-    let _socket_file = control.start_with_orders(probes, Some(answer))?;
+    let stack = Stack::builder()
+        .options(args.stack.clone())
+        .configure(|_, device, host| configure(args, device, host))
+        .disk(|| open_disk(args))
+        .application(service)
+        .messages(Service::handle_order)
+        .orders(move |orders| {
+            let ctl = Orders { orders, nqn, block_bytes };
+            Box::new(move |order| ctl.answer(order))
+        })
+        .alarms(is_alarm)
+        .start()?;
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     let psks = psks.filter(|_| args.tls_psk_file.is_some());
-    let has_input = certificates.is_some() || psks.is_some() || args.stack.has_log_file();
-    for signal in &signals {
-        match signal {
-            SIGUSR1 => threads.reopen_logs(),
-            SIGHUP if has_input => {
-                threads.reopen_logs();
-                certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
-                psks.iter().for_each(|psks| psks.reload(args));
-            }
-            // A closed terminal ends a target that has nothing to read or open again.
-            _ => break,
-        }
-    }
-    drop(orders.send(Order::Drain));
-    drain::wait(&signals, &clock, args.stack.drain(), &threads);
-    threads.stop()
+    let has_input = certificates.is_some() || psks.is_some();
+    let mut reload = |_: &Stack<Order>| {
+        certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
+        psks.iter().for_each(|psks| psks.reload(args));
+    };
+    stack.run(signals, has_input.then_some(&mut reload))
 }
 
 /// What is served, with every file looked at, so that a wrong name is said before anything begins.
@@ -123,13 +92,13 @@ fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure
     let hosts = (!args.allow.is_empty()).then(|| args.allow.iter().map(|nqn| nqn.0).collect());
     let subsystem =
         SubsystemConfig { nqn: args.nqn.0, serial: serial(args.nqn.0.as_str()), hosts, namespaces };
-    let address = |cidr: &crate::args::CidrArg| Endpoint { addr: cidr.addr, port: args.port };
+    let address = |cidr: &Cidr| Endpoint { addr: cidr.addr, port: args.port };
     let config = Config {
         listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
         addresses: args.stack.addr.iter().map(address).collect(),
         subsystems: vec![subsystem],
-        header_digest: args.header_digest == SwitchArg::On,
-        data_digest: args.data_digest == SwitchArg::On,
+        header_digest: args.header_digest == Switch::On,
+        data_digest: args.data_digest == Switch::On,
         log: args.stack.access_log.is_some(),
         ..Config::default()
     };
@@ -178,32 +147,26 @@ fn serial(nqn: &str) -> String {
 }
 
 fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
-    let kind = match args.disk {
-        DiskArg::Auto => DiskKind::Auto,
-        DiskArg::Uring => DiskKind::Uring,
-        DiskArg::Threads => DiskKind::Threads,
-    };
     // Namespaces lie anywhere; none is opened but those that the operator named.
-    io::disk::open_disk(Path::new("/"), kind).map_err(|e| Failure::NoInput(e.to_string()))
+    io::disk::open_disk(Path::new("/"), args.disk.kind())
+        .map_err(|e| Failure::NoInput(e.to_string()))
 }
 
 /// Whether the device sends what is in files, or why not: it can where it seals, or nobody does.
 fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
     match args.stack.offload {
-        OffloadArg { file: false, .. } => Err(Refusal::Disabled),
-        OffloadArg { tls_tx: false, .. } if args.is_tls() => Err(Refusal::Encrypted),
+        Offloads { file: false, .. } => Err(Refusal::Disabled),
+        Offloads { tls_tx: false, .. } if args.is_tls() => Err(Refusal::Encrypted),
         _ => Ok(()),
     }
 }
 
-fn new_device(args: &TargetArgs, wire: &dyn Wire) -> Device {
-    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
-    config.file = file_offload(args).is_ok().then(|| FileConfig {
-        memory_bytes_max: (args.file_memory as usize) << 20,
-        ..FileConfig::default()
-    });
-    config.l5o = super::l5o_config(args.stack.offload, args.is_tls());
-    Device::new(config, wire.capabilities())
+/// Sets the engines that the device may use.
+fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Config) {
+    host.file_offload = file_offload(args);
+    let offload = Offloads { file: host.file_offload.is_ok(), ..args.stack.offload };
+    device.file = offload.file_config(args.file_memory);
+    device.l5o = super::l5o_config(offload, args.is_tls());
 }
 
 /// The line that says that we are ready, and one to try where one is enough.

@@ -1,7 +1,5 @@
-//! `outboard proxy`: puts device, host and proxy together, and runs them until a signal.
-//!
-//! The threads are [`crate::stack`]'s, and one more that looks names up ([`names`]). This thread
-//! opens what they need, then waits for a signal; SIGHUP reads the file again ([`file`]).
+//! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy on top, and a thread that looks
+//! names up ([`names`]). SIGHUP reads the file again ([`file`]).
 
 mod dns;
 mod file;
@@ -16,95 +14,54 @@ use std::sync::mpsc::{Sender, channel};
 use apps::proxy::{
     self, Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
 };
-use base::{Duration, Instant};
-use host::{Application as _, Host};
+use base::Duration;
 use io::bridge::Bridge;
 use io::clock::{self, Clock};
 use io::wire::Wire;
-use nic::Device;
-use signal_hook::consts::{SIGHUP, SIGUSR1};
+use nic::DeviceConfig;
+use stack::{BACKLOG, MessageSender, Options, QueueSetup, Signals, Stack, Switch};
 
-use crate::args::{
-    BalanceArg, CidrArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs, StackArgs, SwitchArg,
-};
-use crate::control::{self, Control, Probe};
-use crate::stack::{self, BACKLOG, DeviceSide, HostSide, NoDisk, Threads, drain};
+use crate::alarms::is_alarm;
+use crate::args::{BalanceArg, HashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
 use cli::Failure;
 use names::Names;
 use plan::{Plan, PoolPlan};
 
 pub(crate) use plan::{ListenArg, Member};
 
-/// What a proxy is told.
-pub(crate) enum Order {
-    /// What to do from now on.
-    Apply(Table),
-    /// To accept nobody any more.
-    Drain,
-}
-
-fn handle_order(proxy: &mut Proxy, now: Instant, host: &mut Host, order: Order) {
-    match order {
-        // It was checked before; the log says what it does not take.
-        Order::Apply(table) => drop(proxy.apply(now, host, table)),
-        Order::Drain => proxy.drain(now, host),
-    }
-}
-
 /// Runs `outboard proxy`.
 ///
 /// # Errors
-/// What could not be opened, bound or started, and what to do about it.
+/// Fails with what could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     if args.check {
         return check(args);
     }
-    // Before anything is opened, so that no signal is lost.
-    let signals = drain::signals()?;
+    let signals = Signals::take()?;
     let plan = read_plan(args)?;
-    let clock = Clock::new();
-    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
-    let mut names = Names::new(args.resolver, clock, plan.clone());
+    let mut names = Names::new(args.resolver, plan.clone());
     let table = names.table();
-    let mut threads = Threads::default();
-    let (orders, messages) = channel();
-    let wire = open_wire(args, &clock)?;
-    let queue = stack::mesh(1)?.pop();
-    if let (Some(wire), Some(queue)) = (wire, queue) {
-        let device = new_device(args, wire.as_ref());
-        let mut config = stack::host_config(&args.stack, 0);
-        if args.backend_wire.is_some() {
-            config.addrs.extend(args.backend_addr.iter().copied().map(CidrArg::to_cidr));
-        }
-        let mut host = Host::new(config, &device.capabilities(), clock::entropy());
-        let app = Proxy::new(clock.now(), app_config(args, &clock), table.clone(), &mut host)
-            .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))?;
-        let log = stack::open_log(args.stack.access_log.as_deref(), 0)?;
-        let host_side = HostSide { log, ..HostSide::new(host, app, (messages, handle_order)) };
-        let device_side = DeviceSide { device, wire, disk: Box::new(NoDisk) };
-        threads.start(&args.stack, clock, queue, device_side, host_side)?;
-    }
-    if let Some(addr) = args.stack.metrics {
-        control::metrics::start(addr, threads.probes().to_vec())?;
-    }
-    let plans = start_names(names, table, orders.clone(), threads.probes().to_vec())?;
-    let _socket_file = control.start(threads.probes().to_vec())?;
+    let proxy = |queue: QueueSetup<'_>| {
+        let config = app_config(args, &queue.clock);
+        Proxy::new(queue.clock.now(), config, table.clone(), queue.host)
+            .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
+    };
+    let stack = Stack::builder()
+        .options(args.stack.clone())
+        .links(|options, clock| open_links(args, options, clock))
+        .configure(|_, device, host| configure(args, device, host))
+        .application(proxy)
+        // It was checked before; the log says what it does not take.
+        .messages(|proxy: &mut Proxy, now, host, table| {
+            let _refused = proxy.apply(now, host, table);
+        })
+        .alarms(is_alarm)
+        .start()?;
+    let plans = start_names(names, table, stack.senders())?;
     announce(args, &plan);
-    for signal in &signals {
-        match (signal, &args.config) {
-            (SIGUSR1, _) => threads.reopen_logs(),
-            (SIGHUP, config) if config.is_some() || args.stack.has_log_file() => {
-                threads.reopen_logs();
-                config.iter().for_each(|path| reload(args, path, &plans));
-            }
-            // A terminal that closes ends it, where there is nothing to read again.
-            _ => break,
-        }
-    }
-    // They end only with us.
-    let _ = orders.send(Order::Drain);
-    drain::wait(&signals, &clock, args.stack.drain(), &threads);
-    threads.stop()
+    let config = args.config.as_deref();
+    let mut reload = |_: &Stack<Table>| config.iter().for_each(|path| reload(args, path, &plans));
+    stack.run(signals, config.is_some().then_some(&mut reload))
 }
 
 /// Returns the plan of the options or the file, if a proxy can start with it.
@@ -114,7 +71,7 @@ fn read_plan(args: &ProxyArgs) -> Result<Plan, Failure> {
         // connected.
         return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
     }
-    if args.backend_wire.as_ref() == Some(&args.stack.wire) {
+    if args.backend_wire.as_ref() == Some(&args.stack.link) {
         return Err(Failure::Usage("--backend-wire: that is --wire, leave it out".to_owned()));
     }
     let plan = match &args.config {
@@ -162,38 +119,36 @@ fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<Plan>) {
     }
 }
 
-/// The clients' wire, with the backends' joined to it where they have one.
-fn open_wire(args: &ProxyArgs, clock: &Clock) -> Result<Option<Box<dyn Wire>>, Failure> {
-    let Some(backends) = &args.backend_wire else {
-        return Ok(stack::open_wires(&args.stack, clock)?.pop());
-    };
-    let pcap = args.stack.pcap.clone().map(|mut path| {
+/// Opens the clients' link, with the backends' joined to it if they have one.
+fn open_links(
+    args: &ProxyArgs,
+    options: &Options,
+    clock: &Clock,
+) -> Result<Vec<Box<dyn Wire>>, Failure> {
+    let mut clients = stack::open_links(options, clock)?;
+    let Some(link) = args.backend_wire.clone() else { return Ok(clients) };
+    let pcap = options.pcap.clone().map(|mut path| {
         path.as_mut_os_string().push(".backend");
         path
     });
-    let (wire, peer) = (backends.clone(), args.backend_peer.clone());
-    let second = StackArgs { wire, peer, pcap, ..args.stack.clone() };
-    let wires =
-        (stack::open_wires(&args.stack, clock)?.pop(), stack::open_wires(&second, clock)?.pop());
-    let (Some(first), Some(second)) = wires else { return Ok(None) };
+    let options = Options { link, peer: args.backend_peer.clone(), pcap, ..options.clone() };
+    let mut backends = stack::open_links(&options, clock)?;
+    let (Some(first), Some(second)) = (clients.pop(), backends.pop()) else { return Ok(clients) };
     let bridge = Bridge::new([first, second])
         .map_err(|e| Failure::System(format!("cannot wait for two wires: {e}")))?;
-    Ok(Some(Box::new(bridge)))
+    Ok(vec![Box::new(bridge)])
 }
 
+/// Starts the thread that looks names up and sends the proxy a table when they have changed.
 fn start_names(
     names: Names,
     table: Table,
-    orders: Sender<Order>,
-    probes: Vec<Probe>,
+    senders: &[MessageSender<Table>],
 ) -> Result<Sender<Plan>, Failure> {
-    let (plans, plans_end) = channel();
-    let give = move |table: Table| {
-        // It ends with the host thread.
-        let _ = orders.send(Order::Apply(table));
-        probes.iter().for_each(Probe::wake);
-    };
-    stack::spawn("names".to_owned(), move || names.run(&plans_end, table, give))?;
+    let (plans, received) = channel();
+    let senders = senders.to_vec();
+    let apply = move |table: Table| senders.iter().for_each(|sender| sender.send(table.clone()));
+    stack::spawn("names".to_owned(), move || names.run(&received, table, apply))?;
     Ok(plans)
 }
 
@@ -254,14 +209,14 @@ fn of_command_line(args: &ProxyArgs) -> Result<Plan, Failure> {
     })
 }
 
-fn new_device(args: &ProxyArgs, wire: &dyn Wire) -> Device {
-    let mut config = stack::device_config(&args.stack, 1, clock::entropy(), wire);
-    config.file = None;
-    config.l5o = None;
-    if args.splice == SwitchArg::Off || !args.stack.offload.splice {
-        config.splice = None;
+/// Sets what a proxy needs of device and host.
+fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::Config) {
+    if args.splice == Switch::Off || !args.stack.offload.splice {
+        device.splice = None;
     }
-    Device::new(config, wire.capabilities())
+    if args.backend_wire.is_some() {
+        host.addrs.extend(&args.backend_addr);
+    }
 }
 
 fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
@@ -269,7 +224,7 @@ fn app_config(args: &ProxyArgs, clock: &Clock) -> proxy::Config {
         backlog: BACKLOG,
         unix_epoch: clock.unix_epoch(),
         seed: clock::entropy(),
-        splice: args.splice == SwitchArg::On,
+        splice: args.splice == Switch::On,
         access_log: args.stack.access_log.is_some(),
         ..proxy::Config::default()
     }
@@ -290,7 +245,7 @@ fn announce(args: &ProxyArgs, plan: &Plan) {
     let at = http.and_then(|l| Some(std::net::SocketAddr::new(l.addr.or(ours)?, l.port)));
     let _ = match at {
         Some(at) => writeln!(out, "try: curl -v http://{at}/"),
-        None => writeln!(out, "try: outboard stat --wire {}", args.stack.wire),
+        None => writeln!(out, "try: outboard stat --wire {}", args.stack.link),
     };
     // Nobody reading is no reason to stop.
     let _ = out.flush();

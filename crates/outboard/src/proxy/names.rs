@@ -42,8 +42,8 @@ pub(super) struct Names {
 
 impl Names {
     /// Names are asked of `server`, or of the system's.
-    pub(super) fn new(server: Option<SocketAddr>, clock: Clock, plan: Plan) -> Self {
-        Self { server, clock, plan, known: BTreeMap::new() }
+    pub(super) fn new(server: Option<SocketAddr>, plan: Plan) -> Self {
+        Self { server, clock: Clock::new(), plan, known: BTreeMap::new() }
     }
 
     /// Looks up what is due, and gives the table.
@@ -184,7 +184,7 @@ mod tests {
         let last = Arc::new(AtomicU8::new(1));
         let now = Arc::clone(&last);
         let server = dns::tests::server_of(move || (vec![now.load(Ordering::SeqCst), 9], 1));
-        let mut names = Names::new(Some(server), Clock::new(), plan("app.example:80"));
+        let mut names = Names::new(Some(server), plan("app.example:80"));
         let first = names.table();
         assert_eq!(last_bytes(&first), [1, 9, 200]);
         let (plans, plans_end) = channel();
@@ -207,7 +207,7 @@ mod tests {
         let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = nobody.local_addr().unwrap();
         drop(nobody);
-        let mut names = Names::new(Some(addr), Clock::new(), plan("app.example:80"));
+        let mut names = Names::new(Some(addr), plan("app.example:80"));
         let member = Member::Name("app.example".to_owned(), 80);
         let backends = vec![backend("10.0.0.3:80".parse().unwrap())];
         names.known.insert(member, Known { backends, until: Instant::ZERO, complained: true });
@@ -221,7 +221,7 @@ mod tests {
         let server = dns::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
         let text = "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\n\
                     name = 'a'\nservers = ['srv:_http._tcp.app.example']\n";
-        let mut names = Names::new(Some(server), Clock::new(), file::parse(text).unwrap());
+        let mut names = Names::new(Some(server), file::parse(text).unwrap());
         let table = names.table();
         assert_eq!(last_bytes(&table), [1, 2, 3]);
         let backends = table.pools[0].backends.iter();

@@ -1,38 +1,24 @@
-//! `outboard serve`: puts disk, device, host and content server together, and runs them until a
-//! signal.
-//!
-//! The threads are [`crate::stack`]'s. This thread opens what they need, then waits for a signal.
+//! `outboard serve`: a stack ([`stack::Stack`]) with the content server on top.
 
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
 
 use abi::quic::Steering;
 use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
 use host::{Application, Host, Listen, Notice, TlsServer};
 use io::clock::{self, Clock};
-use io::disk::{ChangeRule, Disk, DiskKind};
+use io::disk::{ChangeRule, Disk};
 use io::watch::{Stale, Watch};
-use io::wire::Wire;
-use nic::{Device, FileConfig, L5oConfig, QuicConfig};
-use signal_hook::consts::{SIGHUP, SIGUSR1};
+use nic::{DeviceConfig, L5oConfig, QuicConfig};
+use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
 
-use crate::args::{DiskArg, ErrorPageArg, OffloadArg, ServeArgs};
-use crate::control::{self, Control};
-use crate::stack::{self, BACKLOG, DeviceSide, HostSide, Threads, drain};
+use crate::alarms::is_alarm;
+use crate::args::{ErrorPageArg, ServeArgs};
 use crate::tls;
 use cli::Failure;
-
-/// What a server is told.
-pub(crate) enum Order {
-    /// To answer errors with these pages from now on.
-    SetErrorPages(Vec<ErrorPage>),
-    /// To accept no connection from now on.
-    Drain,
-}
 
 /// The content server, and the watch over what it serves.
 struct Site {
@@ -101,22 +87,12 @@ impl Application for Site {
     }
 }
 
-fn handle_order(site: &mut Site, now: Instant, host: &mut Host, order: Order) {
-    match order {
-        Order::SetErrorPages(pages) => site.server.set_error_pages(&pages),
-        Order::Drain => site.drain(now, host),
-    }
-}
-
 /// Runs `outboard serve`.
 ///
 /// # Errors
-/// What could not be opened, bound or started, and what to do about it.
+/// Fails with what could not be opened, bound or started, and what to do about it.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    // Before anything is opened, so that no signal is lost.
-    let signals = drain::signals()?;
-    let clock = Clock::new();
-    let control = Control::bind(&control::path(args.stack.control.as_deref(), &args.stack.wire))?;
+    let signals = Signals::take()?;
     check_folder(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
@@ -124,61 +100,33 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         args.tls.then(|| tls::Certificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
     let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
-    let wires = stack::open_wires(&args.stack, &clock)?;
-    let queues = wires.len();
-    let mesh = stack::mesh(queues)?;
-    // One for all devices: whichever of them receives a packet, its flow belongs to the same host.
-    let rss_seed = clock::entropy();
-    let (quic_seed, steering) = (entropy32(), quic_steering(args, queues));
-    let (mut threads, mut orders) = (Threads::default(), Vec::new());
-    for (index, (wire, queue)) in wires.into_iter().zip(mesh).enumerate() {
-        let device = new_device(args, (queues, rss_seed, steering), wire.as_ref());
-        let capabilities = device.capabilities();
-        let config = stack::host_config(&args.stack, index);
-        let mut host = Host::new(config, &capabilities, clock::entropy());
-        let http3 =
-            quic.as_ref().map(|tls| quic_config(args, &clock, tls, (quic_seed, steering, index)));
+    let (quic_seed, steering) = (entropy32(), quic_steering(args));
+    let site = |queue: QueueSetup<'_>| {
+        let http3 = quic.as_ref().map(|tls| quic_config(args, &queue, tls, (quic_seed, steering)));
         let error_pages = error_pages.clone();
-        let content = content_config(args, &clock, tls.clone());
+        let content = content_config(args, &queue.clock, tls.clone());
         let content = content::Config { http3, error_pages, ..content };
-        let app = Site::new(args, content, &mut host)?;
-        let wake_on = app.watch.as_ref().map(Watch::pollable);
-        let (order, messages) = channel();
-        orders.push(order);
-        let host_side = HostSide {
-            disk: open_disk(args)?,
-            log: stack::open_log(args.stack.access_log.as_deref(), index)?,
-            list_connections: |site: &Site, f| site.server.quic_connections().for_each(f),
-            wake_on,
-            ..HostSide::new(host, app, (messages, handle_order))
-        };
-        let device_side = DeviceSide { device, wire, disk: open_disk(args)? };
-        threads.start(&args.stack, clock, queue, device_side, host_side)?;
-    }
-    if let Some(addr) = args.stack.metrics {
-        control::metrics::start(addr, threads.probes().to_vec())?;
-    }
-    let _socket_file = control.start(threads.probes().to_vec())?;
+        Site::new(args, content, queue.host)
+    };
+    let stack = Stack::builder()
+        .options(args.stack.clone())
+        .configure(|_, device, _| configure(args, steering, device))
+        .disk(|| open_disk(args))
+        .application(site)
+        .messages(|site: &mut Site, _, _, pages: Vec<ErrorPage>| {
+            site.server.set_error_pages(&pages)
+        })
+        .pollable(|site| site.watch.as_ref().map(Watch::pollable))
+        .quic_connections(|site, f| site.server.quic_connections().for_each(f))
+        .alarms(is_alarm)
+        .start()?;
     announce(args, certificates.as_deref());
-    let has_pages = !args.error_page.is_empty();
-    let has_input = certificates.is_some() || has_pages || args.stack.has_log_file();
-    for signal in &signals {
-        match signal {
-            SIGUSR1 => threads.reopen_logs(),
-            SIGHUP if has_input => {
-                reload_error_pages(args, &orders);
-                // Wakes the threads, too.
-                threads.reopen_logs();
-                certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
-            }
-            // A terminal that closes ends it, where there is nothing to read again.
-            _ => break,
-        }
-    }
-    // They end only with us.
-    orders.iter().for_each(|order| drop(order.send(Order::Drain)));
-    drain::wait(&signals, &clock, args.stack.drain(), &threads);
-    threads.stop()
+    let has_input = certificates.is_some() || !args.error_page.is_empty();
+    let mut reload = |stack: &Stack<Vec<ErrorPage>>| {
+        reload_error_pages(args, stack);
+        certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
+    };
+    stack.run(signals, has_input.then_some(&mut reload))
 }
 
 /// Fails before anything is made if the folder cannot be served.
@@ -242,24 +190,17 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
 }
 
 /// Reads the pages again; if one of them cannot be read the old ones stay, all of them.
-fn reload_error_pages(args: &ServeArgs, orders: &[Sender<Order>]) {
+fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
     match read_error_pages(args) {
-        // The threads end only with us.
-        Ok(pages) => {
-            orders.iter().for_each(|order| drop(order.send(Order::SetErrorPages(pages.clone()))));
-        }
+        Ok(pages) => stack.senders().iter().for_each(|sender| sender.send(pages.clone())),
         Err(why) => eprintln!("outboard: SIGHUP: {why}; the old pages stay"),
     }
 }
 
 fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
-    let kind = match args.disk {
-        DiskArg::Auto => DiskKind::Auto,
-        DiskArg::Uring => DiskKind::Uring,
-        DiskArg::Threads => DiskKind::Threads,
-    };
     let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
-    io::disk::open_disk_with(&args.dir, kind, rule).map_err(|e| Failure::NoInput(e.to_string()))
+    io::disk::open_disk_with(&args.dir, args.disk.kind(), rule)
+        .map_err(|e| Failure::NoInput(e.to_string()))
 }
 
 /// The watch over the folder. Without one what changes is seen a second later at the most.
@@ -269,25 +210,17 @@ fn watch(args: &ServeArgs) -> Option<Watch> {
     Watch::new(&args.dir).map_err(why).ok()
 }
 
-fn new_device(
-    args: &ServeArgs,
-    (queues, rss_seed, steering): (usize, u64, Option<Steering>),
-    wire: &dyn Wire,
-) -> Device {
-    let mut config = stack::device_config(&args.stack, queues, rss_seed, wire);
-    let OffloadArg { file, tls_tx, tls_rx, quic, .. } = args.stack.offload;
-    config.file = file.then(|| FileConfig {
-        memory_bytes_max: (args.file_memory as usize) << 20,
-        ..FileConfig::default()
-    });
-    config.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
+/// Sets the engines that the device may use.
+fn configure(args: &ServeArgs, steering: Option<Steering>, device: &mut DeviceConfig) {
+    let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
+    device.file = args.stack.offload.file_config(args.file_memory);
+    device.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
         tls_tx,
         tls_rx,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
-    config.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
-    config.quic_steering = steering;
-    Device::new(config, wire.capabilities())
+    device.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+    device.quic_steering = steering;
 }
 
 /// A seed of 32 bytes from the operating system.
@@ -301,9 +234,13 @@ fn entropy32() -> [u8; 32] {
 }
 
 /// The steering of datagrams of QUIC, if there are several queues.
-fn quic_steering(args: &ServeArgs, queues: usize) -> Option<Steering> {
-    let queues = u32::try_from(queues).ok().filter(|queues| args.http3 && *queues > 1)?;
-    Some(Steering { port: args.port(), id_bytes: quic::CID_BYTES, key: clock::entropy(), queues })
+fn quic_steering(args: &ServeArgs) -> Option<Steering> {
+    let queues = u32::from(args.stack.queues);
+    if !args.http3 || queues == 1 {
+        return None;
+    }
+    let (port, id_bytes, key) = (args.port(), quic::CID_BYTES, clock::entropy());
+    Some(Steering { port, id_bytes, key, queues })
 }
 
 /// Opens a file for each connection's qlog, named as other servers name theirs: by the connection
@@ -336,15 +273,15 @@ fn check_qlog(args: &ServeArgs) -> Result<(), Failure> {
 
 fn quic_config(
     args: &ServeArgs,
-    clock: &Clock,
+    queue: &QueueSetup<'_>,
     tls: &Arc<rustls::ServerConfig>,
-    (seed, steering, queue): ([u8; 32], Option<Steering>, usize),
+    (seed, steering): ([u8; 32], Option<Steering>),
 ) -> quic::Config {
     quic::Config {
         port: args.port(),
         tls: Some(Arc::clone(tls)),
-        unix_epoch: clock.unix_epoch(),
-        steering: steering.map(|steering| (steering, queue)),
+        unix_epoch: queue.clock.unix_epoch(),
+        steering: steering.map(|steering| (steering, queue.index)),
         qlog: args.qlog.clone().map(qlog_files),
         idle_timeout: Duration::from_secs(args.keepalive_timeout.into()),
         ..quic::Config::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)

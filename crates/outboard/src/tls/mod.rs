@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use ::aws_lc_rs::digest;
-use host::TlsServer;
+use host::{Cidr, TlsServer};
 use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
@@ -20,7 +20,7 @@ use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion, version};
 
-use crate::args::{CertArgs, CidrArg};
+use crate::args::CertArgs;
 use cli::Failure;
 
 pub(crate) use client::{Trust, nvme_client};
@@ -39,7 +39,7 @@ impl Certificates {
     ///
     /// # Errors
     /// Which file is wrong, and how.
-    pub(crate) fn load(args: &CertArgs, addrs: &[CidrArg]) -> Result<Arc<Self>, Failure> {
+    pub(crate) fn load(args: &CertArgs, addrs: &[Cidr]) -> Result<Arc<Self>, Failure> {
         let made = args.tls_cert.is_empty();
         let loaded = if made { vec![Arc::new(make(addrs)?)] } else { read(args)? };
         Ok(Arc::new(Self { loaded: Mutex::new(loaded), made }))
@@ -199,7 +199,7 @@ fn wrong(path: &Path, why: String) -> Failure {
 }
 
 /// A certificate for our addresses and for localhost, that nobody has signed.
-fn make(addrs: &[CidrArg]) -> Result<CertifiedKey, Failure> {
+fn make(addrs: &[Cidr]) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
     names.extend(addrs.iter().map(|cidr| cidr.addr.to_string()));
     let failed = |why: String| Failure::System(format!("cannot make a certificate: {why}"));

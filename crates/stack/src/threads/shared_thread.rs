@@ -46,7 +46,7 @@ impl<A: Application, M> SharedThread<A, M> {
                 self.host.flush_log();
             }
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
-            // An error means that the kernel is out of memory: go on, more slowly.
+            // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(due).is_ok();
             self.device.queue().bell.awake(woken && poller.is_ready(device_bell));
             self.host.queue().bell.awake(woken && poller.is_ready(host_bell));

@@ -17,7 +17,7 @@ use cli::Failure;
 /// Slots of each ring: a few milliseconds of packets.
 const SLOTS: usize = 4096;
 
-/// Wakes a thread, at the cost of a system call only where it sleeps.
+/// Wakes a thread, at the cost of a system call only if it sleeps.
 #[derive(Clone)]
 pub(crate) struct Bell {
     waker: Arc<Waker>,
@@ -25,7 +25,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    fn new() -> Result<Self, Failure> {
+    pub(super) fn new() -> Result<Self, Failure> {
         let notifier =
             Notifier::new().map_err(|e| Failure::System(format!("cannot make an eventfd: {e}")))?;
         Ok(Self { waker: Arc::new(Waker::new()), notifier })
@@ -109,7 +109,7 @@ pub(crate) struct Queue {
 /// Rings for `queues` host threads and as many device threads.
 ///
 /// # Errors
-/// Where the kernel gives no eventfd.
+/// Fails if the process has no descriptor left.
 pub(crate) fn mesh(queues: usize) -> Result<Vec<Queue>, Failure> {
     let bells = |n: usize| (0..n).map(|_| Bell::new()).collect::<Result<Vec<_>, _>>();
     let (host_bells, device_bells) = (bells(queues)?, bells(queues)?);

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::args::{QueryArgs, StatArgs, WireArg};
-use crate::control::{ANSWER_TIMEOUT, alarms, path};
 use cli::Failure;
+use stack::LinkName;
+use stack::control::{ANSWER_TIMEOUT, path};
+
+use crate::alarms;
+use crate::args::{QueryArgs, StatArgs};
 
 /// Shows the counters of a running instance.
 ///
@@ -18,7 +21,7 @@ use cli::Failure;
 /// Where no instance answers.
 pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
     let StatArgs { query: args, alarms } = args;
-    let mut answer = ask(args.control.as_deref(), &args.wire, "stat", ANSWER_TIMEOUT)?;
+    let mut answer = ask(args.control.as_deref(), &args.link, "stat", ANSWER_TIMEOUT)?;
     if *alarms {
         alarms::retain(&mut answer);
     }
@@ -45,7 +48,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
 /// # Errors
 /// Where no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = ask(args.control.as_deref(), &args.wire, "ss", ANSWER_TIMEOUT)?;
+    let answer = ask(args.control.as_deref(), &args.link, "ss", ANSWER_TIMEOUT)?;
     match args.json {
         true => print(&format!("{answer:#}\n")),
         false => print(&tables(&answer)),
@@ -236,11 +239,11 @@ fn describe_offload(offload: &Value) -> String {
 /// Where none answers.
 pub(crate) fn ask(
     control: Option<&Path>,
-    wire: &WireArg,
+    link: &LinkName,
     question: &str,
     patience: Duration,
 ) -> Result<Value, Failure> {
-    let path = path(control, wire);
+    let path = path(control, link);
     let failed = |what: &dyn std::fmt::Display| {
         Failure::Unavailable(format!(
             "no instance answers at {} ({what}): start `outboard serve`, or name its socket with \

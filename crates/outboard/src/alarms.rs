@@ -1,34 +1,28 @@
-//! Alarms: the counters that an operator may alarm on, since honest traffic never moves them.
+//! The alarms of this program: those of its stack and of its applications.
 //!
-//! Each is marked where it is defined ([`base::counters!`]); the simulator checks that they are
-//! zero in worlds in which every peer is honest, and the interop tests that they are after real
-//! clients.
+//! The simulator checks that they are zero in runs in which every peer is honest, and the interop
+//! tests that they are after real clients.
 
 use serde_json::Value;
 
-/// Every alarm of this program.
+/// Returns every alarm.
 fn all() -> impl Iterator<Item = &'static str> {
-    let others = [
-        host::HostCounters::ALARMS,
-        quic::Counters::ALARMS,
+    let applications = [
         apps::content::Counters::ALARMS,
         apps::proxy::Counters::ALARMS,
         apps::nvme::target::Counters::ALARMS,
         apps::nvme::initiator::InitiatorCounters::ALARMS,
-        io::disk::DiskCounters::ALARMS,
-        io::tap::TapCounters::ALARMS,
-        io::bridge::BridgeCounters::ALARMS,
     ];
-    nic::ALARMS.into_iter().chain(others).flatten().copied()
+    stack::alarms().chain(applications.into_iter().flatten().copied())
 }
 
-/// Whether a counter is an alarm.
-pub(super) fn is_alarm(name: &str) -> bool {
+/// Returns whether a counter is an alarm.
+pub(crate) fn is_alarm(name: &str) -> bool {
     all().any(|alarm| alarm == name)
 }
 
 /// Removes every counter that is not an alarm from an answer to `stat`.
-pub(super) fn retain(answer: &mut Value) {
+pub(crate) fn retain(answer: &mut Value) {
     let parts = answer.as_object_mut().into_iter().flat_map(|parts| parts.values_mut());
     let queues = parts.filter_map(Value::as_object_mut).flat_map(|queues| queues.values_mut());
     for counters in queues.filter_map(Value::as_object_mut) {
@@ -56,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_readme_lists_every_alarm() {
-        let readme = include_str!("../../../../README.md");
+        let readme = include_str!("../../../README.md");
         let missing: Vec<_> = all().filter(|name| !readme.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "README.md does not name {missing:?}");
     }

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cli::Failure;
 
-/// The destination of the lines of an access log.
-pub(crate) struct Log {
+/// The access log of a queue.
+pub(crate) struct AccessLog {
     target: Target,
-    /// The number of requests of the main thread to open the file again, and how many were met.
+    /// The number of requests to open the file again.
     asked: Arc<AtomicUsize>,
+    /// The number of them that were met.
     done: usize,
 }
 
@@ -24,12 +25,15 @@ enum Target {
     File { path: PathBuf, file: BufWriter<File> },
 }
 
-/// Opens the access log of a queue, if one was asked for.
+/// Opens the access log of a queue, and again each time that `asked` moves.
 ///
 /// # Errors
-/// The file that cannot be written, and why.
-pub(crate) fn open_log(path: Option<&Path>, index: usize) -> Result<Option<Log>, Failure> {
-    let Some(path) = path else { return Ok(None) };
+/// Fails with the file that cannot be written, and why.
+pub(crate) fn open_access_log(
+    path: &Path,
+    index: usize,
+    asked: &Arc<AtomicUsize>,
+) -> Result<AccessLog, Failure> {
     let target = if path.as_os_str() == "-" {
         Target::Stdout
     } else {
@@ -40,7 +44,7 @@ pub(crate) fn open_log(path: Option<&Path>, index: usize) -> Result<Option<Log>,
         let file = append_to(&path).map_err(Failure::NoInput)?;
         Target::File { path, file }
     };
-    Ok(Some(Log { target, asked: Arc::default(), done: 0 }))
+    Ok(AccessLog { target, asked: Arc::clone(asked), done: asked.load(Ordering::Acquire) })
 }
 
 fn append_to(path: &Path) -> Result<BufWriter<File>, String> {
@@ -49,14 +53,9 @@ fn append_to(path: &Path) -> Result<BufWriter<File>, String> {
         .map_err(|e| format!("cannot write --access-log {}: {e}", path.display()))
 }
 
-impl Log {
-    /// The same log, opened again each time that `asked` moves.
-    pub(super) fn watching(self, asked: &Arc<AtomicUsize>) -> Self {
-        Self { asked: Arc::clone(asked), done: asked.load(Ordering::Acquire), ..self }
-    }
-
+impl AccessLog {
     /// Writes a line.
-    pub(super) fn write(&mut self, line: &str) {
+    pub(crate) fn write(&mut self, line: &str) {
         // A full disk does not stop the service.
         let _ = match &mut self.target {
             Target::Stdout => writeln!(std::io::stdout(), "{line}"),
@@ -64,8 +63,8 @@ impl Log {
         };
     }
 
-    /// Gives the system what was written.
-    pub(super) fn flush(&mut self) {
+    /// Hands the lines to the system.
+    pub(crate) fn flush(&mut self) {
         let _ = match &mut self.target {
             Target::Stdout => std::io::stdout().flush(),
             Target::File { file, .. } => file.flush(),
@@ -73,7 +72,7 @@ impl Log {
     }
 
     /// Opens the file again if that was asked for since the last time.
-    pub(super) fn reopen_if_asked(&mut self) {
+    pub(crate) fn reopen_if_asked(&mut self) {
         let asked = self.asked.load(Ordering::Acquire);
         if asked == self.done {
             return;
@@ -99,7 +98,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let (path, old) = (folder.join("log"), folder.join("log.1"));
         let asked = Arc::new(AtomicUsize::new(5));
-        let mut log = open_log(Some(&path), 0).unwrap().unwrap().watching(&asked);
+        let mut log = open_access_log(&path, 0, &asked).unwrap();
         let mut write = |line: &str| {
             log.reopen_if_asked();
             log.write(line);
@@ -120,8 +119,7 @@ mod tests {
         write("five");
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "one\ntwo\n");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "five\n");
-        assert!(open_log(None, 0).unwrap().is_none());
-        assert!(open_log(Some(&folder), 0).is_err());
+        assert!(open_access_log(&folder, 0, &asked).is_err());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

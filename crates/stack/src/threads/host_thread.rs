@@ -1,9 +1,7 @@
 //! A host thread: gives the driver of a [`host::Host`] and its application turns, with the rings of
 //! the devices.
 
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf};
@@ -16,8 +14,10 @@ use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
 use super::ending::Phase;
 use super::queue::HostQueue;
-use super::{HandleMessage, HostSide, ListConnections, Log};
+use super::{HostMessage, HostSide, Messages};
 use crate::control::Queries;
+use crate::hooks::Hooks;
+use crate::log::AccessLog;
 
 /// A host's ends of the rings, and its disk for the files that the device does not read.
 struct Ports {
@@ -30,12 +30,10 @@ pub(super) struct HostThread<A, M> {
     half: HostHalf,
     app: A,
     ports: Ports,
-    messages: (Receiver<M>, HandleMessage<A, M>),
+    messages: Messages<M>,
     queries: Queries,
-    log: Option<Log>,
-    list_connections: ListConnections<A>,
-    /// Polls readable when the application has something to look at.
-    wake_on: Option<RawFd>,
+    log: Option<AccessLog>,
+    hooks: Hooks<A, M>,
     /// Something could not be handed on: try again soon, whatever happens.
     blocked: bool,
     phase: Phase,
@@ -45,10 +43,11 @@ impl<A: Application, M> HostThread<A, M> {
     pub(super) fn new(
         clock: Clock,
         host_side: HostSide<A, M>,
+        messages: Messages<M>,
         queue: HostQueue,
         queries: Queries,
     ) -> Self {
-        let HostSide { host, app, disk, messages, log, list_connections, wake_on } = host_side;
+        let HostSide { host, app, disk, log, hooks } = host_side;
         Self {
             clock,
             half: HostHalf::new(host),
@@ -57,8 +56,7 @@ impl<A: Application, M> HostThread<A, M> {
             messages,
             queries,
             log,
-            list_connections,
-            wake_on,
+            hooks,
             blocked: false,
             phase: Phase::Running,
         }
@@ -84,7 +82,7 @@ impl<A: Application, M> HostThread<A, M> {
             if sleeps {
                 self.flush_log();
             }
-            // An error means that the kernel is out of memory: go on, more slowly.
+            // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
             self.queue().bell.awake(woken && poller.is_ready(bell));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
@@ -98,7 +96,7 @@ impl<A: Application, M> HostThread<A, M> {
     /// of the application's.
     pub(super) fn watch(&self, poller: &mut Poller) -> Option<usize> {
         self.ports.disk.pollable().map(|fd| poller.add(fd));
-        self.wake_on.map(|fd| poller.add(fd))
+        (self.hooks.pollable)(&self.app).map(|fd| poller.add(fd))
     }
 
     /// Hears that the application has something to look at.
@@ -167,9 +165,14 @@ impl<A: Application, M> HostThread<A, M> {
         if self.phase.is_ending() {
             return;
         }
-        let (messages, handle) = &self.messages;
-        while let Ok(message) = messages.try_recv() {
-            handle(&mut self.app, self.clock.now(), &mut self.half.host, message);
+        while let Ok(message) = self.messages.try_recv() {
+            let (now, host) = (self.clock.now(), &mut self.half.host);
+            match message {
+                HostMessage::Drain => self.app.drain(now, host),
+                HostMessage::Application(message) => {
+                    (self.hooks.handle_message)(&mut self.app, now, host, message);
+                }
+            }
         }
     }
 
@@ -182,7 +185,7 @@ impl<A: Application, M> HostThread<A, M> {
                 for info in host.sockets().filter_map(|socket| host.info(socket)) {
                     answer.socket(info);
                 }
-                (self.list_connections)(&self.app, &mut |info| answer.quic(info));
+                (self.hooks.list_quic_connections)(&self.app, &mut |info| answer.quic(info));
             }
         });
     }

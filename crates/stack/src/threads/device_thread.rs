@@ -13,9 +13,9 @@ use io::clock::Clock;
 use io::disk::Disk;
 use io::notify::Poller;
 use io::wire::{TxStatus, Wire};
-use nic::Device;
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
+use super::DeviceSide;
 use super::ending::Phase;
 use super::load::LoadMeter;
 use super::queue::DeviceQueue;
@@ -23,7 +23,7 @@ use crate::control::Queries;
 
 /// What a device thread has below its device, and its ends of the rings.
 struct Ports {
-    wire: Box<dyn Wire>,
+    link: Box<dyn Wire>,
     disk: Box<dyn Disk>,
     queue: DeviceQueue,
 }
@@ -39,16 +39,15 @@ pub(super) struct DeviceThread {
 }
 
 impl DeviceThread {
-    pub(super) const fn new(
+    pub(super) fn new(
         clock: Clock,
-        device: Device,
-        wire: Box<dyn Wire>,
-        disk: Box<dyn Disk>,
+        device_side: DeviceSide,
         queue: DeviceQueue,
         queries: Queries,
     ) -> Self {
+        let DeviceSide { device, link, disk } = device_side;
         let half = DeviceHalf::new(device, queue.index);
-        let ports = Ports { wire, disk, queue };
+        let ports = Ports { link, disk, queue };
         Self { clock, half, ports, queries, blocked: false, phase: Phase::Running }
     }
 
@@ -74,7 +73,7 @@ impl DeviceThread {
             }
             self.queue().bell.prepare_sleep();
             let sleeps = !self.queue().has_work() && !self.must_look(stop);
-            // An error means that the kernel is out of memory: go on, more slowly.
+            // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
             self.queue().bell.awake(woken && poller.is_ready(bell));
         }
@@ -82,7 +81,7 @@ impl DeviceThread {
 
     /// Adds the descriptors that say that there is work, except for the bell's.
     pub(super) fn watch(&self, poller: &mut Poller) {
-        self.ports.wire.pollable().map(|fd| poller.add(fd));
+        self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
     }
 
@@ -112,14 +111,14 @@ impl DeviceThread {
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let retry = self.blocked.then(|| now + RETRY);
-        let due = [self.ports.wire.poll_timeout(), self.half.poll_timeout(now), retry];
+        let due = [self.ports.link.poll_timeout(), self.half.poll_timeout(now), retry];
         self.phase.sleep_for(now, Instant::earliest(due).map(|at| at.since(now)))
     }
 
     pub(super) fn answer_queries(&self) {
         self.queries.answer(|answer| {
             self.half.device.visit(&mut |name, value| answer.counter(name, value));
-            self.ports.wire.visit(&mut |name, value| answer.counter(name, value));
+            self.ports.link.visit(&mut |name, value| answer.counter(name, value));
             self.ports.disk.visit(&mut |name, value| answer.counter(name, value));
             if answer.wants_sockets() {
                 let now = self.clock.now();
@@ -145,11 +144,11 @@ impl DiskPort for Ports {
 
 impl DevicePorts for Ports {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        self.wire.receive(now, pool)
+        self.link.receive(now, pool)
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
-        self.wire.transmit(now, frame)
+        self.link.transmit(now, frame)
     }
 
     fn pop_op(&mut self) -> Option<Op> {

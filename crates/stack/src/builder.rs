@@ -1,0 +1,270 @@
+//! Puts a stack together and starts it.
+
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use base::Instant;
+use cli::Failure;
+use host::{Application, Host};
+use io::clock::{self, Clock};
+use io::disk::{ChangeRule, Disk, DiskKind};
+use io::wire::Wire;
+use nic::{Device, DeviceConfig};
+use quic::ConnectionInfo;
+
+use crate::control::metrics::IsAlarm;
+use crate::control::{self, ControlSocket, OrderHandler};
+use crate::hooks::Hooks;
+use crate::link::{LinkName, open_links};
+use crate::log::open_access_log;
+use crate::no_disk::NoDisk;
+use crate::options::Options;
+use crate::running::Stack;
+use crate::signals::Signals;
+use crate::threads::{DeviceSide, HostSide, MessageSender, Queue, Threads, mesh};
+
+/// The queue that an application is made for.
+#[derive(Debug)]
+pub struct QueueSetup<'a> {
+    /// Its index.
+    pub index: usize,
+    /// The clock of the stack's threads: `now` of the application's calls is its time.
+    pub clock: Clock,
+    /// The host of the queue.
+    pub host: &'a mut Host,
+}
+
+type OpenLinks<'a> = Box<dyn FnOnce(&Options, &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> + 'a>;
+type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
+type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::Config) + 'a>;
+type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
+type TakeOrders<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
+
+/// The parts of a stack: an application of type `A`, to which other threads may send messages of
+/// type `M`.
+pub struct Builder<'a, A = (), M = ()> {
+    options: Options,
+    open_links: Option<OpenLinks<'a>>,
+    open_disk: Option<OpenDisk<'a>>,
+    configure: Option<Configure<'a>>,
+    make_application: MakeApplication<'a, A>,
+    hooks: Hooks<A, M>,
+    take_orders: Option<TakeOrders<'a, M>>,
+    is_alarm: IsAlarm,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new() -> Self {
+        Self {
+            options: Options::default(),
+            open_links: None,
+            open_disk: None,
+            configure: None,
+            make_application: Box::new(|_| Ok(())),
+            hooks: Hooks::default(),
+            take_orders: None,
+            is_alarm: |name| crate::alarms().any(|alarm| alarm == name),
+        }
+    }
+
+    /// Sets the function that makes the application of each queue, with its host. It is called when
+    /// links and devices are open; its failure is that of [`Self::start`].
+    #[must_use]
+    pub fn application<A: Application + Send + 'static>(
+        self,
+        make: impl FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a,
+    ) -> Builder<'a, A> {
+        Builder {
+            options: self.options,
+            open_links: self.open_links,
+            open_disk: self.open_disk,
+            configure: self.configure,
+            make_application: Box::new(make),
+            hooks: Hooks::default(),
+            take_orders: None,
+            is_alarm: self.is_alarm,
+        }
+    }
+}
+
+impl<'a, A: Application + Send + 'static> Builder<'a, A> {
+    /// Sets the function of the application that takes messages of other threads, between two
+    /// turns. They are sent by [`Stack::senders`].
+    #[must_use]
+    pub fn messages<M: Send + 'static>(
+        self,
+        handle_message: fn(&mut A, Instant, &mut Host, M),
+    ) -> Builder<'a, A, M> {
+        let Hooks { list_quic_connections, pollable, .. } = self.hooks;
+        Builder {
+            options: self.options,
+            open_links: self.open_links,
+            open_disk: self.open_disk,
+            configure: self.configure,
+            make_application: self.make_application,
+            hooks: Hooks { handle_message, list_quic_connections, pollable },
+            take_orders: None,
+            is_alarm: self.is_alarm,
+        }
+    }
+}
+
+impl<'a, A, M> Builder<'a, A, M> {
+    /// Sets all options.
+    #[must_use]
+    pub fn options(self, options: Options) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Sets the link that is opened, a queue of it for each of the stack's.
+    #[must_use]
+    pub fn link(self, link: LinkName) -> Self {
+        Self { options: Options { link, ..self.options }, ..self }
+    }
+
+    /// Sets the function that opens the links, one for each queue, instead of the options' link.
+    #[must_use]
+    pub fn links(
+        self,
+        open: impl FnOnce(&Options, &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> + 'a,
+    ) -> Self {
+        Self { open_links: Some(Box::new(open)), ..self }
+    }
+
+    /// Serves the files below this folder: the device's file engine sends them, unless
+    /// [`Options::offload`] says otherwise.
+    #[must_use]
+    pub fn folder(self, root: &'a Path) -> Self {
+        self.disk(move || {
+            let disk = io::disk::open_disk_with(root, DiskKind::Auto, ChangeRule::Content);
+            disk.map_err(|e| Failure::NoInput(e.to_string()))
+        })
+    }
+
+    /// Sets the function that opens a disk; each device and each host has its own.
+    #[must_use]
+    pub fn disk(self, open: impl Fn() -> Result<Box<dyn Disk>, Failure> + 'a) -> Self {
+        Self { open_disk: Some(Box::new(open)), ..self }
+    }
+
+    /// Sets a function that changes the configurations of each queue's device and host after the
+    /// options have been applied: engines that need crypto, and limits.
+    #[must_use]
+    pub fn configure(
+        self,
+        change: impl Fn(usize, &mut DeviceConfig, &mut host::Config) + 'a,
+    ) -> Self {
+        Self { configure: Some(Box::new(change)), ..self }
+    }
+
+    /// Sets a function that calls another with each QUIC connection of the application.
+    #[must_use]
+    pub fn quic_connections(self, list: fn(&A, &mut dyn FnMut(ConnectionInfo))) -> Self {
+        Self { hooks: Hooks { list_quic_connections: list, ..self.hooks }, ..self }
+    }
+
+    /// Sets a function that returns a descriptor which polls readable when
+    /// [`Application::begin_turn`] has something to look at.
+    #[must_use]
+    pub fn pollable(self, pollable: fn(&A) -> Option<RawFd>) -> Self {
+        Self { hooks: Hooks { pollable, ..self.hooks }, ..self }
+    }
+
+    /// Sets the function that tells alarms from other counters in the metrics.
+    #[must_use]
+    pub fn alarms(self, is_alarm: fn(&str) -> bool) -> Self {
+        Self { is_alarm, ..self }
+    }
+
+    /// Takes orders over the control socket: `handler` is given what sends messages to the
+    /// application of the first queue.
+    #[must_use]
+    pub fn orders(self, handler: impl FnOnce(MessageSender<M>) -> OrderHandler + 'a) -> Self {
+        Self { take_orders: Some(Box::new(handler)), ..self }
+    }
+}
+
+impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
+    /// Runs the stack until a signal: SIGTERM or SIGINT drains and ends it, a second one ends it at
+    /// once, SIGUSR1 opens the access log again.
+    ///
+    /// # Errors
+    /// Fails with what could not be opened, bound or started, and what to do about it.
+    pub fn run(self) -> Result<(), Failure> {
+        let signals = Signals::take()?;
+        self.start()?.run(signals, None)
+    }
+
+    /// Starts the threads of the stack, its control socket and its metrics.
+    ///
+    /// # Errors
+    /// Fails with what could not be opened, bound or started, and what to do about it.
+    pub fn start(mut self) -> Result<Stack<M>, Failure> {
+        let clock = Clock::new();
+        let path = control::path(self.options.control.as_deref(), &self.options.link);
+        let control = ControlSocket::bind(&path)?;
+        let links = match self.open_links.take() {
+            Some(open) => open(&self.options, &clock)?,
+            None => open_links(&self.options, &clock)?,
+        };
+        let queues = mesh(links.len())?;
+        // One for all devices: a flow belongs to the same host, whichever device receives a packet.
+        let rss_seed = clock::entropy();
+        let reopened = Arc::default();
+        let mut threads = Threads::new(clock, self.options.shares_thread());
+        for (link, queue) in links.into_iter().zip(queues) {
+            self.start_queue(&mut threads, queue, link, (rss_seed, &reopened))?;
+        }
+        let probes = threads.probes().to_vec();
+        let metrics = self
+            .options
+            .metrics
+            .map(|addr| control::metrics::start(addr, probes.clone(), self.is_alarm));
+        let metrics = metrics.transpose()?;
+        let take_orders = self.take_orders.take().zip(threads.senders().first().cloned());
+        let orders = take_orders.map(|(take, sender)| take(sender));
+        let control = control.start(probes, orders)?;
+        Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics)))
+    }
+
+    /// Starts the threads of a queue.
+    fn start_queue(
+        &mut self,
+        threads: &mut Threads<M>,
+        queue: Queue,
+        link: Box<dyn Wire>,
+        (rss_seed, reopened): (u64, &Arc<AtomicUsize>),
+    ) -> Result<(), Failure> {
+        let index = queue.device.index;
+        let mut device_config = self.options.device_config(rss_seed);
+        let mut host_config = self.options.host_config(index);
+        if link.capabilities().segmentation {
+            device_config.run_bytes_max = io::tap::run_bytes_max();
+        }
+        if self.open_disk.is_some() {
+            device_config.file = self.options.offload.file_config(FILE_MEMORY_MIB);
+        }
+        if let Some(configure) = &self.configure {
+            configure(index, &mut device_config, &mut host_config);
+        }
+        let device = Device::new(device_config, link.capabilities());
+        let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
+        let app =
+            (self.make_application)(QueueSetup { index, clock: threads.clock(), host: &mut host })?;
+        let open_log = |path| open_access_log(path, index, reopened);
+        let log = self.options.access_log.as_deref().map(open_log).transpose()?;
+        let disk = self.open_disk()?;
+        let host = HostSide { host, app, disk, log, hooks: self.hooks };
+        let disk = self.open_disk()?;
+        threads.start(queue, DeviceSide { device, link, disk }, host)
+    }
+
+    fn open_disk(&self) -> Result<Box<dyn Disk>, Failure> {
+        self.open_disk.as_ref().map_or_else(|| Ok(NoDisk::boxed()), |open| open())
+    }
+}
+
+/// Device memory for file content, in MiB, of a stack that does not configure it.
+const FILE_MEMORY_MIB: u32 = 256;

@@ -1,0 +1,138 @@
+//! Questions to a running stack: a Unix socket, and Prometheus' text format over HTTP.
+//!
+//! [`crate::Builder`] starts both, each with a thread of its own; `outboard stat` and `outboard ss`
+//! are clients of the first. [`probe`] asks the threads that do the work, [`describe`] writes what
+//! they answer.
+
+mod describe;
+pub(crate) mod metrics;
+mod probe;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cli::Failure;
+use serde_json::{Value, json};
+
+use crate::link::LinkName;
+use crate::listener::{ListenerThread, ReadUntil};
+
+pub(crate) use describe::counters;
+pub(crate) use probe::{Probe, Queries, probe, sum};
+
+/// How long a thread may take to answer before it counts as stuck.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a client may take to ask.
+const QUESTION_TIME_MAX: base::Duration = base::Duration::from_secs(2);
+/// Longest question: an order with a path.
+const QUESTION_BYTES_MAX: u64 = 16 << 10;
+
+/// Answers orders, which are objects of JSON, in the control socket's thread.
+pub type OrderHandler = Box<dyn Fn(&Value) -> Value + Send>;
+
+/// Returns the path of an instance's control socket: `given`, or one named after its link.
+#[must_use]
+pub fn path(given: Option<&Path>, link: &LinkName) -> PathBuf {
+    if let Some(path) = given {
+        return path.to_owned();
+    }
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    folder.join(format!("outboard-{}.sock", link.interface()))
+}
+
+/// The bound control socket. Its file is removed with it.
+pub(crate) struct ControlSocket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl ControlSocket {
+    /// Binds the socket. A file left behind by an instance that was killed is replaced; one that
+    /// answers is another instance's.
+    ///
+    /// # Errors
+    /// Fails if another instance has it, or it cannot be made.
+    pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        if UnixStream::connect(path).is_ok() {
+            return Err(Failure::Unavailable(format!(
+                "another instance answers at {shown}: end it, or give this one another --wire and \
+                 --control"
+            )));
+        }
+        let stale = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+        if stale {
+            // If this fails so does bind, which says why.
+            let _ = std::fs::remove_file(path);
+        }
+        let failed = |e| {
+            Failure::Unavailable(format!(
+                "cannot make the control socket {shown}: {e}; see --control"
+            ))
+        };
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        let file = SocketFile(path.to_owned());
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        Ok(Self { listener, file })
+    }
+
+    /// Answers questions, and orders if there is a handler for them, in a thread of its own.
+    ///
+    /// # Errors
+    /// Fails if no thread can be started.
+    pub(crate) fn start(
+        self,
+        probes: Vec<Probe>,
+        orders: Option<OrderHandler>,
+    ) -> Result<ControlThread, Failure> {
+        let Self { listener, file } = self;
+        let thread = ListenerThread::start("control", "askers", listener, move |client| {
+            // The client may be gone.
+            let _ = serve(&client, &probes, orders.as_ref());
+        })?;
+        Ok(ControlThread { _file: file, _thread: thread })
+    }
+}
+
+/// The control socket's thread. Dropping it removes the socket's file and ends the thread.
+pub(crate) struct ControlThread {
+    _file: SocketFile,
+    _thread: ListenerThread,
+}
+
+/// Removes the control socket's file when it is dropped.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Answers a question with a line of JSON.
+fn serve(
+    stream: &UnixStream,
+    probes: &[Probe],
+    orders: Option<&OrderHandler>,
+) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut question = String::new();
+    let limited = ReadUntil::new(stream, QUESTION_TIME_MAX).take(QUESTION_BYTES_MAX);
+    let mut reader = BufReader::new(limited);
+    reader.read_line(&mut question)?;
+    let answer = match question.trim() {
+        "stat" => counters(probes),
+        "ss" => describe::sockets(probes),
+        order if order.starts_with('{') => match (serde_json::from_str(order), orders) {
+            (Ok(order), Some(handler)) => handler(&order),
+            (Ok(_), None) => json!({ "error": "this instance takes no orders" }),
+            (Err(why), _) => json!({ "error": format!("no JSON: {why}") }),
+        },
+        _ => json!({ "error": "the questions are stat and ss" }),
+    };
+    let mut writer = stream;
+    writeln!(writer, "{answer}")
+}

@@ -1,0 +1,108 @@
+//! Questions to the threads that do the work, which own their counters and connections.
+//!
+//! A question is a message to a thread, answered between two turns, so that counting costs no
+//! atomic operation and no lock.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use host::SocketInfo;
+use io::notify::Notifier;
+use nic::SpliceInfo;
+use quic::ConnectionInfo;
+
+use super::ANSWER_TIMEOUT;
+
+/// What a thread tells about itself.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    with_sockets: bool,
+    pub(super) counters: Vec<(&'static str, u64)>,
+    pub(super) sockets: Vec<SocketInfo>,
+    pub(super) splices: Vec<SpliceInfo>,
+    pub(super) quic: Vec<ConnectionInfo>,
+}
+
+impl Answer {
+    /// Adds a counter.
+    pub(crate) fn counter(&mut self, name: &'static str, value: u64) {
+        self.counters.push((name, value));
+    }
+
+    /// Returns whether connections are asked for.
+    pub(crate) const fn wants_sockets(&self) -> bool {
+        self.with_sockets
+    }
+
+    /// Adds a connection.
+    pub(crate) fn socket(&mut self, info: SocketInfo) {
+        self.sockets.push(info);
+    }
+
+    /// Adds a QUIC connection.
+    pub(crate) fn quic(&mut self, info: ConnectionInfo) {
+        self.quic.push(info);
+    }
+
+    /// Adds a pair of connections that the device relays.
+    pub(crate) fn splice(&mut self, info: SpliceInfo) {
+        self.splices.push(info);
+    }
+}
+
+/// A question to a thread.
+#[derive(Debug)]
+struct Query {
+    with_sockets: bool,
+    reply: Sender<Answer>,
+}
+
+/// Asks a thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe {
+    pub(super) part: &'static str,
+    pub(super) index: usize,
+    queries: Sender<Query>,
+    bell: Notifier,
+}
+
+/// The questions to a thread.
+pub(crate) struct Queries(Receiver<Query>);
+
+/// Returns both ends for the thread `part` number `index`, which wakes at `bell`.
+pub(crate) fn probe(part: &'static str, index: usize, bell: Notifier) -> (Probe, Queries) {
+    let (queries, receiver) = channel();
+    (Probe { part, index, queries, bell }, Queries(receiver))
+}
+
+impl Probe {
+    /// Wakes the thread.
+    pub(crate) fn wake(&self) {
+        self.bell.notify();
+    }
+
+    pub(super) fn ask(&self, with_sockets: bool) -> Option<Answer> {
+        let (reply, answers) = channel();
+        self.queries.send(Query { with_sockets, reply }).ok()?;
+        self.wake();
+        answers.recv_timeout(ANSWER_TIMEOUT).ok()
+    }
+}
+
+impl Queries {
+    /// Answers the questions that have come.
+    pub(crate) fn answer(&self, fill: impl Fn(&mut Answer)) {
+        for query in self.0.try_iter() {
+            let mut answer = Answer { with_sockets: query.with_sockets, ..Answer::default() };
+            fill(&mut answer);
+            let _late = query.reply.send(answer);
+        }
+    }
+}
+
+/// Returns the sum of these counters over the host threads; one that does not answer adds nothing.
+pub(crate) fn sum(probes: &[Probe], names: &[&str]) -> u64 {
+    let hosts = probes.iter().filter(|probe| probe.part == "host");
+    let answers: Vec<Answer> = hosts.filter_map(|probe| probe.ask(false)).collect();
+    let counters = answers.iter().flat_map(|answer| &answer.counters);
+    counters.filter(|(name, _)| names.contains(name)).map(|(_, value)| value).sum()
+}

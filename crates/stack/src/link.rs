@@ -1,0 +1,123 @@
+//! The links of a stack: a TAP for each queue, with the captures and faults that the options ask
+//! for.
+//!
+//! Called by [`crate::Builder`], and by programs that join links before they give them to it.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use cli::Failure;
+use io::clock::Clock;
+use io::fault::FaultWire;
+use io::pcap::PcapWire;
+use io::tap::{IpPrefix, Tap, TapConfig, TapError};
+use io::wire::Wire;
+
+use crate::options::Options;
+
+/// A link, as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkName {
+    /// A TAP interface of this name.
+    Tap(String),
+}
+
+impl LinkName {
+    /// Returns the name of the interface.
+    #[must_use]
+    pub fn interface(&self) -> &str {
+        let Self::Tap(name) = self;
+        name
+    }
+}
+
+impl FromStr for LinkName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
+            _ => Err(format!("`{text}` is not a wire; there is tap:NAME")),
+        }
+    }
+}
+
+impl fmt::Display for LinkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tap(name) => write!(f, "tap:{name}"),
+        }
+    }
+}
+
+/// Opens a link for each queue, with the captures and faults of the options.
+///
+/// # Errors
+/// Fails with the interface or file that cannot be opened, and what to do about it.
+pub fn open_links(options: &Options, clock: &Clock) -> Result<Vec<Box<dyn Wire>>, Failure> {
+    let name = options.link.interface();
+    let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
+    let config = TapConfig {
+        name: name.to_owned(),
+        queues: usize::from(options.queues),
+        peer: options.peer.iter().map(prefix).collect(),
+        mtu: None,
+        // Faults apply to packets: a merged run would lose or keep all of its packets together.
+        offloads: !options.faults.config(0).is_active(),
+    };
+    let taps = Tap::open(&config).map_err(tap_failure)?;
+    let wrap = |(queue, tap): (usize, Tap)| {
+        let mut link: Box<dyn Wire> = Box::new(tap);
+        if let Some(path) = &options.pcap {
+            link = capture(link, path, queue, (name, clock))?;
+        }
+        let faults = options.faults.config(queue);
+        if faults.is_active() {
+            link = Box::new(FaultWire::new(link, faults));
+        }
+        Ok(link)
+    };
+    taps.into_iter().enumerate().map(wrap).collect()
+}
+
+/// Wraps a queue's link so that its packets are written to a file.
+fn capture(
+    link: Box<dyn Wire>,
+    path: &Path,
+    queue: usize,
+    (interface, clock): (&str, &Clock),
+) -> Result<Box<dyn Wire>, Failure> {
+    let mut path = path.to_owned();
+    if queue > 0 {
+        path.as_mut_os_string().push(format!(".{queue}"));
+    }
+    let failed = |e| Failure::NoInput(format!("cannot write --pcap {}: {e}", path.display()));
+    let capture = PcapWire::create(link, &path, interface, clock.unix_epoch()).map_err(failed)?;
+    Ok(Box::new(capture))
+}
+
+fn tap_failure(error: TapError) -> Failure {
+    let line = error.to_string();
+    match error {
+        TapError::NoPermission { .. } | TapError::DeviceDenied => Failure::NoPermission(line),
+        TapError::BadName { .. } => Failure::Usage(line),
+        TapError::Busy { .. } | TapError::AddressInUse { .. } | TapError::NoDevice => {
+            Failure::Unavailable(line)
+        }
+        _ => Failure::System(line),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_links() {
+        let name: LinkName = "tap:ob0".parse().unwrap();
+        assert_eq!((name.interface(), name.to_string().as_str()), ("ob0", "tap:ob0"));
+        assert!("tap:".parse::<LinkName>().is_err());
+        assert!("ob0".parse::<LinkName>().is_err());
+    }
+}

@@ -1,0 +1,253 @@
+//! A thread that serves the clients of a kernel socket, one after the other, until it is dropped.
+//!
+//! Called for the control socket, for the metrics, and by programs that listen beside their stack.
+//! The caller makes the socket and says what is done for a client; this module accepts, backs off
+//! if `accept` fails (for example for want of descriptors), and ends.
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use base::{Duration, Instant};
+use cli::Failure;
+use io::clock::Clock;
+use io::notify::{Notifier, Poller};
+
+/// Time until the next attempt after `accept` has failed.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A kernel socket that listens and never blocks.
+pub trait Listener: AsRawFd + Send + 'static {
+    /// A connection to a client.
+    type Client;
+
+    /// Makes [`Self::accept`] fail with [`std::io::ErrorKind::WouldBlock`] when there is no client.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses it.
+    fn set_nonblocking(&self) -> std::io::Result<()>;
+
+    /// Accepts a client.
+    ///
+    /// # Errors
+    /// Fails if there is none, or if the process has no room for one.
+    fn accept(&self) -> std::io::Result<Self::Client>;
+}
+
+impl Listener for TcpListener {
+    type Client = TcpStream;
+
+    fn set_nonblocking(&self) -> std::io::Result<()> {
+        self.set_nonblocking(true)
+    }
+
+    fn accept(&self) -> std::io::Result<TcpStream> {
+        self.accept().map(|(client, _)| client)
+    }
+}
+
+impl Listener for UnixListener {
+    type Client = UnixStream;
+
+    fn set_nonblocking(&self) -> std::io::Result<()> {
+        self.set_nonblocking(true)
+    }
+
+    fn accept(&self) -> std::io::Result<UnixStream> {
+        self.accept().map(|(client, _)| client)
+    }
+}
+
+/// The thread of a listener. Dropping it closes the socket; a client that is being served is
+/// waited for.
+#[derive(Debug)]
+pub struct ListenerThread {
+    stop: Arc<AtomicBool>,
+    bell: Notifier,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ListenerThread {
+    /// Starts a thread that calls `serve` with each client. `clients` is what they are called in
+    /// messages to the operator.
+    ///
+    /// # Errors
+    /// Fails if the system has no thread or descriptor left.
+    pub fn start<L: Listener>(
+        name: &str,
+        clients: &'static str,
+        listener: L,
+        mut serve: impl FnMut(L::Client) + Send + 'static,
+    ) -> Result<Self, Failure> {
+        let failed = |e| Failure::System(format!("cannot wait for {clients}: {e}"));
+        listener.set_nonblocking().map_err(failed)?;
+        let bell = Notifier::new().map_err(failed)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut accept =
+            Accept { clients, listener, stop: Arc::clone(&stop), bell: bell.clone(), told: false };
+        let run = move || {
+            while let Some(client) = accept.next() {
+                serve(client);
+            }
+        };
+        let thread = Some(crate::spawn(name.to_owned(), run)?);
+        Ok(Self { stop, bell, thread })
+    }
+}
+
+impl Drop for ListenerThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.notify();
+        // A panic of the thread was printed.
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+/// Reads from a client until a deadline, so that a slow client cannot keep the thread.
+#[derive(Debug)]
+pub(crate) struct ReadUntil<S> {
+    stream: S,
+    clock: Clock,
+    deadline: Instant,
+}
+
+impl<S: Read + AsFd> ReadUntil<S> {
+    /// Reads for `limit` from now on.
+    pub(crate) fn new(stream: S, limit: Duration) -> Self {
+        let clock = Clock::new();
+        let deadline = clock.now() + limit;
+        Self { stream, clock, deadline }
+    }
+}
+
+impl<S: Read + AsFd> Read for ReadUntil<S> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let mut poller = Poller::new();
+        poller.add(self.stream.as_fd().as_raw_fd());
+        let left = self.deadline.since(self.clock.now());
+        match poller.wait(Some(left))? {
+            0 if self.clock.now() >= self.deadline => Err(std::io::ErrorKind::TimedOut.into()),
+            0 => Err(std::io::ErrorKind::Interrupted.into()),
+            _ => self.stream.read(buf),
+        }
+    }
+}
+
+/// The clients of a listener.
+struct Accept<L> {
+    clients: &'static str,
+    listener: L,
+    stop: Arc<AtomicBool>,
+    bell: Notifier,
+    /// A failure of `accept` was printed, and none has succeeded since.
+    told: bool,
+}
+
+impl<L: Listener> Accept<L> {
+    /// Waits for the next client; returns none when the thread is to end.
+    fn next(&mut self) -> Option<L::Client> {
+        while !self.stop.load(Ordering::Acquire) {
+            match self.listener.accept() {
+                Ok(client) => {
+                    self.told = false;
+                    return Some(client);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.sleep(&[self.listener.as_raw_fd()], None);
+                }
+                Err(error) => {
+                    if !self.told {
+                        eprintln!("outboard: {} cannot be accepted: {error}", self.clients);
+                    }
+                    self.told = true;
+                    // The listener stays readable: only time helps.
+                    self.sleep(&[], Some(RETRY));
+                }
+            }
+        }
+        None
+    }
+
+    fn sleep(&self, fds: &[RawFd], limit: Option<Duration>) {
+        let mut poller = Poller::new();
+        for &fd in fds {
+            poller.add(fd);
+        }
+        poller.add(self.bell.as_raw_fd());
+        // An error means that the kernel is out of memory: try again at once.
+        let _ready = poller.wait(limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io::Write as _;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Answers `accept` from a list. Its descriptor polls readable, as one with a client does.
+    struct Script(Mutex<VecDeque<std::io::Result<u32>>>, Notifier);
+
+    impl AsRawFd for Script {
+        fn as_raw_fd(&self) -> RawFd {
+            self.1.as_raw_fd()
+        }
+    }
+
+    impl Listener for Script {
+        type Client = u32;
+
+        fn set_nonblocking(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn accept(&self) -> std::io::Result<u32> {
+            let next = self.0.lock().unwrap().pop_front();
+            next.unwrap_or_else(|| Err(std::io::ErrorKind::WouldBlock.into()))
+        }
+    }
+
+    #[test]
+    fn the_client_after_a_failure_is_served() {
+        let failure = || Err(std::io::Error::other("no descriptors"));
+        let script = [failure(), failure(), Ok(7), Ok(8)].into();
+        let listener = Script(Mutex::new(script), Notifier::new().unwrap());
+        let (sender, served) = channel();
+        let serve = move |client| sender.send(client).unwrap();
+        let thread = ListenerThread::start("test", "clients", listener, serve).unwrap();
+        assert_eq!((served.recv(), served.recv()), (Ok(7), Ok(8)));
+        drop(thread);
+        assert!(served.recv().is_err(), "the thread has ended");
+    }
+
+    #[test]
+    fn the_socket_is_closed_when_the_thread_is_dropped() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let serve = |mut client: TcpStream| client.write_all(b"hello").unwrap();
+        let thread = ListenerThread::start("test", "clients", listener, serve).unwrap();
+        let mut said = String::new();
+        TcpStream::connect(addr).unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(said, "hello");
+        drop(thread);
+        assert!(TcpStream::connect(addr).is_err());
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_is_left_at_the_deadline() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"GET").unwrap();
+        let mut reader = ReadUntil::new(&ours, Duration::from_millis(20));
+        let mut said = Vec::new();
+        let error = reader.read_to_end(&mut said).unwrap_err();
+        assert_eq!((said.as_slice(), error.kind()), (&b"GET"[..], std::io::ErrorKind::TimedOut));
+    }
+}

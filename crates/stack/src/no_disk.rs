@@ -1,0 +1,58 @@
+//! The disk of a stack that was given none.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use abi::FileFault;
+use abi::disk::{DiskCompletion, DiskRequest};
+use io::disk::{Disk, IN_FLIGHT_MAX};
+
+/// A disk without files. Every open fails, and so does everything else, since nothing is open.
+#[derive(Default)]
+pub(crate) struct NoDisk(VecDeque<DiskCompletion>);
+
+impl NoDisk {
+    pub(crate) fn boxed() -> Box<dyn Disk> {
+        Box::new(Self::default())
+    }
+}
+
+impl Disk for NoDisk {
+    fn submit(&mut self, request: DiskRequest) -> Result<(), DiskRequest> {
+        if self.0.len() == IN_FLIGHT_MAX {
+            return Err(request);
+        }
+        let bad = FileFault::BadExtent;
+        self.0.extend(match request {
+            DiskRequest::Open { id, .. } => {
+                Some(DiskCompletion::Opened { id, result: Err(FileFault::NotFound) })
+            }
+            DiskRequest::Read { id, buf, .. } => {
+                Some(DiskCompletion::Read { id, buf, result: Err(bad) })
+            }
+            DiskRequest::Write { id, buf, .. } => {
+                Some(DiskCompletion::Written { id, buf, result: Err(bad) })
+            }
+            DiskRequest::Flush { id, .. } => Some(DiskCompletion::Flushed { id, result: Err(bad) }),
+            DiskRequest::Zero { id, .. } => Some(DiskCompletion::Zeroed { id, result: Err(bad) }),
+            DiskRequest::Close { .. } => None,
+        });
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self) -> Option<DiskCompletion> {
+        self.0.pop_front()
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn visit(&self, _: &mut dyn FnMut(&'static str, u64)) {}
+
+    fn backend(&self) -> &'static str {
+        "none"
+    }
+}

@@ -1,0 +1,177 @@
+//! A running stack: how other threads reach it, and how it ends.
+//!
+//! It ends in two phases. A drain accepts no connection any more and waits, for a bounded time, for
+//! those that there are; then the threads end, and reset what is left.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base::Duration;
+use cli::Failure;
+use io::clock::Clock;
+use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+
+use crate::builder::Builder;
+use crate::control::metrics::MetricsThread;
+use crate::control::{self, ControlThread, Probe};
+use crate::options::Options;
+use crate::signals::Signals;
+use crate::threads::{MessageSender, Threads};
+
+/// Time between two looks at the gauges in a drain.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
+/// The same at the end of a client, which waits for a round trip.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
+/// The gauges of open connections: the host's own, those that the device relays or is to relay,
+/// those that the device tears down, and QUIC's.
+const OPEN: [&str; 5] = [
+    "connections",
+    "splice_live",
+    "splice_draining",
+    "connections_closing_on_device",
+    "quic_connections_open",
+];
+
+/// A running stack, whose applications take messages of type `M`. Dropping it ends it: connections
+/// are reset.
+pub struct Stack<M = ()> {
+    clock: Clock,
+    drain_time: Duration,
+    has_log_file: bool,
+    /// The number of requests to open the access logs again.
+    reopened: Arc<AtomicUsize>,
+    threads: Threads<M>,
+    _control: ControlThread,
+    metrics: Option<MetricsThread>,
+}
+
+impl Stack {
+    /// Begins a stack with the default options.
+    #[must_use]
+    pub fn builder<'a>() -> Builder<'a> {
+        Builder::new()
+    }
+}
+
+impl<M> Stack<M> {
+    pub(crate) fn new(
+        clock: Clock,
+        options: &Options,
+        threads: Threads<M>,
+        reopened: Arc<AtomicUsize>,
+        (control, metrics): (ControlThread, Option<MetricsThread>),
+    ) -> Self {
+        Self {
+            clock,
+            drain_time: options.drain_time(),
+            has_log_file: options.has_log_file(),
+            reopened,
+            threads,
+            _control: control,
+            metrics,
+        }
+    }
+
+    /// Returns what sends messages to the application of each queue.
+    #[must_use]
+    pub fn senders(&self) -> &[MessageSender<M>] {
+        self.threads.senders()
+    }
+
+    /// Returns the counters of every thread: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
+    #[must_use]
+    pub fn counters(&self) -> Value {
+        control::counters(self.threads.probes())
+    }
+
+    /// Returns where the metrics are served.
+    #[must_use]
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.addr)
+    }
+
+    /// Has the threads open their access logs again: the files may have been renamed.
+    pub fn reopen_logs(&self) {
+        self.reopened.fetch_add(1, Ordering::Release);
+        self.threads.probes().iter().for_each(Probe::wake);
+    }
+
+    /// Runs until a signal ends it, as [`Builder::run`] does. SIGHUP calls `reload` and opens the
+    /// access logs again; without either it ends the stack, as a terminal that closes does.
+    ///
+    /// # Errors
+    /// Fails if a thread has panicked.
+    pub fn run(
+        self,
+        mut signals: Signals,
+        mut reload: Option<&mut dyn FnMut(&Self)>,
+    ) -> Result<(), Failure> {
+        for signal in &mut signals {
+            match signal {
+                SIGUSR1 => self.reopen_logs(),
+                SIGHUP if self.has_log_file || reload.is_some() => {
+                    self.reopen_logs();
+                    reload.iter_mut().for_each(|reload| reload(&self));
+                }
+                _ => break,
+            }
+        }
+        self.drain(&signals);
+        self.stop()
+    }
+
+    /// Accepts no connection any more, and waits until none is left, for the time of the options,
+    /// or until another signal.
+    fn drain(&self, signals: &Signals) {
+        self.threads.senders().iter().for_each(MessageSender::drain);
+        if self.drain_time == Duration::ZERO {
+            return;
+        }
+        let until = self.clock.now() + self.drain_time;
+        let mut open = self.open_connections();
+        if open > 0 {
+            eprintln!("outboard: waiting for {open} connections; another signal ends them");
+        }
+        while open > 0 {
+            let left = until.since(self.clock.now()).min(DRAIN_INTERVAL);
+            let signal = if left == Duration::ZERO { break } else { signals.next_within(left) };
+            match signal {
+                // A drain may take longer than the time between two rotations of logs.
+                Some(SIGHUP | SIGUSR1) => self.reopen_logs(),
+                None => {}
+                Some(_) => break,
+            }
+            open = self.open_connections();
+        }
+        if open > 0 {
+            eprintln!("outboard: {open} connections are reset");
+        }
+    }
+
+    /// Waits until the connections that the application has closed are gone, for `limit` at most,
+    /// and ends the threads: the end of a client whose peer shall know of it.
+    ///
+    /// # Errors
+    /// Fails if a thread has panicked.
+    pub fn settle(self, limit: Duration) -> Result<(), Failure> {
+        let until = self.clock.now() + limit;
+        while self.open_connections() > 0 && self.clock.now() < until {
+            io::clock::sleep(SETTLE_INTERVAL);
+        }
+        self.stop()
+    }
+
+    /// Ends the threads; connections are reset.
+    ///
+    /// # Errors
+    /// Fails if a thread has panicked.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        self.threads.stop()
+    }
+
+    fn open_connections(&self) -> u64 {
+        control::sum(self.threads.probes(), &OPEN)
+    }
+}

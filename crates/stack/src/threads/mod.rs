@@ -1,0 +1,212 @@
+//! The threads of all queues.
+//!
+//! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
+//! joined by rings ([`queue`]), or one thread that gives both turns ([`shared_thread`]).
+//! [`crate::Builder`] starts them; nothing here knows what the application does.
+
+mod device_thread;
+mod ending;
+mod host_thread;
+mod load;
+mod queue;
+mod shared_thread;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use cli::Failure;
+use host::{Application, Host};
+use io::clock::Clock;
+use io::disk::Disk;
+use io::wire::Wire;
+use nic::Device;
+
+use crate::control::{self, Probe};
+use crate::hooks::Hooks;
+use crate::log::AccessLog;
+use device_thread::DeviceThread;
+use host_thread::HostThread;
+use shared_thread::SharedThread;
+
+pub(crate) use queue::{Queue, mesh};
+
+/// A message from another thread to the application of a queue.
+pub(crate) enum HostMessage<M> {
+    /// Accept no connection from now on, and end those that there are.
+    Drain,
+    /// A message that only the application knows.
+    Application(M),
+}
+
+/// Sends messages to the application of a queue, from any thread.
+#[derive(Debug)]
+pub struct MessageSender<M> {
+    messages: Sender<HostMessage<M>>,
+    probe: Probe,
+}
+
+// Derived, it would ask for messages that can be cloned.
+impl<M> Clone for MessageSender<M> {
+    fn clone(&self) -> Self {
+        Self { messages: self.messages.clone(), probe: self.probe.clone() }
+    }
+}
+
+impl<M> MessageSender<M> {
+    /// Sends a message. The host thread drops it if it has ended.
+    pub fn send(&self, message: M) {
+        self.tell(HostMessage::Application(message));
+    }
+
+    pub(crate) fn drain(&self) {
+        self.tell(HostMessage::Drain);
+    }
+
+    fn tell(&self, message: HostMessage<M>) {
+        let _ended = self.messages.send(message);
+        self.probe.wake();
+    }
+
+    /// Returns a sender without a stack behind it, and an iterator over the messages that were sent
+    /// so far: for the tests of an application.
+    ///
+    /// # Errors
+    /// Fails if the process has no descriptor left.
+    pub fn detached() -> Result<(Self, impl Iterator<Item = M>), Failure> {
+        let (messages, receiver) = channel();
+        let bell = queue::Bell::new()?;
+        let (probe, _) = control::probe("host", 0, bell.notifier());
+        let sent = std::iter::from_fn(move || match receiver.try_recv() {
+            Ok(HostMessage::Application(message)) => Some(message),
+            Ok(HostMessage::Drain) | Err(_) => None,
+        });
+        Ok((Self { messages, probe }, sent))
+    }
+}
+
+/// A host with its application, and what their thread needs.
+pub(crate) struct HostSide<A, M> {
+    pub(crate) host: Host,
+    pub(crate) app: A,
+    /// For the files that the host reads by itself.
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) log: Option<AccessLog>,
+    pub(crate) hooks: Hooks<A, M>,
+}
+
+/// A device with its link and its disk.
+pub(crate) struct DeviceSide {
+    pub(crate) device: Device,
+    pub(crate) link: Box<dyn Wire>,
+    pub(crate) disk: Box<dyn Disk>,
+}
+
+/// The threads of all queues. Dropping it ends them.
+pub(crate) struct Threads<M> {
+    clock: Clock,
+    share_thread: bool,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    /// Devices and hosts, in turn.
+    probes: Vec<Probe>,
+    /// One for each host.
+    senders: Vec<MessageSender<M>>,
+}
+
+impl<M: Send + 'static> Threads<M> {
+    /// Returns no thread yet.
+    pub(crate) fn new(clock: Clock, share_thread: bool) -> Self {
+        let stop = Arc::default();
+        let (threads, probes, senders) = (Vec::new(), Vec::new(), Vec::new());
+        Self { clock, share_thread, stop, threads, probes, senders }
+    }
+
+    /// Starts the threads of the next queue.
+    ///
+    /// # Errors
+    /// Fails if the system has no thread left.
+    pub(crate) fn start<A: Application + Send + 'static>(
+        &mut self,
+        queue: Queue,
+        device: DeviceSide,
+        host: HostSide<A, M>,
+    ) -> Result<(), Failure> {
+        let index = queue.device.index;
+        let bells = (queue.device.bell.notifier(), queue.host.bell.notifier());
+        let (device_probe, device_queries) = control::probe("nic", index, bells.0);
+        let (host_probe, host_queries) = control::probe("host", index, bells.1);
+        let (messages, received) = channel();
+        self.senders.push(MessageSender { messages, probe: host_probe.clone() });
+        self.probes.extend([device_probe, host_probe]);
+        let device_thread = DeviceThread::new(self.clock, device, queue.device, device_queries);
+        let host_thread = HostThread::new(self.clock, host, received, queue.host, host_queries);
+        let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
+        if self.share_thread {
+            let both = SharedThread::new(device_thread, host_thread);
+            self.threads.push(spawn(format!("both{index}"), move || both.run(&stop_device))?);
+        } else {
+            self.threads
+                .push(spawn(format!("nic{index}"), move || device_thread.run(&stop_device))?);
+            self.threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
+        }
+        Ok(())
+    }
+}
+
+impl<M> Threads<M> {
+    /// Returns the clock of all threads.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Returns what asks and wakes each thread.
+    pub(crate) fn probes(&self) -> &[Probe] {
+        &self.probes
+    }
+
+    /// Returns what sends messages to each host's application.
+    pub(crate) fn senders(&self) -> &[MessageSender<M>] {
+        &self.senders
+    }
+
+    /// Tells all threads to end, and waits for them.
+    ///
+    /// # Errors
+    /// Fails if one has panicked.
+    pub(crate) fn stop(&mut self) -> Result<(), Failure> {
+        self.stop.store(true, Ordering::Release);
+        self.probes.iter().for_each(Probe::wake);
+        let panicked = self.threads.drain(..).filter_map(|t| t.join().err()).count();
+        if panicked == 0 {
+            Ok(())
+        } else {
+            Err(Failure::System("a thread panicked: please report what it printed".to_owned()))
+        }
+    }
+}
+
+impl<M> Drop for Threads<M> {
+    fn drop(&mut self) {
+        // The panic of a thread was printed.
+        let _panicked = self.stop();
+    }
+}
+
+/// Messages of other threads, as the host thread receives them.
+pub(crate) type Messages<M> = Receiver<HostMessage<M>>;
+
+/// Starts a thread.
+///
+/// # Errors
+/// Fails if the system has none left.
+pub fn spawn(
+    name: String,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, Failure> {
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(work)
+        .map_err(|e| Failure::System(format!("cannot start a thread: {e}")))
+}
