@@ -40,18 +40,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "crypto",
-        &[
-            "abi",
-            "aes",
-            "aws-lc-rs",
-            "base64",
-            "chacha20",
-            "crc-fast",
-            "ctr",
-            "polyval",
-            "thiserror",
-            "zeroize",
-        ],
+        &["abi", "aes", "aws-lc-rs", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
         "ciphers and digests by libraries, for a device and a host that know none",
     ),
     only(
@@ -100,6 +89,11 @@ const RULES: &[Rule] = &[
         "sim",
         &["libc", "outboard"],
         "a simulation depends on its seed and never on the machine",
+    ),
+    only(
+        "nvme-psk",
+        &["aws-lc-rs", "base64", "crc-fast", "thiserror", "zeroize"],
+        "keys and their derivation, whoever configures or uses them",
     ),
     only(
         "tls-psk",

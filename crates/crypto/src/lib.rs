@@ -2,8 +2,7 @@
 //! ranges of a text, over RustCrypto's building blocks.
 //!
 //! The program makes one [`Provider`] and hands it to host and device. Nonces and associated data
-//! are the callers' business; the only protocol that is known here is the one by which NVMe/TCP
-//! derives its keys ([`nvme_psk`]).
+//! are the callers' business: no protocol is known here.
 #![forbid(unsafe_code)]
 
 mod chacha;
@@ -11,7 +10,6 @@ mod crc;
 mod gcm;
 mod header;
 mod horner;
-pub mod nvme_psk;
 mod poly1305;
 mod whole;
 

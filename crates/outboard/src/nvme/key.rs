@@ -6,7 +6,7 @@
 use std::io::Read as _;
 
 use clap::{Args, Subcommand, ValueEnum};
-use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
+use nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use serde_json::json;
 use zeroize::Zeroizing;
 

@@ -2,7 +2,7 @@
 //!
 //! [`Psks`] has the keys of one end, made for all that they may be called, and makes a handshake
 //! for each connection. What goes over the wire is [`tls_psk`]'s; how keys are written and derived
-//! [`crypto::nvme_psk`]'s. No key is in an error, and no word either that may be a misplaced one.
+//! crate `nvme-psk`'s. No key is in an error, and no word either that may be a misplaced one.
 //! A target reads its file again on SIGHUP; one that is wrong then leaves the old keys in use.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
-use crypto::nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use host::{TlsKeys, TlsSecrets};
+use nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use rustls::crypto::CryptoProvider;
 use tls_psk as psk;
 use wire::nvme::nqn::Nqn;

@@ -1,10 +1,10 @@
 //! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy on top, and a thread that looks
 //! names up ([`names`]). SIGHUP reads the file again ([`file`]).
 
-mod dns;
 mod file;
 mod names;
 mod plan;
+mod resolver;
 
 use std::io::Write as _;
 use std::net::IpAddr;

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
+use apps::dns::{DnsAnswer, DnsRecord, RecordType};
 use apps::proxy::{Backend, Table};
 use base::{Duration, Instant};
 use io::clock::Clock;
 
-use super::dns::{self, Answer, Kind, Record};
 use super::plan::{Member, Plan, backend};
+use super::resolver;
 
 /// Bounds of the time that an answer holds.
 const TTL_MIN: Duration = Duration::from_secs(1);
@@ -83,7 +84,7 @@ impl Names {
     }
 
     fn look_up(&mut self, now: Instant, member: Member) {
-        let server = self.server.map_or_else(dns::system_server, Ok);
+        let server = self.server.map_or_else(resolver::system_server, Ok);
         let found = server.and_then(|server| match &member {
             Member::Addr(addr) => Ok((vec![backend(*addr)], u32::MAX)),
             Member::Name(name, port) => {
@@ -114,15 +115,16 @@ impl Names {
 
 /// Addresses of both families. One family that fails does not take the other with it.
 fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAddr>, u32), String> {
-    let (four, six) = (dns::ask(server, name, Kind::A), dns::ask(server, name, Kind::Aaaa));
-    let answers: Vec<Answer> = match (four, six) {
+    let (four, six) =
+        (resolver::ask(server, name, RecordType::A), resolver::ask(server, name, RecordType::Aaaa));
+    let answers: Vec<DnsAnswer> = match (four, six) {
         (Err(error), Err(_)) => return Err(error),
         (four, six) => [four, six].into_iter().flatten().collect(),
     };
     let records = answers.iter().flat_map(|answer| &answer.records);
     let addrs = records.filter_map(|record| match record {
-        Record::Addr(addr) => Some(SocketAddr::new(*addr, port)),
-        Record::Service { .. } => None,
+        DnsRecord::Addr(addr) => Some(SocketAddr::new(*addr, port)),
+        DnsRecord::Service { .. } => None,
     });
     let ttls = answers.iter().filter(|answer| !answer.records.is_empty()).map(|a| a.ttl_s);
     Ok((addrs.collect(), ttls.min().unwrap_or(0)))
@@ -130,10 +132,10 @@ fn addresses(server: SocketAddr, name: &str, port: u16) -> Result<(Vec<SocketAdd
 
 /// RFC 2782: all targets, with their priorities and weights.
 fn service(server: SocketAddr, name: &str) -> Result<(Vec<Backend>, u32), String> {
-    let answer = dns::ask(server, name, Kind::Srv)?;
+    let answer = resolver::ask(server, name, RecordType::Srv)?;
     let (mut backends, mut ttl_s) = (Vec::new(), answer.ttl_s);
     for record in &answer.records {
-        let Record::Service { priority, weight, target, port } = record else { continue };
+        let DnsRecord::Service { priority, weight, target, port } = record else { continue };
         // A target of "." says that there is no such service.
         if target.is_empty() {
             continue;
@@ -183,7 +185,7 @@ mod tests {
     fn tables_follow_names_and_plans() {
         let last = Arc::new(AtomicU8::new(1));
         let now = Arc::clone(&last);
-        let server = dns::tests::server_of(move || (vec![now.load(Ordering::SeqCst), 9], 1));
+        let server = resolver::tests::server_of(move || (vec![now.load(Ordering::SeqCst), 9], 1));
         let mut names = Names::new(Some(server), plan("app.example:80"));
         let first = names.table();
         assert_eq!(last_bytes(&first), [1, 9, 200]);
@@ -218,7 +220,7 @@ mod tests {
     /// addresses that has.
     #[test]
     fn services_have_weights_and_priorities() {
-        let server = dns::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
+        let server = resolver::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
         let text = "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\n\
                     name = 'a'\nservers = ['srv:_http._tcp.app.example']\n";
         let mut names = Names::new(Some(server), file::parse(text).unwrap());

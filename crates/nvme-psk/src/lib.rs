@@ -3,10 +3,11 @@
 //!
 //! A configured key ([`ConfiguredPsk`], written in the interchange format) becomes a retained one
 //! of a host ([`RetainedPsk`]), and that a secret of TLS with an identity ([`TlsPsk`]), of a host
-//! and a subsystem. `outboard` calls it; the handshake itself is `io::psk`'s.
+//! and a subsystem. `outboard` calls it; the handshake itself is crate `tls-psk`'s.
 //!
 //! Two derivations are in use ([`Derivation`]): both ends have to have the same. Keys are wiped
 //! when they are dropped, and no `Debug` shows one.
+#![forbid(unsafe_code)]
 
 mod interchange;
 
