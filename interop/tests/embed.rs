@@ -29,7 +29,7 @@ fn an_embedded_stack_serves_and_drains() {
     assert_eq!(connections.len(), 1, "{connections:?}");
     assert_eq!(connections[0]["state"], "ESTABLISHED");
 
-    // The connection outlives the signal, and the program ends with it.
+    // The connection outlives the signal, new ones do not, and the program ends with it.
     server.signal("TERM");
     let mut tell = client.stdin.take().expect("a pipe");
     writeln!(tell).expect("it reads");
