@@ -1,7 +1,7 @@
 //! A disk in memory: files whose bytes a test gives or computes, and the faults that it wants.
 //!
-//! Used by the machines of tests ([`crate::Machine`]) and, one request at a time, by tests of one
-//! half. A disk that keeps what a crash would leave is `sim::namespace`.
+//! Used by the machines of tests ([`crate::Machine`]) and, one request at a time, by the device's
+//! own tests. A disk that keeps what a crash would leave is `sim::namespace`.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +24,9 @@ pub struct MemFile {
     pub stat: FileStat,
     /// Reads of bytes at or behind this offset fail.
     pub broken_from: Option<u64>,
+    /// Bytes that a read returns at most, as if the file had become shorter since its metadata was
+    /// looked at.
+    pub read_bytes_max: Option<usize>,
     content: Content,
 }
 
@@ -31,7 +34,7 @@ impl MemFile {
     fn new(size: u64, version: u64, content: Content) -> Self {
         let kind = FileKind::Regular;
         let stat = FileStat { kind, size, modified_s: 784_111_777, modified_ns: 0, version };
-        Self { stat, broken_from: None, content }
+        Self { stat, broken_from: None, read_bytes_max: None, content }
     }
 
     /// Changes size and version, as a program that rewrites the file in place does.
@@ -53,9 +56,21 @@ impl MemFile {
         }
     }
 
+    /// Returns the bytes of a file that holds them.
+    ///
+    /// # Panics
+    /// If they are computed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.content {
+            Content::Bytes(bytes) => bytes,
+            Content::Computed(_) => panic!("the bytes are computed"),
+        }
+    }
+
     /// Reads into `buf`; returns how many bytes there were.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<u32, FileFault> {
-        let len = self.stat.size.saturating_sub(offset).min(buf.len() as u64);
+        let most = buf.len().min(self.read_bytes_max.unwrap_or(usize::MAX));
+        let len = self.stat.size.saturating_sub(offset).min(most as u64);
         if self.broken_from.is_some_and(|from| offset + len > from) {
             return Err(FileFault::Io);
         }
@@ -103,6 +118,8 @@ pub struct MemDisk {
     pub opens: usize,
     /// Closes.
     pub closes: usize,
+    /// Every read fails.
+    pub broken: bool,
     files: BTreeMap<String, MemFile>,
     /// Paths by handle; none for one that was closed.
     handles: Vec<Option<String>>,
@@ -136,6 +153,12 @@ impl MemDisk {
         self.files.get_mut(path).expect("a file that was put")
     }
 
+    /// Returns the number of handles that are open.
+    #[must_use]
+    pub const fn open_handles(&self) -> usize {
+        self.opens - self.closes
+    }
+
     /// Answers a request at once; a close has no answer.
     ///
     /// # Panics
@@ -153,8 +176,12 @@ impl MemDisk {
                 DiskCompletion::Opened { id, result }
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
+                let broken = self.broken;
                 let file = self.opened(file);
-                let result = file.read(offset, buf.as_mut_slice()).map(|len| (len, file.stat));
+                let result = match broken {
+                    true => Err(FileFault::Io),
+                    false => file.read(offset, buf.as_mut_slice()).map(|len| (len, file.stat)),
+                };
                 DiskCompletion::Read { id, buf, result }
             }
             DiskRequest::Write { id, file, offset, buf, len, .. } => {

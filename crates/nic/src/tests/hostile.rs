@@ -11,10 +11,11 @@ use alloc::vec::Vec;
 use base::Instant;
 use bytes::Bytes;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 use wire::tcp::Flags;
 
 use super::frames::{MAC, packet, rx_frame, tcp_header};
-use super::rig::{PLAIN, Rig, echoed, plain};
+use super::rig::{Rig, echoed, plain};
 use crate::{Device, DeviceConfig, FileConfig};
 
 fn open(file: u32) -> Op {
@@ -116,7 +117,7 @@ proptest! {
         sizes in (any::<u64>(), any::<u64>()), len in any::<u32>(), pages in 1..20_usize,
         offset in any::<u64>(), extent_len in 1..60_000_u32, id in any::<u64>(),
     ) {
-        let mut device = Device::new(DeviceConfig::new(MAC), PLAIN);
+        let mut device = Device::new(DeviceConfig::new(MAC), PLAIN_LINK);
         let now = Instant::ZERO;
         let stat = |size, version| FileStat {
             kind: FileKind::Regular, size, modified_s: i64::MIN, modified_ns: u32::MAX, version,
@@ -171,7 +172,7 @@ fn nonsense_is_counted_and_reported() {
 fn a_driver_that_ignores_back_pressure_loses_transmits_not_memory() {
     let mut config = DeviceConfig::new(MAC);
     config.pending_transmits_max = 2;
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     rig.put("a", 4096, 1);
     rig.open(0, 1, "a").unwrap();
     rig.events.clear();
@@ -194,7 +195,7 @@ fn a_driver_that_ignores_back_pressure_loses_transmits_not_memory() {
 fn a_host_that_does_not_listen_loses_frames() {
     let mut config = DeviceConfig::new(MAC);
     config.queue_events_max = 3;
-    let mut device = Device::new(config, PLAIN);
+    let mut device = Device::new(config, PLAIN_LINK);
     let mut pool = PacketPool::new(8);
     for _ in 0..5 {
         let frame = rx_frame(&mut pool, &packet(4, 6, b"hello"));

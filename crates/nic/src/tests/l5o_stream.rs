@@ -11,12 +11,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
 use core::ops::Range;
+use testkit::PLAIN_LINK;
 use wire::frame::protocol;
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, packet};
 use super::l5o_tx::Peer;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 /// Sequence number of the first record.
@@ -79,7 +80,7 @@ impl Flow {
 
     pub(super) fn of(peer: Peer, config: L5oConfig, wire: Vec<u8>, records: Vec<Place>) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
-        let mut rig = Rig::with(config, PLAIN);
+        let mut rig = Rig::with(config, PLAIN_LINK);
         rig.op(0, peer.create(CONTEXT, Direction::Receive(tuple()), START, NUMBER));
         rig.moved(&[]);
         Self {

@@ -12,10 +12,11 @@ use alloc::vec::Vec;
 use base::{Prng, SeqNum};
 use bytes::Bytes;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 use wire::tls::{Framing, Run, Version};
 
 use super::frames::MAC;
-use super::rig::{PLAIN, Rig, content, echoed, pattern};
+use super::rig::{Rig, content, echoed, pattern};
 use crate::{DeviceConfig, FileConfig, L5oConfig};
 
 /// Versions and suites.
@@ -144,7 +145,7 @@ pub(super) fn config() -> DeviceConfig {
 }
 
 fn rig(peer: Peer, number: u64) -> Rig {
-    let mut rig = Rig::with(config(), PLAIN);
+    let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, number));
     rig.moved(&[]);
     rig
@@ -249,7 +250,7 @@ fn contexts_come_and_go() {
             l5o: Some(L5oConfig { contexts_max: 1, ..config().l5o.unwrap() }),
             ..config()
         },
-        PLAIN,
+        PLAIN_LINK,
     );
     let peer = Peer::new(ALL[3]);
     let stream = Stream::new(peer, 0, numbers(100), 100);
@@ -276,7 +277,7 @@ fn contexts_come_and_go() {
     rig.device.reset();
     rig.collect();
     assert_eq!((rig.counter("l5o_contexts"), rig.counter("tx_tls_ctx")), (0, 2));
-    let mut rig = Rig::with(DeviceConfig { l5o: None, ..config() }, PLAIN);
+    let mut rig = Rig::with(DeviceConfig { l5o: None, ..config() }, PLAIN_LINK);
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
     assert_eq!(refused(&mut rig), [Refusal::Disabled]);
     assert_eq!(rig.device.capabilities().l5o, Err(Refusal::Disabled));
@@ -289,7 +290,7 @@ fn files_are_sealed_and_not_changed() {
         file: Some(FileConfig { block_pages: 1, ..FileConfig::default() }),
         ..config()
     };
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     rig.put("a", 60_000, 3);
     rig.open(0, 1, "a").unwrap();
     rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));

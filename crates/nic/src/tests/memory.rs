@@ -107,7 +107,7 @@ fn an_evicted_block_of_a_changed_file_is_not_sent_again() {
 fn frames_on_their_way_keep_their_blocks() {
     let mut rig = rig();
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(1, 1, 1, 0, 15 * 4096)));
-    let poll = |rig: &mut Rig| rig.disk.requests.extend(rig.device.poll_disk());
+    let poll = |rig: &mut Rig| rig.requests.extend(rig.device.poll_disk());
     // Completes without polling frames: the wire is stuck.
     let mut kept: Vec<TxFrame> = vec![];
     for _ in 0..15 {
@@ -181,7 +181,7 @@ fn nobody_overtakes_those_who_wait_for_memory() {
 
 /// Completes the oldest read and polls nothing.
 fn complete_quietly(rig: &mut Rig) {
-    let request = rig.disk.requests.remove(0);
+    let request = rig.requests.remove(0);
     if let Some(completion) = rig.disk.answer(request) {
         rig.device.handle_disk(rig.now, completion);
     }
@@ -257,8 +257,8 @@ proptest! {
                 Step::Ack { file, offset, len } => {
                     rig.ack(0, file, u64::from(offset) * 3, u32::from(len));
                 }
-                Step::Complete { which } if !rig.disk.requests.is_empty() => {
-                    rig.complete(which % rig.disk.requests.len());
+                Step::Complete { which } if !rig.requests.is_empty() => {
+                    rig.complete(which % rig.requests.len());
                 }
                 Step::Complete { .. } => {}
                 Step::Break(broken) => rig.disk.broken = broken,
@@ -271,7 +271,7 @@ proptest! {
                     rig.complete_all();
                     rig.close(0, file);
                     rig.open(0, file, paths[file as usize]).unwrap();
-                    versions[file as usize] = rig.disk.files[paths[file as usize]].version;
+                    versions[file as usize] = rig.disk.file(paths[file as usize]).stat.version;
                 }
             }
             prop_assert!(rig.counter("file_memory_bytes") <= page(TINY_PAGES));
@@ -290,7 +290,7 @@ proptest! {
         for file in 0..4 {
             rig.close(0, file);
         }
-        prop_assert!(rig.disk.open.is_empty());
+        prop_assert!(rig.disk.open_handles() == 0);
     }
 }
 

@@ -35,17 +35,17 @@ fn open(rig: &mut Rig, queue: usize, id: u32) {
 
 /// The host writes: the disk has it, then the device is told.
 fn write(rig: &mut Rig, offset: u64, len: usize, fill: u8) {
-    let file = rig.disk.files.get_mut("n").unwrap();
+    let file = rig.disk.file("n");
     let at = usize::try_from(offset).unwrap();
-    file.content[at..at + len].fill(fill);
-    file.version += 1;
+    file.bytes_mut()[at..at + len].fill(fill);
+    file.stat.version += 1;
     let len = u64::try_from(len).unwrap();
     rig.op(0, Op::FileInvalidate { file: FileId(1), offset, len });
 }
 
-fn on_disk(rig: &Rig, offset: u64, len: u32) -> Vec<u8> {
+fn on_disk(rig: &mut Rig, offset: u64, len: u32) -> Vec<u8> {
     let at = usize::try_from(offset).unwrap();
-    rig.disk.files["n"].content[at..at + len as usize].to_vec()
+    rig.disk.file("n").bytes()[at..at + len as usize].to_vec()
 }
 
 /// The bytes of one transmit.
@@ -69,7 +69,7 @@ fn what_was_written_is_read_again() {
     write(&mut rig, 9000, 10, 0xee);
     assert_eq!(invalidations(&mut rig), ["file_invalidations +1", "file_invalidated_blocks +1"]);
     let now = sent(&mut rig, 2, 100, 3 * 8192);
-    assert!(now == on_disk(&rig, 100, 3 * 8192) && now[8900..8910] == [0xee; 10]);
+    assert!(now == on_disk(&mut rig, 100, 3 * 8192) && now[8900..8910] == [0xee; 10]);
     assert_eq!(invalidations(&mut rig), ["file_disk_reads +1"], "the one block");
     // All of it, and ranges that are none.
     let whole = Op::FileInvalidate { file: FileId(1), offset: 0, len: u64::MAX };
@@ -159,7 +159,7 @@ fn a_change_counts_for_every_open() {
 #[test]
 fn a_namespace_that_became_shorter_is_an_error() {
     let mut rig = rig(false);
-    rig.disk.files.get_mut("n").unwrap().content.truncate(10_000);
+    rig.disk.file("n").stat.size = 10_000;
     rig.send(0, extent(1, 1, 1, 8192, 8192));
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(1, TransmitOutcome::Dropped(FileFault::Io))]);
@@ -170,7 +170,7 @@ fn a_namespace_that_became_shorter_is_an_error() {
 #[test]
 fn block_devices_are_namespaces_only() {
     let mut rig = rig(false);
-    rig.disk.files.get_mut("n").unwrap().kind = FileKind::Block;
+    rig.disk.file("n").stat.kind = FileKind::Block;
     rig.open(0, 2, "n").unwrap();
     rig.open_for(0, 3, "n", FileAccess::Namespace).unwrap();
     rig.events.clear();
@@ -205,9 +205,9 @@ fn step() -> impl Strategy<Value = Step> {
 struct AsAsked(BTreeMap<RequestId, Rc<Vec<u8>>>);
 
 impl AsAsked {
-    fn note(&mut self, rig: &Rig) {
-        let now = Rc::new(rig.disk.files["n"].content.clone());
-        for request in &rig.disk.requests {
+    fn note(&mut self, rig: &mut Rig) {
+        let now = Rc::new(rig.disk.file("n").bytes().to_vec());
+        for request in &rig.requests {
             let DiskRequest::Read { id, .. } = request else { continue };
             self.0.entry(*id).or_insert_with(|| Rc::clone(&now));
         }
@@ -215,12 +215,11 @@ impl AsAsked {
 
     /// Completes one read with what was there then.
     fn complete(&mut self, rig: &mut Rig, at: usize) {
-        let DiskRequest::Read { id, .. } = &rig.disk.requests[at] else { return };
-        let then = self.0.remove(id).map_or_else(Vec::new, |then| (*then).clone());
-        let file = rig.disk.files.get_mut("n").unwrap();
-        let now = core::mem::replace(&mut file.content, then);
+        let DiskRequest::Read { id, .. } = &rig.requests[at] else { return };
+        let mut bytes = (*self.0.remove(id).expect("it was noted")).clone();
+        rig.disk.file("n").bytes_mut().swap_with_slice(&mut bytes);
         rig.complete(at);
-        rig.disk.files.get_mut("n").unwrap().content = now;
+        rig.disk.file("n").bytes_mut().copy_from_slice(&bytes);
         self.note(rig);
     }
 }
@@ -242,7 +241,7 @@ proptest! {
             let tag = u32::try_from(tag).unwrap();
             match step {
                 Step::Send(at, len) => {
-                    sending.push((at, len, on_disk(&rig, at, len)));
+                    sending.push((at, len, on_disk(&mut rig, at, len)));
                     let mut transmit = extent(u64::from(tag), tag << 16, 1, at, len);
                     transmit.echo = Some(tag);
                     transmit.segment_size = 1448;
@@ -257,14 +256,14 @@ proptest! {
                         write(&mut rig, at, len, fill);
                     }
                 }
-                Step::Complete(at) if !rig.disk.requests.is_empty() => {
-                    let at = at % rig.disk.requests.len();
+                Step::Complete(at) if !rig.requests.is_empty() => {
+                    let at = at % rig.requests.len();
                     asked.complete(&mut rig, at);
                 }
                 Step::Complete(_) => {}
                 Step::Acknowledge => finish(&mut rig, &mut asked, &mut sending)?,
             }
-            asked.note(&rig);
+            asked.note(&mut rig);
         }
         finish(&mut rig, &mut asked, &mut sending)?;
         prop_assert_eq!(rig.counter("file_held_bytes"), 0);
@@ -278,7 +277,7 @@ fn finish(
     asked: &mut AsAsked,
     sending: &mut Vec<(u64, u32, Vec<u8>)>,
 ) -> Result<(), TestCaseError> {
-    while !rig.disk.requests.is_empty() {
+    while !rig.requests.is_empty() {
         asked.complete(rig, 0);
     }
     let mut got: BTreeMap<u32, Vec<u8>> = BTreeMap::new();

@@ -11,6 +11,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use base::{Prng, SeqNum};
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::l5o_disorder::{Network, arrivals};
@@ -18,7 +19,7 @@ use super::l5o_stream::{START, frame};
 use super::nvme_disorder::run;
 use super::nvme_rx::config;
 use super::nvme_stream::{ALL, Content, Digests, Flow, create};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 /// Reads whose data is full of PDUs that look right: for buffers that await data.
@@ -148,7 +149,8 @@ proptest! {
     ) {
         let l5o = config(out_of_order);
         let l5o = L5oConfig { ddp_buffers_max: 6, ddp_buffer_bytes_max: 40_000, ..l5o };
-        let mut rig = Rig::with(DeviceConfig { l5o: Some(l5o), ..DeviceConfig::new(MAC) }, PLAIN);
+        let config = DeviceConfig { l5o: Some(l5o), ..DeviceConfig::new(MAC) };
+        let mut rig = Rig::with(config, PLAIN_LINK);
         let mut pool = PacketPool::new(4);
         let (mut given, mut back) = (0_u64, 0_u64);
         for step in steps {

@@ -10,11 +10,12 @@ use alloc::vec::Vec;
 use base::SeqNum;
 use core::ops::Range;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::nvme_rx::config;
 use super::nvme_stream::{ALL, BOTH, CONTEXT, Content, FLOW, Flow, Truth, create, state};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
@@ -43,7 +44,7 @@ fn done(rig: &mut Rig) -> Vec<DdpTeardownDone> {
 }
 
 fn rig(l5o: Option<L5oConfig>) -> Rig {
-    let mut rig = Rig::with(DeviceConfig { l5o, queues: 2, ..DeviceConfig::new(MAC) }, PLAIN);
+    let mut rig = Rig::with(DeviceConfig { l5o, queues: 2, ..DeviceConfig::new(MAC) }, PLAIN_LINK);
     rig.moved(&[]);
     rig
 }
@@ -264,7 +265,7 @@ fn what_was_placed_is_not_dropped() {
     let mut flow = Flow::new(content, config(true));
     let l5o = Some(config(true));
     let tight = DeviceConfig { l5o, queue_events_max: 1, ..DeviceConfig::new(MAC) };
-    flow.rig = Rig::with(tight, PLAIN);
+    flow.rig = Rig::with(tight, PLAIN_LINK);
     flow.rig.op(0, create(CONTEXT, state(ALL[2])));
     flow.setup_all();
     flow.deliver(0..500);

@@ -14,11 +14,12 @@ use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
 use core::ops::Range;
+use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::l5o_stream::{START, frame, tuple};
 use super::l5o_tx::Peer;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 pub(super) const CONTEXT: L5oId = L5oId(90);
@@ -203,7 +204,7 @@ impl Flow {
     fn of(content: Content, config: L5oConfig, wire: Vec<u8>, places: Vec<Option<usize>>) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
         Self {
-            rig: Rig::with(config, PLAIN),
+            rig: Rig::with(config, PLAIN_LINK),
             content,
             wire,
             places,

@@ -12,10 +12,11 @@ use alloc::vec::Vec;
 use base::SeqNum;
 use bytes::Bytes;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 use wire::tls::Run;
 
 use super::l5o_tx::{ALL, Peer, config};
-use super::rig::{PLAIN, Rig, content, echoed};
+use super::rig::{Rig, content, echoed};
 use crate::{DeviceConfig, FileConfig, L5oConfig};
 
 /// Sequence number of the stream's first byte.
@@ -190,7 +191,7 @@ impl Stream {
 
     fn rig(&self) -> Rig {
         let file = Some(FileConfig { block_pages: 1, ..FileConfig::default() });
-        let mut rig = Rig::with(DeviceConfig { file, ..config() }, PLAIN);
+        let mut rig = Rig::with(DeviceConfig { file, ..config() }, PLAIN_LINK);
         rig.put("a", 60_000, VERSION);
         rig.open(0, FILE, "a").unwrap();
         let over = self.peer.map(|peer| {
@@ -353,7 +354,7 @@ fn contexts_come_and_go() {
     assert_eq!(rig.counter("tx_nvmeotcp_drop_bypass_req"), 1);
     assert_eq!(rig.device.capabilities().l5o.map(|l5o| l5o.nvme_tcp.tx), Ok(true));
     let l5o = L5oConfig { nvme_tcp_tx: false, ..config().l5o.unwrap() };
-    let mut rig = Rig::with(DeviceConfig { l5o: Some(l5o), ..config() }, PLAIN);
+    let mut rig = Rig::with(DeviceConfig { l5o: Some(l5o), ..config() }, PLAIN_LINK);
     rig.op(0, create(NVME, state(None)));
     assert_eq!(refused(&mut rig), [Refusal::NotSupported]);
     assert_eq!(rig.device.capabilities().l5o.map(|l5o| l5o.nvme_tcp.tx), Ok(false));
@@ -454,7 +455,7 @@ fn data_is_not_copied() {
     let mut transmit = echoed(FLOW, START);
     transmit.parts.push(Part::Pdu(Box::new(range)));
     let config = DeviceConfig { l5o: Some(L5oConfig::new(Arc::new(crypto::Provider))), ..config() };
-    let mut device = crate::Device::new(config, PLAIN);
+    let mut device = crate::Device::new(config, PLAIN_LINK);
     device.handle_op(base::Instant::ZERO, 0, create(NVME, state(None)));
     device.handle_op(base::Instant::ZERO, 0, Op::Transmit(transmit));
     assert!(device.poll_event().is_some_and(|(_, event)| event.is_echo()));

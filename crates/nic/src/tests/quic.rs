@@ -20,12 +20,13 @@ use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::quic::{HeaderProtectionKey, Keys, PacketKey, Version};
 use rustls::{Side, SupportedCipherSuite};
 use smallvec::SmallVec;
+use testkit::PLAIN_LINK;
 use wire::frame::protocol;
 use wire::quic::truncate_number;
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, packet, rx_frame, transmit, udp_header};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, QuicConfig};
 
 pub(super) const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
@@ -184,7 +185,7 @@ pub(super) fn config() -> DeviceConfig {
 
 /// A device with one entry.
 pub(super) fn rig(add: QuicAdd) -> Rig {
-    let mut rig = Rig::with(config(), PLAIN);
+    let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.op(0, Op::QuicAdd(Box::new(add)));
     rig.moved(&["quic_"]);
     rig

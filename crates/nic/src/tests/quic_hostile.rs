@@ -12,10 +12,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 use base::Duration;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 
 use super::frames::{rx_frame, transmit, udp_header};
 use super::quic::*;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::QuicConfig;
 
 /// What happens.
@@ -147,7 +148,7 @@ proptest! {
         let mut config = config();
         config.quic = config.quic
             .map(|quic| QuicConfig { entries_max: 5, waiting_max: 6, ..quic });
-        let mut rig = Rig::with(config, PLAIN);
+        let mut rig = Rig::with(config, PLAIN_LINK);
         rig.put("f", 1000, 1);
         rig.open(0, 5, "f").unwrap();
         let peers = [0, 1].map(|generation| Peer::new(Suite::ChaCha20Poly1305, generation));

@@ -10,11 +10,12 @@ use alloc::vec::Vec;
 use base::{Duration, Instant};
 use proptest::prelude::*;
 use smallvec::SmallVec;
+use testkit::PLAIN_LINK;
 use wire::frame::{Frame, parse, protocol};
 
 use super::frames::{packet, rx_frame};
 use super::quic::*;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::QuicConfig;
 
 const CHACHA: Suite = Suite::ChaCha20Poly1305;
@@ -292,7 +293,7 @@ fn gaps_end_one_by_one() {
 fn waiting_is_bounded_over_all() {
     let mut config = config();
     config.quic = config.quic.map(|quic| QuicConfig { waiting_max: 3, ..quic });
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     for n in 0..2_u8 {
         let routes = SmallVec::from_slice(&[route(&[n; 8])]);
         let direction = Direction::Receive { routes, reorder: Some(BOUNDS) };

@@ -10,11 +10,12 @@ use base::{Duration, Instant};
 use core::slice;
 use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256;
 use smallvec::SmallVec;
+use testkit::PLAIN_LINK;
 use wire::frame::protocol;
 
 use super::frames::packet;
 use super::quic::*;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::QuicConfig;
 
 const CHACHA: Suite = Suite::ChaCha20Poly1305;
@@ -369,7 +370,7 @@ fn connection_ids_come_and_go() {
 fn a_full_table_refuses() {
     let mut config = config();
     config.quic = config.quic.map(|quic| QuicConfig { entries_max: 2, ..quic });
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     assert_eq!(rig.device.capabilities().quic.unwrap().entries_max, 2);
     let add = |n: u8| {
         let direction =
@@ -402,7 +403,7 @@ fn a_full_table_refuses() {
 fn without_an_engine() {
     let mut config = config();
     config.quic = None;
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     assert_eq!(rig.device.capabilities().quic, Err(Refusal::Disabled));
     rig.op(0, Op::QuicAdd(Box::new(receive(CHACHA, None))));
     assert_eq!(troubles(&mut rig), [(QUIC, FLOW, QuicTrouble::Refused(Refusal::Disabled))]);
@@ -418,7 +419,7 @@ fn without_an_engine() {
 /// Datagrams of a connection go to the host that has it, whatever their tuple says.
 #[test]
 fn connections_move() {
-    let (peer, mut rig) = (Peer::new(CHACHA, 0), Rig::with(config(), PLAIN));
+    let (peer, mut rig) = (Peer::new(CHACHA, 0), Rig::with(config(), PLAIN_LINK));
     rig.op(1, Op::QuicAdd(Box::new(receive(CHACHA, None))));
     for number in 0..20_u8 {
         let mut came = frame(&peer.seal(false, number.into(), 1, b"some frames"));
@@ -438,7 +439,7 @@ fn connections_move() {
 fn no_room_for_events() {
     let (mut config, peer) = (config(), Peer::new(CHACHA, 0));
     (config.queue_events_max, config.queues) = (2, 1);
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     rig.op(0, Op::QuicAdd(Box::new(receive(CHACHA, Some(reorder())))));
     rig.moved(&["quic_", "rx_"]);
     // Sizes that cannot be merged.

@@ -6,6 +6,7 @@ use abi::{FileExtent, FileFault, FileId, FlowId, Op, Part, Refusal, Transmit, Tr
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use testkit::PLAIN_LINK;
 use wire::frame::{Frame, parse};
 
 use super::frames::{bytes_of, tcp_header, udp_header};
@@ -136,7 +137,7 @@ fn a_packet_may_have_company() {
 /// Without anything to seal it is UDP segmentation, and needs no entry.
 #[test]
 fn a_batch_that_the_host_sealed() {
-    let mut rig = Rig::with(config(), super::rig::PLAIN);
+    let mut rig = Rig::with(config(), PLAIN_LINK);
     rig.send(0, batch(&[host(&[0x66; 250])], 100, &[None, None, None]));
     assert_eq!(sent(&mut rig), [vec![0x66; 100], vec![0x66; 100], vec![0x66; 50]]);
     assert_eq!(sorted(rig.moved(&["quic_", "tx_dropped"])), [""; 0]);

@@ -1,99 +1,32 @@
-//! A device with a host that sends, a wire that records and a disk whose answers come when the test
-//! says so.
+//! A device with a host that sends, a link that records and a disk in memory whose answers come
+//! when the test says so.
 
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::disk::DiskRequest;
 use abi::port::{TxFrame, WireCaps};
 use abi::{
-    Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Op, Part,
-    Transmit, TransmitDone, TransmitOutcome,
+    Event, FileAccess, FileExtent, FileFault, FileId, FileStat, FlowId, Op, Part, Transmit,
+    TransmitDone, TransmitOutcome,
 };
-use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
 use base::counters::moved;
 use bytes::Bytes;
+use testkit::{MemDisk, PLAIN_LINK};
 use wire::frame::{Frame, parse};
 use wire::tcp::Segment;
 
 use super::frames::{MAC, bytes_of, transmit, verify};
 use crate::{Device, DeviceConfig, FileConfig};
 
-/// A wire that can do nothing but carry.
-pub(crate) const PLAIN: WireCaps =
-    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
-
-/// A file of the mock disk.
-#[derive(Clone, Debug)]
-pub(crate) struct MockFile {
-    pub(crate) content: Vec<u8>,
-    pub(crate) kind: FileKind,
-    pub(crate) version: u64,
-}
-
-/// A disk: requests wait until the test completes them, in any order.
-#[derive(Debug, Default)]
-pub(crate) struct MockDisk {
-    pub(crate) files: BTreeMap<String, MockFile>,
-    pub(crate) open: BTreeMap<u32, String>,
-    pub(crate) requests: Vec<DiskRequest>,
-    /// Every read fails.
-    pub(crate) broken: bool,
-    /// Reads bring so many bytes at most.
-    pub(crate) short: Option<usize>,
-    next: u32,
-}
-
-impl MockDisk {
-    fn stat(&self, path: &str) -> Option<FileStat> {
-        let file = self.files.get(path)?;
-        let (kind, version, size) = (file.kind, file.version, file.content.len() as u64);
-        Some(FileStat { kind, size, modified_s: 1, modified_ns: 2, version })
-    }
-
-    /// What the disk answers to a request, if anything.
-    pub(crate) fn answer(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
-        match request {
-            DiskRequest::Open { id, path, .. } => {
-                let result = self.stat(&name(&path)).ok_or(FileFault::NotFound).map(|stat| {
-                    self.next += 1;
-                    self.open.insert(self.next, name(&path));
-                    (DiskFile(self.next), stat)
-                });
-                Some(DiskCompletion::Opened { id, result })
-            }
-            DiskRequest::Read { id, file, offset, mut buf } => {
-                assert_eq!(offset % 4096, 0, "page-aligned");
-                let path = self.open.get(&file.0).expect("read from an open file").clone();
-                let start = usize::try_from(offset).unwrap();
-                let content = &self.files[&path].content;
-                let from = start.min(content.len());
-                let len = (content.len() - from).min(buf.len()).min(self.short.unwrap_or(!0));
-                buf.as_mut_slice()[..len].copy_from_slice(&content[from..from + len]);
-                let result = if self.broken {
-                    Err(FileFault::Io)
-                } else {
-                    Ok((u32::try_from(len).unwrap(), self.stat(&path).unwrap()))
-                };
-                Some(DiskCompletion::Read { id, buf, result })
-            }
-            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
-                panic!("a device does not write")
-            }
-            DiskRequest::Close { file } => {
-                self.open.remove(&file.0).expect("closed once");
-                None
-            }
-        }
-    }
-}
-
 /// Device, host, wire and disk.
 pub(crate) struct Rig {
     pub(crate) device: Device,
     pub(crate) now: Instant,
-    pub(crate) disk: MockDisk,
+    pub(crate) disk: MemDisk,
+    /// Requests that the disk has not answered: the test completes them, in any order.
+    pub(crate) requests: Vec<DiskRequest>,
     /// Frames that left, oldest first.
     pub(crate) sent: Vec<TxFrame>,
     pub(crate) events: Vec<(usize, Event)>,
@@ -106,17 +39,17 @@ impl Rig {
     pub(crate) fn new(file: FileConfig) -> Self {
         let mut config = DeviceConfig::new(MAC);
         (config.file, config.queues) = (Some(file), 2);
-        Self::with(config, PLAIN)
+        Self::with(config, PLAIN_LINK)
     }
 
     pub(crate) fn with(config: DeviceConfig, wire: WireCaps) -> Self {
         let device = Device::new(config, wire);
-        let disk = MockDisk::default();
         let counted = walk(&device);
         Self {
             device,
             now: Instant::ZERO,
-            disk,
+            disk: MemDisk::default(),
+            requests: vec![],
             sent: vec![],
             events: vec![],
             lenient: false,
@@ -126,9 +59,7 @@ impl Rig {
 
     /// Puts a file of `len` bytes on the disk.
     pub(crate) fn put(&mut self, path: &str, len: usize, version: u64) {
-        let content = (0..len).map(|i| pattern(version, i)).collect();
-        let file = MockFile { content, kind: FileKind::Regular, version };
-        self.disk.files.insert(String::from(path), file);
+        self.disk.put(path, content(version, 0, len), version);
     }
 
     /// Puts a file on the disk and has the device open it.
@@ -184,7 +115,7 @@ impl Rig {
     /// Polls frames and disk requests until there are none; then events.
     pub(crate) fn collect(&mut self) {
         loop {
-            let before = (self.sent.len(), self.disk.requests.len(), self.events.len());
+            let before = (self.sent.len(), self.requests.len(), self.events.len());
             while let Some(frame) = self.device.poll_frame(self.now) {
                 if !self.lenient && !frame.checksum_partial && frame.header.l4() > 14 {
                     verify(&bytes_of(&frame));
@@ -197,13 +128,20 @@ impl Rig {
                 self.sent.push(copy);
             }
             while let Some(request) = self.device.poll_disk() {
-                match request {
+                match &request {
                     DiskRequest::Close { .. } => drop(self.disk.answer(request)),
-                    _ => self.disk.requests.push(request),
+                    DiskRequest::Open { .. } => self.requests.push(request),
+                    DiskRequest::Read { offset, .. } => {
+                        assert_eq!(offset % 4096, 0, "page-aligned");
+                        self.requests.push(request);
+                    }
+                    DiskRequest::Write { .. }
+                    | DiskRequest::Flush { .. }
+                    | DiskRequest::Zero { .. } => panic!("a device does not write"),
                 }
             }
             self.events.extend(core::iter::from_fn(|| self.device.poll_event()));
-            if before == (self.sent.len(), self.disk.requests.len(), self.events.len()) {
+            if before == (self.sent.len(), self.requests.len(), self.events.len()) {
                 return;
             }
         }
@@ -217,7 +155,7 @@ impl Rig {
 
     /// Completes one waiting request.
     pub(crate) fn complete(&mut self, at: usize) {
-        let request = self.disk.requests.remove(at);
+        let request = self.requests.remove(at);
         if let Some(completion) = self.disk.answer(request) {
             self.device.handle_disk(self.now, completion);
         }
@@ -226,7 +164,7 @@ impl Rig {
 
     /// Completes requests, oldest first, until there are none.
     pub(crate) fn complete_all(&mut self) {
-        while !self.disk.requests.is_empty() {
+        while !self.requests.is_empty() {
             self.complete(0);
         }
     }
@@ -237,7 +175,7 @@ impl Rig {
             DiskRequest::Read { offset, buf, .. } => Some((*offset, buf.len())),
             _ => None,
         };
-        self.disk.requests.iter().filter_map(read).collect()
+        self.requests.iter().filter_map(read).collect()
     }
 
     /// Sequence numbers and payloads of the packets that left since the last call.
@@ -298,10 +236,6 @@ fn walk(device: &Device) -> Vec<(&'static str, u64)> {
     let mut out = vec![];
     device.visit(&mut |name, value| out.push((name, value)));
     out
-}
-
-fn name(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
 }
 
 fn host(bytes: &[u8]) -> abi::port::Payload {

@@ -10,13 +10,14 @@ use alloc::vec::Vec;
 use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, bytes_of, rx_frame};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, SetupConfig};
 
 pub(super) const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -65,7 +66,7 @@ pub(super) fn rig_with(queues: usize, listeners_max: u32, wire: WireCaps) -> Rig
 
 /// A device of one queue that listens.
 pub(super) fn rig(listen: SetupListen) -> Rig {
-    let mut rig = rig_with(1, 4, PLAIN);
+    let mut rig = rig_with(1, 4, PLAIN_LINK);
     rig.op(0, Op::Listen(Box::new(listen)));
     assert!(rig.events.is_empty());
     rig
@@ -547,7 +548,7 @@ fn a_cookie_needs_the_secret() {
     let device = |seed| {
         let mut config = DeviceConfig::new(MAC);
         (config.file, config.rss_seed) = (None, seed);
-        let mut rig = Rig::with(config, PLAIN);
+        let mut rig = Rig::with(config, PLAIN_LINK);
         rig.now = NOW;
         rig.op(0, Op::Listen(Box::new(listen(9))));
         rig

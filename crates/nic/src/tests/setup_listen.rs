@@ -7,9 +7,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, SeqNum};
 use core::net::IpAddr;
+use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use super::setup::{Fate, ack, deliver, knock, listen, local, moved, rig, rig_with, syn, tuple};
 use crate::DeviceConfig;
 
@@ -51,7 +52,7 @@ fn connect(rig: &mut Rig, port: u16) -> Option<(usize, u32)> {
 
 #[test]
 fn each_queue_has_its_own_listener_for_a_port() {
-    let mut rig = rig_with(2, 4, PLAIN);
+    let mut rig = rig_with(2, 4, PLAIN_LINK);
     assert_eq!(try_listen(&mut rig, 0, listen(5)), Ok(()));
     // Only the first queue listens: what RSS gives the other is its host's.
     let mut queues = [0; 2];
@@ -81,7 +82,7 @@ fn each_queue_has_its_own_listener_for_a_port() {
 /// As published there was one listener, of one IPv4 address and port.
 #[test]
 fn many_listeners_and_all_their_addresses() {
-    let mut rig = rig_with(1, 2_000, PLAIN);
+    let mut rig = rig_with(1, 2_000, PLAIN_LINK);
     let addrs: Box<[IpAddr]> =
         [local(4), local(6), [10, 77, 0, 9].into(), [192, 168, 1, 1].into()].into();
     for id in 0..2_000_u16 {
@@ -138,7 +139,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_full_table_refuses_and_forgets_closed_ones_first() {
-    let mut rig = rig_with(2, 3, PLAIN);
+    let mut rig = rig_with(2, 3, PLAIN_LINK);
     for id in 0..3 {
         let port = u16::try_from(80 + id).unwrap();
         assert_eq!(try_listen(&mut rig, 0, on_port(id, port)), Ok(()));
@@ -215,7 +216,7 @@ fn a_reset_forgets_the_listeners_and_keeps_the_keys() {
 fn switched_off_it_refuses() {
     let mut config = DeviceConfig::new(MAC);
     config.setup = None;
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     assert_eq!(rig.device.capabilities().setup, Err(Refusal::Disabled));
     assert_eq!(try_listen(&mut rig, 0, listen(1)), Err(Refusal::Disabled));
     unlisten(&mut rig, 0, 1);

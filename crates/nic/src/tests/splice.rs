@@ -14,13 +14,14 @@ use alloc::vec::Vec;
 use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
+use testkit::PLAIN_LINK;
 use wire::emit::{IpHeader, Link, finish_tcp_checksum, set_lengths, tcp_headers};
 use wire::frame::{Frame, parse, protocol};
 use wire::tcp::{Flags, SackBlock, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, bytes_of, verify};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, SpliceConfig};
 
 const ID: SpliceId = SpliceId(7);
@@ -103,7 +104,7 @@ impl World {
 
     /// A pair that relays.
     fn live(sides: [SpliceSide; 2]) -> Self {
-        let mut world = Self::with(SpliceConfig::default(), PLAIN, sides);
+        let mut world = Self::with(SpliceConfig::default(), PLAIN_LINK, sides);
         assert_eq!(world.begin(ID), Ok(()));
         world.start(vec![]);
         world.rig.moved(&[]);
@@ -385,7 +386,7 @@ fn timestamps_on_one_side_are_refused() {
     for which in 0..2 {
         let mut sides = [side(4, 0), side(4, 1)];
         sides[which].timestamps = clocks(1, 1);
-        let mut world = World::with(SpliceConfig::default(), PLAIN, sides);
+        let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
         assert_eq!(world.begin(ID), Err(Refusal::OptionsDiffer));
         assert_eq!(world.moved(), ["splice_refused_options +1"]);
         assert_eq!(world.rig.counter("splice_pairs"), 0);
@@ -569,7 +570,7 @@ fn damage_stays_visible() {
 fn unfinished_checksums_are_finished() {
     for (a, b) in FAMILIES {
         for checksum in [false, true] {
-            let caps = WireCaps { checksum, ..PLAIN };
+            let caps = WireCaps { checksum, ..PLAIN_LINK };
             let sides = [side(a, 0), side(b, 1)];
             let mut world = World::with(SpliceConfig::default(), caps, sides);
             world.begin(ID).unwrap();
@@ -682,7 +683,7 @@ fn buffers_are_shared_and_come_back() {
 #[test]
 fn nothing_is_lost_or_overtaken_at_the_beginning() {
     let sides = [side(4, 0), side(6, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN, sides);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let before = [world.frame(0, &seg(0, 0, b"first ")), world.frame(1, &seg(0, 0, b"1st "))];
     world.begin(ID).unwrap();
     world.send(0, &seg(6, 0, b"second "));
@@ -721,7 +722,7 @@ fn nothing_is_lost_or_overtaken_at_the_beginning() {
 #[test]
 fn the_host_gives_back_nonsense() {
     let sides = [side(4, 0), side(4, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN, sides);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let good = world.frame(0, &seg(0, 0, b"first"));
     let mut other = good.clone();
     other[35] ^= 1; // another port
@@ -746,7 +747,7 @@ fn keeping_is_bounded() {
     let by_count = SpliceConfig { kept_max: 3, ..SpliceConfig::default() };
     let by_bytes = SpliceConfig { kept_bytes_max: 3 * 256, ..SpliceConfig::default() };
     for config in [by_count, by_bytes] {
-        let mut world = World::with(config, PLAIN, [side(4, 0), side(4, 1)]);
+        let mut world = World::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
         world.begin(ID).unwrap();
         for n in 0..5 {
             world.send(0, &seg(n, 0, b"x"));
@@ -947,7 +948,7 @@ fn unspliced_pairs_are_reset() {
 /// Before the host has said that it begins, the connections are the host's: they are not reset.
 #[test]
 fn one_that_has_not_begun_is_only_forgotten() {
-    let mut world = World::with(SpliceConfig::default(), PLAIN, [side(4, 0), side(4, 1)]);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
     world.begin(ID).unwrap();
     world.send(0, &seg(0, 0, b"data"));
     world.rig.op(0, Op::Unsplice { id: ID });
@@ -961,7 +962,7 @@ fn one_that_has_not_begun_is_only_forgotten() {
 #[test]
 fn a_full_table_says_so() {
     let config = SpliceConfig { pairs_max: 2, ..SpliceConfig::default() };
-    let mut world = World::with(config, PLAIN, [side(4, 0), side(4, 1)]);
+    let mut world = World::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(4, 1)];
         sides.iter_mut().for_each(|side| side.tuple.remote.port += n);
@@ -986,7 +987,7 @@ fn a_full_table_says_so() {
 #[test]
 fn senseless_requests_are_refused() {
     let base = [side(4, 0), side(6, 1)];
-    let mut world = World::with(SpliceConfig::default(), PLAIN, base);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, base);
     let mut refused = |change: &dyn Fn(&mut [SpliceSide; 2])| {
         let mut sides = base;
         change(&mut sides);
@@ -1026,7 +1027,7 @@ fn senseless_requests_are_refused() {
 fn switched_off() {
     let mut config = DeviceConfig::new(MAC);
     (config.file, config.splice) = (None, None);
-    let mut world = World { rig: Rig::with(config, PLAIN), sides: [side(4, 0), side(4, 1)] };
+    let mut world = World { rig: Rig::with(config, PLAIN_LINK), sides: [side(4, 0), side(4, 1)] };
     assert_eq!(world.rig.device.capabilities().splice, Err(Refusal::Disabled));
     assert_eq!(world.begin(ID), Err(Refusal::Disabled));
 }
@@ -1172,7 +1173,7 @@ fn disturb(frames: &mut Vec<(usize, Vec<u8>)>, random: &mut Prng, faults: u64) {
 
 fn stream_through(sides: [SpliceSide; 2], lens: [usize; 2], seed: u64, faults: u64, partial: bool) {
     let mut random = Prng::new(seed);
-    let mut world = World::with(SpliceConfig::default(), PLAIN, sides);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let streams =
         lens.map(|len| (0..len).map(|_| random.below(256).to_le_bytes()[0]).collect::<Vec<u8>>());
     let mut peers = [Model::new(streams[0].clone()), Model::new(streams[1].clone())];
@@ -1320,7 +1321,7 @@ proptest! {
 /// Full tuples are compared: the published code's buckets took two clients for one.
 #[test]
 fn many_pairs_are_told_apart() {
-    let mut world = World::with(SpliceConfig::default(), PLAIN, [side(4, 0), side(4, 1)]);
+    let mut world = World::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(6, 1)];
         for side in &mut sides {

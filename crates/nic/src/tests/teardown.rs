@@ -18,12 +18,13 @@ use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use smallvec::SmallVec;
+use testkit::PLAIN_LINK;
 use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
 use wire::frame::{Frame, parse, protocol};
 use wire::tcp::{Flags, Segment, Timestamps};
 
 use super::frames::{MAC, TS_AT, bytes_of, rx_frame, tcp_header};
-use super::rig::{PLAIN, Rig};
+use super::rig::Rig;
 use crate::{DeviceConfig, TeardownConfig};
 
 /// Our first byte that is not acknowledged, and what the peer sends next.
@@ -40,7 +41,7 @@ fn rig() -> Rig {
 }
 
 fn rig_with(teardown: TeardownConfig) -> Rig {
-    let mut rig = Rig::with(config(teardown), PLAIN);
+    let mut rig = Rig::with(config(teardown), PLAIN_LINK);
     // A time that is no multiple of anything.
     at(&mut rig, 16_003);
     rig

@@ -1,5 +1,6 @@
 //! Files: opening and closing, sharing, acknowledging, changes under a transfer, reset.
 
+use abi::disk::{DiskCompletion, DiskRequest};
 use abi::port::WireCaps;
 use abi::{Event, FileAccess, FileFault, FileId, FileKind, FlowId, Op, Refusal, TransmitOutcome};
 use alloc::string::String;
@@ -120,14 +121,14 @@ fn opening_says_what_is_wrong() {
     assert_eq!(rig.open(0, 2, "a"), Err(FileFault::Refused(Refusal::TableFull)));
     rig.close(0, 1);
     assert!(rig.open(0, 2, "a").is_ok());
-    assert_eq!(rig.disk.open.len(), 1);
+    assert_eq!(rig.disk.open_handles(), 1);
 }
 
 #[test]
 fn only_regular_files_are_sent() {
     let mut rig = rig(0);
     rig.put("d", 4096, 9);
-    rig.disk.files.get_mut("d").unwrap().kind = FileKind::Directory;
+    rig.disk.file("d").stat.kind = FileKind::Directory;
     assert_eq!(rig.open(0, 2, "d").unwrap().kind, FileKind::Directory);
     rig.events.clear();
     rig.send(0, extent(7, 10, 2, 0, 100));
@@ -165,10 +166,10 @@ fn a_closed_file_is_sent_to_the_end() {
     rig.close(0, 1);
     rig.send(0, extent(8, 20, 1, 0, 100));
     assert_eq!(rig.outcomes(), [(20, dropped(FileFault::BadExtent))]);
-    assert_eq!(rig.disk.open.len(), 2);
+    assert_eq!(rig.disk.open_handles(), 2);
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(10, SENT)]);
-    assert_eq!((rig.disk.open.len(), rig.counter("file_open_files")), (1, 1));
+    assert_eq!((rig.disk.open_handles(), rig.counter("file_open_files")), (1, 1));
     assert_eq!(rig.counter("file_unknown"), 1);
 }
 
@@ -179,7 +180,7 @@ fn a_file_closed_while_it_opens_is_not_leaked() {
     rig.close(0, 2);
     rig.complete_all();
     assert!(rig.events.is_empty(), "nobody waits for the answer");
-    assert_eq!((rig.disk.open.len(), rig.counter("file_open_files")), (2, 2));
+    assert_eq!((rig.disk.open_handles(), rig.counter("file_open_files")), (2, 2));
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn a_rewritten_file_is_never_mixed() {
 #[test]
 fn a_truncated_file_is_noticed_by_length_alone() {
     let mut rig = rig(0);
-    rig.disk.short = Some(1000);
+    rig.disk.file("a").read_bytes_max = Some(1000);
     rig.send(0, extent(7, 10, 1, 0, 100));
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(10, dropped(FileFault::Changed))]);
@@ -293,12 +294,14 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.collect();
     let resets = rig.events.iter().filter(|e| matches!(e.1, Event::Reset)).count();
     assert_eq!((resets, rig.events.len()), (2, 2), "one for each queue and nothing else");
-    // The read still refers to the old handle; the mock's handles outlive it here.
-    rig.disk.open.insert(1, "a".into());
+    // The read was under way when its file was closed.
+    let stat = rig.disk.file("a").stat;
+    let DiskRequest::Read { id, buf, .. } = rig.requests.remove(0) else { panic!("a read") };
+    let result = Ok((u32::try_from(buf.len()).unwrap(), stat));
+    rig.device.handle_disk(rig.now, DiskCompletion::Read { id, buf, result });
     rig.complete_all();
     assert_eq!(rig.seqs(), []);
-    rig.disk.open.remove(&1);
-    assert!(rig.disk.open.is_empty(), "all closed: {:?}", rig.disk.open);
+    assert_eq!(rig.disk.open_handles(), 0, "all closed");
     for gauge in ["file_blocks", "file_held_bytes", "file_open_files", "tx_pending_transmits"] {
         assert_eq!(rig.counter(gauge), 0, "{gauge}");
     }
@@ -325,7 +328,7 @@ fn a_reset_takes_back_what_the_disk_never_got() {
     rig.device.reset();
     rig.device.unpoll_disk(polled);
     rig.collect();
-    assert!(rig.disk.requests.is_empty() && rig.disk.open.is_empty());
+    assert!(rig.requests.is_empty() && rig.disk.open_handles() == 0);
     assert_eq!(rig.counter("file_reads_in_flight"), 0);
     rig.open(0, 1, "a").unwrap();
     for (flow, offset) in [(1, 0), (2, 65_536), (3, 131_072)] {

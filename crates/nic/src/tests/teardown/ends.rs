@@ -135,9 +135,10 @@ fn half_close_ends_in_time() {
 
 #[test]
 fn a_response_of_several_segments() {
-    for wire in
-        [PLAIN, WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 }]
-    {
+    for wire in [
+        PLAIN_LINK,
+        WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 },
+    ] {
         let mut rig = Rig::with(config(TeardownConfig::default()), wire);
         begin(&mut rig, handed(&[1000, 2000]));
         let mut content = Vec::new();

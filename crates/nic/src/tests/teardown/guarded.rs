@@ -175,7 +175,7 @@ fn a_full_table_gives_back() {
     let limits = rig.device.capabilities().teardown.unwrap();
     assert_eq!((limits.flows_max, limits.bytes_max), (1, 65_416));
     let none = DeviceConfig { teardown: None, ..config(TeardownConfig::default()) };
-    let mut rig = Rig::with(none, PLAIN);
+    let mut rig = Rig::with(none, PLAIN_LINK);
     begin(&mut rig, handed(&[1]));
     assert_eq!(refused(&mut rig)[0].0, Refusal::Disabled);
 }

@@ -18,7 +18,7 @@ fn extent(offset: u64, len: u32) -> Part {
 fn with_file() -> (Rig, Teardown) {
     let mut config = config(TeardownConfig { retries_max: 2, ..TeardownConfig::default() });
     config.file = Some(FileConfig { block_pages: 1, read_ahead_blocks: 0, ..<_>::default() });
-    let mut rig = Rig::with(config, PLAIN);
+    let mut rig = Rig::with(config, PLAIN_LINK);
     at(&mut rig, 16_000);
     rig.put("a", 20_000, 3);
     rig.open(0, 1, "a").unwrap();
@@ -48,7 +48,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     let expected = [&bytes(0, 100)[..], &content(3, 5000, 1400)].concat();
     assert_eq!(stream(&mut rig), (UNA, expected.clone()));
     assert_eq!(rig.counter("file_held_bytes"), 1400);
-    assert_eq!((rig.counter("file_open_files"), rig.disk.open.len()), (2, 2));
+    assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (2, 2));
     rig.now = Instant::from_millis(16_208);
     rig.collect();
     assert_eq!(stream(&mut rig), (UNA, expected));
@@ -61,7 +61,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     assert_eq!(stream(&mut rig), (UNA + 1100, content(3, 6000, 400)));
     send(&mut rig, &peer(RCV, UNA + 1501, FIN_ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
-    assert_eq!((rig.counter("file_open_files"), rig.disk.open.len()), (1, 1));
+    assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (1, 1));
     assert_eq!(rig.counter("file_unknown"), 0);
     at(&mut rig, 17_000);
     assert_eq!(told(&mut rig), [CLOSED]);
@@ -77,7 +77,7 @@ fn a_lone_fin_after_the_files_parts_were_acknowledged() {
     left(&mut rig);
     send(&mut rig, &peer(RCV, UNA + 1500, Flags::ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
-    assert_eq!((rig.counter("file_open_files"), rig.disk.open.len()), (0, 0));
+    assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (0, 0));
     assert_eq!(at(&mut rig, 16_250), [(16_208, "F. 2500+0 5000".into())]);
     assert_eq!(rig.counter("file_unknown"), 0, "it needs no file");
     send(&mut rig, &peer(RCV, UNA + 1501, FIN_ACK));
@@ -96,7 +96,7 @@ fn a_reset_lets_go_of_files_and_of_what_waits() {
     rig.complete_all();
     assert_eq!(left(&mut rig), [""; 0], "nothing follows it");
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_open_files")), (0, 0));
-    assert_eq!(rig.disk.open.len(), 0);
+    assert_eq!(rig.disk.open_handles(), 0);
     assert_eq!(counted(&mut rig), ["teardown_reset_late_data +1"]);
     at(&mut rig, 17_000);
     assert_eq!(told(&mut rig), [RESET]);
@@ -141,7 +141,7 @@ fn a_reset_of_the_device_forgets_pins() {
     rig.complete_all();
     rig.device.reset();
     rig.collect();
-    assert_eq!((rig.counter("file_open_files"), rig.disk.open.len()), (0, 0));
+    assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (0, 0));
     assert_eq!(rig.counter("file_held_bytes"), 0);
 }
 
@@ -162,7 +162,7 @@ fn the_order_of_the_flow_is_kept() {
 fn sealed_parts_are_the_same_again() {
     for suite in ALL {
         let keys = Keys::new(suite);
-        let mut rig = Rig::with(sealing(), PLAIN);
+        let mut rig = Rig::with(sealing(), PLAIN_LINK);
         at(&mut rig, 16_000);
         rig.op(0, keys.create(L5oId(70), Direction::Transmit, UNA, 0));
         let text = bytes(0, 900);
