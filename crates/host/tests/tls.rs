@@ -1,112 +1,31 @@
 //! TLS above the host's TCP, against rustls as the client: RFC 8446 and RFC 5246.
 
 use std::io::{Read as _, Write as _};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use abi::crypto::{CryptoProvider as _, Suite};
 use host::{Alert, Listen, SocketError, TlsKeys, TlsSecrets, TlsServer};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
 use rustls::{
-    CipherSuite, ClientConfig, ClientConnection, ConnectionTrafficSecrets, DigitallySignedStruct,
-    HandshakeKind, KeyLog, ServerConfig, SignatureScheme, SupportedCipherSuite,
-    SupportedProtocolVersion,
+    CipherSuite, ClientConfig, ClientConnection, ConnectionTrafficSecrets, HandshakeKind, KeyLog,
+    ServerConfig, SupportedCipherSuite,
 };
-use testkit::{Flags, HOST, PEER, Peer, seg};
+use testkit::{Certificate, Flags, HOST, PEER, Peer, TlsOffer, limited_suite, seg};
 
 /// What must never be seen on the wire.
 const SECRET: &[u8] = b"attack at dawn, and bring a ladder";
 
-/// The certificate is not what is tested here.
-#[derive(Debug)]
-struct Trusting;
+/// What the server shows and the clients trust.
+static CERTIFICATE: LazyLock<Certificate> =
+    LazyLock::new(|| Certificate::new(vec!["localhost".to_owned()]));
 
-impl ServerCertVerifier for Trusting {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// The versions and suites that are offered: all of them by default.
-struct Offer {
-    suites: Vec<SupportedCipherSuite>,
-    versions: Vec<&'static SupportedProtocolVersion>,
-}
-
-impl Default for Offer {
-    fn default() -> Self {
-        Self {
-            suites: aws_lc_rs::ALL_CIPHER_SUITES.to_vec(),
-            versions: rustls::ALL_VERSIONS.to_vec(),
-        }
-    }
-}
-
-impl Offer {
-    fn of(suite: CipherSuite) -> Self {
-        let suites = aws_lc_rs::ALL_CIPHER_SUITES.iter().filter(|s| s.suite() == suite);
-        Self { suites: suites.copied().collect(), ..Self::default() }
-    }
-
-    fn tls12() -> Self {
-        Self { versions: vec![&rustls::version::TLS12], ..Self::default() }
-    }
-
-    fn provider(&self) -> Arc<CryptoProvider> {
-        let cipher_suites = self.suites.clone();
-        Arc::new(CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() })
-    }
-
-    fn client(&self) -> ClientConfig {
-        ClientConfig::builder_with_provider(self.provider())
-            .with_protocol_versions(&self.versions)
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Trusting))
-            .with_no_client_auth()
-    }
+fn client_config(offer: &TlsOffer) -> ClientConfig {
+    CERTIFICATE.client(offer)
 }
 
 fn server_config(suites: Vec<SupportedCipherSuite>) -> ServerConfig {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let provider = CryptoProvider { cipher_suites: suites, ..aws_lc_rs::default_provider() };
-    let mut config = ServerConfig::builder_with_provider(Arc::new(provider))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
-        .unwrap();
+    let mut config = CERTIFICATE.server(&TlsOffer { suites, ..TlsOffer::default() });
     config.enable_secret_extraction = true;
     config.ticketer = aws_lc_rs::Ticketer::new().unwrap();
     config
@@ -142,9 +61,9 @@ impl World {
     }
 
     /// After the handshake.
-    fn open(offer: &Offer) -> Self {
+    fn open(offer: &TlsOffer) -> Self {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
-        let mut world = Self::connected(server_config(suites), Arc::new(offer.client()));
+        let mut world = Self::connected(server_config(suites), Arc::new(client_config(offer)));
         world.run();
         assert!(!world.client.is_handshaking());
         assert_eq!(world.t.error(), None);
@@ -226,7 +145,7 @@ fn text(len: usize) -> Vec<u8> {
 #[test]
 fn every_suite() {
     for suite in aws_lc_rs::ALL_CIPHER_SUITES {
-        let offer = Offer::of(suite.suite());
+        let offer = TlsOffer::of(suite.suite());
         // The certificate is one of ECDSA.
         if format!("{:?}", suite.suite()).contains("RSA") {
             continue;
@@ -256,7 +175,7 @@ fn every_suite() {
 fn records_come_in_pieces() {
     for segment in [1, 2, 3, 5, 7, 100] {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
-        let client = Arc::new(Offer::default().client());
+        let client = Arc::new(client_config(&TlsOffer::default()));
         let mut world = World::connected(server_config(suites), client);
         world.segment = segment;
         world.run();
@@ -269,7 +188,7 @@ fn records_come_in_pieces() {
 /// A file is read by the host and sealed: its bytes and no others reach the client.
 #[test]
 fn a_file() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     let file = world.t.host.offload_open("big").unwrap();
     world.t.pump();
     world.t.serve_disk(Peer::big_file());
@@ -298,7 +217,7 @@ fn a_file() {
 #[test]
 fn files_are_released() {
     for aborted in [false, true] {
-        let mut world = World::open(&Offer::default());
+        let mut world = World::open(&TlsOffer::default());
         let file = world.t.host.offload_open("big").unwrap();
         world.t.pump();
         world.t.serve_disk(Peer::big_file());
@@ -323,7 +242,7 @@ fn files_are_released() {
 /// type and the length have alerts of their own.
 #[test]
 fn every_changed_byte_is_noticed() {
-    for offer in [Offer::default(), Offer::tls12()] {
+    for offer in [TlsOffer::default(), TlsOffer::tls12()] {
         let mut at = 0;
         loop {
             let mut world = World::open(&offer);
@@ -355,7 +274,7 @@ fn every_changed_byte_is_noticed() {
 
 #[test]
 fn records_that_are_too_long() {
-    for (offer, len) in [(Offer::default(), 16_384 + 257), (Offer::tls12(), 16_384 + 2049)] {
+    for (offer, len) in [(TlsOffer::default(), 16_384 + 257), (TlsOffer::tls12(), 16_384 + 2049)] {
         let mut world = World::open(&offer);
         let [high, low] = u16::try_from(len).unwrap().to_be_bytes();
         let record = [&[23, 3, 3, high, low][..], &vec![0; len]].concat();
@@ -397,8 +316,8 @@ impl Forger {
 }
 
 fn forger() -> (Forger, Peer) {
-    let offer = Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256);
-    let mut config = offer.client();
+    let offer = TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256);
+    let mut config = client_config(&offer);
     config.enable_secret_extraction = true;
     let server = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
     let mut world = World::connected(server, Arc::new(config));
@@ -454,7 +373,7 @@ fn padding_and_replay() {
 /// A record that has no room for a tag.
 #[test]
 fn a_record_without_a_tag() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     world.t.send_data(&[23, 3, 3, 0, 0]);
     world.failed_with(Alert::BadRecordMac);
 }
@@ -462,7 +381,7 @@ fn a_record_without_a_tag() {
 /// The peer vanishes in the middle of a record: an end, and not a byte of it.
 #[test]
 fn a_cut_record() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     let record = world.record(b"some bytes");
     world.t.send_data(&record[..record.len() - 1]);
     world.t.send(seg!(FIN ACK));
@@ -475,7 +394,7 @@ fn a_cut_record() {
 #[test]
 fn plain_http() {
     let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
-    let client = Arc::new(Offer::default().client());
+    let client = Arc::new(client_config(&TlsOffer::default()));
     let mut world = World::connected(server_config(suites), client);
     world.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
     let sent: Vec<u8> = world.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
@@ -487,10 +406,10 @@ fn plain_http() {
 /// No suite in common: rustls's own alert.
 #[test]
 fn a_handshake_that_fails() {
-    let of = |suite| Offer::of(suite).suites;
+    let of = |suite| TlsOffer::of(suite).suites;
     let server = server_config(of(CipherSuite::TLS13_AES_128_GCM_SHA256));
-    let offer = Offer::of(CipherSuite::TLS13_AES_256_GCM_SHA384);
-    let mut world = World::connected(server, Arc::new(offer.client()));
+    let offer = TlsOffer::of(CipherSuite::TLS13_AES_256_GCM_SHA384);
+    let mut world = World::connected(server, Arc::new(client_config(&offer)));
     let error = world.run().expect("the client was told");
     assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
     assert_eq!(world.t.error(), Some(SocketError::TlsHandshake));
@@ -500,7 +419,7 @@ fn a_handshake_that_fails() {
 /// RFC 8446 section 4.6.3: the client changes its key, and asks for ours to change.
 #[test]
 fn keys_change() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 1..=3 {
         world.client.refresh_traffic_keys().unwrap();
         world.client.writer().write_all(b"under the new key").unwrap();
@@ -519,7 +438,7 @@ fn keys_change() {
 /// kept for a peer that asks and does not read.
 #[test]
 fn keys_that_change_again_and_again() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for _ in 0..200 {
         world.client.refresh_traffic_keys().unwrap();
         world.client.writer().write_all(b"x").unwrap();
@@ -539,7 +458,7 @@ fn keys_that_change_again_and_again() {
 /// Without data between them only so many keys are followed: each costs us one.
 #[test]
 fn keys_that_change_for_nothing() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 0..3 {
         for _ in 0..32 {
             world.client.refresh_traffic_keys().unwrap();
@@ -576,7 +495,7 @@ impl KeyLog for Logged {
 /// takes itself for the client where `is_client`.
 fn attached(name: CipherSuite, suite: Suite, is_client: bool) -> World {
     let logged = Arc::new(Logged::default());
-    let mut config = Offer::of(name).client();
+    let mut config = client_config(&TlsOffer::of(name));
     config.enable_secret_extraction = true;
     config.key_log = logged.clone();
     let mut world =
@@ -667,19 +586,8 @@ fn secrets_that_fit_no_suite() {
 /// RFC 8446 section 5.5: a key that has sealed enough is changed, and the client follows.
 #[test]
 fn a_key_has_a_limit() {
-    let SupportedCipherSuite::Tls13(suite) = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256
-    else {
-        unreachable!("it is one of TLS 1.3")
-    };
-    let common = rustls::crypto::CipherSuiteCommon { confidentiality_limit: 1030, ..copy(suite) };
-    let limited = Box::leak(Box::new(rustls::Tls13CipherSuite {
-        common,
-        hkdf_provider: suite.hkdf_provider,
-        aead_alg: suite.aead_alg,
-        quic: None,
-    }));
-    let server = server_config(vec![SupportedCipherSuite::Tls13(limited)]);
-    let client = Arc::new(Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256).client());
+    let server = server_config(vec![limited_suite(1030)]);
+    let client = Arc::new(client_config(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256)));
     let mut world = World::connected(server, client);
     world.run();
     for n in 0..20_u8 {
@@ -690,18 +598,10 @@ fn a_key_has_a_limit() {
     assert!(world.counter("tls_tx_rekey_ok") >= 2, "six records each, less the tickets");
 }
 
-fn copy(suite: &rustls::Tls13CipherSuite) -> rustls::crypto::CipherSuiteCommon {
-    rustls::crypto::CipherSuiteCommon {
-        suite: suite.common.suite,
-        hash_provider: suite.common.hash_provider,
-        confidentiality_limit: suite.common.confidentiality_limit,
-    }
-}
-
 /// RFC 8446 section 6.1: both sides say that they end.
 #[test]
 fn the_end_is_said() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     world.t.app_write(b"last words");
     world.t.app_shutdown();
     world.run();
@@ -717,7 +617,7 @@ fn the_end_is_said() {
 /// What came before the end is read after it, however late and however much of it there is.
 #[test]
 fn what_came_before_the_end_is_read_after_it() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     world.t.app_shutdown();
     world.run();
     world.client.writer().write_all(&text(200_000)).unwrap();
@@ -737,7 +637,7 @@ fn what_came_before_the_end_is_read_after_it() {
 /// What is written after the end is refused at once, although the end is not yet sent.
 #[test]
 fn nothing_follows_the_end() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     let socket = world.t.socket();
     world.t.host.shutdown(socket);
     let refused = Err(host::SendError::NotConnected(SocketError::Closed));
@@ -750,7 +650,7 @@ fn nothing_follows_the_end() {
 /// What was written before the socket was closed is still delivered, sealed, with its end.
 #[test]
 fn a_closed_socket_delivers() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     world.t.app_write(&text(40_000));
     world.t.app_close();
     world.run();
@@ -761,7 +661,7 @@ fn a_closed_socket_delivers() {
 /// that answers what comes later with a reset.
 #[test]
 fn the_end_is_in_the_transmit_of_the_response() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.take_all();
     world.t.queue(&text(500));
     world.t.app_close_lingering(100);
@@ -775,7 +675,7 @@ fn the_end_is_in_the_transmit_of_the_response() {
 /// A response of TLS 1.3 on a connection that the server closes lingering, and then all that a
 /// client may send that has not yet read it.
 fn answered_lingering(len: usize) -> World {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.t.app_write(&text(len));
     world.t.app_close_lingering(1 << 20);
     world
@@ -809,7 +709,7 @@ fn late_records_do_not_cut_the_response_off() {
 /// the response, the application having let go of the connection.
 #[test]
 fn a_key_update_behind_the_last_request_is_answered() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     world.client.writer().write_all(b"request").unwrap();
     world.client.refresh_traffic_keys().unwrap();
     let mut flight = Vec::new();
@@ -832,7 +732,7 @@ fn a_key_update_behind_the_last_request_is_answered() {
 /// answered before the next record of it; the application has closed the connection by then.
 #[test]
 fn a_key_update_while_a_file_is_sent_is_answered() {
-    let mut world = World::open(&Offer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut world = World::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     let file = world.t.host.offload_open("big").unwrap();
     world.t.pump();
     world.t.serve_disk(Peer::big_file());
@@ -873,7 +773,7 @@ fn a_key_update_behind_the_last_data_needs_no_answer() {
 /// The connection goes to the device with everything sealed, whatever record is incomplete.
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {
-    let mut world = World::open(&Offer::default());
+    let mut world = World::open(&TlsOffer::default());
     world.t.app_option(host::SocketOption::TeardownOffload(true));
     let record = world.record(b"a request that nobody reads");
     world.t.queue(&text(20_000));
@@ -890,7 +790,7 @@ fn late_records_do_not_keep_the_connection_on_the_host() {
 /// A client that gives up, with an alert.
 #[test]
 fn the_client_gives_up() {
-    let mut world = World::open(&Offer::tls12());
+    let mut world = World::open(&TlsOffer::tls12());
     // A record of ours that was changed on its way.
     world.t.app_write(b"some bytes");
     let mut record: Vec<u8> =
@@ -907,8 +807,8 @@ fn the_client_gives_up() {
 #[test]
 fn sessions_resume() {
     for versions in [vec![&rustls::version::TLS13], vec![&rustls::version::TLS12]] {
-        let offer = Offer { versions, ..Offer::default() };
-        let mut config = offer.client();
+        let offer = TlsOffer { versions, ..TlsOffer::default() };
+        let mut config = client_config(&offer);
         config.enable_early_data = true;
         let config = Arc::new(config);
         let server = server_config(offer.suites.clone());

@@ -5,23 +5,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use host::{Listen, ListenerOption, SocketError, TlsServer};
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::PrivatePkcs8KeyDer;
-use testkit::{HOST, PEER, Peer, seg};
+use testkit::{Certificate, HOST, PEER, Peer, TlsOffer, seg};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
 
 /// A connection to a listener for TLS, which takes cleartext or not.
 fn connected(cleartext: bool) -> Peer {
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key.into())
-        .unwrap();
+    let certificate = Certificate::new(vec!["localhost".to_owned()]);
+    let mut config = certificate.server(&TlsOffer::default());
     config.enable_secret_extraction = true;
     let mut t = Peer::new(|c| c.tcp.pacing = false, (HOST, PEER));
     let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };

@@ -25,5 +25,5 @@ pub use nvme::pdu;
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};
 pub use seg::Seg;
-pub use tls::{tls13, tls13_limited};
+pub use tls::{Certificate, TlsOffer, limited_suite, tls13, tls13_limited};
 pub use wire::tcp::Flags;
