@@ -9,6 +9,7 @@
 //! Head and body are written one after the other and the host cuts segments only when the driver
 //! polls it, so that head and first bytes of the body share a segment without corking.
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use abi::{FileFault, FileId, Refusal};
@@ -301,7 +302,7 @@ impl<I: Copy + Eq> Connection<I> {
         };
         let log = cx.responder.log.enabled();
         let about = Circumstances {
-            remote: if log { cx.host.remote(self.socket) } else { None },
+            remote: if log { self.remote(cx) } else { None },
             opened: opened.map(|(result, _)| result),
             since: opened.map(|(_, since)| since),
             service,
@@ -419,6 +420,10 @@ impl<I: Copy + Eq> Connection<I> {
         Step::Again
     }
 
+    fn remote<S: Sockets<Id = I>>(&self, cx: &Context<'_, S>) -> Option<IpAddr> {
+        cx.host.remote(self.socket).map(|remote| remote.addr)
+    }
+
     fn waiter<S: Sockets<Id = I>>(&self) -> Waiter {
         // The host's tables have 32-bit indices.
         let index = u32::try_from(S::index(self.socket)).unwrap_or(u32::MAX);
@@ -458,7 +463,7 @@ impl<I: Copy + Eq> Connection<I> {
     /// Answers with an error that no whole request led to, and closes.
     fn give_up<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, status: Status) -> Fate {
         self.partial = None;
-        let remote = cx.host.remote(self.socket);
+        let remote = self.remote(cx);
         let plan = cx.responder.give_up(cx.now, status, remote);
         match self.send_response(cx, &plan) {
             Step::Gone => Fate::Gone,
@@ -651,7 +656,7 @@ impl<I: Copy + Eq> Connection<I> {
         match error {
             SocketError::File(fault) => {
                 counters.http_aborted_file += 1;
-                let remote = cx.host.remote(self.socket);
+                let remote = self.remote(cx);
                 cx.responder.file_failed(cx.now, remote, self.file, fault);
             }
             // This side's doing, and all was delivered.

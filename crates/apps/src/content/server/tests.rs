@@ -166,7 +166,7 @@ fn an_open_is_for_who_asked() {
     world.receive(old, &get("/missing"));
     world.fail(old, SocketError::Reset);
     // Another connection has its place and waits for another file.
-    let new = world.accept_at(old);
+    let new = world.accept();
     world.receive(new, &get("/a.txt"));
     world.finish_oldest_open();
     assert_eq!(world.sent(new), "");
@@ -253,6 +253,7 @@ fn peer_that_closes_first_gets_its_response() {
     let id = world.accept();
     world.receive(id, "GET /a");
     world.peer_closes(id);
+    world.acknowledge_all(id);
     assert!(world.is_closed(id));
     assert_eq!((world.sent(id).as_str(), world.counter("http_aborted_peer")), ("", 1));
     world.assert_empty();
@@ -275,6 +276,8 @@ fn header_timeout() {
     assert_eq!((world.sent(silent).as_str(), statuses(&world.sent(slow))), ("", vec![408]));
     assert_eq!((world.counter("http_timeouts_header"), world.counter("http_408")), (2, 1));
     world.peer_closes(silent);
+    assert!(!world.is_closed(silent), "its end is not acknowledged");
+    world.acknowledge_all(silent);
     assert!(world.is_closed(silent));
     world.acknowledge_all(slow);
     world.advance(seconds(2));
@@ -378,7 +381,7 @@ fn disk_that_does_not_answer() {
 #[test]
 fn no_handle_left() {
     let mut world = World::new();
-    world.sockets.files_max = 2;
+    world.sockets.more.files_max = 2;
     let ids: Vec<_> = (0..4).map(|_| world.accept()).collect();
     for (id, path) in ids.iter().zip(["/a.txt", "/b", "/missing"]) {
         world.receive(*id, &get(path));
@@ -440,6 +443,7 @@ fn connections_are_bounded() {
     assert!(world.is_aborted(ids[2]) && !world.is_aborted(ids[1]));
     assert_eq!(world.counter("http_connections_refused"), 1);
     world.peer_closes(ids[0]);
+    world.acknowledge_all(ids[0]);
     let id = world.accept();
     world.receive(id, &get("/a.txt"));
     world.finish_opens();
@@ -465,7 +469,8 @@ fn stale_and_foreign_notices() {
     let mut world = World::new();
     let old = world.accept();
     world.fail(old, SocketError::Reset);
-    let new = world.accept_at(old);
+    world.poke(old);
+    let new = world.accept();
     world.poke(old);
     world.receive(new, &get("/a.txt"));
     world.server.handle_file(world.now, &mut world.sockets, FileId(4_000_000));

@@ -129,7 +129,7 @@ fn malformed_and_oversized_heads() {
         let mut world = World::new(Mode::Http, 1);
         let client = world.accept();
         world.receive(client, &text);
-        assert!(world.sockets.opened.is_empty());
+        assert!(world.sockets.more.opened.is_empty());
         assert_answered(&mut world, client, code);
         let mut moved = Vec::new();
         world.server.shared.counters.visit(&mut |name, value| {
@@ -250,7 +250,7 @@ fn no_backend_to_be_had() {
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
     world.advance(seconds(4));
-    assert_eq!(world.sockets.opened.len(), 2);
+    assert_eq!(world.sockets.more.opened.len(), 2);
     assert_answered(&mut world, client, "504");
     // None is there.
     let mut world = World::new(Mode::Http, 0);
@@ -259,7 +259,7 @@ fn no_backend_to_be_had() {
     assert_answered(&mut world, client, "503");
     // No port.
     let mut world = World::new(Mode::Http, 2);
-    world.sockets.connect_error = Some(ConnectError::NoPort);
+    world.sockets.more.connect_error = Some(ConnectError::NoPort);
     let client = world.accept();
     world.receive(client, GET);
     assert_answered(&mut world, client, "503");
@@ -459,7 +459,7 @@ fn tls_by_name() {
             let client = world.accept();
             let hello = client_hello(Some("x.b.example"), record);
             world.receive(client, &hello[..cut]);
-            assert!(world.sockets.opened.is_empty());
+            assert!(world.sockets.more.opened.is_empty());
             world.receive(client, &hello[cut..]);
             assert_eq!(world.opened_to(), 99);
             let backend = world.establish();
@@ -521,7 +521,7 @@ fn spliced_to_the_end() {
     world.receive(client, format!("{GET}body"));
     let backend = world.establish();
     assert_eq!(world.text(backend), GET, "the head, and nothing more");
-    assert_eq!(world.sockets.spliced, [(client, backend)]);
+    assert_eq!(world.sockets.more.spliced, [(client, backend)]);
     // Until the host has decided, the sockets are its own.
     world.poke(client);
     world.receive(backend, "early");
@@ -529,7 +529,7 @@ fn spliced_to_the_end() {
     world.spliced();
     // The slots are used again while the splice lasts.
     let other = world.accept();
-    assert_eq!(other.0, client.0);
+    assert_eq!(other.index, client.index);
     world.peer_closes(other);
     world.advance(seconds(10_000));
     assert_eq!(world.server.connections(), 1);
@@ -569,14 +569,14 @@ fn refused_splices_are_relayed_here() {
     world.peer_closes(client);
     world.assert_empty();
     // Refused at once.
-    world.sockets.splice = Some(SpliceError::Refused(Refusal::NotSupported));
+    world.sockets.more.splice = Some(SpliceError::Refused(Refusal::NotSupported));
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
     world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
     assert_eq!(status(&world.text(client)), "200");
     world.fail(client, SocketError::Reset);
-    world.sockets.splice = Some(SpliceError::NotConnected(SocketError::Closed));
+    world.sockets.more.splice = Some(SpliceError::NotConnected(SocketError::Closed));
     let client = world.accept();
     world.receive(client, GET);
     world.establish();
@@ -604,7 +604,7 @@ fn splices_that_never_begin() {
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
-    assert_eq!(world.sockets.spliced, [(client, backend)]);
+    assert_eq!(world.sockets.more.spliced, [(client, backend)]);
     world.advance(seconds(299));
     assert!(!world.is_aborted(client) && !world.is_aborted(backend));
     world.advance(seconds(301));
@@ -647,12 +647,12 @@ fn passive_health() {
     }
     let client = world.accept();
     world.receive(client, GET);
-    assert_eq!(world.sockets.opened.len(), 3, "not tried");
+    assert_eq!(world.sockets.more.opened.len(), 3, "not tried");
     assert_answered_later(&mut world, client, "503");
     world.advance(Check::DOWN_TIME);
     let client = world.accept();
     world.receive(client, GET);
-    assert_eq!(world.sockets.opened.len(), 4);
+    assert_eq!(world.sockets.more.opened.len(), 4);
     let log = world.log();
     let remarks: Vec<&String> = log.iter().filter(|l| l.starts_with('#')).collect();
     assert_eq!(
@@ -680,9 +680,9 @@ fn checked(path: &str) -> World {
 
 /// Lets the next check begin, and gives its socket.
 fn next_check(world: &mut World) -> Id {
-    let before = world.sockets.opened.len();
+    let before = world.sockets.more.opened.len();
     for _ in 0..30 {
-        if world.sockets.opened.len() > before {
+        if world.sockets.more.opened.len() > before {
             return world.opened();
         }
         world.advance(Duration::from_millis(100));
@@ -767,9 +767,9 @@ fn a_new_table_keeps_connections() {
     assert_eq!(world.opened_to(), 50, "what is chosen from now on is new");
     world.establish();
     // A retry goes to the new one as well.
-    let first = world.sockets.opened[1];
+    let first = world.sockets.more.opened[1];
     world.fail(first, SocketError::Refused);
-    assert_eq!((world.opened_to(), world.sockets.opened.len()), (50, 4));
+    assert_eq!((world.opened_to(), world.sockets.more.opened.len()), (50, 4));
     // The old one is forgotten when its last connection ends.
     assert_eq!(world.server.shared.backends.get(0).map(|b| b.connections), Some(1));
     world.fail(old, SocketError::Reset);
@@ -839,7 +839,7 @@ fn the_end_is_logged() {
     world.server.end(world.now);
     world.fail(relayed, SocketError::Closed);
     world.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
-    assert_eq!(world.sockets.opened.len(), 1, "nothing is connected any more");
+    assert_eq!(world.sockets.more.opened.len(), 1, "nothing is connected any more");
     let ends: Vec<_> = world.log().into_iter().map(|line| line[45..].to_owned()).collect();
     assert_eq!(
         ends,

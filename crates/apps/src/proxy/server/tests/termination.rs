@@ -52,7 +52,7 @@ fn before_there_is_a_backend() {
             leave(world, client);
         }),
         ("RC", |world, client| {
-            world.sockets.connect_error = Some(ConnectError::NoPort);
+            world.sockets.more.connect_error = Some(ConnectError::NoPort);
             world.receive(client, GET);
             leave(world, client);
         }),

@@ -1,0 +1,102 @@
+//! What the applications ask of connections of the host.
+//!
+//! The content server and the proxy are written against it, each with a trait of its own above it
+//! for what else it asks. One implementation is the host, call by call; the other is the fake of
+//! their tests, which shows timeouts, resets, slow readers and split requests without a TCP below.
+//! Nothing else is meant to implement it. The tests here hold both to the same rules.
+
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Debug;
+
+use base::Instant;
+use bytes::Bytes;
+use host::{Host, Readiness, SendError, SocketId};
+use wire::Endpoint;
+
+/// Connections; see [`Host`] for what each call promises.
+pub(crate) trait Connections {
+    /// Names a connection.
+    type Id: Copy + Eq + Debug;
+
+    fn index(id: Self::Id) -> usize;
+    fn readiness(&self, id: Self::Id) -> Readiness;
+    fn remote(&self, id: Self::Id) -> Option<Endpoint>;
+    fn local(&self, id: Self::Id) -> Option<Endpoint>;
+    fn speaks_tls(&self, id: Self::Id) -> bool;
+    fn peek(&self, id: Self::Id) -> &[u8];
+    fn consume(&mut self, id: Self::Id, bytes: usize);
+    fn send(&mut self, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
+    /// Room for bytes of host memory.
+    fn send_room(&self, id: Self::Id) -> usize;
+    /// Bytes written but not yet acknowledged.
+    fn send_queue(&self, id: Self::Id) -> u64;
+    fn shutdown(&mut self, id: Self::Id);
+    fn close(&mut self, now: Instant, id: Self::Id);
+    /// As [`Connections::close`], and discards up to that number of bytes that still come.
+    fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
+    fn abort(&mut self, now: Instant, id: Self::Id);
+}
+
+impl Connections for Host {
+    type Id = SocketId;
+
+    fn index(id: SocketId) -> usize {
+        id.index()
+    }
+
+    fn readiness(&self, id: SocketId) -> Readiness {
+        Self::readiness(self, id)
+    }
+
+    fn remote(&self, id: SocketId) -> Option<Endpoint> {
+        Self::remote(self, id)
+    }
+
+    fn local(&self, id: SocketId) -> Option<Endpoint> {
+        Self::local(self, id)
+    }
+
+    fn speaks_tls(&self, id: SocketId) -> bool {
+        Self::speaks_tls(self, id)
+    }
+
+    fn peek(&self, id: SocketId) -> &[u8] {
+        Self::peek(self, id)
+    }
+
+    fn consume(&mut self, id: SocketId, bytes: usize) {
+        Self::consume(self, id, bytes);
+    }
+
+    fn send(&mut self, id: SocketId, bytes: Bytes) -> Result<usize, SendError> {
+        Self::send(self, id, bytes)
+    }
+
+    fn send_room(&self, id: SocketId) -> usize {
+        Self::send_room(self, id)
+    }
+
+    fn send_queue(&self, id: SocketId) -> u64 {
+        Self::send_queue(self, id)
+    }
+
+    fn shutdown(&mut self, id: SocketId) {
+        Self::shutdown(self, id);
+    }
+
+    fn close(&mut self, now: Instant, id: SocketId) {
+        Self::close(self, now, id);
+    }
+
+    fn close_lingering(&mut self, now: Instant, id: SocketId, bytes_max: u32) {
+        Self::close_lingering(self, now, id, bytes_max);
+    }
+
+    fn abort(&mut self, now: Instant, id: SocketId) {
+        Self::abort(self, now, id);
+    }
+}

@@ -1,0 +1,327 @@
+//! Connections without a network: what was written is kept as bytes, and a test says what peers do.
+//!
+//! Used by the tests of the content server and the proxy; [`super::tests`] compare it with the
+//! host. It is stricter: calls that an application has no reason for panic.
+
+use core::net::{IpAddr, Ipv4Addr};
+use std::collections::VecDeque;
+
+use base::Instant;
+use bytes::Bytes;
+use host::{Readiness, SendError, SocketError};
+use wire::Endpoint;
+
+use super::Connections;
+
+/// Payload of a packet: what one look shows, at most.
+const PACKET_BYTES: usize = 1448;
+
+/// Where peers connect to.
+const LOCAL: Endpoint = Endpoint { addr: IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2)), port: 80 };
+
+/// Slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id {
+    pub(crate) index: usize,
+    generation: u32,
+}
+
+/// Where written bytes are until they are acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// In the send buffer.
+    InMemory,
+    /// In a file.
+    InFile,
+}
+
+/// The end of what is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fin {
+    #[default]
+    None,
+    Sent,
+    Acknowledged,
+}
+
+#[derive(Default)]
+struct Connection {
+    generation: u32,
+    remote: Option<Endpoint>,
+    established: bool,
+    tls: bool,
+    /// Packets that were not read.
+    received: VecDeque<Vec<u8>>,
+    peer_closed: bool,
+    sent: Vec<u8>,
+    /// Bytes of `sent` that the test has looked at.
+    seen: usize,
+    /// What is not acknowledged, in its order.
+    queue: VecDeque<(usize, Held)>,
+    /// Bytes of memory that may be sent and not acknowledged.
+    buffer: usize,
+    fin: Fin,
+    error: Option<SocketError>,
+    closed: bool,
+    /// It was closed, and what still comes is discarded.
+    lingers: bool,
+    aborted: bool,
+}
+
+impl Connection {
+    const fn is_gone(&self) -> bool {
+        self.closed || self.aborted
+    }
+
+    fn queued(&self) -> usize {
+        self.queue.iter().map(|(len, _)| len).sum()
+    }
+
+    fn queued_in_memory(&self) -> usize {
+        self.queue.iter().filter(|(_, held)| *held == Held::InMemory).map(|(len, _)| len).sum()
+    }
+
+    fn room(&self) -> usize {
+        self.buffer.saturating_sub(self.queued_in_memory())
+    }
+
+    fn write(&mut self, bytes: &[u8], held: Held) {
+        assert!(self.established && self.fin == Fin::None, "written outside of a connection");
+        self.sent.extend_from_slice(bytes);
+        if !bytes.is_empty() {
+            self.queue.push_back((bytes.len(), held));
+        }
+    }
+
+    fn acknowledge(&mut self, mut bytes: u64) {
+        while let Some((len, _)) = self.queue.front_mut().filter(|_| bytes > 0) {
+            let here = usize::try_from(bytes).unwrap_or(usize::MAX).min(*len);
+            *len -= here;
+            bytes -= here as u64;
+            if *len == 0 {
+                self.queue.pop_front();
+            }
+        }
+        if bytes > 0 && self.fin == Fin::Sent {
+            self.fin = Fin::Acknowledged;
+        }
+    }
+}
+
+/// The fake, with what an application asks besides.
+#[derive(Default)]
+pub(crate) struct FakeConnections<X = ()> {
+    all: Vec<Connection>,
+    pub(crate) more: X,
+}
+
+impl<X> FakeConnections<X> {
+    pub(crate) const fn new(more: X) -> Self {
+        Self { all: Vec::new(), more }
+    }
+
+    /// Opens a connection that is not established, in the smallest free slot, as the host does it:
+    /// names are used again soon.
+    pub(crate) fn open(&mut self, remote: Endpoint, buffer: usize) -> Id {
+        let free = self.all.iter().position(Connection::is_gone);
+        let index = free.unwrap_or(self.all.len());
+        if index == self.all.len() {
+            self.all.push(Connection::default());
+            self.put(index, 0, remote, buffer)
+        } else {
+            self.put(index, self.all[index].generation + 1, remote, buffer)
+        }
+    }
+
+    fn put(&mut self, index: usize, generation: u32, remote: Endpoint, buffer: usize) -> Id {
+        let remote = Some(remote);
+        self.all[index] = Connection { generation, remote, buffer, ..Connection::default() };
+        Id { index, generation }
+    }
+
+    /// The connection, unless the name is stale or the application has let go of it.
+    fn get(&self, id: Id) -> Option<&Connection> {
+        let connection = self.all.get(id.index)?;
+        (connection.generation == id.generation && !connection.is_gone()).then_some(connection)
+    }
+
+    fn live(&mut self, id: Id) -> &mut Connection {
+        let connection = self.peer(id);
+        assert!(!connection.is_gone(), "used after it was let go");
+        connection
+    }
+
+    /// The connection, for what the peer does.
+    fn peer(&mut self, id: Id) -> &mut Connection {
+        let connection = &mut self.all[id.index];
+        assert_eq!(connection.generation, id.generation, "a stale name was used");
+        connection
+    }
+
+    pub(crate) fn establish(&mut self, id: Id) {
+        self.live(id).established = true;
+    }
+
+    /// Sets whether the connection speaks TLS.
+    pub(crate) fn set_tls(&mut self, id: Id, tls: bool) {
+        self.live(id).tls = tls;
+    }
+
+    pub(crate) fn peer_sends(&mut self, id: Id, bytes: &[u8]) {
+        self.peer(id).received.extend(bytes.chunks(PACKET_BYTES).map(<[u8]>::to_vec));
+    }
+
+    pub(crate) fn peer_closes(&mut self, id: Id) {
+        self.peer(id).peer_closed = true;
+    }
+
+    pub(crate) fn fail(&mut self, id: Id, error: SocketError) {
+        self.peer(id).error = Some(error);
+    }
+
+    /// The peer acknowledges so many bytes, of which the end is the last.
+    pub(crate) fn acknowledge(&mut self, id: Id, bytes: u64) {
+        self.peer(id).acknowledge(bytes);
+    }
+
+    /// Sets how many bytes of memory may be sent and not acknowledged.
+    pub(crate) fn set_buffer(&mut self, id: Id, bytes: usize) {
+        self.peer(id).buffer = bytes;
+    }
+
+    /// Has room for so many bytes more, until some are acknowledged.
+    pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
+        let connection = self.peer(id);
+        connection.buffer = connection.queued_in_memory().saturating_add(bytes);
+    }
+
+    /// Writes bytes of a file.
+    pub(crate) fn write_from_file(&mut self, id: Id, bytes: &[u8]) {
+        self.live(id).write(bytes, Held::InFile);
+    }
+
+    /// Returns what was sent since the last look.
+    pub(crate) fn take_sent(&mut self, id: Id) -> Vec<u8> {
+        let connection = self.peer(id);
+        let bytes = connection.sent[connection.seen..].to_vec();
+        connection.seen = connection.sent.len();
+        bytes
+    }
+
+    pub(crate) fn unread(&self, id: Id) -> usize {
+        self.all[id.index].received.iter().map(Vec::len).sum()
+    }
+
+    pub(crate) fn is_shut(&self, id: Id) -> bool {
+        self.all[id.index].fin != Fin::None
+    }
+
+    /// Whether the application closed it, and did not abort it.
+    pub(crate) fn is_closed(&self, id: Id) -> bool {
+        self.all[id.index].closed && !self.all[id.index].aborted
+    }
+
+    pub(crate) fn lingers(&self, id: Id) -> bool {
+        self.all[id.index].lingers
+    }
+
+    pub(crate) fn is_aborted(&self, id: Id) -> bool {
+        self.all[id.index].aborted
+    }
+
+    /// Checks that the application has let go of all connections.
+    pub(crate) fn assert_all_gone(&self) {
+        for (index, connection) in self.all.iter().enumerate() {
+            assert!(connection.is_gone(), "connection {index} is left");
+        }
+    }
+}
+
+impl<X> Connections for FakeConnections<X> {
+    type Id = Id;
+
+    fn index(id: Id) -> usize {
+        id.index
+    }
+
+    fn readiness(&self, id: Id) -> Readiness {
+        let Some(connection) = self.get(id) else {
+            return Readiness { error: Some(SocketError::Closed), ..Readiness::default() };
+        };
+        let Connection { received, queue, established, fin, error, .. } = connection;
+        Readiness {
+            readable: !received.is_empty(),
+            writable: *established && *fin == Fin::None && error.is_none() && connection.room() > 0,
+            peer_closed: connection.peer_closed && received.is_empty(),
+            drained: *established && queue.is_empty() && *fin != Fin::Sent,
+            error: *error,
+        }
+    }
+
+    fn remote(&self, id: Id) -> Option<Endpoint> {
+        self.get(id)?.remote
+    }
+
+    fn local(&self, id: Id) -> Option<Endpoint> {
+        self.get(id).map(|_| LOCAL)
+    }
+
+    fn speaks_tls(&self, id: Id) -> bool {
+        self.get(id).is_some_and(|connection| connection.tls)
+    }
+
+    fn peek(&self, id: Id) -> &[u8] {
+        self.get(id).and_then(|c| c.received.front()).map_or(&[], Vec::as_slice)
+    }
+
+    fn consume(&mut self, id: Id, bytes: usize) {
+        let received = &mut self.live(id).received;
+        let front = received.front_mut().expect("consume only what peek showed");
+        front.drain(..bytes);
+        if front.is_empty() {
+            received.pop_front();
+        }
+    }
+
+    fn send(&mut self, id: Id, bytes: Bytes) -> Result<usize, SendError> {
+        let connection = self.live(id);
+        if let Some(error) = connection.error {
+            return Err(SendError::NotConnected(error));
+        }
+        let taken = bytes.len().min(connection.room());
+        connection.write(&bytes[..taken], Held::InMemory);
+        Ok(taken)
+    }
+
+    fn send_room(&self, id: Id) -> usize {
+        self.get(id).map_or(0, Connection::room)
+    }
+
+    fn send_queue(&self, id: Id) -> u64 {
+        self.get(id).map_or(0, |connection| connection.queued() as u64)
+    }
+
+    fn shutdown(&mut self, id: Id) {
+        let connection = self.live(id);
+        assert_eq!(connection.fin, Fin::None, "shut down twice");
+        connection.fin = Fin::Sent;
+    }
+
+    fn close(&mut self, _: Instant, id: Id) {
+        let connection = &mut self.all[id.index];
+        // To let go of a connection that is gone does nothing.
+        connection.closed |= connection.generation == id.generation;
+    }
+
+    fn close_lingering(&mut self, now: Instant, id: Id, bytes_max: u32) {
+        assert!(bytes_max > 0);
+        let connection = self.live(id);
+        connection.received.clear();
+        connection.lingers = true;
+        self.close(now, id);
+    }
+
+    fn abort(&mut self, _: Instant, id: Id) {
+        self.live(id).aborted = true;
+    }
+}
