@@ -82,6 +82,28 @@ pub struct Network<A, B, D = MemDisk> {
     frames: u64,
 }
 
+impl<A, B, D> Network<A, B, D> {
+    /// Replaces the application of the client; returns the one before as well.
+    #[must_use]
+    pub fn with_client<C>(self, app: C) -> (Network<C, B, D>, A) {
+        let Self { now, client: Node { machine, app: before }, server, link, on_link, frames } =
+            self;
+        let client = Node { machine, app };
+        (Network { now, client, server, link, on_link, frames }, before)
+    }
+
+    /// Returns the frames on their way to a machine, in the order of their arrival.
+    pub fn frames_to(&mut self, towards: Towards) -> impl Iterator<Item = &mut Frame> {
+        let on_link = self.on_link.values_mut().filter(move |(to, _)| *to == towards);
+        on_link.map(|(_, frame)| frame)
+    }
+
+    /// Loses the frames on the link.
+    pub fn lose_frames(&mut self) {
+        self.on_link.clear();
+    }
+}
+
 impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
     /// Joins two machines by a link without delay.
     #[must_use]

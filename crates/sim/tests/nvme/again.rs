@@ -9,9 +9,10 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::Initiate;
 use host::{Application, Host, Notice, SocketId};
+use testkit::Node;
 use wire::nvme::pdu::{Common, DataHeader, Header, IcReq, IcResp, Rules};
 
-use crate::lab::{Faults, Lab};
+use crate::machines::{Faults, Machine, Machines, START, machines};
 use crate::transport::{Asker, Command, Server, changing, connect, listen, take, text};
 
 /// Data of a PDU, at most.
@@ -199,70 +200,99 @@ impl Default for Run {
     }
 }
 
-/// What is at both ends of a run.
+/// Both machines of a run, by what is at their ends.
 enum Ends {
-    Reads(Asker, Raw),
-    Writes(Raw, Server),
+    Reads(Machines<Asker, Raw>),
+    Writes(Machines<Raw, Server>),
 }
 
 impl Ends {
-    fn ask(&mut self, lab: &mut Lab, more: Vec<Command>) {
-        let host = lab.machines[0].host();
+    fn ask(&mut self, more: Vec<Command>) {
         match self {
-            Self::Reads(asker, _) => asker.ask(host, more.into_iter()),
-            Self::Writes(raw, _) => {
-                raw.todo.extend(more);
-                raw.ask();
-                raw.work(host);
+            Self::Reads(net) => {
+                let Node { machine, app } = &mut net.client;
+                app.ask(machine.host(), more.into_iter());
+            }
+            Self::Writes(net) => {
+                let Node { machine, app } = &mut net.client;
+                app.todo.extend(more);
+                app.ask();
+                app.work(machine.host());
             }
         }
     }
 
     /// Until so many have ended, or for that long.
-    fn run(&mut self, lab: &mut Lab, limit: Duration, all: usize) -> bool {
+    fn run(&mut self, limit: Duration, all: usize) -> bool {
         match self {
-            Self::Reads(asker, raw) => lab.run((asker, raw), limit, |_, a, _| a.done >= all),
-            Self::Writes(raw, server) => lab.run((raw, server), limit, |_, r, _| r.done >= all),
+            Self::Reads(net) => net.run_until(limit, |net| net.client.app.done >= all),
+            Self::Writes(net) => net.run_until(limit, |net| net.client.app.done >= all),
+        }
+    }
+
+    /// The machine with the transport.
+    const fn machine(&self) -> &Machine {
+        match self {
+            Self::Reads(net) => net.both()[0],
+            Self::Writes(net) => net.both()[1],
+        }
+    }
+
+    fn reset_device(&mut self) {
+        match self {
+            Self::Reads(net) => net.client.device().reset(),
+            Self::Writes(net) => net.server.device().reset(),
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        match self {
+            Self::Reads(net) => net.dropped(),
+            Self::Writes(net) => net.dropped(),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        match self {
+            Self::Reads(net) => net.now,
+            Self::Writes(net) => net.now,
         }
     }
 }
 
 impl Run {
-    /// The machine with the transport.
-    const fn end(self) -> usize {
-        if self.writes { 1 } else { 0 }
-    }
-
-    fn start(self) -> (Lab, Ends) {
-        let mut lab = Lab::new(self.seed, &|_, _, device| {
+    fn start(self) -> Ends {
+        let (mut client, mut server) = machines(self.seed, &|_, device| {
             if let Some(l5o) = &mut device.l5o {
                 l5o.out_of_order = self.out_of_order;
             }
         });
-        lab.faults = self.faults;
         let shake = self.key_records.map(changing);
-        listen(lab.machines[1].host(), shake.as_ref().map(|(server, _)| server));
-        let client = shake.map(|(_, client)| client);
-        let (now, host) = (lab.now, lab.machines[0].host());
+        listen(server.host(), shake.as_ref().map(|(server, _)| server));
+        let tls = shake.map(|(_, client)| client);
         let mut raw = Raw::new(self.writes, self.piece, self.seed);
         raw.depth = self.depth;
-        let ends = if self.writes {
-            connect(now, host, client.as_ref());
-            Ends::Writes(raw, Server::new(0, Prng::new(self.seed)))
+        if self.writes {
+            connect(START, client.host(), tls.as_ref());
+            let target = Server::new(0, Prng::new(self.seed));
+            let mut net = Machines::new(self.seed, (client, raw), (server, target));
+            net.set_faults(self.faults);
+            Ends::Writes(net)
         } else {
             let params = Initiate { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
             let mut asker = Asker::new(params, self.depth, VecDeque::new());
-            asker.client = client;
-            asker.connect(now, host);
-            Ends::Reads(asker, raw)
-        };
-        (lab, ends)
+            asker.client = tls;
+            asker.connect(START, client.host());
+            let mut net = Machines::new(self.seed, (client, asker), (server, raw));
+            net.set_faults(self.faults);
+            Ends::Reads(net)
+        }
     }
 
-    /// Runs all commands to their end; gives the lab, for its counters, and the bytes that were
-    /// placed in each round.
-    fn whole(self) -> (Lab, Vec<u64>) {
-        let (mut lab, mut ends) = self.start();
+    /// Runs all commands to their end; returns the ends, for their counters, and the bytes that
+    /// were placed in each round.
+    fn whole(self) -> (Ends, Vec<u64>) {
+        let mut ends = self.start();
         let mut rng = Prng::new(self.seed);
         let sizes = [4096, 16_384, 65_536, 131_072 + 512, 262_144];
         let mut command = || Command {
@@ -272,27 +302,28 @@ impl Run {
         };
         let (long, mut placed) = (Duration::from_secs(300), vec![]);
         for round in 0..self.rounds {
-            let before = lab.machines[self.end()].count("nvme_rx_placed_bytes");
-            ends.ask(&mut lab, (0..self.commands).map(|_| command()).collect());
+            let before = ends.machine().count("nvme_rx_placed_bytes");
+            ends.ask((0..self.commands).map(|_| command()).collect());
             let (begun, all) = (round * self.commands, (round + 1) * self.commands);
             if self.resets {
-                assert!(ends.run(&mut lab, long, begun + self.commands / 3), "{self:?}");
-                lab.reset_device(self.end());
+                assert!(ends.run(long, begun + self.commands / 3), "{self:?}");
+                ends.reset_device();
             }
-            assert!(ends.run(&mut lab, long, all), "{self:?}: round {round}");
-            ends.run(&mut lab, Duration::from_secs(1), all + 1);
-            let after = lab.machines[self.end()].count("nvme_rx_placed_bytes");
+            assert!(ends.run(long, all), "{self:?}: round {round}");
+            ends.run(Duration::from_secs(1), all + 1);
+            let after = ends.machine().count("nvme_rx_placed_bytes");
             placed.push(after - before);
         }
-        match ends {
-            Ends::Reads(asker, _) => assert_eq!((asker.bad_digests, asker.ended), (0, None)),
-            Ends::Writes(_, server) => assert_eq!((server.bad_digests, server.ended), (0, None)),
-        }
-        let machine = &lab.machines[self.end()];
+        let (bad_digests, ended) = match &ends {
+            Ends::Reads(net) => (net.client.app.bad_digests, net.client.app.ended),
+            Ends::Writes(net) => (net.server.app.bad_digests, net.server.app.ended),
+        };
+        assert_eq!((bad_digests, ended), (0, None));
+        let machine = ends.machine();
         let contexts = machine.count("nvme_rx_renewed") + machine.count("nvme_rx_device");
         assert_eq!(machine.count("rx_nvmeotcp_sk_add"), contexts, "{self:?}");
         assert_eq!(machine.count("nvme_tcp_buffers"), 0, "all came back: {self:?}");
-        (lab, placed)
+        (ends, placed)
     }
 }
 
@@ -305,8 +336,8 @@ fn devices_are_reset_with_hundreds_of_commands_under_way() {
     for (writes, key_records) in [(false, None), (true, None), (false, LONG), (true, LONG)] {
         let run = Run { writes, key_records, resets: true, ..Run::default() };
         let run = Run { commands: 300, depth: 300, rounds: 1, ..run };
-        let (lab, placed) = run.whole();
-        let machine = &lab.machines[run.end()];
+        let (ends, placed) = run.whole();
+        let machine = ends.machine();
         for (name, is) in [
             // The host counts it, and the device.
             ("device_resets", 2),
@@ -332,8 +363,8 @@ fn keys_change_within_a_pdu() {
     for writes in [false, true] {
         for (out_of_order, share) in [(false, 4), (true, 2)] {
             let run = Run { writes, key_records: Some(100), out_of_order, ..Run::default() };
-            let (lab, placed) = run.whole();
-            let machine = &lab.machines[run.end()];
+            let (ends, placed) = run.whole();
+            let machine = ends.machine();
             let changes = machine.count("tls_rx_rekey_ok");
             assert_eq!(changes, 7);
             for (name, is) in [
@@ -360,11 +391,11 @@ fn keys_change_under_loss() {
     for seed in 1..=3 {
         for writes in [false, true] {
             let run = Run { seed, writes, key_records: Some(100), faults: LOSSY, ..Run::default() };
-            let (lab, placed) = Run { resets: seed == 3, ..run }.whole();
-            let machine = &lab.machines[run.end()];
+            let (ends, placed) = Run { resets: seed == 3, ..run }.whole();
+            let machine = ends.machine();
             let renewed = machine.count("nvme_rx_renewed");
             assert!(renewed >= machine.count("nvme_rx_lost") && renewed >= 5, "{renewed}");
-            assert!(lab.dropped > 0);
+            assert!(ends.dropped() > 0);
             assert!(placed.iter().all(|placed| *placed > 100_000), "{placed:?}");
         }
     }
@@ -376,9 +407,9 @@ fn keys_change_under_loss() {
 fn keys_that_change_all_the_time() {
     for writes in [false, true] {
         let run = Run { writes, key_records: Some(3), piece: 1000, ..Run::default() };
-        let (lab, _) = run.whole();
-        let machine = &lab.machines[run.end()];
-        let seconds = lab.now.since(Instant::from_millis(1_000)).as_secs() + 1;
+        let (ends, _) = run.whole();
+        let machine = ends.machine();
+        let seconds = ends.now().since(START).as_secs() + 1;
         let changes = machine.count("tls_rx_rekey_ok");
         assert!(changes > 1000, "{changes}");
         let contexts = machine.count("rx_nvmeotcp_sk_add");

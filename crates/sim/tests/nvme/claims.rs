@@ -5,12 +5,14 @@ use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Listen, Notice, SocketId};
-use wire::Endpoint;
+use testkit::{Network, Node, Towards};
 use wire::checksum::{Sum, pseudo_header};
 use wire::nvme::pdu::{DataHeader, Header, IcReq, Rules};
 
+use crate::disk::Disk;
 use crate::hostile::{End, RULES, SERVE, TAG};
-use crate::lab::Lab;
+use crate::machines::{Machines, START, machines};
+use crate::storage::REMOTE;
 use crate::transport::{Command, Server, text};
 
 const PORT: u16 = 4420;
@@ -73,41 +75,56 @@ fn data(cccid: u16, at: u64, len: u32) -> Vec<u8> {
     pdu(&Header::H2CData(header), &text(at, len, 1))
 }
 
+/// Returns a script that is connected to a target, and both set up.
+fn set_up<B: Application>(digests: bool, target: B) -> Machines<Script, B> {
+    let (mut client, mut server) = machines(1, &|_, _| {});
+    server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let socket = client.host().connect(START, REMOTE).unwrap();
+    let script = Script { socket, started: false, digests, got: 0 };
+    let mut net = Machines::new(1, (client, script), (server, target));
+    assert!(net.run_until(LIMIT, |net| net.client.app.got == SETUP_BYTES));
+    net
+}
+
+fn send<B>(net: &mut Machines<Script, B>, bytes: &[u8]) {
+    let Node { machine, app } = &mut net.client;
+    app.send(machine.host(), bytes);
+}
+
+/// Returns the frames with payload on their way to the target, in the order of their arrival.
+fn flying<A, B>(net: &mut Network<A, B, Disk>) -> Vec<&mut Vec<u8>> {
+    // Ethernet, IPv4, and TCP with timestamps.
+    let bare = 14 + 20 + 32;
+    let frames = net.frames_to(Towards::Server).map(|frame| &mut frame.bytes);
+    frames.filter(|bytes| bytes.len() > bare).collect()
+}
+
 /// A write's data of which the first bytes come before the header, so that the device leaves them
 /// out; then a second write, and data for it under the same tag, before it was asked for. The
 /// device has put that into the hole of the first buffer, and says so. The target has the tag stand
 /// for another buffer when it reads it.
 #[test]
 fn a_claim_about_a_buffer_before_is_not_believed() {
-    let mut lab = Lab::new(1, &|_, _, _| {});
-    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
-    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let socket = lab.machines[0].host().connect(lab.now, remote).unwrap();
-    let mut script = Script { socket, started: false, digests: false, got: 0 };
-    let mut server = Server::new(0, Prng::new(1));
-    let set_up = |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES;
-    assert!(lab.run((&mut script, &mut server), LIMIT, set_up));
-    script.send(lab.machines[0].host(), &command(1, 0, FIRST));
-    let asked =
-        |_: &mut Lab, script: &mut Script, _: &mut Server| script.got == SETUP_BYTES + R2T_BYTES;
-    assert!(lab.run((&mut script, &mut server), LIMIT, asked));
+    let mut net = set_up(false, Server::new(0, Prng::new(1)));
+    send(&mut net, &command(1, 0, FIRST));
+    assert!(net.run_until(LIMIT, |net| net.client.app.got == SETUP_BYTES + R2T_BYTES));
     // The header alone; then everything else.
     let first = data(1, 0, FIRST);
     let (header, rest) = first.split_at(24);
-    script.send(lab.machines[0].host(), header);
-    assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
+    send(&mut net, header);
+    assert!(net.run_until(LIMIT, |net| flying(net).len() == 1));
     let second = data(2, 1 << 20, SEGMENT);
     let burst = [rest, &command(2, 1 << 20, SEGMENT), &second].concat();
-    script.send(lab.machines[0].host(), &burst);
-    assert!(lab.run((&mut script, &mut server), LIMIT, |lab, _, _| lab.flying_to(1).len() == 8));
-    let mut frames = lab.flying_to(1);
+    send(&mut net, &burst);
+    assert!(net.run_until(LIMIT, |net| flying(net).len() == 8));
+    let mut frames = flying(&mut net);
     let (header, data) = frames.split_at_mut(1);
     core::mem::swap(header[0], data[0]);
     // The target looks at each byte that is written.
     let written = u64::from(FIRST + SEGMENT);
-    assert!(lab.run((&mut script, &mut server), LIMIT, |_, _, server| server.written == written));
-    assert_eq!(server.ended, None);
-    let target = &lab.machines[1];
+    assert!(net.run_until(LIMIT, |net| net.server.app.written == written));
+    assert_eq!(net.server.app.ended, None);
+    let target = &net.server.machine;
     assert_eq!(target.count("rx_nvmeotcp_bytes"), u64::from(FIRST), "the hole was filled");
     assert_eq!(target.count("nvme_rx_placed_bytes"), u64::from(FIRST - SEGMENT));
     assert_eq!(target.count("nvme_rx_copied_bytes"), u64::from(2 * SEGMENT));
@@ -135,14 +152,7 @@ fn mended(mut frame: Vec<u8>) -> Vec<u8> {
 /// right says nothing of it.
 #[test]
 fn a_digest_is_of_the_copy_that_is_kept() {
-    let mut lab = Lab::new(1, &|_, _, _| {});
-    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
-    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let socket = lab.machines[0].host().connect(lab.now, remote).unwrap();
-    let mut script = Script { socket, started: false, digests: true, got: 0 };
-    let mut end = End::new(Ok(SERVE));
-    let set_up = |_: &mut Lab, script: &mut Script, _: &mut End| script.got == SETUP_BYTES;
-    assert!(lab.run((&mut script, &mut end), LIMIT, set_up));
+    let mut net = set_up(true, End::new(Ok(SERVE)));
     let data = |offset: u32| {
         let header =
             DataHeader { cccid: 1, ttag: TAG, offset, len: 4096, last: false, success: false };
@@ -150,11 +160,11 @@ fn a_digest_is_of_the_copy_that_is_kept() {
         testkit::pdu(&Header::H2CData(header), &text, &RULES, &Provider).unwrap()
     };
     let both = [data(0), data(4096)].concat();
-    script.send(lab.machines[0].host(), &both[..28]);
-    assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 1));
-    script.send(lab.machines[0].host(), &both[28..]);
-    assert!(lab.run((&mut script, &mut end), LIMIT, |lab, _, _| lab.flying_to(1).len() == 6));
-    let mut frames = lab.flying_to(1);
+    send(&mut net, &both[..28]);
+    assert!(net.run_until(LIMIT, |net| flying(net).len() == 1));
+    send(&mut net, &both[28..]);
+    assert!(net.run_until(LIMIT, |net| flying(net).len() == 6));
+    let mut frames = flying(&mut net);
     let sent: Vec<Vec<u8>> = frames.iter().map(|frame| frame.to_vec()).collect();
     // Without its first hundred bytes.
     let seq = u32::from_be_bytes(sent[2][38..42].try_into().unwrap());
@@ -167,11 +177,12 @@ fn a_digest_is_of_the_copy_that_is_kept() {
     for (frame, becomes) in frames[1..4].iter_mut().zip([&short, &damaged, &sent[1]]) {
         frame.clone_from(becomes);
     }
-    assert!(lab.run((&mut script, &mut end), LIMIT, |_, _, end| end.came.len() == 3));
-    assert!(end.came[0].contains("digest_ok: false"), "{:?}", end.came);
-    assert!(end.came[1].contains("digest_ok: true"), "{:?}", end.came);
-    assert!(end.came[2].starts_with("Buffer"), "{:?}", end.came);
-    let target = &lab.machines[1];
+    assert!(net.run_until(LIMIT, |net| net.server.app.came.len() == 3));
+    let End { came, .. } = &net.server.app;
+    assert!(came[0].contains("digest_ok: false"), "{came:?}");
+    assert!(came[1].contains("digest_ok: true"), "{came:?}");
+    assert!(came[2].starts_with("Buffer"), "{came:?}");
+    let target = &net.server.machine;
     // The second one's header was lost with the frame that the copies took the place of.
     assert_eq!(target.count("nvme_tcp_pdus_verified"), 1, "the first, as the device has it");
     assert_eq!(target.count("nvme_rx_digests_device"), 0);

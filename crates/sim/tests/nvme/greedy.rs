@@ -8,6 +8,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Notice, SocketId};
+use testkit::Node;
 use wire::nvme::command::{Command, Identify, Sgl, admin};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
@@ -16,8 +17,7 @@ use wire::nvme::identify::cns;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{Header, IcReq, Rules};
 
-use crate::lab::Lab;
-use crate::shelf::Shelf;
+use crate::machines::{Machines, START, machines};
 use crate::storage::{HOST, REMOTE, nqn};
 
 /// Sends what it has, as far as it can, and reads if it is told to.
@@ -81,24 +81,23 @@ fn discovery(pages: u16) -> Vec<u8> {
 #[test]
 fn what_is_not_read_is_not_answered_without_end() {
     const PAGES: u16 = 5000;
-    let mut lab = Lab::new(1, &|_, _, _| {});
-    let target = Target::new(Config::default(), Arc::new(Provider), lab.machines[1].host());
-    let mut shelf = Shelf(target.unwrap());
-    let now = lab.now;
-    let socket = lab.machines[0].host().connect(now, REMOTE).unwrap();
+    let (mut client, mut server) = machines(1, &|_, _| {});
+    let target = Target::new(Config::default(), Arc::new(Provider), server.host()).unwrap();
+    let socket = client.host().connect(START, REMOTE).unwrap();
     let stream = Bytes::from(discovery(PAGES));
-    let mut greedy = Greedy { socket, stream, reads: false, got: 0 };
-    lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), |_, _, _| false);
-    let answered = shelf.count("nvmet_admin_commands");
+    let greedy = Greedy { socket, stream, reads: false, got: 0 };
+    let mut net = Machines::new(1, (client, greedy), (server, target));
+    net.run_until(Duration::from_secs(120), |_| false);
+    let answered = net.server.count("nvmet_admin_commands");
     assert!((17..1000).contains(&answered), "{answered}: 20 MB would be kept for all");
-    assert!(shelf.count("nvmet_stalls") > 0);
-    assert_eq!(shelf.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
+    assert!(net.server.count("nvmet_stalls") > 0);
+    assert_eq!(net.server.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
     // It reads after all, and has an answer to everything.
+    let Node { machine, app: greedy } = &mut net.client;
     greedy.reads = true;
-    greedy.turn(lab.machines[0].host());
+    greedy.turn(machine.host());
     let all = 128 + 24 + 24 + usize::from(PAGES) * (24 + 4096 + 24);
-    let whole = |_: &mut Lab, greedy: &mut Greedy, _: &mut Shelf| greedy.got >= all;
-    assert!(lab.run((&mut greedy, &mut shelf), Duration::from_secs(120), whole));
-    assert_eq!((greedy.got, greedy.stream.len()), (all, 0));
-    assert_eq!(shelf.count("nvmet_admin_commands"), u64::from(PAGES) + 1);
+    assert!(net.run_until(Duration::from_secs(120), |net| net.client.app.got >= all));
+    assert_eq!((net.client.app.got, net.client.app.stream.len()), (all, 0));
+    assert_eq!(net.server.count("nvmet_admin_commands"), u64::from(PAGES) + 1);
 }

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Transport};
 use host::{Application, Host, Listen, Notice, SocketId};
-use wire::Endpoint;
+use testkit::{Network, Node};
 use wire::nvme::pdu::{
     Common, DataHeader, Fault, Fes, Header, IcReq, IcResp, R2t, Rules, TERM_BYTES_MAX, at,
 };
 
-use crate::lab::Lab;
+use crate::machines::{Machines, START, machines};
+use crate::storage::REMOTE;
 use crate::transport::take;
 
 const PORT: u16 = 4420;
@@ -176,34 +177,37 @@ fn fault_of(got: &[u8], kind: u8) -> Fault {
     }
 }
 
-/// What a target answers to these lots.
-fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
-    target_in(&mut Lab::new(1, &|_, _, _| {}), lots)
+/// Runs a target that gets these lots to its end.
+fn run_target(lots: Vec<Vec<u8>>) -> Machines<Raw, End> {
+    let (mut client, mut server) = machines(1, &|_, _| {});
+    server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let mut raw = Raw::new(true, lots);
+    raw.socket = Some(client.host().connect(START, REMOTE).unwrap());
+    let mut net = Machines::new(1, (client, raw), (server, End::new(Ok(SERVE))));
+    net.run_until(Duration::from_secs(30), |net| net.server.app.ended.is_some());
+    net.run_until(Duration::from_secs(1), |_| false);
+    net
 }
 
-fn target_in(lab: &mut Lab, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
-    let (mut raw, mut end) = (Raw::new(true, lots), End::new(Ok(SERVE)));
-    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
-    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let now = lab.now;
-    raw.socket = Some(lab.machines[0].host().connect(now, remote).unwrap());
-    lab.run((&mut raw, &mut end), Duration::from_secs(30), |_, _, end| end.ended.is_some());
-    lab.run((&mut raw, &mut end), Duration::from_secs(1), |_, _, _| false);
-    (end.ended, raw.got, end.came)
+/// What a target answers to these lots.
+fn target(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
+    let mut net = run_target(lots);
+    let Network { client: Node { app: raw, .. }, server: Node { app: end, .. }, .. } = &mut *net;
+    (end.ended, core::mem::take(&mut raw.got), core::mem::take(&mut end.came))
 }
 
 /// The same of an initiator.
-fn initiator(lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
-    let mut lab = Lab::new(1, &|_, _, _| {});
-    let (mut end, mut raw) = (End::new(Err(INITIATE)), Raw::new(false, lots));
-    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
-    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let now = lab.now;
-    let socket = lab.machines[0].host().connect(now, remote).unwrap();
-    end.transport = Some(Transport::initiate(socket, Arc::new(Provider), INITIATE));
-    lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
-    lab.run((&mut end, &mut raw), Duration::from_secs(1), |_, _, _| false);
-    (end.ended, raw.got, end.came)
+fn initiator(ask: Initiate, lots: Vec<Vec<u8>>) -> (Option<Ended>, Vec<u8>, Vec<String>) {
+    let (mut client, mut server) = machines(1, &|_, _| {});
+    server.host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
+    let socket = client.host().connect(START, REMOTE).unwrap();
+    let mut end = End::new(Err(ask));
+    end.transport = Some(Transport::initiate(socket, Arc::new(Provider), ask));
+    let mut net = Machines::new(1, (client, end), (server, Raw::new(false, lots)));
+    net.run_until(Duration::from_secs(30), |net| net.client.app.ended.is_some());
+    net.run_until(Duration::from_secs(1), |_| false);
+    let Network { client: Node { app: end, .. }, server: Node { app: raw, .. }, .. } = &mut *net;
+    (end.ended, core::mem::take(&mut raw.got), core::mem::take(&mut end.came))
 }
 
 #[test]
@@ -276,30 +280,22 @@ fn what_an_initiator_does_not_take() {
     let part = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
     let cases = [cases, vec![("a part", vec![open(), part], field(at::FLAGS))]].concat();
     for (name, lots, fault) in cases {
-        let (ended, got, came) = initiator(lots);
+        let (ended, got, came) = initiator(INITIATE, lots);
         assert_eq!(ended, Some(Ended::Terminated(fault)), "{name}");
         assert_eq!(fault_of(&got, 0x02), fault, "{name}");
         assert_eq!(came, Vec::<String>::new(), "{name}");
     }
     // SUCCESS without LAST.
     let success = c2h(&|d| (d.cccid, d.last, d.success) = (TAG, true, true));
-    let (ended, ..) = initiator(vec![open(), patched(success, 1, 0x0b, 24)]);
+    let (ended, ..) = initiator(INITIATE, vec![open(), patched(success, 1, 0x0b, 24)]);
     assert_eq!(ended, Some(Ended::Terminated(field(at::FLAGS))));
 }
 
 #[test]
 fn digests_that_were_not_asked_for() {
-    let mut lab = Lab::new(1, &|_, _, _| {});
     let plain = Initiate { header_digest: false, data_digest: false, ..INITIATE };
-    let mut end = End::new(Err(plain));
-    let mut raw = Raw::new(false, vec![ic_resp(|_| {})]);
-    lab.machines[1].host().listen(Listen { addr: None, port: PORT, backlog: 8 }).unwrap();
-    let remote = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
-    let now = lab.now;
-    let socket = lab.machines[0].host().connect(now, remote).unwrap();
-    end.transport = Some(Transport::initiate(socket, Arc::new(Provider), plain));
-    lab.run((&mut end, &mut raw), Duration::from_secs(30), |_, end, _| end.ended.is_some());
-    assert_eq!(end.ended, Some(Ended::Terminated(Fault::field(at::DGST))));
+    let (ended, ..) = initiator(plain, vec![ic_resp(|_| {})]);
+    assert_eq!(ended, Some(Ended::Terminated(Fault::field(at::DGST))));
 }
 
 #[test]
@@ -330,14 +326,14 @@ fn small_pdus_behind_a_wrong_digest() {
         *pdu.last_mut().unwrap() ^= u8::from(offset == 0);
         lot.extend(pdu);
     }
-    let mut lab = Lab::new(1, &|_, _, _| {});
-    let (ended, _, came) = target_in(&mut lab, vec![ic_req(|_| {}), lot]);
-    assert_eq!((ended, came.len()), (None, pdus as usize - 1));
+    let net = run_target(vec![ic_req(|_| {}), lot]);
+    let End { ended, came, .. } = &net.server.app;
+    assert_eq!((ended, came.len()), (&None, pdus as usize - 1));
     for (at, came) in came.iter().enumerate() {
         let wanted = format!("offset: {}, len: 4, last: false, digest_ok: {}", at * 4, at > 0);
         assert!(came.contains(&wanted), "{came}");
     }
-    let count = |name| lab.machines[1].count(name);
+    let count = |name| net.server.count(name);
     assert_eq!((count("nvme_ddp_setup"), count("nvme_ddp_early")), (1, 1));
     assert_eq!(count("nvme_data_digest_errors"), 1);
     let (device, host) = (count("nvme_rx_digests_device"), count("nvme_rx_digests_host"));
@@ -357,6 +353,6 @@ fn the_peer_ends_it() {
 fn a_peer_that_says_nothing() {
     let (ended, got, _) = target(vec![]);
     assert_eq!((ended, got), (Some(Ended::Silent), vec![]));
-    let (ended, ..) = initiator(vec![]);
+    let (ended, ..) = initiator(INITIATE, vec![]);
     assert_eq!(ended, Some(Ended::Silent));
 }

@@ -14,10 +14,10 @@ use host::{
     Alert, Application, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
 };
 use sim::storage::user::Load;
+use testkit::Node;
 use wire::nvme::status::Status;
 
-use crate::lab::{Faults, Lab};
-use crate::shelf::{CheckedUser, Shelf};
+use crate::machines::Faults;
 use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
 
 /// One end of a handshake that is none: a hello, an answer of two records, of which the second is
@@ -140,14 +140,14 @@ fn keyed() -> Run {
     Run { psk: (Some(Script::RIGHT), Some(Script::RIGHT)), requests: 60, ..Run::default() }
 }
 
-fn counts<const N: usize>(shelf: &Shelf, names: [&str; N]) -> [u64; N] {
-    names.map(|name| shelf.count(name))
+fn counts<const N: usize>(stage: &Stage, names: [&str; N]) -> [u64; N] {
+    names.map(|name| stage.net.server.count(name))
 }
 
 /// Whether the devices sealed and opened, or the hosts.
 fn check_tls(stage: &Stage, connections: u64) {
     let Run { offload, .. } = stage.run;
-    for machine in &stage.lab.machines {
+    for machine in stage.net.both() {
         let names = ["tls_tx_device", "tls_rx_device", "tls_tx_sw", "tls_rx_sw"];
         let [device, host] = if offload { [connections, 0] } else { [0, connections] };
         assert_eq!(names.map(|name| machine.count(name)), [device, device, host, host]);
@@ -165,9 +165,9 @@ fn keys_that_both_have() {
         stage.check_counters();
         // The admin queue and two others.
         check_tls(&stage, 3);
-        assert_eq!(stage.user.count("nvmei_tls_handshakes"), 3);
+        assert_eq!(stage.user().count("nvmei_tls_handshakes"), 3);
         let names = ["nvmet_tls_handshakes", "nvmet_tls_handshakes_failed", "nvmet_refused_host"];
-        assert_eq!(counts(&stage.shelf, names), [3, 0, 0]);
+        assert_eq!(counts(&stage, names), [3, 0, 0]);
     }
 }
 
@@ -179,8 +179,8 @@ fn keys_on_a_bad_wire() {
         let script = Script { bulk, ..Script::RIGHT };
         let psk = (Some(script), Some(script));
         let stage = Run { seed, faults, psk, offload: seed < 4, ..keyed() }.whole();
-        assert!(stage.lab.dropped > 0);
-        assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 3);
+        assert!(stage.net.dropped() > 0);
+        assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 3);
     }
 }
 
@@ -190,10 +190,10 @@ fn certificates() {
         let stage = Run { tls: true, offload, requests: 60, ..Run::default() }.whole();
         stage.check_counters();
         check_tls(&stage, 3);
-        assert_eq!(stage.lab.machines[1].count("tls_handshakes"), 3);
+        assert_eq!(stage.net.server.count("tls_handshakes"), 3);
         // The host shook hands: these are for pre-shared keys.
-        assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 0);
-        assert_eq!(stage.user.count("nvmei_tls_handshakes"), 0);
+        assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 0);
+        assert_eq!(stage.user().count("nvmei_tls_handshakes"), 0);
     }
 }
 
@@ -207,59 +207,52 @@ fn a_target_with_keys_that_dies() {
         stage.restart_target(round == 2);
     }
     stage.finish();
-    assert_eq!(stage.user.failures(), []);
-    assert_eq!(stage.user.count("nvmei_associations"), 4);
+    assert_eq!(stage.user().failures(), []);
+    assert_eq!(stage.user().count("nvmei_associations"), 4);
     // What the last one has seen; the initiator has seen all.
-    assert_eq!(stage.shelf.count("nvmet_tls_handshakes"), 3);
-    assert_eq!(stage.user.count("nvmei_tls_handshakes"), 12);
+    assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 3);
+    assert_eq!(stage.user().count("nvmei_tls_handshakes"), 12);
 }
 
 #[test]
 fn a_certificate_that_is_not_trusted() {
     let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
-    stage.until(|_, user| user.events == [Event::Connected]);
+    stage.until(|user| user.events == [Event::Connected]);
     // It trusts another one.
     let stranger = stage.run.initiator(Some(&tls()));
-    stage.user.initiator = Initiator::new(stranger, REMOTE);
-    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
-    stage.until(|_, user| user.events.len() > 1);
+    stage.net.client.app.initiator = Initiator::new(stranger, REMOTE);
+    stage.connect();
+    stage.until(|user| user.events.len() > 1);
     let lost = Ended::Lost(SocketError::TlsHandshake);
-    assert_eq!(stage.user.events[1], Event::Lost(Loss::Connection(lost)));
-    let Stage { lab, user, shelf, .. } = &mut stage;
-    let failed = |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| {
-        shelf.count("nvmet_tls_handshakes_failed") > 0
-    };
-    assert!(lab.run((user, shelf), LONG, failed));
-    assert_eq!(stage.shelf.count("nvmet_tls_plain"), 0);
-    assert_eq!(stage.lab.machines[1].count("tls_handshake_failures"), 1);
+    assert_eq!(stage.user().events[1], Event::Lost(Loss::Connection(lost)));
+    assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_tls_handshakes_failed") > 0));
+    assert_eq!(stage.net.server.count("nvmet_tls_plain"), 0);
+    assert_eq!(stage.net.server.count("tls_handshake_failures"), 1);
 }
 
 /// An attempt to connect that fails; then somebody else comes in, to the same target.
 fn refused(run: Run) -> (Loss, Stage) {
     let mut stage = Run { requests: 0, ..run }.start();
-    stage.until(|_, user| !user.events.is_empty());
-    let (Event::Lost(loss) | Event::Failed(loss)) = stage.user.events[0] else {
+    stage.until(|user| !user.events.is_empty());
+    let (Event::Lost(loss) | Event::Failed(loss)) = stage.user().events[0] else {
         panic!("it did connect: {run:?}");
     };
     // Until the target has seen the end of it, too.
-    let gone = |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| {
-        shelf.count("nvmet_connections_open") == 0
-    };
-    let Stage { lab, user, shelf, .. } = &mut stage;
-    assert!(lab.run((user, shelf), LONG, gone));
+    assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_connections_open") == 0));
     (loss, stage)
 }
 
 /// The right initiator for the target of a run comes in.
 fn comes_in(stage: &mut Stage) {
     let run = Run { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
-    let now = stage.lab.now;
-    stage.user.initiator.close(now, stage.lab.machines[0].host());
-    stage.user.events.clear();
-    stage.user.restart(run.initiator(stage.tls.as_ref()), REMOTE);
-    stage.user.initiator.connect(now, stage.lab.machines[0].host());
+    let now = stage.net.now;
+    let Node { machine, app: user } = &mut stage.net.client;
+    user.initiator.close(now, machine.host());
+    user.events.clear();
+    user.restart(run.initiator(stage.tls.as_ref()), REMOTE);
+    stage.connect();
     stage.finish();
-    assert_eq!(stage.user.events, [Event::Connected]);
+    assert_eq!(stage.user().events, [Event::Connected]);
 }
 
 const FAILED: [&str; 4] =
@@ -271,8 +264,8 @@ fn another_key() {
     let (loss, mut stage) = refused(Run { psk: (Some(wrong), Some(Script::RIGHT)), ..keyed() });
     assert_eq!(loss, Loss::Insecure(Insecure::Handshake(Some(51))));
     assert!(loss.to_string().contains("the keys differ"), "{loss}");
-    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 0, 0]);
-    assert_eq!(stage.user.count("nvmei_tls_handshakes_failed"), 1);
+    assert_eq!(counts(&stage, FAILED), [0, 1, 0, 0]);
+    assert_eq!(stage.user().count("nvmei_tls_handshakes_failed"), 1);
     comes_in(&mut stage);
 }
 
@@ -281,31 +274,31 @@ fn no_handshake_to_be_had() {
     let broken = Script { broken: true, ..Script::RIGHT };
     let (loss, stage) = refused(Run { psk: (Some(Script::RIGHT), Some(broken)), ..keyed() });
     assert_eq!(loss, Loss::Connection(Ended::Closed));
-    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 0, 0]);
+    assert_eq!(counts(&stage, FAILED), [0, 1, 0, 0]);
     let (loss, stage) = refused(Run { psk: (Some(broken), Some(Script::RIGHT)), ..keyed() });
     assert_eq!(loss, Loss::Insecure(Insecure::Handshake(None)));
-    assert_eq!(stage.user.count("nvmei_tls_handshakes_failed"), 1);
+    assert_eq!(stage.user().count("nvmei_tls_handshakes_failed"), 1);
 }
 
 #[test]
 fn a_key_of_another_host() {
     let other = Script { host: "nqn.2026-11.example:other", ..Script::RIGHT };
     let mut stage = Run { psk: (Some(other), Some(other)), requests: 0, ..keyed() }.start();
-    stage.until(|_, user| !user.events.is_empty());
-    let State::Failed(loss) = stage.user.initiator.state() else { panic!("it may not") };
+    stage.until(|user| !user.events.is_empty());
+    let State::Failed(loss) = stage.user().initiator.state() else { panic!("it may not") };
     let step = "connect of the admin queue";
     let status = Status::INVALID_HOST.do_not_retry();
     assert_eq!(loss, Loss::Refused { step, status });
     let names = ["nvmet_tls_handshakes", "nvmet_refused_identity", "nvmet_refused_host"];
-    assert_eq!(counts(&stage.shelf, names), [1, 1, 1]);
-    assert_eq!(stage.shelf.count("nvmet_controllers"), 0);
+    assert_eq!(counts(&stage, names), [1, 1, 1]);
+    assert_eq!(stage.net.server.count("nvmet_controllers"), 0);
 }
 
 #[test]
 fn a_plain_host_at_a_target_with_keys() {
     let (loss, mut stage) = refused(Run { psk: (None, Some(Script::RIGHT)), ..keyed() });
     assert_eq!(loss, Loss::Insecure(Insecure::Tls));
-    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 1, 0]);
+    assert_eq!(counts(&stage, FAILED), [0, 1, 1, 0]);
     comes_in(&mut stage);
 }
 
@@ -313,21 +306,20 @@ fn a_plain_host_at_a_target_with_keys() {
 fn a_plain_host_at_a_target_with_certificates() {
     let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
     let plain = stage.run.initiator(None);
-    stage.until(|_, user| user.events == [Event::Connected]);
-    stage.user.initiator = Initiator::new(plain, REMOTE);
-    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
-    stage.until(|_, user| user.events.len() > 1);
-    assert_eq!(stage.user.events[1], Event::Lost(Loss::Insecure(Insecure::Tls)));
-    let Stage { lab, user, shelf, .. } = &mut stage;
-    assert!(lab.run((user, shelf), LONG, |_, _, shelf| shelf.count("nvmet_tls_plain") > 0));
-    assert_eq!(counts(&stage.shelf, FAILED), [0, 1, 1, 1]);
+    stage.until(|user| user.events == [Event::Connected]);
+    stage.net.client.app.initiator = Initiator::new(plain, REMOTE);
+    stage.connect();
+    stage.until(|user| user.events.len() > 1);
+    assert_eq!(stage.user().events[1], Event::Lost(Loss::Insecure(Insecure::Tls)));
+    assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_tls_plain") > 0));
+    assert_eq!(counts(&stage, FAILED), [0, 1, 1, 1]);
 }
 
 #[test]
 fn a_host_with_keys_at_a_plain_target() {
     let (loss, mut stage) = refused(Run { psk: (Some(Script::RIGHT), None), ..keyed() });
     assert_eq!(loss, Loss::Insecure(Insecure::Plain));
-    assert_eq!(stage.shelf.count("nvmet_connections_terminated"), 1);
+    assert_eq!(stage.net.server.count("nvmet_connections_terminated"), 1);
     comes_in(&mut stage);
 }
 
@@ -336,13 +328,12 @@ fn a_host_with_certificates_at_a_plain_target() {
     let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
     let secure = stage.run.initiator(stage.tls.as_ref());
     let plain = Run { requests: 0, ..Run::default() }.start();
-    (stage.lab, stage.shelf) = (plain.lab, plain.shelf);
-    stage.user = plain.user;
-    stage.user.initiator = Initiator::new(secure, REMOTE);
-    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
-    stage.until(|_, user| !user.events.is_empty());
+    stage.net = plain.net;
+    stage.net.client.app.initiator = Initiator::new(secure, REMOTE);
+    stage.connect();
+    stage.until(|user| !user.events.is_empty());
     let why = SocketError::Tls(Alert::UnexpectedMessage);
-    assert_eq!(stage.user.events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
+    assert_eq!(stage.user().events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
 }
 
 /// A peer of the target's that sends bytes, a piece in each packet, and keeps what comes.
@@ -351,13 +342,6 @@ struct Raw {
     pieces: Vec<Vec<u8>>,
     got: Vec<u8>,
     ended: bool,
-}
-
-impl Raw {
-    fn connect(lab: &mut Lab, pieces: Vec<Vec<u8>>) -> Self {
-        let socket = lab.machines[0].host().connect(lab.now, REMOTE).unwrap();
-        Self { socket, pieces, got: Vec::new(), ended: false }
-    }
 }
 
 impl Application for Raw {
@@ -385,15 +369,18 @@ impl Application for Raw {
 /// before long, and goes on with others.
 fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
     let mut stage = Run { requests: 20, ..keyed() }.start();
-    stage.until(|_, user| user.events == [Event::Connected]);
-    let began = stage.lab.now;
-    let mut raw = Raw::connect(&mut stage.lab, pieces);
-    let Stage { lab, shelf, user, .. } = &mut stage;
-    // Nobody moves the user meanwhile: its connections wait.
-    assert!(lab.run((&mut raw, shelf), LONG, |_, raw, _| raw.ended), "it was ended");
-    let took = lab.now.since(began);
-    user.pump(lab.now, lab.machines[0].host());
-    assert_eq!(counts(&stage.shelf, FAILED), counted);
+    stage.until(|user| user.events == [Event::Connected]);
+    let Stage { run, mut net, tls } = stage;
+    let began = net.now;
+    let socket = net.client.host().connect(began, REMOTE).unwrap();
+    // The user does not move meanwhile: its connections wait.
+    let (mut net, user) = net.with_client(Raw { socket, pieces, got: Vec::new(), ended: false });
+    assert!(net.run_until(LONG, |net| net.client.app.ended), "it was ended");
+    let took = net.now.since(began);
+    let (net, raw) = net.with_client(user);
+    let mut stage = Stage { run, net, tls };
+    stage.pump();
+    assert_eq!(counts(&stage, FAILED), counted);
     stage.finish();
     (raw.got, took)
 }

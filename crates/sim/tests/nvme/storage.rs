@@ -12,15 +12,16 @@ use crypto::Provider;
 use host::{TlsClient, TlsServer};
 use nic::DeviceConfig;
 use sim::storage::user::{Load, Part, Todo, User};
+use testkit::{Node, Towards};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::Status;
 
 use crate::disk::PATH;
-use crate::lab::{Faults, Lab};
+use crate::machines::{Faults, Machine, Machines, START, machines};
 use crate::secure::Script;
-use crate::shelf::{CheckedUser, Shelf};
 use crate::transport::ends;
+use crate::user::CheckedUser;
 
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 pub(crate) const HOST: &str = "nqn.2026-11.example:host";
@@ -77,9 +78,7 @@ pub(crate) fn nqn(name: &str) -> Nqn {
 /// A run under way.
 pub(crate) struct Stage {
     pub(crate) run: Run,
-    pub(crate) lab: Lab,
-    pub(crate) user: CheckedUser,
-    pub(crate) shelf: Shelf,
+    pub(crate) net: Machines<CheckedUser, Target>,
     pub(crate) tls: Option<(TlsServer, TlsClient)>,
 }
 
@@ -88,8 +87,8 @@ pub(crate) fn tls() -> (TlsServer, TlsClient) {
 }
 
 impl Run {
-    fn change(self) -> impl Fn(u8, &mut host::Config, &mut DeviceConfig) {
-        move |_, host, device| {
+    fn change(self) -> impl Fn(&mut host::Config, &mut DeviceConfig) {
+        move |host, device| {
             // As much as may be under way at one time: nothing is lost here but on the wire.
             device.pool_buffers_max = 1 << 16;
             if !self.offload {
@@ -116,7 +115,7 @@ impl Run {
         }
     }
 
-    fn target(self, lab: &mut Lab, tls: Option<&(TlsServer, TlsClient)>) -> Shelf {
+    fn target(self, machine: &mut Machine, tls: Option<&(TlsServer, TlsClient)>) -> Target {
         let subsystem = nqn(SUBSYSTEM);
         let namespace =
             NamespaceConfig { block_shift: self.shift, ..NamespaceConfig::new(&subsystem, PATH) };
@@ -132,40 +131,58 @@ impl Run {
             }],
             ..target::Config::default()
         };
-        Shelf(Target::new(config, Arc::new(Provider), lab.machines[1].host()).unwrap())
+        Target::new(config, Arc::new(Provider), machine.host()).unwrap()
     }
 
     /// Both ends, which connect.
     pub(crate) fn start(self) -> Stage {
-        let mut lab = Lab::new(self.seed, &self.change());
-        lab.machines[1].disk.add_namespace(self.bytes.try_into().unwrap());
-        lab.faults = self.faults;
+        let (mut client, mut server) = machines(self.seed, &self.change());
+        server.disk.add_namespace(self.bytes.try_into().unwrap());
         let tls = self.tls.then(tls);
-        let shelf = self.target(&mut lab, tls.as_ref());
+        let target = self.target(&mut server, tls.as_ref());
         let space = Part { shift: self.shift, first: 0, blocks: self.bytes >> self.shift };
         let rng = Prng::new(self.seed);
         let user = User::new(self.initiator(tls.as_ref()), REMOTE, self.load, space, rng);
         let mut user = CheckedUser(user);
         user.left = self.requests;
-        user.initiator.connect(lab.now, lab.machines[0].host());
-        Stage { run: self, lab, user, shelf, tls }
+        user.initiator.connect(START, client.host());
+        let mut net = Machines::new(self.seed, (client, user), (server, target));
+        net.set_faults(self.faults);
+        Stage { run: self, net, tls }
     }
 
     /// A run to its end, all of it checked.
     pub(crate) fn whole(self) -> Stage {
         let mut stage = self.start();
         stage.finish();
-        assert_eq!(stage.user.failures(), [], "{self:?}");
-        assert_eq!(stage.user.events, [Event::Connected], "{self:?}");
+        assert_eq!(stage.user().failures(), [], "{self:?}");
+        assert_eq!(stage.user().events, [Event::Connected], "{self:?}");
         stage
     }
 }
 
 impl Stage {
-    pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Lab, &User) -> bool) {
-        let Self { lab, user, shelf, .. } = self;
-        let ended = lab.run((user, shelf), LONG, |lab, user, _| done(lab, user));
-        let (user, run) = (&self.user, self.run);
+    pub(crate) fn user(&self) -> &User {
+        &self.net.client.app
+    }
+
+    /// The user asks for what it has to ask for, if it may.
+    pub(crate) fn pump(&mut self) {
+        let now = self.net.now;
+        let Node { machine, app } = &mut self.net.client;
+        app.pump(now, machine.host());
+    }
+
+    /// The initiator connects.
+    pub(crate) fn connect(&mut self) {
+        let now = self.net.now;
+        let Node { machine, app } = &mut self.net.client;
+        app.initiator.connect(now, machine.host());
+    }
+
+    pub(crate) fn until(&mut self, mut done: impl FnMut(&User) -> bool) {
+        let ended = self.net.run_until(LONG, |net| done(&net.client.app));
+        let (user, run) = (self.user(), self.run);
         assert!(ended, "{} open, {:?}: {run:?} {:?}", user.open(), user.initiator.state(), {
             user.events.iter().rev().take(5).collect::<Vec<_>>()
         });
@@ -173,21 +190,21 @@ impl Stage {
 
     /// Until so many requests have ended and so many are open.
     pub(crate) fn until_busy(&mut self, ended: usize, open: usize) {
-        self.until(|_, user| user.results.len() >= ended && user.open() >= open);
+        self.until(|user| user.results.len() >= ended && user.open() >= open);
     }
 
     /// Asks for these, and waits until all have ended; gives how.
     pub(crate) fn ask(&mut self, script: Vec<Todo>) -> Vec<Result<u64, Error>> {
-        self.user.script.extend(script);
-        let known = self.user.results.len();
-        self.user.pump(self.lab.now, self.lab.machines[0].host());
-        self.until(|_, user| user.is_idle());
-        self.user.results.values().skip(known).copied().collect()
+        self.net.client.app.script.extend(script);
+        let known = self.user().results.len();
+        self.pump();
+        self.until(User::is_idle);
+        self.user().results.values().skip(known).copied().collect()
     }
 
     /// All requests to their end; then everything is read once more.
     pub(crate) fn finish(&mut self) {
-        self.until(|_, user| user.is_idle());
+        self.until(|user| user.is_idle());
         let step = (256 << 10) >> self.run.shift;
         let blocks = self.run.bytes >> self.run.shift;
         let reads = (0..blocks / step).map(|at| (at * step, u32::try_from(step).unwrap()));
@@ -197,16 +214,17 @@ impl Stage {
 
     pub(crate) fn restart_target(&mut self, power: bool) {
         if power {
-            self.user.note_power_loss();
+            self.net.client.app.note_power_loss();
         }
-        self.lab.restart(1, power, &self.run.change());
-        self.shelf = self.run.target(&mut self.lab, self.tls.as_ref());
+        self.net.restart(Towards::Server, power, &self.run.change());
+        let Node { machine, app } = &mut self.net.server;
+        *app = self.run.target(machine, self.tls.as_ref());
     }
 
     fn restart_initiator(&mut self) {
-        self.lab.restart(0, false, &self.run.change());
-        self.user.restart(self.run.initiator(self.tls.as_ref()), REMOTE);
-        self.user.initiator.connect(self.lab.now, self.lab.machines[0].host());
+        self.net.restart(Towards::Client, false, &self.run.change());
+        self.net.client.app.restart(self.run.initiator(self.tls.as_ref()), REMOTE);
+        self.connect();
     }
 
     /// Who did the work: with offload the devices all of it, in order; without, the hosts.
@@ -230,7 +248,7 @@ impl Stage {
             (0, "nvme_data_digest_errors", false),
             (1, "nvme_data_digest_errors", false),
         ] {
-            let count = self.lab.machines[machine].count(name);
+            let count = self.net.both()[machine].count(name);
             assert_eq!(count > 0, moved, "{machine} {name}: {count}; {:?}", self.run);
         }
     }
@@ -254,16 +272,16 @@ fn every_digest_with_and_without_tls_and_offload() {
 /// Equal ends of all requests, equal bytes of those reads that nothing made uncertain, and of the
 /// disk.
 fn assert_same(a: &Stage, b: &Stage) {
-    assert_eq!(a.user.results, b.user.results, "{:?}", a.run);
+    assert_eq!(a.user().results, b.user().results, "{:?}", a.run);
     let mut compared = 0;
-    for (token, hash) in &a.user.settled {
-        if let Some(other) = b.user.settled.get(token) {
+    for (token, hash) in &a.user().settled {
+        if let Some(other) = b.user().settled.get(token) {
             assert_eq!(hash, other, "{token} of {:?}", a.run);
             compared += 1;
         }
     }
     assert!(compared > 0);
-    assert!(a.lab.machines[1].disk.bytes() == b.lab.machines[1].disk.bytes(), "{:?}", a.run);
+    assert!(a.net.server.disk.bytes() == b.net.server.disk.bytes(), "{:?}", a.run);
 }
 
 #[test]
@@ -274,8 +292,8 @@ fn any_depth_and_any_number_of_queues() {
         let shift = if depth == 32 { 12 } else { 9 };
         let stage = Run { load, queues, requests, shift, ..Run::default() }.whole();
         stage.check_counters();
-        assert_eq!(stage.user.count("nvmei_associations"), 1);
-        assert_eq!(stage.shelf.count("nvmet_queues"), u64::from(queues));
+        assert_eq!(stage.user().count("nvmei_associations"), 1);
+        assert_eq!(stage.net.server.count("nvmet_queues"), u64::from(queues));
     }
 }
 
@@ -284,7 +302,7 @@ fn a_connection_with_many_answers() {
     // Far more PDUs without data than a transport remembers of what the device has checked.
     let load = Load { depth: 16, bytes_max: 4096, changes: 8 };
     let stage = Run { load, queues: 1, requests: 1000, ..Run::default() }.whole();
-    let count = |name| stage.lab.machines[0].count(name);
+    let count = |name| stage.net.client.count(name);
     assert_eq!(count("nvme_rx_digests_host"), 0);
     assert!(count("nvme_rx_digests_device") > 150);
 }
@@ -296,9 +314,9 @@ fn a_bad_wire() {
         let run = Run { seed, faults, tls: seed % 2 == 0, requests: 60, ..Run::default() };
         let [on, off] = [true, false].map(|offload| Run { offload, ..run }.whole());
         assert_same(&on, &off);
-        assert!(on.lab.dropped > 0 && off.lab.dropped > 0);
-        assert!(on.lab.machines[0].count("nvme_rx_placed_bytes") > 0);
-        assert_eq!(off.lab.machines[0].count("nvme_rx_placed_bytes"), 0);
+        assert!(on.net.dropped() > 0 && off.net.dropped() > 0);
+        assert!(on.net.client.count("nvme_rx_placed_bytes") > 0);
+        assert_eq!(off.net.client.count("nvme_rx_placed_bytes"), 0);
     }
 }
 
@@ -328,11 +346,11 @@ fn a_target_that_dies() {
             stage.restart_target(power);
         }
         stage.finish();
-        assert_eq!(stage.user.failures(), []);
-        assert!(stage.user.count("nvmei_replayed") >= 300);
-        assert_eq!(stage.user.count("nvmei_associations"), 4);
-        assert_eq!(stage.lab.machines[1].disk.lost_sectors > 0, power);
-        assert!(stage.lab.machines[0].count("nvme_rx_placed_bytes") > 0);
+        assert_eq!(stage.user().failures(), []);
+        assert!(stage.user().count("nvmei_replayed") >= 300);
+        assert_eq!(stage.user().count("nvmei_associations"), 4);
+        assert_eq!(stage.net.server.disk.lost_sectors > 0, power);
+        assert!(stage.net.client.count("nvme_rx_placed_bytes") > 0);
     }
 }
 
@@ -345,26 +363,26 @@ fn an_initiator_that_dies() {
             stage.restart_initiator();
         }
         stage.finish();
-        assert_eq!(stage.user.failures(), []);
-        assert_eq!(stage.shelf.count("nvmet_controllers"), 4);
-        assert_eq!(stage.user.count("nvmei_associations"), 1);
+        assert_eq!(stage.user().failures(), []);
+        assert_eq!(stage.net.server.count("nvmet_controllers"), 4);
+        assert_eq!(stage.user().count("nvmei_associations"), 1);
     }
 }
 
 #[test]
 fn devices_are_reset() {
     for tls in [false, true] {
-        for machine in [0, 1] {
+        for machine in [Towards::Client, Towards::Server] {
             let mut stage = Run { tls, ..BUSY }.start();
             for round in 1..=3 {
                 stage.until_busy(round * 250, 200);
-                stage.lab.reset_device(machine);
+                stage.net.machine(machine).device().reset();
             }
-            let placed = stage.lab.machines[0].count("nvme_rx_placed_bytes");
+            let placed = stage.net.client.count("nvme_rx_placed_bytes");
             stage.finish();
-            assert_eq!(stage.user.failures(), [], "tls {tls}, machine {machine}");
-            assert_eq!(stage.user.events, [Event::Connected], "no connection was lost");
-            let after = stage.lab.machines[0].count("nvme_rx_placed_bytes");
+            assert_eq!(stage.user().failures(), [], "tls {tls}, machine {machine:?}");
+            assert_eq!(stage.user().events, [Event::Connected], "no connection was lost");
+            let after = stage.net.client.count("nvme_rx_placed_bytes");
             assert!(after > placed, "placement came back: {placed} {after}");
         }
     }
@@ -381,19 +399,20 @@ fn a_disk_that_fails() {
         (FileFault::NoSpace, Status::CAPACITY_EXCEEDED.do_not_retry()),
         (FileFault::Io, Status::WRITE_FAULT),
     ] {
-        stage.lab.machines[1].disk.faults.write = Some(fault);
+        stage.net.server.disk.faults.write = Some(fault);
         let failed = Err(Error::Status(status));
         assert_eq!(stage.ask(script()), [failed, Ok(0), failed, Ok(0)]);
     }
-    stage.lab.machines[1].disk.faults.write = None;
-    stage.lab.machines[1].disk.faults.flush = true;
+    stage.net.server.disk.faults.write = None;
+    stage.net.server.disk.faults.flush = true;
     let failed = Err(Error::Status(Status::WRITE_FAULT));
     assert_eq!(stage.ask(vec![Todo::Flush, Todo::Write(at, false)]), [failed, Ok(0)]);
-    stage.lab.machines[1].disk.faults.flush = false;
+    stage.net.server.disk.faults.flush = false;
     assert_eq!(stage.ask(vec![Todo::Flush]), [Ok(0)]);
-    let counts = ["nvmet_errors_full", "nvmet_errors_disk"].map(|name| stage.shelf.count(name));
+    let counts =
+        ["nvmet_errors_full", "nvmet_errors_disk"].map(|name| stage.net.server.count(name));
     assert_eq!(counts, [2, 3]);
-    assert_eq!(stage.user.events, [Event::Connected]);
+    assert_eq!(stage.user().events, [Event::Connected]);
     stage.finish();
 }
 
@@ -403,7 +422,7 @@ fn a_sector_that_cannot_be_read() {
         let mut stage = Run { requests: 0, offload, ..Run::default() }.start();
         let (bad, good) = ((8, 64), (1024, 64));
         assert_eq!(stage.ask(vec![Todo::Write(bad, false), Todo::Write(good, true)]), [Ok(0); 2]);
-        stage.lab.machines[1].disk.faults.read_at = Some(20 * 512);
+        stage.net.server.disk.faults.read_at = Some(20 * 512);
         let script = vec![Todo::Read(good), Todo::Read(bad), Todo::Read(good), Todo::Flush];
         let failed = Err(Error::Status(Status::UNRECOVERED_READ));
         assert_eq!(stage.ask(script), [Ok(0), failed, Ok(0), Ok(0)]);
@@ -411,13 +430,13 @@ fn a_sector_that_cannot_be_read() {
         let differs = Err(Error::Status(Status::COMPARE_FAILURE.do_not_retry()));
         assert_eq!(stage.ask(compare), [failed, Ok(0), differs]);
         // What was being sent cannot be taken back: the connection was lost, once.
-        assert_eq!(stage.user.count("nvmei_associations"), 2);
-        assert_eq!(stage.shelf.count("nvmet_connections_unreadable"), 1);
-        stage.lab.machines[1].disk.faults.read_at = None;
+        assert_eq!(stage.user().count("nvmei_associations"), 2);
+        assert_eq!(stage.net.server.count("nvmet_connections_unreadable"), 1);
+        stage.net.server.disk.faults.read_at = None;
         assert_eq!(stage.ask(vec![Todo::Read(bad), Todo::Read(bad)]), [Ok(0); 2]);
-        let probed = stage.shelf.count("nvmet_reads_probed");
+        let probed = stage.net.server.count("nvmet_reads_probed");
         assert_eq!(stage.ask(vec![Todo::Read(bad)]), [Ok(0)]);
-        assert_eq!(stage.shelf.count("nvmet_reads_probed"), probed, "it is well again");
+        assert_eq!(stage.net.server.count("nvmet_reads_probed"), probed, "it is well again");
     }
 }
 
@@ -425,18 +444,22 @@ fn a_sector_that_cannot_be_read() {
 fn a_slow_disk() {
     let mut stage = Run { requests: 0, ..Run::default() }.start();
     assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
-    let before = stage.lab.now;
-    stage.lab.machines[1].disk.faults.slow = Duration::from_secs(5);
-    stage.user.script.extend([Todo::Write((64, 64), false), Todo::Flush, Todo::Read((0, 64))]);
-    stage.user.script.extend([Todo::Read((64, 64)), Todo::Read((1000, 8))]);
-    stage.user.pump(stage.lab.now, stage.lab.machines[0].host());
-    stage.until(|_, user| [4, 6].iter().all(|token| user.results.contains_key(token)));
-    assert!(stage.lab.now < before + Duration::from_secs(1), "others do not wait");
-    assert!(!stage.user.results.contains_key(&2));
-    stage.until(|_, user| user.open() == 0);
-    assert!(stage.lab.now >= before + Duration::from_secs(5));
-    assert_eq!(stage.user.failures(), []);
-    assert_eq!(stage.user.count("nvmei_timeouts"), 0);
+    let before = stage.net.now;
+    stage.net.server.disk.faults.slow = Duration::from_secs(5);
+    stage.net.client.app.script.extend([
+        Todo::Write((64, 64), false),
+        Todo::Flush,
+        Todo::Read((0, 64)),
+    ]);
+    stage.net.client.app.script.extend([Todo::Read((64, 64)), Todo::Read((1000, 8))]);
+    stage.pump();
+    stage.until(|user| [4, 6].iter().all(|token| user.results.contains_key(token)));
+    assert!(stage.net.now < before + Duration::from_secs(1), "others do not wait");
+    assert!(!stage.user().results.contains_key(&2));
+    stage.until(|user| user.open() == 0);
+    assert!(stage.net.now >= before + Duration::from_secs(5));
+    assert_eq!(stage.user().failures(), []);
+    assert_eq!(stage.user().count("nvmei_timeouts"), 0);
 }
 
 /// A command that has not begun is aborted when it is late, and asked again: the association stays.
@@ -445,31 +468,33 @@ fn commands_that_wait_for_a_slow_disk_are_aborted() {
     let (memory, patience) = (1 << 20, Duration::from_secs(5));
     let mut stage = Run { requests: 0, memory, patience, ..Run::default() }.start();
     assert_eq!(stage.ask(vec![Todo::Write((0, 64), true)]), [Ok(0)]);
-    stage.lab.machines[1].disk.faults.slow = Duration::from_secs(6);
+    stage.net.server.disk.faults.slow = Duration::from_secs(6);
     // All the memory there is, twice.
     let script = vec![Todo::Write((0, 2048), false), Todo::Write((2048, 2048), false)];
     assert_eq!(stage.ask(script), [Ok(0); 2]);
-    assert!(stage.lab.now.as_millis() > 1000 + 2 * 6000);
-    assert_eq!(stage.shelf.count("nvmet_waits_memory"), 2, "once more when it was asked again");
-    assert_eq!(stage.shelf.count("nvmet_aborted"), 1);
-    assert_eq!(stage.shelf.count("nvmet_aborts"), stage.user.count("nvmei_aborts"));
-    assert_eq!(stage.user.count("nvmei_associations"), 1);
-    assert_eq!(stage.user.events, [Event::Connected]);
+    assert!(stage.net.now.as_millis() > 1000 + 2 * 6000);
+    assert_eq!(
+        stage.net.server.count("nvmet_waits_memory"),
+        2,
+        "once more when it was asked again"
+    );
+    assert_eq!(stage.net.server.count("nvmet_aborted"), 1);
+    assert_eq!(stage.net.server.count("nvmet_aborts"), stage.user().count("nvmei_aborts"));
+    assert_eq!(stage.user().count("nvmei_associations"), 1);
+    assert_eq!(stage.user().events, [Event::Connected]);
 }
 
 #[test]
 fn a_slow_set_up() {
     let mut stage = Run { requests: 20, ..Run::default() }.start();
-    let Stage { lab, user, shelf, .. } = &mut stage;
-    let half =
-        |_: &mut Lab, _: &mut CheckedUser, shelf: &mut Shelf| shelf.count("nvmet_controllers") > 0;
-    assert!(lab.run((user, shelf), LONG, half));
+    let net = &mut stage.net;
+    assert!(net.run_until(LONG, |net| net.server.count("nvmet_controllers") > 0));
     // Longer than half of the keep alive time-out, which a controller has from when it is ready.
-    lab.faults.loss = 1.0;
-    lab.run((user, shelf), Duration::from_secs(3), |_, _, _| false);
-    lab.faults.loss = 0.0;
+    net.set_faults(Faults { loss: 1.0, ..Faults::default() });
+    net.run_until(Duration::from_secs(3), |_| false);
+    net.set_faults(Faults::default());
     stage.finish();
-    assert_eq!(stage.user.events, [Event::Connected]);
+    assert_eq!(stage.user().events, [Event::Connected]);
 }
 
 #[test]
@@ -477,18 +502,17 @@ fn a_host_that_may_not() {
     let run = Run { requests: 0, ..Run::default() };
     let mut stage = run.start();
     let stranger = initiator::Config { host: nqn("nqn.2026-11.example:x"), ..run.initiator(None) };
-    stage.user.initiator = Initiator::new(stranger, REMOTE);
-    stage.user.initiator.connect(stage.lab.now, stage.lab.machines[0].host());
-    stage.until(|_, user| !user.events.is_empty());
-    let State::Failed(loss) = stage.user.initiator.state() else { panic!("it may not") };
+    stage.net.client.app.initiator = Initiator::new(stranger, REMOTE);
+    stage.connect();
+    stage.until(|user| !user.events.is_empty());
+    let State::Failed(loss) = stage.user().initiator.state() else { panic!("it may not") };
     let Loss::Refused { status, .. } = loss else { panic!("{loss}") };
     assert_eq!(status.code(), Status::INVALID_HOST);
     let said = "connect of the admin queue failed: connect invalid host (do not retry)";
     assert_eq!(loss.to_string(), said);
-    let Stage { lab, user, shelf, .. } = &mut stage;
-    lab.run((user, shelf), LONG, |_, _, _| false);
-    assert_eq!(stage.shelf.count("nvmet_refused_host"), 1, "it does not try again");
-    assert_eq!(stage.user.events, [Event::Failed(loss)]);
+    stage.net.run_until(LONG, |_| false);
+    assert_eq!(stage.net.server.count("nvmet_refused_host"), 1, "it does not try again");
+    assert_eq!(stage.user().events, [Event::Failed(loss)]);
 }
 
 /// A run that a seed stands for.
@@ -522,16 +546,19 @@ fn run_seed(seed: u64) -> (u64, u64) {
     let mut r = Prng::new(seed ^ 0xfa_0175);
     for _ in 0..r.below(3) {
         let ended = usize::try_from(r.below(20)).unwrap();
-        stage.until(|_, user| user.results.len() >= ended || user.is_idle());
+        stage.until(|user| user.results.len() >= ended || user.is_idle());
         match r.below(4) {
             0 => stage.restart_target(r.chance(0.5)),
             1 => stage.restart_initiator(),
-            _ => stage.lab.reset_device(usize::from(r.chance(0.5))),
+            _ => {
+                let which = if r.chance(0.5) { Towards::Server } else { Towards::Client };
+                stage.net.machine(which).device().reset();
+            }
         }
     }
     stage.finish();
-    assert_eq!(stage.user.failures(), [], "{run:?}");
-    (stage.lab.hash(), stage.user.hash())
+    assert_eq!(stage.user().failures(), [], "{run:?}");
+    (stage.net.hash(), stage.user().hash())
 }
 
 #[test]

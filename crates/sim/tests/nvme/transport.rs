@@ -14,7 +14,7 @@ use host::{
 };
 use wire::Endpoint;
 
-use crate::lab::{Faults, Lab};
+use crate::machines::{Faults, Machines, START, machines};
 
 /// The port of NVMe/TCP.
 const PORT: u16 = 4420;
@@ -385,15 +385,14 @@ fn keys(client: bool) -> TlsKeys {
     TlsKeys { version: TlsVersion::Tls13, suite, tx, rx, crypto: Arc::new(Provider) }
 }
 
-/// Runs commands of all sizes to their end; gives the lab, for its counters.
-fn run(run: Run) -> Lab {
-    let mut lab = Lab::new(run.seed, &|_, host, _| {
+/// Runs commands of all sizes to their end; returns the machines, for their counters.
+fn run(run: Run) -> Machines<Asker, Server> {
+    let (mut client, mut target) = machines(run.seed, &|host, _| {
         if !run.offload {
             host.nvme_tcp_offload = Err(abi::Refusal::Disabled);
             host.tls_offload = Err(abi::Refusal::Disabled);
         }
     });
-    lab.faults = run.faults;
     let mut rng = Prng::new(run.seed);
     let sizes = [512, 4096, 4096, 8192, 16384, 65536, 131_072 + 512, 262_144, 1 << 20];
     let command = |rng: &mut Prng| Command {
@@ -410,30 +409,32 @@ fn run(run: Run) -> Lab {
         (asker.tls, server.tls) = (Some(keys(true)), Some(keys(false)));
     }
     let shake = run.key_records.map(changing);
-    listen(lab.machines[1].host(), shake.as_ref().map(|(server, _)| server));
+    listen(target.host(), shake.as_ref().map(|(server, _)| server));
     asker.client = shake.map(|(_, client)| client);
-    asker.connect(lab.now, lab.machines[0].host());
+    asker.connect(START, client.host());
+    let mut net = Machines::new(run.seed, (client, asker), (target, server));
+    net.set_faults(run.faults);
     let all = run.commands;
     for reset in 1..=run.resets {
         let upto = all * reset as usize / (run.resets as usize + 1);
         let limit = Duration::from_secs(100);
-        assert!(lab.run((&mut asker, &mut server), limit, |_, a, _| a.done >= upto), "{run:?}");
-        lab.reset_device(0);
-        lab.reset_device(1);
+        assert!(net.run_until(limit, |net| net.client.app.done >= upto), "{run:?}");
+        net.client.device().reset();
+        net.server.device().reset();
     }
-    let limit = Duration::from_secs(300);
-    let ended = lab.run((&mut asker, &mut server), limit, |_, a, _| a.done == all);
+    let ended = net.run_until(Duration::from_secs(300), |net| net.client.app.done == all);
+    let (asker, server) = (&net.client.app, &net.server.app);
     assert!(ended, "{} of {all} of {run:?}; {:?} {:?}", asker.done, asker.ended, server.ended);
     assert_eq!((asker.bad_digests, server.bad_digests), (0, 0));
-    lab
+    net
 }
 
 #[test]
 fn commands_of_all_sizes() {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
         for alignment in [0, 31] {
-            let lab = run(Run { digests, alignment, ..Run::default() });
-            for machine in &lab.machines {
+            let net = run(Run { digests, alignment, ..Run::default() });
+            for machine in net.both() {
                 for (name, by_device) in [
                     ("nvme_tx_digests_device", digests.1),
                     ("nvme_rx_digests_device", digests.1),
@@ -453,8 +454,8 @@ fn commands_of_all_sizes() {
 /// What the device says of headers alone is not kept: it would leave no room for digests of data.
 #[test]
 fn digests_stay_with_the_device() {
-    let lab = run(Run { commands: 600, ..Run::default() });
-    for machine in &lab.machines {
+    let net = run(Run { commands: 600, ..Run::default() });
+    for machine in net.both() {
         assert!(machine.count("nvme_rx_pdus") > 256);
         assert_eq!(machine.count("nvme_rx_digests_host"), 0);
         // Those of 512 bytes are not worth a buffer of the device's.
@@ -465,8 +466,8 @@ fn digests_stay_with_the_device() {
 #[test]
 fn commands_over_tls() {
     for digests in [(false, false), (true, true)] {
-        let lab = run(Run { digests, tls: true, ..Run::default() });
-        for machine in &lab.machines {
+        let net = run(Run { digests, tls: true, ..Run::default() });
+        for machine in net.both() {
             assert!(machine.count("nvme_rx_placed_bytes") > 0, "TLS opens, and NVMe places");
             assert_eq!(machine.count("nvme_rx_digests_device") > 0, digests.1);
             assert_eq!(machine.count("nvme_rx_digests_host"), 0);
@@ -477,8 +478,8 @@ fn commands_over_tls() {
 #[test]
 fn commands_in_software() {
     for tls in [false, true] {
-        let lab = run(Run { offload: false, tls, ..Run::default() });
-        for machine in &lab.machines {
+        let net = run(Run { offload: false, tls, ..Run::default() });
+        for machine in net.both() {
             for name in ["nvme_tx_digests_device", "nvme_rx_digests_device", "nvme_rx_placed_bytes"]
             {
                 assert_eq!(machine.count(name), 0, "{name}");
@@ -493,16 +494,16 @@ fn commands_in_software() {
 fn commands_over_a_bad_wire() {
     let faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
     for seed in 1..=4 {
-        let lab = run(Run { seed, faults, tls: seed % 2 == 0, ..Run::default() });
-        assert!(lab.dropped > 0);
+        let net = run(Run { seed, faults, tls: seed % 2 == 0, ..Run::default() });
+        assert!(net.dropped() > 0);
     }
 }
 
 #[test]
 fn devices_are_reset_in_between() {
     for tls in [false, true] {
-        let lab = run(Run { resets: 5, tls, commands: 120, ..Run::default() });
-        for machine in &lab.machines {
+        let net = run(Run { resets: 5, tls, commands: 120, ..Run::default() });
+        for machine in net.both() {
             assert_eq!(machine.count("nvme_rx_renewed"), 3, "four in a second, with the first");
             assert_eq!(machine.count("nvme_rx_put_off"), 1);
             assert_eq!(machine.count("nvme_rx_lost"), 0);
@@ -514,8 +515,8 @@ fn devices_are_reset_in_between() {
 #[test]
 fn keys_change_at_both_ends() {
     let clean = run(Run { key_records: Some(1 << 20), ..Run::default() });
-    let lab = run(Run { key_records: Some(70), ..Run::default() });
-    for (machine, clean) in lab.machines.iter().zip(&clean.machines) {
+    let net = run(Run { key_records: Some(70), ..Run::default() });
+    for (machine, clean) in net.both().into_iter().zip(clean.both()) {
         let changes = machine.count("tls_rx_rekey_ok");
         assert!(changes >= 2, "{changes}");
         let renewed = machine.count("nvme_rx_renewed");

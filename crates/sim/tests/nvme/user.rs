@@ -1,8 +1,7 @@
-//! The user and the target, as the applications of a [`crate::lab`]'s machines.
+//! The user of a namespace, as the application of a machine ([`crate::machines`]).
 
 use core::ops::{Deref, DerefMut};
 
-use apps::nvme::target::Target;
 use base::Instant;
 use host::{Application, Host, Notice};
 use sim::storage::user::User;
@@ -40,35 +39,6 @@ impl Application for CheckedUser {
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.0.handle_timeout(now, host);
         self.check();
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.0.poll_timeout()
-    }
-}
-
-/// The target.
-pub(crate) struct Shelf(pub(crate) Target);
-
-impl Shelf {
-    pub(crate) fn count(&self, wanted: &str) -> u64 {
-        let mut found = None;
-        self.0.visit(&mut |name, value| {
-            if name == wanted {
-                found = Some(value);
-            }
-        });
-        found.expect("there is such a counter")
-    }
-}
-
-impl Application for Shelf {
-    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        self.0.handle_notice(now, host, notice);
-    }
-
-    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        self.0.handle_timeout(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
