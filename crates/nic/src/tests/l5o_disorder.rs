@@ -279,28 +279,50 @@ fn a_context_that_is_elsewhere_finds_back() {
     }
 }
 
+/// A stream of records, and how its packets come.
+#[derive(Clone, Debug)]
+struct Arrival {
+    suite: (Version, Suite),
+    out_of_order: bool,
+    mode: ResyncMode,
+    /// Content of each record, in bytes.
+    lens: Vec<usize>,
+    /// All records are as long as the first.
+    same: bool,
+    /// Of each packet: its length, how late it comes, and what is done to it.
+    cuts: Vec<(usize, u64, u8)>,
+    seed: u64,
+}
+
+prop_compose! {
+    fn any_arrival()(
+        suite in prop::sample::select(&ALL[..]),
+        out_of_order: bool,
+        mode in prop::sample::select(
+            &[ResyncMode::StreamScan, ResyncMode::NextHint, ResyncMode::Async][..]),
+        lens in prop::collection::vec(0..700_usize, 8..60),
+        same: bool,
+        cuts in prop::collection::vec((1..900_usize, 0..40_u64, 0..12_u8), 1..200),
+        seed: u64,
+    ) -> Arrival {
+        Arrival { suite, out_of_order, mode, lens, same, cuts, seed }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
 
     /// Whatever comes in whatever order, cut anyhow, some of it twice and some changed. The checks
     /// are those of the host in `l5o_stream`.
     #[test]
-    fn claims_are_right_and_offloading_comes_back(
-        suite in 0..6_usize,
-        out_of_order: bool,
-        mode in 0..3_usize,
-        lens in prop::collection::vec(0..700_usize, 8..60),
-        same: bool,
-        cuts in prop::collection::vec((1..900_usize, 0..40_u64, 0..12_u8), 1..200),
-        seed: u64,
-    ) {
-        use ResyncMode::{Async, NextHint, StreamScan};
+    fn claims_are_right_and_offloading_comes_back(arrival in any_arrival()) {
+        use ResyncMode::NextHint;
+        let Arrival { suite, out_of_order, mode, lens, same, cuts, seed } = arrival;
         let mut prng = Prng::new(seed);
         let lens = if same { vec![lens[0]; lens.len()] } else { lens };
-        let last = 529 - Peer::new(ALL[suite]).framing().overhead();
+        let last = 529 - Peer::new(suite).framing().overhead();
         let lens = [&lens[..], &[last; 60]].concat();
-        let mode = [StreamScan, NextHint, Async][mode];
-        let mut flow = Flow::new(Peer::new(ALL[suite]), config(out_of_order, mode), &lens);
+        let mut flow = Flow::new(Peer::new(suite), config(out_of_order, mode), &lens);
         let wild = flow.records[lens.len() - 60].at.start;
         let (mut from, mut packets) = (0, vec![]);
         for (nth, &(len, late, what)) in (0_u64..).zip(cuts.iter().cycle().take(2000)) {

@@ -440,14 +440,28 @@ fn packets(pdus: &[Truth], cuts: &[(usize, bool)], swaps: bool) -> Vec<Range<usi
     packets
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+/// Data for a buffer, of which some is for the same bytes of it.
+#[derive(Clone, Debug)]
+struct Overlapping {
+    /// The digests, of [`ALL`].
+    which: usize,
+    out_of_order: bool,
+    /// The buffer is not at the beginning of the command's data.
+    far: bool,
+    /// Bytes of the buffer.
+    len: u32,
+    /// Bytes of it that have come already; modulo its length.
+    there: u32,
+    /// Place and length of each PDU's data; modulo what fits.
+    pdus: Vec<(u32, u32)>,
+    /// Length of each packet, and whether it comes behind the next one.
+    cuts: Vec<(usize, bool)>,
+    seed: u64,
+}
 
-    /// Data that overlaps anyhow: a byte of a buffer is what came first, and what is claimed is
-    /// what was written.
-    #[test]
-    fn what_overlaps_is_placed_once(
-        which in 0..4_usize,
+prop_compose! {
+    fn any_data()(
+        which in 0..ALL.len(),
         out_of_order: bool,
         far: bool,
         len in 1..2000_u32,
@@ -455,7 +469,19 @@ proptest! {
         pdus in prop::collection::vec((any::<u32>(), any::<u32>()), 1..13),
         cuts in prop::collection::vec((1..700_usize, any::<bool>()), 1..20),
         seed: u64,
-    ) {
+    ) -> Overlapping {
+        Overlapping { which, out_of_order, far, len, there, pdus, cuts, seed }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..<_>::default() })]
+
+    /// Data that overlaps anyhow: a byte of a buffer is what came first, and what is claimed is
+    /// what was written.
+    #[test]
+    fn what_overlaps_is_placed_once(data in any_data()) {
+        let Overlapping { which, out_of_order, far, len, there, pdus, cuts, seed } = data;
         let (base, there) = (if far { 4096 } else { 0 }, there % len);
         let mut content = Content::new(ALL[which], seed);
         for (at, bytes) in pdus {

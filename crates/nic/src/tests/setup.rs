@@ -242,26 +242,63 @@ fn segment_sizes_at_the_edges_of_the_table() {
     }
 }
 
+/// A SYN with any options, and the listener that it comes to.
+#[derive(Clone, Debug)]
+struct Handshake {
+    v6: bool,
+    port: u16,
+    seq: u32,
+    mss: Option<u16>,
+    scale: Option<u8>,
+    sack: bool,
+    /// Which of ECE and CWR it has.
+    ecn: Flags,
+    listen: SetupListen,
+    /// Time at which it comes.
+    ms: u64,
+}
+
+prop_compose! {
+    fn any_listener()(
+        sack: bool,
+        ecn: bool,
+        defer: bool,
+        window_scale in 0..=14_u8,
+    ) -> SetupListen {
+        SetupListen { sack, ecn, defer, window_scale, ..listen(9) }
+    }
+}
+
+prop_compose! {
+    fn any_handshake()(
+        v6: bool,
+        port in 1_u16..,
+        seq: u32,
+        mss in proptest::option::of(536_u16..),
+        scale: Option<u8>,
+        sack: bool,
+        ecn in any::<u8>().prop_map(|flags| Flags(flags & 0xc0)),
+        listen in any_listener(),
+        ms in 0..u64::MAX / 2_000_000,
+    ) -> Handshake {
+        Handshake { v6, port, seq, mss, scale, sack, ecn, listen, ms }
+    }
+}
+
 proptest! {
     /// Whatever a SYN agrees to comes back, as the listener allows.
     #[test]
-    fn options_there_and_back(
-        v6: bool, mss in proptest::option::of(536_u16..), scale in any::<Option<u8>>(),
-        sack: bool, setup: u8, own_sack: bool, own_ecn: bool, defer: bool, seq: u32,
-        port in 1_u16.., own_scale in 0..=14_u8, ms in 0..u64::MAX / 2_000_000,
-    ) {
+    fn options_there_and_back(handshake in any_handshake()) {
+        let Handshake { v6, port, seq, mss, scale, sack, ecn: syn_ecn, listen, ms } = handshake;
         let tuple = tuple(if v6 { 6 } else { 4 }, port);
-        let listen = SetupListen {
-            sack: own_sack, ecn: own_ecn, window_scale: own_scale, defer, ..listen(9)
-        };
-        let mut rig = rig(listen);
+        let mut rig = rig(listen.clone());
         rig.now = Instant::from_millis(ms);
         let mut syn = syn(&tuple);
         syn.seq = SeqNum(seq);
-        syn.flags = Flags::SYN.with(Flags(setup & 0xc0));
+        syn.flags = Flags::SYN.with(syn_ecn);
         (syn.options.mss, syn.options.window_scale) = (mss, scale);
         syn.options.sack_permitted = sack;
-        let ecn = setup & 0xc0 == 0xc0 && own_ecn;
+        let ecn = syn_ecn == Flags::ECE.with(Flags::CWR) && listen.ecn;
 
         let answer = knock(&mut rig, &tuple, &syn);
         let ece = if ecn { Flags::ECE } else { Flags::NONE };
@@ -270,8 +307,8 @@ proptest! {
         let stamp = answer.options.timestamps.unwrap().value;
         prop_assert_eq!(answer.options, Options {
             mss: Some(if v6 { 1440 } else { 1460 }),
-            window_scale: scale.map(|_| own_scale),
-            sack_permitted: sack && own_sack,
+            window_scale: scale.map(|_| listen.window_scale),
+            sack_permitted: sack && listen.sack,
             timestamps: Some(Timestamps { value: stamp, echo: 5000 }),
             ..Options::default()
         });
@@ -282,7 +319,7 @@ proptest! {
         let peer_mss = fits.max().unwrap();
         prop_assert_eq!(got, Established {
             listener: ListenId(9), peer_mss, peer_scale: scale.map(|s| s.min(14)),
-            sack: sack && own_sack, ecn,
+            sack: sack && listen.sack, ecn,
         });
     }
 

@@ -297,6 +297,72 @@ fn ipv6_and_vlan() {
     }
 }
 
+/// A connection that is handed over, with any numbers, and the frames that come then.
+#[derive(Clone, Debug)]
+struct AnyTeardown {
+    una: u32,
+    /// Parts that were sent; one more stands for the FIN.
+    sent: usize,
+    /// The edge of the peer's window, from `una` on.
+    edge: u32,
+    mss: u16,
+    scale: u8,
+    /// Bytes of each part.
+    lens: Vec<usize>,
+    /// In milliseconds.
+    rto: u64,
+    stamped: bool,
+    state: ClosingState,
+    frames: Vec<AnyFrame>,
+}
+
+/// A frame of the peer, with numbers relative to those that it would have, and the milliseconds
+/// after it.
+#[derive(Clone, Debug)]
+struct AnyFrame {
+    seq: i32,
+    ack: i32,
+    flags: u8,
+    window: u16,
+    len: usize,
+    wait: u64,
+    ts: i32,
+}
+
+prop_compose! {
+    fn any_frame()(
+        seq in -40..60_i32,
+        ack in -100..3000_i32,
+        flags: u8,
+        window: u16,
+        len in 0..60_usize,
+        wait in 0..900_u64,
+        ts in -5..5_i32,
+    ) -> AnyFrame {
+        AnyFrame { seq, ack, flags, window, len, wait, ts }
+    }
+}
+
+prop_compose! {
+    fn any_teardown()(
+        una: u32,
+        sent in 0..7_usize,
+        edge in 0..20_000_u32,
+        mss in 0..1500_u16,
+        scale in 0..16_u8,
+        lens in proptest::collection::vec(1..900_usize, 0..5),
+        rto in 0..5000_u64,
+        stamped: bool,
+        state in proptest::sample::select(&[
+            ClosingState::FinWait1, ClosingState::FinWait2, ClosingState::Closing,
+            ClosingState::LastAck,
+        ][..]),
+        frames in proptest::collection::vec(any_frame(), 0..40),
+    ) -> AnyTeardown {
+        AnyTeardown { una, sent, edge, mss, scale, lens, rto, stamped, state, frames }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: None,
@@ -306,20 +372,8 @@ proptest! {
 
     /// Any numbers in what is handed over and in what comes: nothing breaks, and everything ends.
     #[test]
-    fn everything_ends(
-        una: u32, sent in 0..7_usize, edge in 0..20_000_u32, mss in 0..1500_u16, scale in 0..16_u8,
-        lens in proptest::collection::vec(1..900_usize, 0..5), rto in 0..5000_u64,
-        stamped: bool,
-        state in proptest::sample::select(&[
-            ClosingState::FinWait1, ClosingState::FinWait2, ClosingState::Closing,
-            ClosingState::LastAck,
-        ][..]),
-        frames in proptest::collection::vec(
-            (-40..60_i32, -100..3000_i32, any::<u8>(), any::<u16>(), 0..60_usize, 0..900_u64,
-            -5..5_i32),
-            0..40,
-        ),
-    ) {
+    fn everything_ends(what in any_teardown()) {
+        let AnyTeardown { una, sent, edge, mss, scale, lens, rto, stamped, state, frames } = what;
         let mut rig = rig();
         let mut next = handed(&lens);
         // Some of the parts, or also the FIN.
@@ -336,7 +390,7 @@ proptest! {
         }
         begin(&mut rig, next);
         let mut now = 16_003;
-        for (seq, ack, flags, window, len, wait, ts) in frames {
+        for AnyFrame { seq, ack, flags, window, len, wait, ts } in frames {
             let near = |base: u32, by: i32| base.wrapping_add_signed(by);
             let payload = alloc::vec![1; if len < 40 { 0 } else { len }];
             let stamps = Some((5_u32.wrapping_add_signed(ts), 0));
