@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use abi::crypto::{Aead, CryptoProvider as _, HeaderProtection, TAG_BYTES};
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
 use abi::quic::{
     Direction, Opened, Protect, QuicAdd, QuicId, QuicKeys, QuicLimits, QuicStatus, QuicTrouble,
     Route,
@@ -19,6 +18,7 @@ use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Application as _, Cidr, Host};
 use quic::{Config, Endpoint, Handle};
+use testkit::MemDisk;
 use wire::frame::{Frame, protocol};
 
 /// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
@@ -329,7 +329,7 @@ fn finish(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// What every file is.
-pub(crate) fn stat() -> FileStat {
+fn stat() -> FileStat {
     FileStat { kind: FileKind::Regular, size: 1 << 30, modified_s: 0, modified_ns: 0, version: 1 }
 }
 
@@ -338,6 +338,8 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     pub(crate) endpoint: Endpoint,
     pub(crate) device: Device,
+    /// The host's own, with the file `a`.
+    disk: MemDisk,
 }
 
 /// Both machines, and the wire between them.
@@ -388,7 +390,10 @@ fn node(last: u8, able: Abilities, change: impl FnOnce(&mut Config)) -> Node {
     change(&mut config);
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     let endpoint = Endpoint::new(config, &provider, &mut host).expect("the port is free");
-    Node { host, endpoint, device: Device::new(able) }
+    let mut disk = MemDisk::default();
+    disk.put_computed("a", stat().size, stat().version, file_byte);
+    disk.file("a").stat = stat();
+    Node { host, endpoint, device: Device::new(able), disk }
 }
 
 impl World {
@@ -540,7 +545,7 @@ impl Node {
         self.endpoint.flush(now, &mut self.host);
         while let Some(request) = self.host.poll_disk() {
             worked = true;
-            if let Some(completion) = serve_disk(request) {
+            if let Some(completion) = self.disk.answer(request) {
                 self.host.handle_disk(now, completion);
             }
         }
@@ -551,24 +556,5 @@ impl Node {
         }
         while self.host.poll_recycle().is_some() {}
         (frames, worked)
-    }
-}
-
-fn serve_disk(request: DiskRequest) -> Option<DiskCompletion> {
-    match request {
-        DiskRequest::Open { id, .. } => {
-            Some(DiskCompletion::Opened { id, result: Ok((DiskFile(1), stat())) })
-        }
-        DiskRequest::Read { id, offset, mut buf, .. } => {
-            for (at, byte) in (offset..).zip(buf.as_mut_slice()) {
-                *byte = file_byte(at);
-            }
-            let len = u32::try_from(buf.len()).expect("a read");
-            Some(DiskCompletion::Read { id, buf, result: Ok((len, stat())) })
-        }
-        DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
-            panic!("nobody writes")
-        }
-        DiskRequest::Close { .. } => None,
     }
 }
