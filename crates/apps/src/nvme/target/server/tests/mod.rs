@@ -4,6 +4,7 @@ mod any;
 mod bounds;
 mod changes;
 mod commands;
+mod disk;
 mod rig;
 
 use super::*;

@@ -23,13 +23,15 @@ use crate::nvme::target::link::{Changed, Disk, Link};
 use crate::nvme::target::server::Server;
 use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
 
-/// Bytes of a block of every namespace.
 /// The only user of the disk.
 const DISK_USER: DiskUser = DiskUser(0);
+/// Bytes of a block of every namespace.
 pub(super) const BLOCK: u64 = 4096;
 pub(super) const BLOCK_BYTES: usize = 4096;
 /// Blocks of a namespace.
 pub(super) const BLOCKS: u64 = 64;
+/// Bytes of a file: [`BLOCKS`], and a part of one more.
+pub(super) const FILE_BYTES: usize = 64 * BLOCK_BYTES + 100;
 
 /// What a link was asked to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,10 +202,19 @@ impl FakeDisk {
         &mut self.files[extent.file.0 as usize][start..][..extent.len as usize]
     }
 
+    fn has(&self, extent: FileExtent) -> bool {
+        extent.offset + u64::from(extent.len) <= self.files[extent.file.0 as usize].len() as u64
+    }
+
     /// Does the operation that was asked for first.
-    fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let Some(request) = self.asked.pop_front() else { return false };
-        let result = self.fault.map_or(Ok(()), Err);
+        let result = match &request {
+            Request::Write { extent, .. } | Request::Zero { extent, .. } if !self.has(*extent) => {
+                Err(FileFault::BadExtent)
+            }
+            _ => self.fault.map_or(Ok(()), Err),
+        };
         match request {
             Request::Read(token, extent) => {
                 self.did.push(Did::Read(extent.offset, extent.len));
@@ -249,7 +260,7 @@ impl Disk for FakeDisk {
     fn open(&mut self, path: &str, _: bool) -> Option<FileId> {
         let index = u32::try_from(self.files.len()).unwrap();
         // Each block begins with its number and ends with the path's first letter.
-        let mut bytes = vec![path.as_bytes()[0]; usize::try_from(BLOCKS * BLOCK).unwrap() + 100];
+        let mut bytes = vec![path.as_bytes()[0]; FILE_BYTES];
         for (block, number) in bytes.chunks_mut(BLOCK_BYTES).zip(0_u8..) {
             block[0] = number;
         }
@@ -265,9 +276,12 @@ impl Disk for FakeDisk {
     }
 
     fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool {
-        self.held.push(extent);
-        self.asked.push_back(Request::Read(token.number, extent));
-        true
+        let has = self.has(extent);
+        if has {
+            self.held.push(extent);
+            self.asked.push_back(Request::Read(token.number, extent));
+        }
+        has
     }
 
     fn release(&mut self, extent: FileExtent) {
