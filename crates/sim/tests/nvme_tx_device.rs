@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use abi::crypto::{CryptoProvider as _, Suite};
+use abi::crypto::{CryptoProvider, Suite};
 use abi::l5o::{Direction, L5oId, L5oRefused};
 use abi::nvme_tcp::NvmeTcpState;
 use abi::port::WireCaps;
@@ -12,12 +12,11 @@ use abi::{Checksum, Event, FlowId, Op, Refusal};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::nvme::PduData;
-use host::{
-    Application, Cidr, Config, FileId, Host, Listen, Notice, SocketId, TlsDirection, TlsKeys,
-    TlsVersion,
-};
+use host::{Cidr, Config, FileId, Listen, SocketId, TlsVersion};
 use nic::{DeviceConfig, FileConfig, L5oConfig};
-use testkit::{DiskOrder, LinkRule, Machine, MemDisk, Network, PLAIN_LINK, Towards, read_all};
+use testkit::{
+    DiskOrder, LinkRule, Machine, MemDisk, Network, PLAIN_LINK, Reader, Towards, session_keys,
+};
 use wire::Endpoint;
 
 /// Ethernet, IPv4, TCP with timestamps.
@@ -30,37 +29,11 @@ fn stored(at: u64) -> u8 {
     u8::try_from((at * 7 + at / 4093) % 256).unwrap()
 }
 
-/// The end of a connection.
-#[derive(Default)]
-struct End {
-    socket: Option<SocketId>,
-    opened: bool,
-    read: Vec<u8>,
-}
-
-impl Application for End {
-    fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
-        match notice {
-            Notice::Accepted(_, socket) => self.socket = Some(socket),
-            Notice::File(_) => self.opened = true,
-            _ => {}
-        }
-    }
-
-    fn advance(&mut self, _: Instant, host: &mut Host) -> bool {
-        let before = self.read.len();
-        if let Some(socket) = self.socket {
-            read_all(host, socket, &mut self.read);
-        }
-        self.read.len() > before
-    }
-}
-
 fn machine(
     number: u8,
     device: DeviceConfig,
     offload: Result<(), Refusal>,
-) -> (Machine<MemDisk>, End) {
+) -> (Machine<MemDisk>, Reader) {
     let link = WireCaps { checksum: true, ..PLAIN_LINK };
     let addr = [10, 0, 0, number].into();
     let config = Config {
@@ -71,7 +44,7 @@ fn machine(
     let mut disk = MemDisk::default();
     disk.order = DiskOrder::Random(Prng::new(1));
     disk.put_computed("namespace", FILE_BYTES as u64, 3, stored);
-    (Machine::new(config, device, link, number.into(), disk), End::default())
+    (Machine::new(config, device, link, number.into(), disk), Reader::default())
 }
 
 /// A link on which, of a thousand frames with payload to the client, so many are lost, and as many
@@ -109,7 +82,7 @@ const CARRIERS: [Carrier; 4] = [
 
 /// An initiator, which is the client, and a target with its file open.
 struct World {
-    net: Network<End, End>,
+    net: Network<Reader, Reader>,
     file: FileId,
     prng: Prng,
     /// What the target has written, and the last mark.
@@ -143,13 +116,14 @@ impl World {
         net.client.app.socket = Some(net.client.host().connect(now, remote).unwrap());
         let (prng, written) = (Prng::new(5), vec![]);
         let mut world = Self { net, file, prng, written, mark: 0, seals: None };
-        world.run_until(|net| net.server.app.socket.is_some() && net.server.app.opened);
+        world.run_until(|net| {
+            net.server.app.socket.is_some() && net.server.host().offload_fstat(file).is_some()
+        });
         if let Carrier::Tls(version, suite) = carrier {
             let Network { now, client, server, .. } = &mut world.net;
-            for (end, (tx, rx)) in [(client, (1, 2)), (server, (2, 1))] {
-                let half = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
-                let crypto = Arc::new(crypto::Provider);
-                let keys = TlsKeys { version, suite, tx: half(tx), rx: half(rx), crypto };
+            let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
+            let keys = session_keys(version, suite, 0, &crypto);
+            for (end, keys) in [client, server].into_iter().zip(keys) {
                 let socket = end.app.socket.unwrap();
                 end.host().attach_tls(*now, socket, &keys).unwrap();
             }
@@ -184,7 +158,7 @@ impl World {
         }
     }
 
-    fn run_until(&mut self, mut done: impl FnMut(&mut Network<End, End>) -> bool) {
+    fn run_until(&mut self, mut done: impl FnMut(&mut Network<Reader, Reader>) -> bool) {
         for _ in 0..400_000 {
             if done(&mut self.net) {
                 return;

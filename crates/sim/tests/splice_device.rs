@@ -7,7 +7,7 @@ use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::{Cidr, Config, Listen, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig};
 use nic::DeviceConfig;
-use testkit::{Frame, Machine, Node, Notices, read_all};
+use testkit::{Frame, Machine, Node, Notices, PLAIN_LINK, read_all};
 use wire::Endpoint;
 
 const PROXY: usize = 1;
@@ -29,8 +29,7 @@ fn addr(number: usize, v6: bool) -> core::net::IpAddr {
 fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
     let mut device = DeviceConfig::new(mac(number));
     device.file = None;
-    let link =
-        WireCaps { segmentation: run.runs, udp_segmentation: false, checksum: run.runs, mtu: 1500 };
+    let link = WireCaps { segmentation: run.runs, checksum: run.runs, ..PLAIN_LINK };
     let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
     let addrs = vec![cidr(false, 24), cidr(true, 64)];
     let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };

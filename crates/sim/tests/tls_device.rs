@@ -6,47 +6,21 @@ use core::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use abi::crypto::Suite;
+use abi::crypto::{CryptoProvider, Suite};
 use abi::l5o::ResyncMode;
 use abi::port::WireCaps;
 use abi::{Checksum, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{
-    Alert, Application, Cidr, Config, Host, Listen, Notice, SocketError, SocketId, TlsDirection,
-    TlsInfo, TlsKeys, TlsVersion,
-};
+use host::{Alert, Cidr, Config, Listen, SocketError, TlsInfo, TlsVersion};
 use nic::{DeviceConfig, L5oConfig};
-use testkit::{Frame, LinkRule, Machine, Network, Node, PLAIN_LINK, Towards, read_all};
+use testkit::{Frame, LinkRule, Machine, Network, Node, PLAIN_LINK, Reader, Towards, session_keys};
 use wire::Endpoint;
 
 const VERSIONS: [TlsVersion; 2] = [TlsVersion::Tls12, TlsVersion::Tls13];
 const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 /// Ethernet, IPv4, TCP with timestamps.
 const HEADERS: usize = 14 + 20 + 32;
-
-/// An application that keeps the connection that it accepts, and what it reads.
-#[derive(Default)]
-struct Reader {
-    socket: Option<SocketId>,
-    read: Vec<u8>,
-}
-
-impl Application for Reader {
-    fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
-        if let Notice::Accepted(_, socket) = notice {
-            self.socket = Some(socket);
-        }
-    }
-
-    fn advance(&mut self, _: Instant, host: &mut Host) -> bool {
-        let before = self.read.len();
-        if let Some(socket) = self.socket {
-            read_all(host, socket, &mut self.read);
-        }
-        self.read.len() > before
-    }
-}
 
 type End = Node<Reader, ()>;
 
@@ -113,10 +87,9 @@ impl World {
         let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 443 };
         net.client.app.socket = Some(net.client.host().connect(net.now, remote).unwrap());
         net.settle();
-        for (end, (tx, rx)) in [(&mut net.client, (1, 2)), (&mut net.server, (2, 1))] {
-            let half = |which: u8| TlsDirection::new(&[which; 32], [which; 12], number);
-            let crypto = Arc::new(crypto::Provider);
-            let keys = TlsKeys { version, suite, tx: half(tx), rx: half(rx), crypto };
+        let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
+        let keys = session_keys(version, suite, number, &crypto);
+        for (end, keys) in [&mut net.client, &mut net.server].into_iter().zip(keys) {
             let socket = end.app.socket.unwrap();
             end.host().attach_tls(net.now, socket, &keys).unwrap();
         }

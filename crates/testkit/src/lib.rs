@@ -19,11 +19,11 @@ mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
 pub use disk::{DiskOrder, MemDisk, MemFile};
-pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, TestDisk, read_all};
+pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, Reader, TestDisk, read_all};
 pub use network::{LinkRule, Network, Node, Towards, delay};
 pub use nvme::pdu;
 pub use pair::{Pair, Path, Side, Transfer};
 pub use peer::{DeviceFile, HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer};
 pub use seg::Seg;
-pub use tls::{Certificate, TlsOffer, limited_suite, tls13, tls13_limited};
+pub use tls::{Certificate, TlsOffer, limited_suite, session_keys, tls13, tls13_limited};
 pub use wire::tcp::Flags;

@@ -297,6 +297,32 @@ impl Application for Notices {
     }
 }
 
+/// An application that keeps the connection that it accepted last, or was given, and reads all that
+/// comes on it.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// The connection.
+    pub socket: Option<SocketId>,
+    /// The bytes that it has read.
+    pub read: Vec<u8>,
+}
+
+impl Application for Reader {
+    fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
+        if let Notice::Accepted(_, socket) = notice {
+            self.socket = Some(socket);
+        }
+    }
+
+    fn advance(&mut self, _: Instant, host: &mut Host) -> bool {
+        let before = self.read.len();
+        if let Some(socket) = self.socket {
+            read_all(host, socket, &mut self.read);
+        }
+        self.read.len() > before
+    }
+}
+
 /// Reads all that a socket has received.
 pub fn read_all(host: &mut Host, socket: SocketId, into: &mut Vec<u8>) {
     loop {

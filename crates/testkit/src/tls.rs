@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use abi::crypto::{CryptoProvider as RecordCrypto, Suite};
+use host::{TlsDirection, TlsKeys, TlsVersion};
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, default_provider};
 use rustls::crypto::{CipherSuiteCommon, CryptoProvider};
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
@@ -157,4 +159,20 @@ fn both(
     server.alpn_protocols = vec![protocol.to_vec()];
     client.alpn_protocols = vec![protocol.to_vec()];
     (Arc::new(server), Arc::new(client))
+}
+
+/// Returns keys that both ends of a session could have agreed on, the client's first; the record of
+/// that number is the next in each direction.
+#[must_use]
+pub fn session_keys(
+    version: TlsVersion,
+    suite: Suite,
+    number: u64,
+    crypto: &Arc<dyn RecordCrypto>,
+) -> [TlsKeys; 2] {
+    let direction = |key: u8| TlsDirection::new(&[key; 32], [key; 12], number);
+    [(1, 2), (2, 1)].map(|(tx, rx)| {
+        let (tx, rx, crypto) = (direction(tx), direction(rx), Arc::clone(crypto));
+        TlsKeys { version, suite, tx, rx, crypto }
+    })
 }

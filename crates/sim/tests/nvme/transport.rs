@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
+use abi::crypto::{CryptoProvider, Suite};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
 use host::{
-    Application, Host, Listen, Notice, SocketId, TlsClient, TlsDirection, TlsKeys, TlsServer,
-    TlsVersion,
+    Application, Host, Listen, Notice, SocketId, TlsClient, TlsKeys, TlsServer, TlsVersion,
 };
+use testkit::session_keys;
 use wire::Endpoint;
 
 use crate::machines::{Faults, Machines, START, machines};
@@ -377,14 +378,6 @@ pub(crate) fn connect(now: Instant, host: &mut Host, tls: Option<&TlsClient>) ->
     }
 }
 
-fn keys(client: bool) -> TlsKeys {
-    let direction = |key: u8| TlsDirection::new(&[key; 32], [key; 12], 0);
-    let (a, b) = (direction(1), direction(2));
-    let (tx, rx) = if client { (a, b) } else { (b, a) };
-    let suite = abi::crypto::Suite::Aes128Gcm;
-    TlsKeys { version: TlsVersion::Tls13, suite, tx, rx, crypto: Arc::new(Provider) }
-}
-
 /// Runs commands of all sizes to their end; returns the machines, for their counters.
 fn run(run: Run) -> Machines<Asker, Server> {
     let (mut client, mut target) = machines(run.seed, &|host, _| {
@@ -406,7 +399,9 @@ fn run(run: Run) -> Machines<Asker, Server> {
     let mut asker = Asker::new(params, run.depth, todo);
     let mut server = Server::new(run.alignment, rng.fork());
     if run.tls {
-        (asker.tls, server.tls) = (Some(keys(true)), Some(keys(false)));
+        let crypto: Arc<dyn CryptoProvider> = Arc::new(Provider);
+        let keys = session_keys(TlsVersion::Tls13, Suite::Aes128Gcm, 0, &crypto);
+        [asker.tls, server.tls] = keys.map(Some);
     }
     let shake = run.key_records.map(changing);
     listen(target.host(), shake.as_ref().map(|(server, _)| server));
