@@ -14,8 +14,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Measure: the papers' tables, and comparisons with other programs
-    #[command(subcommand)]
-    Bench(crate::bench::Bench),
+    Bench(crate::bench::BenchArgs),
     /// Run the whole product on virtual time, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
 }

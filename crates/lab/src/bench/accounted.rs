@@ -14,24 +14,23 @@ use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::proxy::Proxy;
 use base::{Duration, Instant};
+use cli::Failure;
 use host::{Application, Host};
 use io::clock::cycles;
 use io::wire::Wire;
 use nic::Device;
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
-use super::client::Client;
 use super::disk::ModelledDisk;
-use super::nvme::NvmeEnd;
-use super::quic::QuicEnd;
-use super::short::{Peers, ShortClient, ShortServer};
-use super::stream::Stream;
 
 /// Frames that a device takes in a turn: as the program's, it sends what became of them before it
 /// takes more.
 const BATCH: usize = 256;
 /// Slots of the rings.
 const SLOTS: usize = 4096;
+
+/// When runs begin: no timer is due before.
+pub(crate) const START: Instant = Instant::from_millis(1000);
 
 /// Counters by name.
 pub(crate) type Counted = BTreeMap<&'static str, u64>;
@@ -47,55 +46,56 @@ pub(crate) struct Cycles {
     pub(crate) wire: u64,
 }
 
-/// What runs above a host.
-pub(crate) enum App {
-    /// The product.
-    Server(Box<ContentServer>),
-    /// The client that measures it.
-    Client(Box<Client>),
-    /// An end of streams of messages.
-    Stream(Box<Stream>),
-    /// A server of small requests.
-    ShortServer(Box<ShortServer>),
-    /// A client that sends small requests.
-    ShortClient(Box<ShortClient>),
-    /// The proxy that relays them.
-    Proxy(Box<Proxy>),
-    /// Both ends of what a proxy relays.
-    Peers(Box<Peers>),
-    /// An end of downloads over QUIC.
-    Quic(Box<QuicEnd>),
-    /// An end of reads and writes over NVMe/TCP.
-    Nvme(Box<NvmeEnd>),
-}
+/// An application that a benchmark runs above a host.
+pub(crate) trait BenchApp: Application {
+    /// Opens files and connections, when a run begins.
+    fn start(&mut self, _now: Instant, _host: &mut Host) {}
 
-impl App {
-    fn as_application(&mut self) -> &mut dyn Application {
-        match self {
-            Self::Server(server) => &mut **server,
-            Self::Client(client) => &mut **client,
-            Self::Stream(stream) => &mut **stream,
-            Self::ShortServer(server) => &mut **server,
-            Self::ShortClient(client) => &mut **client,
-            Self::Proxy(proxy) => &mut **proxy,
-            Self::Peers(peers) => &mut **peers,
-            Self::Quic(end) => &mut **end,
-            Self::Nvme(end) => &mut **end,
-        }
+    /// Returns the first thing that went wrong: a benchmark with wrong bytes is none.
+    fn error(&self) -> Option<&str> {
+        None
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        match self {
-            Self::Server(server) => server.poll_timeout(),
-            Self::Proxy(proxy) => proxy.poll_timeout(),
-            Self::Quic(end) => end.poll_timeout(),
-            Self::Client(_)
-            | Self::Stream(_)
-            | Self::ShortServer(_)
-            | Self::ShortClient(_)
-            | Self::Peers(_)
-            | Self::Nvme(_) => None,
-        }
+    /// Calls `f` with the name and value of each counter that belongs to the host's.
+    fn count(&self, _f: &mut dyn FnMut(&'static str, u64)) {}
+}
+
+impl BenchApp for ContentServer {}
+impl BenchApp for Proxy {}
+
+/// What a machine has used and counted: since it is there, or between two moments.
+#[derive(Clone, Debug)]
+pub(crate) struct Usage {
+    /// Virtual time.
+    pub(crate) elapsed: Duration,
+    pub(crate) cycles: Cycles,
+    /// Packets that the host received, and packets or runs that it handed over.
+    pub(crate) host_packets: u64,
+    /// Packets that the device received.
+    pub(crate) device_packets: u64,
+    /// Counters of host, device and wire; between two moments those that moved.
+    pub(crate) counters: Counted,
+}
+
+impl Usage {
+    /// Returns by how much a counter moved.
+    pub(crate) fn moved(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
+    }
+
+    /// Returns the difference to what it was before.
+    pub(crate) fn since(mut self, before: &Self) -> Self {
+        self.counters.retain(|name, value| {
+            *value = value.saturating_sub(before.moved(name));
+            *value > 0
+        });
+        self.elapsed = self.elapsed - before.elapsed;
+        self.cycles.host -= before.cycles.host;
+        self.cycles.device -= before.cycles.device;
+        self.cycles.wire -= before.cycles.wire;
+        self.host_packets -= before.host_packets;
+        self.device_packets -= before.device_packets;
+        self
     }
 }
 
@@ -126,20 +126,20 @@ struct DeviceSide {
 }
 
 /// A machine: host, device and the rings between them.
-pub(crate) struct Node {
+pub(crate) struct Node<A> {
     pub(crate) host: HostHalf,
-    pub(crate) device: DeviceHalf,
-    pub(crate) app: App,
+    device: DeviceHalf,
+    pub(crate) app: A,
     host_side: HostSide,
     device_side: DeviceSide,
     pub(crate) cycles: Cycles,
 }
 
-impl Node {
+impl<A: BenchApp> Node<A> {
     pub(crate) fn new(
         host: Host,
         device: Device,
-        app: App,
+        app: A,
         wire: Box<dyn Wire>,
         device_disk: Option<ModelledDisk>,
         host_disk: Option<ModelledDisk>,
@@ -178,25 +178,15 @@ impl Node {
         self.host_side.digests_ignored = true;
     }
 
-    /// Packets that the host received, and packets or runs that it handed over.
-    pub(crate) const fn host_packets(&self) -> u64 {
-        self.host_side.packets
-    }
-
-    /// Frames that the device received.
-    pub(crate) const fn device_packets(&self) -> u64 {
-        self.device_side.packets
-    }
-
     /// The machine without its device, for counting memory.
-    pub(crate) fn into_host(self) -> (HostHalf, App) {
+    pub(crate) fn into_host(self) -> (HostHalf, A) {
         (self.host, self.app)
     }
 
     /// Lets host and application work; returns whether they had anything to do.
     fn host_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
-        let turn = self.host.turn(now, self.app.as_application(), &mut self.host_side);
+        let turn = self.host.turn(now, &mut self.app, &mut self.host_side);
         if turn.worked {
             self.cycles.host += cycles() - from;
         }
@@ -215,23 +205,29 @@ impl Node {
         turn.worked
     }
 
-    /// Every counter of host, device and wire.
-    pub(crate) fn counters(&self) -> Counted {
-        let mut all = Counted::new();
+    /// Returns what it has used until `now`.
+    pub(crate) fn usage(&self, now: Instant) -> Usage {
+        let mut counters = Counted::new();
         let mut note = |name, value| {
-            all.insert(name, value);
+            counters.insert(name, value);
         };
         self.host.host.visit(&mut note);
         self.device.device.visit(&mut note);
         self.device_side.wire.visit(&mut note);
-        all
+        self.app.count(&mut note);
+        Usage {
+            elapsed: now.since(Instant::ZERO),
+            cycles: self.cycles,
+            host_packets: self.host_side.packets,
+            device_packets: self.device_side.packets,
+            counters,
+        }
     }
 
     fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let disk = |d: &Option<ModelledDisk>| d.as_ref().and_then(ModelledDisk::poll_timeout);
         Instant::earliest([
-            self.host.host.poll_timeout(),
-            self.app.poll_timeout(),
+            self.host.poll_timeout(&self.app),
             self.device.poll_timeout(now),
             self.device_side.wire.poll_timeout(),
             disk(&self.device_side.disk),
@@ -328,116 +324,69 @@ impl DevicePorts for DeviceSide {
 }
 
 /// Two machines and the link between them.
-pub(crate) struct World {
+pub(crate) struct Pair<S, C> {
     pub(crate) now: Instant,
-    /// What happens within this time is seen together, as with interrupt moderation; zero where
-    /// each thing is seen when it happens.
-    pub(crate) moderation: Duration,
-    pub(crate) server: Node,
-    pub(crate) client: Node,
+    /// What happens within this time is seen together, as with interrupt moderation; zero if each
+    /// thing is seen when it happens.
+    moderation: Duration,
+    pub(crate) server: Node<S>,
+    pub(crate) client: Node<C>,
 }
 
-impl World {
-    /// Runs until `done` says so, which is asked between rounds. Says no where nothing is left that
-    /// could happen.
-    pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> bool {
-        while !done(self) {
-            let now = self.now;
-            let mut busy = self.server.device_turn(now);
-            busy |= self.server.host_turn(now);
-            busy |= self.client.device_turn(now);
-            busy |= self.client.host_turn(now);
-            if busy {
-                continue;
+impl<S: BenchApp, C: BenchApp> Pair<S, C> {
+    /// Returns two machines at [`START`].
+    pub(crate) const fn new(server: Node<S>, client: Node<C>, moderation: Duration) -> Self {
+        Self { now: START, moderation, server, client }
+    }
+
+    /// Starts both applications.
+    pub(crate) fn start(&mut self) {
+        self.server.app.start(self.now, &mut self.server.host.host);
+        self.client.app.start(self.now, &mut self.client.host.host);
+    }
+
+    /// Runs until `done` says so, which is asked between rounds.
+    ///
+    /// # Errors
+    /// An application's error, or nothing left that could happen.
+    pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Failure> {
+        loop {
+            if let Some(what) = self.server.app.error().or_else(|| self.client.app.error()) {
+                return Err(Failure::System(format!("the benchmark went wrong: {what}")));
             }
-            let next = [self.server.poll_timeout(now), self.client.poll_timeout(now)];
-            match next.into_iter().flatten().min() {
-                Some(at) => self.now = at.max(now) + self.moderation,
-                None => return false,
+            if done(self) {
+                return Ok(());
+            }
+            if !self.advance() {
+                let what = "the benchmark went wrong: nothing left to happen";
+                return Err(Failure::System(what.to_owned()));
             }
         }
+    }
+
+    /// Gives everything a turn, or moves the clock; returns whether anything was left to happen.
+    fn advance(&mut self) -> bool {
+        let now = self.now;
+        let mut busy = self.server.device_turn(now);
+        busy |= self.server.host_turn(now);
+        busy |= self.client.device_turn(now);
+        busy |= self.client.host_turn(now);
+        if busy {
+            return true;
+        }
+        let next = [self.server.poll_timeout(now), self.client.poll_timeout(now)];
+        let Some(at) = next.into_iter().flatten().min() else { return false };
+        self.now = at.max(now) + self.moderation;
         true
     }
 
-    /// The client's application.
-    pub(crate) fn load(&mut self) -> &mut Client {
-        match &mut self.client.app {
-            App::Client(client) => client,
-            _ => unreachable!("the client's node runs a client"),
-        }
+    /// Returns what the server has used by now.
+    pub(crate) fn server_usage(&self) -> Usage {
+        self.server.usage(self.now)
     }
 
-    /// As [`Self::load`], to look at.
-    pub(crate) fn load_ref(&self) -> &Client {
-        match &self.client.app {
-            App::Client(client) => client,
-            _ => unreachable!("the client's node runs a client"),
-        }
-    }
-
-    /// Every counter of the server's host, device and wire.
-    pub(crate) fn server_counters(&self) -> Counted {
-        self.server.counters()
-    }
-
-    /// Both ends of the streams.
-    pub(crate) fn streams(&self) -> [&Stream; 2] {
-        [&self.server, &self.client].map(|node| match &node.app {
-            App::Stream(stream) => &**stream,
-            _ => unreachable!("both nodes run streams"),
-        })
-    }
-
-    /// Opens the client's connections.
-    pub(crate) fn start(&mut self) {
-        let now = self.now;
-        let Node { host: HostHalf { host, .. }, app, .. } = &mut self.server;
-        match app {
-            App::Stream(stream) => stream.start(now, host),
-            App::Nvme(end) => end.start(now, host),
-            _ => {}
-        }
-        let Node { host: HostHalf { host, .. }, app, .. } = &mut self.client;
-        match app {
-            App::Client(client) => client.start(now, host),
-            App::Stream(stream) => stream.start(now, host),
-            App::ShortClient(client) => client.start(now, host),
-            App::Peers(peers) => peers.client.start(now, host),
-            App::Quic(end) => end.start(now, host),
-            App::Nvme(end) => end.start(now, host),
-            App::Server(_) | App::ShortServer(_) | App::Proxy(_) => {}
-        }
-    }
-
-    /// Both ends of what a proxy relays.
-    pub(crate) fn peers(&self) -> &Peers {
-        match &self.client.app {
-            App::Peers(peers) => peers,
-            _ => unreachable!("the client's node runs both ends"),
-        }
-    }
-
-    /// Both ends of downloads over QUIC: the server's and the client's.
-    pub(crate) fn quic(&self) -> [&QuicEnd; 2] {
-        [&self.server, &self.client].map(|node| match &node.app {
-            App::Quic(end) => &**end,
-            _ => unreachable!("both nodes run QUIC"),
-        })
-    }
-
-    /// Both ends of reads and writes over NVMe/TCP: the target's and the initiator's.
-    pub(crate) fn nvme(&self) -> [&NvmeEnd; 2] {
-        [&self.server, &self.client].map(|node| match &node.app {
-            App::Nvme(end) => &**end,
-            _ => unreachable!("both nodes run NVMe/TCP"),
-        })
-    }
-
-    /// Both ends of small transactions: who asks, and who answers.
-    pub(crate) fn short(&self) -> (&ShortClient, &ShortServer) {
-        match (&self.client.app, &self.server.app) {
-            (App::ShortClient(client), App::ShortServer(server)) => (client, server),
-            _ => unreachable!("the nodes run small transactions"),
-        }
+    /// Returns what the client has used by now.
+    pub(crate) fn client_usage(&self) -> Usage {
+        self.client.usage(self.now)
     }
 }

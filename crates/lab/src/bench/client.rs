@@ -11,16 +11,8 @@ use bytes::Bytes;
 use host::{Application, Host, Notice, SocketError, SocketId};
 use wire::Endpoint;
 
-/// What is on the server: files named by number, of one size.
-#[derive(Clone, Debug)]
-pub(crate) struct Files {
-    /// How many.
-    pub(crate) count: u32,
-    /// Bytes of each.
-    pub(crate) size: u64,
-    /// Byte at a position of a file.
-    pub(crate) byte: fn(u32, u64) -> u8,
-}
+use super::accounted::BenchApp;
+use super::testbed::Files;
 
 /// Connections being opened at one time.
 const OPENING_MAX: u32 = 64;
@@ -51,8 +43,8 @@ pub(crate) struct Client {
     pub(crate) responses: u64,
     /// Body bytes received.
     pub(crate) body_bytes: u64,
-    /// What went wrong, if anything did: a benchmark with wrong bytes is none.
-    pub(crate) errors: Vec<String>,
+    /// What went wrong, if anything did.
+    errors: Vec<String>,
     /// No new requests any more.
     pub(crate) draining: bool,
 }
@@ -72,12 +64,6 @@ impl Client {
             errors: Vec::new(),
             draining: false,
         }
-    }
-
-    /// Opens the first connections: a few at a time, so that no SYN is lost to a limit and comes
-    /// again a second later.
-    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        self.open(now, host, self.connections.min(OPENING_MAX));
     }
 
     /// Opens the next one; where it was the last, all begin to ask.
@@ -197,5 +183,17 @@ impl Application for Client {
                 self.request(host, socket);
             }
         }
+    }
+}
+
+impl BenchApp for Client {
+    /// Opens the first connections: a few at a time, so that no SYN is lost to a limit and comes
+    /// again a second later.
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        self.open(now, host, self.connections.min(OPENING_MAX));
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
     }
 }

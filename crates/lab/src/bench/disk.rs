@@ -3,7 +3,7 @@
 //! The read's own cycles fall to whoever submits it; the time that a real disk would take passes on
 //! the virtual clock: a fixed latency, and a rate at which requests follow each other.
 
-use std::collections::BinaryHeap;
+use std::collections::VecDeque;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use base::{Duration, Instant};
@@ -18,47 +18,19 @@ pub(crate) struct DiskModel {
     pub(crate) bytes_per_s: u64,
 }
 
-struct Waiting {
-    at: Instant,
-    order: u64,
-    completion: DiskCompletion,
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Waiting {}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Waiting {
-    /// Earliest first out of a heap that gives its greatest.
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-
 /// A disk on the virtual clock.
 pub(crate) struct ModelledDisk {
     files: Box<dyn Disk>,
     model: DiskModel,
     busy_until: Instant,
-    waiting: BinaryHeap<Waiting>,
-    order: u64,
+    /// Completions, and when they come: requests are served one after the other, each as late.
+    waiting: VecDeque<(Instant, DiskCompletion)>,
 }
 
 impl ModelledDisk {
     /// `files` has to complete what it is given at once: `DiskKind::Sync`.
     pub(crate) fn new(files: Box<dyn Disk>, model: DiskModel) -> Self {
-        let waiting = BinaryHeap::new();
-        Self { files, model, busy_until: Instant::ZERO, waiting, order: 0 }
+        Self { files, model, busy_until: Instant::ZERO, waiting: VecDeque::new() }
     }
 
     /// Takes a request. The synchronous disk below is never full.
@@ -79,9 +51,7 @@ impl ModelledDisk {
             let service =
                 Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.model.bytes_per_s);
             self.busy_until = self.busy_until.max(now) + service;
-            let at = self.busy_until + self.model.latency;
-            self.order += 1;
-            self.waiting.push(Waiting { at, order: self.order, completion });
+            self.waiting.push_back((self.busy_until + self.model.latency, completion));
         }
     }
 
@@ -90,11 +60,11 @@ impl ModelledDisk {
         if self.poll_timeout()? > now {
             return None;
         }
-        self.waiting.pop().map(|w| w.completion)
+        self.waiting.pop_front().map(|(_, completion)| completion)
     }
 
     /// When the next one's comes.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.waiting.peek().map(|w| w.at)
+        self.waiting.front().map(|(at, _)| *at)
     }
 }

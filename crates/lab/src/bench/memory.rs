@@ -4,13 +4,17 @@
 //! away but the server's host stack and application, and counts what the heap loses when those go
 //! too: TCB, tables, timers, whatever holds them, and the allocator's own overhead.
 
+use std::path::Path;
+
 use base::Duration;
 use clap::Args;
 use io::heap::allocated_bytes;
 use serde_json::json;
 
-use super::accounted::World;
-use super::io_tcp;
+use super::accounted::Pair;
+use super::content_pair::{Sending, content_pair};
+use super::experiment::{Benchmark, Report, TempFolder};
+use super::testbed::FileSet;
 use cli::Failure;
 
 /// How long the connections are idle before they are counted: less than the server's keep-alive.
@@ -26,51 +30,43 @@ pub(crate) struct MemoryArgs {
         value_parser = clap::value_parser!(u32).range(100..=15_000)
     )]
     connections: u32,
-    /// For machines
-    #[arg(long)]
-    json: bool,
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where the connections cannot be opened.
-pub(crate) fn run(args: &MemoryArgs) -> Result<(), Failure> {
-    let idle = super::in_temp_folder(|folder| measure(args, folder))?;
-    if args.json {
-        println!(
-            "{:#}",
-            json!({
-                "headline": { "host_bytes_per_idle_connection": idle },
-                "connections": args.connections,
-            })
-        );
-    } else {
-        println!("{} idle established connections, each after one request", args.connections);
-        println!("host memory per connection: {idle:.0} bytes (stack, application, timers)");
+impl Benchmark for MemoryArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let folder = TempFolder::new();
+        let idle = measure(self.connections, folder.path())?;
+        report.line(format!(
+            "{} idle established connections, each after one request",
+            self.connections
+        ));
+        report.line(format!(
+            "host memory per connection: {idle:.0} bytes (stack, application, timers)"
+        ));
+        report.set("headline", json!({ "host_bytes_per_idle_connection": idle }));
+        report.set("connections", self.connections);
+        Ok(())
     }
-    Ok(())
 }
 
 /// Host bytes per idle connection: what goes away with host and application once nothing else is
 /// left.
-fn measure(args: &MemoryArgs, folder: &std::path::Path) -> Result<f64, Failure> {
-    let files = io_tcp::make_files(folder, 10_000, 0)?;
-    let mut world = io_tcp::build(io_tcp::idle_setting(args.connections), &files, folder)?;
-    world.start();
-    let served = world.run_until(|w| w.load_ref().is_warm());
-    world.load().draining = true;
-    let quiet = world.now + IDLE;
-    world.run_until(|w| w.now >= quiet);
-    let established = world.load_ref().writable(&world.client.host.host);
-    if !served || established != args.connections as usize {
-        let what = world.load_ref().errors.first().cloned().unwrap_or_default();
-        return Err(Failure::System(format!("only {established} connections are there: {what}")));
+fn measure(connections: u32, folder: &Path) -> Result<f64, Failure> {
+    let files = FileSet::new(folder, 0).of_size(10_000)?;
+    let mut pair = content_pair(Sending::BY_DEVICE, connections, files, folder)?;
+    pair.start();
+    pair.run_until(|p| p.client.app.is_warm())?;
+    pair.client.app.draining = true;
+    let quiet = pair.now + IDLE;
+    pair.run_until(|p| p.now >= quiet)?;
+    let established = pair.client.app.writable(&pair.client.host.host);
+    if established != connections as usize {
+        return Err(Failure::System(format!("only {established} connections are there")));
     }
-    let World { server, client, .. } = world;
+    let Pair { server, client, .. } = pair;
     drop(client);
     let host = server.into_host();
     let with = allocated_bytes();
     drop(host);
-    Ok((with - allocated_bytes()) as f64 / f64::from(args.connections))
+    Ok((with - allocated_bytes()) as f64 / f64::from(connections))
 }

@@ -1,25 +1,32 @@
 //! `outboard-lab bench`: the papers' tables, and the comparisons with what people would run
 //! instead.
 //!
-//! Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its two, [`short_connections`],
-//! [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run client, link, device and
-//! host in one thread in turn ([`accounted`]) and sum each part's cycles apart. Live ones
+//! A benchmark is one file, or a folder: it implements [`experiment::Benchmark`] and hands its
+//! tables to [`experiment::Report`]. Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`] and its
+//! two, [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
+//! client, link, device and host in one thread in turn ([`accounted`]) and sum each part's cycles
+//! apart; [`testbed`] and the modules that end in `_pair` have what several of them run. Live ones
 //! ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the program as users do,
-//! beside another program, in one run. Every claim is a ratio measured in one run, because machines
-//! differ.
+//! beside other programs in turn ([`live::comparison`]). Every claim is a ratio measured in one
+//! run, because machines differ.
 
 mod accounted;
 mod client;
 mod connections;
+mod content_pair;
 mod disk;
+mod experiment;
+mod faults;
 mod io_tcp;
 mod live;
 mod memory;
 mod nvme;
 mod nvme_loss;
+mod nvme_pair;
 mod proxy_live;
 mod quic;
 mod quic_live;
+mod quic_pair;
 mod quic_relay;
 mod quic_reorder;
 mod serve_live;
@@ -27,21 +34,33 @@ mod short;
 mod short_connections;
 mod splice;
 mod stream;
+mod stream_pair;
+mod testbed;
+mod timed_crypto;
 mod timer_wheel;
 mod tls;
 mod tls_engine;
 mod tls_loss;
 mod tls_scale;
 
-use std::path::Path;
-
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use cli::Failure;
+use experiment::{Benchmark, Report};
+
+/// `outboard-lab bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    bench: Bench,
+    /// For machines
+    #[arg(long, global = true)]
+    json: bool,
+}
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
+enum Bench {
     /// Host and device cycles per byte and per request, against reading files on the host
     IoTcp(io_tcp::IoTcpArgs),
     /// Host cycles per byte of plain TCP, of TLS by the host, and of TLS by the device
@@ -87,39 +106,28 @@ pub(crate) enum Bench {
 ///
 /// # Errors
 /// What could not be set up, or went wrong while it ran.
-pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
-    match bench {
-        Bench::IoTcp(args) => io_tcp::run(args),
-        Bench::Tls(args) => tls::run(args),
-        Bench::TlsEngine(args) => tls_engine::run(args),
-        Bench::TlsLoss(args) => tls_loss::run(args),
-        Bench::TlsScale(args) => tls_scale::run(args),
-        Bench::ShortConnections(args) => short_connections::run(args),
-        Bench::Splice(args) => splice::run(args),
-        Bench::Connections(args) => connections::run(args),
-        Bench::Quic(args) => quic::run(args),
-        Bench::QuicReorder(args) => quic_reorder::run(args),
-        Bench::QuicLive(args) => quic_live::run(args),
-        Bench::QuicRelay(args) => quic_relay::run(args),
-        Bench::Nvme(args) => nvme::run(args),
-        Bench::NvmeLoss(args) => nvme_loss::run(args),
-        Bench::TimerWheel(args) => timer_wheel::run(args),
-        Bench::Memory(args) => memory::run(args),
-        Bench::ProxyLive(args) => proxy_live::run(args),
-        Bench::ServeLive(args) => serve_live::run(args),
-    }
-}
-
-/// A failure of a benchmark's own set-up.
-fn failed(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
-    move |e| Failure::System(format!("{what}: {e}"))
-}
-
-/// Runs a benchmark with the path of a folder that it may make. Nothing of it is left, whatever
-/// happened.
-fn in_temp_folder<T>(run: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
-    let folder = std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id()));
-    let result = run(&folder);
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let benchmark: &dyn Benchmark = match &args.bench {
+        Bench::IoTcp(args) => args,
+        Bench::Tls(args) => args,
+        Bench::TlsEngine(args) => args,
+        Bench::TlsLoss(args) => args,
+        Bench::TlsScale(args) => args,
+        Bench::ShortConnections(args) => args,
+        Bench::Splice(args) => args,
+        Bench::Connections(args) => args,
+        Bench::Quic(args) => args,
+        Bench::QuicReorder(args) => args,
+        Bench::QuicLive(args) => args,
+        Bench::QuicRelay(args) => args,
+        Bench::Nvme(args) => args,
+        Bench::NvmeLoss(args) => args,
+        Bench::TimerWheel(args) => args,
+        Bench::Memory(args) => args,
+        Bench::ProxyLive(args) => args,
+        Bench::ServeLive(args) => args,
+    };
+    let mut report = Report::new(args.json);
+    benchmark.run(&mut report)?;
+    report.finish()
 }

@@ -12,42 +12,30 @@
 //! interfaces. What it starts it ends; nothing outlives it.
 
 mod lab;
-mod report;
 
 use clap::Args;
+use serde_json::{Map, Value, json};
 
-use crate::bench::live::load::{self, Run};
-use crate::bench::live::{Row, tools};
+use super::experiment::{Benchmark, Report};
+use super::live::comparison::{Measured, Rounds, RunValue, report};
+use super::live::load::{self, Run};
+use super::live::machine::machine;
+use super::live::{Row, named, tools};
 use cli::Failure;
 use lab::Lab;
-use report::Report;
 
 /// `outboard-lab bench proxy-live`.
 #[derive(Debug, Args)]
 pub(crate) struct ProxyLiveArgs {
-    /// Seconds of each run
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
-    seconds: u32,
-    /// Rounds: in each, every row is measured with each proxy
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Only whether it works: one round of one second
-    #[arg(long, conflicts_with_all = ["seconds", "rounds"])]
-    quick: bool,
-    /// Rows to measure: some of 4k, 256k, 4k-close, 256k-close
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_parser = parse_row,
-        default_values = ["4k", "256k", "4k-close", "256k-close"]
-    )]
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Rows to measure, instead of all
+    #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
+        default_values_t = ROWS)]
     rows: Vec<Row>,
     /// An option for `outboard proxy`, as `--proxy-option=--splice=off`; may be given several times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     proxy_option: Vec<String>,
-    /// For machines
-    #[arg(long)]
-    json: bool,
 }
 
 const ROWS: [Row; 4] = [
@@ -62,50 +50,57 @@ const WARM_UP_S: u32 = 1;
 /// The proxies, in the order in which they are run.
 const NAMES: [&str; 3] = ["outboard", "haproxy", "nginx"];
 
-fn parse_row(name: &str) -> Result<Row, String> {
-    ROWS.into_iter().find(|row| row.name == name).ok_or_else(|| {
-        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
-        format!("`{name}` is no row; there are: {}", names.join(", "))
-    })
-}
-
-/// A row's runs of each proxy, in the order of rounds.
-struct Measured {
-    row: Row,
-    runs: [Vec<Run>; 3],
-}
-
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where something is missing or not allowed, or where a row had errors: the table is printed all
-/// the same.
-pub(crate) fn run(args: &ProxyLiveArgs) -> Result<(), Failure> {
-    tools::check_root()?;
-    tools::check_programs()?;
-    let (seconds, rounds) = if args.quick { (1, 1) } else { (args.seconds, args.rounds) };
-    let lab = Lab::start(&ROWS, &args.proxy_option)?;
-    let mut measured: Vec<Measured> =
-        args.rows.iter().map(|row| Measured { row: *row, runs: Default::default() }).collect();
-    for entry in &measured {
-        for server in lab.servers() {
-            load::run(server, &lab.bed, entry.row, WARM_UP_S)?;
-        }
-    }
-    for round in 1..=rounds {
-        for entry in &mut measured {
-            eprintln!("round {round} of {rounds}: {}", entry.row.name);
-            for (runs, server) in entry.runs.iter_mut().zip(lab.servers()) {
-                runs.push(load::run(server, &lab.bed, entry.row, seconds)?);
+impl Benchmark for ProxyLiveArgs {
+    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+        tools::check_root()?;
+        tools::check_programs()?;
+        let lab = Lab::start(&ROWS, &self.proxy_option)?;
+        let servers = lab.servers();
+        for &row in &self.rows {
+            for server in servers {
+                load::run(server, &lab.bed, row, WARM_UP_S)?;
             }
         }
+        let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
+            load::run(&servers[server], &lab.bed, row, seconds)
+        })?;
+        let [spliced, relayed] = lab.relayed()?;
+        let values: [RunValue; 3] = [
+            ("requests", Run::requests_per_s),
+            ("CPU", Run::server_s_per_request),
+            ("core", Run::core_s_per_request),
+        ];
+        report(to, NAMES, &measured, &values, fields);
+        to.line(format!("outboard's connections: {spliced} by the device, {relayed} by the host."));
+        to.set("connections_spliced", spliced);
+        to.set("connections_relayed", relayed);
+        let mut headline = Map::new();
+        for m in &measured {
+            for (other, name) in NAMES.iter().enumerate().skip(1) {
+                for (what, value) in &values {
+                    let what = format!("{}_ratio_to_{name}_{}", what.to_lowercase(), m.row.name);
+                    headline.insert(what, m.ratio(other, *value).into());
+                }
+            }
+        }
+        to.set("headline", headline);
+        to.set("machine", machine(&lab.bed, &["haproxy", "nginx", "wrk"]));
+        Ok(())
     }
-    let relayed = lab.relayed()?;
-    let report = Report::new(&measured, &lab, relayed);
-    if args.json {
-        println!("{:#}", report.json());
-    } else {
-        print!("{report}");
-    }
-    report.check()
+}
+
+fn fields(m: &Measured<3>) -> Value {
+    let ratios = |other| {
+        json!({
+            "requests": m.ratio(other, Run::requests_per_s),
+            "cpu_per_request": m.ratio(other, Run::server_s_per_request),
+            "core_per_request": m.ratio(other, Run::core_s_per_request),
+        })
+    };
+    json!({
+        "body_bytes": m.row.bytes,
+        "connection_close": m.row.close,
+        "ratio_to_haproxy": ratios(1),
+        "ratio_to_nginx": ratios(2),
+    })
 }

@@ -17,43 +17,31 @@
 //! interfaces. What it starts it ends; nothing outlives it.
 
 mod lab;
-mod report;
 
 use clap::Args;
+use serde_json::{Map, Value, json};
 
-use crate::bench::live::load::Run;
-use crate::bench::live::{Row, tools};
+use super::experiment::{Benchmark, Report};
+use super::live::comparison::{Measured, Rounds, RunValue, report};
+use super::live::load::Run;
+use super::live::machine::machine;
+use super::live::{Row, named, tools};
 use cli::Failure;
-use lab::Lab;
-use report::Report;
+use lab::{ByDevice, Lab};
 
 /// `outboard-lab bench quic-live`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicLiveArgs {
-    /// Seconds of each run
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
-    seconds: u32,
-    /// Rounds: in each, every row is measured with either server
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Only whether it works: one round of one second
-    #[arg(long, conflicts_with_all = ["seconds", "rounds"])]
-    quick: bool,
-    /// Rows to measure: some of large, many, small
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_parser = parse_row,
-        default_values = ["large", "many", "small"]
-    )]
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Rows to measure, instead of all
+    #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
+        default_values_t = ROWS)]
     rows: Vec<Row>,
     /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
     /// times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
-    /// For machines
-    #[arg(long)]
-    json: bool,
 }
 
 const ROWS: [Row; 3] = [
@@ -65,54 +53,62 @@ const ROWS: [Row; 3] = [
 /// Seconds of a run that only warms up.
 const WARM_UP_S: u32 = 1;
 
-fn parse_row(name: &str) -> Result<Row, String> {
-    ROWS.into_iter().find(|row| row.name == name).ok_or_else(|| {
-        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
-        format!("`{name}` is no row; there are: {}", names.join(", "))
-    })
-}
-
-/// A row's runs, in the order of rounds.
-struct Measured {
-    row: Row,
-    outboard: Vec<Run>,
-    quinn: Vec<Run>,
-}
-
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where something is missing or not allowed, or where a row had errors: the table is printed all
-/// the same.
-pub(crate) fn run(args: &QuicLiveArgs) -> Result<(), Failure> {
-    tools::check_root()?;
-    tools::check_programs()?;
-    let (seconds, rounds) = if args.quick { (1, 1) } else { (args.seconds, args.rounds) };
-    let lab = Lab::start(&ROWS, &args.serve_option)?;
-    let mut measured: Vec<Measured> = args
-        .rows
-        .iter()
-        .map(|row| Measured { row: *row, outboard: Vec::new(), quinn: Vec::new() })
-        .collect();
-    for entry in &measured {
-        eprintln!("warming up: {}", entry.row.name);
-        lab.run(&lab.outboard, entry.row, WARM_UP_S)?;
-        lab.run(&lab.quinn, entry.row, WARM_UP_S)?;
-    }
-    for round in 1..=rounds {
-        for entry in &mut measured {
-            eprintln!("round {round} of {rounds}: {}", entry.row.name);
-            entry.outboard.push(lab.run(&lab.outboard, entry.row, seconds)?);
-            entry.quinn.push(lab.run(&lab.quinn, entry.row, seconds)?);
+impl Benchmark for QuicLiveArgs {
+    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+        tools::check_root()?;
+        tools::check_programs()?;
+        let lab = Lab::start(&ROWS, &self.serve_option)?;
+        let servers = [&lab.outboard, &lab.quinn];
+        for &row in &self.rows {
+            eprintln!("warming up: {row}");
+            for server in servers {
+                lab.run(server, row, WARM_UP_S)?;
+            }
         }
+        let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
+            lab.run(servers[server], row, seconds)
+        })?;
+        let values: [RunValue; 3] = [
+            ("bytes per second", Run::bytes_per_s),
+            ("CPU per byte", Run::server_s_per_byte),
+            ("core", Run::core_s_per_byte),
+        ];
+        report(to, ["outboard", "quinn"], &measured, &values, fields);
+        let ByDevice { sealed, opened, file_bytes, datagrams } = lab.by_device()?;
+        to.line(format!(
+            "outboard's device sealed {sealed} of {datagrams} datagrams, opened {opened}, and put \
+             {file_bytes} bytes of files into them."
+        ));
+        to.set("device_sealed", sealed);
+        to.set("device_opened", opened);
+        to.set("device_file_bytes", file_bytes);
+        to.set("datagrams_sent", datagrams);
+        let mut headline = Map::new();
+        for m in &measured {
+            let mut put = |what: &str, value| {
+                let name = format!("{what}_ratio_to_quinn_{}", m.row.name);
+                headline.insert(name, m.ratio(1, value).into());
+            };
+            put("bytes_per_s", Run::bytes_per_s);
+            put("server_cpu_per_byte", Run::server_s_per_byte);
+            put("core_busy_per_byte", Run::core_s_per_byte);
+        }
+        to.set("headline", headline);
+        to.set("machine", machine(&lab.bed, &[]));
+        Ok(())
     }
-    let report = Report::new(&measured, &lab, lab.by_device()?);
-    if args.json {
-        println!("{:#}", report.json());
-    } else {
-        print!("{report}");
-    }
-    report.check()
+}
+
+fn fields(m: &Measured<2>) -> Value {
+    json!({
+        "file_bytes": m.row.bytes,
+        "requests_at_one_time_per_connection": m.row.streams,
+        "bytes_per_s_ratio": m.ratio(1, Run::bytes_per_s),
+        "server_cpu_per_byte_ratio": m.ratio(1, Run::server_s_per_byte),
+        "server_cpu_per_byte_ratio_of_rounds": m.ratios(1, Run::server_s_per_byte),
+        "core_busy_per_byte_ratio": m.ratio(1, Run::core_s_per_byte),
+        "core_busy_per_byte_ratio_of_rounds": m.ratios(1, Run::core_s_per_byte),
+    })
 }
 
 #[cfg(test)]
@@ -121,8 +117,8 @@ mod tests {
 
     #[test]
     fn rows_have_names() {
-        let small = parse_row("small").unwrap();
+        let small = named(&ROWS, "small").unwrap();
         assert_eq!((small.bytes, small.connections, small.streams), (4096, 8, 16));
-        assert!(parse_row("tiny").is_err());
+        assert!(named(&ROWS, "tiny").is_err());
     }
 }

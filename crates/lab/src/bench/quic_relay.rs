@@ -11,37 +11,31 @@
 
 mod lab;
 
+use std::fmt::{self, Display};
+
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::bench::live::report::machine;
-use crate::bench::live::{median, tools};
+use super::experiment::{Benchmark, Fields, Report, Table};
+use super::live::comparison::{Compared, Rounds};
+use super::live::machine::machine;
+use super::live::{named, tools};
 use cli::Failure;
 use lab::{Got, Lab, SERVERS};
 
 /// `outboard-lab bench quic-relay`.
 #[derive(Debug, Args)]
 pub(crate) struct QuicRelayArgs {
-    /// Seconds of each run
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
-    seconds: u32,
-    /// Rounds: in each, every path is measured with every server
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Only whether it works: one round of one second
-    #[arg(long, conflicts_with_all = ["seconds", "rounds"])]
-    quick: bool,
-    /// Paths to measure: some of clean, late-0.2, late-2, loss-1, beside
-    #[arg(long, value_delimiter = ',', value_parser = parse_path,
-        default_values = ["clean", "late-0.2", "late-2", "loss-1", "beside"])]
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Paths to measure, instead of all
+    #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&PATHS, name),
+        default_values_t = PATHS)]
     paths: Vec<TestPath>,
     /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
     /// times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
-    /// For machines
-    #[arg(long)]
-    json: bool,
 }
 
 /// A path between client and server, and what is downloaded over it.
@@ -83,112 +77,80 @@ impl TestPath {
     }
 }
 
-fn parse_path(name: &str) -> Result<TestPath, String> {
-    PATHS.into_iter().find(|path| path.name == name).ok_or_else(|| {
-        let names: Vec<_> = PATHS.iter().map(|path| path.name).collect();
-        format!("`{name}` is no path; there are: {}", names.join(", "))
+impl Display for TestPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+type Measured = Compared<TestPath, Got, { SERVERS.len() }>;
+
+impl Benchmark for QuicRelayArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        tools::check_root()?;
+        tools::check(&lab::PROGRAMS)?;
+        let lab = Lab::start(&self.serve_option)?;
+        let measured = self.rounds.compare(&self.paths, |path, server, seconds, round| {
+            lab.run(server, &path, seconds, round)
+        })?;
+        let mut table = Table::default();
+        for m in &measured {
+            table.lines(&lines(m)).iter().for_each(|line| report.line(line));
+        }
+        report.line("The ratio is Outboard's to the better one of the others; medians of rounds.");
+        report.set("paths", measured.iter().map(json_of).collect::<Vec<_>>());
+        let headline = measured
+            .iter()
+            .map(|m| (format!("bytes_per_s_ratio_to_best_{}", m.row.name), ratio(m).into()));
+        report.set("headline", headline.collect::<Map<_, _>>());
+        report.set("machine", machine(lab.bed(), &[]));
+        Ok(())
+    }
+}
+
+/// Outboard's rate to the better one's of the others.
+fn ratio(m: &Measured) -> f64 {
+    let others = (1..SERVERS.len()).map(|server| m.median(server, Got::bytes_per_s));
+    m.median(0, Got::bytes_per_s) / others.fold(0.0, f64::max)
+}
+
+/// A path's rates; and how long the 300 KB took, if they are fetched beside.
+fn lines(m: &Measured) -> Vec<Fields> {
+    let line = |unit, value: &dyn Fn(usize) -> f64, ratio: Option<f64>, what: &str| {
+        let start = Fields::new().column("path", m.row.name);
+        let servers = SERVERS.iter().enumerate();
+        let values = servers.fold(start, |line, (at, name)| line.column(name, value(at)));
+        values.column("unit", unit).column("ratio", ratio).column("what", what)
+    };
+    let rate = |at| m.median(at, Got::bytes_per_s) / 1e6;
+    let mut lines = vec![line("MB/s", &rate, Some(ratio(m)), m.row.what)];
+    if m.row.small {
+        // None: it was not complete when the run ended.
+        let small = |at| m.median(at, Got::small_ms);
+        lines.push(line("ms", &small, None, "until the 300 KB are there"));
+    }
+    lines
+}
+
+fn json_of(m: &Measured) -> Value {
+    let server = |(at, name): (usize, &&str)| {
+        let rounds: Vec<f64> = m.runs[at].iter().map(Got::bytes_per_s).collect();
+        let mut value = json!({
+            "bytes_per_s": m.median(at, Got::bytes_per_s),
+            "bytes_per_s_of_rounds": rounds,
+        });
+        if m.row.small {
+            value["small_ms"] = m.median(at, Got::small_ms).into();
+        }
+        ((*name).to_owned(), value)
+    };
+    json!({
+        "path": m.row.name,
+        "what": m.row.what,
+        "relay": m.row.relay,
+        "servers": SERVERS.iter().enumerate().map(server).collect::<Map<_, _>>(),
+        "bytes_per_s_ratio_to_best": ratio(m),
     })
-}
-
-/// A path's runs, of each server in the order of rounds.
-struct Measured {
-    path: TestPath,
-    runs: [Vec<Got>; SERVERS.len()],
-}
-
-impl Measured {
-    /// The median of a server's rounds.
-    fn median(&self, server: usize, value: fn(&Got) -> f64) -> f64 {
-        median(self.runs[server].iter().map(value))
-    }
-
-    /// Outboard's rate to the better one's of the others.
-    fn ratio(&self) -> f64 {
-        let others = (1..SERVERS.len()).map(|server| self.median(server, Got::bytes_per_s));
-        self.median(0, Got::bytes_per_s) / others.fold(0.0, f64::max)
-    }
-
-    fn json(&self) -> Value {
-        let servers: Map<String, Value> = SERVERS
-            .iter()
-            .enumerate()
-            .map(|(at, name)| {
-                let rounds: Vec<f64> = self.runs[at].iter().map(Got::bytes_per_s).collect();
-                let mut value = json!({
-                    "bytes_per_s": self.median(at, Got::bytes_per_s),
-                    "bytes_per_s_of_rounds": rounds,
-                });
-                if self.path.small {
-                    value["small_ms"] = self.median(at, Got::small_ms).into();
-                }
-                ((*name).to_owned(), value)
-            })
-            .collect();
-        json!({
-            "path": self.path.name,
-            "what": self.path.what,
-            "relay": self.path.relay,
-            "servers": servers,
-            "bytes_per_s_ratio_to_best": self.ratio(),
-        })
-    }
-
-    fn print(&self) {
-        print!("{:<9}", self.path.name);
-        for at in 0..SERVERS.len() {
-            print!(" {:>9.2} MB/s", self.median(at, Got::bytes_per_s) / 1e6);
-        }
-        println!(" {:>8.2}   {}", self.ratio(), self.path.what);
-        if self.path.small {
-            print!("{:<9}", "");
-            for at in 0..SERVERS.len() {
-                // `inf`: it was not complete when the run ended.
-                print!(" {:>9.1} ms  ", self.median(at, Got::small_ms));
-            }
-            println!("{:>12}until the 300 KB are there", "");
-        }
-    }
-}
-
-/// Runs the benchmark.
-///
-/// # Errors
-/// The part that is missing, not allowed or failed.
-pub(crate) fn run(args: &QuicRelayArgs) -> Result<(), Failure> {
-    tools::check_root()?;
-    tools::check(&lab::PROGRAMS)?;
-    let (seconds, rounds) = if args.quick { (1, 1) } else { (args.seconds, args.rounds) };
-    let lab = Lab::start(&args.serve_option)?;
-    let mut measured: Vec<Measured> =
-        args.paths.iter().map(|path| Measured { path: *path, runs: Default::default() }).collect();
-    for round in 1..=rounds {
-        for entry in &mut measured {
-            eprintln!("round {round} of {rounds}: {}", entry.path.name);
-            for (server, runs) in entry.runs.iter_mut().enumerate() {
-                runs.push(lab.run(server, &entry.path, seconds, round)?);
-            }
-        }
-    }
-    if args.json {
-        let paths: Vec<Value> = measured.iter().map(Measured::json).collect();
-        let headline: Map<String, Value> = measured
-            .iter()
-            .map(|m| (format!("bytes_per_s_ratio_to_best_{}", m.path.name), m.ratio().into()))
-            .collect();
-        let machine = machine(lab.bed(), &[]);
-        println!("{:#}", json!({ "headline": headline, "paths": paths, "machine": machine }));
-        return Ok(());
-    }
-    print!("{:<9}", "path");
-    for name in SERVERS {
-        print!(" {name:>14}");
-    }
-    println!(" {:>8}", "ratio");
-    measured.iter().for_each(Measured::print);
-    println!(
-        "The ratio is Outboard's to the better one of the others; medians of {rounds} rounds."
-    );
-    Ok(())
 }
 
 #[cfg(test)]
@@ -197,7 +159,7 @@ mod tests {
 
     #[test]
     fn paths_have_names() {
-        assert_eq!(parse_path("beside").map(|path| path.downloads), Ok(3));
-        assert!(parse_path("dirty").is_err());
+        assert_eq!(named(&PATHS, "beside").map(|path| path.downloads), Ok(3));
+        assert!(named(&PATHS, "dirty").is_err());
     }
 }

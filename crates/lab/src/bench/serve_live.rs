@@ -11,40 +11,33 @@
 //! It needs root, for the namespaces' interfaces. What it starts it ends; nothing outlives it.
 
 mod lab;
-mod report;
+
+use std::collections::BTreeMap;
 
 use clap::Args;
+use serde_json::{Map, Value, json};
 
-use crate::bench::live::load::{self, Run};
-use crate::bench::live::{Row, tools};
+use super::experiment::{Benchmark, Report};
+use super::live::comparison::{Measured, Rounds, RunValue, report};
+use super::live::load::{self, Run};
+use super::live::machine::machine;
+use super::live::{Row, named, tools};
 use cli::Failure;
 use lab::Lab;
-use report::Report;
 
 /// `outboard-lab bench serve-live`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeLiveArgs {
-    /// Seconds of each run
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
-    seconds: u32,
-    /// Rounds: in each, every row is measured with either server
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Rows to measure: some of 4k, 256k, 10m, close, https-4k, https-256k, https-10m
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_parser = parse_row,
-        default_values = ["4k", "256k", "10m", "close", "https-4k", "https-256k", "https-10m"]
-    )]
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Rows to measure, instead of all
+    #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
+        default_values_t = ROWS)]
     rows: Vec<Row>,
     /// An option for `outboard serve`, as `--serve-option=--threads=two`; may be given several
     /// times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
-    /// For machines
-    #[arg(long)]
-    json: bool,
 }
 
 const ROWS: [Row; 7] = [
@@ -62,72 +55,78 @@ const WARM_UP_S: u32 = 1;
 /// Congestion control that nginx is tried with besides the system's own.
 const ALTERNATIVE: &str = "cubic";
 
-fn parse_row(name: &str) -> Result<Row, String> {
-    ROWS.into_iter().find(|row| row.name == name).ok_or_else(|| {
-        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
-        format!("`{name}` is no row; there are: {}", names.join(", "))
+/// nginx's congestion control in each row.
+type Congestion = BTreeMap<&'static str, String>;
+
+impl Benchmark for ServeLiveArgs {
+    fn run(&self, to: &mut Report) -> Result<(), Failure> {
+        tools::check_root()?;
+        tools::check_programs()?;
+        let lab = Lab::start(&ROWS, &self.serve_option)?;
+        let congestion = choose(&lab, &self.rows)?;
+        let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
+            if server == 0 {
+                return load::run(lab.outboard(row), &lab.bed, row, seconds);
+            }
+            lab.nginx.set_congestion(&congestion[row.name])?;
+            load::run(lab.nginx.server(), &lab.bed, row, seconds)
+        })?;
+        let values: [RunValue; 3] = [
+            ("requests", Run::requests_per_s),
+            ("CPU", Run::server_s_per_request),
+            ("core", Run::core_s_per_request),
+        ];
+        let names = ["outboard", "nginx"];
+        report(to, names, &measured, &values, |m| fields(m, &congestion));
+        to.line(format!("nginx's congestion control: {congestion:?}"));
+        let mut headline = Map::new();
+        for m in &measured {
+            let mut put = |what: &str, value| {
+                headline.insert(format!("{what}_ratio_{}", m.row.name), m.ratio(1, value).into());
+            };
+            put("requests", Run::requests_per_s);
+            put("server_cpu", Run::server_s_per_request);
+        }
+        to.set("headline", headline);
+        let mut machine = machine(&lab.bed, &["nginx", "wrk"]);
+        machine["system_congestion_control"] = lab.nginx.congestion().into();
+        to.set("machine", machine);
+        Ok(())
+    }
+}
+
+fn fields(m: &Measured<2>, congestion: &Congestion) -> Value {
+    json!({
+        "file_bytes": m.row.bytes,
+        "connection_close": m.row.close,
+        "nginx_congestion_control": congestion[m.row.name],
+        "requests_ratio": m.ratio(1, Run::requests_per_s),
+        "requests_ratio_of_rounds": m.ratios(1, Run::requests_per_s),
+        "server_cpu_ratio": m.ratio(1, Run::server_s_per_request),
+        "core_busy_ratio": m.ratio(1, Run::core_s_per_request),
     })
 }
 
-/// A row's runs, in the order of rounds.
-struct Measured {
-    row: Row,
-    /// nginx's congestion control in this row.
-    congestion: String,
-    outboard: Vec<Run>,
-    nginx: Vec<Run>,
-}
-
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where something is missing or not allowed, or where a row had errors: the table is printed all
-/// the same.
-pub(crate) fn run(args: &ServeLiveArgs) -> Result<(), Failure> {
-    tools::check_root()?;
-    tools::check_programs()?;
-    let lab = Lab::start(&ROWS, &args.serve_option)?;
-    let mut measured = choose(&lab, &args.rows)?;
-    for round in 1..=args.rounds {
-        for entry in &mut measured {
-            eprintln!("round {round} of {}: {}", args.rounds, entry.row.name);
-            let outboard = load::run(lab.outboard(entry.row), &lab.bed, entry.row, args.seconds)?;
-            entry.outboard.push(outboard);
-            lab.nginx.set_congestion(&entry.congestion)?;
-            let nginx = load::run(lab.nginx.server(), &lab.bed, entry.row, args.seconds)?;
-            entry.nginx.push(nginx);
-        }
-    }
-    let report = Report::new(&measured, &lab);
-    if args.json {
-        println!("{:#}", report.json());
-    } else {
-        print!("{report}");
-    }
-    report.check()
-}
-
 /// Warms up, and finds the congestion control with which nginx is faster, for each row.
-fn choose(lab: &Lab, rows: &[Row]) -> Result<Vec<Measured>, Failure> {
-    let mut measured = Vec::new();
+fn choose(lab: &Lab, rows: &[Row]) -> Result<Congestion, Failure> {
+    let mut chosen = Congestion::new();
     for &row in rows {
-        eprintln!("warming up: {}", row.name);
+        eprintln!("warming up: {row}");
         load::run(lab.outboard(row), &lab.bed, row, WARM_UP_S)?;
-        let system = lab.nginx.congestion().to_owned();
-        let mut best = (f64::MIN, system.clone());
-        for name in [system.as_str(), ALTERNATIVE] {
+        let system = lab.nginx.congestion();
+        let mut best = (f64::MIN, system);
+        for name in [system, ALTERNATIVE] {
             if lab.nginx.set_congestion(name).is_err() {
                 continue; // this kernel does not have it
             }
             let rate = load::run(lab.nginx.server(), &lab.bed, row, WARM_UP_S)?.requests_per_s();
             if rate > best.0 {
-                best = (rate, name.to_owned());
+                best = (rate, name);
             }
         }
-        let congestion = best.1;
-        measured.push(Measured { row, congestion, outboard: Vec::new(), nginx: Vec::new() });
+        chosen.insert(row.name, best.1.to_owned());
     }
-    Ok(measured)
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn rows_have_names() {
-        assert_eq!(parse_row("256k").unwrap().bytes, 262_144);
-        assert!(parse_row("1k").is_err());
+        assert_eq!(named(&ROWS, "256k").unwrap().bytes, 262_144);
+        assert!(named(&ROWS, "1k").is_err());
     }
 }

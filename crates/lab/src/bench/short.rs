@@ -6,12 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::Instant;
+use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{
     Application, Host, Listen, ListenerOption, Notice, SocketError, SocketId, SocketOption,
 };
 use wire::Endpoint;
+
+use super::accounted::{BenchApp, Usage};
+use super::experiment::Fields;
 
 /// Half-open and unaccepted connections that a port may have.
 const BACKLOG: usize = 65_536;
@@ -19,6 +22,10 @@ const BACKLOG: usize = 65_536;
 pub(crate) const PORTS: u16 = 8;
 /// Connections being opened at first.
 const OPENING_MAX: u32 = 32;
+/// Slots of the transmit ring: more than are ever needed.
+pub(crate) const TRANSMIT_RING: usize = 65_536;
+/// What happens within this time is seen together, as with interrupt moderation.
+pub(crate) const MODERATION: Duration = Duration::from_micros(10);
 /// Byte that messages are made of.
 const FILL: u8 = 0x5a;
 
@@ -42,13 +49,37 @@ pub(crate) enum Closes {
     Client,
 }
 
+/// Transactions of a run, and what the machine that is measured used for them.
+#[derive(Debug)]
+pub(crate) struct Transactions {
+    pub(crate) count: u64,
+    pub(crate) used: Usage,
+}
+
+impl Transactions {
+    /// Returns the host's cycles for each.
+    pub(crate) fn host_cycles(&self) -> f64 {
+        self.used.cycles.host as f64 / self.count as f64
+    }
+
+    /// Returns the fields that all rows have.
+    pub(crate) fn fields(&self) -> Fields {
+        let each = |what: u64| what as f64 / self.count as f64;
+        Fields::new()
+            .field("transactions", self.count)
+            .show("host cycles", "host_cycles", self.host_cycles())
+            .show("packets", "host_packets", each(self.used.host_packets))
+            .show("device cycles", "device_cycles", each(self.used.cycles.device))
+    }
+}
+
 /// The server: answers each request, and closes after it where connections have one.
 pub(crate) struct ShortServer {
     agreed: Agreed,
     response: Bytes,
     /// Bytes of requests that are not whole, on connections that are.
     partial: BTreeMap<SocketId, usize>,
-    pub(crate) errors: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl ShortServer {
@@ -138,11 +169,6 @@ impl Peers {
             accepted: BTreeSet::new(),
         }
     }
-
-    /// What went wrong, if anything did.
-    pub(crate) fn errors(&self) -> impl Iterator<Item = &String> {
-        self.client.errors.iter().chain(&self.backend.errors)
-    }
 }
 
 impl Application for Peers {
@@ -187,7 +213,7 @@ pub(crate) struct ShortClient {
     going: u32,
     /// Responses received whole.
     pub(crate) transactions: u64,
-    pub(crate) errors: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl ShortClient {
@@ -202,12 +228,6 @@ impl ShortClient {
             going: 0,
             transactions: 0,
             errors: Vec::new(),
-        }
-    }
-
-    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        for _ in 0..self.agreed.concurrent.min(OPENING_MAX) {
-            self.begin(now, host);
         }
     }
 
@@ -306,5 +326,33 @@ impl Application for ShortClient {
             self.begin(now, host);
         }
         self.read(now, host, socket);
+    }
+}
+
+impl BenchApp for ShortServer {
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
+    }
+}
+
+impl BenchApp for ShortClient {
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        for _ in 0..self.agreed.concurrent.min(OPENING_MAX) {
+            self.begin(now, host);
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
+    }
+}
+
+impl BenchApp for Peers {
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        self.client.start(now, host);
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.client.error().or_else(|| self.backend.error())
     }
 }

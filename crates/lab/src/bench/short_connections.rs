@@ -5,22 +5,17 @@
 //! offload, with set-up by the device, with tear-down, with both, and with quasi-TCBs and
 //! zero-copy beside them; and persistent connections, which need neither. Then messages up to 8 KB.
 
-use std::collections::BTreeMap;
-use std::io::Write as _;
-
-use abi::Refusal;
-use base::Duration;
 use clap::{Args, ValueEnum};
-use host::{Host, ListenerOption};
-use io::mem::{LinkConfig, link};
-use io::wire::Wire as _;
-use nic::{Device, DeviceConfig};
+use host::ListenerOption;
+use io::mem::link;
 use serde_json::{Value, json};
-use wire::Endpoint;
 
-use super::accounted::{App, Node, World};
-use super::io_tcp::host_config;
-use super::short::{Agreed, Closes, ShortClient, ShortServer};
+use super::accounted::Pair;
+use super::experiment::{self, Benchmark, Experiment, Fields, Report, find, median_by, ratio};
+use super::short::{
+    Agreed, Closes, MODERATION, ShortClient, ShortServer, TRANSMIT_RING, Transactions,
+};
+use super::testbed::{self, Machine};
 use cli::Failure;
 
 /// Message sizes of the paper's figure 11.
@@ -29,13 +24,9 @@ const SIZES: [usize; 5] = [64, 256, 1024, 4096, 8192];
 const CONCURRENT: u32 = 16_000;
 /// Runs of a configuration, of which the one with the median host cycles counts.
 const REPEATS: usize = 3;
-
 /// `outboard-lab bench short-connections`.
 #[derive(Debug, Args)]
 pub(crate) struct ShortConnectionsArgs {
-    /// For machines
-    #[arg(long)]
-    json: bool,
     /// One run of each, of 64 bytes only
     #[arg(long)]
     quick: bool,
@@ -68,9 +59,6 @@ enum Mode {
 }
 
 impl Mode {
-    const EVERY: [Self; 6] =
-        [Self::Baseline, Self::Setup, Self::Teardown, Self::Both, Self::All, Self::Persistent];
-
     const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -91,204 +79,109 @@ impl Mode {
     }
 }
 
-/// One run's result.
-#[derive(Clone, Debug)]
-struct Measured {
+/// One run's configuration.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
     mode: Mode,
     message_bytes: usize,
-    transactions: u64,
-    host_cycles: u64,
-    device_cycles: u64,
-    /// Packets that the host received, and packets or runs that it handed over.
-    host_packets: u64,
-    counters: BTreeMap<&'static str, u64>,
 }
 
-impl Measured {
-    fn per(&self, what: u64) -> f64 {
-        what as f64 / self.transactions as f64
-    }
+type Row = experiment::Row<Setting, Transactions>;
 
-    fn json(&self) -> Value {
-        json!({
-            "path": self.mode.name(),
-            "message_bytes": self.message_bytes,
-            "transactions": self.transactions,
-            "host_cycles": self.per(self.host_cycles),
-            "host_packets": self.per(self.host_packets),
-            "device_cycles": self.per(self.device_cycles),
-            "counters": self.counters,
-        })
+impl Benchmark for ShortConnectionsArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let experiment = Experiment {
+            groups: self.groups(),
+            repeats: if self.quick { 1 } else { REPEATS },
+            measure: &mut |setting| measure(setting, self.concurrent),
+            took_path: &took_path,
+            combine: &|runs| median_by(runs, Transactions::host_cycles),
+            fields: &fields,
+        };
+        let rows = report.measure("rows", experiment)?;
+        report.set("headline", headline(&rows));
+        Ok(())
     }
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where bytes came out wrong, or the path that was measured is not the one that was asked for.
-pub(crate) fn run(args: &ShortConnectionsArgs) -> Result<(), Failure> {
-    let sizes = args.sizes.as_deref().unwrap_or(if args.quick { &SIZES[..1] } else { &SIZES });
-    let repeats = if args.quick { 1 } else { REPEATS };
-    if !args.json {
-        println!(
-            "{:>6} {:<12} {:>12} {:>9} {:>13} {:>9}",
-            "bytes", "path", "host cycles", "packets", "device cycles", "baseline"
-        );
+impl ShortConnectionsArgs {
+    fn groups(&self) -> Vec<Vec<Setting>> {
+        let sizes = if self.quick { &SIZES[..1] } else { &SIZES };
+        let sizes = self.sizes.as_deref().unwrap_or(sizes);
+        let modes = self.paths.as_deref().unwrap_or_else(|| Mode::value_variants());
+        let group = |&message_bytes: &usize| {
+            modes.iter().map(|&mode| Setting { mode, message_bytes }).collect()
+        };
+        sizes.iter().map(group).collect()
     }
-    let mut table: Vec<Measured> = Vec::new();
-    for &message_bytes in sizes {
-        let mut baseline = None;
-        let modes = args.paths.as_deref().unwrap_or(&Mode::EVERY);
-        for &mode in modes {
-            let m = median(mode, message_bytes, args.concurrent, repeats)?;
-            let baseline = *baseline.get_or_insert_with(|| m.per(m.host_cycles));
-            show(args, &m, baseline);
-            table.push(m);
-        }
-    }
-    let headline = headline(&table);
-    if args.json {
-        let rows: Vec<Value> = table.iter().map(Measured::json).collect();
-        println!("{:#}", json!({ "headline": headline, "rows": rows }));
-    } else {
-        println!("\nheadline: {headline:#}");
-    }
-    Ok(())
 }
 
-fn show(args: &ShortConnectionsArgs, m: &Measured, baseline: f64) {
-    if args.json {
-        eprintln!("{} bytes, {}: done", m.message_bytes, m.mode.name());
-        return;
-    }
-    println!(
-        "{:>6} {:<12} {:>12.0} {:>9.2} {:>13.0} {:>8.2}x",
-        m.message_bytes,
-        m.mode.name(),
-        m.per(m.host_cycles),
-        m.per(m.host_packets),
-        m.per(m.device_cycles),
-        baseline / m.per(m.host_cycles)
-    );
-    let _ = std::io::stdout().flush();
+fn measure(
+    Setting { mode, message_bytes }: Setting,
+    concurrent: u32,
+) -> Result<Transactions, Failure> {
+    let per_connection = if mode == Mode::Persistent { u32::MAX } else { 1 };
+    let agreed = Agreed { concurrent, message_bytes, per_connection, closes: Closes::Server };
+    let mut pair = build(mode, agreed)?;
+    pair.start();
+    let done = |p: &Pair<ShortServer, ShortClient>| p.client.app.transactions;
+    pair.run_until(|p| p.client.app.is_full())?;
+    let full = done(&pair);
+    pair.run_until(|p| done(p) >= full + 3 * u64::from(concurrent))?;
+    let (from, before) = (done(&pair), pair.server_usage());
+    pair.run_until(|p| done(p) >= from + 12 * u64::from(concurrent))?;
+    Ok(Transactions { count: done(&pair) - from, used: pair.server_usage().since(&before) })
 }
 
-fn headline(table: &[Measured]) -> Value {
+/// For all but a few connections.
+fn took_path(Setting { mode, message_bytes }: Setting, figures: &Transactions) -> bool {
+    let moved = |name: &str| figures.used.moved(name);
+    let most = figures.count * 9 / 10;
+    let ran = |count: u64, wanted: bool| if wanted { count >= most } else { count == 0 };
+    let whole = moved("quasi_made_whole") <= figures.count / 10;
+    // An answer of more than an initial window, or in several segments, is no quasi-TCB's.
+    let quasi = mode != Mode::All || message_bytes > 1024 || whole;
+    ran(moved("setup_accepted"), mode.sets_up())
+        && ran(moved("handed_over"), mode.tears_down())
+        && quasi
+}
+
+fn fields(Row { setting, figures }: &Row, baseline: &Row) -> Fields {
+    Fields::new()
+        .show("bytes", "message_bytes", setting.message_bytes)
+        .show("path", "path", setting.mode.name())
+        .and(figures.fields())
+        .column("baseline", baseline.figures.host_cycles() / figures.host_cycles())
+        .counters(&figures.used.counters)
+}
+
+fn headline(rows: &[Row]) -> Value {
     let cycles = |mode| {
-        let found = table.iter().find(|m| m.mode == mode && m.message_bytes == SIZES[0]);
-        found.map(|m| m.per(m.host_cycles))
+        let found = find(rows, |s| s.mode == mode && s.message_bytes == SIZES[0]);
+        found.map(Transactions::host_cycles)
     };
     let all = cycles(Mode::All);
-    let over = |mode| cycles(mode).zip(all).map(|(other, all)| other / all);
     json!({
-        "ratio_all": over(Mode::Baseline),
+        "ratio_all": ratio(cycles(Mode::Baseline), all),
         "host_cycles_all": all,
-        "vs_persistent": over(Mode::Persistent).map(|r| 1.0 / r),
+        "vs_persistent": ratio(all, cycles(Mode::Persistent)),
     })
 }
 
-fn median(
-    mode: Mode,
-    message_bytes: usize,
-    concurrent: u32,
-    repeats: usize,
-) -> Result<Measured, Failure> {
-    let mut runs = Vec::new();
-    for _ in 0..repeats {
-        runs.push(measure(mode, message_bytes, concurrent)?);
-    }
-    runs.sort_by_key(|m| m.host_cycles / m.transactions);
-    Ok(runs.swap_remove(repeats / 2))
-}
-
-fn measure(mode: Mode, message_bytes: usize, concurrent: u32) -> Result<Measured, Failure> {
-    let per_connection = if mode == Mode::Persistent { u32::MAX } else { 1 };
-    let closes = Closes::Server;
-    let mut world = build(mode, Agreed { concurrent, message_bytes, per_connection, closes });
-    world.start();
-    let done = |w: &World| w.short().0.transactions;
-    let failed = |w: &World| !w.short().0.errors.is_empty() || !w.short().1.errors.is_empty();
-    let (warm, wanted) = (3 * u64::from(concurrent), 12 * u64::from(concurrent));
-    let mut alive = world.run_until(|w| w.short().0.is_full() || failed(w));
-    let full = done(&world);
-    alive = alive && world.run_until(|w| done(w) >= full + warm || failed(w));
-    let (cycles, before) = (world.server.cycles, world.server_counters());
-    let (from, packets) = (done(&world), world.server.host_packets());
-    alive = alive && world.run_until(|w| done(w) >= from + wanted || failed(w));
-    let mut counters = world.server_counters();
-    if !alive || failed(&world) {
-        let (client, server) = world.short();
-        let what = client.errors.first().or_else(|| server.errors.first()).cloned();
-        return Err(Failure::System(format!(
-            "the benchmark went wrong ({mode:?}, {message_bytes} bytes): {} {counters:?}",
-            what.unwrap_or_else(|| "nothing left to happen".to_owned())
-        )));
-    }
-    counters.retain(|name, value| {
-        *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
-        *value > 0
-    });
-    let measured = Measured {
-        mode,
-        message_bytes,
-        transactions: done(&world) - from,
-        host_cycles: world.server.cycles.host - cycles.host,
-        device_cycles: world.server.cycles.device - cycles.device,
-        host_packets: world.server.host_packets() - packets,
-        counters,
-    };
-    check_path(&measured)?;
-    Ok(measured)
-}
-
-/// A silent fallback to software is the characteristic bug: the path that was asked for has to be
-/// the one that ran, for all but a few connections.
-fn check_path(m: &Measured) -> Result<(), Failure> {
-    let moved = |name: &str| m.counters.get(name).copied().unwrap_or_default();
-    let most = m.transactions * 9 / 10;
-    let ran = |count: u64, wanted: bool| if wanted { count >= most } else { count == 0 };
-    let whole = moved("quasi_made_whole") <= m.transactions / 10;
-    // An answer of more than an initial window, or in several segments, is no quasi-TCB's.
-    let quasi = m.mode != Mode::All || m.message_bytes > 1024 || whole;
-    if ran(moved("setup_accepted"), m.mode.sets_up())
-        && ran(moved("handed_over"), m.mode.tears_down())
-        && quasi
-    {
-        return Ok(());
-    }
-    Err(Failure::System(format!("the wrong path was measured: {m:?}")))
-}
-
-fn build(mode: Mode, agreed: Agreed) -> World {
-    // 100 Gb/s, 25 us each way, and what happens within 10 us seen together, as with interrupt
-    // moderation.
-    let link_config = LinkConfig {
-        delay: Duration::from_micros(25),
-        bytes_per_s: Some(12_500_000_000),
-        queue_bytes_max: u64::MAX,
-        frames_max: 65_536,
-        ..LinkConfig::default()
-    };
-    let (server_wire, client_wire) = link(&link_config);
-    let device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, 1]), server_wire.capabilities());
-    let mut config = host_config("10.0.0.1");
-    let switched = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-    config.setup_offload = switched(mode.sets_up());
-    config.teardown_offload = switched(mode.tears_down());
-    config.lazy_tcb = mode == Mode::All;
-    let mut host = Host::new(config, &device.capabilities(), 1);
+fn build(mode: Mode, agreed: Agreed) -> Result<Pair<ShortServer, ShortClient>, Failure> {
+    let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
+    let mut server = Machine::new(1);
+    server.host.setup_offload = testbed::offload(mode.sets_up());
+    server.host.teardown_offload = testbed::offload(mode.tears_down());
+    server.host.lazy_tcb = mode == Mode::All;
     let options = [
         ListenerOption::DeferAccept(mode == Mode::All),
         ListenerOption::TeardownOffload(mode.tears_down()),
         ListenerOption::SetupOffload(mode.sets_up()),
     ];
-    let app = App::ShortServer(Box::new(ShortServer::new(agreed, &mut host, &options)));
-    let server = Node::new(host, device, app, Box::new(server_wire), None, None);
-    let device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, 2]), client_wire.capabilities());
-    let host = Host::new(host_config("10.0.0.2"), &device.capabilities(), 2);
-    let at = Endpoint { addr: [10, 0, 0, 1].into(), port: 80 };
-    let app = App::ShortClient(Box::new(ShortClient::new(agreed, at)));
-    let client = Node::new(host, device, app, Box::new(client_wire), None, None);
-    let moderation = Duration::from_micros(10);
-    World { now: base::Instant::from_millis(1000), moderation, server, client }
+    let server =
+        server.start(Box::new(server_wire), |host| Ok(ShortServer::new(agreed, host, &options)))?;
+    let app = ShortClient::new(agreed, testbed::endpoint(1, 80));
+    let client = Machine::new(2).start(Box::new(client_wire), |_| Ok(app))?;
+    Ok(Pair::new(server, client, MODERATION))
 }

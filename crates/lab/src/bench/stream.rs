@@ -15,10 +15,15 @@ use host::{
 };
 use wire::Endpoint;
 
+use super::accounted::BenchApp;
+
 /// Bytes of the buffer that messages are cut from.
 const SOURCE_BYTES: usize = 1 << 20;
 /// Bytes that all connections together have queued at least while they may send.
 const QUEUED_BYTES: u64 = 256 << 20;
+
+/// The file that a sender sends.
+pub(crate) const CONTENT: &str = "content";
 
 /// Where the sender has its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +61,7 @@ pub(crate) struct Stream {
     /// Bytes read.
     pub(crate) bytes: u64,
     /// What went wrong, if anything did.
-    pub(crate) errors: Vec<String>,
+    errors: Vec<String>,
 }
 
 /// What the port of the nth connection is above the first: a client has so many of its own for
@@ -92,28 +97,6 @@ impl Stream {
             bytes: 0,
             errors: Vec::new(),
         }
-    }
-
-    /// Opens file and connections.
-    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        if self.sends && self.agreed.source == Source::File {
-            self.file = host.offload_open("content");
-        }
-        let Some(server) = self.server else { return };
-        for nth in 0..self.agreed.connections {
-            let port = server.port + port_of(nth);
-            match host.connect(now, Endpoint { port, ..server }) {
-                Ok(socket) => {
-                    self.done.insert(socket, 0);
-                }
-                Err(e) => self.errors.push(e.to_string()),
-            }
-        }
-    }
-
-    /// How many there are.
-    pub(crate) const fn connections(&self) -> u32 {
-        self.agreed.connections
     }
 
     /// Whether every connection stands.
@@ -222,18 +205,32 @@ impl Application for Stream {
                 }
                 self.work(host, socket);
             }
-            Notice::File(_)
-            | Notice::Spliced(_)
-            | Notice::SpliceRefused(..)
-            | Notice::SpliceClosed(_)
-            | Notice::Udp(_)
-            | Notice::DiskDone(_)
-            | Notice::UdpFault(..)
-            | Notice::Quic(_)
-            | Notice::DeviceReset => {
+            _ => {
                 let sockets: Vec<SocketId> = self.done.keys().copied().collect();
                 sockets.into_iter().for_each(|socket| self.work(host, socket));
             }
         }
+    }
+}
+
+impl BenchApp for Stream {
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        if self.sends && self.agreed.source == Source::File {
+            self.file = host.offload_open(CONTENT);
+        }
+        let Some(server) = self.server else { return };
+        for nth in 0..self.agreed.connections {
+            let port = server.port + port_of(nth);
+            match host.connect(now, Endpoint { port, ..server }) {
+                Ok(socket) => {
+                    self.done.insert(socket, 0);
+                }
+                Err(e) => self.errors.push(e.to_string()),
+            }
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
     }
 }

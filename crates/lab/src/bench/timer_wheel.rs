@@ -31,6 +31,7 @@ use io::heap::allocated_bytes;
 use nic::TimerBitmapWheel;
 use serde_json::json;
 
+use super::experiment::{Benchmark, Experiment, Fields, Report, Row, median_by};
 use cli::Failure;
 
 /// Bitmaps, and ticks until every timer has run out: as the device has it.
@@ -42,96 +43,94 @@ const FLOWS: [u32; 2] = [64 << 10, 256 << 10];
 /// Runs, of which the median counts for each step: the best of two threads is the one in which the
 /// machine let them run after one another.
 const ROUNDS: usize = 7;
-/// What is measured.
+/// What is measured, in nanoseconds and cycles of an operation.
 const STEPS: [&str; 3] = ["insert", "cancel", "expire"];
 
 /// `outboard-lab bench timer-wheel`.
 #[derive(Debug, Args)]
 pub(crate) struct TimerWheelArgs {
-    /// For machines
-    #[arg(long)]
-    json: bool,
     /// One round, and 64 K flows only
     #[arg(long)]
     quick: bool,
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where a timer was lost or came up twice.
-pub(crate) fn run(args: &TimerWheelArgs) -> Result<(), Failure> {
-    let (counts, rounds) = if args.quick { (&FLOWS[..1], 1) } else { (&FLOWS[..], ROUNDS) };
-    let mut rows = Vec::new();
-    if !args.json {
-        println!("{:>7} {:>7}  {:<28} ns (cycles) an operation", "flows", "threads", "");
+impl Benchmark for TimerWheelArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let experiment = Experiment {
+            groups: groups(if self.quick { &FLOWS[..1] } else { &FLOWS }),
+            repeats: if self.quick { 1 } else { ROUNDS },
+            measure: &mut measure,
+            // That every timer comes up once is checked as it is measured.
+            took_path: &|_, _| true,
+            combine: &|runs: Vec<Figures>| {
+                // The middle of each step's figures.
+                let step = |nth: usize| {
+                    let of = runs.iter().map(|run| run.steps[nth]).collect();
+                    median_by(of, |&(ns, _): &(f64, f64)| ns)
+                };
+                Figures { steps: [step(0), step(1), step(2)], ..runs[0] }
+            },
+            fields: &|row, _| fields(row),
+        };
+        report.measure("rows", experiment).map(drop)
     }
-    for &flows in counts {
-        for threads in [1, 2] {
-            for kind in [Kind::Bitmaps, Kind::Own, Kind::Locked] {
-                let all: Result<Vec<Figures>, Failure> =
-                    (0..rounds).map(|_| measure(kind, flows, threads)).collect();
-                rows.push(median(&all?).row(kind, flows, threads, args.json));
-            }
-        }
-    }
-    if args.json {
-        println!("{:#}", json!({ "rows": rows }));
-    }
-    Ok(())
+}
+
+fn groups(counts: &[u32]) -> Vec<Vec<Setting>> {
+    let both = counts.iter().flat_map(|&flows| [1, 2].map(|threads| (flows, threads)));
+    let group = |(flows, threads)| {
+        let setting = |kind| Setting { kind, flows, threads };
+        [Kind::Bitmaps, Kind::Own, Kind::Locked].map(setting).into()
+    };
+    both.map(group).collect()
+}
+
+fn fields(row: &Row<Setting, Figures>) -> Fields {
+    let Setting { kind, flows, threads } = row.setting;
+    // Of more than one thread's heaps only one is known.
+    let per_flow = (threads == 1).then(|| row.figures.memory as f64 / f64::from(flows));
+    let start = Fields::new()
+        .show("wheel", "wheel", kind.name())
+        .show("flows", "flows", flows)
+        .show("threads", "threads", threads)
+        .show("bytes a flow", "bytes_per_flow", per_flow);
+    STEPS.iter().zip(row.figures.steps).fold(start, |fields, (step, (ns, cycles))| {
+        let figures = json!({ "ns": ns, "cycles": cycles });
+        fields.column(step, ns).column("cycles", cycles).field(step, figures)
+    })
 }
 
 /// The wheels.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Bitmaps,
     Own,
     Locked,
 }
 
-#[derive(Clone, Copy, Default)]
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bitmaps => "bitmap wheel, shared",
+            Self::Own => "hash wheel, one a thread",
+            Self::Locked => "hash wheel, behind a mutex",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    kind: Kind,
+    flows: u32,
+    threads: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
 struct Figures {
     /// Time and cycles of an operation, by step.
     steps: [(f64, f64); 3],
     /// Bytes of heap with all timers set.
     memory: usize,
-}
-
-/// The middle of each step's figures.
-fn median(all: &[Figures]) -> Figures {
-    let mut figures = all.first().copied().unwrap_or_default();
-    for (nth, step) in figures.steps.iter_mut().enumerate() {
-        let mut of: Vec<(f64, f64)> = all.iter().map(|figures| figures.steps[nth]).collect();
-        of.sort_by(|a, b| a.0.total_cmp(&b.0));
-        *step = of.get(of.len() / 2).copied().unwrap_or_default();
-    }
-    figures
-}
-
-impl Figures {
-    fn row(&self, kind: Kind, flows: u32, threads: usize, json: bool) -> serde_json::Value {
-        let name = match kind {
-            Kind::Bitmaps => "bitmap wheel, shared",
-            Kind::Own => "hash wheel, one a thread",
-            Kind::Locked => "hash wheel, behind a mutex",
-        };
-        // Of more than one thread's heaps only one is known.
-        let per_flow = (threads == 1).then(|| self.memory as f64 / f64::from(flows));
-        if !json {
-            print!("{flows:>7} {threads:>7}  {name:<28}");
-            for (step, (ns, cycles)) in STEPS.iter().zip(self.steps) {
-                print!(" {step} {ns:>5.1} ({cycles:>4.0})");
-            }
-            println!("{}", per_flow.map_or(String::new(), |b| format!("  {b:.0} bytes a flow")));
-        }
-        let mut row = json!({
-            "wheel": name, "flows": flows, "threads": threads, "bytes_per_flow": per_flow,
-        });
-        for (step, (ns, cycles)) in STEPS.iter().zip(self.steps) {
-            row[*step] = json!({ "ns": ns, "cycles": cycles });
-        }
-        row
-    }
 }
 
 /// A thread's way to a wheel.
@@ -142,7 +141,8 @@ trait Worker {
     fn expire(&mut self) -> usize;
 }
 
-fn measure(kind: Kind, flows: u32, threads: usize) -> Result<Figures, Failure> {
+fn measure(setting: Setting) -> Result<Figures, Failure> {
+    let Setting { kind, flows, threads } = setting;
     let order = shuffled(flows);
     let before = allocated_bytes();
     match kind {

@@ -25,7 +25,9 @@ use wire::tcp::{Flags, Segment};
 use wire::tls::Run;
 use wire::{Endpoint, Tuple};
 
+use super::experiment::{Benchmark, Experiment, Fields, Report, only};
 use super::stream;
+use super::testbed::check_counter;
 use cli::Failure;
 
 /// Content of a full record.
@@ -46,63 +48,91 @@ const CONTEXTS: u64 = 20_000;
 
 /// `outboard-lab bench tls-engine`.
 #[derive(Debug, Args)]
-pub(crate) struct TlsEngineArgs {
-    /// For machines
-    #[arg(long)]
-    json: bool,
+pub(crate) struct TlsEngineArgs {}
+
+const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
+
+impl Benchmark for TlsEngineArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let (clock, mut last) = (Clock::new(), None);
+        let experiment = Experiment {
+            groups: SUITES.map(|suite| Work::EVERY.map(|work| (suite, work)).into()).into(),
+            repeats: 1,
+            measure: &mut |(suite, work): (Suite, Work)| {
+                let known = last.filter(|&(of, _)| of == suite);
+                let (_, [seal, open]) = known.unwrap_or_else(|| (suite, reference(&clock, suite)));
+                last = Some((suite, [seal, open]));
+                work.measure(&clock, suite, [seal, open])
+            },
+            // Records that were sealed or verified are counted as they are measured.
+            took_path: &|_, _| true,
+            combine: &only,
+            fields: &|row, _| {
+                let ((suite, work), Figures { engine, reference }) = (row.setting, &row.figures);
+                Fields::new()
+                    .show("suite", "suite", format!("{suite:?}"))
+                    .show("work", "what", work.name())
+                    .column("GB/s", engine * 1e-9)
+                    .column("aws-lc", reference * 1e-9)
+                    .field("bytes_per_s", *engine)
+                    .show("ratio", "ratio", engine / reference)
+            },
+        };
+        report.measure("rows", experiment)?;
+        let contexts = contexts(&clock)?;
+        report.line(format!("\ncontexts: {contexts:#}"));
+        report.set("contexts", contexts);
+        Ok(())
+    }
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where the engine did not do what was to be measured.
-pub(crate) fn run(args: &TlsEngineArgs) -> Result<(), Failure> {
-    let (clock, mut rows) = (Clock::new(), Vec::new());
-    for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
-        let (seal, open) = reference(&clock, suite);
-        let figures = [
-            ("sealing, whole records", transmit(&clock, suite)?, seal),
-            ("opening, merged frames", receive(&clock, suite, 0, Order::As)?, open),
-            (
-                "opening, 1,448-byte packets in order",
-                receive(&clock, suite, SEGMENT, Order::As)?,
-                open,
-            ),
-            (
-                "opening, 1,448-byte packets shuffled",
-                receive(&clock, suite, SEGMENT, Order::Shuffled)?,
-                open,
-            ),
-        ];
-        for (what, rate, reference) in figures {
-            if !args.json {
-                println!(
-                    "{:<18} {what:<38} {:>6.2} GB/s {:>6.2} of aws-lc's {:.2}",
-                    format!("{suite:?}"),
-                    rate * 1e-9,
-                    rate / reference,
-                    reference * 1e-9
-                );
-            }
-            rows.push(json!({
-                "suite": format!("{suite:?}"),
-                "what": what,
-                "bytes_per_s": rate,
-                "ratio": rate / reference,
-            }));
+/// What the engine does to records.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Seal,
+    /// In frames of several records.
+    OpenMerged,
+    /// In packets, in that order.
+    Open(Order),
+}
+
+impl Work {
+    const EVERY: [Self; 4] =
+        [Self::Seal, Self::OpenMerged, Self::Open(Order::As), Self::Open(Order::Shuffled)];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Seal => "sealing, whole records",
+            Self::OpenMerged => "opening, merged frames",
+            Self::Open(Order::As) => "opening, 1,448-byte packets in order",
+            Self::Open(Order::Shuffled) => "opening, 1,448-byte packets shuffled",
         }
     }
-    let contexts = contexts(&clock)?;
-    if args.json {
-        println!("{:#}", json!({ "rows": rows, "contexts": contexts }));
-    } else {
-        println!("\ncontexts: {contexts:#}");
+
+    fn measure(
+        self,
+        clock: &Clock,
+        suite: Suite,
+        [seal, open]: [f64; 2],
+    ) -> Result<Figures, Failure> {
+        let (engine, reference) = match self {
+            Self::Seal => (transmit(clock, suite)?, seal),
+            Self::OpenMerged => (receive(clock, suite, 0, Order::As)?, open),
+            Self::Open(order) => (receive(clock, suite, SEGMENT, order)?, open),
+        };
+        Ok(Figures { engine, reference })
     }
-    Ok(())
+}
+
+/// Bytes per second.
+#[derive(Debug)]
+struct Figures {
+    engine: f64,
+    reference: f64,
 }
 
 /// The order in which packets arrive.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     As,
     /// Those of each 32 KiB shuffled.
@@ -132,7 +162,7 @@ fn key(suite: Suite) -> Box<dyn Aead> {
 }
 
 /// Sealing and opening a record by one call of aws-lc.
-fn reference(clock: &Clock, suite: Suite) -> (f64, f64) {
+fn reference(clock: &Clock, suite: Suite) -> [f64; 2] {
     let key = key(suite);
     let (nonce, header, text) = ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD as usize + 1);
     let mut sealed = vec![1; text];
@@ -150,7 +180,7 @@ fn reference(clock: &Clock, suite: Suite) -> (f64, f64) {
         took += clock.now().since(from);
         opened += done.expect("it was sealed so");
     }
-    (seal, per_second(opened, took))
+    [seal, per_second(opened, took)]
 }
 
 fn device(mtu: u16, segmentation: bool) -> Device {
@@ -250,21 +280,8 @@ fn transmit(clock: &Clock, suite: Suite) -> Result<f64, Failure> {
         seq = seq.wrapping_add(RECORDS * (RECORD + OVERHEAD));
         (RECORDS * RECORD) as usize
     });
-    check(&device, "tx_tls_encrypted_bytes", number * u64::from(RECORD + OVERHEAD))?;
+    check_counter(&device, "tx_tls_encrypted_bytes", number * u64::from(RECORD + OVERHEAD))?;
     Ok(rate)
-}
-
-/// A silent fallback is the characteristic bug.
-///
-/// # Errors
-/// Where a counter of the device is not what it should be.
-pub(super) fn check(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
-    let mut seen = 0;
-    device.visit(&mut |name, value| seen += if name == counter { value } else { 0 });
-    if seen == wanted {
-        return Ok(());
-    }
-    Err(Failure::System(format!("{counter} is {seen} and should be {wanted}")))
 }
 
 /// Frames of four records each, as one that merges or as packets; the last number and its end.
@@ -337,7 +354,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
 /// How many contexts are made per second, and how long one takes.
 fn contexts(clock: &Clock) -> Result<Value, Failure> {
     let mut rows = serde_json::Map::new();
-    for suite in [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305] {
+    for suite in SUITES {
         let mut device = device(1500, true);
         let ops: Vec<Op> =
             (0..CONTEXTS).map(|n| create(suite, n + 1, Direction::Transmit)).collect();
@@ -349,7 +366,7 @@ fn contexts(clock: &Clock) -> Result<Value, Failure> {
             each.push(clock.now().since(begun));
         }
         let took = clock.now().since(from);
-        check(&device, "tx_tls_ctx", CONTEXTS)?;
+        check_counter(&device, "tx_tls_ctx", CONTEXTS)?;
         each.sort_unstable();
         let micros = |at: usize| each[at].as_nanos() as f64 * 1e-3;
         rows.insert(

@@ -7,16 +7,14 @@
 //! share of the bytes that cross the modelled PCIe. Rates are those of a server with one core of
 //! the paper's testbed, or of the link, whichever is less.
 
-use std::io::Write as _;
-use std::path::Path;
-
 use abi::crypto::Suite;
 use clap::Args;
-use io::fault::FaultConfig;
 use serde_json::{Value, json};
 
+use super::experiment::{self, Benchmark, Experiment, Fields, Report, TempFolder, find, only};
+use super::faults::{Fault, Faults, shares};
 use super::stream::Source;
-use super::tls::{By, Measured, Run, Setting, Side, make_content, measure_run};
+use super::stream_pair::{By, Figures, Side, Streams, make_content, measure};
 use cli::Failure;
 
 /// Probabilities per packet, in thousandths.
@@ -31,207 +29,135 @@ const CORE_HZ: f64 = 2.0e9;
 /// `outboard-lab bench tls-loss`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsLossArgs {
-    /// For machines
-    #[arg(long)]
-    json: bool,
     /// Only 2 and 5 percent
     #[arg(long)]
     quick: bool,
 }
 
-/// What happens to packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    Loss,
-    Reorder,
-}
-
 /// Who does the records, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Algorithm {
     Plain,
     Host,
     Paper,
     Ours,
 }
 
-struct Row {
-    side: Side,
-    fault: Fault,
-    /// In thousandths.
-    rate: u32,
-    way: Way,
-    measured: Measured,
-}
-
-impl Row {
-    /// Share of the received records that the device opened whole, in part and not at all.
-    fn shares(&self) -> [f64; 3] {
-        let m = &self.measured;
-        let names = ["tls_rx_records_full", "tls_rx_records_partial", "tls_rx_records_none"];
-        let all = names.map(|name| m.moved(name) as f64);
-        let sum: f64 = all.iter().sum();
-        all.map(|n| if sum > 0.0 { n / sum } else { 0.0 })
-    }
-
-    /// Bytes of context recovery among those that the device fetched from the host.
-    fn recovery_share(&self) -> f64 {
-        let recovered = self.measured.moved("dma_recover_bytes") as f64;
-        recovered / (recovered + self.measured.moved("tx_tls_encrypted_bytes").max(1) as f64)
-    }
-
-    /// Bytes per second of one core, or of the link.
-    fn rate(&self) -> f64 {
-        self.measured.link_rate().min(CORE_HZ / self.measured.host_per_byte())
-    }
-
-    fn json(&self) -> Value {
-        let [full, partial, none] = self.shares();
-        let mut row = self.measured.json();
-        row["fault"] = format!("{:?}", self.fault).into();
-        row["rate"] = (f64::from(self.rate) / 1000.0).into();
-        row["way"] = format!("{:?}", self.way).into();
-        row["full"] = full.into();
-        row["partial"] = partial.into();
-        row["none"] = none.into();
-        row["recovery_share_of_pcie"] = self.recovery_share().into();
-        row["one_core_gbit_per_s"] = (self.rate() * 8e-9).into();
-        row
-    }
-}
-
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where bytes came out wrong.
-pub(crate) fn run(args: &TlsLossArgs) -> Result<(), Failure> {
-    super::in_temp_folder(|folder| make_content(folder).and_then(|()| run_in(args, folder)))
-}
-
-fn run_in(args: &TlsLossArgs, folder: &Path) -> Result<(), Failure> {
-    let rates: &[u32] = if args.quick { &[20, 50] } else { &RATES };
-    let mut table = Vec::new();
-    if !args.json {
-        println!(
-            "{:<9} {:<8} {:>6} {:<6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>9} {:>7}",
-            "side",
-            "fault",
-            "rate",
-            "way",
-            "host c/B",
-            "dev c/B",
-            "full",
-            "partial",
-            "none",
-            "recovery",
-            "Gb/s"
-        );
-    }
-    for side in [Side::Receive, Side::Transmit] {
-        for fault in [Fault::Loss, Fault::Reorder] {
-            for &rate in rates {
-                for way in ways(side) {
-                    let row = measure(side, fault, rate, way, folder)?;
-                    show(args, &row);
-                    table.push(row);
-                }
-            }
+impl Algorithm {
+    const fn by(self) -> By {
+        match self {
+            Self::Plain => By::Nobody,
+            Self::Host => By::Host,
+            Self::Paper | Self::Ours => By::Device,
         }
     }
-    let headline = headline(&table);
-    if args.json {
-        let rows: Vec<Value> = table.iter().map(Row::json).collect();
-        println!("{:#}", json!({ "headline": headline, "rows": rows }));
-    } else {
-        println!("\nheadline: {headline:#}");
-    }
-    Ok(())
 }
 
-/// The sender recovers in one way only.
-const fn ways(side: Side) -> &'static [Way] {
-    match side {
-        Side::Receive => &[Way::Plain, Way::Host, Way::Paper, Way::Ours],
-        Side::Transmit => &[Way::Plain, Way::Host, Way::Ours],
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Setting {
+    side: Side,
+    faults: Faults,
+    algorithm: Algorithm,
+}
+
+impl Setting {
+    const fn streams(&self) -> Streams {
+        Streams {
+            side: self.side,
+            by: self.algorithm.by(),
+            source: Source::Memory,
+            suite: Suite::Aes128Gcm,
+            message_bytes: 256 << 10,
+            connections: CONNECTIONS,
+        }
     }
 }
 
-fn measure(side: Side, fault: Fault, rate: u32, way: &Way, folder: &Path) -> Result<Row, Failure> {
-    let by = match way {
-        Way::Plain => By::Nobody,
-        Way::Host => By::Host,
-        Way::Paper | Way::Ours => By::Device,
-    };
-    let setting = Setting {
-        side,
-        by,
-        source: Source::Memory,
-        suite: Suite::Aes128Gcm,
-        message_bytes: 256 << 10,
-        connections: CONNECTIONS,
-    };
-    let p = f64::from(rate) / 1000.0;
-    // The least fault that there can be: every row has packets, and the same wire.
-    let some = p.max(1e-9);
-    let faults = match fault {
-        Fault::Loss => FaultConfig { drop: some, seed: 3, ..FaultConfig::default() },
-        Fault::Reorder => FaultConfig { reorder: some, seed: 3, ..FaultConfig::default() },
-    };
-    let out_of_order = *way != Way::Paper;
-    let (warm_bytes, measured_bytes) = (WARM_BYTES, MEASURED_BYTES);
-    let run = Run { setting, faults, out_of_order, warm_bytes, measured_bytes };
-    let measured = measure_run(&run, folder)?;
-    let row = Row { side, fault, rate, way: *way, measured };
-    // A silent fallback to software is the characteristic bug.
-    let m = &row.measured;
-    let by_device = match side {
-        Side::Receive => m.moved("tls_rx_records_full") + m.moved("tls_rx_records_partial"),
-        Side::Transmit => m.moved("tx_tls_encrypted_bytes"),
-    };
-    if (by == By::Device) != (by_device > 0) {
-        return Err(Failure::System(format!("the wrong path was measured: {m:?}")));
+type Row = experiment::Row<Setting, Figures>;
+
+impl Benchmark for TlsLossArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let folder = TempFolder::new();
+        make_content(folder.path())?;
+        let experiment = Experiment {
+            groups: groups(if self.quick { &[20, 50] } else { &RATES }),
+            repeats: 1,
+            measure: &mut |setting: Setting| {
+                let faults = setting.faults.config();
+                let out_of_order = setting.algorithm != Algorithm::Paper;
+                let bytes = (WARM_BYTES, MEASURED_BYTES);
+                measure(setting.streams(), faults, out_of_order, bytes, folder.path())
+            },
+            took_path: &took_path,
+            combine: &only,
+            fields: &|row, _| fields(row),
+        };
+        let rows = report.measure("rows", experiment)?;
+        report.set("headline", headline(&rows));
+        Ok(())
     }
-    Ok(row)
 }
 
-fn show(args: &TlsLossArgs, row: &Row) {
-    let p = f64::from(row.rate) / 10.0;
-    if args.json {
-        // Progress for whoever watches; the report itself is one object.
-        eprintln!("{:?} {:?} {p} % {:?}: done", row.side, row.fault, row.way);
-        return;
+fn groups(rates: &[u32]) -> Vec<Vec<Setting>> {
+    let mut groups = Vec::new();
+    for side in [Side::Receive, Side::Transmit] {
+        let mut algorithms =
+            vec![Algorithm::Plain, Algorithm::Host, Algorithm::Paper, Algorithm::Ours];
+        // The sender recovers in one way only.
+        algorithms.retain(|&a| side == Side::Receive || a != Algorithm::Paper);
+        for faults in Faults::all(&[Fault::Loss, Fault::Reorder], rates) {
+            let setting = |&algorithm| Setting { side, faults, algorithm };
+            groups.push(algorithms.iter().map(setting).collect());
+        }
     }
-    let [full, partial, none] = row.shares();
-    println!(
-        "{:<9} {:<8} {:>4} % {:<6} {:>9.4} {:>9.4} {:>6.3} {:>8.3} {:>6.3} {:>9.4} {:>7.2}",
-        format!("{:?}", row.side),
-        format!("{:?}", row.fault),
-        p,
-        format!("{:?}", row.way),
-        row.measured.host_per_byte(),
-        row.measured.device_per_byte(),
-        full,
-        partial,
-        none,
-        row.recovery_share(),
-        row.rate() * 8e-9
-    );
-    let _ = std::io::stdout().flush();
+    groups
 }
 
-fn headline(table: &[Row]) -> Value {
-    let full = |fault: Fault, rate: u32, way: Way| {
-        table
-            .iter()
-            .find(|r| (r.side, r.fault, r.rate, r.way) == (Side::Receive, fault, rate, way))
-            .map(|r| r.shares()[0])
+fn took_path(setting: Setting, figures: &Figures) -> bool {
+    let moved = |name: &str| figures.used.moved(name);
+    let by_device = match setting.side {
+        Side::Receive => moved("tls_rx_records_full") + moved("tls_rx_records_partial"),
+        Side::Transmit => moved("tx_tls_encrypted_bytes"),
     };
-    let of = |way: Way| {
+    (setting.algorithm.by() == By::Device) == (by_device > 0)
+}
+
+/// Returns the shares of the received records that the device opened whole, in part and not at all.
+fn shares_of(figures: &Figures) -> [f64; 3] {
+    let names = ["tls_rx_records_full", "tls_rx_records_partial", "tls_rx_records_none"];
+    shares(names.map(|name| figures.used.moved(name)))
+}
+
+fn fields(Row { setting, figures }: &Row) -> Fields {
+    let [full, partial, none] = shares_of(figures);
+    // Of the bytes that the device fetched from the host.
+    let recovered = figures.used.moved("dma_recover_bytes") as f64;
+    let sealed = figures.used.moved("tx_tls_encrypted_bytes").max(1) as f64;
+    // Bytes per second of one core, or of the link.
+    let rate = figures.link_rate().min(CORE_HZ / figures.host_per_byte());
+    Fields::new()
+        .show("fault", "fault", format!("{:?}", setting.faults.fault))
+        .show("rate", "rate", setting.faults.probability())
+        .show("way", "way", format!("{:?}", setting.algorithm))
+        .and(figures.fields(&setting.streams()))
+        .show("full", "full", full)
+        .show("partial", "partial", partial)
+        .show("none", "none", none)
+        .show("recovery", "recovery_share_of_pcie", recovered / (recovered + sealed))
+        .show("Gb/s", "one_core_gbit_per_s", rate * 8e-9)
+}
+
+fn headline(rows: &[Row]) -> Value {
+    let full = |fault: Fault, rate: u32, algorithm: Algorithm| {
+        let wanted = Setting { side: Side::Receive, faults: Faults { fault, rate }, algorithm };
+        find(rows, |&setting| setting == wanted).map(|figures| shares_of(figures)[0])
+    };
+    let of = |algorithm: Algorithm| {
         json!({
-            "full_at_5_loss": full(Fault::Loss, 50, way),
-            "full_at_2_reorder": full(Fault::Reorder, 20, way),
-            "full_at_5_reorder": full(Fault::Reorder, 50, way),
+            "full_at_5_loss": full(Fault::Loss, 50, algorithm),
+            "full_at_2_reorder": full(Fault::Reorder, 20, algorithm),
+            "full_at_5_reorder": full(Fault::Reorder, 50, algorithm),
         })
     };
-    json!({ "ours": of(Way::Ours), "paper": of(Way::Paper) })
+    json!({ "ours": of(Algorithm::Ours), "paper": of(Algorithm::Paper) })
 }

@@ -17,6 +17,7 @@ use wire::tcp::{Flags, Segment};
 use wire::{Endpoint, Tuple};
 
 use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, median, memory, segment, syn, tuple};
+use crate::bench::experiment::Fields;
 use cli::Failure;
 
 /// Connections that forged segments aim at.
@@ -37,6 +38,19 @@ pub(super) struct Cost {
     pub(super) host: f64,
     /// Frames per second that one core takes, if it does the work of both.
     pub(super) per_s: f64,
+}
+
+impl Cost {
+    /// Returns the row.
+    pub(super) fn fields(&self) -> Fields {
+        Fields::new()
+            .column("frame", self.what)
+            .field("kind", self.key)
+            .show("device cycles", "device_cycles", self.device)
+            .show("host cycles", "host_cycles", self.host)
+            .column("M/s a core", self.per_s * 1e-6)
+            .field("per_s", self.per_s)
+    }
 }
 
 /// A machine under attack.

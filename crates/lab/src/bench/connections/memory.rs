@@ -14,7 +14,7 @@ use wire::tcp::Flags;
 use wire::{Endpoint, Tuple};
 
 use super::{LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, WIRE, segment};
-use crate::bench::tls_engine::check;
+use crate::bench::testbed::check_counter;
 use cli::Failure;
 
 /// Connections, and pairs of them.
@@ -29,7 +29,7 @@ pub(super) fn torn_down() -> Result<f64, Failure> {
     let before = allocated_bytes();
     hand_over(&mut device, 0, CONNECTIONS);
     let growth = allocated_bytes().saturating_sub(before);
-    check(&device, "teardown_flows", u64::from(CONNECTIONS) + 64)?;
+    check_counter(&device, "teardown_flows", u64::from(CONNECTIONS) + 64)?;
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 
@@ -86,7 +86,7 @@ pub(super) fn spliced() -> Result<f64, Failure> {
     let before = allocated_bytes();
     splice(&mut device, 0, CONNECTIONS);
     let growth = allocated_bytes().saturating_sub(before);
-    check(&device, "splice_pairs", u64::from(CONNECTIONS) + 64)?;
+    check_counter(&device, "splice_pairs", u64::from(CONNECTIONS) + 64)?;
     Ok(growth as f64 / f64::from(CONNECTIONS))
 }
 

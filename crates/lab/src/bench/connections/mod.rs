@@ -19,13 +19,13 @@ use clap::Args;
 use io::clock::{Clock, cycles};
 use io::heap::allocated_bytes;
 use nic::{Device, DeviceConfig};
-use serde_json::{Value, json};
 use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
-use super::tls_engine::check;
+use super::experiment::{Benchmark, Fields, Report};
+use super::testbed::check_counter;
 use cli::Failure;
 
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -47,9 +47,6 @@ const FLOOD: u32 = 1_000_000;
 /// `outboard-lab bench connections`.
 #[derive(Debug, Args)]
 pub(crate) struct ConnectionsArgs {
-    /// For machines
-    #[arg(long)]
-    json: bool,
     /// A shorter time for each figure: a second's look
     #[arg(long)]
     quick: bool,
@@ -63,61 +60,49 @@ struct Figure {
     cycles: f64,
 }
 
-/// Runs the benchmark.
-///
-/// # Errors
-/// Where the device did not do what was to be measured.
-pub(crate) fn run(args: &ConnectionsArgs) -> Result<(), Failure> {
-    let time = Duration::from_millis(if args.quick { 100 } else { 1_500 });
-    let mut headline = serde_json::Map::new();
-    let mut rows = Vec::new();
-    for (version, suffix) in [(4, ""), (6, "_ipv6")] {
-        if !args.json {
-            println!("\nset-up, IPv{version}");
-        }
-        for (key, figure) in set_up(version, time)? {
-            if !args.json {
-                let Figure { what, per_s, cycles } = figure;
-                println!("{what:<52} {:>9.3} M/s {cycles:>7.0} cycles", per_s * 1e-6);
+impl Benchmark for ConnectionsArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let time = Duration::from_millis(if self.quick { 100 } else { 1_500 });
+        let mut headline = serde_json::Map::new();
+        let mut rows = Vec::new();
+        for (version, suffix) in [(4, ""), (6, "_ipv6")] {
+            for (key, figure) in set_up(version, time)? {
+                headline.insert(format!("{key}_per_s{suffix}"), figure.per_s.into());
+                headline.insert(format!("{key}_cycles{suffix}"), figure.cycles.into());
+                rows.push(figure.fields(version));
             }
-            headline.insert(format!("{key}_per_s{suffix}"), json!(figure.per_s));
-            headline.insert(format!("{key}_cycles{suffix}"), json!(figure.cycles));
-            let Figure { what, per_s, cycles } = figure;
-            rows.push(json!({ "ip": version, "what": what, "per_s": per_s, "cycles": cycles }));
         }
-    }
-    let mut floods = Vec::new();
-    for cost in flood::costs(time)? {
-        let flood::Cost { key, what, device, host, per_s } = cost;
-        if !args.json {
-            if floods.is_empty() {
-                println!("\na frame of a flood, IPv4: cycles of the device, of the host");
-            }
-            println!("{what:<42} {device:>7.0} {host:>7.0} {:>9.3} M/s a core", per_s * 1e-6);
+        report.table("rows", rows);
+        report.line("\na frame of a flood, IPv4:");
+        let floods = flood::costs(time)?;
+        for flood::Cost { key, per_s, .. } in &floods {
+            headline.insert(format!("flood_{key}_per_s"), (*per_s).into());
         }
-        headline.insert(format!("flood_{key}_per_s"), json!(per_s));
-        floods.push(json!({
-            "kind": key, "device_cycles": device, "host_cycles": host, "per_s": per_s,
-        }));
-    }
-    let growth = set_up_memory()?;
-    let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
-    headline.insert("setup_heap_growth_bytes".into(), json!(growth));
-    headline.insert("torn_down_connection_bytes".into(), json!(torn_down));
-    headline.insert("spliced_pair_bytes".into(), json!(spliced));
-    if args.json {
-        println!(
-            "{:#}",
-            json!({ "headline": Value::Object(headline), "rows": rows, "floods": floods })
-        );
-    } else {
-        println!(
+        report.table("floods", floods.iter().map(flood::Cost::fields).collect());
+        let growth = set_up_memory()?;
+        let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
+        report.line(format!(
             "\nheap after {FLOOD} SYNs and as many forged acknowledgments: {growth} bytes more\n\
              a connection that is torn down, with a response of 64 bytes: {torn_down:.0} bytes\n\
              a pair of spliced connections: {spliced:.0} bytes"
-        );
+        ));
+        headline.insert("setup_heap_growth_bytes".into(), growth.into());
+        headline.insert("torn_down_connection_bytes".into(), torn_down.into());
+        headline.insert("spliced_pair_bytes".into(), spliced.into());
+        report.set("headline", headline);
+        Ok(())
     }
-    Ok(())
+}
+
+impl Figure {
+    fn fields(&self, version: u8) -> Fields {
+        Fields::new()
+            .show("IPv", "ip", version)
+            .show("what", "what", self.what)
+            .column("M/s", self.per_s * 1e-6)
+            .field("per_s", self.per_s)
+            .show("cycles", "cycles", self.cycles)
+    }
 }
 
 /// Connections set up, SYNs answered, forged acknowledgments absorbed, each under its name.
@@ -144,7 +129,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, Figure)>, Fa
     let mut add = |key, what, frames: &[Vec<u8>], each, moves: &[&str]| {
         let mut device = listening();
         let (handled, figure) = measure(&mut device, frames, each, time);
-        let moved = moves.iter().try_for_each(|name| check(&device, name, handled));
+        let moved = moves.iter().try_for_each(|name| check_counter(&device, name, handled));
         figures.push((key, Figure { what, ..figure }));
         moved
     };
@@ -180,8 +165,8 @@ fn set_up_memory() -> Result<usize, Failure> {
     let before = allocated_bytes();
     flood(10_000, FLOOD);
     let growth = allocated_bytes().saturating_sub(before);
-    check(&device, "setup_syns_answered", FLOOD.into())?;
-    check(&device, "setup_passed_acks", FLOOD.into())?;
+    check_counter(&device, "setup_syns_answered", FLOOD.into())?;
+    check_counter(&device, "setup_passed_acks", FLOOD.into())?;
     // The allocator's own caches move a little.
     if growth > FLOOD as usize / 100 {
         return Err(Failure::System(format!("the heap has grown by {growth} bytes")));

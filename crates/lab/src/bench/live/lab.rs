@@ -4,6 +4,7 @@
 //! A namespace lives as long as a process in it; every process here is killed when its object goes,
 //! and by the kernel (PR_SET_PDEATHSIG) should this program be killed.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -22,9 +23,9 @@ use cli::Failure;
 /// How long a server may take until it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The certificate's file in the folder.
-pub(in crate::bench) const CERT: &str = "cert.pem";
+pub(crate) const CERT: &str = "cert.pem";
 /// The file of its key.
-pub(in crate::bench) const KEY: &str = "key.pem";
+pub(crate) const KEY: &str = "key.pem";
 /// How often we look.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// A Lua script for wrk that does nothing while it runs, and prints numbers instead of prose.
@@ -36,7 +37,7 @@ end
 "#;
 
 /// A process that ends with this object.
-pub(in crate::bench) struct Process(pub(in crate::bench) Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -56,29 +57,29 @@ impl Drop for Folder {
 }
 
 /// A server under load.
-pub(in crate::bench) struct Server {
-    pub(in crate::bench) process: Process,
-    pub(in crate::bench) addr: Ipv4Addr,
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) addr: Ipv4Addr,
     /// A process in the namespace that the client runs in.
-    pub(in crate::bench) client_namespace: u32,
+    pub(crate) client_namespace: u32,
 }
 
 impl Server {
-    pub(in crate::bench) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.0.id()
     }
 }
 
 /// The folder, and who runs where.
-pub(in crate::bench) struct Bed {
+pub(crate) struct Bed {
     folder: Folder,
-    pub(in crate::bench) server_core: usize,
-    pub(in crate::bench) client_core: usize,
+    pub(crate) server_core: usize,
+    pub(crate) client_core: usize,
 }
 
 impl Bed {
     /// Makes the folder, with the site and the script for wrk in it.
-    pub(in crate::bench) fn new(rows: &[Row]) -> Result<Self, Failure> {
+    pub(crate) fn new(rows: &[Row]) -> Result<Self, Failure> {
         let (client_core, server_core) = cores()?;
         let bed = Self { folder: make_folder()?, server_core, client_core };
         let site = bed.site();
@@ -88,23 +89,23 @@ impl Bed {
     }
 
     /// The folder.
-    pub(in crate::bench) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.folder.0
     }
 
     /// The files to serve.
-    pub(in crate::bench) fn site(&self) -> PathBuf {
+    pub(crate) fn site(&self) -> PathBuf {
         self.folder.0.join("site")
     }
 
     /// The script for wrk.
-    pub(in crate::bench) fn script(&self) -> PathBuf {
+    pub(crate) fn script(&self) -> PathBuf {
         self.folder.0.join("wrk.lua")
     }
 }
 
 /// The program, in the network namespace of the process.
-pub(in crate::bench) fn inside(pid: u32, name: &str) -> Command {
+pub(crate) fn inside(pid: u32, name: &str) -> Command {
     let mut command = program("nsenter");
     command.arg(format!("--net=/proc/{pid}/ns/net")).arg(name);
     command
@@ -112,14 +113,14 @@ pub(in crate::bench) fn inside(pid: u32, name: &str) -> Command {
 
 /// A program in a new network namespace, on one core, that dies with us. All of these replace
 /// themselves by the next one, so that the process that we start is the program itself.
-pub(in crate::bench) fn in_new_namespace(core: usize, name: &Path) -> Command {
+pub(crate) fn in_new_namespace(core: usize, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--net", "taskset", "--cpu-list"]);
     command.arg(core.to_string()).arg(name);
     command
 }
 
-pub(in crate::bench) fn spawn(command: &mut Command) -> Result<Process, Failure> {
+pub(crate) fn spawn(command: &mut Command) -> Result<Process, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command.spawn();
     child.map(Process).map_err(|e| Failure::System(format!("cannot run {name}: {e}")))
@@ -138,7 +139,7 @@ fn cores() -> Result<(usize, usize), Failure> {
     }
 }
 
-pub(in crate::bench) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+pub(crate) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::System(format!("cannot write {}: {error}", path.display()))
 }
 
@@ -165,7 +166,7 @@ fn write_files(site: &Path, rows: &[Row]) -> std::io::Result<()> {
 }
 
 /// Writes a certificate and its key, ECDSA over P-256, for all servers alike: their paths.
-pub(in crate::bench) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
+pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
         .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
     let write = |name: &str, text: String| {
@@ -178,7 +179,7 @@ pub(in crate::bench) fn write_certificate(folder: &Path) -> Result<(String, Stri
 
 /// Starts this program in a namespace of its own, on the server's core, and waits until it says
 /// what to try. `name` is that of its control socket.
-pub(in crate::bench) fn start_outboard(
+pub(crate) fn start_outboard(
     bed: &Bed,
     name: &str,
     arguments: &[String],
@@ -198,7 +199,7 @@ pub(in crate::bench) fn start_outboard(
 
 /// Starts `outboard serve` with HTTP/3 and these options, as [`start_outboard`] does; the paths of
 /// its certificate and key come with it.
-pub(in crate::bench) fn start_http3(
+pub(crate) fn start_http3(
     bed: &Bed,
     name: &str,
     options: &[String],
@@ -212,7 +213,7 @@ pub(in crate::bench) fn start_http3(
 }
 
 /// The server: the program that OUTBOARD_BIN names, or that lies beside this one.
-pub(in crate::bench) fn our_program() -> Result<PathBuf, Failure> {
+pub(crate) fn our_program() -> Result<PathBuf, Failure> {
     let path = match std::env::var_os("OUTBOARD_BIN") {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe()
@@ -229,14 +230,14 @@ pub(in crate::bench) fn our_program() -> Result<PathBuf, Failure> {
 }
 
 /// What `outboard stat` says of a server of ours; `name` is that of its control socket.
-pub(in crate::bench) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
+pub(crate) fn counters(bed: &Bed, server: &Server, name: &str) -> Result<Value, Failure> {
     let mut stat = inside(server.pid(), &our_program()?.to_string_lossy());
     let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
     serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
 }
 
 /// A program of `interop`, which is built beside ours.
-pub(in crate::bench) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
     let path = our_program()?.with_file_name(name);
     if path.is_file() {
         return Ok(path);
@@ -248,7 +249,7 @@ pub(in crate::bench) fn program_of_interop(name: &str) -> Result<PathBuf, Failur
 }
 
 /// Waits until a process has printed a line that begins so. What it says later nobody reads.
-pub(in crate::bench) fn wait_for_line(
+pub(crate) fn wait_for_line(
     process: &mut Process,
     start: &str,
     what: &str,
@@ -262,24 +263,48 @@ pub(in crate::bench) fn wait_for_line(
     Err(not_ready(what, log))
 }
 
-/// A process that does nothing but hold a namespace, for a client.
-pub(in crate::bench) fn start_holder(bed: &Bed, log: &Path) -> Result<Process, Failure> {
+/// Starts another server than ours in a namespace of its own, on the server's core, and waits until
+/// it is ready, which `is_ready` says of its process.
+pub(crate) fn start_other(
+    bed: &Bed,
+    program: &Path,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    is_ready: impl Fn(u32) -> bool,
+) -> Result<Process, Failure> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let log = bed.path().join(format!("{name}.log"));
+    let mut command = in_new_namespace(bed.server_core, program);
+    command.args(arguments).stdout(Stdio::null()).stderr(log_file(&log)?);
+    let process = spawn(&mut command)?;
+    let pid = process.0.id();
+    wait_until(&name, &log, || has_own_namespace(pid) && is_ready(pid))?;
+    Ok(process)
+}
+
+/// Joins a server to a namespace for its client, which lives as long as the second process.
+pub(crate) fn with_client(
+    bed: &Bed,
+    process: Process,
+    link: Link,
+) -> Result<(Server, Process), Failure> {
     let mut holder = in_new_namespace(bed.client_core, Path::new("sleep"));
     let client = spawn(holder.arg("infinity"))?;
-    let pid = client.0.id();
-    wait_until("the client's namespace", log, || has_own_namespace(pid))?;
-    Ok(client)
+    let client_namespace = client.0.id();
+    let log = bed.path().join("client.log");
+    wait_until("the client's namespace", &log, || has_own_namespace(client_namespace))?;
+    join(client_namespace, process.0.id(), link)?;
+    Ok((Server { process, addr: link.server, client_namespace }, client))
 }
 
 /// A link between the namespaces of two processes: their addresses, of one network of 24 bits.
 #[derive(Clone, Copy)]
-pub(in crate::bench) struct Link {
-    pub(in crate::bench) client: Ipv4Addr,
-    pub(in crate::bench) server: Ipv4Addr,
+pub(crate) struct Link {
+    pub(crate) client: Ipv4Addr,
+    pub(crate) server: Ipv4Addr,
 }
 
 /// Joins the namespaces of two processes by a pair of virtual Ethernet interfaces.
-pub(in crate::bench) fn join(client: u32, server: u32, link: Link) -> Result<(), Failure> {
+fn join(client: u32, server: u32, link: Link) -> Result<(), Failure> {
     let ip = |pid: u32, words: &str| output(inside(pid, "ip").args(words.split(' '))).map(drop);
     ip(client, &format!("link add client type veth peer name server netns {server}"))?;
     for (pid, name, addr) in [(client, "client", link.client), (server, "server", link.server)] {
@@ -290,7 +315,7 @@ pub(in crate::bench) fn join(client: u32, server: u32, link: Link) -> Result<(),
     Ok(())
 }
 
-pub(in crate::bench) fn log_file(path: &Path) -> Result<Stdio, Failure> {
+pub(crate) fn log_file(path: &Path) -> Result<Stdio, Failure> {
     fs::File::create(path).map(Stdio::from).map_err(|e| cannot_write(path, &e))
 }
 
@@ -300,11 +325,7 @@ fn not_ready(what: &str, log: &Path) -> Failure {
     Failure::System(format!("{what} does not start: {line}"))
 }
 
-pub(in crate::bench) fn wait_until(
-    what: &str,
-    log: &Path,
-    ready: impl Fn() -> bool,
-) -> Result<(), Failure> {
+pub(crate) fn wait_until(what: &str, log: &Path, ready: impl Fn() -> bool) -> Result<(), Failure> {
     let clock = Clock::new();
     while !ready() {
         if clock.now().since(base::Instant::ZERO) > READY_TIMEOUT {
@@ -317,14 +338,43 @@ pub(in crate::bench) fn wait_until(
 }
 
 /// Whether a process has left our network namespace.
-pub(in crate::bench) fn has_own_namespace(pid: u32) -> bool {
+fn has_own_namespace(pid: u32) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     of(&pid.to_string()).is_some_and(|namespace| Some(namespace) != of("self"))
 }
 
-/// Whether somebody listens on a port in the namespace of a process that has one of its own.
-pub(in crate::bench) fn is_listening(pid: u32, port: u16) -> bool {
+/// Whether a process listens on a port in the namespace of a process.
+pub(crate) fn is_listening(pid: u32, port: u16) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
     // Local address, remote address, state; 0A is LISTEN.
-    has_own_namespace(pid) && sockets.contains(&format!(":{port:04X} 00000000:0000 0A"))
+    sockets.contains(&format!(":{port:04X} 00000000:0000 0A"))
 }
+
+/// Writes a configuration of nginx as it is set up to be fast: one worker, connections that stay,
+/// no log. Returns its path. Its own files are beside it; `http` is what it does.
+pub(crate) fn write_nginx_config(folder: &Path, http: &str) -> Result<PathBuf, Failure> {
+    let (at, path) = (folder.display(), folder.join("nginx.conf"));
+    let config = format!(
+        "user root; daemon off; master_process off; worker_processes 1;
+pid {at}/nginx.pid; error_log {at}/nginx.log;
+events {{ use epoll; worker_connections 8192; multi_accept on; }}
+http {{
+  access_log off; tcp_nodelay on; keepalive_timeout 600; keepalive_requests 1000000000;
+  client_body_temp_path {at}/t1; proxy_temp_path {at}/t2; fastcgi_temp_path {at}/t3;
+  uwsgi_temp_path {at}/t4; scgi_temp_path {at}/t5;
+{http}
+}}
+"
+    );
+    fs::write(&path, config).map_err(|e| cannot_write(&path, &e))?;
+    Ok(path)
+}
+
+/// What nginx needs to serve files fast: sendfile, metadata and descriptors cached.
+///
+/// `sendfile_max_chunk` is left alone: its default of 2 MiB is there so that one connection does
+/// not keep a worker to itself.
+pub(crate) const NGINX_FILES: &str = "
+  default_type application/octet-stream; sendfile on; tcp_nopush on;
+  open_file_cache max=1000 inactive=600s; open_file_cache_valid 600s; open_file_cache_min_uses 1;
+";

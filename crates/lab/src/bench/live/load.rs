@@ -15,46 +15,57 @@ const TICKS_PER_S: f64 = 100.0;
 
 /// What one run did and cost.
 #[derive(Clone, Debug, Default)]
-pub(in crate::bench) struct Run {
+pub(crate) struct Run {
     /// Seconds that it took.
-    pub(in crate::bench) seconds: f64,
+    pub(crate) seconds: f64,
     /// Responses.
-    pub(in crate::bench) requests: f64,
+    pub(crate) requests: f64,
     /// Bytes that the client read, response heads among them.
-    pub(in crate::bench) bytes: f64,
+    pub(crate) bytes: f64,
     /// Latency of the middle request and of the one at 99 %, in microseconds.
-    pub(in crate::bench) latency_us: (f64, f64),
+    pub(crate) latency_us: (f64, f64),
     /// What went wrong, in words; empty where nothing did.
-    pub(in crate::bench) errors: String,
+    pub(crate) errors: String,
     /// CPU seconds of the server, all threads.
-    pub(in crate::bench) server_s: f64,
+    pub(crate) server_s: f64,
     /// Seconds that the server's core was busy, with whatever.
-    pub(in crate::bench) core_s: f64,
+    pub(crate) core_s: f64,
     /// Seconds of them that are accounted to interrupts.
-    pub(in crate::bench) interrupts_s: f64,
+    pub(crate) interrupts_s: f64,
     /// Part of the time that the client's core was busy: near 1 the client is the limit.
-    pub(in crate::bench) client_busy: f64,
+    pub(crate) client_busy: f64,
     /// Context switches of the server's threads, wanted and forced.
-    pub(in crate::bench) switches: f64,
+    pub(crate) switches: f64,
 }
 
 impl Run {
-    pub(in crate::bench) fn requests_per_s(&self) -> f64 {
+    pub(crate) fn requests_per_s(&self) -> f64 {
         self.requests / self.seconds
     }
 
-    pub(in crate::bench) fn bytes_per_s(&self) -> f64 {
+    pub(crate) fn bytes_per_s(&self) -> f64 {
         self.bytes / self.seconds
+    }
+
+    pub(crate) fn server_s_per_request(&self) -> f64 {
+        self.server_s / self.requests
+    }
+
+    pub(crate) fn core_s_per_request(&self) -> f64 {
+        self.core_s / self.requests
+    }
+
+    pub(crate) fn server_s_per_byte(&self) -> f64 {
+        self.server_s / self.bytes
+    }
+
+    pub(crate) fn core_s_per_byte(&self) -> f64 {
+        self.core_s / self.bytes
     }
 }
 
 /// Runs wrk for so many seconds.
-pub(in crate::bench) fn run(
-    server: &Server,
-    bed: &Bed,
-    row: Row,
-    seconds: u32,
-) -> Result<Run, Failure> {
+pub(crate) fn run(server: &Server, bed: &Bed, row: Row, seconds: u32) -> Result<Run, Failure> {
     let mut wrk = inside(server.client_namespace, "taskset");
     wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
     wrk.arg("--connections").arg(row.connections.to_string());
@@ -68,7 +79,7 @@ pub(in crate::bench) fn run(
 }
 
 /// Runs a client that prints what our script for wrk prints.
-pub(in crate::bench) fn measure(
+pub(crate) fn measure(
     client: &mut Command,
     server: &Server,
     bed: &Bed,

@@ -4,46 +4,62 @@
 //! [`super::serve_live`], [`super::proxy_live`] and [`super::quic_live`] say which programs, and
 //! what is asked for.
 
-pub(in crate::bench) mod lab;
-pub(in crate::bench) mod load;
-pub(in crate::bench) mod report;
-pub(in crate::bench) mod tools;
+pub(crate) mod comparison;
+pub(crate) mod lab;
+pub(crate) mod load;
+pub(crate) mod machine;
+pub(crate) mod tools;
+
+use std::fmt::{self, Display};
 
 /// What the client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::bench) struct Row {
+pub(crate) struct Row {
     /// Its name on the command line and in the report; the file's name too.
-    pub(in crate::bench) name: &'static str,
+    pub(crate) name: &'static str,
     /// Bytes of the file.
-    pub(in crate::bench) bytes: u64,
+    pub(crate) bytes: u64,
     /// Connections at one time.
-    pub(in crate::bench) connections: u32,
+    pub(crate) connections: u32,
     /// Whether each request has a connection of its own.
-    pub(in crate::bench) close: bool,
+    pub(crate) close: bool,
     /// Over TLS.
-    pub(in crate::bench) tls: bool,
+    pub(crate) tls: bool,
     /// Requests at one time on a connection: more than one with HTTP/3 only.
-    pub(in crate::bench) streams: u32,
+    pub(crate) streams: u32,
 }
 
 impl Row {
     /// Over plain TCP, with keep-alive.
-    pub(in crate::bench) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
+    pub(crate) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { name, bytes, connections, close: false, tls: false, streams: 1 }
     }
 
     /// Over TLS.
-    pub(in crate::bench) const fn over_tls(
-        name: &'static str,
-        bytes: u64,
-        connections: u32,
-    ) -> Self {
+    pub(crate) const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { tls: true, ..Self::new(name, bytes, connections) }
     }
 }
 
+impl Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Returns the one with that name.
+///
+/// # Errors
+/// A line with the names that there are.
+pub(crate) fn named<T: Copy + Display>(all: &[T], name: &str) -> Result<T, String> {
+    all.iter().copied().find(|one| one.to_string() == name).ok_or_else(|| {
+        let names: Vec<String> = all.iter().map(T::to_string).collect();
+        format!("`{name}` is not among {}", names.join(", "))
+    })
+}
+
 /// The middle one; of an even number the mean of both.
-pub(in crate::bench) fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {

@@ -21,7 +21,7 @@ const PROGRAMS: [(&str, &str); 8] = [
 const MORE_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
 /// Says what to do where we are not root.
-pub(in crate::bench) fn check_root() -> Result<(), Failure> {
+pub(crate) fn check_root() -> Result<(), Failure> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     // Real, effective, saved, file system.
     let effective = status.lines().find_map(|l| l.strip_prefix("Uid:")?.split_whitespace().nth(1));
@@ -34,7 +34,7 @@ pub(in crate::bench) fn check_root() -> Result<(), Failure> {
 }
 
 /// A program, looked for where system programs are too.
-pub(in crate::bench) fn program(name: &str) -> Command {
+pub(crate) fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path()).stdin(Stdio::null());
     command
@@ -49,12 +49,12 @@ fn is_there(name: &str) -> bool {
 }
 
 /// Checks that what most benchmarks need is there.
-pub(in crate::bench) fn check_programs() -> Result<(), Failure> {
+pub(crate) fn check_programs() -> Result<(), Failure> {
     check(&PROGRAMS)
 }
 
 /// Checks that programs are there, each of which comes with that Debian package.
-pub(in crate::bench) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> {
+pub(crate) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> {
     let missing = programs.iter().filter(|(program, _)| !is_there(program));
     let mut packages: Vec<&str> = missing.map(|&(_, package)| package).collect();
     packages.dedup();
@@ -71,7 +71,7 @@ pub(in crate::bench) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> 
 ///
 /// # Errors
 /// Where it does not start or says that it failed, with its own words.
-pub(in crate::bench) fn output(command: &mut Command) -> Result<String, Failure> {
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output =
         command.output().map_err(|e| Failure::System(format!("cannot run {name}: {e}")))?;

@@ -11,8 +11,8 @@ use std::process::Stdio;
 
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Link, Process, Server, cannot_write, counters, in_new_namespace, inside, is_listening,
-    join, log_file, spawn, start_holder, start_outboard, wait_until,
+    Bed, Link, NGINX_FILES, Process, Server, cannot_write, counters, inside, is_listening,
+    log_file, spawn, start_other, start_outboard, wait_until, with_client, write_nginx_config,
 };
 use cli::Failure;
 
@@ -43,10 +43,11 @@ impl Lab {
         let ours = start_outboard(&bed, "proxy", &arguments, OUTBOARD.server)?;
         let mut others = vec![start_backend(&bed, "outboard", ours.pid())?];
         // In the foreground; the file comes behind.
-        let (of_haproxy, of_nginx) = (["haproxy", "-db", "-f"], ["nginx", "-q", "-c"]);
-        let haproxy = start_proxy(&bed, &of_haproxy, &haproxy_config(), HAPROXY, &mut others)?;
-        let text = nginx_config(bed.path());
-        let nginx = start_proxy(&bed, &of_nginx, &text, NGINX, &mut others)?;
+        let config = bed.path().join("haproxy.conf");
+        fs::write(&config, haproxy_config()).map_err(|e| cannot_write(&config, &e))?;
+        let haproxy = start_proxy(&bed, ["haproxy", "-db", "-f"], &config, HAPROXY, &mut others)?;
+        let config = write_nginx_config(bed.path(), &nginx_config())?;
+        let nginx = start_proxy(&bed, ["nginx", "-q", "-c"], &config, NGINX, &mut others)?;
         Ok(Self { servers: [ours, haproxy, nginx], _others: others, bed })
     }
 
@@ -67,9 +68,8 @@ impl Lab {
 fn start_backend(bed: &Bed, name: &str, namespace: u32) -> Result<Process, Failure> {
     let folder = bed.path().join(format!("backend-{name}"));
     fs::create_dir(&folder).map_err(|e| cannot_write(&folder, &e))?;
-    let (config, log) = (folder.join("nginx.conf"), folder.join("log"));
-    fs::write(&config, backend_config(&folder, &bed.site()))
-        .map_err(|e| cannot_write(&config, &e))?;
+    let log = folder.join("log");
+    let config = write_nginx_config(&folder, &backend_config(&bed.site()))?;
     let mut command = inside(namespace, "taskset");
     command.arg("--cpu-list").arg(bed.client_core.to_string());
     command.args(["setpriv", "--pdeathsig", "KILL", "nginx", "-e"]).arg(&log);
@@ -81,28 +81,18 @@ fn start_backend(bed: &Bed, name: &str, namespace: u32) -> Result<Process, Failu
 
 fn start_proxy(
     bed: &Bed,
-    command: &[&str; 3],
-    config: &str,
+    [name, options @ ..]: [&str; 3],
+    config: &Path,
     link: Link,
     others: &mut Vec<Process>,
 ) -> Result<Server, Failure> {
-    let [name, options @ ..] = command;
-    let path = bed.path().join(format!("{name}.conf"));
-    let log = bed.path().join(format!("{name}.log"));
-    fs::write(&path, config).map_err(|e| cannot_write(&path, &e))?;
-    let mut command = in_new_namespace(bed.server_core, Path::new(name));
-    command.args(options).arg(&path);
-    command.stdout(Stdio::null()).stderr(log_file(&log)?);
-    let process = spawn(&mut command)?;
-    let server_pid = process.0.id();
+    let arguments = options.map(Path::new).into_iter().chain([config]);
     // They listen on any address, so they are ready before their interfaces are there.
-    wait_until(name, &log, || is_listening(server_pid, 80))?;
-    let client = start_holder(bed, &log)?;
-    let client_namespace = client.0.id();
-    join(client_namespace, server_pid, link)?;
-    others.push(start_backend(bed, name, client_namespace)?);
+    let process = start_other(bed, Path::new(name), arguments, |pid| is_listening(pid, 80))?;
+    let (server, client) = with_client(bed, process, link)?;
+    others.push(start_backend(bed, name, server.client_namespace)?);
     others.push(client);
-    Ok(Server { process, addr: link.server, client_namespace })
+    Ok(server)
 }
 
 /// HAProxy on one thread, which moves bytes inside the kernel where it thinks that it pays.
@@ -125,18 +115,11 @@ listen proxy
     )
 }
 
-/// nginx with one worker, and connections to the backend that are kept.
-fn nginx_config(folder: &Path) -> String {
-    let (at, backend) = (folder.display(), NGINX.client);
+/// nginx with connections to the backend that are kept.
+fn nginx_config() -> String {
+    let backend = NGINX.client;
     format!(
-        "user root; daemon off; master_process off; worker_processes 1;
-pid {at}/nginx.pid; error_log {at}/nginx.log;
-events {{ use epoll; worker_connections 8192; multi_accept on; }}
-http {{
-  access_log off; tcp_nodelay on; keepalive_timeout 600; keepalive_requests 1000000000;
-  client_body_temp_path {at}/t1; proxy_temp_path {at}/t2; fastcgi_temp_path {at}/t3;
-  uwsgi_temp_path {at}/t4; scgi_temp_path {at}/t5;
-  upstream backend {{
+        "  upstream backend {{
     server {backend}:{BACKEND_PORT}; keepalive 256; keepalive_requests 1000000000;
   }}
   server {{
@@ -145,28 +128,15 @@ http {{
       proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\";
       proxy_buffers 8 64k; proxy_buffer_size 64k;
     }}
-  }}
-}}
-"
+  }}"
     )
 }
 
 /// The files, as cheaply as they can be had.
-fn backend_config(folder: &Path, site: &Path) -> String {
-    let (at, site) = (folder.display(), site.display());
+fn backend_config(site: &Path) -> String {
+    let site = site.display();
     format!(
-        "user root; daemon off; master_process off; worker_processes 1;
-pid {at}/pid; error_log {at}/log;
-events {{ use epoll; worker_connections 8192; multi_accept on; }}
-http {{
-  access_log off; default_type application/octet-stream;
-  sendfile on; tcp_nopush on; tcp_nodelay on;
-  keepalive_timeout 600; keepalive_requests 1000000000;
-  open_file_cache max=1000 inactive=600s; open_file_cache_valid 600s; open_file_cache_min_uses 1;
-  client_body_temp_path {at}/t1; proxy_temp_path {at}/t2; fastcgi_temp_path {at}/t3;
-  uwsgi_temp_path {at}/t4; scgi_temp_path {at}/t5;
-  server {{ listen 0.0.0.0:{BACKEND_PORT} backlog=65535 reuseport; root {site}; }}
-}}
-"
+        "{NGINX_FILES}
+  server {{ listen 0.0.0.0:{BACKEND_PORT} backlog=65535 reuseport; root {site}; }}"
     )
 }

@@ -4,13 +4,9 @@
 //! device has it from its first byte on. What is saved grows with the bytes; what it costs to add a
 //! connection to the device and to take it away again does not.
 
-use std::path::Path as FsPath;
-
 use serde_json::{Value, json};
 
-use super::super::io_tcp::make_files;
-use super::{Path, QuicArgs, SET_BYTES, Setting, median};
-use cli::Failure;
+use super::{Path, Row, Setting};
 
 /// Connections to measure over.
 pub(super) const CONNECTIONS: u64 = 400;
@@ -19,36 +15,36 @@ const CONCURRENT: u32 = 8;
 /// Bytes of an object.
 const SIZES: [u64; 5] = [4096, 16_384, 65_536, 262_144, 1_048_576];
 
-/// Measures, and gives where the lines cross.
-pub(super) fn run(args: &QuicArgs, folder: &FsPath, repeats: usize) -> Result<Value, Failure> {
-    let mut points = Vec::new();
-    if !args.json {
-        println!("\n{:>9} {:>17} {:>17}", "object", "software c/conn", "offloaded c/conn");
-    }
-    for bytes in SIZES {
-        let files = make_files(folder, bytes, SET_BYTES)?;
-        let each = |path| -> Result<f64, Failure> {
-            let setting = Setting { once: true, ..Setting::new(path, CONCURRENT, bytes) };
-            let m = median(setting, &files, folder, repeats)?;
-            Ok(m.server.host_cycles as f64 / m.objects as f64)
-        };
-        let (software, offloaded) = (each(Path::Software)?, each(Path::File)?);
-        if !args.json {
-            println!("{bytes:>9} {software:>17.0} {offloaded:>17.0}");
-        }
-        points.push((bytes, software, offloaded));
-    }
-    let rows: Vec<Value> = points
-        .iter()
-        .map(|(bytes, software, offloaded)| {
-            json!({
-                "object_bytes": bytes,
-                "software_cycles_per_connection": software,
-                "offloaded_cycles_per_connection": offloaded,
-            })
+/// Returns the settings: each size by the host and by the device.
+pub(super) fn groups() -> Vec<Vec<Setting>> {
+    let group = |bytes| {
+        let setting = |path| Setting { once: true, ..Setting::new(path, CONCURRENT, bytes) };
+        [Path::Software, Path::File].map(setting).into()
+    };
+    SIZES.map(group).into()
+}
+
+/// Returns what a connection costs, and where the lines cross.
+pub(super) fn find(rows: &[Row]) -> Value {
+    let pairs = rows.chunks_exact(2);
+    let points: Vec<(u64, f64, f64)> = pairs
+        .map(|pair| {
+            (
+                pair[0].setting.object_bytes,
+                pair[0].figures.host_per_object(),
+                pair[1].figures.host_per_object(),
+            )
         })
         .collect();
-    Ok(json!({ "break_even_bytes": break_even(&points), "rows": rows }))
+    let row = |&(bytes, software, offloaded): &(u64, f64, f64)| {
+        json!({
+            "object_bytes": bytes,
+            "software_cycles_per_connection": software,
+            "offloaded_cycles_per_connection": offloaded,
+        })
+    };
+    let rows: Vec<Value> = points.iter().map(row).collect();
+    json!({ "break_even_bytes": break_even(&points), "rows": rows })
 }
 
 /// Where the offload begins to be cheaper, on a line between two sizes; none where it never is.

@@ -10,8 +10,8 @@ use std::process::Stdio;
 
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Link, Process, Server, counters, in_new_namespace, inside, join, log_file,
-    program_of_interop, spawn, start_holder, start_http3, wait_for_line,
+    Bed, Link, Process, Server, counters, in_new_namespace, inside, log_file, program_of_interop,
+    spawn, start_http3, wait_for_line, with_client,
 };
 use crate::bench::live::load::{self, Run};
 use cli::Failure;
@@ -58,10 +58,7 @@ impl Lab {
         command.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut command)?;
         wait_for_line(&mut process, "ready", "h3serve", &log)?;
-        let holder = start_holder(&bed, &log)?;
-        let client_namespace = holder.0.id();
-        join(client_namespace, process.0.id(), QUINN)?;
-        let quinn = Server { process, addr: QUINN.server, client_namespace };
+        let (quinn, holder) = with_client(&bed, process, QUINN)?;
         Ok(Self { outboard, quinn, _client: holder, bed, client })
     }
 

@@ -9,8 +9,7 @@ use std::process::Stdio;
 use super::TestPath;
 use crate::bench::live::Row;
 use crate::bench::live::lab::{
-    Bed, Process, Server, has_own_namespace, in_new_namespace, inside, log_file, our_program,
-    program_of_interop, spawn, start_http3, wait_until,
+    Bed, Process, Server, inside, our_program, program_of_interop, spawn, start_http3, start_other,
 };
 use crate::bench::live::tools::{output, program};
 use cli::Failure;
@@ -71,9 +70,9 @@ impl Lab {
         let bed = Bed::new(&FILES)?;
         let (outboard, [cert, key]) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
         let site = bed.site().to_string_lossy().into_owned();
-        let quic_go = start_other(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
+        let quic_go = start_udp(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
         let words = ["--quiet", "--htdocs", &site, "0.0.0.0", "443", &key, &cert];
-        let ngtcp2 = start_other(&bed, Path::new("gtlsserver"), &words)?;
+        let ngtcp2 = start_udp(&bed, Path::new("gtlsserver"), &words)?;
         let lab = Self { servers: [outboard, quic_go, ngtcp2], bed, relay, client };
         for server in &lab.servers {
             output(inside(server.pid(), "ip").args(["link", "set", "lo", "up"]))?;
@@ -136,16 +135,11 @@ fn parse(said: &str) -> Option<Got> {
     Some(Got { us, bytes, small_us })
 }
 
-/// Starts a server over the kernel's UDP in a namespace of its own, and waits until it listens.
-fn start_other(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure> {
-    let what = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let log = bed.path().join(format!("{what}.log"));
-    let mut command = in_new_namespace(bed.server_core, name);
-    command.args(words).stdout(Stdio::null()).stderr(log_file(&log)?);
-    let process = spawn(&mut command)?;
-    let pid = process.0.id();
-    wait_until(&what, &log, || has_own_namespace(pid) && has_udp_port(pid))?;
-    Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace: pid })
+/// Starts a server over the kernel's UDP, whose client runs in its namespace.
+fn start_udp(bed: &Bed, name: &Path, words: &[&str]) -> Result<Server, Failure> {
+    let process = start_other(bed, name, words, has_udp_port)?;
+    let client_namespace = process.0.id();
+    Ok(Server { process, addr: Ipv4Addr::LOCALHOST, client_namespace })
 }
 
 /// Returns whether port 443 is taken in the namespace of a process.

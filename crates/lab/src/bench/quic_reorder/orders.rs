@@ -16,9 +16,10 @@ use base::Prng;
 use io::clock::cycles;
 use io::heap::allocated_bytes;
 use nic::{ReorderPlace, ReorderWindow};
-use serde_json::{Value, json};
+use serde_json::json;
 use splay_tree::SplayMap;
 
+use crate::bench::experiment::{Experiment, Fields, Report, only};
 use cli::Failure;
 
 /// Packets that a window spans.
@@ -240,37 +241,54 @@ const KINDS: [(&str, Measure); 4] = [
     ("binary heap", measure::<Waiting<BinaryHeap<Reverse<(u64, u32)>>>>),
 ];
 
-/// Measures all of them; gives the rows.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    size: u16,
+    fault: Fault,
+    percent: u32,
+}
+
+/// Measures all structures, with the same arrivals.
 ///
 /// # Errors
-/// Where one gave packets out in another order.
-pub(super) fn run(quick: bool, json: bool) -> Result<Vec<Value>, Failure> {
-    let sizes = if quick { &SIZES[1..3] } else { &SIZES[..] };
+/// A structure that gave packets out in another order.
+pub(super) fn run(report: &mut Report, quick: bool) -> Result<(), Failure> {
     let (packets, rounds) = if quick { (QUICK_PACKETS, 3) } else { (PACKETS, ROUNDS) };
-    if !json {
-        println!("\ncycles a packet (bytes of memory of a connection whose window is full)");
-        println!("{:>6} {:>5} {:>5}  window, splay tree, linear list, binary heap", "size", "", "");
-    }
-    let mut rows = Vec::new();
+    let experiment = Experiment {
+        groups: groups(if quick { &SIZES[1..3] } else { &SIZES }),
+        repeats: 1,
+        measure: &mut |Setting { size, fault, percent }| {
+            let arrivals = arrivals(packets, size, fault, percent);
+            let figures = KINDS.iter().map(|(_, measure)| measure(size, &arrivals, rounds));
+            figures.collect::<Result<Vec<_>, _>>()
+        },
+        // The order is checked as it is measured.
+        took_path: &|_, _| true,
+        combine: &only,
+        fields: &|row, _| {
+            let Setting { size, fault, percent } = row.setting;
+            let start = Fields::new()
+                .show("size", "size", size)
+                .show("fault", "fault", format!("{fault:?}"))
+                .show("%", "percent", percent);
+            KINDS.iter().zip(&row.figures).fold(start, |fields, ((name, _), &(cycles, bytes))| {
+                fields
+                    .column(name, cycles)
+                    .column("bytes", bytes)
+                    .field(name, json!({ "cycles_per_packet": cycles, "bytes": bytes }))
+            })
+        },
+    };
+    report.measure("orders", experiment).map(drop)
+}
+
+fn groups(sizes: &[u16]) -> Vec<Vec<Setting>> {
+    let mut groups = Vec::new();
     for &size in sizes {
         for fault in [Fault::Late, Fault::Lost] {
-            for percent in RATES.into_iter().filter(|&p| p > 0 || fault == Fault::Late) {
-                let arrivals = arrivals(packets, size, fault, percent);
-                let mut row = json!({
-                    "size": size, "fault": format!("{fault:?}"), "percent": percent,
-                });
-                let mut line = format!("{size:>6} {:>5} {percent:>3} % ", format!("{fault:?}"));
-                for (name, measure) in KINDS {
-                    let (cycles, bytes) = measure(size, &arrivals, rounds)?;
-                    row[name] = json!({ "cycles_per_packet": cycles, "bytes": bytes });
-                    line += &format!(" {cycles:>8.1} ({bytes:>6})");
-                }
-                rows.push(row);
-                if !json {
-                    println!("{line}");
-                }
-            }
+            let percents = RATES.into_iter().filter(|&p| p > 0 || fault == Fault::Late);
+            groups.extend(percents.map(|percent| vec![Setting { size, fault, percent }]));
         }
     }
-    Ok(rows)
+    groups
 }

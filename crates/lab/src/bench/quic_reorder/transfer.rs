@@ -5,19 +5,16 @@
 //! without a device for QUIC. The receiver's device does what the setting says. The content comes
 //! from memory, one stream, one connection; faults meet the data, not the acknowledgments.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-use base::{Duration, Instant};
+use base::Duration;
 use bytes::Bytes;
-use host::Application as _;
 use io::mem::{LinkConfig, link};
 use quic::{Config, PathStats};
 
-use super::ways::{Ways, WaysConfig};
-use crate::bench::accounted::{App, Counted, Node, World};
-use crate::bench::client::Files;
-use crate::bench::quic::{Answer, QuicEnd, Spec, machine, tls};
+use super::late_wire::{LateWire, LateWireConfig};
+use crate::bench::accounted::{Pair, Usage};
+use crate::bench::faults::Faults;
+use crate::bench::quic_pair::{Answer, QuicPair, Spec, client, server, tls};
+use crate::bench::testbed::Files;
 use cli::Failure;
 
 /// A late packet comes as many packets' time later, at most. quinn-proto takes a packet for lost
@@ -53,15 +50,6 @@ pub(crate) const LINKS: [Link; 2] = [
     },
 ];
 
-/// What happens to packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    Reorder,
-    Loss,
-    /// As many lost as late.
-    Both,
-}
-
 /// Who opens the receiver's packets and puts them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
@@ -74,29 +62,19 @@ pub(crate) enum By {
 }
 
 /// One transfer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) link: Link,
-    pub(crate) fault: Fault,
-    /// Probability per packet, in thousandths.
-    pub(crate) rate: u32,
+    pub(crate) faults: Faults,
     pub(crate) by: By,
-    /// Bytes to measure over.
-    pub(crate) bytes: u64,
-    pub(crate) seed: u64,
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Measured {
+#[derive(Debug)]
+pub(crate) struct Transfer {
     pub(crate) bytes: u64,
-    /// Virtual time.
-    pub(crate) elapsed: Duration,
-    /// Datagrams that the receiver's device got.
-    pub(crate) packets: u64,
-    /// Cycles of the receiver's host and device.
-    pub(crate) host_cycles: u64,
-    pub(crate) device_cycles: u64,
+    /// The receiver's.
+    pub(crate) used: Usage,
     /// Packets that the sender took for lost, and how often it gave way.
     pub(crate) lost: u64,
     pub(crate) congestion_events: u64,
@@ -104,20 +82,27 @@ pub(crate) struct Measured {
     pub(crate) dropped: u64,
     /// The sender's round-trip time at the end.
     pub(crate) rtt: Duration,
-    /// What the receiver counted.
-    counters: Counted,
 }
 
-impl Measured {
-    /// By how much a counter moved.
-    pub(crate) fn moved(&self, name: &str) -> u64 {
-        self.counters.get(name).copied().unwrap_or_default()
-    }
-
-    /// Packets that were taken for lost and were not. Both are counted over the same time, but a
-    /// loss is noticed later than it happens: a few are missed or counted too much at the ends.
+impl Transfer {
+    /// Returns how many packets were taken for lost and were not. Both are counted over the same
+    /// time, but a loss is noticed later than it happens: a few are missed or counted too much at
+    /// the ends.
     pub(crate) const fn spurious(&self) -> u64 {
         self.lost.saturating_sub(self.dropped)
+    }
+
+    /// Returns whether the receiver's packets were opened and ordered as the setting says.
+    pub(crate) fn took_path(&self, setting: Setting) -> bool {
+        let names = ["udp_in_datagrams", "quic_rx_opened", "quic_waited"];
+        let [datagrams, opened, waited] = names.map(|name| self.used.moved(name));
+        // Long headers are seen in a handshake only, but for one that loss makes drag on.
+        let opens = opened * 1000 >= datagrams * 999;
+        match setting.by {
+            By::Host => opened == 0 && waited == 0,
+            By::Opening => opens && waited == 0,
+            By::Device => opens && (setting.faults.rate == 0 || waited > 0),
+        }
     }
 }
 
@@ -125,165 +110,99 @@ fn byte_at(_: u32, at: u64) -> u8 {
     u8::try_from(at % 251).unwrap_or(0)
 }
 
-/// A moment of the world.
+/// A moment of a transfer.
 struct Moment {
-    now: Instant,
     bytes: u64,
-    host_cycles: u64,
-    device_cycles: u64,
-    packets: u64,
-    dropped_at_sender: u64,
+    receiver: Usage,
+    sender: Usage,
     path: PathStats,
-    counters: Counted,
 }
 
 impl Moment {
-    fn of(world: &World) -> Option<Self> {
-        let [server, client] = world.quic();
-        let path = server.endpoint.infos().next()?.stats.path;
-        let mut counters = world.client.counters();
-        client.endpoint.visit(&mut |name, value| {
-            counters.insert(name, value);
-        });
-        let dropped = world.server_counters().get("mem_tx_dropped").copied();
-        Some(Self {
-            now: world.now,
-            bytes: client.received().1,
-            host_cycles: world.client.cycles.host,
-            device_cycles: world.client.cycles.device - world.client.cycles.wire,
-            packets: world.client.device_packets(),
-            dropped_at_sender: dropped.unwrap_or_default(),
-            path,
-            counters,
+    /// Returns this moment, if the connection is there.
+    fn now(pair: &QuicPair) -> Result<Self, Failure> {
+        let path = pair.server.app.endpoint.infos().next().map(|info| info.stats.path);
+        Ok(Self {
+            bytes: pair.client.app.received().1,
+            receiver: pair.client_usage(),
+            sender: pair.server_usage(),
+            path: path.ok_or_else(|| Failure::System("the connection is gone".to_owned()))?,
         })
     }
 
-    fn since(&self, before: &Self) -> Measured {
-        let mut counters = self.counters.clone();
-        counters.retain(|name, value| {
-            *value = value.saturating_sub(before.counters.get(name).copied().unwrap_or_default());
-            *value > 0
-        });
+    fn since(self, before: &Self) -> Transfer {
         let lost = |path: &PathStats| path.lost_packets + path.lost_plpmtud_probes;
-        let mut measured = Measured {
+        let used = self.receiver.since(&before.receiver);
+        let by_link = self.sender.since(&before.sender).moved("mem_tx_dropped");
+        Transfer {
             bytes: self.bytes - before.bytes,
-            elapsed: self.now.since(before.now),
-            packets: self.packets - before.packets,
-            host_cycles: self.host_cycles - before.host_cycles,
-            device_cycles: self.device_cycles - before.device_cycles,
             lost: lost(&self.path) - lost(&before.path),
             congestion_events: self.path.congestion_events - before.path.congestion_events,
-            dropped: self.dropped_at_sender - before.dropped_at_sender,
+            dropped: by_link + used.moved("ways_lost"),
             rtt: Duration::from_nanos(u64::try_from(self.path.rtt.as_nanos()).unwrap_or(0)),
-            counters,
-        };
-        measured.dropped += measured.moved("ways_lost");
-        measured
+            used,
+        }
     }
 }
 
-/// Runs a transfer.
+/// Runs a transfer of so many bytes.
 ///
 /// # Errors
-/// Where bytes came out wrong, nothing happened any more, or the path that was measured is not the
-/// one that was asked for.
-pub(crate) fn measure(setting: Setting) -> Result<Measured, Failure> {
-    let wrong = |what: &str| Failure::System(format!("{what} ({setting:?})"));
-    let mut world = build(setting)?;
-    world.start();
-    let bytes = |w: &World| w.quic()[1].received().1;
-    let failed = |w: &World| w.quic().iter().any(|end| !end.errors.is_empty());
-    let mut moments = Vec::new();
-    for until in [WARM_BYTES, WARM_BYTES + setting.bytes] {
-        let alive = world.run_until(|w| bytes(w) >= until || failed(w));
-        if let Some(what) = world.quic().iter().flat_map(|end| &end.errors).next() {
-            return Err(wrong(what));
-        }
-        let moment = Moment::of(&world).filter(|_| alive);
-        moments.push(moment.ok_or_else(|| wrong("nothing left to happen"))?);
-    }
-    let measured = match &moments[..] {
-        [before, after] => after.since(before),
-        _ => return Err(wrong("two moments")),
-    };
-    check_path(setting.by, setting.rate, &measured)
-        .then_some(())
-        .ok_or_else(|| wrong(&format!("the wrong path was measured: {measured:?}")))?;
-    Ok(measured)
+/// Wrong bytes, or nothing left to happen.
+pub(crate) fn measure(setting: Setting, bytes: u64, seed: u64) -> Result<Transfer, Failure> {
+    let mut pair = build(setting, bytes, seed)?;
+    pair.start();
+    pair.run_until(|p| p.client.app.received().1 >= WARM_BYTES)?;
+    let before = Moment::now(&pair)?;
+    pair.run_until(|p| p.client.app.received().1 >= WARM_BYTES + bytes)?;
+    Ok(Moment::now(&pair)?.since(&before))
 }
 
-/// A silent fallback to software is the characteristic bug: the path that was asked for has to be
-/// the one that ran.
-fn check_path(by: By, rate: u32, measured: &Measured) -> bool {
-    let names = ["udp_in_datagrams", "quic_rx_opened", "quic_waited"];
-    let [datagrams, opened, waited] = names.map(|name| measured.moved(name));
-    // Long headers are seen in a handshake only, but for one that loss makes drag on.
-    let opens = opened * 1000 >= datagrams * 999;
-    match by {
-        By::Host => opened == 0 && waited == 0,
-        By::Opening => opens && waited == 0,
-        By::Device => opens && (rate == 0 || waited > 0),
-    }
-}
-
-fn build(setting: Setting) -> Result<World, Failure> {
-    let Setting { link: Link { bytes_per_s, round_trip, .. }, fault, rate, by, .. } = setting;
-    let delay = Duration::from_nanos(round_trip.as_nanos() / 2);
-    let on_the_way = bytes_per_s / 1000 * round_trip.as_micros() / 1000;
-    let link_config = LinkConfig {
-        delay,
+fn build(setting: Setting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
+    let Setting { link: Link { bytes_per_s, round_trip, .. }, faults, by } = setting;
+    let (server_wire, client_wire) = link(&LinkConfig {
+        delay: Duration::from_nanos(round_trip.as_nanos() / 2),
         bytes_per_s: Some(bytes_per_s),
-        queue_bytes_max: on_the_way,
+        // As much as is on the way.
+        queue_bytes_max: bytes_per_s / 1000 * round_trip.as_micros() / 1000,
         // Each datagram is a packet of its own, with a fate of its own.
         segmentation: false,
         ..LinkConfig::default()
-    };
-    let (server_wire, client_wire) = link(&link_config);
-    let p = f64::from(rate) / 1000.0;
-    let ways = WaysConfig {
-        lost: if fault == Fault::Reorder { 0.0 } else { p },
-        late: if fault == Fault::Loss { 0.0 } else { p },
+    });
+    let [lost, late] = faults.lost_and_late();
+    let late_wire = LateWireConfig {
+        lost,
+        late,
         packets_max: LATE_PACKETS_MAX,
         packet_time: Duration::from_nanos(FRAME_BYTES * 1_000_000_000 / bytes_per_s),
-        seed: setting.seed,
+        seed,
     };
     let tls = tls()?;
-    let spec = Spec {
-        server: true,
-        protect: false,
-        reorder: None,
-        files: None,
-        device_reads: false,
-        receive_windows: Some(RECEIVE_WINDOWS),
-        breakdown: false,
-        at_once: false,
-    };
-    let (bare, endpoint, _) = machine(&spec, &tls, Box::new(server_wire))?;
+    let spec = Spec { receive_windows: Some(RECEIVE_WINDOWS), ..Spec::default() };
     let pattern: Bytes = (0..PATTERN_BYTES).map(|at| byte_at(0, at)).collect();
-    let size = WARM_BYTES + setting.bytes + (64 << 20);
-    let end = QuicEnd::server(endpoint, Answer::Memory(pattern, size), None);
-    let server: Node = bare.with_app(App::Quic(Box::new(end)));
+    let size = WARM_BYTES + bytes + (64 << 20);
+    let server = server(&spec, &tls, Box::new(server_wire), |_| Ok(Answer::Memory(pattern, size)))?;
     let spec = Spec {
-        server: false,
         protect: by != By::Host,
         reorder: (by == By::Device).then_some(Config::REORDER),
         ..spec
     };
-    let (bare, endpoint, _) = machine(&spec, &tls, Box::new(Ways::new(client_wire, ways)))?;
-    let at: SocketAddr = ([10, 0, 0, 1], 443).into();
+    let wire = Box::new(LateWire::new(client_wire, late_wire));
     let files = Files { count: 1, size, byte: byte_at };
-    let end = QuicEnd::client(endpoint, at, Arc::clone(&tls.client), (1, false), files, None);
-    let client = bare.with_app(App::Quic(Box::new(end)));
-    Ok(World { now: Instant::from_millis(1000), moderation: Duration::ZERO, server, client })
+    let client = client(&spec, &tls, wire, (1, false), files)?;
+    Ok(Pair::new(server, client, Duration::ZERO))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::faults::Fault;
 
-    fn run(fault: Fault, rate: u32, by: By) -> Measured {
-        let setting = Setting { link: LINKS[0], fault, rate, by, bytes: 8_000_000, seed: 1 };
-        measure(setting).unwrap()
+    fn run(fault: Fault, rate: u32, by: By) -> Transfer {
+        let setting = Setting { link: LINKS[0], faults: Faults { fault, rate }, by };
+        let transfer = measure(setting, 8_000_000, 1).unwrap();
+        assert!(transfer.took_path(setting), "{transfer:?}");
+        transfer
     }
 
     /// A twentieth of all packets come late. The sender takes back the reductions for them, so that
@@ -292,8 +211,9 @@ mod tests {
     #[test]
     fn reordering_costs_nothing_with_the_device() {
         let none = run(Fault::Reorder, 0, By::Opening);
-        assert_eq!((none.spurious(), none.moved("ways_late")), (0, 0));
-        let share = |m: &Measured| none.elapsed.as_nanos() as f64 / m.elapsed.as_nanos() as f64;
+        assert_eq!((none.spurious(), none.used.moved("ways_late")), (0, 0));
+        let share =
+            |m: &Transfer| none.used.elapsed.as_nanos() as f64 / m.used.elapsed.as_nanos() as f64;
         let without = run(Fault::Reorder, 50, By::Opening);
         assert!(share(&without) > 0.7, "{without:?}");
         assert!(without.spurious() > 50 && without.congestion_events > 50, "{without:?}");
@@ -302,10 +222,10 @@ mod tests {
         assert!(with.spurious() <= 3, "{with:?}");
         let [late, waited, reordered, time, behind] =
             ["ways_late", "quic_waited", "quic_reordered", "quic_gap_given_up_time", "quic_behind"]
-                .map(|name| with.moved(name));
+                .map(|name| with.used.moved(name));
         // What comes while a gap is waited for in vain, half a millisecond at 1 Gb/s, is not put in
         // order by it: behind a packet that the link's full queue dropped, or one that is too late.
-        let in_vain = 43 * (with.moved("quic_gap_given_up_packets") + time) + 20;
+        let in_vain = 43 * (with.used.moved("quic_gap_given_up_packets") + time) + 20;
         assert!(late > 200 && waited > 3 * late && reordered + in_vain > waited, "{with:?}");
         assert!(time <= 3 && behind <= 3, "{with:?}");
     }
@@ -315,7 +235,14 @@ mod tests {
     fn transfers_repeat() {
         let both = [0, 1].map(|_| {
             let m = run(Fault::Both, 20, By::Device);
-            (m.elapsed, m.packets, m.lost, m.dropped, m.congestion_events, m.moved("quic_waited"))
+            (
+                m.used.elapsed,
+                m.used.device_packets,
+                m.lost,
+                m.dropped,
+                m.congestion_events,
+                m.used.moved("quic_waited"),
+            )
         });
         assert_eq!(both[0], both[1]);
     }

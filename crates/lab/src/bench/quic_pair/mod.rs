@@ -1,33 +1,36 @@
-//! Machines of accounted benchmarks over QUIC: host, device and endpoint below an application, and
-//! the TLS of both ends.
+//! Two machines that speak QUIC, server and client, and the TLS of both: what `bench quic` and
+//! `bench quic-reorder` measure.
 //!
-//! Called by the benchmarks, which say in a [`Spec`] what they compare. All else is the same in
-//! every machine: addresses 10.0.0.1 (the server) and 10.0.0.2, one cipher, one certificate.
+//! The benchmarks say in a [`Spec`] what they compare. All else is the same in every machine: one
+//! cipher, one certificate.
+
+mod ends;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use abi::Refusal;
 use abi::quic::Reorder;
 use host::Host;
 use io::clock;
-use io::disk::{DiskKind, open_disk};
 use io::wire::Wire;
-use nic::{Device, DeviceConfig, FileConfig, QuicConfig};
+use nic::{LONG_TRANSMIT_BYTES, QuicConfig};
 use quic::{Config, Endpoint};
 
-use super::timed::{Meter, Timed};
-use crate::bench::accounted::{App, Node};
-use crate::bench::disk::ModelledDisk;
-use crate::bench::io_tcp::{DEVICE_MEMORY_BYTES, FAST_DISK, host_config};
+use super::accounted::Node;
+use super::testbed::{self, FAST_DISK, Files, Machine};
+use super::timed_crypto::{Meter, Timed};
 use cli::Failure;
-use nic::LONG_TRANSMIT_BYTES;
+pub(crate) use ends::{Answer, QuicEnd, Spent};
+
+/// A server and a client.
+pub(crate) type QuicPair = super::accounted::Pair<QuicEnd, QuicEnd>;
+
+/// Where the server listens.
+const PORT: u16 = 443;
 
 /// What is different between machines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spec<'a> {
-    /// Whether it accepts connections; else it opens them.
-    pub(crate) server: bool,
     /// Whether the device seals and opens packets.
     pub(crate) protect: bool,
     /// Whether it puts those that it opened in order, and within which bounds.
@@ -45,28 +48,11 @@ pub(crate) struct Spec<'a> {
     pub(crate) at_once: bool,
 }
 
-/// The parts of a machine below its application.
-pub(crate) struct Bare {
-    pub(crate) host: Host,
-    device: Device,
-    wire: Box<dyn Wire>,
-    device_disk: Option<ModelledDisk>,
-    host_disk: Option<ModelledDisk>,
-}
-
-impl Bare {
-    /// The whole machine.
-    pub(crate) fn with_app(self, app: App) -> Node {
-        let Self { host, device, wire, device_disk, host_disk } = self;
-        Node::new(host, device, app, wire, device_disk, host_disk)
-    }
-}
-
 /// TLS of both ends, with a certificate of its own.
 pub(crate) struct Tls {
     provider: rustls::crypto::CryptoProvider,
     server: Arc<rustls::ServerConfig>,
-    pub(crate) client: Arc<rustls::ClientConfig>,
+    client: Arc<rustls::ClientConfig>,
 }
 
 /// Makes the TLS of both ends.
@@ -100,37 +86,69 @@ pub(crate) fn tls() -> Result<Tls, Failure> {
     Ok(Tls { provider, server: Arc::new(server), client: Arc::new(client) })
 }
 
-/// A machine without its application, its endpoint, and what measures its crypto.
+/// Starts a machine that answers with what `answer` makes.
 ///
 /// # Errors
-/// Where its files cannot be opened, or its port is taken.
-pub(crate) fn machine(
+/// Files that cannot be opened, or a port that is taken.
+pub(crate) fn server(
     spec: &Spec<'_>,
     tls: &Tls,
     wire: Box<dyn Wire>,
-) -> Result<(Bare, Endpoint, Option<Meter>), Failure> {
-    let number = if spec.server { 1 } else { 2 };
-    let mut config = DeviceConfig::new([2, 0, 0, 0, 0, number]);
-    config.transmit_bytes_max = LONG_TRANSMIT_BYTES;
-    config.file = spec
-        .device_reads
-        .then(|| FileConfig { memory_bytes_max: DEVICE_MEMORY_BYTES, ..FileConfig::default() });
-    config.quic = spec.protect.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
-    let device = Device::new(config, wire.capabilities());
-    let refused = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-    let mut config = host_config(if spec.server { "10.0.0.1" } else { "10.0.0.2" });
-    config.file_offload = refused(spec.device_reads);
-    config.quic_offload = refused(spec.protect);
-    config.udp_segmentation = true;
-    let mut host = Host::new(config, &device.capabilities(), number.into());
+    answer: impl FnOnce(&mut Host) -> Result<Answer, Failure>,
+) -> Result<Node<QuicEnd>, Failure> {
+    start(1, spec, tls, wire, |endpoint, meter, host| {
+        Ok(QuicEnd::server(endpoint, answer(host)?, meter))
+    })
+}
+
+/// Starts a machine that asks for files on that many connections, which end with an object or stay.
+///
+/// # Errors
+/// A port that is taken.
+pub(crate) fn client(
+    spec: &Spec<'_>,
+    tls: &Tls,
+    wire: Box<dyn Wire>,
+    connections: (u32, bool),
+    files: Files,
+) -> Result<Node<QuicEnd>, Failure> {
+    let at = testbed::endpoint(1, PORT);
+    let (at, config) = ((at.addr, at.port).into(), Arc::clone(&tls.client));
+    start(2, spec, tls, wire, |endpoint, meter, _| {
+        Ok(QuicEnd::client(endpoint, at, config, connections, files, meter))
+    })
+}
+
+fn start(
+    number: u8,
+    spec: &Spec<'_>,
+    tls: &Tls,
+    wire: Box<dyn Wire>,
+    app: impl FnOnce(Endpoint, Option<Meter>, &mut Host) -> Result<QuicEnd, Failure>,
+) -> Result<Node<QuicEnd>, Failure> {
+    let mut machine = Machine::new(number);
+    machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
+    machine.device.file = spec.device_reads.then(testbed::file_config);
+    machine.device.quic = spec.protect.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+    machine.host.file_offload = testbed::offload(spec.device_reads);
+    machine.host.quic_offload = testbed::offload(spec.protect);
+    machine.host.udp_segmentation = true;
+    if let Some(folder) = spec.files {
+        // The host reads what a connection sends before the device has it.
+        machine.host_disk = testbed::disk(folder, FAST_DISK)?;
+        if spec.device_reads {
+            machine.device_disk = testbed::disk(folder, FAST_DISK)?;
+        }
+    }
     let meter = spec.breakdown.then(Meter::default);
     let crypto: Arc<dyn abi::crypto::CryptoProvider> = match &meter {
         Some(meter) => Arc::new(Timed(meter.clone())),
         None => Arc::new(crypto::Provider),
     };
+    let is_server = number == 1;
     let mut config = Config {
-        port: if spec.server { 443 } else { 40_000 },
-        tls: spec.server.then(|| Arc::clone(&tls.server)),
+        port: if is_server { PORT } else { 40_000 },
+        tls: is_server.then(|| Arc::clone(&tls.server)),
         reorder: spec.reorder,
         ..Config::new(crypto, clock::std_epoch(), [number; 32])
     };
@@ -138,15 +156,9 @@ pub(crate) fn machine(
         config.offload_bytes_min = 0;
     }
     config.receive_windows = spec.receive_windows.unwrap_or(config.receive_windows);
-    let endpoint = Endpoint::new(config, &tls.provider, &mut host)
-        .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
-    let disk = |wanted: bool| -> Result<Option<ModelledDisk>, Failure> {
-        let Some(folder) = spec.files.filter(|_| wanted) else { return Ok(None) };
-        let files =
-            open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
-        Ok(Some(ModelledDisk::new(files, FAST_DISK)))
-    };
-    // The host reads what a connection sends before the device has it.
-    let (device_disk, host_disk) = (disk(spec.device_reads)?, disk(true)?);
-    Ok((Bare { host, device, wire, device_disk, host_disk }, endpoint, meter))
+    machine.start(wire, |host| {
+        let endpoint = Endpoint::new(config, &tls.provider, host)
+            .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
+        app(endpoint, meter, host)
+    })
 }

@@ -1,4 +1,4 @@
-//! A wire whose packets go different ways: some are late, some never arrive.
+//! A wire some of whose packets are late, and some never arrive.
 //!
 //! Around the receiver's end of a link. A late packet has come a longer way, as many packets' time
 //! on the link longer as it says; what follows it on the short way overtakes it. So a packet is
@@ -13,9 +13,9 @@ use abi::port::{RxFrame, TxFrame, WireCaps};
 use base::{Duration, Instant, Prng};
 use io::wire::{TxStatus, Wire};
 
-/// What the ways are like.
+/// How late packets are, and how many.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WaysConfig {
+pub(crate) struct LateWireConfig {
     /// Probability that a packet is lost.
     pub(crate) lost: f64,
     /// Probability that it comes a longer way.
@@ -30,7 +30,7 @@ pub(crate) struct WaysConfig {
 
 base::counters! {
     /// What became of packets.
-    pub(crate) struct WaysCounters {
+    pub(crate) struct LateWireCounters {
         /// Packets lost.
         ways_lost,
         /// Packets that came a longer way.
@@ -39,20 +39,20 @@ base::counters! {
 }
 
 /// The wire.
-pub(crate) struct Ways<W> {
+pub(crate) struct LateWire<W> {
     inner: W,
-    config: WaysConfig,
+    config: LateWireConfig,
     prng: Prng,
     /// On a longer way, and when they arrive.
     late: Vec<(Instant, RxFrame)>,
     ready: VecDeque<RxFrame>,
-    counters: WaysCounters,
+    counters: LateWireCounters,
 }
 
-impl<W: Wire> Ways<W> {
+impl<W: Wire> LateWire<W> {
     /// Longer ways and losses for what arrives by `inner`.
-    pub(crate) fn new(inner: W, config: WaysConfig) -> Self {
-        let (prng, counters) = (Prng::new(config.seed), WaysCounters::default());
+    pub(crate) fn new(inner: W, config: LateWireConfig) -> Self {
+        let (prng, counters) = (Prng::new(config.seed), LateWireCounters::default());
         Self { inner, config, prng, late: Vec::new(), ready: VecDeque::new(), counters }
     }
 
@@ -85,7 +85,7 @@ impl<W: Wire> Ways<W> {
     }
 }
 
-impl<W: Wire> Wire for Ways<W> {
+impl<W: Wire> Wire for LateWire<W> {
     fn capabilities(&self) -> WireCaps {
         self.inner.capabilities()
     }

@@ -15,8 +15,9 @@ use host::{Application, Host, Notice};
 use io::clock::cycles;
 use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
-use super::timed::Meter;
-use crate::bench::client::Files;
+use crate::bench::accounted::BenchApp;
+use crate::bench::testbed::Files;
+use crate::bench::timed_crypto::Meter;
 
 /// Bytes taken from a stream at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -27,8 +28,8 @@ const SAMPLE: usize = 509;
 pub(crate) struct QuicEnd {
     pub(crate) endpoint: Endpoint,
     role: Role,
-    /// What went wrong: a benchmark with wrong bytes is none.
-    pub(crate) errors: Vec<String>,
+    /// What went wrong, if anything did.
+    errors: Vec<String>,
     /// Cycles of what this end does, where they are asked for.
     pub(crate) spent: Spent,
     /// Something was received since the last packets were made.
@@ -45,6 +46,17 @@ pub(crate) struct Spent {
     pub(crate) formatting: u64,
     /// Sealing, opening, header protection.
     pub(crate) crypto: u64,
+}
+
+impl Spent {
+    /// Returns the difference to what it was before.
+    pub(crate) const fn since(self, before: Self) -> Self {
+        Self {
+            receiving: self.receiving - before.receiving,
+            formatting: self.formatting - before.formatting,
+            crypto: self.crypto - before.crypto,
+        }
+    }
 }
 
 /// What a server answers with.
@@ -147,15 +159,6 @@ impl QuicEnd {
             Role::Client(client) => (client.objects, client.bytes),
             Role::Server { .. } => (0, 0),
         }
-    }
-
-    /// Opens the connections.
-    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        let Role::Client(client) = &self.role else { return };
-        for _ in 0..client.connections {
-            self.connect(now, host);
-        }
-        self.endpoint.flush(now, host);
     }
 
     fn connect(&mut self, now: Instant, host: &mut Host) {
@@ -313,5 +316,24 @@ impl Application for QuicEnd {
             self.spent.crypto += crypto;
         }
         worked
+    }
+}
+
+impl BenchApp for QuicEnd {
+    /// Opens the connections.
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        let Role::Client(client) = &self.role else { return };
+        for _ in 0..client.connections {
+            self.connect(now, host);
+        }
+        self.endpoint.flush(now, host);
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
+    }
+
+    fn count(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.endpoint.visit(f);
     }
 }

@@ -1,6 +1,6 @@
 //! Both ends of reads and writes over NVMe/TCP, for accounted benchmarks.
 //!
-//! Called by [`Node`](crate::bench::accounted::Node). Each is the least that can be above
+//! Each is the least that can be above
 //! [`Transport`]: the initiator keeps so many commands open on every connection, at random places,
 //! and the target answers them from memory or from a file. Commands have an opcode, an identifier,
 //! a place and a length, and nothing else of NVMe, so that the host's cycles are those of transport
@@ -17,7 +17,8 @@ use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
 use host::{Application, FileId, Host, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
 use wire::Endpoint;
 
-use crate::bench::quic::timed::{Meter, Timed};
+use crate::bench::accounted::BenchApp;
+use crate::bench::timed_crypto::{Meter, Timed};
 
 /// Where the target listens.
 pub(crate) const PORT: u16 = 4420;
@@ -49,8 +50,8 @@ pub(crate) struct NvmeEnd {
     pub(crate) digests: Meter,
     /// Commands that ended, as this end sees it.
     pub(crate) commands: u64,
-    /// What went wrong: a benchmark with wrong bytes is none.
-    pub(crate) errors: Vec<String>,
+    /// What went wrong, if anything did.
+    errors: Vec<String>,
 }
 
 enum Role {
@@ -114,26 +115,6 @@ impl NvmeEnd {
             digests: Meter::default(),
             commands: 0,
             errors: Vec::new(),
-        }
-    }
-
-    /// Opens file and connections.
-    pub(crate) fn start(&mut self, now: Instant, host: &mut Host) {
-        match &mut self.role {
-            Role::Target { reads_file, file } if *reads_file => {
-                *file = host.offload_open_namespace(FILE);
-            }
-            Role::Target { .. } => {}
-            Role::Initiator(target) => {
-                for _ in 0..self.agreed.connections {
-                    match host.connect(now, *target) {
-                        Ok(socket) => {
-                            self.links.insert(socket, Link::new(self.agreed.depth, None));
-                        }
-                        Err(e) => self.errors.push(e.to_string()),
-                    }
-                }
-            }
         }
     }
 
@@ -315,6 +296,32 @@ impl Application for NvmeEnd {
             }
             _ => {}
         }
+    }
+}
+
+impl BenchApp for NvmeEnd {
+    /// Opens file and connections.
+    fn start(&mut self, now: Instant, host: &mut Host) {
+        match &mut self.role {
+            Role::Target { reads_file, file } if *reads_file => {
+                *file = host.offload_open_namespace(FILE);
+            }
+            Role::Target { .. } => {}
+            Role::Initiator(target) => {
+                for _ in 0..self.agreed.connections {
+                    match host.connect(now, *target) {
+                        Ok(socket) => {
+                            self.links.insert(socket, Link::new(self.agreed.depth, None));
+                        }
+                        Err(e) => self.errors.push(e.to_string()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.errors.first().map(String::as_str)
     }
 }
 

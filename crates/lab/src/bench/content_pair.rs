@@ -1,0 +1,76 @@
+//! A content server and the client that asks it for files: the machines of `bench io-tcp` and
+//! `bench memory`.
+
+use std::path::Path;
+
+use apps::content::{self, ContentServer};
+use base::Duration;
+use host::Listen;
+use io::mem::link;
+use nic::LONG_TRANSMIT_BYTES;
+
+use super::accounted::Pair;
+use super::client::Client;
+use super::disk::DiskModel;
+use super::testbed::{self, FAST_DISK, Files, Machine, TRANSMIT_RING};
+use cli::Failure;
+
+/// A server and a client.
+pub(crate) type ContentPair = Pair<ContentServer, Client>;
+
+/// How the server sends files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sending {
+    /// Whether the device reads them.
+    pub(crate) offload: bool,
+    /// Whether the device tells the host when a packet leaves.
+    pub(crate) echo: bool,
+    /// Whether the device corrects timestamps.
+    pub(crate) correct_timestamps: bool,
+    pub(crate) disk: DiskModel,
+}
+
+impl Sending {
+    /// By the device, as the product does.
+    pub(crate) const BY_DEVICE: Self =
+        Self { offload: true, echo: true, correct_timestamps: true, disk: FAST_DISK };
+}
+
+/// Returns the two machines of a run. `files` are in `folder`.
+///
+/// # Errors
+/// A folder that cannot be opened.
+pub(crate) fn content_pair(
+    sending: Sending,
+    connections: u32,
+    files: Files,
+    folder: &Path,
+) -> Result<ContentPair, Failure> {
+    let (server_wire, client_wire) = link(&testbed::link_config(TRANSMIT_RING));
+    let mut server = Machine::new(1);
+    // As `serve` has it; the wire's frames stay below 64 KiB, and so do the runs that the client
+    // acknowledges.
+    server.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
+    server.device.correct_timestamps = sending.correct_timestamps;
+    server.device.file = sending.offload.then(testbed::file_config);
+    server.host.file_offload = testbed::offload(sending.offload);
+    server.host.tcp.echo = sending.echo;
+    let disk = if sending.offload { &mut server.device_disk } else { &mut server.host_disk };
+    *disk = testbed::disk(folder, sending.disk)?;
+    let content = content::Config {
+        listen: vec![Listen { addr: None, port: 80, backlog: 8192 }],
+        // Every open file stays open: what is measured is sending.
+        files_max: 8192,
+        file_validity: Duration::from_secs(3600),
+        requests_per_connection_max: u32::MAX,
+        ..content::Config::default()
+    };
+    let server = server.start(Box::new(server_wire), |host| {
+        ContentServer::new(content, host).map_err(testbed::cannot_listen)
+    })?;
+    let mut client = Machine::new(2);
+    client.device.file = None;
+    let app = Client::new(testbed::endpoint(1, 80), files, connections);
+    let client = client.start(Box::new(client_wire), |_| Ok(app))?;
+    Ok(Pair::new(server, client, Duration::ZERO))
+}

@@ -1,0 +1,363 @@
+//! The harness of all benchmarks: it runs an [`Experiment`]'s settings in turn, checks the path of
+//! each run, shows a table and prints JSON.
+//!
+//! A benchmark is one file: its arguments, which implement [`Benchmark`], settings, a measurement,
+//! a check of the path, and fields. It hands its experiments to a [`Report`] and adds what it
+//! concludes from their rows. Nothing here knows what is measured.
+
+use std::collections::BTreeMap;
+use std::fmt::{Debug, Display};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use cli::Failure;
+
+/// A benchmark, as its arguments ask for it.
+pub(crate) trait Benchmark {
+    /// Measures and reports.
+    ///
+    /// # Errors
+    /// What could not be set up, wrong bytes, or another path than the one to be measured.
+    fn run(&self, report: &mut Report) -> Result<(), Failure>;
+}
+
+/// What fills a table. `S` distinguishes runs, `F` is the result of one, or of all of a setting.
+pub(crate) struct Experiment<'a, S, F> {
+    /// Settings, in groups of those that are compared. Runs of a group take turns, so that other
+    /// work on the machine meets all of them alike.
+    pub(crate) groups: Vec<Vec<S>>,
+    /// Runs of each setting.
+    pub(crate) repeats: usize,
+    /// Runs a setting once.
+    pub(crate) measure: &'a mut dyn FnMut(S) -> Result<F, Failure>,
+    /// Returns whether a run took the path that its setting asks for: a silent fallback to software
+    /// is the characteristic bug.
+    pub(crate) took_path: &'a dyn Fn(S, &F) -> bool,
+    /// Makes one result of the runs of a setting, of which there is at least one.
+    pub(crate) combine: &'a dyn Fn(Vec<F>) -> F,
+    /// Returns a row's fields.
+    pub(crate) fields: ShowRow<'a, S, F>,
+}
+
+/// Shows a row; the second argument is the first row of its group.
+pub(crate) type ShowRow<'a, S, F> = &'a dyn Fn(&Row<S, F>, &Row<S, F>) -> Fields;
+
+/// A setting with its result.
+#[derive(Clone, Debug)]
+pub(crate) struct Row<S, F> {
+    pub(crate) setting: S,
+    pub(crate) figures: F,
+}
+
+/// Returns the result of the first setting that is wanted.
+pub(crate) fn find<S, F>(rows: &[Row<S, F>], is_wanted: impl Fn(&S) -> bool) -> Option<&F> {
+    rows.iter().find(|row| is_wanted(&row.setting)).map(|row| &row.figures)
+}
+
+/// Returns the run in the middle when they are sorted by `key`.
+pub(crate) fn median_by<F, K: PartialOrd>(mut runs: Vec<F>, key: impl Fn(&F) -> K) -> F {
+    runs.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal));
+    runs.swap_remove(runs.len() / 2)
+}
+
+/// Returns the only run of a setting that is run once.
+pub(crate) fn only<F>(mut runs: Vec<F>) -> F {
+    runs.swap_remove(0)
+}
+
+/// Returns the ratio of two numbers, if both are there.
+pub(crate) fn ratio(a: Option<f64>, b: Option<f64>) -> Option<f64> {
+    a.zip(b).map(|(a, b)| a / b)
+}
+
+/// A row of a report: fields for machines, of which some are columns for people.
+#[derive(Debug, Default)]
+pub(crate) struct Fields(Vec<Field>);
+
+#[derive(Debug)]
+struct Field {
+    /// Its column's head, if it is one.
+    head: Option<&'static str>,
+    /// Its name for machines, if it is for them.
+    name: Option<&'static str>,
+    value: Value,
+}
+
+impl Fields {
+    /// Returns a row without fields.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    fn with(mut self, head: Option<&'static str>, name: Option<&'static str>, v: Value) -> Self {
+        self.0.push(Field { head, name, value: v });
+        self
+    }
+
+    /// Adds a field that is a column too.
+    pub(crate) fn show(
+        self,
+        head: &'static str,
+        name: &'static str,
+        value: impl Into<Value>,
+    ) -> Self {
+        self.with(Some(head), Some(name), value.into())
+    }
+
+    /// Adds a field for machines only.
+    pub(crate) fn field(self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.with(None, Some(name), value.into())
+    }
+
+    /// Adds a column for people only.
+    pub(crate) fn column(self, head: &'static str, value: impl Into<Value>) -> Self {
+        self.with(Some(head), None, value.into())
+    }
+
+    /// Adds counters, for machines only.
+    pub(crate) fn counters(self, counters: &BTreeMap<&'static str, u64>) -> Self {
+        self.field("counters", json!(counters))
+    }
+
+    /// Adds the fields of another row behind its own.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
+    fn columns(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.0.iter().filter_map(|field| Some((field.head?, &field.value)))
+    }
+
+    /// Returns the fields for machines.
+    pub(crate) fn into_json(self) -> Value {
+        let named = self.0.into_iter().filter_map(|f| Some((f.name?.to_owned(), f.value)));
+        Value::Object(named.collect())
+    }
+}
+
+/// Returns a column's text: of a fraction about four digits.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().unwrap_or_default();
+            let decimals = match number.abs() {
+                1000.0.. => 0,
+                100.0.. => 1,
+                10.0.. => 2,
+                1.0.. => 3,
+                _ => 4,
+            };
+            format!("{number:.decimals$}")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A table for people. Its columns are as wide as what they have shown.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    /// Width of each column, and whether it is text.
+    columns: Vec<(usize, bool)>,
+}
+
+impl Table {
+    /// Returns the lines of rows, the table's head above the first ones.
+    pub(crate) fn lines(&mut self, rows: &[Fields]) -> Vec<String> {
+        let Some(first) = rows.first() else { return Vec::new() };
+        let heads: Vec<_> = first.columns().map(|(head, _)| head).collect();
+        let is_new = self.columns.is_empty();
+        self.columns.resize(heads.len(), (6, false));
+        for row in rows {
+            for ((width, is_text), (head, value)) in self.columns.iter_mut().zip(row.columns()) {
+                *is_text |= value.is_string();
+                *width = (*width).max(head.len()).max(text(value).len());
+            }
+        }
+        let line = |cells: &mut dyn Iterator<Item = String>| {
+            let padded = cells.zip(&self.columns).map(|(cell, &(width, is_text))| match is_text {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
+            });
+            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        };
+        let mut lines = Vec::new();
+        if is_new {
+            lines.push(line(&mut heads.into_iter().map(str::to_owned)));
+        }
+        lines.extend(rows.iter().map(|row| line(&mut row.columns().map(|(_, value)| text(value)))));
+        lines
+    }
+}
+
+/// What a benchmark says: tables for people, one object for machines.
+pub(crate) struct Report {
+    json: bool,
+    fields: Map<String, Value>,
+    /// Why its numbers prove nothing, if they do not.
+    void: Option<Failure>,
+}
+
+impl Report {
+    /// Returns an empty report, for machines or for people.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, fields: Map::new(), void: None }
+    }
+
+    /// Prints a line for people. If the report is for machines the line is progress.
+    pub(crate) fn line(&self, text: impl Display) {
+        if self.json {
+            eprintln!("{text}");
+        } else {
+            println!("{text}");
+        }
+    }
+
+    /// Adds a field for machines.
+    pub(crate) fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.fields.insert(name.to_owned(), value.into());
+    }
+
+    /// Runs an experiment, shows its table and adds its rows as `field`.
+    ///
+    /// # Errors
+    /// A run that failed or took another path than the one to be measured.
+    pub(crate) fn measure<S: Copy + Debug, F: Debug>(
+        &mut self,
+        field: &str,
+        mut experiment: Experiment<'_, S, F>,
+    ) -> Result<Vec<Row<S, F>>, Failure> {
+        let (mut table, mut rows, mut values) = (Table::default(), Vec::new(), Vec::new());
+        for settings in std::mem::take(&mut experiment.groups) {
+            let group = experiment.measure_group(&settings)?;
+            let fields = group.iter().map(|row| (experiment.fields)(row, &group[0]));
+            let fields: Vec<Fields> = fields.collect();
+            table.lines(&fields).iter().for_each(|line| self.line(line));
+            values.extend(fields.into_iter().map(Fields::into_json));
+            rows.extend(group);
+        }
+        self.set(field, values);
+        Ok(rows)
+    }
+
+    /// Shows a table of rows that were measured, and adds them as `field`.
+    pub(crate) fn table(&mut self, field: &str, rows: Vec<Fields>) {
+        Table::default().lines(&rows).iter().for_each(|line| self.line(line));
+        self.set(field, rows.into_iter().map(Fields::into_json).collect::<Vec<_>>());
+    }
+
+    /// Notes that the numbers prove nothing. They are shown all the same; the first reason counts.
+    pub(crate) fn void(&mut self, why: Failure) {
+        self.void.get_or_insert(why);
+    }
+
+    /// Prints the object for machines, or the headline for people if there is one.
+    ///
+    /// # Errors
+    /// The reason why the report is void.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        if self.json {
+            println!("{:#}", Value::Object(self.fields));
+        } else if let Some(headline) = self.fields.get("headline") {
+            println!("\nheadline: {headline:#}");
+        }
+        self.void.map_or(Ok(()), Err)
+    }
+}
+
+impl<S: Copy + Debug, F: Debug> Experiment<'_, S, F> {
+    fn measure_group(&mut self, settings: &[S]) -> Result<Vec<Row<S, F>>, Failure> {
+        let mut runs: Vec<Vec<F>> = settings.iter().map(|_| Vec::new()).collect();
+        for _ in 0..self.repeats {
+            for (&setting, runs) in settings.iter().zip(&mut runs) {
+                let figures = (self.measure)(setting).map_err(|failure| match failure {
+                    Failure::System(what) => Failure::System(format!("{what} ({setting:?})")),
+                    other => other,
+                })?;
+                if !(self.took_path)(setting, &figures) {
+                    return Err(Failure::System(format!(
+                        "the wrong path was measured ({setting:?}): {figures:?}"
+                    )));
+                }
+                runs.push(figures);
+            }
+        }
+        let row = |(&setting, runs)| Row { setting, figures: (self.combine)(runs) };
+        Ok(settings.iter().zip(runs).map(row).collect())
+    }
+}
+
+/// A folder for files of a benchmark. Nothing of it is left when this object goes.
+pub(crate) struct TempFolder(PathBuf);
+
+impl TempFolder {
+    /// Returns the path of a folder that a benchmark may make.
+    pub(crate) fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("outboard-bench-{}", std::process::id())))
+    }
+
+    /// Returns where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_a_group_take_turns() {
+        let (mut report, mut count) = (Report::new(true), 0);
+        let mut measure = |groups: Vec<Vec<u32>>, limit| {
+            report.measure(
+                "rows",
+                Experiment {
+                    groups,
+                    repeats: 3,
+                    measure: &mut |setting| {
+                        count += 1;
+                        Ok(setting + count)
+                    },
+                    took_path: &|_, &figures| figures < limit,
+                    combine: &|runs| median_by(runs, |&run| run),
+                    fields: &|row, first| {
+                        Fields::new().show("n", "n", row.figures).field("of", first.setting)
+                    },
+                },
+            )
+        };
+        // 11 22, 13 24, 15 26; 37 38 39.
+        let rows = measure(vec![vec![10, 20], vec![30]], 40).unwrap();
+        assert_eq!(rows.iter().map(|row| row.figures).collect::<Vec<_>>(), [13, 24, 38]);
+        assert_eq!(find(&rows, |&setting| setting == 20), Some(&24));
+        let failure = measure(vec![vec![10]], 18).unwrap_err().to_string();
+        assert_eq!(failure, "the wrong path was measured (10): 20");
+        let rows = json!([{ "n": 13, "of": 10 }, { "n": 24, "of": 10 }, { "n": 38, "of": 30 }]);
+        assert_eq!(report.fields["rows"], rows);
+    }
+
+    #[test]
+    fn tables_have_columns() {
+        let row = |name: &str, value: Option<f64>| {
+            Fields::new().show("name", "n", name).column("a number", value).field("hidden", 1)
+        };
+        let mut table = Table::default();
+        let rows = [row("one", Some(1234.56)), row("two", Some(0.123_46))];
+        assert_eq!(
+            table.lines(&rows),
+            ["name    a number", "one         1235", "two       0.1235"]
+        );
+        assert_eq!(table.lines(&[row("longer", None)]), ["longer         -"]);
+        assert_eq!(row("one", None).into_json(), json!({ "n": "one", "hidden": 1 }));
+    }
+}

@@ -1,0 +1,62 @@
+//! Faults of packets that benchmarks measure under: late, lost, or both, at a rate.
+
+use io::fault::FaultConfig;
+
+/// What happens to packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Loss,
+    Reorder,
+    /// As many lost as late.
+    Both,
+}
+
+/// A kind of fault, and how often it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Faults {
+    pub(crate) fault: Fault,
+    /// Probability per packet, in thousandths.
+    pub(crate) rate: u32,
+}
+
+impl Faults {
+    /// Returns each of these faults at each of these rates.
+    pub(crate) fn all(faults: &[Fault], rates: &[u32]) -> Vec<Self> {
+        let of = |&fault: &Fault| rates.iter().map(move |&rate| Self { fault, rate });
+        faults.iter().flat_map(of).collect()
+    }
+
+    /// Returns the probability per packet.
+    pub(crate) fn probability(self) -> f64 {
+        f64::from(self.rate) / 1000.0
+    }
+
+    /// Returns the probabilities that a packet is lost, and that it is late.
+    pub(crate) fn lost_and_late(self) -> [f64; 2] {
+        let p = self.probability();
+        match self.fault {
+            Fault::Loss => [p, 0.0],
+            Fault::Reorder => [0.0, p],
+            Fault::Both => [p, p],
+        }
+    }
+
+    /// Returns the configuration of a wire with these faults. The least there is, is not none: so
+    /// every row has packets, and the same wire.
+    pub(crate) fn config(self) -> FaultConfig {
+        let least = |p: f64, has: bool| if has { p.max(1e-9) } else { p };
+        let [lost, late] = self.lost_and_late();
+        FaultConfig {
+            drop: least(lost, self.fault != Fault::Reorder),
+            reorder: least(late, self.fault != Fault::Loss),
+            seed: 3,
+            ..FaultConfig::default()
+        }
+    }
+}
+
+/// Returns the shares of three numbers in their sum; zeros if there is nothing.
+pub(crate) fn shares(of: [u64; 3]) -> [f64; 3] {
+    let sum = of.iter().sum::<u64>().max(1) as f64;
+    of.map(|n| n as f64 / sum)
+}

@@ -1,0 +1,31 @@
+//! What live benchmarks were measured on and with.
+
+use serde_json::{Value, json};
+
+use super::lab::Bed;
+use super::tools::program;
+
+/// Returns processor, kernel, cores and the versions of programs.
+pub(crate) fn machine(bed: &Bed, programs: &[&str]) -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+    // nginx says its version on stderr, wrk on stdout, and fails.
+    let version = |name: &str| {
+        let said = program(name).arg("-v").output().ok()?;
+        let text = [said.stdout, said.stderr].concat();
+        Some(String::from_utf8_lossy(&text).lines().next()?.trim().to_owned())
+    };
+    let mut machine = json!({
+        "cpu": model.map(|(_, name)| name),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        "server_core": bed.server_core,
+        "client_core": bed.client_core,
+        "outboard": env!("CARGO_PKG_VERSION"),
+    });
+    for name in programs {
+        machine[*name] = version(name).into();
+    }
+    machine
+}

@@ -1,0 +1,256 @@
+//! `outboard-lab bench nvme`: NVMe over TCP by software and with the device's help, in accounted
+//! mode (Autonomous NIC Offloads, section 6, figure 10 and table 5).
+//!
+//! Random reads of 4 to 256 KiB at depths of 1 to 256 on one connection with both digests. The
+//! initiator's host: in software, with data placed, with digests checked, with both; and over TLS
+//! in table 5's cumulative order. Then the target's: reads from memory and from a file, by host and
+//! device; writes copied and placed. The software path is the same stack over crc-fast and aws-lc.
+//!
+//! No device places data without checking digests, so for "copy" what it says of digests is dropped
+//! before the host sees it. What the host reads of a file it also sums. Writes go to buffers only,
+//! and are not written to the disk.
+//!
+//! Ways that are compared run in turn, several times, and of the parts of all their runs the median
+//! counts: so other work on the machine meets all alike, and little of it is seen. What comes
+//! within [`MODERATION_US`] is seen together, as with a NIC's interrupts.
+
+use base::Duration;
+use clap::Args;
+use io::fault::FaultConfig;
+use serde_json::{Value, json};
+
+use super::experiment::{self, Benchmark, Experiment, Fields, Report, TempFolder, find, ratio};
+use super::nvme_pair::{Commands, Figures, Method, Namespace, Run, Side, measure, took_path};
+use cli::Failure;
+
+/// Sizes of the paper's figure 10.
+const SIZES: [u32; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+const DEPTHS: [u16; 4] = [1, 16, 64, 256];
+/// Depths of a target, and of a short run.
+const TARGET_DEPTH: u16 = 64;
+const QUICK: ([u32; 2], [u16; 2], u16) = ([4 << 10, 256 << 10], [1, 32], 32);
+/// Runs of a configuration.
+const REPEATS: usize = 3;
+/// Microseconds for which an interrupt waits for more to happen, in every row alike. Drivers adapt
+/// it to the load, between none and tens.
+const MODERATION_US: u64 = 8;
+/// Bytes of the namespace: more than the device's memory for files, so that it reads.
+const NAMESPACE_BYTES: usize = 128 << 20;
+/// What a run measures, at most.
+const BYTES_MAX: u64 = 192 << 20;
+const COMMANDS_MAX: u64 = 10_000;
+
+const SOFTWARE: Method =
+    Method { name: "software", tls: None, crc: false, copy: false, file: None };
+const COPY: Method = Method { name: "copy", copy: true, ..SOFTWARE };
+const CRC: Method = Method { name: "crc", crc: true, ..SOFTWARE };
+const BOTH: Method = Method { name: "crc+copy", crc: true, copy: true, ..SOFTWARE };
+const TLS_SOFTWARE: Method = Method { name: "tls software", tls: Some(false), ..SOFTWARE };
+const TLS: Method = Method { name: "tls", tls: Some(true), ..SOFTWARE };
+const TLS_COPY: Method = Method { name: "tls+copy", copy: true, ..TLS };
+const TLS_BOTH: Method = Method { name: "tls+crc+copy", crc: true, ..TLS_COPY };
+const HOST_READ: Method = Method { name: "host read", file: Some(false), ..SOFTWARE };
+const FILE: Method =
+    Method { name: "file to wire", crc: true, copy: true, file: Some(true), ..SOFTWARE };
+
+/// `outboard-lab bench nvme`.
+#[derive(Debug, Args)]
+pub(crate) struct NvmeArgs {
+    /// Only 4 and 256 KiB, at depths of 1 and 32
+    #[arg(long)]
+    quick: bool,
+    /// Paths to run, instead of all: `software`, `tls`, `file to wire` and so on
+    #[arg(long, value_delimiter = ',', value_name = "PATH")]
+    paths: Option<Vec<String>>,
+    /// Bytes of reads and writes to run, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    sizes: Option<Vec<u32>>,
+    /// Depths of reads to run, instead of all
+    #[arg(long, value_delimiter = ',', value_name = "COMMANDS")]
+    depths: Option<Vec<u16>>,
+    /// Microseconds for which an interrupt waits for more to happen
+    #[arg(long, default_value_t = MODERATION_US, value_name = "MICROS")]
+    moderation: u64,
+}
+
+type Row = experiment::Row<Commands, Figures>;
+
+impl Benchmark for NvmeArgs {
+    fn run(&self, report: &mut Report) -> Result<(), Failure> {
+        let target_depth = if self.quick { QUICK.2 } else { TARGET_DEPTH };
+        let compared =
+            |a: &Commands, b: &Commands| (a.side, a.bytes, a.depth) == (b.side, b.bytes, b.depth);
+        let settings = self.chosen(target_depth)?;
+        let folder = TempFolder::new();
+        let namespace = &Namespace::new(folder.path(), NAMESPACE_BYTES)?;
+        let moderation = Duration::from_micros(self.moderation);
+        let experiment = Experiment {
+            groups: settings.chunk_by(compared).map(<[Commands]>::to_vec).collect(),
+            repeats: REPEATS,
+            measure: &mut |commands: Commands| {
+                let measured = (BYTES_MAX / u64::from(commands.bytes)).min(COMMANDS_MAX);
+                let warm = measured / 10 + u64::from(commands.depth);
+                measure_commands(commands, moderation, (warm, measured), namespace)
+            },
+            took_path: &took_path,
+            combine: &Figures::of_all,
+            fields: &|row, _| row.figures.fields(),
+        };
+        let rows = report.measure("rows", experiment)?;
+        let shares: Vec<Share> = rows.iter().filter_map(|row| Share::of(row, &rows)).collect();
+        report.set("headline", headline(&rows, target_depth, &shares));
+        report.line("\nshares of a read in software (figure 10):");
+        report.table("shares", shares.iter().map(Share::fields).collect());
+        Ok(())
+    }
+}
+
+fn measure_commands(
+    commands: Commands,
+    moderation: Duration,
+    (warm, measured): (u64, u64),
+    namespace: &Namespace<'_>,
+) -> Result<Figures, Failure> {
+    measure(&Run {
+        commands,
+        connections: 1,
+        faults: FaultConfig::default(),
+        out_of_order: true,
+        moderation,
+        warm,
+        measured,
+        namespace,
+    })
+}
+
+impl NvmeArgs {
+    /// What of all settings was asked for.
+    fn chosen(&self, target_depth: u16) -> Result<Vec<Commands>, Failure> {
+        let is_wanted = |setting: &Commands| {
+            self.paths.as_ref().is_none_or(|paths| paths.iter().any(|p| p == setting.method.name))
+                && self.sizes.as_ref().is_none_or(|sizes| sizes.contains(&setting.bytes))
+                && self.depths.as_ref().is_none_or(|depths| depths.contains(&setting.depth))
+        };
+        let mut all = settings(self.quick, target_depth);
+        all.retain(is_wanted);
+        if all.is_empty() {
+            let line = "--paths, --sizes and --depths leave nothing to measure: without them all \
+                        names and numbers are shown";
+            return Err(Failure::Usage(line.to_owned()));
+        }
+        Ok(all)
+    }
+}
+
+/// All that is measured; what is compared stands together.
+fn settings(quick: bool, target_depth: u16) -> Vec<Commands> {
+    let (sizes, depths): (&[u32], &[u16]) =
+        if quick { (&QUICK.0, &QUICK.1) } else { (&SIZES, &DEPTHS) };
+    let reads = [SOFTWARE, COPY, CRC, BOTH, TLS_SOFTWARE, TLS, TLS_COPY, TLS_BOTH];
+    let served = [SOFTWARE, CRC, HOST_READ, FILE];
+    let written = [SOFTWARE, COPY, CRC, BOTH];
+    let mut all = Vec::new();
+    for &bytes in sizes {
+        let of = |side, depth| move |method| Commands { side, method, bytes, depth };
+        for &depth in depths {
+            all.extend(reads.map(of(Side::Initiator, depth)));
+            all.extend(served.map(of(Side::TargetReads, depth)));
+        }
+        all.extend(written.map(of(Side::TargetWrites, target_depth)));
+    }
+    all
+}
+
+fn headline(rows: &[Row], depth: u16, shares: &[Share]) -> Value {
+    let cost = |side, method| {
+        let wanted = Commands { side, method, bytes: SIZES[3], depth };
+        find(rows, |&setting| setting == wanted).map(Figures::host_per_command)
+    };
+    let ratio = |side, a, b| ratio(cost(side, a), cost(side, b));
+    let (reads, served, written) = (Side::Initiator, Side::TargetReads, Side::TargetWrites);
+    let large = shares.iter().find(|share| (share.bytes, share.depth) == (SIZES[3], depth));
+    json!({
+        "read_ratio_256k": ratio(reads, SOFTWARE, BOTH),
+        "read_ratio_256k_copy": ratio(reads, SOFTWARE, COPY),
+        "read_ratio_256k_crc": ratio(reads, SOFTWARE, CRC),
+        "read_ratio_256k_tls": ratio(reads, TLS_SOFTWARE, TLS_BOTH),
+        "target_read_ratio_256k": ratio(served, HOST_READ, FILE),
+        "target_write_ratio_256k": ratio(written, SOFTWARE, BOTH),
+        "copy_share_256k": large.map(|share| share.copy),
+        "crc_share_256k": large.map(|share| share.crc),
+    })
+}
+
+/// Figure 10: of the cycles of a read in software, what copies and digests take. Digests are timed;
+/// the copy is what software costs beyond the row that differs from it in that alone, digests
+/// aside.
+struct Share {
+    bytes: u32,
+    depth: u16,
+    copy: f64,
+    crc: f64,
+}
+
+impl Share {
+    /// Returns the shares of a row, if it is a read in software.
+    fn of(Row { setting, figures }: &Row, rows: &[Row]) -> Option<Self> {
+        let Commands { side, method, bytes, depth } = *setting;
+        if side != Side::Initiator || method != SOFTWARE {
+            return None;
+        }
+        let wanted = Commands { method: COPY, ..*setting };
+        let placed = find(rows, |&setting| setting == wanted)?;
+        let beyond_digests = |f: &Figures| f.host_per_command() - f.digests_per_command();
+        let all = figures.host_per_command();
+        let copy = (beyond_digests(figures) - beyond_digests(placed)) / all;
+        Some(Self { bytes, depth, copy, crc: figures.digests_per_command() / all })
+    }
+
+    fn fields(&self) -> Fields {
+        Fields::new()
+            .show("bytes", "bytes", self.bytes)
+            .show("depth", "depth", self.depth)
+            .show("copy", "copy", self.copy)
+            .show("crc", "crc", self.crc)
+            .column("other", 1.0 - self.copy - self.crc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_nothing_is_wrong_usage() {
+        use crate::args::{Cli, Verb};
+        use crate::bench::{Bench, BenchArgs};
+        use clap::Parser as _;
+        let count = |option: &str| {
+            let cli = Cli::parse_from(["outboard", "bench", "nvme", "--quick", option]);
+            match cli.verb {
+                Verb::Bench(BenchArgs { bench: Bench::Nvme(args), .. }) => {
+                    args.chosen(QUICK.2).map(|all| all.len())
+                }
+                _ => panic!("a benchmark"),
+            }
+        };
+        for option in ["--paths=sofware", "--sizes=5", "--depths=16"] {
+            let failure = count(option).unwrap_err();
+            assert!(matches!(failure, Failure::Usage(_)), "{option}: {failure}");
+        }
+        assert!(count("--paths=software").is_ok_and(|count| count > 0));
+    }
+
+    #[test]
+    fn every_path_is_the_one_that_is_asked_for() {
+        let folder = std::env::temp_dir().join(format!("outboard-nvme-{}", std::process::id()));
+        let namespace = Namespace::new(&folder, 4 << 20).unwrap();
+        let moderation = Duration::from_micros(MODERATION_US);
+        for commands in settings(true, QUICK.2) {
+            let figures = measure_commands(commands, moderation, (1, 40), &namespace).unwrap();
+            // The path is checked by the counters that moved.
+            assert!(took_path(commands, &figures), "{commands:?}: {figures:?}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! Two machines that speak NVMe/TCP, target and initiator, and how a run is measured: what
+//! `bench nvme` and `bench nvme-loss` measure.
+//!
+//! One machine is measured, and has what its [`Method`] says; the other's device does everything.
+
+mod ends;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::Duration;
+use bytes::Bytes;
+use io::fault::FaultConfig;
+use io::mem::{LinkConfig, link};
+use nic::{L5oConfig, LONG_TRANSMIT_BYTES};
+
+use super::accounted::{Counted, Pair};
+use super::experiment::Fields;
+use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
+use cli::Failure;
+use ends::{Agreed, FILE, NvmeEnd};
+
+/// Which machine is measured, at what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// The initiator, which reads.
+    Initiator,
+    /// The target, which is read.
+    TargetReads,
+    /// The target, which is written to.
+    TargetWrites,
+}
+
+/// What the measured machine's device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Method {
+    /// What it is called.
+    pub(crate) name: &'static str,
+    /// There is TLS, done by the host (no) or by the device (yes).
+    pub(crate) tls: Option<bool>,
+    /// Data digests.
+    pub(crate) crc: bool,
+    /// Data to its buffers.
+    pub(crate) copy: bool,
+    /// The target has its data in a file, read by the host (no) or by the device (yes).
+    pub(crate) file: Option<bool>,
+}
+
+/// Reads or writes, how many at one time, and how they are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Commands {
+    pub(crate) side: Side,
+    pub(crate) method: Method,
+    pub(crate) bytes: u32,
+    pub(crate) depth: u16,
+}
+
+/// A run.
+pub(crate) struct Run<'a> {
+    pub(crate) commands: Commands,
+    pub(crate) connections: u32,
+    /// What happens to the packets of the initiator's wire.
+    pub(crate) faults: FaultConfig,
+    /// Whether PDUs are followed in any order, or as the paper has it.
+    pub(crate) out_of_order: bool,
+    /// What happens within this time is seen together.
+    pub(crate) moderation: Duration,
+    /// Commands that warm up.
+    pub(crate) warm: u64,
+    /// Commands to measure.
+    pub(crate) measured: u64,
+    pub(crate) namespace: &'a Namespace<'a>,
+}
+
+/// What is read and written.
+pub(crate) struct Namespace<'a> {
+    folder: &'a Path,
+    content: Bytes,
+}
+
+/// The result of a run, or of several of one setting.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    commands: Commands,
+    count: u64,
+    /// Parts of the runs, one after the other.
+    slices: Vec<Slice>,
+    /// Of the measured machine.
+    counters: Counted,
+}
+
+/// Cycles of a part of a run, per command.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    host: f64,
+    /// Of these, digests.
+    digests: f64,
+    device: f64,
+}
+
+/// Parts of a run: of a machine with other work the thread is stopped now and then, which falls to
+/// whatever part it happens in, so that a median of short ones is of those in which it did not.
+const SLICES: u64 = 16;
+
+impl<'a> Namespace<'a> {
+    /// Makes one of so many bytes, in memory and in a file.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub(crate) fn new(folder: &'a Path, bytes: usize) -> Result<Self, Failure> {
+        let content: Vec<u8> = (0..bytes)
+            .map(|at| (at ^ (at >> 8) ^ (at >> 16) ^ (at >> 24)).to_le_bytes()[0])
+            .collect();
+        testbed::write_file(folder, FILE, &content)?;
+        Ok(Self { folder, content: content.into() })
+    }
+}
+
+impl Figures {
+    /// Returns by how much a counter of the measured machine moved.
+    pub(crate) fn moved(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
+    }
+
+    /// Returns the figures of several runs of one setting.
+    pub(crate) fn of_all(mut runs: Vec<Self>) -> Self {
+        let mut all = runs.swap_remove(0);
+        for run in runs {
+            all.count += run.count;
+            all.slices.extend(run.slices);
+            for (name, value) in run.counters {
+                *all.counters.entry(name).or_default() += value;
+            }
+        }
+        all
+    }
+
+    fn median(&self, value: fn(&Slice) -> f64) -> f64 {
+        let mut all: Vec<f64> = self.slices.iter().map(value).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn host_per_command(&self) -> f64 {
+        self.median(|slice| slice.host)
+    }
+
+    fn host_per_byte(&self) -> f64 {
+        self.host_per_command() / f64::from(self.commands.bytes)
+    }
+
+    /// Host cycles of data digests, per command.
+    pub(crate) fn digests_per_command(&self) -> f64 {
+        self.median(|slice| slice.digests)
+    }
+
+    fn device_per_byte(&self) -> f64 {
+        self.median(|slice| slice.device) / f64::from(self.commands.bytes)
+    }
+
+    /// Returns the fields that all rows have.
+    pub(crate) fn fields(&self) -> Fields {
+        let commands = &self.commands;
+        Fields::new()
+            .show("side", "side", format!("{:?}", commands.side))
+            .show("bytes", "bytes", commands.bytes)
+            .show("depth", "depth", commands.depth)
+            .show("path", "path", commands.method.name)
+            .field("commands", self.count)
+            .show("host c/req", "host_cycles_per_request", self.host_per_command())
+            .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
+            .show("digests c/r", "digest_cycles_per_request", self.digests_per_command())
+            .show("dev c/B", "device_cycles_per_byte", self.device_per_byte())
+            .counters(&self.counters)
+    }
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Wrong bytes, or nothing left to happen.
+pub(crate) fn measure(run: &Run<'_>) -> Result<Figures, Failure> {
+    let mut pair = build(run)?;
+    pair.start();
+    let initiator = run.commands.side == Side::Initiator;
+    let usage = |p: &NvmePair| if initiator { p.client_usage() } else { p.server_usage() };
+    let cycles = |p: &NvmePair| match initiator {
+        true => (p.client.cycles, p.client.app.digests.cycles()),
+        false => (p.server.cycles, p.server.app.digests.cycles()),
+    };
+    let done = |p: &NvmePair| p.client.app.commands;
+    pair.run_until(|p| done(p) >= run.warm)?;
+    let (before, from) = (usage(&pair), done(&pair));
+    let mut slices = Vec::new();
+    for part in 1..=SLICES {
+        let (mark, (before, digests)) = (done(&pair), cycles(&pair));
+        let until = from + run.measured * part / SLICES;
+        pair.run_until(|p| done(p) >= until)?;
+        let ((after, digested), commands) = (cycles(&pair), (done(&pair) - mark) as f64);
+        if commands > 0.0 {
+            slices.push(Slice {
+                host: (after.host - before.host) as f64 / commands,
+                digests: (digested - digests) as f64 / commands,
+                device: (after.device - before.device) as f64 / commands,
+            });
+        }
+    }
+    Ok(Figures {
+        commands: run.commands,
+        count: done(&pair) - from,
+        slices,
+        counters: usage(&pair).since(&before).counters,
+    })
+}
+
+/// Returns whether a run without faults took the path of its method.
+pub(crate) fn took_path(commands: Commands, figures: &Figures) -> bool {
+    let Commands { side, method, .. } = commands;
+    let moved = |name: &str| figures.moved(name) > 0;
+    let only =
+        |wanted: bool, device: &str, host: &str| moved(device) == wanted && moved(host) != wanted;
+    match side {
+        Side::TargetReads => {
+            only(method.crc, "nvme_tx_digests_device", "nvme_tx_digests_host")
+                && moved("file_fallback_bytes") == (method.file == Some(false))
+        }
+        Side::Initiator | Side::TargetWrites => {
+            only(method.crc, "nvme_rx_digests_device", "nvme_rx_digests_host")
+                && only(method.copy, "nvme_rx_placed_bytes", "nvme_rx_copied_bytes")
+        }
+    }
+}
+
+/// A target and an initiator.
+type NvmePair = Pair<NvmeEnd, NvmeEnd>;
+
+/// Returns the two machines of a run.
+fn build(run: &Run<'_>) -> Result<NvmePair, Failure> {
+    let Commands { side, method, bytes, depth } = run.commands;
+    // Faults are per packet: then no run crosses whole, either way.
+    let segmentation = !run.faults.is_active();
+    let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
+    let near = testbed::with_faults(near, run.faults.clone());
+    let agreed = Agreed {
+        write: side == Side::TargetWrites,
+        bytes,
+        depth,
+        connections: run.connections,
+        tls: method.tls.is_some(),
+        content: run.namespace.content.clone(),
+    };
+    let other =
+        Method { name: "other", tls: method.tls.map(|_| true), crc: true, copy: true, file: None };
+    let (asks, answers) = if side == Side::Initiator { (method, other) } else { (other, method) };
+    let server = machine(run, 1, answers)?.start(Box::new(far), |host| {
+        testbed::listen(host, ends::PORT, 1024)?;
+        Ok(NvmeEnd::target(agreed.clone(), answers.file.is_some()))
+    })?;
+    let app = NvmeEnd::initiator(agreed, testbed::endpoint(1, ends::PORT));
+    let client = machine(run, 2, asks)?.start(near, |_| Ok(app))?;
+    let mut pair = Pair::new(server, client, run.moderation);
+    if asks.copy && !asks.crc {
+        pair.client.ignore_digests();
+    }
+    if answers.copy && !answers.crc {
+        pair.server.ignore_digests();
+    }
+    Ok(pair)
+}
+
+fn machine(run: &Run<'_>, number: u8, method: Method) -> Result<Machine, Failure> {
+    let mut machine = Machine::new(number);
+    machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
+    machine.device.file = method.file.map(|_| testbed::file_config());
+    let defaults = L5oConfig::new(Arc::new(crypto::Provider));
+    machine.device.l5o = Some(L5oConfig {
+        out_of_order: run.out_of_order,
+        ddp_buffers_max: if method.copy { defaults.ddp_buffers_max } else { 0 },
+        ..defaults
+    });
+    machine.host.file_offload = testbed::offload(method.file == Some(true));
+    machine.host.tls_offload = testbed::offload(method.tls == Some(true));
+    machine.host.nvme_tcp_offload = testbed::offload(method.crc || method.copy);
+    if method.file.is_some() {
+        machine.host_disk = testbed::disk(run.namespace.folder, FAST_DISK)?;
+    }
+    if method.file == Some(true) {
+        machine.device_disk = testbed::disk(run.namespace.folder, FAST_DISK)?;
+    }
+    Ok(machine)
+}

@@ -1,0 +1,180 @@
+//! Two machines with streams of messages between them, plain or over TLS: what `bench tls`,
+//! `bench tls-loss` and `bench tls-scale` measure.
+//!
+//! One end's host is measured. The other end speaks TLS by its host in every run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use abi::crypto::Suite;
+use base::Duration;
+use host::TlsVersion;
+use io::fault::FaultConfig;
+use io::mem::{LinkConfig, link};
+use nic::{L5oConfig, LONG_TRANSMIT_BYTES};
+
+use super::accounted::{Pair, Usage};
+use super::experiment::Fields;
+use super::stream::{self, Agreed, Source, Stream};
+use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
+use cli::Failure;
+
+/// Which end is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Transmit,
+    Receive,
+}
+
+/// Who does the records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Nobody,
+    Host,
+    Device,
+}
+
+/// What is sent, and by whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streams {
+    pub(crate) side: Side,
+    pub(crate) by: By,
+    pub(crate) source: Source,
+    pub(crate) suite: Suite,
+    pub(crate) message_bytes: usize,
+    pub(crate) connections: u32,
+}
+
+impl Streams {
+    /// Returns the name of the path that is measured.
+    pub(crate) const fn path(&self) -> &'static str {
+        match (self.by, self.source) {
+            (By::Nobody, Source::File) => "plain file",
+            (By::Nobody, _) => "plain",
+            (By::Host, _) => "host",
+            (By::Device, Source::Copied) => "device copied",
+            (By::Device, Source::Memory) => "device",
+            (By::Device, Source::File) => "device file",
+        }
+    }
+}
+
+/// One run's result.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    bytes: u64,
+    /// Of the measured machine.
+    pub(crate) used: Usage,
+}
+
+impl Figures {
+    /// Returns bytes per second of virtual time: what the modelled link carried.
+    pub(crate) fn link_rate(&self) -> f64 {
+        self.bytes as f64 * 1e9 / self.used.elapsed.as_nanos() as f64
+    }
+
+    /// Returns the host's cycles for each byte.
+    pub(crate) fn host_per_byte(&self) -> f64 {
+        self.used.cycles.host as f64 / self.bytes as f64
+    }
+
+    /// Returns the fields that all rows have.
+    pub(crate) fn fields(&self, streams: &Streams) -> Fields {
+        let device_per_byte = self.used.cycles.device as f64 / self.bytes as f64;
+        Fields::new()
+            .show("side", "side", format!("{:?}", streams.side))
+            .show(
+                "suite",
+                "suite",
+                (streams.by != By::Nobody).then(|| format!("{:?}", streams.suite)),
+            )
+            .show("message", "message_bytes", streams.message_bytes)
+            .show("path", "path", streams.path())
+            .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
+            .show("dev c/B", "device_cycles_per_byte", device_per_byte)
+            .counters(&self.used.counters)
+    }
+}
+
+/// Makes the file that is sent.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
+    testbed::write_file(folder, stream::CONTENT, &stream::content())
+}
+
+/// Runs streams with faults of the packets of the measured machine's wire, over so many bytes that
+/// warm up and that are measured. The device opens messages in any order, or as the paper has it.
+/// The content is in `folder`.
+///
+/// # Errors
+/// Wrong bytes, or nothing left to happen.
+pub(crate) fn measure(
+    streams: Streams,
+    faults: FaultConfig,
+    out_of_order: bool,
+    (warm_bytes, measured_bytes): (u64, u64),
+    folder: &Path,
+) -> Result<Figures, Failure> {
+    let mut pair = build(streams, faults, out_of_order, folder)?;
+    pair.start();
+    let read = |p: &StreamPair| p.server.app.bytes + p.client.app.bytes;
+    let is_up = |p: &StreamPair| p.server.app.is_up() && p.client.app.is_up();
+    pair.run_until(|p| is_up(p) && read(p) >= warm_bytes)?;
+    let (before, bytes) = (pair.server_usage(), read(&pair));
+    pair.run_until(|p| read(p) >= bytes + measured_bytes)?;
+    Ok(Figures { bytes: read(&pair) - bytes, used: pair.server_usage().since(&before) })
+}
+
+type StreamPair = Pair<Stream, Stream>;
+
+/// Returns the two machines of a run.
+fn build(
+    streams: Streams,
+    faults: FaultConfig,
+    out_of_order: bool,
+    folder: &Path,
+) -> Result<StreamPair, Failure> {
+    let Streams { side, by, source, suite, message_bytes, connections } = streams;
+    // Faults are per packet: then no run crosses whole, either way.
+    let segmentation = !faults.is_active();
+    let (near, far) = link(&LinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
+    let near = testbed::with_faults(near, faults);
+    let sends = side == Side::Transmit;
+    let suite = (by != By::Nobody).then_some((TlsVersion::Tls13, suite));
+    let agreed = Agreed { connections, message_bytes, source, suite };
+    let l5o = (by == By::Device).then(|| L5oConfig {
+        out_of_order,
+        contexts_max: 1 << 20,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
+    let mut server = node(1);
+    server.device.file = Some(testbed::file_config());
+    server.device.l5o = l5o;
+    server.device_disk = testbed::disk(folder, FAST_DISK)?;
+    let server = server.start(near, |host| {
+        for port in 80..=80 + stream::port_of(connections - 1) {
+            testbed::listen(host, port, 1 << 18)?;
+        }
+        Ok(Stream::new(agreed, None, sends))
+    })?;
+    let mut client = node(2);
+    client.device.file = None;
+    client.host.file_offload = testbed::offload(false);
+    // The far end's memory is its own business.
+    let agreed = Agreed { source: Source::Memory, ..agreed };
+    let app = Stream::new(agreed, Some(testbed::endpoint(1, 80)), !sends);
+    let client = client.start(Box::new(far), |_| Ok(app))?;
+    // Single packets come so fast that nobody looks at each alone.
+    let moderation = if segmentation { Duration::ZERO } else { Duration::from_micros(5) };
+    Ok(Pair::new(server, client, moderation))
+}
+
+fn node(number: u8) -> Machine {
+    let mut machine = Machine::new(number);
+    machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
+    // Many streams begin at one time.
+    machine.host.connections_max = 1 << 18;
+    machine
+}

@@ -1,0 +1,199 @@
+//! The machines of accounted benchmarks, as far as they are alike: addresses, link, device, host,
+//! disk, files to serve.
+//!
+//! Machine 1, 10.0.0.1, serves; machine 2, 10.0.0.2, asks. A benchmark changes what it compares.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use abi::Refusal;
+use base::Duration;
+use host::{Cidr, Host, Listen};
+use io::disk::{DiskKind, open_disk};
+use io::fault::{FaultConfig, FaultWire};
+use io::mem::{LinkConfig, MemWire};
+use io::wire::Wire;
+use nic::{Device, DeviceConfig, FileConfig};
+use wire::Endpoint;
+
+use super::accounted::{BenchApp, Node};
+use super::disk::{DiskModel, ModelledDisk};
+use cli::Failure;
+
+/// The device's memory for files.
+const DEVICE_MEMORY_BYTES: usize = 96 << 20;
+/// Frames that a NIC's ring holds.
+pub(crate) const TRANSMIT_RING: usize = 512;
+/// A disk that is never what is waited for.
+pub(crate) const FAST_DISK: DiskModel =
+    DiskModel { latency: Duration::from_micros(20), bytes_per_s: 20_000_000_000 };
+
+/// Returns a link of 100 Gb/s, 25 us each way, that carries a run of segments whole, as it comes to
+/// a receiver that merges. As at a real NIC, what is too much for the rate waits for one of
+/// `frames_max` slots of the transmit ring: nothing is lost.
+pub(crate) fn link_config(frames_max: usize) -> LinkConfig {
+    LinkConfig {
+        delay: Duration::from_micros(25),
+        bytes_per_s: Some(12_500_000_000),
+        queue_bytes_max: u64::MAX,
+        frames_max,
+        ..LinkConfig::default()
+    }
+}
+
+/// Returns `wire` with these faults, if there are any.
+pub(crate) fn with_faults(wire: MemWire, faults: FaultConfig) -> Box<dyn Wire> {
+    if faults.is_active() { Box::new(FaultWire::new(wire, faults)) } else { Box::new(wire) }
+}
+
+/// Returns a port of a machine.
+pub(crate) fn endpoint(machine: u8, port: u16) -> Endpoint {
+    Endpoint { addr: [10, 0, 0, machine].into(), port }
+}
+
+/// Returns the configuration of a device that reads files.
+pub(crate) fn file_config() -> FileConfig {
+    FileConfig { memory_bytes_max: DEVICE_MEMORY_BYTES, ..FileConfig::default() }
+}
+
+/// A machine that is set up: what a benchmark compares is changed before it starts.
+pub(crate) struct Machine {
+    number: u8,
+    pub(crate) device: DeviceConfig,
+    pub(crate) host: host::Config,
+    pub(crate) device_disk: Option<ModelledDisk>,
+    pub(crate) host_disk: Option<ModelledDisk>,
+}
+
+impl Machine {
+    /// Returns machine 1 or 2, without disks.
+    pub(crate) fn new(number: u8) -> Self {
+        let addr = endpoint(number, 0).addr;
+        Self {
+            number,
+            device: DeviceConfig::new([2, 0, 0, 0, 0, number]),
+            host: host::Config {
+                addrs: vec![Cidr { addr, prefix_len: 24 }],
+                ..host::Config::default()
+            },
+            device_disk: None,
+            host_disk: None,
+        }
+    }
+
+    /// Starts device, host and application.
+    ///
+    /// # Errors
+    /// What the application says.
+    pub(crate) fn start<A: BenchApp>(
+        self,
+        wire: Box<dyn Wire>,
+        app: impl FnOnce(&mut Host) -> Result<A, Failure>,
+    ) -> Result<Node<A>, Failure> {
+        let device = Device::new(self.device, wire.capabilities());
+        let mut host = Host::new(self.host, &device.capabilities(), self.number.into());
+        let app = app(&mut host)?;
+        Ok(Node::new(host, device, app, wire, self.device_disk, self.host_disk))
+    }
+}
+
+/// Returns what a host's configuration says of an offload that is wanted or not.
+pub(crate) const fn offload(wanted: bool) -> Result<(), Refusal> {
+    if wanted { Ok(()) } else { Err(Refusal::Disabled) }
+}
+
+/// Listens on a port.
+///
+/// # Errors
+/// A port that is taken.
+pub(crate) fn listen(host: &mut Host, port: u16, backlog: usize) -> Result<(), Failure> {
+    let listened = host.listen(Listen { addr: None, port, backlog });
+    listened.map(drop).map_err(cannot_listen)
+}
+
+/// Returns the failure of an application that cannot listen.
+pub(crate) fn cannot_listen(error: impl Display) -> Failure {
+    Failure::System(format!("cannot listen: {error}"))
+}
+
+/// Opens the files in a folder as a modelled disk.
+///
+/// # Errors
+/// A folder that cannot be opened.
+pub(crate) fn disk(folder: &Path, model: DiskModel) -> Result<Option<ModelledDisk>, Failure> {
+    let files = open_disk(folder, DiskKind::Sync).map_err(|e| Failure::NoInput(e.to_string()))?;
+    Ok(Some(ModelledDisk::new(files, model)))
+}
+
+/// Writes a file into a folder, which is made if it is not there.
+///
+/// # Errors
+/// What the file system says.
+pub(crate) fn write_file(folder: &Path, name: &str, content: &[u8]) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(folder.join(name), content))
+        .map_err(|e| Failure::System(format!("cannot write a temporary file: {e}")))
+}
+
+/// Files to serve: named by number, of one size.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    /// How many.
+    pub(crate) count: u32,
+    /// Bytes of each.
+    pub(crate) size: u64,
+    /// Byte at a position of a file.
+    pub(crate) byte: fn(u32, u64) -> u8,
+}
+
+/// Files of one size at a time, the only ones in their folder.
+pub(crate) struct FileSet<'a> {
+    pub(crate) folder: &'a Path,
+    /// Bytes that all have together at least, if 4,096 files suffice; 16 there are at least.
+    set_bytes: u64,
+    files: Option<Files>,
+}
+
+impl<'a> FileSet<'a> {
+    /// Returns a set that has no files yet.
+    pub(crate) const fn new(folder: &'a Path, set_bytes: u64) -> Self {
+        Self { folder, set_bytes, files: None }
+    }
+
+    /// Returns the files, made anew unless they have that size.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub(crate) fn of_size(&mut self, size: u64) -> Result<Files, Failure> {
+        if let Some(files) = self.files.as_ref().filter(|files| files.size == size) {
+            return Ok(files.clone());
+        }
+        let count = u32::try_from((self.set_bytes / size).clamp(16, 4096)).unwrap_or(16);
+        let _ = std::fs::remove_dir_all(self.folder);
+        for file in 0..count {
+            let bytes: Vec<u8> = (0..size).map(|at| byte_of(file, at)).collect();
+            write_file(self.folder, &file.to_string(), &bytes)?;
+        }
+        Ok(self.files.insert(Files { count, size, byte: byte_of }).clone())
+    }
+}
+
+/// Byte at a position of a file: cheap to compute, different for every file, no page like another.
+fn byte_of(file: u32, position: u64) -> u8 {
+    #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
+    let byte = (position ^ (position >> 8) ^ (position >> 16) ^ (u64::from(file) * 37)) as u8;
+    byte
+}
+
+/// Checks a counter of a device.
+///
+/// # Errors
+/// A counter that is not what it should be.
+pub(crate) fn check_counter(device: &Device, counter: &str, wanted: u64) -> Result<(), Failure> {
+    let mut seen = 0;
+    device.visit(&mut |name, value| seen += if name == counter { value } else { 0 });
+    if seen == wanted {
+        return Ok(());
+    }
+    Err(Failure::System(format!("{counter} is {seen} and should be {wanted}")))
+}
