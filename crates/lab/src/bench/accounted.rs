@@ -364,7 +364,8 @@ impl<S: BenchApp, C: BenchApp> Pair<S, C> {
         }
     }
 
-    /// Gives everything a turn, or moves the clock; returns whether anything was left to happen.
+    /// Gives both machines a turn, or moves the clock to the next deadline; returns false if there
+    /// is none.
     fn advance(&mut self) -> bool {
         let now = self.now;
         let mut busy = self.server.device_turn(now);

@@ -21,11 +21,11 @@ pub(crate) type ContentPair = Pair<ContentServer, Client>;
 /// How the server sends files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sending {
-    /// Whether the device reads them.
+    /// The device reads files, not the host.
     pub(crate) offload: bool,
-    /// Whether the device tells the host when a packet leaves.
+    /// The device tells the host when a packet leaves (the echo of IO-TCP).
     pub(crate) echo: bool,
-    /// Whether the device corrects timestamps.
+    /// The device corrects TCP timestamps for the time that a disk took (IO-TCP section 3.5).
     pub(crate) correct_timestamps: bool,
     pub(crate) disk: DiskModel,
 }

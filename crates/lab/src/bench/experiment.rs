@@ -61,6 +61,17 @@ pub(crate) fn median_by<F, K: PartialOrd>(mut runs: Vec<F>, key: impl Fn(&F) -> 
     runs.swap_remove(runs.len() / 2)
 }
 
+/// Returns the median: of an even number of values the mean of the two in the middle, of none NaN.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
 /// Returns the only run of a setting that is run once.
 pub(crate) fn only<F>(mut runs: Vec<F>) -> F {
     runs.swap_remove(0)
@@ -344,6 +355,13 @@ mod tests {
         assert_eq!(failure, "the wrong path was measured (10): 20");
         let rows = json!([{ "n": 13, "of": 10 }, { "n": 24, "of": 10 }, { "n": 38, "of": 30 }]);
         assert_eq!(report.fields["rows"], rows);
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0].into_iter()), 2.5);
+        assert!(median(std::iter::empty()).is_nan());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use nic::{Device, DeviceConfig};
 use wire::tcp::{Flags, Segment};
 use wire::{Endpoint, Tuple};
 
-use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, median, memory, segment, syn, tuple};
+use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_piece, segment, syn, tuple};
 use crate::bench::experiment::Fields;
 use cli::Failure;
 
@@ -256,7 +256,7 @@ fn measure(
     if moved + 1 + sent / u64::from(TUPLES) < sent || moved > sent {
         return Err(Failure::System(format!("{counter} is {moved} and should be {sent}")));
     }
-    let per_s = 1e9 / median(&mut took, BATCH);
-    let (device, host) = (median(&mut device, BATCH), median(&mut host, BATCH));
+    let per_s = 1e9 / per_piece(&took, BATCH);
+    let (device, host) = (per_piece(&device, BATCH), per_piece(&host, BATCH));
     Ok(Cost { key: "", what: "", device, host, per_s })
 }

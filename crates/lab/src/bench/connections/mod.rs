@@ -24,7 +24,7 @@ use wire::frame::protocol;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
-use super::experiment::{Benchmark, Fields, Report};
+use super::experiment::{Benchmark, Fields, Report, median};
 use super::testbed::check_counter;
 use cli::Failure;
 
@@ -194,14 +194,13 @@ fn measure(device: &mut Device, frames: &[Vec<u8>], each: usize, time: Duration)
         }
     }
     let pieces = BATCH / each;
-    let (per_s, cycles) = (1e9 / median(&mut took, pieces), median(&mut spent, pieces));
+    let (per_s, cycles) = (1e9 / per_piece(&took, pieces), per_piece(&spent, pieces));
     ((took.len() * pieces) as u64, Figure { what: "", per_s, cycles })
 }
 
-/// What the median batch of so many pieces says of one.
-fn median(batches: &mut [u64], pieces: usize) -> f64 {
-    batches.sort_unstable();
-    batches.get(batches.len() / 2).map_or(0.0, |&m| m as f64 / pieces as f64)
+/// Returns the share of one piece in the median batch.
+fn per_piece(batches: &[u64], pieces: usize) -> f64 {
+    median(batches.iter().map(|&batch| batch as f64)) / pieces as f64
 }
 
 /// What is measured: frames in, frames and events out.

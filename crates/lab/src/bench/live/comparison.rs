@@ -8,9 +8,9 @@ use std::fmt::Display;
 use clap::Args;
 use serde_json::Value;
 
+use super::Row;
 use super::load::Run;
-use super::{Row, median};
-use crate::bench::experiment::{Fields, Report, Table};
+use crate::bench::experiment::{Fields, Report, Table, median};
 use cli::Failure;
 
 /// How long and how often live benchmarks measure.

@@ -343,7 +343,7 @@ fn has_own_namespace(pid: u32) -> bool {
     of(&pid.to_string()).is_some_and(|namespace| Some(namespace) != of("self"))
 }
 
-/// Whether a process listens on a port in the namespace of a process.
+/// Returns whether a TCP port is listened on in the network namespace of this process.
 pub(crate) fn is_listening(pid: u32, port: u16) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap_or_default();
     // Local address, remote address, state; 0A is LISTEN.

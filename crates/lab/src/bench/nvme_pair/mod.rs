@@ -15,7 +15,7 @@ use io::mem::{LinkConfig, link};
 use nic::{L5oConfig, LONG_TRANSMIT_BYTES};
 
 use super::accounted::{Counted, Pair};
-use super::experiment::Fields;
+use super::experiment::{Fields, median};
 use super::testbed::{self, FAST_DISK, Machine, TRANSMIT_RING};
 use cli::Failure;
 use ends::{Agreed, FILE, NvmeEnd};
@@ -61,7 +61,7 @@ pub(crate) struct Run<'a> {
     pub(crate) connections: u32,
     /// What happens to the packets of the initiator's wire.
     pub(crate) faults: FaultConfig,
-    /// Whether PDUs are followed in any order, or as the paper has it.
+    /// The device follows PDUs out of order too; else in order only, as the paper's does.
     pub(crate) out_of_order: bool,
     /// What happens within this time is seen together.
     pub(crate) moderation: Duration,
@@ -72,7 +72,7 @@ pub(crate) struct Run<'a> {
     pub(crate) namespace: &'a Namespace<'a>,
 }
 
-/// What is read and written.
+/// The namespace that is read and written.
 pub(crate) struct Namespace<'a> {
     folder: &'a Path,
     content: Bytes,
@@ -103,7 +103,7 @@ struct Slice {
 const SLICES: u64 = 16;
 
 impl<'a> Namespace<'a> {
-    /// Makes one of so many bytes, in memory and in a file.
+    /// Makes a namespace of this number of bytes, in memory and in a file.
     ///
     /// # Errors
     /// Where the file cannot be written.
@@ -136,9 +136,7 @@ impl Figures {
     }
 
     fn median(&self, value: fn(&Slice) -> f64) -> f64 {
-        let mut all: Vec<f64> = self.slices.iter().map(value).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied().unwrap_or_default()
+        median(self.slices.iter().map(value))
     }
 
     pub(crate) fn host_per_command(&self) -> f64 {

@@ -31,13 +31,13 @@ const PORT: u16 = 443;
 /// What is different between machines.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spec<'a> {
-    /// Whether the device seals and opens packets.
+    /// The device encrypts and decrypts packets.
     pub(crate) protect: bool,
-    /// Whether it puts those that it opened in order, and within which bounds.
+    /// The bounds within which it puts decrypted packets in order; none if it does not.
     pub(crate) reorder: Option<Reorder>,
-    /// Folder of the files that it has.
+    /// Folder of the files that the server has.
     pub(crate) files: Option<&'a Path>,
-    /// Whether the device reads them.
+    /// The device reads files, not the host.
     pub(crate) device_reads: bool,
     /// Bytes that the peer may send on a stream and on a connection before they are read; none for
     /// the endpoint's default.

@@ -145,7 +145,7 @@ impl Moment {
     }
 }
 
-/// Runs a transfer of so many bytes.
+/// Runs a transfer of this number of bytes.
 ///
 /// # Errors
 /// Wrong bytes, or nothing left to happen.
