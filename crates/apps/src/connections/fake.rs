@@ -56,7 +56,7 @@ struct Connection {
     sent: Vec<u8>,
     /// Bytes of `sent` that the test has looked at.
     seen: usize,
-    /// What is not acknowledged, in its order.
+    /// The parts of `sent` that are not acknowledged, in their order.
     queue: VecDeque<(usize, Held)>,
     /// Bytes of memory that may be sent and not acknowledged.
     buffer: usize,
@@ -179,7 +179,7 @@ impl<X> FakeConnections<X> {
         self.peer(id).error = Some(error);
     }
 
-    /// The peer acknowledges so many bytes, of which the end is the last.
+    /// Acknowledges this number of bytes for the peer; a FIN counts as one, behind the others.
     pub(crate) fn acknowledge(&mut self, id: Id, bytes: u64) {
         self.peer(id).acknowledge(bytes);
     }
@@ -189,7 +189,7 @@ impl<X> FakeConnections<X> {
         self.peer(id).buffer = bytes;
     }
 
-    /// Has room for so many bytes more, until some are acknowledged.
+    /// Leaves room for this number of bytes until some are acknowledged.
     pub(crate) fn set_room(&mut self, id: Id, bytes: usize) {
         let connection = self.peer(id);
         connection.buffer = connection.queued_in_memory().saturating_add(bytes);
@@ -216,7 +216,7 @@ impl<X> FakeConnections<X> {
         self.all[id.index].fin != Fin::None
     }
 
-    /// Whether the application closed it, and did not abort it.
+    /// Returns whether the application closed the connection without aborting it.
     pub(crate) fn is_closed(&self, id: Id) -> bool {
         self.all[id.index].closed && !self.all[id.index].aborted
     }

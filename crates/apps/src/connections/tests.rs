@@ -72,7 +72,7 @@ trait Subject {
     /// The peer gets and acknowledges everything; returns what it got.
     fn deliver(&mut self) -> Vec<u8> {
         let mut got = self.delivered();
-        // What is left of a write may wait for the acknowledgment of its beginning.
+        // The end of a write may wait until its beginning is acknowledged.
         for _ in 0..10 {
             self.peer_acknowledges();
             got.extend(self.delivered());

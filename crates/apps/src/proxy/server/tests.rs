@@ -839,7 +839,7 @@ fn the_end_is_logged() {
     world.server.end(world.now);
     world.fail(relayed, SocketError::Closed);
     world.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
-    assert_eq!(world.sockets.more.opened.len(), 1, "nothing is connected any more");
+    assert_eq!(world.sockets.more.opened.len(), 1, "no backend is connected to again");
     let ends: Vec<_> = world.log().into_iter().map(|line| line[45..].to_owned()).collect();
     assert_eq!(
         ends,
