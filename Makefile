@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz mutants
+.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz mutants package
 
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
@@ -17,6 +17,7 @@ help:
 	@echo "parts of test: setup lint checks unit loom sim interop"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
 	@echo "make mutants  planted faults, each of which the simulator or a test must find"
+	@echo "make package  what cargo publish checks of each crate, without an upload"
 	@echo "make bench    the main measurements: half an hour, and a machine with nothing else to do"
 
 run: build
@@ -59,7 +60,7 @@ unit:
 # The rings between host and device, in every order that the memory model allows.
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET_DIR)/loom" \
-		cargo test -p abi --release --lib loom_tests
+		cargo test -p outboard-abi --release --lib loom_tests
 
 # Ten thousand seeds of mixed faults, each twice; they have to move every counter of the summary.
 # More, and other ones: outboard-lab sim --help.
@@ -71,9 +72,13 @@ sim: build
 mutants:
 	cargo run --quiet -p xtask -- mutants $(if $(ONLY),--only $(ONLY))
 
+# Builds each crate from its package alone, in the order of their dependencies.
+package:
+	cargo publish --dry-run --workspace --locked
+
 # Against programs that we did not write, in network namespaces.
 interop: build
-	cargo build --release -p stack --example echo
+	cargo build --release -p outboard-stack --example echo
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
 
 # libFuzzer on each target, with what is checked in and what was found before. Coverage is counted by

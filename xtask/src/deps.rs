@@ -32,6 +32,7 @@ const fn all_but(krate: &'static str, names: &'static [&'static str], why: &'sta
 
 const RULES: &[Rule] = &[
     only("base", &[], "the vocabulary of all other crates stands on nothing"),
+    only("structures", &[], "data structures of the papers, for any device"),
     only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
     only(
         "abi",
@@ -45,7 +46,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "nic",
-        &["abi", "base", "bytes", "hashbrown", "siphasher", "smallvec", "wire"],
+        &["abi", "base", "bytes", "hashbrown", "siphasher", "smallvec", "structures", "wire"],
         "the device sees the contract and never the host, the OS or a crypto library",
     ),
     only(

@@ -55,9 +55,26 @@ pub(crate) fn crates(files: &[String]) -> Vec<String> {
         .collect()
 }
 
+/// Returns the folder of a package of the workspace below `crates`.
+pub(crate) fn folder(package: &str) -> &str {
+    package.strip_prefix("outboard-").unwrap_or(package)
+}
+
+/// Returns the package in a folder below `crates`.
+pub(crate) fn package(folder: &str) -> String {
+    if folder == "outboard" { folder.to_owned() } else { format!("outboard-{folder}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_have_the_project_name_in_front() {
+        for (name, below) in [("outboard-nvme-psk", "nvme-psk"), ("outboard", "outboard")] {
+            assert_eq!((folder(name), package(below).as_str()), (below, name));
+        }
+    }
 
     #[test]
     fn crates_are_folders_with_a_manifest() {

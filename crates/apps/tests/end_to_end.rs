@@ -7,10 +7,10 @@
 mod world;
 
 use abi::Refusal;
-use apps::content::{Config, ContentServer};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketError, SocketId};
+use outboard_apps::content::{Config, ContentServer};
 use testkit::Network;
 use wire::Endpoint;
 use world::{CLIENT, SERVER, content, machine};

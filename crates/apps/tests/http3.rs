@@ -7,11 +7,11 @@ use core::net::SocketAddr;
 use std::sync::Arc;
 
 use abi::Refusal;
-use apps::content::{Config, ContentServer};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Notice};
+use outboard_apps::content::{Config, ContentServer};
 use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId, VarInt};
 use rustls::crypto::aws_lc_rs;
 use testkit::{Network, Node};

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use abi::Refusal;
 use abi::aligned::AlignedBuf;
-use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{Ended, Incoming, Initiate, Transport};
 use host::{Application, Host, Notice, SocketId};
 use nic::L5oConfig;
+use outboard_apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
 use testkit::{Machine, MemDisk, Network, Node};
 use wire::Endpoint;
 use wire::nvme::command::{Blocks, Command, Completion, Sgl, io};

@@ -7,13 +7,13 @@ use core::net::SocketAddr;
 use std::sync::Arc;
 
 use abi::Refusal;
-use apps::content::{self, ContentServer};
-use apps::nvme::initiator::{self, Initiator, Request};
-use apps::nvme::target::{self, NamespaceConfig, SubsystemConfig, Target};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::Host;
+use outboard_apps::content::{self, ContentServer};
+use outboard_apps::nvme::initiator::{self, Initiator, Request};
+use outboard_apps::nvme::target::{self, NamespaceConfig, SubsystemConfig, Target};
 use quic::{Dir, Endpoint, Event, ReadEnd};
 use testkit::{Network, Node};
 use wire::Endpoint as TcpEndpoint;

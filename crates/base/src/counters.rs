@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 /// Defines a struct of named `u64` counters with a visitor and the list of those that are alarms.
 ///
 /// ```
-/// base::counters! {
+/// outboard_base::counters! {
 ///     /// What an engine did.
 ///     pub struct EngineCounters {
 ///         /// Packets that it looked at.

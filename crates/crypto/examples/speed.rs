@@ -1,14 +1,15 @@
 //! What a core seals and opens per second, whole and in segments.
 //!
-//! `cargo run --release -p crypto --example speed`. Each figure is the best of some rounds, so that
-//! what else the machine does counts little. "aws-lc" is the library's own interface.
+//! `cargo run --release -p outboard-crypto --example speed`. Each figure is the best of some
+//! rounds, so that what else the machine does counts little. "aws-lc" is the library's own
+//! interface.
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use abi::crypto::{Aead, CryptoProvider, Suite, Sum};
 use aws_lc_rs::aead;
-use crypto::Provider;
+use outboard_crypto::Provider;
 
 const RECORD: usize = 16_384;
 const SEGMENT: usize = 1448;

@@ -2,7 +2,7 @@
 
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite, Sum, TAG_BYTES};
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use crypto::Provider;
+use outboard_crypto::Provider;
 use proptest::prelude::*;
 
 const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];

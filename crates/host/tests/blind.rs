@@ -3,7 +3,7 @@
 //! number was found right.
 
 use base::Duration;
-use host::SocketOption;
+use outboard_host::SocketOption;
 use testkit::{Peer, Seg, seg};
 
 /// Acknowledgment numbers that nobody who sees the connection would send.

@@ -1,7 +1,7 @@
 //! Connections that end: RFC 9293 section 3.6, RFC 5961, RFC 6191, RFC 1337.
 
 use base::{Duration, Instant};
-use host::SocketError;
+use outboard_host::SocketError;
 use testkit::{Peer, seg};
 use wire::Endpoint;
 
@@ -343,7 +343,7 @@ fn our_own_connection_takes_over_a_port_in_time_wait() {
     assert_eq!(others, 16_383, "all ports but one");
     let last = t.host.connect(at(1001), remote).expect("the port is old enough");
     assert_eq!(t.host.local(last), used);
-    assert_eq!(t.host.connect(at(1001), remote), Err(host::ConnectError::NoPort));
+    assert_eq!(t.host.connect(at(1001), remote), Err(outboard_host::ConnectError::NoPort));
     let mut reused = 0;
     t.host
         .visit(&mut |name, value| reused += if name == "tcp_time_wait_reused" { value } else { 0 });

@@ -132,7 +132,7 @@ fn a_longer_run_is_waited_for_a_millisecond() {
     t.expect_nothing();
     t.send(seg!(ACK ack (at(12))));
     t.expect(seg!(ACK seq (at(38)) len (16 * 1448)));
-    t.app_option(host::SocketOption::Defer(false));
+    t.app_option(outboard_host::SocketOption::Defer(false));
     t.send(seg!(ACK ack (at(14))));
     t.expect(seg!(ACK len (4 * 1448)));
 }

@@ -1,7 +1,7 @@
 //! Data both ways without loss: acknowledgments, reassembly, small segments.
 
 use base::Duration;
-use host::SocketOption;
+use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
 /// Segments that the host acknowledges at once at the beginning, as Linux.

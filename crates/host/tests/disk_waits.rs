@@ -1,7 +1,7 @@
 //! While a transmit waits for a disk: what else the connection has to say does not wait with it.
 
 use base::Duration;
-use host::SocketOption;
+use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
 /// A connection with a file's bytes at the device, not echoed, that carry the acknowledgment of a

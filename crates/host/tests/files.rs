@@ -3,7 +3,7 @@
 
 use abi::{Event, FileFault, FileId, Op, Refusal};
 use base::Duration;
-use host::{DiskToken, Notice, SocketError};
+use outboard_host::{DiskToken, Notice, SocketError};
 use testkit::{Peer, file_bytes, seg};
 
 /// An established, unpaced connection whose round trip of 100 ms is known; one byte has been sent.
@@ -250,7 +250,10 @@ fn what_cannot_be_sent_is_refused() {
     assert!(t.host.offload_write(t.socket(), small, 5, 6).is_err(), "beyond the end");
     assert!(t.host.offload_write(t.socket(), small, u64::MAX, 2).is_err());
     assert!(t.host.offload_write(t.socket(), FileId(99), 0, 1).is_err());
-    t.set_device_file(Ok(abi::FileStat { kind: host::FileKind::Directory, ..Peer::big_file() }));
+    t.set_device_file(Ok(abi::FileStat {
+        kind: outboard_host::FileKind::Directory,
+        ..Peer::big_file()
+    }));
     let dir = t.app_open();
     assert!(t.host.offload_write(t.socket(), dir, 0, 1).is_err());
 }

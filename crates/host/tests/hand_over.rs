@@ -5,7 +5,7 @@ use abi::setup::ListenId;
 use abi::teardown::{ClosingState, Teardown, TeardownDone, TeardownRefused};
 use abi::{Event, Load, Op, Part, Refusal};
 use base::Duration;
-use host::{ListenerOption, SocketError, SocketOption};
+use outboard_host::{ListenerOption, SocketError, SocketOption};
 use testkit::{HOST, HOST_V6, Peer, seg};
 use wire::tcp::Segment;
 

@@ -1,7 +1,7 @@
 //! Connections that begin: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC 4987.
 
 use base::Duration;
-use host::SocketError;
+use outboard_host::SocketError;
 use testkit::{Peer, seg};
 
 /// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option offered
@@ -346,7 +346,7 @@ fn strangers_get_so_many_resets() {
 #[test]
 fn a_port_that_is_closed_refuses() {
     let mut t = Peer::new(|_| {}, (testkit::HOST, testkit::PEER));
-    let listen = host::Listen { addr: None, port: 80, backlog: 16 };
+    let listen = outboard_host::Listen { addr: None, port: 80, backlog: 16 };
     let listener = t.host.listen(listen).unwrap();
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");

@@ -3,7 +3,7 @@
 
 use abi::teardown::{ClosingState, LateData, TeardownRefused};
 use abi::{Event, Refusal};
-use host::SocketOption;
+use outboard_host::SocketOption;
 use testkit::{Peer, seg};
 
 /// A server that has answered and closed lingering, and whose FIN has left.

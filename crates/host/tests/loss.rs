@@ -2,7 +2,7 @@
 //! 3708 (DSACK), RFC 6582.
 
 use base::Duration;
-use host::{SocketError, SocketOption};
+use outboard_host::{SocketError, SocketOption};
 use testkit::{Peer, seg};
 
 /// An established connection whose round trip of 100 ms is known, and whose window is `segments` of

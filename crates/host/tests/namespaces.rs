@@ -3,7 +3,7 @@
 use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
 use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
-use host::{DiskToken, DiskUser, FileKind, Notice};
+use outboard_host::{DiskToken, DiskUser, FileKind, Notice};
 use testkit::{Peer, file_bytes, seg};
 
 /// The only user of the disk beyond sockets.

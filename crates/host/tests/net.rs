@@ -3,7 +3,7 @@
 
 use abi::Checksum;
 use base::Duration;
-use host::{SocketError, SocketOption};
+use outboard_host::{SocketError, SocketOption};
 use testkit::{HOST, HOST_V6, MAC, PEER, PEER_MAC, PEER_V6, Peer, seg};
 
 fn arp_request(t: &mut Peer, target: [u8; 4]) {

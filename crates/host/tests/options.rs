@@ -2,7 +2,7 @@
 //! where its writes end.
 
 use base::Duration;
-use host::{Listen, ListenerOption, SocketError, SocketOption};
+use outboard_host::{Listen, ListenerOption, SocketError, SocketOption};
 use testkit::{Flags, Peer, seg};
 
 /// Where byte `n` segments of 1448 bytes after the first is.

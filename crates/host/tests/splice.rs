@@ -7,7 +7,7 @@ use abi::{Capabilities, Checksum, Event, Op, PacketPool, Received, Refusal};
 use base::counters::moved;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
-use host::{
+use outboard_host::{
     Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketOption, SpliceError, SpliceId,
 };
 use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};

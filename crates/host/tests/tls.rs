@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use abi::crypto::{CryptoProvider as _, Suite};
-use host::{Alert, Listen, SocketError, TlsKeys, TlsSecrets, TlsServer};
+use outboard_host::{Alert, Listen, SocketError, TlsKeys, TlsSecrets, TlsServer};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::{
@@ -209,7 +209,7 @@ fn a_file() {
     assert_eq!(world.counter("file_fallback_bytes"), 300_000);
     assert_eq!(
         world.t.host.offload_write(socket, file, u64::MAX, 1),
-        Err(host::SendError::BadExtent)
+        Err(outboard_host::SendError::BadExtent)
     );
 }
 
@@ -640,7 +640,7 @@ fn nothing_follows_the_end() {
     let mut world = World::open(&TlsOffer::default());
     let socket = world.t.socket();
     world.t.host.shutdown(socket);
-    let refused = Err(host::SendError::NotConnected(SocketError::Closed));
+    let refused = Err(outboard_host::SendError::NotConnected(SocketError::Closed));
     assert_eq!(world.t.host.send(socket, vec![1].into()), refused);
     world.t.pump();
     world.run();
@@ -774,7 +774,7 @@ fn a_key_update_behind_the_last_data_needs_no_answer() {
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {
     let mut world = World::open(&TlsOffer::default());
-    world.t.app_option(host::SocketOption::TeardownOffload(true));
+    world.t.app_option(outboard_host::SocketOption::TeardownOffload(true));
     let record = world.record(b"a request that nobody reads");
     world.t.queue(&text(20_000));
     world.t.app_close_lingering(1 << 20);

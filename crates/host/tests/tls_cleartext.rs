@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use host::{Listen, ListenerOption, SocketError, TlsServer};
+use outboard_host::{Listen, ListenerOption, SocketError, TlsServer};
 use testkit::{Certificate, HOST, PEER, Peer, TlsOffer, seg};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";

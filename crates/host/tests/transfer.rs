@@ -2,7 +2,7 @@
 //! bounds every run.
 
 use base::{Duration, Prng};
-use host::Algorithm;
+use outboard_host::Algorithm;
 use testkit::{Pair, Path, Side, Transfer};
 
 const MB: u64 = 1_000_000;

@@ -3,7 +3,7 @@
 use abi::quic::{Opened, Packet, Protect, QuicId};
 use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Part, Received};
 use bytes::Bytes;
-use host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
+use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
 use testkit::{HOST, HOST_V6, PEER, PEER_V6, Peer};
 use wire::Endpoint;
 

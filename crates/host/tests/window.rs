@@ -81,11 +81,11 @@ fn half_of_a_small_window_is_used_at_once() {
 #[test]
 fn a_silent_peer_with_a_closed_window_is_given_up() {
     let mut t = Peer::server().established();
-    t.app_option(host::SocketOption::UserTimeout(base::Duration::from_secs(20)));
+    t.app_option(outboard_host::SocketOption::UserTimeout(base::Duration::from_secs(20)));
     t.send(seg!(ACK win 0));
     t.app_write_zeros(100);
     t.at_ms(60_000);
-    assert_eq!(t.error(), Some(host::SocketError::TimedOut));
+    assert_eq!(t.error(), Some(outboard_host::SocketError::TimedOut));
 }
 
 /// RFC 9293 section 3.8.6.2.2: the window that we offer opens by segments, and a reader that

@@ -42,9 +42,7 @@ pub use config::{
 };
 pub use counters::ALARMS;
 pub use device::Device;
-pub use engine::quic::window::{Place as ReorderPlace, WINDOW_MAX, Window as ReorderWindow};
 pub use engine::splice::SpliceInfo;
-pub use engine::teardown::wheel::TimerBitmapWheel;
 
 #[cfg(test)]
 mod tests;

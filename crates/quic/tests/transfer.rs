@@ -11,7 +11,7 @@ use abi::{FileId, Refusal};
 use base::Duration;
 use bytes::Bytes;
 use host::{Application as _, Notice};
-use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 use world::{Abilities, World, file_byte};
 
 const ALL: Abilities = Abilities { quic: true, opens: true, refuses: None, files: true };
@@ -343,10 +343,10 @@ impl std::io::Write for Log {
 fn a_connection_writes_a_qlog() {
     let (log, ids) = (Log::default(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
     let (to, seen) = (log.clone(), std::sync::Arc::clone(&ids));
-    let open: quic::OpenQlog = std::sync::Arc::new(move |id, side| {
+    let open: outboard_quic::OpenQlog = std::sync::Arc::new(move |id, side| {
         assert!(side.is_server());
         seen.lock().expect("no test panicked").push(id.to_vec());
-        Some(Box::new(to.clone()) as quic::QlogWriter)
+        Some(Box::new(to.clone()) as outboard_quic::QlogWriter)
     });
     let mut w = World::with(ALL, Abilities::default(), |config| config.qlog = Some(open));
     w.lose_every = Some(50);

@@ -70,7 +70,7 @@ const MOVED: [&str; 48] = [
 fn run(first: u64, step: usize) -> (Option<String>, BTreeMap<&'static str, u64>, u64) {
     let (mut sums, mut compared) = (BTreeMap::new(), 0);
     for seed in (first..SEEDS).step_by(step) {
-        let outcome = sim::check_storage(seed);
+        let outcome = outboard_sim::check_storage(seed);
         if let Some(text) = outcome.explain() {
             return (Some(text), sums, compared);
         }
@@ -110,7 +110,7 @@ const FOUND: [(u64, &str); 1] =
 #[test]
 fn seeds_that_failed_once_hold() {
     for (seed, found) in FOUND {
-        if let Some(text) = sim::check_storage(seed).explain() {
+        if let Some(text) = outboard_sim::check_storage(seed).explain() {
             panic!("{text}\nit had found: {found}");
         }
     }
@@ -123,9 +123,9 @@ fn offload_is_all_or_nothing() {
         let run = |on| {
             let (nvme_offload, tls_offload) = (Some(on), Some(on));
             let storage = true;
-            sim::run_seed(
+            outboard_sim::run_seed(
                 seed,
-                &sim::Options { nvme_offload, tls_offload, storage, ..Default::default() },
+                &outboard_sim::Options { nvme_offload, tls_offload, storage, ..Default::default() },
             )
         };
         let [on, off] = [true, false].map(run);

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 fn calm_worlds_keep_their_bounds() {
     let mut counters = BTreeMap::new();
     for seed in 0..150 {
-        let options = sim::Options { calm: true, ..sim::Options::default() };
-        let outcome = sim::run_seed(seed, &options);
+        let options = outboard_sim::Options { calm: true, ..outboard_sim::Options::default() };
+        let outcome = outboard_sim::run_seed(seed, &options);
         assert_eq!(outcome.explain(), None);
         for (name, value) in outcome.counters {
             *counters.entry(name).or_insert(0) += value;

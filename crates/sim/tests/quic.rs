@@ -34,7 +34,7 @@ const STILL: [&str; 5] =
 fn offload_changes_no_byte() {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut worlds, mut compared) = (0, 0);
-    for [on, off] in (0..SEEDS).filter_map(sim::check_quic) {
+    for [on, off] in (0..SEEDS).filter_map(outboard_sim::check_quic) {
         for outcome in [&on, &off] {
             if let Some(text) = outcome.explain() {
                 panic!("{text}");
@@ -58,8 +58,8 @@ fn offload_changes_no_byte() {
 /// datagram in it.
 #[test]
 fn the_same_seed_gives_the_same_datagrams() {
-    let run = |seed| sim::run_seed(seed, &sim::Options::default());
-    let speaks = |outcome: &sim::Outcome| outcome.stats.h3_responses > 0;
+    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());
+    let speaks = |outcome: &outboard_sim::Outcome| outcome.stats.h3_responses > 0;
     let seeds: Vec<_> = (0..40).filter(|&seed| speaks(&run(seed))).take(4).collect();
     assert_eq!(seeds.len(), 4);
     for seed in seeds {

@@ -4,7 +4,7 @@ use std::thread;
 
 /// Seeds that are run where nothing is said.
 const SEEDS: u64 = 2_000;
-/// How many to run instead: `SIM_SEEDS=10000 cargo test --release -p sim`.
+/// How many to run instead: `SIM_SEEDS=10000 cargo test --release -p outboard-sim`.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 
 fn seeds() -> u64 {
@@ -16,7 +16,7 @@ fn seeds() -> u64 {
 fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
     let mut sums = [0; 30];
     for seed in (first..seeds()).step_by(step) {
-        let outcome = sim::check_seed(seed);
+        let outcome = outboard_sim::check_seed(seed);
         if let Some(text) = outcome.explain() {
             return (Some(text), sums);
         }

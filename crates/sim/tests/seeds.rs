@@ -35,23 +35,24 @@ const FOUND: [(u64, &str); 24] = [
 #[test]
 fn seeds_that_failed_once_hold() {
     for (seed, found) in FOUND {
-        if let Some(text) = sim::check_seed(seed).explain() {
+        if let Some(text) = outboard_sim::check_seed(seed).explain() {
             panic!("{text}\nit had found: {found}");
         }
     }
 }
 
 /// What a device relays is what a host would have: worlds in which nothing depends on timing give
-/// the clients the same answers. [`sim::check_seed`] compares them.
+/// the clients the same answers. [`outboard_sim::check_seed`] compares them.
 #[test]
 fn splicing_changes_no_byte() {
     let mut pairs = 0;
     for seed in (2..160).step_by(4) {
-        let outcome = sim::check_seed(seed);
+        let outcome = outboard_sim::check_seed(seed);
         assert_eq!(outcome.explain(), None);
         pairs += outcome.counters.get("proxy_spliced").copied().unwrap_or(0);
-        let options = sim::Options { splice: Some(false), ..sim::Options::default() };
-        let off = sim::run_seed(seed, &options);
+        let options =
+            outboard_sim::Options { splice: Some(false), ..outboard_sim::Options::default() };
+        let off = outboard_sim::run_seed(seed, &options);
         assert_eq!(off.explain(), None);
         assert!(off.counters.get("proxy_spliced").is_none_or(|&n| n == 0), "seed {seed}");
     }
@@ -61,11 +62,12 @@ fn splicing_changes_no_byte() {
 /// The trace is the same on every machine and in every build, and shows what happened.
 #[test]
 fn traces_are_whole_on_request() {
-    let last = sim::run_seed(302, &sim::Options::default());
-    let whole = sim::run_seed(302, &sim::Options { trace: true, ..Default::default() });
+    let last = outboard_sim::run_seed(302, &outboard_sim::Options::default());
+    let whole =
+        outboard_sim::run_seed(302, &outboard_sim::Options { trace: true, ..Default::default() });
     assert_eq!(last.hash, whole.hash, "keeping lines changes nothing");
     assert_eq!(whole.trace.len() as u64, whole.events);
     assert!(last.trace.is_empty(), "nobody asked");
     assert!(whole.trace.iter().any(|line| line.contains(" connect session=0 ")));
-    assert_ne!(last.hash, sim::run_seed(303, &sim::Options::default()).hash);
+    assert_ne!(last.hash, outboard_sim::run_seed(303, &outboard_sim::Options::default()).hash);
 }

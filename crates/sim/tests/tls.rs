@@ -7,7 +7,7 @@ const SEEDS: u64 = 240;
 #[test]
 fn offload_changes_no_byte() {
     let (mut worlds, mut streams, mut again) = (0, 0, 0);
-    for outcome in (0..SEEDS).filter_map(sim::check_tls) {
+    for outcome in (0..SEEDS).filter_map(outboard_sim::check_tls) {
         if let Some(text) = outcome.explain() {
             panic!("{text}");
         }
@@ -22,7 +22,7 @@ fn offload_changes_no_byte() {
 /// Handshakes depend on the seed alone: two runs put the same bytes on the wire.
 #[test]
 fn the_same_seed_gives_the_same_ciphertext() {
-    let run = |seed| sim::run_seed(seed, &sim::Options::default());
+    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());
     let seed = (0..).find(|&seed| !run(seed).streams.is_empty()).expect("a third of all speak TLS");
     assert_eq!(run(seed).streams, run(seed).streams);
     let other = (seed + 1..).map(run).find(|outcome| !outcome.streams.is_empty());

@@ -1,16 +1,16 @@
 //! A server that sends back what it receives, on a stack of its own.
 //!
-//! `cargo run --release -p stack --example echo`, as root, and in another terminal
+//! `cargo run --release -p outboard-stack --example echo`, as root, and in another terminal
 //! `nc 10.77.0.2 7`. It has the options, the control socket, the metrics and the end of
 //! `outboard serve`: `outboard ss` shows its connections, Ctrl-C drains it.
 
 use std::process::ExitCode;
 
-use base::Instant;
 use bytes::Bytes;
 use clap::Parser;
-use host::{Application, Host, Listen, ListenerId, Notice};
-use stack::{BACKLOG, Failure, Options, Signals, Stack};
+use outboard_stack::base::Instant;
+use outboard_stack::host::{Application, Host, Listen, ListenerId, Notice};
+use outboard_stack::{BACKLOG, Failure, Options, Signals, Stack};
 
 #[derive(Parser)]
 struct CommandLine {
@@ -70,5 +70,5 @@ fn run(options: Options) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    stack::exit_code("echo", run(CommandLine::parse().options))
+    outboard_stack::exit_code("echo", run(CommandLine::parse().options))
 }

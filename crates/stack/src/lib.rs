@@ -2,11 +2,12 @@
 //! metrics, access log, signals and drain that every program of this project has.
 //!
 //! `outboard serve`, `proxy` and `nvme` are built on it, and so is a program that embeds a stack
-//! with its own [`host::Application`] (`crates/stack/examples/echo.rs`):
+//! with its own [`host::Application`] (`crates/stack/examples/echo.rs`); the crates whose types it
+//! needs are exported here:
 //!
 //! ```no_run
-//! # fn main() -> Result<(), stack::Failure> {
-//! stack::Stack::builder()
+//! # fn main() -> Result<(), outboard_stack::Failure> {
+//! outboard_stack::Stack::builder()
 //!     .link("tap:ob0".parse().expect("a link's name"))
 //!     .application(|_queue| Ok(())) // makes the application of each queue
 //!     .run()
@@ -17,6 +18,11 @@
 //! order in which they call host, device and application is crate `node`'s; sockets are the host's;
 //! links and disks are crate `io`'s. This crate opens them, and knows no application.
 #![forbid(unsafe_code)]
+
+/// Times, sequence numbers and counters, as applications see them.
+pub use base;
+/// Sockets, and the trait of an application.
+pub use host;
 
 mod alarms;
 mod builder;

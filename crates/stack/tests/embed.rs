@@ -17,8 +17,8 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketId};
 use io::wire::{TxStatus, Wire};
+use outboard_stack::{Builder, Options, Stack, ThreadsPerQueue};
 use serde_json::Value;
-use stack::{Builder, Options, Stack, ThreadsPerQueue};
 use wire::Endpoint;
 
 #[path = "../examples/echo.rs"]

@@ -231,8 +231,9 @@ fn planted(
 fn without_assertions(faults: &[Fault]) -> String {
     let crates: BTreeSet<&str> = faults.iter().map(|fault| fault.krate.as_str()).collect();
     let profile = |krate| {
+        let package = tree::package(krate);
         format!(
-            "\n[profile.dev.package.{krate}]\ndebug-assertions = false\noverflow-checks = false\n"
+            "\n[profile.dev.package.{package}]\ndebug-assertions = false\noverflow-checks = false\n"
         )
     };
     crates.into_iter().map(profile).collect()
@@ -280,6 +281,6 @@ mod tests {
         let manifest = "[package]\n[dependencies]\n[dev-dependencies]\n";
         assert!(change("crates/a/Cargo.toml", manifest).contains("../planted"));
         assert_eq!(change("crates/b/Cargo.toml", manifest), manifest);
-        assert!(change("Cargo.toml", "").contains("[profile.dev.package.a]"));
+        assert!(change("Cargo.toml", "").contains("[profile.dev.package.outboard-a]"));
     }
 }

@@ -101,11 +101,11 @@ mod tests {
 
     #[test]
     fn an_entry_knows_its_area_and_its_test() {
-        let text = format!("{ENTRY}test = '-p nic --test order kept::in_order'\n");
+        let text = format!("{ENTRY}test = '-p outboard-nic --test order kept::in_order'\n");
         let faults = parse("f.toml", &text).unwrap();
         assert_eq!((faults[0].area.as_str(), faults[0].listed_in.as_str()), ("x", "f.toml"));
         let test = faults[0].test().unwrap().unwrap();
-        assert_eq!((test.package.as_str(), test.file.as_deref()), ("nic", Some("order")));
+        assert_eq!((test.package.as_str(), test.file.as_deref()), ("outboard-nic", Some("order")));
         assert_eq!(test.name, "kept::in_order");
     }
 

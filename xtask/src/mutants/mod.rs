@@ -106,9 +106,10 @@ fn missing_test(fault: &Fault, sources: &[tidy::Source]) -> Option<String> {
         Ok(test) => test?,
         Err(message) => return Some(message),
     };
+    let krate = tree::folder(&test.package);
     let folder = match &test.file {
-        None => format!("crates/{}/src/", test.package),
-        Some(file) => format!("crates/{}/tests/{file}", test.package),
+        None => format!("crates/{krate}/src/"),
+        Some(file) => format!("crates/{krate}/tests/{file}"),
     };
     let function = format!("fn {}(", test.name.rsplit("::").next().unwrap_or_default());
     let has_it = |s: &tidy::Source| s.path.starts_with(&folder) && s.text.contains(&function);

@@ -1,7 +1,7 @@
 //! Associations that are lost, for whatever reason: what is sent again, and what is given up.
 
-use apps::nvme::initiator::{AdminData, Config, Error, Event, Loss, Request, State};
 use base::Duration;
+use outboard_apps::nvme::initiator::{AdminData, Config, Error, Event, Loss, Request, State};
 use wire::nvme::command::{Command, admin, io};
 use wire::nvme::fabrics::ConnectResult;
 use wire::nvme::pdu::Header;

@@ -4,11 +4,13 @@
 mod losses;
 mod nvme;
 
-use apps::nvme::initiator::{BackOff, Config, Discovery, Error, Event, Loss, Request, State};
 use base::{Duration, Prng};
 use bytes::Bytes;
 use host::Application as _;
 use nvme::{Answer, Net, config, remote};
+use outboard_apps::nvme::initiator::{
+    BackOff, Config, Discovery, Error, Event, Loss, Request, State,
+};
 use wire::nvme::command::{AsyncEvent, Command, Identify, io};
 use wire::nvme::identify::{Descriptor, cns};
 use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader};

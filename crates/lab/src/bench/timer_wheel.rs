@@ -28,8 +28,8 @@ use hierarchical_hash_wheel_timer::wheels::quad_wheel::{
 };
 use io::clock::{Clock, cycles};
 use io::heap::allocated_bytes;
-use nic::TimerBitmapWheel;
 use serde_json::json;
+use structures::TimerBitmapWheel;
 
 use super::experiment::{Benchmark, Experiment, Fields, Report, Row, median_by};
 use cli::Failure;

@@ -4,7 +4,7 @@
 //! is a time. Every case runs with packets and files given to the device, and without.
 
 use base::{Duration, Instant};
-use quic::{Config, Priority};
+use outboard_quic::{Config, Priority};
 
 use crate::machines::{Lab, PAYLOAD_AT, Setup, WAY};
 use crate::transfers::{Transfers, down};

@@ -1,7 +1,7 @@
 //! Files that fail, change or are slow while they are sent.
 
 use base::Duration;
-use quic::ReadEnd;
+use outboard_quic::ReadEnd;
 
 use crate::machines::Lab;
 use crate::transfers::{Transfers, down};

@@ -104,7 +104,7 @@ fn versions_are_negotiated_whatever_the_first_byte_is() {
 /// RFC 9000, section 8.1.2: the client proves its address, and goes on.
 #[test]
 fn retries() {
-    let server = |config: &mut quic::Config| config.handshakes_before_retry = 0;
+    let server = |config: &mut outboard_quic::Config| config.handshakes_before_retry = 0;
     let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let firsts = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&firsts);
@@ -177,7 +177,7 @@ fn amplification_is_limited() {
 /// As many handshakes as may be: the next are refused, and nothing is kept of them.
 #[test]
 fn connections_are_bounded() {
-    let server = |config: &mut quic::Config| config.connections_max = 1;
+    let server = |config: &mut outboard_quic::Config| config.connections_max = 1;
     let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let mut first = Transfers::begin(&mut lab, vec![down("a", 1_000_000)]);
     lab.run(10, |lab| {

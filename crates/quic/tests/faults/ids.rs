@@ -12,7 +12,7 @@ const IDS_MAX: u64 = 5;
 /// device knows those that are in use, and no others.
 #[test]
 fn a_peer_that_retires_as_fast_as_it_can() {
-    let server = |config: &mut quic::Config| config.offload_bytes_min = 256 * 1024;
+    let server = |config: &mut outboard_quic::Config| config.offload_bytes_min = 256 * 1024;
     let mut lab = Lab::with(Setup { server, ..Setup::default() });
     let mut t = Transfers::begin(&mut lab, vec![down("a", 4_000_000)]);
     // Nothing but retirements at first: this connection is not worth an offload yet.

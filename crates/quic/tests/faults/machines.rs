@@ -10,7 +10,7 @@ use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, Host};
 use nic::{DeviceConfig, QuicConfig};
-use quic::{Config, Endpoint, Handle};
+use outboard_quic::{Config, Endpoint, Handle};
 use testkit::{Frame, MemDisk, Network, Node, PLAIN_LINK, Towards};
 use wire::frame::protocol;
 

@@ -140,8 +140,9 @@ fn to_other_ports_of_a_server_with_two_queues() {
     for offload in [false, true] {
         // Of a connection ID that the client chose the key says which host accepts it.
         let accepted = (0..20).find(|&key| {
-            let steering = Steering { port: 443, id_bytes: quic::CID_BYTES, key, queues: 2 };
-            let server: fn(&mut quic::Config) = match offload {
+            let steering =
+                Steering { port: 443, id_bytes: outboard_quic::CID_BYTES, key, queues: 2 };
+            let server: fn(&mut outboard_quic::Config) = match offload {
                 true => |_| {},
                 false => |config| config.offload_bytes_min = u64::MAX,
             };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use abi::FileId;
 use bytes::Bytes;
-use quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
 
 use crate::machines::{Lab, Machine, file_byte};
 

@@ -2,7 +2,7 @@
 
 use base::Duration;
 use bytes::Bytes;
-use quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
 
 use crate::world::{Abilities, World};
 

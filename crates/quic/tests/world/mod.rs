@@ -17,7 +17,7 @@ use abi::{
 use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Application as _, Cidr, Host};
-use quic::{Config, Endpoint, Handle};
+use outboard_quic::{Config, Endpoint, Handle};
 use testkit::MemDisk;
 use wire::frame::{Frame, protocol};
 

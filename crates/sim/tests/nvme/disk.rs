@@ -7,7 +7,7 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Instant, Prng};
-use sim::namespace::Namespace;
+use outboard_sim::namespace::Namespace;
 use testkit::{Asker, TestDisk};
 
 /// What the namespace is called.

@@ -13,7 +13,7 @@ use host::nvme::Ended;
 use host::{
     Alert, Application, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
 };
-use sim::storage::user::Load;
+use outboard_sim::storage::user::Load;
 use testkit::Node;
 use wire::nvme::status::Status;
 

@@ -11,7 +11,7 @@ use base::{Duration, Prng};
 use crypto::Provider;
 use host::{TlsClient, TlsServer};
 use nic::DeviceConfig;
-use sim::storage::user::{Load, Part, Todo, User};
+use outboard_sim::storage::user::{Load, Part, Todo, User};
 use testkit::{Node, Towards};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;

@@ -4,7 +4,7 @@ use core::ops::{Deref, DerefMut};
 
 use base::Instant;
 use host::{Application, Host, Notice};
-use sim::storage::user::User;
+use outboard_sim::storage::user::User;
 
 /// The user of a namespace; the test fails when it finds something wrong.
 pub(crate) struct CheckedUser(pub(crate) User);

@@ -2,11 +2,11 @@
 
 mod target;
 
-use apps::nvme::initiator::{Config, Discovery, Done, Event, Initiator, Request, State};
 use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, TlsClient, TlsServer};
 use nic::{DeviceConfig, L5oConfig};
+use outboard_apps::nvme::initiator::{Config, Discovery, Done, Event, Initiator, Request, State};
 use std::sync::Arc;
 use testkit::{Frame, Machine, PLAIN_LINK};
 use wire::Endpoint;

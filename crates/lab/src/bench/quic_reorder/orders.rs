@@ -15,9 +15,9 @@ use std::hint::black_box;
 use base::Prng;
 use io::clock::cycles;
 use io::heap::allocated_bytes;
-use nic::{ReorderPlace, ReorderWindow};
 use serde_json::json;
 use splay_tree::SplayMap;
+use structures::{ReorderWindow, WindowPosition};
 
 use crate::bench::experiment::{Experiment, Fields, Report, only};
 use cli::Failure;
@@ -61,17 +61,17 @@ impl Order for ReorderWindow {
     }
 
     fn take(&mut self, number: u64, value: u32, out: &mut impl FnMut(u32)) {
-        match self.place(number) {
-            ReorderPlace::Behind | ReorderPlace::Taken => out(value),
-            ReorderPlace::Ahead => self.put(number, value),
-            ReorderPlace::Next => {
-                self.passed(number);
+        match self.position(number) {
+            WindowPosition::Behind | WindowPosition::Taken => out(value),
+            WindowPosition::Ahead => self.insert(number, value),
+            WindowPosition::Next => {
+                self.advance_past(number);
                 out(value);
                 while let Some(value) = self.pop_next() {
                     out(value);
                 }
             }
-            ReorderPlace::Beyond => {
+            WindowPosition::Beyond => {
                 let floor = self.floor_for(number);
                 while let Some(value) = self.pop_below(floor).or_else(|| self.pop_next()) {
                     out(value);

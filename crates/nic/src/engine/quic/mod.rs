@@ -7,7 +7,7 @@
 //! that are to be sealed, and with time.
 //!
 //! - `table` has the entries and what leads to them; `keys` takes protection off and puts it on;
-//! - `rx` opens and orders, by `window`; `batch` merges what is delivered; `tx` seals.
+//! - `rx` opens and orders, by a [`ReorderWindow`]; `batch` merges what is delivered; `tx` seals.
 //!
 //! Invariants: a datagram that is not opened is delivered exactly as it came; nothing leaves
 //! unsealed that the host wanted sealed, and no packet number is used twice; memory is bounded by
@@ -19,7 +19,6 @@ mod keys;
 mod rx;
 mod table;
 mod tx;
-pub(crate) mod window;
 
 use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRoute};
 use abi::{FlowId, PacketPool, Received, Refusal};
@@ -30,10 +29,10 @@ use base::{Alarms, Instant};
 use self::counters::QuicCounters;
 use self::keys::{Keys, Numbers, Scratch};
 use self::table::{Entry, Order, Receive, Table, Way};
-use self::window::Window;
 use super::output::Outputs;
 use crate::config::QuicConfig;
 use crate::slab::Slab;
+use structures::ReorderWindow;
 
 pub(crate) use tx::Sealing;
 
@@ -116,7 +115,7 @@ impl QuicEngine {
             Direction::Transmit => (Way::Transmit { next }, Default::default()),
             Direction::Receive { routes, reorder } => {
                 let order = reorder.map(|bounds| Order {
-                    window: Window::new(bounds.packets, next),
+                    window: ReorderWindow::new(bounds.packets, next),
                     bounds,
                     bytes: 0,
                 });
@@ -262,7 +261,7 @@ pub(crate) fn sizes(
     Sizes {
         entry: size_of::<Entry>(),
         receive: size_of::<Receive>(),
-        window: Window::new(packets, 0).heap_bytes(),
+        window: ReorderWindow::new(packets, 0).heap_bytes(),
         route: table::ROUTE_BYTES,
         waiting: size_of::<Waiting>(),
         keys: keys.map_or((0, 0), |keys| keys.heap_bytes()),

@@ -4,10 +4,10 @@
 //! is not changed, and goes on at once: a handshake, a stateless reset, a forgery.
 //!
 //! *Order.* An opened packet is delivered if it is the next, or behind what was delivered; else it
-//! waits in its connection's [`super::window`] until those before it have come, or a bound of the
-//! host's is reached. Then gaps are given up, oldest first, and no more of them than the bound asks
-//! for: a packet that is late behind one that is lost is waited for all the same. Packet numbers
-//! may have gaps for ever (RFC 9000, section 12.3): time ends them.
+//! waits in its connection's [`structures::ReorderWindow`] until those before it have come, or a
+//! bound of the host's is reached. Then gaps are given up, oldest first, and no more of them than
+//! the bound asks for: a packet that is late behind one that is lost is waited for all the same.
+//! Packet numbers may have gaps for ever (RFC 9000, section 12.3): time ends them.
 
 use abi::Received;
 use base::Instant;
@@ -15,11 +15,11 @@ use wire::UDP_BYTES;
 
 use super::keys::Unopened;
 use super::table::{Entry, Found, Order, Receive, Way};
-use super::window::Place;
 use super::{Datagram, QuicEngine, Waiting};
 use crate::pipeline::headers::u16_at;
 use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
+use structures::WindowPosition;
 
 /// Why a connection's gaps are given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,22 +116,22 @@ impl QuicEngine {
         datagram: Datagram,
     ) -> Option<Datagram> {
         let Some(order) = order_of(self.table.get_mut(key)) else { return Some(datagram) };
-        match order.window.place(number) {
-            Place::Behind => self.counters.quic_behind += 1,
-            Place::Taken => self.counters.quic_duplicates += 1,
-            Place::Next => {
-                order.window.passed(number);
+        match order.window.position(number) {
+            WindowPosition::Behind => self.counters.quic_behind += 1,
+            WindowPosition::Taken => self.counters.quic_duplicates += 1,
+            WindowPosition::Next => {
+                order.window.advance_past(number);
                 if order.window.waiting() > 0 {
                     self.release(now, key);
                 }
             }
-            Place::Beyond => {
+            WindowPosition::Beyond => {
                 let floor = order.window.floor_for(number);
                 self.give_up_below(now, key, floor, GiveUp::Packets);
                 self.arrange_within(now, key, number, datagram);
                 return None;
             }
-            Place::Ahead => {
+            WindowPosition::Ahead => {
                 self.wait(now, key, number, datagram);
                 return None;
             }
@@ -144,10 +144,10 @@ impl QuicEngine {
         let Some(entry) = self.table.get_mut(key) else { return };
         let queue = entry.queue;
         let Some(order) = order_of(Some(entry)) else { return };
-        if order.window.place(number) == Place::Ahead {
+        if order.window.position(number) == WindowPosition::Ahead {
             return self.wait(now, key, number, datagram);
         }
-        order.window.passed(number);
+        order.window.advance_past(number);
         self.ready.push_back((queue, datagram));
         self.release(now, key);
     }
@@ -160,7 +160,7 @@ impl QuicEngine {
         let first = order.window.waiting() == 0;
         let bounds = order.bounds;
         let place = self.waiting.insert(Waiting { datagram, arrived: now });
-        order.window.put(number, place.index());
+        order.window.insert(number, place.index());
         order.bytes = order.bytes.saturating_add(bytes);
         self.waiting_bytes += u64::from(bytes);
         self.counters.quic_waited += 1;

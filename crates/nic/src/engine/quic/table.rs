@@ -18,8 +18,8 @@ use wire::Tuple;
 use wire::quic::Short;
 
 use super::keys::{Keys, Numbers};
-use super::window::Window;
 use crate::slab::{Key, Slab, hash_tuple, mix};
+use structures::ReorderWindow;
 
 /// Most routes of one entry.
 pub(super) const ROUTES_MAX: usize = 16;
@@ -55,7 +55,7 @@ pub(super) struct Receive {
 
 /// Packets of one connection that wait, and for how long they may.
 pub(super) struct Order {
-    pub(super) window: Window,
+    pub(super) window: ReorderWindow,
     pub(super) bounds: Reorder,
     /// Bytes of the datagrams that wait.
     pub(super) bytes: u32,

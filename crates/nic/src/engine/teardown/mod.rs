@@ -23,7 +23,6 @@ mod flow;
 mod segments;
 mod table;
 mod time_wait;
-pub(crate) mod wheel;
 
 use abi::l5o::L5oId;
 use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
@@ -39,10 +38,10 @@ use self::done::Ends;
 use self::flow::{Cx, End, Flow};
 use self::table::Table;
 use self::time_wait::{Reaction, TimeWait};
-use self::wheel::TimerBitmapWheel;
 use crate::config::TeardownConfig;
 use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
+use structures::TimerBitmapWheel;
 
 /// The grain of time-outs. With [`SLOTS`] of them those from 200 ms (the least that the host's
 /// stack takes) to 4 s are in the wheel once and at most 8 % late, at 32 bytes a flow.

@@ -1,16 +1,17 @@
 //! The timer bitmap wheel: AccelTCP section 4.2 and figure 6.
 //!
-//! One bitmap for each of the next N ticks, one bit in it for each flow. To set a timer is to set a
-//! bit, to stop it is to clear it, and time goes on by moving a pointer to the next bitmap; who
-//! scans that one finds the flows whose time is over by the places of their bits. Neither needs a
-//! lock, so that any number of workers may share a wheel, whichever flows they work on: only those
-//! within one word of a bitmap contend, and for an instruction.
+//! The wheel has one bitmap for each of the next N ticks, with one bit for each flow. Setting a
+//! timer sets a bit, stopping it clears the bit, and a tick moves a pointer to the next bitmap, in
+//! which the set bits are the flows whose timers expire. None of this needs a lock, so that any
+//! number of workers can share a wheel: only flows within one word of a bitmap contend, for one
+//! instruction.
 //!
-//! A time-out longer than the wheel is kept by its owner, who sets the timer again when it comes up
-//! early. The owner keeps the slot that [`TimerBitmapWheel::insert`] gave too: a flow has one timer
-//! at a time, and nothing here knows where it is.
+//! The owner of a time-out longer than the wheel sets the timer again when it expires early. The
+//! owner also keeps the slot that [`TimerBitmapWheel::insert`] returns: a flow has one timer at a
+//! time, and the wheel does not know its slot.
 //!
-//! Memory: N bits a flow. Called by the tear-down engine, from one thread, and by the benchmark.
+//! Memory: N bits for each flow. Called by the tear-down engine of the device, from one thread, and
+//! by the benchmark `outboard-lab bench timer-wheel`.
 
 use alloc::boxed::Box;
 use core::ops::Range;
@@ -19,22 +20,22 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Flows of a word.
 const WORD: u32 = u64::BITS;
 
-/// Timers of flows, by their time-out in ticks.
+/// Timers of flows, with time-outs in ticks.
 #[derive(Debug)]
 pub struct TimerBitmapWheel {
-    /// The bitmaps, one behind the other.
+    /// The bitmaps, one after another.
     words: Box<[AtomicU64]>,
     /// Words of a bitmap.
     stride: usize,
-    /// Bitmaps less one; their number is a power of two.
+    /// Number of bitmaps, a power of two, minus one.
     mask: u32,
-    /// Ticks so far, modulo 2^32: which bitmap is the current one.
+    /// Ticks so far, modulo 2^32; selects the current bitmap.
     tick: AtomicU32,
 }
 
 impl TimerBitmapWheel {
-    /// A wheel for the flows `0..flows` and time-outs of up to `slots - 1` ticks; the number of
-    /// slots is raised to a power of two, at least two.
+    /// Returns a wheel for the flows `0..flows` and time-outs of up to `slots - 1` ticks. The
+    /// number of slots is rounded up to a power of two, at least two.
     #[must_use]
     pub fn new(flows: u32, slots: u16) -> Self {
         let slots = u32::from(slots).next_power_of_two().max(2);
@@ -43,21 +44,21 @@ impl TimerBitmapWheel {
         Self { words, stride, mask: slots - 1, tick: AtomicU32::new(0) }
     }
 
-    /// Bytes of the bitmaps.
+    /// Returns the bytes of the bitmaps.
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
         self.words.len() * size_of::<AtomicU64>()
     }
 
-    /// Longest time-out, in ticks.
+    /// Returns the longest time-out, in ticks.
     #[must_use]
     pub const fn ticks_max(&self) -> u32 {
         self.mask
     }
 
-    /// Sets the timer of `flow` to `ticks` from now, at least one and at most
-    /// [`Self::ticks_max`]. Gives the slot that it is in, for [`Self::cancel`]. A flow that the
-    /// wheel has no room for gets no timer.
+    /// Sets the timer of `flow` to `ticks` from now, limited to 1..=[`Self::ticks_max`], and
+    /// returns its slot, for [`Self::cancel`]. Does nothing for a flow that the wheel has no bits
+    /// for.
     pub fn insert(&self, flow: u32, ticks: u32) -> u32 {
         let ticks = ticks.clamp(1, self.mask);
         let mut from = self.tick.load(Ordering::Acquire);
@@ -65,8 +66,9 @@ impl TimerBitmapWheel {
             let slot = from.wrapping_add(ticks) & self.mask;
             let Some((word, bit)) = self.place(flow, slot) else { return slot };
             word.fetch_or(bit, Ordering::AcqRel);
-            // The wheel may have turned meanwhile, and the bitmap may have been scanned before the
-            // bit was in it. Who clears it sets it once more, for the next tick that comes.
+            // The wheel may have turned in the meantime, and another worker may have scanned the
+            // bitmap before the bit was set. If this call can clear the bit, no scan saw it: set
+            // the timer again, for the next tick.
             let now = self.tick.load(Ordering::Acquire);
             let missed = now.wrapping_sub(from) >= ticks && self.cancel(flow, slot);
             if !missed {
@@ -76,21 +78,20 @@ impl TimerBitmapWheel {
         }
     }
 
-    /// Stops the timer of `flow` that is in `slot`; says whether it was set.
+    /// Stops the timer of `flow` in `slot`; returns whether it was set.
     pub fn cancel(&self, flow: u32, slot: u32) -> bool {
         let Some((word, bit)) = self.place(flow, slot & self.mask) else { return false };
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// A tick has passed. Gives the slot whose time is over, for [`Self::expire`]. Of the workers
-    /// that share a wheel one does this, once a tick.
+    /// Advances the wheel by one tick and returns the slot that expires, for [`Self::expire`]. One
+    /// of the workers that share a wheel calls this, once a tick.
     pub fn rotate(&self) -> u32 {
         self.tick.fetch_add(1, Ordering::AcqRel).wrapping_add(1) & self.mask
     }
 
-    /// Stops the timers that are in `slot`, of the flows in `region`, and calls `f` with each of
-    /// these flows. Workers share the work by regions, in multiples of 64 flows; a smaller piece is
-    /// taken for the whole word.
+    /// Stops the timers in `slot` of the flows in `region`, and calls `f` with each of these flows.
+    /// Workers share the work by regions, which are rounded out to multiples of 64 flows.
     pub fn expire(&self, slot: u32, region: Range<u32>, mut f: impl FnMut(u32)) {
         let first = (slot & self.mask) as usize * self.stride;
         let Some(bitmap) = self.words.get(first..first + self.stride) else { return };
@@ -98,7 +99,7 @@ impl TimerBitmapWheel {
         let to = (region.end.div_ceil(WORD) as usize).min(bitmap.len());
         let Some(words) = bitmap.get(from..to) else { return };
         for (base, word) in (region.start / WORD..).zip(words) {
-            // Most words are empty, and looking takes no ownership of the cache line.
+            // Most words are zero, and a load does not take ownership of the cache line.
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
