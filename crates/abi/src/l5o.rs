@@ -16,7 +16,7 @@ use wire::tls::{Framing, NONCE_BYTES, Run, Version};
 use zeroize::Zeroizing;
 
 use crate::crypto::Suite;
-use crate::nvme_tcp::{NvmeTcpLimits, NvmeTcpState, PduRange};
+use crate::nvme_tcp::{NvmeTcpLimits, NvmeTcpState, PduRange, Placed};
 use crate::{FileExtent, FlowId, Refusal};
 
 /// The host's name for a context. A host never uses one twice.
@@ -180,6 +180,24 @@ pub struct Opened {
     pub explicit: [u8; 8],
     /// Messages that are verified.
     pub verified: Range<u64>,
+}
+
+/// What the device's contexts did to a received segment. TCP passes it from the frame to whoever
+/// reads the bytes, and only knows whether there is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RxMetadata {
+    /// Messages that were decrypted in place.
+    pub opened: Option<Opened>,
+    /// What was done with the NVMe/TCP PDUs in the payload.
+    pub placed: Option<Box<Placed>>,
+}
+
+impl RxMetadata {
+    /// Returns whether the segment is as it came.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.opened.is_none() && self.placed.is_none()
+    }
 }
 
 /// `l5o_resync_rx_req`, in the three ways that Linux knows (`enum tls_offload_sync_type`).

@@ -9,6 +9,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use abi::disk::{DiskCompletion, DiskRequest};
+use abi::l5o::RxMetadata;
 use abi::port::RxFrame;
 use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
@@ -28,6 +29,7 @@ use crate::extents::{DiskToken, DiskUser, Extents};
 use crate::files::{FileWork, Files};
 use crate::hand_over::HandOver;
 use crate::hash::Keyed;
+use crate::l5p::Connection;
 use crate::l5p::tls::TlsServer;
 use crate::limit::PerSecond;
 use crate::net::icmp::{ErrorKind, TcpError};
@@ -35,7 +37,7 @@ use crate::net::{Net, arp, icmp};
 use crate::outbox::Outbox;
 use crate::splice::Splices;
 use crate::table::{Place, Table};
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use crate::tcp::cookie::Cookies;
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::Listener;
@@ -355,8 +357,7 @@ impl Host {
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
             payload,
-            opened: received.opened,
-            placed: received.placed,
+            metadata: RxMetadata { opened: received.opened, placed: received.placed },
             ce: ip.ecn == 3,
         };
         if let Some(established) = received.established {

@@ -7,7 +7,7 @@
 //! ([`abi::teardown::LateData`]).
 //!
 //! Called by the application through [`Host::close_lingering`], by [`Host`] whenever something
-//! happened to a connection, and by TCP's input. Memory is not held: what is discarded opens the
+//! happened to a connection; TCP's input counts the late data. Memory is not held: what is discarded opens the
 //! window again. Time is bounded by the user time-out until everything is acknowledged, and by that
 //! of FIN-WAIT-2 afterwards.
 
@@ -16,7 +16,6 @@ use base::Instant;
 
 use crate::api::SocketId;
 use crate::host::Host;
-use crate::tcp::conn::{Connection, Cx};
 
 impl Host {
     /// Lets go of a socket as [`Host::close`] does, but discards what was not read and what the
@@ -44,27 +43,5 @@ impl Host {
         if self.table.get(id).is_some_and(|conn| conn.rcv.ready_bytes() < before) {
             self.touch(id);
         }
-    }
-}
-
-impl Connection {
-    /// Returns whether data is answered with a reset: the application has closed the connection,
-    /// and not lingering.
-    pub(crate) fn refuses_data(&self) -> bool {
-        !self.modes.held && self.late_data == LateData::Reset
-    }
-
-    /// Counts bytes that came after the application closed the connection lingering. Says no if
-    /// they are more than are discarded.
-    pub(crate) fn discards(&mut self, cx: &mut Cx<'_>, bytes: u64) -> bool {
-        let LateData::Discard { bytes_max } = &mut self.late_data else { return true };
-        let left = u32::try_from(bytes).ok().and_then(|bytes| bytes_max.checked_sub(bytes));
-        let Some(left) = left else {
-            cx.out.counters.tcp_late_data_resets += 1;
-            return false;
-        };
-        *bytes_max = left;
-        cx.out.counters.tcp_late_data_bytes += bytes;
-        true
     }
 }

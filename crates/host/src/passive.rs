@@ -11,11 +11,12 @@ use wire::tcp::{Flags, Options, Segment, Timestamps};
 
 use crate::api::SocketId;
 use crate::host::Host;
+use crate::l5p::Connection;
 use crate::l5p::tls::Session;
 use crate::outbox::TcpPayload;
 use crate::table::Place;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Begin, Connection, Negotiated};
+use crate::tcp::conn::{Begin, Negotiated};
 use crate::tcp::cookie;
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;

@@ -15,6 +15,7 @@ use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv6Addr};
 use core::ops::Range;
 
+use abi::l5o::RxMetadata;
 use abi::setup::MSS;
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, PacketBuf, Part, Parts, Refusal, TsOption};
@@ -27,9 +28,10 @@ use wire::{Endpoint, Tuple};
 
 use crate::api::{Readiness, SocketInfo};
 use crate::config::TcpConfig;
+use crate::l5p::Connection;
 use crate::outbox::Outbox;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Begin, Connection, Negotiated, segment_size};
+use crate::tcp::conn::{Begin, Negotiated, segment_size};
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
 use crate::tcp::output::past_us;
@@ -193,13 +195,7 @@ impl Quasi {
         // RFC 7323 section 5.3: what is older than what came may be an old duplicate.
         let recent = SeqNum(self.tcb.ts_recent);
         let fresh = segment.options.timestamps.is_some_and(|ts| SeqNum(ts.value).ge(recent));
-        plain
-            && expected
-            && fresh
-            && !self.asked
-            && !arrival.ce
-            && arrival.opened.is_none()
-            && arrival.placed.is_none()
+        plain && expected && fresh && !self.asked && !arrival.ce && arrival.metadata.is_empty()
     }
 
     /// Takes a segment that [`Self::takes`] says yes to. Says whether there is something to read.
@@ -346,8 +342,9 @@ impl Quasi {
         conn.modes.teardown = self.tears_down();
         conn.modes.no_delay = self.no_delay;
         if self.asked {
-            let chunk =
-                self.unread.map(|(packet, r)| Chunk::new(packet, r.start, r.end, None, None));
+            let chunk = self
+                .unread
+                .map(|(packet, r)| Chunk::new(packet, r.start, r.end, RxMetadata::default()));
             conn.rcv.resume(chunk);
         }
         for part in self.reply {

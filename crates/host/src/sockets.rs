@@ -17,10 +17,11 @@ use crate::api::{
     SocketError, SocketId, SocketInfo, SocketOption,
 };
 use crate::host::Host;
+use crate::l5p::Connection;
 use crate::l5p::tls::{Session, TlsClient, TlsServer};
 use crate::quasi::Quasi;
 use crate::table::Place;
-use crate::tcp::conn::{Begin, Connection, Cx, Negotiated};
+use crate::tcp::conn::{Begin, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
 

@@ -25,9 +25,10 @@ use wire::tcp::Flags;
 
 use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
 use crate::host::Host;
+use crate::l5p::Connection;
 use crate::table::Place;
 use crate::tcp::ack::timestamp;
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
 use crate::tcp::state::State;
 

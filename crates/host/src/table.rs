@@ -14,10 +14,10 @@ use wire::Tuple;
 
 use crate::api::SocketId;
 use crate::hash::Keyed;
+use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::Port;
 use crate::l5p::tls::Session;
 use crate::quasi::Quasi;
-use crate::tcp::conn::Connection;
 use crate::tcp::listen::SynCache;
 use crate::tcp::time_wait::TimeWait;
 

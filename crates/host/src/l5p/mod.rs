@@ -2,11 +2,14 @@
 //!
 //! TLS is a session between a connection and the application's socket: [`crate::Host`] gives it its
 //! turn whenever something happened to its connection; the socket calls go to the session instead
-//! of to the connection. TCP below knows nothing of it. NVMe/TCP is the application's, which polls
-//! a [`nvme_tcp::Transport`] of its own over the socket, plain or of TLS.
+//! of to the connection. NVMe/TCP is the application's, which polls a [`nvme_tcp::Transport`] of
+//! its own over the socket, plain or of TLS. TCP below knows neither: its send stream asks
+//! [`transforms`] for the bytes of records and PDUs, and it carries the metadata of received
+//! segments unseen.
 
 pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
+pub(crate) mod transforms;
 
 use alloc::boxed::Box;
 
@@ -19,8 +22,12 @@ use crate::api::{FileId, Readiness, SendError, SocketError, SocketId, TlsInfo};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::host::Host;
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use tls::{Session, TlsKeys};
+use transforms::Transforms;
+
+/// A connection with the transforms of the protocols here.
+pub(crate) type Connection = crate::tcp::conn::Connection<Transforms>;
 
 impl Host {
     /// Lets the session of a connection do what it can: after every event and every call that may
@@ -241,5 +248,17 @@ impl Host {
         if let Some(session) = slot.session.as_deref_mut() {
             session.release(&mut self.out, &mut self.files);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An idle connection has to fit a kibibyte with its slot, its route and its flow-table entry.
+    #[test]
+    fn a_connection_is_small() {
+        let bytes = size_of::<Connection>();
+        assert!(bytes <= 792, "{bytes} bytes");
     }
 }

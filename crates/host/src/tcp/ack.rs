@@ -5,7 +5,6 @@
 
 use alloc::boxed::Box;
 
-use abi::Op;
 use base::{Instant, SeqNum, low32};
 use wire::tcp::{Flags, SackBlock, Segment};
 
@@ -14,6 +13,7 @@ use super::flight::Delivered;
 use super::recovery::{Episode, Phase, Undo};
 use super::state::State;
 use super::timers::Timer;
+use super::transform::TxTransforms;
 
 /// What one acknowledgment did, gathered on the way.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ struct Ack {
     echoes_mark: bool,
 }
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// Returns the position that a segment acknowledges, if that is acceptable by RFC 5961 section
     /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
     /// first byte.
@@ -233,9 +233,7 @@ impl Connection {
         } else {
             self.snd.unreported = unreported;
         }
-        if let Some(sealer) = &mut self.snd.sealer {
-            sealer.acknowledged(una, |context| cx.out.ops.push_back(Op::L5oDestroy { context }));
-        }
+        self.snd.transforms.acknowledged(una, cx.out);
         if self.modes.wants_room && self.send_room(cx.config) * 3 >= cx.config.send_bytes_max {
             self.modes.wants_room = false;
             self.modes.notify = true;

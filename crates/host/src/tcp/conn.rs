@@ -24,11 +24,10 @@ use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
 use super::state::State;
 use super::timers::{Retransmit, Timers};
+use super::transform::TxTransforms;
 use crate::api::SocketError;
 use crate::config::TcpConfig;
 use crate::files::Files;
-use crate::l5p::nvme_tcp::tx::pdus::Pdus;
-use crate::l5p::tls::sealer::Sealer;
 use crate::outbox::Outbox;
 
 /// What every role needs while it works on a connection.
@@ -82,7 +81,7 @@ pub(crate) struct Modes {
 
 /// The sending half.
 #[derive(Debug)]
-pub(crate) struct Send {
+pub(crate) struct Send<T: TxTransforms> {
     pub(crate) iss: SeqNum,
     /// Position of the first unacknowledged byte; 0 until the SYN is acknowledged.
     pub(crate) una: u64,
@@ -96,11 +95,9 @@ pub(crate) struct Send {
     pub(crate) wl1: u64,
     /// Payload bytes of a full segment.
     pub(crate) mss: u32,
-    pub(crate) spans: SpanMap,
-    /// Keys of the records in it, on connections that a session seals.
-    pub(crate) sealer: Option<Box<Sealer>>,
-    /// What is known of the PDUs in it, on connections that send such.
-    pub(crate) pdus: Option<Box<Pdus>>,
+    pub(crate) spans: SpanMap<T::Unit>,
+    /// Makes the units in it.
+    pub(crate) transforms: T,
     /// The application has closed this direction: a FIN follows the last byte.
     pub(crate) fin: bool,
     pub(crate) flight: Flight,
@@ -153,7 +150,7 @@ pub(crate) struct Send {
     pub(crate) rate: DeliveryRate,
 }
 
-impl Send {
+impl<T: TxTransforms> Send<T> {
     /// Bytes that may leave beyond the congestion window: RFC 3042 limited transmit, a segment for
     /// each of the first two duplicates. With SACK the pipe shows what they stand for.
     pub(crate) fn limited_transmit(&self) -> u64 {
@@ -164,25 +161,16 @@ impl Send {
         }
     }
 
-    /// A transmit did not leave, or will not: no context is where it was thought to be.
-    pub(crate) fn distrust(&mut self) {
-        if let Some(sealer) = &mut self.sealer {
-            sealer.distrust();
-        }
-        if let Some(pdus) = &mut self.pdus {
-            pdus.distrust();
-        }
-    }
-
     /// Gives up every context of the device.
-    pub(crate) fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> + '_ {
-        let digests = self.pdus.as_mut().and_then(|pdus| pdus.take_context());
-        self.sealer.iter_mut().flat_map(|sealer| sealer.take_contexts()).chain(digests)
+    fn destroy_contexts(&mut self, out: &mut Outbox) {
+        let contexts = self.transforms.take_contexts();
+        out.ops.extend(contexts.map(|context| Op::L5oDestroy { context }));
     }
 
-    /// What the device does not do any more the host does.
-    fn read_on_host(&mut self) {
-        self.spans.read_on_host(self.sealer.as_deref(), self.pdus.as_deref_mut());
+    /// Makes the host do what the device does not do any more.
+    fn read_on_host(&mut self, out: &mut Outbox) {
+        self.spans.read_on_host(&mut self.transforms);
+        self.transforms.count(out);
     }
 }
 
@@ -205,18 +193,9 @@ impl AckedRange {
     }
 }
 
-/// Which contexts were lost that a connection had.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Lost {
-    /// One that seals.
-    pub(crate) seals: bool,
-    /// The one that fills digests in.
-    pub(crate) digests: bool,
-}
-
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct Connection<T: TxTransforms> {
     pub(crate) tuple: Tuple,
     pub(crate) flow: FlowId,
     pub(crate) state: State,
@@ -225,7 +204,7 @@ pub(crate) struct Connection {
     /// The answer to data that comes once the application has closed the connection.
     pub(crate) late_data: LateData,
     pub(crate) options: Negotiated,
-    pub(crate) snd: Send,
+    pub(crate) snd: Send<T>,
     pub(crate) rcv: Receive,
     pub(crate) timers: Timers,
     /// What the retransmission timer stands for.
@@ -259,7 +238,7 @@ pub(crate) struct Begin {
     pub(crate) mtu: u16,
 }
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// A connection whose handshake the SYN cache or a cookie has done.
     pub(crate) fn established(begin: Begin, config: &TcpConfig, now: Instant) -> Self {
         let mut conn = Self::new(begin, config, now);
@@ -292,8 +271,7 @@ impl Connection {
                 wl1: 0,
                 mss,
                 spans: SpanMap::new(),
-                sealer: None,
-                pdus: None,
+                transforms: T::default(),
                 fin: false,
                 flight: Flight::new(),
                 rtt: Rtt::new(),
@@ -379,7 +357,7 @@ impl Connection {
 
     /// Appends part of a file.
     pub(crate) fn write_file(&mut self, source: Source, len: u64) {
-        self.snd.spans.push_file(source, len);
+        self.snd.spans.push_plain(source, len);
     }
 
     /// Closes our direction: a FIN follows what was written.
@@ -425,8 +403,8 @@ impl Connection {
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
-        // The device holds content of a record that has left in part, too.
-        let sent = spans.record_end(sent.min(end));
+        // The device holds the content of a piece that has left in part, too.
+        let sent = spans.piece_end(sent.min(end));
         let left = self.snd.flight.first_waiting().map_or(sent, |(start, _)| start);
         spans.advance(left.min(end), |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, true);
@@ -441,35 +419,24 @@ impl Connection {
             cx.files.release(cx.out, file, offset, len, false);
         });
         self.release_waiting(cx);
-        cx.out.ops.extend(self.snd.take_contexts().map(|context| Op::L5oDestroy { context }));
+        self.snd.destroy_contexts(cx.out);
     }
 
-    /// The device has no such context, or none at all: what it was to seal the host seals, with the
-    /// digests in it, and what it was to fill in the host computes. Says which were ours.
+    /// Loses the context that the device refused, or all of them: the host makes what the device
+    /// was to make. Returns which contexts the connection had.
     pub(crate) fn lose_context(
         &mut self,
         cx: &mut Cx<'_>,
         refused: Option<(L5oId, Refusal)>,
-    ) -> Lost {
-        let context = refused.map(|(context, _)| context);
-        let mut lost = Lost::default();
-        if let Some(sealer) = &mut self.snd.sealer {
-            if context.is_none() {
-                cx.out.ops.extend(sealer.contexts().map(|context| Op::L5oDestroy { context }));
-            }
-            lost.seals = sealer.lose(context);
-        }
-        lost.digests = self.lose_digests(cx, refused.filter(|_| !lost.seals));
-        if lost.seals || lost.digests {
-            self.snd.read_on_host();
-            self.count_digests(cx);
+    ) -> T::Lost {
+        let lost = self.snd.transforms.lose(cx.out, refused);
+        if lost != T::Lost::default() {
+            self.snd.read_on_host(cx.out);
             // What it has of the file it will not send: what was handed over comes again. What
             // still waits for a disk must not leave after its bytes were acknowledged.
             self.snd.void_before = self.snd.next_tag;
             cx.out.ops.push_back(Op::Cancel { flow: self.flow });
-            if let Some(pdus) = &mut self.snd.pdus {
-                pdus.note_all_left();
-            }
+            self.snd.transforms.note_all_left();
             self.snd.flight.depart_all(cx.now);
             self.snd.flight.mark_lost(|_| true);
             self.rearm_retransmit(cx);
@@ -506,9 +473,7 @@ impl Connection {
         delay: Duration,
         outcome: TransmitOutcome,
     ) {
-        if let Some(pdus) = &mut self.snd.pdus {
-            pdus.note_left(tag);
-        }
+        self.snd.transforms.note_echo(tag, outcome == TransmitOutcome::Sent);
         if self.state == State::Closed {
             self.snd.flight.echo(tag, delay);
             self.release_waiting(cx);
@@ -517,9 +482,6 @@ impl Connection {
         match outcome {
             TransmitOutcome::Sent => {
                 self.note_carried(tag);
-                if let Some(sealer) = &mut self.snd.sealer {
-                    sealer.note_echo(tag);
-                }
                 self.snd.rate.on_departed(cx.now, self.snd.nxt);
                 if self.snd.flight.echo(tag, delay) {
                     self.rearm_retransmit(cx);
@@ -532,13 +494,12 @@ impl Connection {
             TransmitOutcome::Dropped(FileFault::FlowFailed) => {
                 self.snd.flight.echo(tag, delay);
                 self.snd.flight.mark_lost(|sent| sent.tag == tag);
-                self.snd.distrust();
+                self.snd.transforms.distrust();
                 self.rearm_retransmit(cx);
             }
             // The device has not the context that was thought to be there.
             TransmitOutcome::Dropped(FileFault::Refused(Refusal::Encrypted)) => {
-                let lost = self.lose_context(cx, None);
-                cx.out.counters.tls_tx_device_lost += u64::from(lost.seals);
+                self.lose_context(cx, None);
             }
             TransmitOutcome::Dropped(fault) => {
                 // In this order: the reset is of where this transmit was to begin, which is what
@@ -567,10 +528,9 @@ impl Connection {
     pub(crate) fn handle_file_bytes(&mut self, cx: &mut Cx<'_>, position: u64, bytes: Bytes) {
         self.snd.reading = false;
         if let Some(unread) = self.snd.spans.first_unread(position) {
-            let (sealer, pdus) = (self.snd.sealer.as_deref(), self.snd.pdus.as_deref_mut());
             if unread.at == position {
-                let len = self.snd.spans.fill(position, bytes, sealer, pdus);
-                self.count_digests(cx);
+                let len = self.snd.spans.fill(position, bytes, &mut self.snd.transforms);
+                self.snd.transforms.count(cx.out);
                 // The span holds memory now, and refers to the file no more. What left under a
                 // context that was lost since, the device still holds.
                 let sent = position < self.snd.nxt;
@@ -591,12 +551,9 @@ impl Connection {
         }
         self.snd.void_before = self.snd.next_tag;
         // What was in the ring when it was reset it has made since.
-        cx.out.ops.extend(self.snd.take_contexts().map(|context| Op::L5oDestroy { context }));
-        if let Some(pdus) = &mut self.snd.pdus {
-            pdus.note_all_left();
-        }
-        self.snd.read_on_host();
-        self.count_digests(cx);
+        self.snd.destroy_contexts(cx.out);
+        self.snd.transforms.note_all_left();
+        self.snd.read_on_host(cx.out);
         self.snd.flight.depart_all(cx.now);
         self.snd.reading = false;
         self.rearm_retransmit(cx);
@@ -640,16 +597,4 @@ pub(crate) const SEGMENT_MIN: u16 = 88;
 /// Bytes of the timestamps option with its padding, on a connection that has it.
 pub(crate) const fn timestamp_bytes(options: &Negotiated) -> u32 {
     if options.timestamps { 12 } else { 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An idle connection has to fit a kibibyte with its slot, its route and its flow-table entry.
-    #[test]
-    fn a_connection_is_small() {
-        let bytes = size_of::<Connection>();
-        assert!(bytes <= 792, "{bytes} bytes");
-    }
 }

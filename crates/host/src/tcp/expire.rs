@@ -8,6 +8,7 @@ use super::conn::{Connection, Cx};
 use super::flight::Sending;
 use super::recovery::{Phase, TimeOut};
 use super::timers::{Retransmit, Timer};
+use super::transform::TxTransforms;
 use crate::api::SocketError;
 
 /// Unanswered keep-alive probes before the peer counts as gone: Linux's tcp_keepalive_probes.
@@ -17,7 +18,7 @@ const KEEPALIVE_RETRY: Duration = Duration::from_secs(75);
 /// Quiet time after which a connection's spare memory is given back.
 const SHRINK_AFTER: Duration = Duration::from_secs(1);
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// Runs every timer that has expired.
     pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
         if self.timers.take(Timer::Retransmit, cx.now) {

@@ -5,7 +5,6 @@
 
 use alloc::boxed::Box;
 
-use abi::l5o::Content;
 use abi::teardown::{ClosingState, Teardown, TeardownLimits};
 use abi::{FileExtent, FileId, Header, Op, Part, Parts};
 use base::Instant;
@@ -22,13 +21,14 @@ use super::recovery::Phase;
 use super::spans::SpanMap;
 use super::state::State;
 use super::timers::Timer;
+use super::transform::TxTransforms;
 use crate::config::TcpConfig;
 
 /// Parts of a connection that is handed over: more are a sign of many small writes, and dear for
 /// the device to keep.
 const PARTS_MAX: usize = 8;
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// Whether the application has closed it, and only its end is to be brought to the peer.
     pub(crate) const fn is_left(&self) -> bool {
         self.closing_state().is_some() && self.snd.fin && !self.modes.held
@@ -89,7 +89,7 @@ impl Connection {
             state,
             rto: self.snd.rtt.rto(cx.config),
             time_wait: cx.config.time_wait,
-            contexts: self.snd.take_contexts().collect(),
+            contexts: self.snd.transforms.take_contexts().collect(),
             late_data: self.late_data,
         }))
     }
@@ -124,22 +124,14 @@ impl Connection {
             else {
                 continue;
             };
-            self.snd.distrust();
-            let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
-            if self.snd.spans.collect(from, len, sealer, pdus, &mut parts).len < len {
+            let transforms = &mut self.snd.transforms;
+            transforms.distrust();
+            if self.snd.spans.collect(from, len, transforms, &mut parts).len < len {
                 return None;
             }
         }
         // A context that was refused would be heard of when the connection is not ours any more.
-        let sealer = self.snd.sealer.as_deref();
-        let proven = |part: &Part| match part {
-            // A request's answer is no end of a connection of NVMe's.
-            Part::Sealed(sealed) if matches!(sealed.content, Content::Pdu(_)) => false,
-            Part::Pdu(_) => false,
-            Part::Sealed(sealed) => sealer.is_some_and(|s| s.is_proven(sealed.context, una)),
-            Part::Host(_) | Part::File(_) => true,
-        };
-        if !parts.iter().all(proven) {
+        if !parts.iter().all(|part| self.snd.transforms.is_proven(part, una)) {
             return None;
         }
         let new = parts.get(sent..).unwrap_or_default().iter().map(own_file_bytes).sum();

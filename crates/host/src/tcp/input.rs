@@ -4,12 +4,11 @@
 //! counts at all, then passes its acknowledgment to [`super::ack`] and its payload to
 //! [`super::rcv`].
 
-use alloc::boxed::Box;
 use core::ops::Range;
 
 use abi::PacketBuf;
-use abi::l5o::Opened;
-use abi::nvme_tcp::Placed;
+use abi::l5o::RxMetadata;
+use abi::teardown::LateData;
 use base::{Duration, Instant, SeqNum};
 use wire::tcp::{Flags, Segment};
 
@@ -17,6 +16,7 @@ use super::conn::{Connection, Cx};
 use super::rcv::Chunk;
 use super::state::State;
 use super::timers::Timer;
+use super::transform::TxTransforms;
 use crate::api::SocketError;
 
 /// RFC 7323 section 5.5: a timestamp older than this proves nothing.
@@ -30,10 +30,8 @@ pub(crate) struct Arrival {
     /// The frame, and where the payload lies in it.
     pub(crate) packet: PacketBuf,
     pub(crate) payload: Range<usize>,
-    /// What the device opened of it.
-    pub(crate) opened: Option<Opened>,
-    /// What it did with the NVMe/TCP in it.
-    pub(crate) placed: Option<Box<Placed>>,
+    /// For the protocol above, which reads the payload.
+    pub(crate) metadata: RxMetadata,
     /// Packets that were merged into it.
     pub(crate) packets: u8,
     /// It carried the CE mark: RFC 3168.
@@ -49,7 +47,7 @@ impl Arrival {
     }
 }
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// Takes a segment.
     pub(crate) fn handle_segment(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
         let continues = if self.state == State::SynSent {
@@ -237,7 +235,7 @@ impl Connection {
 
     /// Seventh and eighth: payload and FIN.
     fn handle_payload(&mut self, cx: &mut Cx<'_>, arrival: Arrival) -> Option<PacketBuf> {
-        let Arrival { segment, packet, payload, packets, opened, placed, .. } = arrival;
+        let Arrival { segment, packet, payload, packets, metadata, .. } = arrival;
         let fin = segment.flags.has(Flags::FIN);
         let closing = matches!(self.state, State::FinWait1 | State::FinWait2);
         let shut = self.modes.held && self.modes.read_shut && closing;
@@ -250,7 +248,7 @@ impl Connection {
             self.abort(cx, SocketError::Closed);
             return Some(packet);
         }
-        let chunk = Chunk::new(packet, payload.start, payload.end, opened, placed);
+        let chunk = Chunk::new(packet, payload.start, payload.end, metadata);
         let expected = self.rcv.next();
         let spares = &mut cx.out.recycle;
         let taken = self.rcv.take(cx.now, segment.seq, chunk, (fin, packets), spares);
@@ -348,5 +346,25 @@ impl Connection {
             }
             self.state = next;
         }
+    }
+
+    /// Returns whether data is answered with a reset: the application has closed the connection,
+    /// and not lingering.
+    pub(crate) fn refuses_data(&self) -> bool {
+        !self.modes.held && self.late_data == LateData::Reset
+    }
+
+    /// Counts bytes that came after the application closed the connection lingering. Returns
+    /// false if there are more of them than it discards.
+    fn discards(&mut self, cx: &mut Cx<'_>, bytes: u64) -> bool {
+        let LateData::Discard { bytes_max } = &mut self.late_data else { return true };
+        let left = u32::try_from(bytes).ok().and_then(|bytes| bytes_max.checked_sub(bytes));
+        let Some(left) = left else {
+            cx.out.counters.tcp_late_data_resets += 1;
+            return false;
+        };
+        *bytes_max = left;
+        cx.out.counters.tcp_late_data_bytes += bytes;
+        true
     }
 }

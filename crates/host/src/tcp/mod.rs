@@ -9,6 +9,7 @@
 //! | [`expire`] | timers |
 //! | [`rcv`] | receive window, reassembly, SACK blocks, when to acknowledge |
 //! | [`spans`] | the send stream as a map from positions to sources |
+//! | [`transform`] | what the send stream asks of protocols above TCP |
 //! | [`flight`] | what was sent and is not acknowledged |
 //! | [`rack`] | what of it is lost |
 //! | [`recovery`] | how fast to go meanwhile |
@@ -45,3 +46,4 @@ pub(crate) mod spans;
 pub(crate) mod state;
 pub(crate) mod time_wait;
 pub(crate) mod timers;
+pub(crate) mod transform;

@@ -16,6 +16,7 @@ use super::recovery::Phase;
 use super::spans::Collected;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
+use super::transform::TxTransforms;
 use crate::outbox::TcpPayload;
 
 /// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
@@ -37,7 +38,7 @@ const ECT_0: u8 = 2;
 /// SACK blocks that fit beside timestamps, with a duplicate's.
 const SACK_BLOCKS: usize = 3;
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     /// Sends what can be sent.
     pub(crate) fn output(&mut self, cx: &mut Cx<'_>) {
         match self.state {
@@ -410,26 +411,15 @@ impl Connection {
         self.snd.pace_at.max(now - late)
     }
 
-    /// Tells the layers above which echo will say that their bytes have left.
-    fn note_echo_asked(&mut self, start: u64, tag: u32, parts: &Parts, again: bool) {
-        if let (true, Some(pdus)) = (again, &mut self.snd.pdus) {
-            pdus.note_reread(start, tag);
-        }
-        if let Some(sealer) = &mut self.snd.sealer {
-            sealer.note_echo_asked(tag, parts);
-        }
-    }
-
     /// Hands start..end to the device as one transmit; the end may be the FIN's. Gives the sequence
     /// numbers that went, fewer where the host has not read the bytes yet.
     pub(super) fn transmit(&mut self, cx: &mut Cx<'_>, start: u64, end: u64, again: bool) -> u64 {
         let mut parts = Parts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
-        let (sealer, pdus) = (self.snd.sealer.as_deref_mut(), self.snd.pdus.as_deref_mut());
         let Collected { len, ends_write } = match want {
             0 => Collected::default(),
-            _ => self.snd.spans.collect(start, want, sealer, pdus, &mut parts),
+            _ => self.snd.spans.collect(start, want, &mut self.snd.transforms, &mut parts),
         };
         let fin = end > data_end && len == want;
         let sent = u64::from(len) + u64::from(fin);
@@ -463,7 +453,7 @@ impl Connection {
             }
         }
         if pending {
-            self.note_echo_asked(start, tag, &parts, again);
+            self.snd.transforms.note_handed_over(start, tag, &parts, again);
         }
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, sending);

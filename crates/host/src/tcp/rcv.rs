@@ -10,7 +10,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
-use abi::nvme_tcp::Placed;
+use abi::l5o::RxMetadata;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 
@@ -20,9 +20,9 @@ use crate::rare::Rare;
 
 /// Buffers that may hold far more than their payload before the queue is copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
-/// Segments that the device opened, and that wait to be read: these are not copied together, since
-/// what was opened of each is known of each.
-const OPENED_CHUNKS_MAX: usize = 4096;
+/// Segments with metadata that wait to be read: these are not copied together, since the metadata
+/// is of each segment.
+const MARKED_CHUNKS_MAX: usize = 4096;
 /// Segments acknowledged at once at the beginning of a connection: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
 
@@ -177,7 +177,7 @@ impl Receive {
             }
             return Taken { fin_reached: self.reach_fin(), ..spare(chunk, spares) };
         };
-        if chunk.is_marked() && self.ready.len() >= OPENED_CHUNKS_MAX {
+        if chunk.is_marked() && self.ready.len() >= MARKED_CHUNKS_MAX {
             // It comes again.
             return spare(chunk, spares);
         }
@@ -301,10 +301,10 @@ impl Receive {
         self.ready.front().map_or(&[], Chunk::bytes)
     }
 
-    /// What the device did with the NVMe/TCP in the segment that [`Self::peek`] shows, and where in
-    /// its payload the bytes shown begin.
-    pub(crate) fn placed(&mut self) -> Option<(&mut Placed, usize)> {
-        self.ready.front_mut()?.placed()
+    /// Returns the metadata of the segment that [`Self::peek`] shows, and where in its payload the
+    /// bytes shown begin.
+    pub(crate) fn metadata_mut(&mut self) -> Option<(&mut RxMetadata, usize)> {
+        Some(self.ready.front_mut()?.metadata_mut())
     }
 
     /// Takes bytes off the front; gives a buffer back when it is used up.
@@ -340,8 +340,8 @@ impl Receive {
         self.edge
     }
 
-    /// What can be read of `len` bytes from `skip` bytes behind the first: each piece with what the
-    /// device opened of the segment that it came in.
+    /// Iterates over the `len` bytes from `skip` bytes behind the first, if they have come: each
+    /// piece with the metadata of its segment.
     pub(crate) fn pieces(&self, skip: usize, len: usize) -> impl Iterator<Item = Piece<'_>> {
         let (mut skip, mut left) = (skip, len);
         self.ready.iter().map_while(move |chunk| {
@@ -431,7 +431,7 @@ mod tests {
 
     fn chunk(bytes: &[u8]) -> Chunk {
         let packet = PacketPool::new(0).copy(bytes).unwrap();
-        Chunk::new(packet, 0, bytes.len(), None, None)
+        Chunk::new(packet, 0, bytes.len(), RxMetadata::default())
     }
 
     fn take(rcv: &mut Receive, at: u32, bytes: &[u8], fin: bool) -> Taken {

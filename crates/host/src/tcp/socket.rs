@@ -8,10 +8,11 @@ use base::{Duration, Instant};
 use super::conn::{Connection, SEGMENT_MIN, timestamp_bytes};
 use super::recovery::Phase;
 use super::state::State;
+use super::transform::TxTransforms;
 use crate::api::{Readiness, SocketInfo, SocketOption};
 use crate::config::TcpConfig;
 
-impl Connection {
+impl<T: TxTransforms> Connection<T> {
     pub(crate) fn readiness(&self, config: &TcpConfig) -> Readiness {
         let readable = self.rcv.ready_bytes() > 0;
         Readiness {

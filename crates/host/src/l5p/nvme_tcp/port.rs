@@ -140,7 +140,7 @@ impl Host {
     pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
         let conn = self.table.get(socket)?;
         let port = self.table.slots.get(socket.index())?.nvme.as_deref()?;
-        let tx_offload = conn.snd.pdus.as_deref().and_then(Pdus::offload);
+        let tx_offload = conn.snd.transforms.pdus.as_deref().and_then(Pdus::offload);
         Some(NvmeInfo { tx_offload, rx_offload: port.rx.map(drop) })
     }
 
@@ -209,7 +209,8 @@ impl Host {
         if slot.session.as_deref().is_some_and(|session| !session.shows_packets()) {
             return None;
         }
-        let (placed, at) = slot.conn.as_deref_mut()?.rcv.placed()?;
+        let (metadata, at) = slot.conn.as_deref_mut()?.rcv.metadata_mut()?;
+        let placed = metadata.placed.as_deref_mut()?;
         (placed.context == Some(context)).then_some((placed, at))
     }
 

@@ -11,7 +11,8 @@ use abi::nvme_tcp::OverTls;
 use abi::{Op, Refusal};
 
 use super::{Piece, Session, Stage};
-use crate::tcp::conn::{Connection, Cx};
+use crate::l5p::Connection;
+use crate::tcp::conn::Cx;
 
 impl Session {
     /// Asks the device for a context that seals from the next record on, if any `follows`; the keys
@@ -38,7 +39,7 @@ impl Session {
             cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             cx.out.counters.tls_tx_device += 1;
         }
-        let Some(sealer) = &mut conn.snd.sealer else { return };
+        let Some(sealer) = &mut conn.snd.transforms.sealer else { return };
         if sealer.has(&open.tx.keys) {
             context.into_iter().for_each(|context| sealer.renew(context));
         } else {
@@ -49,7 +50,7 @@ impl Session {
     /// Where content that is written next begins, if the device seals it.
     pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
         let Stage::Open(open) = &self.stage else { return None };
-        let context = conn.snd.sealer.as_ref()?.context()?;
+        let context = conn.snd.transforms.sealer.as_ref()?.context()?;
         Some(OverTls { context, number: open.tx.number, skip: 0 })
     }
 

@@ -39,9 +39,10 @@ use bytes::{Buf as _, Bytes};
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
 use crate::files::Files;
+use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::tx::pdus::Written;
 use crate::outbox::Outbox;
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Receive;
 use crate::tcp::spans::Source;
 use crate::tcp::state::State;
@@ -379,7 +380,7 @@ impl Session {
     fn open(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, open: Open) {
         self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
         self.stage = Stage::Open(Box::new(open));
-        conn.snd.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
+        conn.snd.transforms.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
         // Nothing follows a FIN that would be sealed.
         let follows = conn.state.may_write();
         self.install_tx(conn, cx, follows);
@@ -394,7 +395,8 @@ impl Session {
     pub(crate) fn info(&self, conn: &Connection) -> Option<TlsInfo> {
         let Stage::Open(open) = &self.stage else { return None };
         // Whatever was said when it was asked for: a context that is gone seals nothing.
-        let seals = conn.snd.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
+        let seals =
+            conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
         let why_not = self.tx_refused.unwrap_or(Refusal::DeviceReset);
         Some(TlsInfo {
             version: open.version,

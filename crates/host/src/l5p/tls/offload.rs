@@ -18,9 +18,10 @@ use base::SeqNum;
 use wire::tls::{HEADER_BYTES, RecordHeader};
 
 use super::record::Keys;
+use crate::l5p::Connection;
 use crate::limit::PerSecond;
 use crate::outbox::Outbox;
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Piece;
 
 /// Keys of contexts whose work may still have to be undone, beside those that work now: what a peer
@@ -220,7 +221,7 @@ impl RxOffload {
             let begin = offset;
             offset += piece.bytes().len();
             let here = text.start.max(begin)..text.end.min(offset);
-            match piece.opened() {
+            match &piece.metadata().opened {
                 Some(opened) if *context.get_or_insert(opened.context) == opened.context => {
                     verified |= opened.verified.contains(&number);
                     let record = Claim { number, len, ..Claim::default() };
@@ -266,7 +267,7 @@ impl RxOffload {
     /// Puts `out`, a copy of `piece`, back to what came: counter mode undoes itself. Says whether
     /// there was anything to undo.
     pub(super) fn restore(&self, piece: &Piece<'_>, out: &mut [u8]) -> bool {
-        let Some(opened) = piece.opened() else { return false };
+        let Some(opened) = &piece.metadata().opened else { return false };
         let Some(keys) = self.keys_of(opened.context) else { return false };
         let (segment, at) = piece.segment();
         let from = at.max(as_usize(opened.range.start));

@@ -19,7 +19,8 @@ use super::handshake::Done;
 use super::record::{Alert, CONTENT_BYTES_MAX, Keys, Version, content};
 use super::secret::{Secret, Sender};
 use super::{TlsDirection, TlsKeys};
-use crate::tcp::conn::{Connection, Cx};
+use crate::l5p::Connection;
+use crate::tcp::conn::Cx;
 
 /// Records left of a key's limit when it is changed.
 pub(super) const LIMIT_MARGIN: u64 = 1024;

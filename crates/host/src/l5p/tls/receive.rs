@@ -17,8 +17,10 @@ use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
 use super::{PLAIN_BYTES_MAX, Session, Stage};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
+use crate::l5p::Connection;
+use crate::l5p::transforms::has_unsent;
 use crate::outbox::Outbox;
-use crate::tcp::conn::{Connection, Cx};
+use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Receive;
 
 /// Zeros behind the content that are looked through for the content type (RFC 8446 section 5.4)
@@ -80,8 +82,8 @@ impl Session {
             if let Some(clear) = self.clear {
                 self.consume_clear(&mut conn.rcv, cx.out, clear.left);
             }
-            let newest = conn.snd.sealer.as_ref().map_or(0, |sealer| sealer.newest());
-            let unsent = conn.snd.spans.has_unsent(conn.snd.nxt, newest);
+            let newest = conn.snd.transforms.sealer.as_ref().map_or(0, |sealer| sealer.newest());
+            let unsent = has_unsent(&conn.snd.spans, conn.snd.nxt, newest);
             if self.shut && self.queue.is_empty() && !unsent {
                 self.peer_ended = true;
                 (self.incoming, self.awaited) = (Vec::new(), 0);

@@ -15,8 +15,10 @@ use super::sealer::Records;
 use super::{Piece, Session, Stage};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
+use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::tx::pdus::{Written, joined};
-use crate::tcp::conn::{Connection, Cx};
+use crate::l5p::transforms::{Text, Unit, take_unsent};
+use crate::tcp::conn::Cx;
 use crate::tcp::spans::Source;
 
 /// Content of an alert: RFC 8446 section 6.
@@ -56,7 +58,7 @@ impl Session {
         }
         bytes.truncate(taken);
         if self.is_to_write(conn, taken as u64) {
-            self.write(conn, counters, Source::Memory(bytes), taken as u64);
+            self.write(conn, counters, Text::Plain(Source::Memory(bytes)), taken as u64);
         } else {
             self.queue.push_back(Piece::Memory(bytes));
             self.queued += taken as u64;
@@ -77,7 +79,7 @@ impl Session {
             return;
         }
         if self.is_to_write(conn, len) {
-            self.write(conn, counters, source, len);
+            self.write(conn, counters, Text::Plain(source), len);
         } else {
             self.queue.push_back(Piece::File { source, left: len });
             self.queued += len;
@@ -142,7 +144,12 @@ impl Session {
                     if bytes.is_empty() {
                         self.queue.pop_front();
                     }
-                    self.write(conn, &mut cx.out.counters, Source::Memory(text), here as u64);
+                    self.write(
+                        conn,
+                        &mut cx.out.counters,
+                        Text::Plain(Source::Memory(text)),
+                        here as u64,
+                    );
                 }
                 Piece::File { source, left } => {
                     let here = most.min(*left);
@@ -152,7 +159,7 @@ impl Session {
                     if *left == 0 {
                         self.queue.pop_front();
                     }
-                    self.write(conn, &mut cx.out.counters, source, here);
+                    self.write(conn, &mut cx.out.counters, Text::Plain(source), here);
                 }
                 Piece::Pdu(_) => {
                     let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else { return };
@@ -172,14 +179,15 @@ impl Session {
     /// Appends a PDU to the send stream: digests first, then seals (Autonomous NIC Offloads,
     /// section 5.3). What is memory goes into one run of records.
     fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
-        let seals = conn.snd.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
-        let Some(pdus) = &mut conn.snd.pdus else { return };
+        let seals =
+            conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
+        let Some(pdus) = &mut conn.snd.transforms.pdus else { return };
         let mark = pdu.mark;
         let pieces = pdus.make(pdu, seals, counters);
-        for (source, len) in joined(pieces) {
-            self.write(conn, counters, source, len);
+        for (text, len) in joined(pieces) {
+            self.write(conn, counters, text, len);
         }
-        if let Some(pdus) = &mut conn.snd.pdus {
+        if let Some(pdus) = &mut conn.snd.transforms.pdus {
             pdus.note(mark, conn.snd.spans.end(), conn.snd.una);
         }
     }
@@ -190,7 +198,7 @@ impl Session {
         &mut self,
         conn: &mut Connection,
         counters: &mut HostCounters,
-        source: Source,
+        text: Text,
         bytes: u64,
     ) {
         let Stage::Open(open) = &mut self.stage else { return };
@@ -204,7 +212,7 @@ impl Session {
         open.tx.number += run.records();
         counters.tls_tx_records += run.records();
         counters.tls_tx_bytes += bytes;
-        let Some(sealer) = &mut conn.snd.sealer else { return };
+        let Some(sealer) = &mut conn.snd.transforms.sealer else { return };
         let records = Records {
             epoch: sealer.newest(),
             number,
@@ -212,16 +220,18 @@ impl Session {
             run,
             front: as_u32(framing.front()),
         };
-        match source {
-            Source::Memory(text) if !sealer.is_offloaded(&records) => {
-                let sealed = sealer.seal(&records, &text);
-                conn.snd.spans.push_memory(Bytes::from(sealed));
+        let text = match text {
+            Text::Plain(mut source) if !sealer.is_offloaded(&records) => {
+                if let Source::Memory(text) = source {
+                    let sealed = sealer.seal(&records, &text);
+                    return conn.snd.spans.push_memory(Bytes::from(sealed));
+                }
+                source.read_on_host();
+                Text::Plain(source)
             }
-            Source::Device { file, offset } if !sealer.is_offloaded(&records) => {
-                conn.snd.spans.push_records(Source::Unread { file, offset }, records);
-            }
-            source => conn.snd.spans.push_records(source, records),
-        }
+            text => text,
+        };
+        conn.snd.spans.push_unit(Unit::Records { records, text });
     }
 
     /// Changes our key: says so under the old one, and has the device seal with the new. Says
@@ -245,11 +255,11 @@ impl Session {
     /// close_notify, whose number the old key does not reach again.
     pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let Stage::Open(open) = &mut self.stage else { return };
-        let Some(sealer) = conn.snd.sealer.as_deref() else { return };
+        let Some(sealer) = conn.snd.transforms.sealer.as_deref() else { return };
         // An answer that was not sent precedes all that is unsent; and a peer that acknowledges
         // nothing gets no more of them kept. Marks of PDUs are positions, which must not move.
         let answered = sealer.newest_begin() > conn.snd.nxt || sealer.kept() >= EPOCHS_MAX;
-        if answered || !open.can_rekey() || conn.snd.pdus.is_some() {
+        if answered || !open.can_rekey() || conn.snd.transforms.pdus.is_some() {
             return;
         }
         let ended = self.shut && self.queue.is_empty();
@@ -257,7 +267,9 @@ impl Session {
             if ended { ALERT_BYTES + open.tx.keys.framing.overhead() as u64 } else { 0 };
         let newest = sealer.newest();
         let from = conn.first_movable();
-        let Some(unsent) = conn.snd.spans.take_unsent(from, newest, end_bytes) else { return };
+        let Some(unsent) = take_unsent(&mut conn.snd.spans, from, newest, end_bytes) else {
+            return;
+        };
         // They are counted when they are written again.
         let bytes: u64 = unsent.content.iter().map(|(_, len)| len).sum();
         cx.out.counters.tls_tx_records -= unsent.records;
@@ -272,7 +284,7 @@ impl Session {
             return self.fail(conn, cx, Alert::InternalError);
         }
         for (source, len) in unsent.content {
-            self.write(conn, &mut cx.out.counters, source, len);
+            self.write(conn, &mut cx.out.counters, Text::Plain(source), len);
         }
         if let (true, Stage::Open(open)) = (ended, &mut self.stage) {
             let end = open.seal(content::ALERT, &[1, Alert::CloseNotify as u8]);

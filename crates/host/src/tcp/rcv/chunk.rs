@@ -1,13 +1,11 @@
-//! Payload in the buffer that it came in, and what the device did to it.
+//! Payload in the buffer that it came in, with the metadata of its segment.
 //!
 //! [`Receive`](super::Receive) queues, cuts and reads chunks; the bytes stay where they are.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
-use abi::l5o::Opened;
-use abi::nvme_tcp::Placed;
+use abi::l5o::RxMetadata;
 
 /// Payload in the buffer it came in.
 #[derive(Debug)]
@@ -15,12 +13,9 @@ pub(crate) struct Chunk {
     buf: Buffer,
     start: usize,
     end: usize,
-    /// Where the payload began when it came: what `opened` counts from.
+    /// Where the payload began when it came: what the metadata counts from.
     origin: usize,
-    /// What the device opened of it.
-    opened: Option<Opened>,
-    /// What the device did with the NVMe/TCP in it.
-    placed: Option<Box<Placed>>,
+    metadata: RxMetadata,
 }
 
 #[derive(Debug)]
@@ -43,22 +38,26 @@ impl Chunk {
         packet: PacketBuf,
         start: usize,
         end: usize,
-        opened: Option<Opened>,
-        placed: Option<Box<Placed>>,
+        metadata: RxMetadata,
     ) -> Self {
-        Self { buf: Buffer::Packet(packet), start, end, origin: start, opened, placed }
+        Self { buf: Buffer::Packet(packet), start, end, origin: start, metadata }
     }
 
     /// Bytes that were copied together.
     pub(super) fn joined(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
-        Self { buf: Buffer::Joined(bytes), start: 0, end, origin: 0, opened: None, placed: None }
+        Self {
+            buf: Buffer::Joined(bytes),
+            start: 0,
+            end,
+            origin: 0,
+            metadata: RxMetadata::default(),
+        }
     }
 
-    /// Whether its packet has to be kept as it came: what the device did to it is known of it
-    /// alone.
+    /// Returns whether its packet has to be kept as it came, since it has metadata.
     pub(super) const fn is_marked(&self) -> bool {
-        self.opened.is_some() || self.placed.is_some()
+        !self.metadata.is_empty()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -88,10 +87,9 @@ impl Chunk {
         }
     }
 
-    /// What the device did with the NVMe/TCP in it, and where in its payload the bytes left begin.
-    pub(super) fn placed(&mut self) -> Option<(&mut Placed, usize)> {
-        let at = self.start - self.origin;
-        Some((self.placed.as_deref_mut()?, at))
+    /// Returns the metadata of its segment, and where in the payload the bytes left begin.
+    pub(super) const fn metadata_mut(&mut self) -> (&mut RxMetadata, usize) {
+        (&mut self.metadata, self.start - self.origin)
     }
 
     /// Takes `bytes` off the front; it has as many.
@@ -140,7 +138,7 @@ impl<'a> Piece<'a> {
         (&buf.as_slice()[*origin..(*end).max(*origin)], self.at - origin)
     }
 
-    pub(crate) const fn opened(&self) -> Option<&'a Opened> {
-        self.chunk.opened.as_ref()
+    pub(crate) const fn metadata(&self) -> &'a RxMetadata {
+        &self.chunk.metadata
     }
 }

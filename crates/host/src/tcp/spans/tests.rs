@@ -1,14 +1,82 @@
 //! Positions and sources.
 
 use super::*;
+use crate::outbox::Outbox;
+use abi::Refusal;
+use abi::l5o::L5oId;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use proptest::prelude::*;
+
+impl TxUnit for Infallible {
+    fn len(&self) -> u64 {
+        match *self {}
+    }
+
+    fn memory(&self) -> usize {
+        match *self {}
+    }
+
+    fn file(&self) -> Option<FileId> {
+        match *self {}
+    }
+
+    fn is_unread(&self) -> bool {
+        match *self {}
+    }
+
+    fn piece_end(&self, _: u64) -> u64 {
+        match *self {}
+    }
+
+    fn forget(&mut self, _: u64, _: &mut dyn FnMut(FileId, u64, u64)) -> usize {
+        match *self {}
+    }
+
+    fn first_unread(&self, _: u64) -> Option<Unread> {
+        match *self {}
+    }
+}
+
+/// A connection without protocols above TCP.
+impl TxTransforms for () {
+    type Unit = Infallible;
+    type Lost = ();
+
+    fn part(&mut self, unit: &Infallible, _: u64, _: u64, _: u32) -> Option<Part> {
+        match *unit {}
+    }
+
+    fn fill(&mut self, unit: &Infallible, _: u64, _: Bytes) -> Option<(u64, Pieces<Infallible>)> {
+        match *unit {}
+    }
+
+    fn read_on_host(&mut self, unit: &mut Infallible) -> Option<Pieces<Infallible>> {
+        match *unit {}
+    }
+
+    fn note_handed_over(&mut self, _: u64, _: u32, _: &[Part], _: bool) {}
+    fn note_echo(&mut self, _: u32, _: bool) {}
+    fn note_all_left(&mut self) {}
+    fn distrust(&mut self) {}
+    fn acknowledged(&mut self, _: u64, _: &mut Outbox) {}
+    fn count(&mut self, _: &mut Outbox) {}
+    fn lose(&mut self, _: &mut Outbox, _: Option<(L5oId, Refusal)>) {}
+
+    fn is_proven(&self, _: &Part, _: u64) -> bool {
+        true
+    }
+
+    fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> {
+        core::iter::empty()
+    }
+}
 
 const FILE: FileId = FileId(3);
 
-fn parts(map: &SpanMap, position: u64, len: u32) -> (u32, Vec<(u64, u32)>) {
+fn parts(map: &SpanMap<Infallible>, position: u64, len: u32) -> (u32, Vec<(u64, u32)>) {
     let mut parts = Parts::new();
-    let sent = map.collect(position, len, None, None, &mut parts).len;
+    let sent = map.collect(position, len, &mut (), &mut parts).len;
     let seen = parts.iter().map(|p| match p {
         Part::Host(b) => (u64::from(b[0]), p.len()),
         Part::File(e) => (e.offset, e.len),
@@ -17,16 +85,16 @@ fn parts(map: &SpanMap, position: u64, len: u32) -> (u32, Vec<(u64, u32)>) {
     (sent, seen.collect())
 }
 
-fn unread(map: &SpanMap, position: u64) -> (u64, u64, u64) {
+fn unread(map: &SpanMap<Infallible>, position: u64) -> (u64, u64, u64) {
     let unread = map.first_unread(position).unwrap();
     (unread.at, unread.offset, unread.bytes)
 }
 
 #[test]
 fn head_and_body_share_a_transmit() {
-    let mut map = SpanMap::new();
+    let mut map = SpanMap::<Infallible>::new();
     map.push_memory(Bytes::from_static(&[7; 100]));
-    map.push_file(Source::Device { file: FILE, offset: 4096 }, 1000);
+    map.push_plain(Source::Device { file: FILE, offset: 4096 }, 1000);
     assert_eq!(parts(&map, 1, 500), (500, [(7, 100), (4096, 400)].into()));
     assert_eq!(parts(&map, 501, 5000), (600, [(4496, 600)].into()));
     let mut released = Vec::new();
@@ -38,9 +106,9 @@ fn head_and_body_share_a_transmit() {
 
 #[test]
 fn a_transmit_has_as_many_extents_as_the_device_takes() {
-    let mut map = SpanMap::new();
+    let mut map = SpanMap::<Infallible>::new();
     for offset in 0..20 {
-        map.push_file(Source::Device { file: FILE, offset: offset * 100 }, 10);
+        map.push_plain(Source::Device { file: FILE, offset: offset * 100 }, 10);
     }
     let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
     let (sent, seen) = parts(&map, 1, 200);
@@ -49,35 +117,35 @@ fn a_transmit_has_as_many_extents_as_the_device_takes() {
 
 #[test]
 fn unread_bytes_wait_for_the_host() {
-    let mut map = SpanMap::new();
+    let mut map = SpanMap::<Infallible>::new();
     map.push_memory(Bytes::from_static(&[1; 10]));
-    map.push_file(Source::Unread { file: FILE, offset: 50 }, 100);
+    map.push_plain(Source::Unread { file: FILE, offset: 50 }, 100);
     assert_eq!(parts(&map, 1, 1000).0, 10);
     assert_eq!(unread(&map, 1), (11, 50, 100));
-    assert_eq!(map.fill(11, Bytes::from_static(&[2; 60]), None, None), 60);
+    assert_eq!(map.fill(11, Bytes::from_static(&[2; 60]), &mut ()), 60);
     assert_eq!(parts(&map, 1, 1000), (70, [(1, 10), (2, 60)].into()));
     assert_eq!(unread(&map, 1), (71, 110, 40));
-    assert_eq!(map.fill(70, Bytes::from_static(&[9; 40]), None, None), 0, "not where the hole is");
-    assert_eq!(map.fill(91, Bytes::from_static(&[4; 10]), None, None), 10, "in the middle");
+    assert_eq!(map.fill(70, Bytes::from_static(&[9; 40]), &mut ()), 0, "not where the hole is");
+    assert_eq!(map.fill(91, Bytes::from_static(&[4; 10]), &mut ()), 10, "in the middle");
     assert_eq!(unread(&map, 1), (71, 110, 20));
-    assert_eq!(map.fill(71, Bytes::from_static(&[3; 20]), None, None), 20);
+    assert_eq!(map.fill(71, Bytes::from_static(&[3; 20]), &mut ()), 20);
     assert_eq!(unread(&map, 1), (101, 140, 10));
-    assert_eq!(map.fill(101, Bytes::from_static(&[3; 10]), None, None), 10);
+    assert_eq!(map.fill(101, Bytes::from_static(&[3; 10]), &mut ()), 10);
     assert_eq!(parts(&map, 1, 1000).0, 110);
     assert_eq!(map.memory(), 110);
 }
 
 #[test]
 fn nothing_is_to_be_read_until_the_host_has_to() {
-    let mut map = SpanMap::new();
-    map.push_file(Source::Device { file: FILE, offset: 0 }, 100);
+    let mut map = SpanMap::<Infallible>::new();
+    map.push_plain(Source::Device { file: FILE, offset: 0 }, 100);
     assert_eq!(map.first_unread(1), None);
-    map.read_on_host(None, None);
+    map.read_on_host(&mut ());
     assert_eq!(unread(&map, 1), (1, 0, 100));
     map.advance(101, |_, _, _| {});
-    map.push_file(Source::Device { file: FILE, offset: 0 }, 100);
+    map.push_plain(Source::Device { file: FILE, offset: 0 }, 100);
     assert_eq!(map.first_unread(101), None);
-    map.push_file(Source::Unread { file: FILE, offset: 500 }, 100);
+    map.push_plain(Source::Unread { file: FILE, offset: 500 }, 100);
     assert_eq!(unread(&map, 101), (201, 500, 100));
 }
 
@@ -90,7 +158,7 @@ proptest! {
         acks in any::<[u16; 4]>(),
         at in any::<[u16; 4]>(),
     ) {
-        let mut map = SpanMap::new();
+        let mut map = SpanMap::<Infallible>::new();
         let mut model: Vec<u64> = alloc::vec![0];
         for (i, &(memory, len)) in steps.iter().enumerate() {
             if memory {
@@ -99,7 +167,7 @@ proptest! {
                 model.extend((0..len).map(|_| u64::from(byte)));
             } else {
                 let offset = 1000 * (i as u64 + 1);
-                map.push_file(Source::Device { file: FILE, offset }, len);
+                map.push_plain(Source::Device { file: FILE, offset }, len);
                 model.extend(offset..offset + len);
             }
         }
@@ -111,7 +179,7 @@ proptest! {
             map.advance(ack, |_, _, _| {});
             let from = ack.max(1) + u64::from(at) % (end - ack.max(1) + 1);
             let mut got = Parts::new();
-            let n = map.collect(from, 700, None, None, &mut got).len;
+            let n = map.collect(from, 700, &mut (), &mut got).len;
             prop_assert_eq!(u64::from(n), (end - from).min(700));
             let mut expect = &model[usize::try_from(from).unwrap()..];
             for part in &got {

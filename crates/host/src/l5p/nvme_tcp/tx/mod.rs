@@ -20,7 +20,9 @@ use bytes::Bytes;
 
 use crate::api::{FileId, SendError, SocketError, SocketId};
 use crate::host::Host;
-use crate::tcp::conn::{Connection, Cx};
+use crate::l5p::Connection;
+use crate::l5p::transforms::{Text, Unit};
+use crate::tcp::conn::Cx;
 use crate::tcp::spans::Source;
 use pdus::Written;
 
@@ -58,7 +60,7 @@ impl Host {
     ) -> Result<L5oId, Refusal> {
         self.make_whole(now, socket);
         let conn = self.table.get_mut(socket).ok_or(Refusal::Ended)?;
-        let pdus = conn.snd.pdus.get_or_insert_default();
+        let pdus = conn.snd.transforms.pdus.get_or_insert_default();
         pdus.begin(state, crypto);
         match pdus.context() {
             Some(context) => Ok(context),
@@ -70,7 +72,8 @@ impl Host {
     /// why not.
     fn install_digests(&mut self, now: Instant, socket: SocketId) -> Result<L5oId, Refusal> {
         let installed = self.try_digests(now, socket);
-        let pdus = self.table.get_mut(socket).and_then(|conn| conn.snd.pdus.as_deref_mut());
+        let pdus =
+            self.table.get_mut(socket).and_then(|conn| conn.snd.transforms.pdus.as_deref_mut());
         if let (Some(pdus), Err(why)) = (pdus, installed) {
             pdus.refuse(why);
         }
@@ -88,7 +91,7 @@ impl Host {
         let install = |conn: &mut Connection, cx: &mut Cx<'_>| {
             let (flow, tcpsn) = (conn.flow, conn.seq(conn.snd.spans.end()));
             let may_write = conn.state.may_write();
-            let pdus = conn.snd.pdus.as_deref_mut().filter(|_| may_write);
+            let pdus = conn.snd.transforms.pdus.as_deref_mut().filter(|_| may_write);
             let pdus = pdus.ok_or(Refusal::Ended)?;
             let state = NvmeTcpState { over, ..pdus.state().ok_or(Refusal::Ended)? };
             if !cx.out.nvme_tcp?.tx || !state.data_digest {
@@ -107,7 +110,8 @@ impl Host {
 
     /// The device lost everything: what is written from now on it may complete again.
     pub(crate) fn renew_digests(&mut self, now: Instant, socket: SocketId) {
-        let pdus = |conn: &Connection| conn.snd.pdus.as_ref().is_some_and(|p| p.has_digests());
+        let pdus =
+            |conn: &Connection| conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests());
         if self.table.get(socket).is_some_and(pdus) {
             // Else the host computes them, as before this.
             let _refused = self.install_digests(now, socket);
@@ -133,7 +137,7 @@ impl Host {
         self.check_open(socket)?;
         let gone = SendError::NotConnected(SocketError::Closed);
         let conn = self.table.get_mut(socket).ok_or(gone)?;
-        let pdus = conn.snd.pdus.get_or_insert_default();
+        let pdus = conn.snd.transforms.pdus.get_or_insert_default();
         if digest && !pdus.has_digests() {
             return Err(SendError::NoDigests);
         }
@@ -174,7 +178,7 @@ impl Host {
     #[must_use]
     pub fn pdus_acknowledged(&self, socket: SocketId) -> u64 {
         let conn = self.table.get(socket);
-        let pdus = conn.and_then(|conn| Some((conn.snd.pdus.as_deref()?, conn.snd.una)));
+        let pdus = conn.and_then(|conn| Some((conn.snd.transforms.pdus.as_deref()?, conn.snd.una)));
         pdus.map_or(0, |(pdus, una)| pdus.acknowledged(una))
     }
 }
@@ -182,38 +186,14 @@ impl Host {
 impl Connection {
     /// Appends a PDU as it is, to a connection without a session.
     fn write_pdu(&mut self, cx: &mut Cx<'_>, pdu: Written) {
-        let Some(pdus) = &mut self.snd.pdus else { return };
+        let Some(pdus) = &mut self.snd.transforms.pdus else { return };
         let mark = pdu.mark;
-        for (source, len) in pdus.make(pdu, true, &mut cx.out.counters) {
-            self.snd.spans.push(source, len);
+        for (text, len) in pdus.make(pdu, true, &mut cx.out.counters) {
+            match text {
+                Text::Plain(source) => self.snd.spans.push_plain(source, len),
+                Text::Pdu(pdu) => self.snd.spans.push_unit(Unit::Pdu(pdu)),
+            }
         }
         pdus.note(mark, self.snd.spans.end(), self.snd.una);
-    }
-
-    /// The device has no such context, or is not to use any: digests are the host's from now on.
-    /// Says whether it was ours; what is written is still to be turned round.
-    pub(crate) fn lose_digests(
-        &mut self,
-        cx: &mut Cx<'_>,
-        refused: Option<(L5oId, Refusal)>,
-    ) -> bool {
-        let Some(pdus) = &mut self.snd.pdus else { return false };
-        let ours = pdus.context().filter(|&c| refused.is_none_or(|(lost, _)| lost == c));
-        let Some(ours) = ours else { return false };
-        pdus.take_context();
-        if let Some((_, why)) = refused {
-            pdus.refuse(why);
-            cx.out.counters.nvme_tx_device_refused += 1;
-        } else {
-            cx.out.counters.nvme_tx_device_lost += 1;
-            cx.out.ops.push_back(Op::L5oDestroy { context: ours });
-        }
-        true
-    }
-
-    /// Counts the digests that the host has computed.
-    pub(crate) fn count_digests(&mut self, cx: &mut Cx<'_>) {
-        let computed = self.snd.pdus.as_mut().map_or(0, |pdus| pdus.take_computed());
-        cx.out.counters.nvme_tx_digests_host += computed;
     }
 }

@@ -20,21 +20,23 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::counters::HostCounters;
+use crate::l5p::transforms::Text;
 use crate::tcp::spans::Source;
 
-/// Sources of a stream's next bytes, and how many each gives.
-pub(crate) type Pieces = SmallVec<[(Source, u64); 3]>;
+/// The next bytes of a stream, and the length of each text.
+pub(crate) type Texts = SmallVec<[(Text, u64); 3]>;
 
-/// Memory in one piece, where all of them are memory.
-pub(crate) fn joined(pieces: Pieces) -> Pieces {
-    let memory = pieces.iter().all(|(source, _)| source.bytes().is_some());
-    if !memory || pieces.len() < 2 {
-        return pieces;
-    }
-    let bytes = pieces.iter().filter_map(|(source, _)| source.bytes());
-    let text = Bytes::from(bytes.collect::<SmallVec<[&[u8]; 3]>>().concat());
+/// Joins texts if all of them are memory.
+pub(crate) fn joined(texts: Texts) -> Texts {
+    let memory = |(text, _): &(Text, u64)| match text {
+        Text::Plain(source) => source.bytes().cloned(),
+        Text::Pdu(_) => None,
+    };
+    let bytes: Option<SmallVec<[Bytes; 3]>> = texts.iter().map(memory).collect();
+    let Some(bytes) = bytes.filter(|bytes| bytes.len() > 1) else { return texts };
+    let text = Bytes::from(bytes.concat());
     let len = text.len() as u64;
-    core::iter::once((Source::Memory(text), len)).collect()
+    core::iter::once((Text::Plain(Source::Memory(text)), len)).collect()
 }
 
 /// A PDU with a digest that is still to be made.
@@ -44,7 +46,7 @@ pub(crate) struct Pdu {
     number: u64,
     /// All that precedes the data.
     pub(crate) header: Bytes,
-    /// Memory or a file, never a PDU.
+    /// Memory or a file.
     pub(crate) data: Source,
     /// Bytes of data, at least one.
     pub(crate) data_len: u32,
@@ -54,6 +56,11 @@ impl Pdu {
     /// Bytes of it, the digest among them.
     pub(crate) fn len(&self) -> u64 {
         self.header.len() as u64 + u64::from(self.data_len) + u64::from(DIGEST_BYTES)
+    }
+
+    /// Returns the bytes of host memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.header.len() + self.data.memory()
     }
 
     /// Bytes of data before byte `at`.
@@ -238,15 +245,16 @@ impl Pdus {
 
     /// What the stream gets for a PDU. The device completes it if it has a context, and `may` say
     /// so; else the host computes the digest, at once or when it has read the data.
-    pub(crate) fn make(&mut self, pdu: Written, may: bool, counters: &mut HostCounters) -> Pieces {
+    pub(crate) fn make(&mut self, pdu: Written, may: bool, counters: &mut HostCounters) -> Texts {
         counters.nvme_tx_pdus += 1;
         let len = pdu.len();
         let with_digest = pdu.has_digest();
         let Written { header, mut data, data_len, .. } = pdu;
-        let mut pieces = Pieces::new();
+        let mut pieces = Texts::new();
         if !with_digest {
-            pieces.push((Source::Memory(header.clone()), header.len() as u64));
-            pieces.push((data, data_len.into()));
+            let len = header.len() as u64;
+            pieces.push((Text::Plain(Source::Memory(header)), len));
+            pieces.push((Text::Plain(data), data_len.into()));
             pieces.retain(|(_, len)| *len > 0);
             return pieces;
         }
@@ -257,7 +265,8 @@ impl Pdus {
             if let Source::Memory(bytes) = data {
                 let made = self.complete(&header, bytes);
                 let made = made.into_iter().filter(|bytes| !bytes.is_empty());
-                pieces.extend(made.map(|b| (Source::Memory(b.clone()), b.len() as u64)));
+                let plain = |bytes| Text::Plain(Source::Memory(bytes));
+                pieces.extend(made.map(|bytes| (plain(bytes.clone()), bytes.len() as u64)));
                 counters.nvme_tx_digests_host += self.take_computed();
                 return pieces;
             }
@@ -265,7 +274,7 @@ impl Pdus {
         }
         let number = self.next;
         self.next += 1;
-        pieces.push((Source::Pdu(Box::new(Pdu { number, header, data, data_len })), len));
+        pieces.push((Text::Pdu(Box::new(Pdu { number, header, data, data_len })), len));
         pieces
     }
 

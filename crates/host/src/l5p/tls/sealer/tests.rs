@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use wire::tls::Version;
 
 use super::*;
+use crate::l5p::transforms::{Text, Transforms, Unit};
 use crate::tcp::spans::{Source, SpanMap};
 
 /// Content of a record, small so that runs have many.
@@ -88,9 +89,9 @@ pub(crate) fn suites() -> impl Strategy<Value = (Version, Suite)> {
     (proptest::sample::select(VERSIONS), proptest::sample::select(SUITES))
 }
 
-/// A stream with runs from memory and files, and records that the host sealed between them; what
-/// it is on the wire; its sealer.
-fn stream(keys: &Arc<Keys>, steps: &[(u8, u64)]) -> (SpanMap, Vec<u8>, Sealer) {
+/// Returns a stream with runs from memory and files, and records that the host sealed between them;
+/// its bytes as they are sent; its transforms.
+fn stream(keys: &Arc<Keys>, steps: &[(u8, u64)]) -> (SpanMap<Unit>, Vec<u8>, Transforms) {
     let mut sealer = Sealer::new();
     sealer.push(keys.clone(), Some(L5oId(3)), 1);
     let (mut map, mut wire, mut number) = (SpanMap::new(), vec![0], 0);
@@ -108,13 +109,17 @@ fn stream(keys: &Arc<Keys>, steps: &[(u8, u64)]) -> (SpanMap, Vec<u8>, Sealer) {
         let content = file_bytes(offset, usize::try_from(len).unwrap());
         let sealed = sealer.seal(&records, &content);
         wire.extend_from_slice(&sealed);
-        match kind % 3 {
-            0 => map.push_records(Source::Memory(Bytes::from(content)), records),
-            1 => map.push_records(Source::Device { file: FILE, offset }, records),
-            _ => map.push_memory(Bytes::from(sealed)),
-        }
+        let source = match kind % 3 {
+            0 => Source::Memory(Bytes::from(content)),
+            1 => Source::Device { file: FILE, offset },
+            _ => {
+                map.push_memory(Bytes::from(sealed));
+                continue;
+            }
+        };
+        map.push_unit(Unit::Records { records, text: Text::Plain(source) });
     }
-    (map, wire, sealer)
+    (map, wire, Transforms { sealer: Some(Box::new(sealer)), pdus: None })
 }
 
 proptest! {
@@ -127,13 +132,13 @@ proptest! {
         sends in proptest::collection::vec((any::<bool>(), any::<u16>(), 1..400_u32), 1..40),
     ) {
         let keys = keys(version, suite);
-        let (mut map, wire, mut sealer) = stream(&keys, &steps);
+        let (mut map, wire, mut transforms) = stream(&keys, &steps);
         prop_assert_eq!(map.end(), wire.len() as u64);
         let (mut device, mut next, mut acked) = (Model::default(), 1, 1);
         for (again, at, len) in sends {
             let from = if again { acked + u64::from(at) % (next - acked + 1) } else { next };
             let mut parts = Parts::new();
-            let sent = map.collect(from, len, Some(&mut sealer), None, &mut parts);
+            let sent = map.collect(from, len, &mut transforms, &mut parts);
             let mut position = from;
             for part in &parts {
                 let bytes = match part {
@@ -163,19 +168,19 @@ proptest! {
         limit in 1..500_usize,
     ) {
         let keys = keys(version, suite);
-        let (mut map, wire, mut sealer) = stream(&keys, &steps);
+        let (mut map, wire, mut transforms) = stream(&keys, &steps);
         let acked = 1 + u64::from(ack) % map.end();
         map.advance(acked, |_, _, _| {});
-        prop_assert!(sealer.lose(None));
-        map.read_on_host(Some(&sealer), None);
+        prop_assert!(transforms.sealer.as_mut().unwrap().lose(None));
+        map.read_on_host(&mut transforms);
         while let Some(unread) = map.first_unread(acked) {
             let len = usize::try_from(unread.bytes).unwrap().min(limit.max(RECORD as usize));
             let bytes = Bytes::from(file_bytes(unread.offset, len));
-            prop_assert!(map.fill(unread.at, bytes, Some(&sealer), None) > 0, "it goes on");
+            prop_assert!(map.fill(unread.at, bytes, &mut transforms) > 0, "it goes on");
         }
         let mut parts = Parts::new();
         let len = u32::try_from(map.end() - acked).unwrap();
-        prop_assert_eq!(map.collect(acked, len, Some(&mut sealer), None, &mut parts).len, len);
+        prop_assert_eq!(map.collect(acked, len, &mut transforms, &mut parts).len, len);
         let mut got = Vec::new();
         for part in &parts {
             let Part::Host(bytes) = part else { panic!("the device is gone") };

@@ -14,6 +14,7 @@ use super::*;
 use crate::l5p::tls::record::Keys;
 use crate::l5p::tls::sealer::tests::{Model, RECORD, file_bytes, keys, suites};
 use crate::l5p::tls::sealer::{Records, Sealer};
+use crate::l5p::transforms::{Transforms, Unit};
 use crate::tcp::spans::SpanMap;
 
 const FILE: FileId = FileId(1);
@@ -95,9 +96,8 @@ fn carriers() -> impl Strategy<Value = Option<(Version, Suite)>> {
 }
 
 struct Stream {
-    map: SpanMap,
-    pdus: Pdus,
-    sealer: Option<Sealer>,
+    map: SpanMap<Unit>,
+    transforms: Transforms,
     keys: Option<Arc<Keys>>,
     wire: Vec<u8>,
     /// Bytes of files in it.
@@ -118,10 +118,11 @@ impl Stream {
         let sealer = keys.as_ref().map(|keys| {
             let mut sealer = Sealer::new();
             sealer.push(keys.clone(), Some(L5oId(3)), 1);
-            sealer
+            Box::new(sealer)
         });
+        let transforms = Transforms { sealer, pdus: Some(Box::new(pdus)) };
         let (map, counters, wire) = (SpanMap::new(), HostCounters::default(), vec![0]);
-        let mut stream = Self { map, pdus, sealer, keys, wire, file: 0, counters, records: 0 };
+        let mut stream = Self { map, transforms, keys, wire, file: 0, counters, records: 0 };
         for &step in steps {
             stream.write(step);
         }
@@ -146,20 +147,29 @@ impl Stream {
         let data_len = u32::try_from(data_len).unwrap();
         let mut pdu = Written { header, data: source, data_len, digest: true, mark: 0 };
         assert_eq!(pdu.len(), text.len() as u64);
-        pdu.mark = self.pdus.mark(pdu.len());
+        let pdus = self.transforms.pdus.as_mut().unwrap();
+        pdu.mark = pdus.mark(pdu.len());
         let mark = pdu.mark;
-        let pieces = self.pdus.make(pdu, device || file, &mut self.counters);
-        for (source, len) in joined(pieces) {
+        let texts = pdus.make(pdu, device || file, &mut self.counters);
+        for (source, len) in joined(texts) {
             let content: Vec<u8> = text.drain(..usize::try_from(len).unwrap()).collect();
             self.push(source, len, &content);
         }
         assert_eq!(text, []);
-        self.pdus.note(mark, self.map.end(), 1);
+        let end = self.map.end();
+        self.pdus().note(mark, end, 1);
     }
 
-    fn push(&mut self, source: Source, len: u64, content: &[u8]) {
+    fn pdus(&mut self) -> &mut Pdus {
+        self.transforms.pdus.as_mut().unwrap()
+    }
+
+    fn push(&mut self, text: Text, len: u64, content: &[u8]) {
         let Some(keys) = &self.keys else {
-            self.map.push(source, len);
+            match text {
+                Text::Plain(source) => self.map.push_plain(source, len),
+                Text::Pdu(pdu) => self.map.push_unit(Unit::Pdu(pdu)),
+            }
             return self.wire.extend(content);
         };
         let overhead = u32::try_from(keys.framing.overhead()).unwrap();
@@ -167,14 +177,14 @@ impl Stream {
         let front = u32::try_from(keys.framing.front()).unwrap();
         let records = Records { epoch: 0, number: self.records, kind: 23, run, front };
         self.records += run.records();
-        self.wire.extend(self.sealer.as_ref().unwrap().seal(&records, content));
-        self.map.push_records(source, records);
+        let sealer = self.transforms.sealer.as_ref().unwrap();
+        self.wire.extend(sealer.seal(&records, content));
+        self.map.push_unit(Unit::Records { records, text });
     }
 
     fn collect(&mut self, from: u64, len: u32) -> (u32, Parts) {
         let mut parts = Parts::new();
-        let sealer = self.sealer.as_mut();
-        let sent = self.map.collect(from, len, sealer, Some(&mut self.pdus), &mut parts);
+        let sent = self.map.collect(from, len, &mut self.transforms, &mut parts);
         (sent.len, parts)
     }
 
@@ -208,8 +218,7 @@ impl Stream {
         while let Some(unread) = self.map.first_unread(from) {
             assert_eq!(unread.bytes, unread.least, "all of a PDU's data");
             let bytes = file_bytes(unread.offset, usize::try_from(unread.bytes).unwrap());
-            let pdus = Some(&mut self.pdus);
-            let len = self.map.fill(unread.at, bytes.into(), self.sealer.as_ref(), pdus);
+            let len = self.map.fill(unread.at, bytes.into(), &mut self.transforms);
             assert_eq!(len, unread.bytes);
             filled += len;
         }
@@ -259,11 +268,11 @@ proptest! {
         let mut stream = Stream::new(carrier, &steps);
         let acked = 1 + u64::from(ack) % stream.map.end();
         let mut released = stream.advance(acked);
-        stream.pdus.take_context();
-        if let Some(sealer) = stream.sealer.as_mut().filter(|_| all) {
+        stream.pdus().take_context();
+        if let Some(sealer) = stream.transforms.sealer.as_mut().filter(|_| all) {
             prop_assert!(sealer.lose(None));
         }
-        stream.map.read_on_host(stream.sealer.as_ref(), Some(&mut stream.pdus));
+        stream.map.read_on_host(&mut stream.transforms);
         released += stream.fill(acked);
         prop_assert_eq!(released, stream.file);
         let end = stream.map.end();
@@ -282,15 +291,16 @@ proptest! {
     /// Marks are reached when the last byte of their PDU is acknowledged, in any order of asking.
     #[test]
     fn marks_follow_acknowledgments(carrier in carriers(), steps in steps(), acks: [u16; 4]) {
-        let stream = Stream::new(carrier, &steps);
+        let mut stream = Stream::new(carrier, &steps);
         for ack in acks {
             let una = u64::from(ack) % (stream.map.end() + 1);
-            let want = stream.pdus.marks.iter().rfind(|(_, end)| *end <= una).map_or(0, |m| m.0);
-            prop_assert_eq!(stream.pdus.acknowledged(una), want);
+            let want = stream.pdus().marks.iter().rfind(|(_, end)| *end <= una).map_or(0, |m| m.0);
+            prop_assert_eq!(stream.pdus().acknowledged(una), want);
         }
         let sum = |&(_, header, data, _): &Step| header + data + if data > 0 { 4 } else { 0 };
         let all: usize = steps.iter().map(sum).sum();
-        prop_assert_eq!(stream.pdus.acknowledged(stream.map.end()), all as u64);
+        let end = stream.map.end();
+        prop_assert_eq!(stream.pdus().acknowledged(end), all as u64);
     }
 }
 
@@ -300,8 +310,8 @@ fn a_pdu_is_kept_until_its_last_byte_is_acknowledged() {
     assert_eq!(stream.map.memory(), 24 + 100 + 24);
     assert_eq!(stream.advance(128), 0);
     assert_eq!(stream.map.memory(), 24 + 100 + 24);
-    assert_eq!((stream.map.record_end(1), stream.map.record_end(100)), (1, 129));
-    assert_eq!((stream.map.record_end(129), stream.map.record_end(130)), (129, 257));
+    assert_eq!((stream.map.piece_end(1), stream.map.piece_end(100)), (1, 129));
+    assert_eq!((stream.map.piece_end(129), stream.map.piece_end(130)), (129, 257));
     assert_eq!(stream.advance(256), 0);
     assert_eq!((stream.advance(257), stream.map.memory()), (100, 0));
     let c = &stream.counters;
@@ -322,17 +332,17 @@ fn what_the_device_cannot_hold_is_the_hosts() {
 #[test]
 fn late_and_short_reads_are_not_taken() {
     let mut stream = Stream::new(None, &[(true, 24, 100, true), (true, 24, 50, true)]);
-    stream.pdus.take_context();
-    stream.map.read_on_host(None, Some(&mut stream.pdus));
+    stream.pdus().take_context();
+    stream.map.read_on_host(&mut stream.transforms);
     let unread = stream.map.first_unread(30).unwrap();
     assert_eq!((unread.at, unread.bytes, unread.least), (1, 100, 100));
-    let mut fill = |map: &mut SpanMap, at: u64, len: usize| {
-        map.fill(at, file_bytes(1, len).into(), None, Some(&mut stream.pdus))
+    let mut fill = |map: &mut SpanMap<Unit>, at: u64, len: usize| {
+        map.fill(at, file_bytes(1, len).into(), &mut stream.transforms)
     };
     assert_eq!(fill(&mut stream.map, 1, 99), 0);
     assert_eq!(fill(&mut stream.map, 2, 100), 0);
     stream.map.advance(129, |_, _, _| {});
     assert_eq!(fill(&mut stream.map, 1, 100), 0);
     assert_eq!(fill(&mut stream.map, 129, 50), 50);
-    assert_eq!(stream.pdus.take_computed(), 1);
+    assert_eq!(stream.pdus().take_computed(), 1);
 }
