@@ -208,7 +208,7 @@ impl Host {
     /// Runs what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
-            let Some(conn) = self.table.slots[index as usize].conn.as_deref() else { continue };
+            let Some(conn) = self.table.slots[index as usize].stream.conn() else { continue };
             if self.splices.is_frozen(index) {
                 continue; // If it is refused its alarm is set anew.
             }
@@ -569,7 +569,7 @@ impl Host {
             self.discard_unwanted(now, id);
         }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
-        let Some(conn) = slot.conn.as_deref_mut() else { return };
+        let Some(conn) = slot.stream.conn_mut() else { return };
         if conn.modes.notify {
             conn.modes.notify = false;
             if conn.modes.held && !slot.noticed {

@@ -2,8 +2,6 @@
 //!
 //! Half of [`Host`]; see `tcp::listen`, `tcp::cookie` and `tcp::time_wait` for the parts.
 
-use alloc::boxed::Box;
-
 use abi::FlowId;
 use base::{Duration, Instant, SeqNum, low32};
 use wire::Tuple;
@@ -330,7 +328,9 @@ impl Host {
         let slot = &mut self.table.slots[id.index()];
         slot.accepted_by = Some(entry.listener);
         let server = self.tls_servers.get(&entry.listener);
-        slot.session = server.map(|s| Box::new(Session::server(s, listener.cleartext)));
+        if let Some(server) = server {
+            slot.attach(Session::server(server, listener.cleartext));
+        }
         if let Some(l) = &mut self.listeners[entry.listener as usize] {
             l.waiting += 1;
         }

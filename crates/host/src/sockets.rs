@@ -3,8 +3,6 @@
 //! Half of [`Host`]. No call blocks, none sends: what is written leaves at the next
 //! [`Host::poll_op`]. A socket that does not exist any more answers like one that was closed.
 
-use alloc::boxed::Box;
-
 use abi::setup::ListenId;
 use abi::teardown::LateData;
 use abi::{Op, Refusal};
@@ -19,8 +17,7 @@ use crate::api::{
 use crate::host::Host;
 use crate::l5p::Connection;
 use crate::l5p::tls::{Session, TlsClient, TlsServer};
-use crate::quasi::Quasi;
-use crate::table::Place;
+use crate::table::{Place, StreamMut, StreamRef};
 use crate::tcp::conn::{Begin, Cx, Negotiated};
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
@@ -164,7 +161,7 @@ impl Host {
     ) -> Result<SocketId, ConnectError> {
         let id = self.connect(now, remote)?;
         if let Some(slot) = self.table.slots.get_mut(id.index()) {
-            slot.session = Some(Box::new(Session::client(client)));
+            slot.attach(Session::client(client));
         }
         if let Some(conn) = self.table.get_mut(id) {
             conn.modes.session_waits = true;
@@ -221,12 +218,12 @@ impl Host {
     /// What a socket is ready for.
     #[must_use]
     pub fn readiness(&self, socket: SocketId) -> Readiness {
-        match self.table.get(socket) {
-            Some(conn) => self.session_readiness(socket, conn.readiness(&self.config.tcp)),
-            None => self.table.quasi(socket).map_or_else(
-                || Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
-                Quasi::readiness,
-            ),
+        let config = &self.config.tcp;
+        match self.table.socket(socket) {
+            None => Readiness { error: Some(SocketError::Closed), ..Readiness::default() },
+            Some(StreamRef::Quasi(quasi)) => quasi.readiness(),
+            Some(StreamRef::Tcp(conn)) => conn.readiness(config),
+            Some(StreamRef::Tls(conn, session)) => session.readiness(conn.readiness(config)),
         }
     }
 
@@ -243,34 +240,35 @@ impl Host {
     }
 
     fn tuple(&self, socket: SocketId) -> Option<Tuple> {
-        let quasi = || self.table.quasi(socket).map(|q| q.tcb.tuple(&self.table.addrs));
-        self.table.get(socket).map(|c| c.tuple).or_else(quasi)
+        self.table.socket(socket).map(|socket| self.table.tuple_of(&socket))
     }
 
     /// The received bytes that can be read without a copy: the first contiguous run, empty where
     /// there are none.
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
-        let Some(conn) = self.table.get(socket) else {
-            return self.table.quasi(socket).map_or(&[], Quasi::peek);
-        };
-        self.session_peek(socket).unwrap_or_else(|| conn.rcv.peek())
+        match self.table.socket(socket) {
+            None => &[],
+            Some(StreamRef::Quasi(quasi)) => quasi.peek(),
+            Some(StreamRef::Tcp(conn)) => conn.rcv.peek(),
+            Some(StreamRef::Tls(conn, session)) => session.peek(&conn.rcv),
+        }
     }
 
     /// Takes bytes off the front of what [`Self::peek`] showed.
     pub fn consume(&mut self, socket: SocketId, bytes: usize) {
-        if self.has_session(socket) {
-            self.session_consume(socket, bytes);
-            self.touch(socket);
-            return;
-        }
-        let Some(conn) = self.table.get_mut(socket) else {
-            let quasi = self.table.quasi_mut(socket);
-            self.out.recycle.extend(quasi.and_then(|quasi| quasi.consume(bytes)));
-            return;
-        };
-        if let Some(packet) = conn.rcv.consume(bytes) {
-            self.out.recycle.push_back(packet);
+        match self.table.socket_mut(socket) {
+            None => return,
+            Some(StreamMut::Quasi(quasi)) => {
+                return self.out.recycle.extend(quasi.consume(bytes));
+            }
+            Some(StreamMut::Tcp(conn)) => self.out.recycle.extend(conn.rcv.consume(bytes)),
+            Some(StreamMut::Tls(conn, session)) => {
+                // Room for more records: they are decrypted at the next event, or by the turn in
+                // `poll_op`.
+                session.consume(conn, &mut self.out, &self.config.tcp, bytes);
+                conn.modes.session_waits = session.waits();
+            }
         }
         // The window may have opened.
         self.touch(socket);
@@ -318,25 +316,36 @@ impl Host {
     /// Room for bytes of host memory.
     #[must_use]
     pub fn send_room(&self, socket: SocketId) -> usize {
-        let quasi = |q: &Quasi| self.config.tcp.send_bytes_max.saturating_sub(q.written() as usize);
-        match self.table.get(socket) {
-            Some(conn) => conn.send_room(&self.config.tcp),
-            None => self.table.quasi(socket).map_or(0, quasi),
+        let config = &self.config.tcp;
+        match self.table.socket(socket) {
+            None => 0,
+            Some(StreamRef::Quasi(quasi)) => {
+                config.send_bytes_max.saturating_sub(quasi.written() as usize)
+            }
+            Some(StreamRef::Tcp(conn) | StreamRef::Tls(conn, _)) => conn.send_room(config),
         }
     }
 
     /// Bytes written and not yet acknowledged.
     #[must_use]
     pub fn send_queue(&self, socket: SocketId) -> u64 {
-        match self.table.get(socket) {
-            Some(conn) => conn.send_queue() + self.session_queue(socket),
-            None => self.table.quasi(socket).map_or(0, |quasi| u64::from(quasi.written())),
+        match self.table.socket(socket) {
+            None => 0,
+            Some(StreamRef::Quasi(quasi)) => quasi.written().into(),
+            Some(StreamRef::Tcp(conn)) => conn.send_queue(),
+            Some(StreamRef::Tls(conn, session)) => conn.send_queue() + session.queued(),
         }
     }
 
     pub(crate) fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
-        let conn = self.table.get(socket).ok_or(SendError::NotConnected(SocketError::Closed))?;
-        if conn.state.may_write() && !conn.snd.fin && !self.session_is_shut(socket) {
+        let (conn, shut) = match self.table.socket(socket) {
+            Some(StreamRef::Tcp(conn)) => (conn, false),
+            Some(StreamRef::Tls(conn, session)) => (conn, session.is_shut()),
+            Some(StreamRef::Quasi(_)) | None => {
+                return Err(SendError::NotConnected(SocketError::Closed));
+            }
+        };
+        if conn.state.may_write() && !conn.snd.fin && !shut {
             Ok(())
         } else {
             Err(SendError::NotConnected(conn.error.unwrap_or(SocketError::Closed)))
@@ -439,13 +448,17 @@ impl Host {
     /// What `outboard ss` shows of a connection.
     #[must_use]
     pub fn info(&self, socket: SocketId) -> Option<SocketInfo> {
-        let Some(conn) = self.table.get(socket) else {
-            let (quasi, tuple) = (self.table.quasi(socket)?, self.tuple(socket)?);
-            return Some(quasi.info(&tuple, self.file_offload(), &self.config.tcp));
+        let (conn, tls) = match self.table.socket(socket)? {
+            StreamRef::Quasi(quasi) => {
+                let tuple = quasi.tcb.tuple(&self.table.addrs);
+                return Some(quasi.info(&tuple, self.file_offload(), &self.config.tcp));
+            }
+            StreamRef::Tcp(conn) => (conn, None),
+            StreamRef::Tls(conn, session) => (conn, session.info(conn)),
         };
         let file = conn.snd.spans.files().next();
         let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
-        let (tls, nvme) = (self.session_info(socket), self.nvme_info(socket));
+        let nvme = self.nvme_info(socket);
         Some(SocketInfo { tls, nvme, ..conn.info(&self.config.tcp, offload) })
     }
 

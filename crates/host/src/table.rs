@@ -39,13 +39,40 @@ struct Route {
     place: Place,
 }
 
+/// What a slot of the table holds: the socket of a byte stream.
+#[derive(Debug, Default)]
+pub(crate) enum StreamSocket {
+    #[default]
+    Vacant,
+    /// A connection of one transaction: the place of its quasi-TCB.
+    Quasi(NonZeroU32),
+    Tcp(Box<Connection>),
+    /// A connection with a session between it and the application.
+    Tls(Box<Connection>, Box<Session>),
+}
+
+/// A stream socket to look at.
+pub(crate) enum StreamRef<'a> {
+    Quasi(&'a Quasi),
+    Tcp(&'a Connection),
+    Tls(&'a Connection, &'a Session),
+}
+
+/// A stream socket to change.
+pub(crate) enum StreamMut<'a> {
+    Quasi(&'a mut Quasi),
+    Tcp(&'a mut Connection),
+    Tls(&'a mut Connection, &'a mut Session),
+}
+
+/// A connection, its session and its contexts for NVMe over TCP.
+type Layers<'a> = (&'a mut Connection, Option<&'a mut Session>, &'a mut Option<Box<Port>>);
+
 /// A slot of the table.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    pub(crate) conn: Option<Box<Connection>>,
-    /// What lies between it and its socket.
-    pub(crate) session: Option<Box<Session>>,
-    /// What the device does for NVMe over TCP on it.
+    pub(crate) stream: StreamSocket,
+    /// The device's contexts for NVMe over TCP on it.
     pub(crate) nvme: Option<Box<Port>>,
     generation: u32,
     /// It is in the list of connections with something to send.
@@ -54,8 +81,59 @@ pub(crate) struct Slot {
     pub(crate) noticed: bool,
     /// The listener whose backlog it counts in, until the application hears of it.
     pub(crate) accepted_by: Option<u32>,
-    /// Where its quasi-TCB is, while it has one instead of a connection.
-    quasi: Option<NonZeroU32>,
+}
+
+impl StreamSocket {
+    /// Returns the connection, if it is whole.
+    pub(crate) fn conn(&self) -> Option<&Connection> {
+        match self {
+            Self::Vacant | Self::Quasi(_) => None,
+            Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
+        }
+    }
+
+    /// As [`Self::conn`], to change it.
+    pub(crate) fn conn_mut(&mut self) -> Option<&mut Connection> {
+        match self {
+            Self::Vacant | Self::Quasi(_) => None,
+            Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
+        }
+    }
+
+    /// Returns the session.
+    pub(crate) fn session(&self) -> Option<&Session> {
+        match self {
+            Self::Tls(_, session) => Some(session),
+            _ => None,
+        }
+    }
+}
+
+impl Slot {
+    /// Returns the connection, its session and the contexts for NVMe over TCP.
+    pub(crate) fn layers_mut(&mut self) -> Option<Layers<'_>> {
+        match &mut self.stream {
+            StreamSocket::Vacant | StreamSocket::Quasi(_) => None,
+            StreamSocket::Tcp(conn) => Some((conn, None, &mut self.nvme)),
+            StreamSocket::Tls(conn, session) => Some((conn, Some(session), &mut self.nvme)),
+        }
+    }
+
+    /// Puts a session between a connection without one and its socket.
+    pub(crate) fn attach(&mut self, session: Session) {
+        self.stream = match core::mem::take(&mut self.stream) {
+            StreamSocket::Tcp(conn) => StreamSocket::Tls(conn, Box::new(session)),
+            other => other,
+        };
+    }
+
+    /// Removes the session.
+    pub(crate) fn detach_session(&mut self) {
+        self.stream = match core::mem::take(&mut self.stream) {
+            StreamSocket::Tls(conn, _) => StreamSocket::Tcp(conn),
+            other => other,
+        };
+    }
 }
 
 /// Words of the filter of [`Stirred`]: sixteen thousand bits for the hundreds of connections that
@@ -161,14 +239,12 @@ impl Table {
                 self.slots.reserve_exact(GROW_SLOTS);
             }
             self.slots.push(Slot {
-                conn: None,
-                session: None,
+                stream: StreamSocket::Vacant,
                 nvme: None,
                 generation: 0,
                 dirty: false,
                 noticed: false,
                 accepted_by: None,
-                quasi: None,
             });
             self.free.push(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX));
         }
@@ -182,7 +258,7 @@ impl Table {
         let taken = self.free.pop();
         debug_assert_eq!(taken, Some(id.index));
         self.route(&conn.tuple, Place::Connection(id.index), before);
-        self.slots[id.index as usize].conn = Some(Box::new(conn));
+        self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
     /// Puts a quasi-TCB under the id that [`Self::next_id`] gave. No tuple leads to it yet.
@@ -196,7 +272,7 @@ impl Table {
         });
         self.stirred.push(quasi.hash, id);
         self.quasis[place.get() as usize] = Some(quasi);
-        self.slots[id.index as usize].quasi = Some(place);
+        self.slots[id.index as usize].stream = StreamSocket::Quasi(place);
     }
 
     /// Notes that a quasi-TCB got its request.
@@ -217,8 +293,48 @@ impl Table {
     }
 
     fn quasi_place(&self, id: SocketId) -> Option<usize> {
-        let slot = self.slots.get(id.index as usize)?;
-        if slot.generation == id.generation { slot.quasi.map(|p| p.get() as usize) } else { None }
+        match self.slot(id)?.stream {
+            StreamSocket::Quasi(place) => Some(place.get() as usize),
+            _ => None,
+        }
+    }
+
+    /// Returns the slot with that id, if it still has it.
+    pub(crate) fn slot(&self, id: SocketId) -> Option<&Slot> {
+        self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
+    }
+
+    /// As [`Self::slot`], to change it.
+    pub(crate) fn slot_mut(&mut self, id: SocketId) -> Option<&mut Slot> {
+        self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
+    }
+
+    /// Returns the socket with that id.
+    pub(crate) fn socket(&self, id: SocketId) -> Option<StreamRef<'_>> {
+        Some(match &self.slot(id)?.stream {
+            StreamSocket::Vacant => return None,
+            StreamSocket::Quasi(place) => {
+                StreamRef::Quasi(self.quasis.get(place.get() as usize)?.as_ref()?)
+            }
+            StreamSocket::Tcp(conn) => StreamRef::Tcp(conn),
+            StreamSocket::Tls(conn, session) => StreamRef::Tls(conn, session),
+        })
+    }
+
+    /// As [`Self::socket`], to change it.
+    pub(crate) fn socket_mut(&mut self, id: SocketId) -> Option<StreamMut<'_>> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        Some(match &mut slot.stream {
+            StreamSocket::Vacant => return None,
+            StreamSocket::Quasi(place) => {
+                StreamMut::Quasi(self.quasis.get_mut(place.get() as usize)?.as_mut()?)
+            }
+            StreamSocket::Tcp(conn) => StreamMut::Tcp(conn),
+            StreamSocket::Tls(conn, session) => StreamMut::Tls(conn, session),
+        })
     }
 
     /// The quasi-TCB with that id, if it has one.
@@ -236,7 +352,10 @@ impl Table {
     pub(crate) fn take_quasi(&mut self, id: SocketId) -> Option<Quasi> {
         let place = self.quasi_place(id)?;
         let quasi = self.quasis[place].take()?;
-        self.free_quasis.extend(self.slots[id.index as usize].quasi.take());
+        let stream = core::mem::take(&mut self.slots[id.index as usize].stream);
+        if let StreamSocket::Quasi(place) = stream {
+            self.free_quasis.push(place);
+        }
         if quasi.routed {
             let tuple = quasi.tcb.tuple(&self.addrs);
             self.unroute(&tuple, Place::Connection(id.index));
@@ -257,23 +376,19 @@ impl Table {
     /// Puts a whole connection in the place of what was one without.
     pub(crate) fn make_whole(&mut self, id: SocketId, conn: Connection) {
         self.route(&conn.tuple, Place::Connection(id.index), None);
-        self.slots[id.index as usize].conn = Some(Box::new(conn));
+        self.slots[id.index as usize].stream = StreamSocket::Tcp(Box::new(conn));
     }
 
     /// Whether the id is that of a connection, whole or not.
     pub(crate) fn holds(&self, id: SocketId) -> bool {
-        let slot = self.slots.get(id.index as usize);
-        slot.is_some_and(|s| {
-            s.generation == id.generation && (s.conn.is_some() || s.quasi.is_some())
-        })
+        self.slot(id).is_some_and(|slot| !matches!(slot.stream, StreamSocket::Vacant))
     }
 
     /// Empties a slot; its id is never used again.
     pub(crate) fn remove(&mut self, index: u32) {
         self.last = None;
         let slot = &mut self.slots[index as usize];
-        slot.conn = None;
-        (slot.session, slot.nvme) = (None, None);
+        (slot.stream, slot.nvme) = (StreamSocket::Vacant, None);
         slot.generation = slot.generation.wrapping_add(1);
         slot.noticed = false;
         slot.accepted_by = None;
@@ -287,21 +402,20 @@ impl Table {
 
     /// The connection with that id, if it still exists.
     pub(crate) fn get(&self, id: SocketId) -> Option<&Connection> {
-        let slot = self.slots.get(id.index as usize)?;
-        if slot.generation == id.generation { slot.conn.as_deref() } else { None }
+        self.slot(id)?.stream.conn()
     }
 
     /// A connection's session, and the connection.
     pub(crate) fn with_session(&mut self, id: SocketId) -> Option<(&mut Session, &mut Connection)> {
-        self.get(id)?;
-        let slot = self.slots.get_mut(id.index())?;
-        Some((slot.session.as_deref_mut()?, slot.conn.as_deref_mut()?))
+        match &mut self.slot_mut(id)?.stream {
+            StreamSocket::Tls(conn, session) => Some((session, conn)),
+            _ => None,
+        }
     }
 
     /// As [`Self::get`], to change it.
     pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut Connection> {
-        let slot = self.slots.get_mut(id.index as usize)?;
-        if slot.generation == id.generation { slot.conn.as_deref_mut() } else { None }
+        self.slot_mut(id)?.stream.conn_mut()
     }
 
     /// What the tuple of a segment leads to, and its hash; gives a quasi-TCB its route where it is
@@ -350,18 +464,18 @@ impl Table {
     fn tuple_at(&self, place: Place) -> Option<Tuple> {
         match place {
             Place::Connection(index) => {
-                let slot = self.slots.get(index as usize)?;
-                match (&slot.conn, slot.quasi) {
-                    (Some(conn), _) => Some(conn.tuple),
-                    (None, Some(at)) => {
-                        let quasi = self.quasis.get(at.get() as usize)?.as_ref()?;
-                        Some(quasi.tcb.tuple(&self.addrs))
-                    }
-                    (None, None) => None,
-                }
+                self.socket(self.id_of(index)).map(|socket| self.tuple_of(&socket))
             }
             Place::HalfOpen(slot) => self.syn_cache.at(slot).map(|e| e.tuple),
             Place::TimeWait(slot) => self.time_wait.at(slot).map(|r| r.tuple),
+        }
+    }
+
+    /// Returns the tuple of a socket.
+    pub(crate) fn tuple_of(&self, socket: &StreamRef<'_>) -> Tuple {
+        match socket {
+            StreamRef::Quasi(quasi) => quasi.tcb.tuple(&self.addrs),
+            StreamRef::Tcp(conn) | StreamRef::Tls(conn, _) => conn.tuple,
         }
     }
 

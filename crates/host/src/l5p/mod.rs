@@ -11,14 +11,12 @@ pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
 pub(crate) mod transforms;
 
-use alloc::boxed::Box;
-
 use abi::FlowId;
 use abi::l5o::{L5oId, L5oRefused, ResyncRequest};
 use base::Instant;
 use bytes::Bytes;
 
-use crate::api::{FileId, Readiness, SendError, SocketError, SocketId, TlsInfo};
+use crate::api::{FileId, SendError, SocketError, SocketId};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::host::Host;
@@ -58,7 +56,7 @@ impl Host {
             return false;
         }
         (conn.modes.session_waits, conn.modes.notify) = (false, true);
-        self.table.slots[id.index()].session = None;
+        self.table.slots[id.index()].detach_session();
         self.out.counters.tls_cleartext += 1;
         true
     }
@@ -79,8 +77,7 @@ impl Host {
     }
 
     fn session(&self, id: SocketId) -> Option<&Session> {
-        self.table.get(id)?;
-        self.table.slots.get(id.index())?.session.as_deref()
+        self.table.slot(id)?.stream.session()
     }
 
     /// Whether the socket is one of a session.
@@ -92,32 +89,6 @@ impl Host {
     #[must_use]
     pub fn speaks_tls(&self, socket: SocketId) -> bool {
         self.has_session(socket)
-    }
-
-    /// Whether a session took its last byte, although its end may still be to be sent.
-    pub(crate) fn session_is_shut(&self, id: SocketId) -> bool {
-        self.session(id).is_some_and(Session::is_shut)
-    }
-
-    pub(crate) fn session_readiness(&self, id: SocketId, below: Readiness) -> Readiness {
-        self.session(id).map_or(below, |session| session.readiness(below))
-    }
-
-    pub(crate) fn session_peek(&self, id: SocketId) -> Option<&[u8]> {
-        let conn = self.table.get(id)?;
-        self.session(id).map(|session| session.peek(&conn.rcv))
-    }
-
-    pub(crate) fn session_queue(&self, id: SocketId) -> u64 {
-        self.session(id).map_or(0, Session::queued)
-    }
-
-    pub(crate) fn session_consume(&mut self, id: SocketId, bytes: usize) {
-        // Room for more records: they are opened at the next event, or by the turn in `poll_op`.
-        if let Some((session, conn)) = self.table.with_session(id) {
-            session.consume(conn, &mut self.out, &self.config.tcp, bytes);
-            conn.modes.session_waits = session.waits();
-        }
     }
 
     /// Has the session write. The records behind what was read are taken before: a KeyUpdate behind
@@ -211,11 +182,6 @@ impl Host {
         self.with_session(now, id, |session, conn, cx| session.handle_device_reset(conn, cx));
     }
 
-    pub(crate) fn session_info(&self, id: SocketId) -> Option<TlsInfo> {
-        let conn = self.table.get(id)?;
-        self.session(id)?.info(conn)
-    }
-
     /// Speaks TLS on a connection whose keys others have agreed on, from here on.
     ///
     /// # Errors
@@ -228,15 +194,13 @@ impl Host {
     ) -> Result<(), SendError> {
         let gone = SendError::NotConnected(SocketError::Closed);
         self.make_whole(now, socket);
-        if self.table.get(socket).is_none() || self.has_session(socket) {
-            return Err(gone);
-        }
-        let slot = self.table.slots.get_mut(socket.index()).ok_or(gone)?;
-        let conn = slot.conn.as_deref_mut().ok_or(gone)?;
+        let slot = self.table.slot_mut(socket).ok_or(gone)?;
+        let Some((conn, None, _)) = slot.layers_mut() else { return Err(gone) };
         let mut cx =
             Cx { now, config: &self.config.tcp, out: &mut self.out, files: &mut self.files };
-        slot.session = Some(Box::new(Session::attached(conn, &mut cx, keys)));
+        let session = Session::attached(conn, &mut cx, keys);
         conn.modes.session_waits = true;
+        slot.attach(session);
         self.touch(socket);
         Ok(())
     }
@@ -244,8 +208,7 @@ impl Host {
     /// The connection is over: its session needs no files any more.
     pub(crate) fn session_ended(&mut self, id: SocketId) {
         self.nvme_ended(id);
-        let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
-        if let Some(session) = slot.session.as_deref_mut() {
+        if let Some((session, _)) = self.table.with_session(id) {
             session.release(&mut self.out, &mut self.files);
         }
     }

@@ -25,6 +25,7 @@ use crate::api::{Notice, NvmeInfo, SocketId};
 use crate::host::Host;
 use crate::l5p::tls::NextRecord;
 use crate::limit::PerSecond;
+use crate::table::Slot;
 
 /// Receive contexts of a connection in a second.
 pub(super) const CONTEXTS_PER_SECOND: u32 = 4;
@@ -71,13 +72,12 @@ impl Host {
         state: NvmeTcpState,
         skip: u32,
     ) -> Option<SeqNum> {
-        let (flow, tuple) = self.table.get(socket).map(|conn| (conn.flow, conn.tuple))?;
-        let slot = self.table.slots.get_mut(socket.index())?;
-        let rcv = &slot.conn.as_deref()?.rcv;
+        let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        let (flow, tuple, rcv) = (conn.flow, conn.tuple, &conn.rcv);
         let next = rcv.seq(rcv.read_position());
-        let record = slot.session.as_deref().map(|session| session.next_record(rcv)).transpose();
-        let first = slot.nvme.is_none();
-        let port = slot.nvme.get_or_insert_with(|| Box::new(Port::new()));
+        let record = session.map(|session| session.next_record(rcv)).transpose();
+        let first = port.is_none();
+        let port = port.get_or_insert_with(|| Box::new(Port::new()));
         let offered = self.out.nvme_tcp.and_then(|limits| match limits.rx {
             true => Ok(()),
             false => Err(Refusal::NotSupported),
@@ -110,15 +110,16 @@ impl Host {
     /// With all read that came, up to `position` of the stream: gives a context up whose stream
     /// went on elsewhere. Says whether there is none, and may be one.
     pub(super) fn nvme_is_to_attach(&mut self, socket: SocketId, position: SeqNum) -> bool {
-        if self.table.get(socket).is_none_or(|conn| conn.rcv.finished()) {
-            return false;
-        }
-        let Some(slot) = self.table.slots.get_mut(socket.index()) else { return false };
-        let (Some(port), Some(conn)) = (slot.nvme.as_deref_mut(), slot.conn.as_deref()) else {
+        let Some((conn, session, Some(port))) =
+            self.table.slot_mut(socket).and_then(Slot::layers_mut)
+        else {
             return false;
         };
+        if conn.rcv.finished() {
+            return false;
+        }
         if let (Ok(context), Some(from)) = (port.rx, port.from) {
-            let next = slot.session.as_deref().map(|session| session.next_record(&conn.rcv));
+            let next = session.map(|session| session.next_record(&conn.rcv));
             let why = match next {
                 Some(Ok(next))
                     if next.over.context == from.over.context
@@ -138,16 +139,16 @@ impl Host {
 
     /// What `ss` shows.
     pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
-        let conn = self.table.get(socket)?;
-        let port = self.table.slots.get(socket.index())?.nvme.as_deref()?;
+        let slot = self.table.slot(socket)?;
+        let (conn, port) = (slot.stream.conn()?, slot.nvme.as_deref()?);
         let tx_offload = conn.snd.transforms.pdus.as_deref().and_then(Pdus::offload);
         Some(NvmeInfo { tx_offload, rx_offload: port.rx.map(drop) })
     }
 
     /// The device's part in a connection, while there is one.
     pub(super) fn nvme_port(&mut self, socket: SocketId) -> Option<&mut Port> {
-        self.table.get(socket)?;
-        self.table.slots.get_mut(socket.index())?.nvme.as_deref_mut()
+        let (_, _, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        port.as_deref_mut()
     }
 
     /// The receive context that works now.
@@ -203,13 +204,12 @@ impl Host {
     /// What the device did with the bytes that [`Self::peek`] shows, and where in the payload they
     /// begin; none where it did nothing, or they are not read where they came.
     pub(super) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut Placed, usize)> {
-        self.table.get(socket)?;
-        let slot = self.table.slots.get_mut(socket.index())?;
-        let context = slot.nvme.as_deref()?.rx.ok()?;
-        if slot.session.as_deref().is_some_and(|session| !session.shows_packets()) {
+        let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        let context = port.as_deref()?.rx.ok()?;
+        if session.is_some_and(|session| !session.shows_packets()) {
             return None;
         }
-        let (metadata, at) = slot.conn.as_deref_mut()?.rcv.metadata_mut()?;
+        let (metadata, at) = conn.rcv.metadata_mut()?;
         let placed = metadata.placed.as_deref_mut()?;
         (placed.context == Some(context)).then_some((placed, at))
     }
