@@ -63,6 +63,16 @@ macro_rules! counters {
     };
 }
 
+/// Reports a state that the code excludes: adds one to a counter, and stops builds with debug
+/// assertions. For states that no input can cause; a caller gives the work up afterwards.
+#[macro_export]
+macro_rules! internal_error {
+    ($counter:expr, $what:expr) => {{
+        $counter += 1;
+        debug_assert!(false, $what);
+    }};
+}
+
 /// The name of a counter, if it is marked as an alarm; anything else does not compile.
 #[doc(hidden)]
 #[macro_export]

@@ -3,6 +3,8 @@
 base::counters! {
     /// Counters of a host stack.
     pub struct HostCounters {
+        /// States that the code excludes: a bug of this host, whatever it was sent.
+        internal_errors: alarm,
         /// Frames that the device delivered.
         received_frames,
         /// Frames whose headers are malformed: the device should not have delivered them.

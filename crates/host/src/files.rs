@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
 use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, FlowId, Op, Refusal};
+use base::internal_error;
 use bytes::Bytes;
 use hashbrown::HashMap;
 
@@ -197,7 +198,10 @@ impl Files {
     /// Has the host's own disk open a file.
     pub(crate) fn open_on_host(&mut self, out: &mut Outbox, file: FileId) {
         let id = self.request(Pending::Open(file));
-        let Some(entry) = self.entry(file) else { return };
+        let Some(entry) = self.entry(file) else {
+            internal_error!(out.counters.internal_errors, "no such file is opened");
+            return;
+        };
         entry.disk = OnDisk::Opening;
         let (path, access) = (entry.path.clone(), entry.disk_access());
         // A namespace is always opened here.
@@ -283,7 +287,10 @@ impl Files {
         len: u64,
         sent: bool,
     ) {
-        let Some(entry) = self.entry(file) else { return };
+        let Some(entry) = self.entry(file) else {
+            internal_error!(out.counters.internal_errors, "bytes of no file are released");
+            return;
+        };
         debug_assert!(entry.queued >= len, "spans release what they took");
         entry.queued = entry.queued.saturating_sub(len);
         if sent && matches!(entry.reader, Reader::Device) {

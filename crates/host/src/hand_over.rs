@@ -19,7 +19,7 @@ use abi::teardown::{
     ClosingState, LateData, Teardown, TeardownDone, TeardownLimits, TeardownRefused,
 };
 use abi::{Capabilities, Load, Op, Part, Refusal};
-use base::Instant;
+use base::{Instant, internal_error};
 use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
 use crate::api::{ListenerId, ListenerOption, Notice, SocketError, SocketId};
@@ -347,7 +347,10 @@ impl Host {
 
     /// A segment for a quasi-TCB: its request, or the connection is made whole for it.
     pub(crate) fn deliver_to_quasi(&mut self, now: Instant, id: SocketId, arrival: Arrival) {
-        let Some(quasi) = self.table.quasi_mut(id) else { return };
+        let Some(quasi) = self.table.quasi_mut(id) else {
+            internal_error!(self.out.counters.internal_errors, "a segment for no quasi-TCB");
+            return;
+        };
         if !quasi.takes(&arrival) {
             self.make_whole(now, id);
             self.deliver(now, id.index, arrival);

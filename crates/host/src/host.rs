@@ -15,7 +15,7 @@ use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
     TransmitDone, TransmitOutcome,
 };
-use base::{Alarms, Duration, Instant, Prng};
+use base::{Alarms, Duration, Instant, Prng, internal_error};
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
 use wire::tcp::Segment;
@@ -601,7 +601,10 @@ impl Host {
     /// application reads from it.
     fn enter_time_wait(&mut self, now: Instant, id: SocketId) {
         self.session_ended(id);
-        let Some(conn) = self.table.get_mut(id) else { return };
+        let Some(conn) = self.table.get_mut(id) else {
+            internal_error!(self.out.counters.internal_errors, "no such connection ends");
+            return;
+        };
         let tuple = conn.tuple;
         let held = conn.modes.held;
         let remains = conn.remains(now);
@@ -628,7 +631,10 @@ impl Host {
     /// application holds it.
     fn part_with(&mut self, id: SocketId) {
         self.session_ended(id);
-        let Some(conn) = self.table.get(id) else { return };
+        let Some(conn) = self.table.get(id) else {
+            internal_error!(self.out.counters.internal_errors, "no such connection ends");
+            return;
+        };
         let (tuple, held) = (conn.tuple, conn.modes.held);
         self.table.unroute(&tuple, Place::Connection(id.index));
         if !held {

@@ -17,6 +17,7 @@ use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 use crate::extents::DiskToken;
 use crate::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
 use crate::outbox::Outbox;
+use base::internal_error;
 
 /// What is done to a namespace.
 #[derive(Debug)]
@@ -78,7 +79,10 @@ impl Files {
 
     /// Has the device open a namespace.
     pub(crate) fn ask_device(&mut self, out: &mut Outbox, file: FileId) {
-        let Some(entry) = self.entry(file) else { return };
+        let Some(entry) = self.entry(file) else {
+            internal_error!(out.counters.internal_errors, "no such namespace");
+            return;
+        };
         entry.opening = true;
         let path = entry.path.clone();
         out.ops.push_back(Op::FileOpen { file, path, access: FileAccess::Namespace });
@@ -87,7 +91,10 @@ impl Files {
     /// The device answered the open of a namespace: it reads from now on, or does not.
     pub(crate) fn namespace_opened(&mut self, out: &mut Outbox, opened: &FileOpened) {
         let file = opened.file;
-        let Some(entry) = self.entry(file) else { return };
+        let Some(entry) = self.entry(file) else {
+            internal_error!(out.counters.internal_errors, "no such namespace");
+            return;
+        };
         entry.opening = false;
         match (opened.result, entry.stat) {
             // The same file, as far as can be told: what it reads is not ours to check. Where the
@@ -165,7 +172,10 @@ impl Files {
     /// The device lost everything: the host reads until the device has opened the namespace again.
     pub(crate) fn reset_namespace(&mut self, out: &mut Outbox, file: FileId) {
         let offload = self.offload.is_ok();
-        let Some(entry) = self.entry(file) else { return };
+        let Some(entry) = self.entry(file) else {
+            internal_error!(out.counters.internal_errors, "no such namespace");
+            return;
+        };
         (entry.opening, entry.at_device) = (false, None);
         if offload {
             entry.reader = Reader::Host(Refusal::DeviceReset);
@@ -185,7 +195,10 @@ impl Files {
         buffer: Option<AlignedBuf>,
         result: Result<(), FileFault>,
     ) -> Option<FileWork> {
-        let Pending::Change { file, token, range } = pending else { return None };
+        let Pending::Change { file, token, range } = pending else {
+            internal_error!(out.counters.internal_errors, "no change of a namespace");
+            return None;
+        };
         self.finish_request(file);
         // After a fault any part of the range may have changed.
         let device = |e: &mut Entry| e.opening || matches!(e.reader, Reader::Device);

@@ -3,7 +3,7 @@
 //! Half of [`Host`]; see `tcp::listen`, `tcp::cookie` and `tcp::time_wait` for the parts.
 
 use abi::FlowId;
-use base::{Duration, Instant, SeqNum, low32};
+use base::{Duration, Instant, SeqNum, internal_error, low32};
 use wire::Tuple;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
@@ -86,7 +86,10 @@ impl Host {
         segment: &Segment,
         iss: Option<SeqNum>,
     ) {
-        let Some(state) = self.listeners[listener as usize] else { return };
+        let Some(state) = self.listeners[listener as usize] else {
+            internal_error!(self.out.counters.internal_errors, "a listener that was closed");
+            return;
+        };
         if state.waiting >= state.backlog || self.table.len() >= self.config.connections_max {
             self.out.counters.tcp_listen_drops += 1;
             return;
@@ -340,7 +343,13 @@ impl Host {
 
     /// A segment for an entry of the SYN cache.
     pub(crate) fn handle_half_open(&mut self, now: Instant, slot: u32, arrival: Arrival) {
-        let Some(entry) = self.table.syn_cache.at(slot).copied() else { return };
+        let Some(entry) = self.table.syn_cache.at(slot).copied() else {
+            internal_error!(
+                self.out.counters.internal_errors,
+                "a route to no half-open connection"
+            );
+            return;
+        };
         let segment = arrival.segment;
         let flags = segment.flags;
         if flags.has(Flags::RST) {
@@ -438,7 +447,10 @@ impl Host {
         tuple: &Tuple,
         arrival: Arrival,
     ) {
-        let Some(remains) = self.table.time_wait.at(slot).copied() else { return };
+        let Some(remains) = self.table.time_wait.at(slot).copied() else {
+            internal_error!(self.out.counters.internal_errors, "a route to nothing in TIME-WAIT");
+            return;
+        };
         let segment = arrival.segment;
         match (remains.judge(&segment, arrival.payload.len()), self.listener_of(tuple)) {
             (Verdict::Reuse, Some(listener)) => {

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use abi::port::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::{Checksum, Op, Refusal};
-use base::{Duration, Instant, SeqNum};
+use base::{Duration, Instant, SeqNum, internal_error};
 use wire::Tuple;
 use wire::tcp::Flags;
 
@@ -285,7 +285,10 @@ impl Host {
         segment_size: u16,
     ) {
         let Some(&(id, side)) = self.splices.slots.get(&slot) else { return };
-        let Some(pair) = self.splices.pairs.get(&id) else { return };
+        let Some(pair) = self.splices.pairs.get(&id) else {
+            internal_error!(self.out.counters.internal_errors, "a slot of no pair");
+            return;
+        };
         let (asked, sockets) = (pair.asked, pair.sockets);
         let kept = |arrival| Kept { side, arrival, checksum, segment_size };
         if asked {
@@ -336,7 +339,10 @@ impl Host {
     /// After work on a connection: one that is to be spliced may be ready for it, or have ended.
     pub(crate) fn note_splicing(&mut self, now: Instant, id: SocketId) {
         let Some(&(splice, side)) = self.splices.slots.get(&id.index) else { return };
-        let Some(pair) = self.splices.pairs.get(&splice) else { return };
+        let Some(pair) = self.splices.pairs.get(&splice) else {
+            internal_error!(self.out.counters.internal_errors, "a slot of no pair");
+            return;
+        };
         if pair.sockets[side] != id || pair.asked {
             return;
         }

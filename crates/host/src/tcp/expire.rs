@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use base::{Duration, Instant};
+use base::{Duration, Instant, internal_error};
 
 use super::conn::{Connection, Cx};
 use super::flight::Sending;
@@ -109,7 +109,10 @@ impl<T: TxTransforms> Connection<T> {
         if self.gives_up(cx) {
             return;
         }
-        let Some(last) = self.snd.flight.back().copied() else { return };
+        let Some(last) = self.snd.flight.back().copied() else {
+            internal_error!(cx.out.counters.internal_errors, "a probe of an empty flight");
+            return;
+        };
         cx.out.counters.tcp_tail_probes += 1;
         let mss = u64::from(self.snd.mss);
         let nxt = self.snd.nxt;

@@ -449,7 +449,10 @@ impl<U: TxUnit> SpanMap<U> {
     /// acknowledged.
     fn replace(&mut self, index: usize, pieces: Pieces<U>) {
         let start = self.start_of(index);
-        let Some(replaced) = self.spans.remove(index) else { return };
+        let Some(replaced) = self.spans.remove(index) else {
+            debug_assert!(false, "no such span");
+            return;
+        };
         self.memory -= replaced.bytes.memory();
         let len: u64 = pieces.iter().map(|(_, len)| len).sum();
         let (mut end, mut at) = (replaced.end - len, index);

@@ -10,6 +10,9 @@ use crate::faults::Scenario;
 use crate::node::Node;
 use crate::report::Report;
 
+/// Never moved, whatever a scenario does: each is a bug.
+const INTERNAL: [&str; 1] = ["internal_errors"];
+
 /// Moved by devices without room for every TLS or NVMe/TCP context and buffer.
 const CONTEXTS: [&str; 12] = [
     "l5o_refused",
@@ -99,6 +102,12 @@ pub(crate) fn check(
     scenario: &Scenario,
     report: &mut Report,
 ) {
+    for name in INTERNAL {
+        let value = node.counter(name);
+        if value != 0 {
+            report.fail(now, "alarms", format!("n{index}: {name} is {value}"));
+        }
+    }
     if !scenario.is_honest() {
         return;
     }

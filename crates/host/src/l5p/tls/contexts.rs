@@ -13,6 +13,7 @@ use abi::{Op, Refusal};
 use super::{Piece, Session, Stage};
 use crate::l5p::Connection;
 use crate::tcp::conn::Cx;
+use base::internal_error;
 
 impl Session {
     /// Asks the device for a context that seals from the next record on, if any `follows`; the keys
@@ -39,7 +40,10 @@ impl Session {
             cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             cx.out.counters.tls_tx_device += 1;
         }
-        let Some(sealer) = &mut conn.snd.transforms.sealer else { return };
+        let Some(sealer) = &mut conn.snd.transforms.sealer else {
+            internal_error!(cx.out.counters.internal_errors, "a session without keys");
+            return;
+        };
         if sealer.has(&open.tx.keys) {
             context.into_iter().for_each(|context| sealer.renew(context));
         } else {

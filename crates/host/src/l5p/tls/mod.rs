@@ -33,7 +33,7 @@ use core::fmt;
 use abi::Refusal;
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::OverTls;
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 use bytes::{Buf as _, Bytes};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
@@ -414,7 +414,10 @@ impl Session {
         kind: u8,
         text: Bytes,
     ) -> Result<(), Alert> {
-        let Stage::Open(open) = &mut self.stage else { return Ok(()) };
+        let Stage::Open(open) = &mut self.stage else {
+            internal_error!(cx.out.counters.internal_errors, "content before the keys");
+            return Ok(());
+        };
         // RFC 8446 section 5.1: messages are not interleaved with other records.
         if kind != content::HANDSHAKE && !open.message.is_empty() {
             return Err(Alert::UnexpectedMessage);
@@ -447,7 +450,10 @@ impl Session {
         cx: &mut Cx<'_>,
         text: &[u8],
     ) -> Result<(), Alert> {
-        let Stage::Open(open) = &mut self.stage else { return Ok(()) };
+        let Stage::Open(open) = &mut self.stage else {
+            internal_error!(cx.out.counters.internal_errors, "content before the keys");
+            return Ok(());
+        };
         open.message.extend_from_slice(text);
         let changes = open.handle_messages(&*self.crypto, cx)?;
         if changes.no_renegotiation {

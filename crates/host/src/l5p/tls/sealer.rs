@@ -220,7 +220,10 @@ impl Sealer {
     /// Seals content of the first records, one after another.
     pub(crate) fn seal(&self, records: &Records, mut content: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        let Some(epoch) = self.epoch(records.epoch) else { return out };
+        let Some(epoch) = self.epoch(records.epoch) else {
+            debug_assert!(false, "keys that were dropped before their records");
+            return out;
+        };
         let run = Run { content: content.len() as u64, ..records.run };
         out.reserve_exact(usize::try_from(run.wire_len()).unwrap_or(0));
         let mut number = records.number;

@@ -7,6 +7,7 @@
 
 use alloc::boxed::Box;
 
+use base::internal_error;
 use bytes::Bytes;
 use wire::tls::Run;
 
@@ -162,7 +163,13 @@ impl Session {
                     self.write(conn, &mut cx.out.counters, Text::Plain(source), here);
                 }
                 Piece::Pdu(_) => {
-                    let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else { return };
+                    let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else {
+                        internal_error!(
+                            cx.out.counters.internal_errors,
+                            "the piece in front changed"
+                        );
+                        return;
+                    };
                     self.queued_memory -= pdu.memory();
                     self.queued -= pdu.len();
                     self.write_pdu(conn, &mut cx.out.counters, *pdu);
@@ -181,7 +188,10 @@ impl Session {
     fn write_pdu(&mut self, conn: &mut Connection, counters: &mut HostCounters, pdu: Written) {
         let seals =
             conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
-        let Some(pdus) = &mut conn.snd.transforms.pdus else { return };
+        let Some(pdus) = &mut conn.snd.transforms.pdus else {
+            internal_error!(counters.internal_errors, "a PDU on a connection that sends none");
+            return;
+        };
         let mark = pdu.mark;
         let pieces = pdus.make(pdu, seals, counters);
         for (text, len) in joined(pieces) {
@@ -212,7 +222,10 @@ impl Session {
         open.tx.number += run.records();
         counters.tls_tx_records += run.records();
         counters.tls_tx_bytes += bytes;
-        let Some(sealer) = &mut conn.snd.transforms.sealer else { return };
+        let Some(sealer) = &mut conn.snd.transforms.sealer else {
+            internal_error!(counters.internal_errors, "a session without keys");
+            return;
+        };
         let records = Records {
             epoch: sealer.newest(),
             number,
@@ -255,7 +268,10 @@ impl Session {
     /// close_notify, whose number the old key does not reach again.
     pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         let Stage::Open(open) = &mut self.stage else { return };
-        let Some(sealer) = conn.snd.transforms.sealer.as_deref() else { return };
+        let Some(sealer) = conn.snd.transforms.sealer.as_deref() else {
+            internal_error!(cx.out.counters.internal_errors, "a session without keys");
+            return;
+        };
         // An answer that was not sent precedes all that is unsent; and a peer that acknowledges
         // nothing gets no more of them kept. Marks of PDUs are positions, which must not move.
         let answered = sealer.newest_begin() > conn.snd.nxt || sealer.kept() >= EPOCHS_MAX;

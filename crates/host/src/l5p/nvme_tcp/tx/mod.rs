@@ -15,7 +15,7 @@ use abi::crypto::CryptoProvider;
 use abi::l5o::{Direction, L5oCreate, L5oId, L5oState};
 use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX};
 use abi::{Op, Refusal};
-use base::Instant;
+use base::{Instant, internal_error};
 use bytes::Bytes;
 
 use crate::api::{FileId, SendError, SocketError, SocketId};
@@ -186,7 +186,13 @@ impl Host {
 impl Connection {
     /// Appends a PDU as it is, to a connection without a session.
     fn write_pdu(&mut self, cx: &mut Cx<'_>, pdu: Written) {
-        let Some(pdus) = &mut self.snd.transforms.pdus else { return };
+        let Some(pdus) = &mut self.snd.transforms.pdus else {
+            internal_error!(
+                cx.out.counters.internal_errors,
+                "a PDU on a connection that sends none"
+            );
+            return;
+        };
         let mark = pdu.mark;
         for (text, len) in pdus.make(pdu, true, &mut cx.out.counters) {
             match text {
