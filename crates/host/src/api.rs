@@ -35,6 +35,15 @@ impl SocketId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(crate) u32);
 
+/// The files that a transmit has bytes of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultScope {
+    /// One file.
+    File(FileId),
+    /// More than one.
+    Several,
+}
+
 /// Something happened that an application may want to look at. Edge-triggered: it is said once,
 /// until the application has looked ([`crate::Host::readiness`]) and something new happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +66,8 @@ pub enum Notice {
     /// A read that [`crate::Host::extent_read`] began has ended, or a change of a namespace: an
     /// operation of this user.
     DiskDone(DiskUser),
-    /// A transmit of a flow over UDP, with the number that it was given, never left: its content
-    /// could not be read.
-    UdpFault(FlowId, u32, FileFault),
+    /// A transmit of a flow over UDP never left: content of these files could not be read.
+    UdpFault(FlowId, FaultScope, FileFault),
     /// The device did not do something for a QUIC connection.
     Quic(QuicStatus),
     /// The device lost its state. Said to those only who use it beyond sockets: where a UDP socket

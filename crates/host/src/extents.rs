@@ -10,32 +10,18 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::aligned::AlignedBuf;
-use abi::{FileExtent, FileFault, FileId, FlowId, Refusal};
+use abi::{FileExtent, FileFault, FileId, Refusal};
 use bytes::Bytes;
 
 use crate::api::Notice;
+use crate::files::DiskOwner;
 use crate::host::Host;
 use crate::namespaces::Change;
 use crate::tcp::spans::Unread;
 
-/// Flow of the reads of the first user; the others' follow. No connection has one of these: no
-/// table has so many slots.
-const FIRST_FLOW: u64 = 0xffff_fe00;
-
 /// Names a user of the host's disk beyond sockets: see [`Host::new_disk_user`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskUser(pub u8);
-
-impl DiskUser {
-    const fn flow(self) -> FlowId {
-        FlowId(FIRST_FLOW + self.0 as u64)
-    }
-
-    /// Returns the user whose reads have that flow; none if it is a connection's.
-    pub(crate) fn of_flow(flow: FlowId) -> Option<Self> {
-        flow.0.checked_sub(FIRST_FLOW).and_then(|user| u8::try_from(user).ok()).map(Self)
-    }
-}
 
 /// Names an operation of a user of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +124,7 @@ impl Host {
         }
         let unread =
             Unread { at: token.number, file, offset, bytes: u64::from(len.max(1)), least: 1 };
-        if !self.files.read(&mut self.out, token.user.flow(), &unread) {
+        if !self.files.read(&mut self.out, DiskOwner::User(token), &unread) {
             self.extents.waiting.push((token, extent));
         }
     }

@@ -85,27 +85,29 @@ pub(crate) enum Pending {
     },
     Read {
         file: FileId,
-        flow: FlowId,
-        position: u64,
+        owner: DiskOwner,
         skip: usize,
         len: usize,
     },
+}
+
+/// Whose bytes a read of the host's disk brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiskOwner {
+    /// The send stream of a connection, which needs them at this position.
+    Stream { flow: FlowId, position: u64 },
+    /// A user of the disk beyond sockets.
+    User(DiskToken),
 }
 
 /// What a completion of the disk means to the rest of the host.
 #[derive(Debug)]
 pub(crate) enum FileWork {
     Opened(FileId),
-    /// Bytes for the send stream of a connection.
-    Filled {
-        flow: FlowId,
-        position: u64,
-        bytes: Bytes,
-    },
-    Failed {
-        flow: FlowId,
-        position: u64,
-        fault: FileFault,
+    /// A read has ended.
+    Read {
+        owner: DiskOwner,
+        result: Result<Bytes, FileFault>,
     },
     /// A file that the device had open before it was reset.
     Reopened {
@@ -372,10 +374,10 @@ impl Files {
         !entry.closed
     }
 
-    /// Asks the disk for bytes that the send stream of `flow` needs. Says whether it was asked;
-    /// where the file has to be opened first it was not, and [`FileWork::Reopened`] follows.
-    pub(crate) fn read(&mut self, out: &mut Outbox, flow: FlowId, unread: &Unread) -> bool {
-        let &Unread { at: position, file, offset, bytes, least } = unread;
+    /// Asks the disk for the bytes of `unread`. Returns whether it was asked; if the file has to be
+    /// opened first it was not, and [`FileWork::Reopened`] follows.
+    pub(crate) fn read(&mut self, out: &mut Outbox, owner: DiskOwner, unread: &Unread) -> bool {
+        let &Unread { file, offset, bytes, least, .. } = unread;
         let disk = match self.entry(file).map(|entry| &entry.disk) {
             Some(&OnDisk::Open(disk)) => disk,
             Some(OnDisk::No) => {
@@ -397,7 +399,7 @@ impl Files {
         else {
             return false;
         };
-        let id = self.request(Pending::Read { file, flow, position, skip, len });
+        let id = self.request(Pending::Read { file, owner, skip, len });
         self.begin_request(file);
         let buf = AlignedBuf::new(pages);
         out.disk.push_back(DiskRequest::Read { id, file: disk, offset: aligned, buf });
@@ -421,22 +423,17 @@ impl Files {
                 self.finish_change(out, pending, None, result)
             }
             DiskCompletion::Read { id, buf, result } => {
-                let Some(Pending::Read { file, flow, position, skip, len }) =
-                    self.pending.remove(&id)
+                let Some(Pending::Read { file, owner, skip, len }) = self.pending.remove(&id)
                 else {
                     return None;
                 };
                 self.finish_request(file);
-                let work = match self.check_read(file, skip + len, result) {
-                    Ok(()) => {
-                        out.counters.file_fallback_bytes += len as u64;
-                        let bytes = Bytes::from_owner(buf).slice(skip..skip + len);
-                        FileWork::Filled { flow, position, bytes }
-                    }
-                    Err(fault) => FileWork::Failed { flow, position, fault },
-                };
+                let result = self.check_read(file, skip + len, result).map(|()| {
+                    out.counters.file_fallback_bytes += len as u64;
+                    Bytes::from_owner(buf).slice(skip..skip + len)
+                });
                 self.reap(out, file);
-                Some(work)
+                Some(FileWork::Read { owner, result })
             }
         }
     }

@@ -25,8 +25,8 @@ use crate::api::{ListenerId, Notice, SocketError, SocketId};
 use crate::config::Config;
 use crate::counters::HostCounters;
 use crate::ending::Ending;
-use crate::extents::{DiskToken, DiskUser, Extents};
-use crate::files::{FileWork, Files};
+use crate::extents::Extents;
+use crate::files::{DiskOwner, FileWork, Files};
 use crate::hand_over::HandOver;
 use crate::hash::Keyed;
 use crate::l5p::Connection;
@@ -182,20 +182,14 @@ impl Host {
                 self.notices.push_back(Notice::File(file));
                 self.resume_extents(file, None);
             }
-            Some(FileWork::Filled { flow, position: number, bytes }) => {
-                if let Some(user) = DiskUser::of_flow(flow) {
-                    self.finish_extent(DiskToken { user, number }, Ok(bytes));
-                } else {
-                    let id = SocketId::of_flow(flow);
-                    self.with(now, id, |conn, cx| conn.handle_file_bytes(cx, number, bytes));
-                }
+            Some(FileWork::Read { owner: DiskOwner::User(token), result }) => {
+                self.finish_extent(token, result);
             }
-            Some(FileWork::Failed { flow, position: number, fault }) => {
-                if let Some(user) = DiskUser::of_flow(flow) {
-                    self.finish_extent(DiskToken { user, number }, Err(fault));
-                } else {
-                    self.with(now, SocketId::of_flow(flow), |conn, cx| conn.fail_file(cx, fault));
-                }
+            Some(FileWork::Read { owner: DiskOwner::Stream { flow, position }, result }) => {
+                self.with(now, SocketId::of_flow(flow), |conn, cx| match result {
+                    Ok(bytes) => conn.handle_file_bytes(cx, position, bytes),
+                    Err(fault) => conn.fail_file(cx, fault),
+                });
             }
             Some(FileWork::Changed { token, buffer, result }) => {
                 self.finish_change(token, buffer, result);

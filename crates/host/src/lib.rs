@@ -54,9 +54,9 @@ mod tcp;
 mod udp;
 
 pub use api::{
-    ConnectError, FileId, FileKind, FileStat, Listen, ListenError, ListenerId, ListenerOption,
-    Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption,
-    SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
+    ConnectError, FaultScope, FileId, FileKind, FileStat, Listen, ListenError, ListenerId,
+    ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo,
+    SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
 };
 pub use application::Application;
 pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};

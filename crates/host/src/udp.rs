@@ -22,7 +22,7 @@ use wire::emit::{self, IpHeader, Link};
 use wire::frame::{IpPacket, protocol};
 use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
-use crate::api::{ListenError, Notice};
+use crate::api::{FaultScope, FileId, ListenError, Notice};
 use crate::host::Host;
 use crate::net::icmp;
 use crate::outbox::{HOP_LIMIT, Outbox};
@@ -68,8 +68,8 @@ pub struct UdpSend {
     pub parts: Parts,
     /// Whether all extents in it were sent before.
     pub retransmission: bool,
-    /// Ask for [`Notice::UdpFault`], with this number, where its content cannot be read.
-    pub echo: Option<u32>,
+    /// Ask for [`Notice::UdpFault`], with this scope, if its content cannot be read.
+    pub echo: Option<FaultScope>,
     /// What the device seals.
     pub protect: Option<Box<Protect>>,
 }
@@ -237,7 +237,7 @@ impl Host {
             return false;
         }
         if let TransmitOutcome::Dropped(fault) = done.outcome {
-            self.notices.push_back(Notice::UdpFault(done.flow, done.tag, fault));
+            self.notices.push_back(Notice::UdpFault(done.flow, scope_of(done.tag), fault));
         }
         true
     }
@@ -455,11 +455,30 @@ impl Batch {
             segment_size,
             parts,
             timestamp: None,
-            echo: self.send.echo,
+            echo: self.send.echo.map(tag_of),
             retransmission: self.send.retransmission,
             protect,
         };
         out.route(now, tuple.remote.addr, transmit);
+    }
+}
+
+/// Tag of transmits with bytes of several files: no file has so high a name.
+const SEVERAL_FILES: u32 = u32::MAX;
+
+/// Returns the tag by which the device's echo names the files of a transmit.
+const fn tag_of(scope: FaultScope) -> u32 {
+    match scope {
+        FaultScope::File(file) => file.0,
+        FaultScope::Several => SEVERAL_FILES,
+    }
+}
+
+/// Returns the files that [`tag_of`] named.
+const fn scope_of(tag: u32) -> FaultScope {
+    match tag {
+        SEVERAL_FILES => FaultScope::Several,
+        file => FaultScope::File(FileId(file)),
     }
 }
 

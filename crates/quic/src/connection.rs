@@ -12,7 +12,7 @@ use std::sync::Arc;
 use abi::{FileExtent, FileFault, FileId, FlowId};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{DiskToken, DiskUser, Host, UdpId};
+use host::{DiskToken, DiskUser, FaultScope, Host, UdpId};
 use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
 use crate::Handle;
@@ -23,7 +23,7 @@ use crate::offload::{About, Cids, Device, Offload};
 use crate::placed::{CHUNK_BYTES, Place, Placed, Released, zeros};
 use crate::protection::{Record, Shared};
 use crate::schedule::{Priority, Schedule, TURN_BYTES};
-use crate::transmit::{Late, Plan, SEVERAL_FILES};
+use crate::transmit::{Late, Plan};
 
 /// Bytes that the host reads of a file at a time.
 const READ_BYTES: u64 = 128 * 1024;
@@ -578,12 +578,12 @@ impl Connection {
         }
     }
 
-    /// The device dropped a transmit with bytes of that file, or of [`SEVERAL_FILES`].
-    pub(crate) fn handle_fault(&mut self, cx: &mut Cx<'_>, file: u32, fault: FileFault) {
-        match fault {
+    /// The device dropped a transmit with bytes of these files.
+    pub(crate) fn handle_fault(&mut self, cx: &mut Cx<'_>, scope: FaultScope, fault: FileFault) {
+        match (fault, scope) {
             // It has lost the file, or has no room: a loss, and no fault of the file's. Of one that
             // has changed it tells apart.
-            FileFault::BadExtent | FileFault::FlowFailed | FileFault::Refused(_) => {
+            (FileFault::BadExtent | FileFault::FlowFailed | FileFault::Refused(_), _) => {
                 cx.counters.quic_out_dropped += 1;
                 // Unless it was found changed before the device lost it: no device is ever asked
                 // to open that again.
@@ -591,9 +591,9 @@ impl Connection {
                     self.fail_streams(cx, failed);
                 }
             }
-            FileFault::Changed if file == SEVERAL_FILES => cx.counters.quic_out_dropped += 1,
-            _ if file == SEVERAL_FILES => self.careful = true,
-            _ => self.fail_streams(cx, FileId(file)),
+            (FileFault::Changed, FaultScope::Several) => cx.counters.quic_out_dropped += 1,
+            (_, FaultScope::Several) => self.careful = true,
+            (_, FaultScope::File(file)) => self.fail_streams(cx, file),
         }
     }
 

@@ -7,6 +7,8 @@ use crate::congestion::Counts;
 base::counters! {
     /// Counters of a QUIC endpoint.
     pub struct Counters {
+        /// States that the code excludes: a bug of this endpoint, whatever it was sent.
+        quic_internal_errors: alarm,
         /// Connections whose handshake was completed.
         quic_connections,
         /// Connection attempts turned away: as many as may be are open.

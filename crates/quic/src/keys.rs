@@ -30,9 +30,15 @@ impl Keys {
     /// Seals the packet in `packet`, whose header has `header_len` bytes and which has room for the
     /// tag at its end.
     pub(crate) fn seal(&self, number: u64, packet: &mut [u8], header_len: usize) {
-        let Some((header, rest)) = packet.split_at_mut_checked(header_len) else { return };
-        let Some((text, room)) = rest.split_last_chunk_mut::<TAG_BYTES>() else { return };
-        *room = self.aead.seal(&nonce(&self.iv, number), header, text);
+        debug_assert!(packet.len() >= header_len + TAG_BYTES, "no room for the tag");
+        let split = packet.split_at_mut_checked(header_len);
+        match split.and_then(|(header, rest)| Some((header, rest.split_last_chunk_mut()?))) {
+            Some((header, (text, room))) => {
+                *room = self.aead.seal(&nonce(&self.iv, number), header, text);
+            }
+            // Nothing leaves unsealed.
+            None => packet.fill(0),
+        }
     }
 
     /// Opens the text and tag in `sealed`; gives the text's length, none where the tag is wrong.

@@ -262,8 +262,13 @@ pub(crate) struct TlsKey(pub(crate) Box<dyn quic::PacketKey>);
 
 impl PacketKey for TlsKey {
     fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
-        let Some((header, rest)) = buf.split_at_mut_checked(header_len) else { return };
-        let Some(text_len) = rest.len().checked_sub(self.0.tag_len()) else { return };
+        let least = header_len + self.0.tag_len();
+        debug_assert!(buf.len() >= least, "no room for the tag");
+        if buf.len() < least {
+            return buf.fill(0);
+        }
+        let (header, rest) = buf.split_at_mut(header_len);
+        let text_len = rest.len() - self.0.tag_len();
         let (text, room) = rest.split_at_mut(text_len);
         match self.0.encrypt_in_place(packet, header, text) {
             Ok(tag) => room.copy_from_slice(tag.as_ref()),

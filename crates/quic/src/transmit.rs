@@ -12,13 +12,15 @@ use std::ops::Range;
 use abi::crypto::TAG_BYTES;
 use abi::quic::{Packet, Protect};
 use abi::{ExtentCount, FileExtent, FileFault, FileLimits, Part, Parts};
+use base::internal_error;
 use bytes::Bytes;
-use host::UdpSend;
+use host::{FaultScope, UdpSend};
 use quinn_proto::Transmit;
 use wire::Endpoint;
 use wire::quic::{Frame, Frames, StreamFrame};
 
 use crate::connection::{Connection, Cx, ReadFor};
+use crate::counters::Counters;
 use crate::frames::short_header;
 use crate::placed::Holes;
 use crate::protection::Record;
@@ -27,9 +29,6 @@ use crate::protection::Record;
 const DATAGRAMS_MAX: usize = 45;
 /// Up to this length bytes are copied out of the buffer instead of taking it away.
 const COPY_BYTES_MAX: usize = 4096;
-
-/// Number of a transmit that has bytes of more than one file: no file has so high a name.
-pub(crate) const SEVERAL_FILES: u32 = u32::MAX;
 
 /// A datagram of a batch.
 #[derive(Debug)]
@@ -214,7 +213,7 @@ impl Connection {
                     false => [Part::Host(take(&mut cx.scratch.buffer))].into_iter().collect(),
                 };
                 let sealed = plain(transmit, Bytes::new());
-                let (flow, retransmission, echo) = (self.flow, !first, file_of(plans));
+                let (flow, retransmission, echo) = (self.flow, !first, files_of(plans));
                 let segment_size = segment_size(transmit);
                 let send =
                     UdpSend { flow, parts, segment_size, retransmission, echo, protect, ..sealed };
@@ -224,7 +223,7 @@ impl Connection {
                 let mut buffer = core::mem::take(&mut cx.scratch.buffer);
                 for plan in plans {
                     if let Some((begin, record)) = &plan.packet {
-                        self.seal(&mut buffer[plan.range.clone()], *begin, record);
+                        self.seal(cx.counters, &mut buffer[plan.range.clone()], *begin, record);
                     }
                 }
                 cx.scratch.buffer = buffer;
@@ -236,15 +235,20 @@ impl Connection {
         }
     }
 
-    /// Seals a packet of a datagram as the device would.
-    fn seal(&self, datagram: &mut [u8], begin: usize, record: &Record) {
+    /// Seals a packet of a datagram as the device would. Nothing leaves unsealed: what cannot be
+    /// sealed becomes zeros.
+    fn seal(&self, counters: &mut Counters, datagram: &mut [u8], begin: usize, record: &Record) {
         let state = self.shared.lock();
         let keys = state.generation(record.generation).map(|generation| &generation.tx);
         let (Some(keys), Some(header)) = (keys, &state.tx_header) else {
-            datagram.fill(0); // Nothing leaves unsealed.
+            datagram.fill(0);
             return;
         };
-        let Some(packet) = datagram.get_mut(begin..) else { return };
+        let Some(packet) = datagram.get_mut(begin..) else {
+            internal_error!(counters.quic_internal_errors, "a packet behind its datagram");
+            datagram.fill(0);
+            return;
+        };
         keys.seal(record.number, packet, record.header_len);
         header.protect(record.header_len.saturating_sub(record.pn_len), packet);
     }
@@ -252,14 +256,17 @@ impl Connection {
     /// Sends the datagrams of a batch one by one; those with holes when these are filled.
     fn delay(&mut self, cx: &mut Cx<'_>, way: Way, plans: &[Plan]) {
         for plan in plans {
-            let Some(bytes) = cx.scratch.buffer.get(plan.range.clone()) else { return };
+            let Some(bytes) = cx.scratch.buffer.get(plan.range.clone()) else {
+                internal_error!(cx.counters.quic_internal_errors, "a datagram behind its batch");
+                return;
+            };
             let mut datagram = bytes.to_vec();
             let Some((begin, record)) = plan.packet else {
                 self.send_one(cx, way, datagram);
                 continue;
             };
             if plan.holes.is_empty() {
-                self.seal(&mut datagram, begin, &record);
+                self.seal(cx.counters, &mut datagram, begin, &record);
                 self.send_one(cx, way, datagram);
                 continue;
             }
@@ -292,7 +299,10 @@ impl Connection {
         };
         let Some(late) = self.late.get_mut(index) else { return };
         let read = bytes.len().min(extent.len as usize);
-        let Some(hole) = late.datagram.get_mut(at..at + read) else { return };
+        let Some(hole) = late.datagram.get_mut(at..at + read) else {
+            internal_error!(cx.counters.quic_internal_errors, "a hole behind its datagram");
+            return;
+        };
         hole.copy_from_slice(&bytes[..read]);
         cx.counters.quic_file_bytes_late += read as u64;
         if let Some(len) = u32::try_from(read).ok().and_then(|read| extent.len.checked_sub(read)) {
@@ -312,7 +322,7 @@ impl Connection {
         let Some(Late { mut datagram, begin, record, way, .. }) = self.late.remove(index) else {
             return;
         };
-        self.seal(&mut datagram, begin, &record);
+        self.seal(cx.counters, &mut datagram, begin, &record);
         self.send_one(cx, way, datagram);
     }
 
@@ -332,11 +342,12 @@ impl Connection {
     }
 }
 
-/// The file that fills the holes of a batch, as the number of its transmit; none without holes.
-fn file_of(plans: &[Plan]) -> Option<u32> {
+/// Returns the files that fill the holes of a batch; none without holes.
+fn files_of(plans: &[Plan]) -> Option<FaultScope> {
     let mut files = plans.iter().flat_map(|plan| &plan.holes).map(|hole| hole.file);
     let first = files.next()?;
-    Some(if files.all(|file| file == first) { first.0 } else { SEVERAL_FILES })
+    let one = files.all(|file| file == first);
+    Some(if one { FaultScope::File(first) } else { FaultScope::Several })
 }
 
 /// What the device is told of a datagram.

@@ -17,6 +17,7 @@ use super::spans::Collected;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
 use super::transform::TxTransforms;
+use crate::files::DiskOwner;
 use crate::outbox::TcpPayload;
 
 /// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
@@ -517,7 +518,8 @@ impl<T: TxTransforms> Connection<T> {
         let from = self.snd.flight.next_lost().map_or(self.snd.nxt, |(start, _)| start);
         let Some(unread) = self.snd.spans.first_unread(from) else { return };
         if unread.at.saturating_sub(from) < READ_AHEAD_BYTES {
-            self.snd.reading = cx.files.read(cx.out, self.flow, &unread);
+            let owner = DiskOwner::Stream { flow: self.flow, position: unread.at };
+            self.snd.reading = cx.files.read(cx.out, owner, &unread);
         }
     }
 

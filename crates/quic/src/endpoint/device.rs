@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use abi::quic::{QuicStatus, QuicTrouble};
 use abi::{FileFault, FlowId};
 use base::Instant;
-use host::Host;
+use host::{FaultScope, Host};
 
 use super::Endpoint;
 use crate::connection::ReadFor;
@@ -53,14 +53,14 @@ impl Endpoint {
         now: Instant,
         host: &mut Host,
         flow: FlowId,
-        (file, fault): (u32, FileFault),
+        (scope, fault): (FaultScope, FileFault),
     ) {
         let Some(handle) = self.flows.get(&flow).copied() else {
             self.counters.quic_events_ignored += 1;
             return;
         };
         self.with(now, host, handle.index as usize, |connection, cx| {
-            connection.handle_fault(cx, file, fault);
+            connection.handle_fault(cx, scope, fault);
         });
     }
 

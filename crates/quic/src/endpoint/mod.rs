@@ -600,8 +600,8 @@ impl Application for Endpoint {
             }
             Notice::DiskDone(user) if user == self.reads.user() => self.handle_reads(now, host),
             Notice::Quic(status) => self.handle_status(now, host, status),
-            Notice::UdpFault(flow, file, fault) => {
-                self.handle_fault(now, host, flow, (file, fault));
+            Notice::UdpFault(flow, scope, fault) => {
+                self.handle_fault(now, host, flow, (scope, fault));
             }
             Notice::File(file) if host.extent_fault(file).is_some() => {
                 for index in 0..self.connections.len() {
