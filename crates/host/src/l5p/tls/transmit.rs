@@ -162,18 +162,7 @@ impl Session {
                     }
                     self.write(conn, &mut cx.out.counters, Text::Plain(source), here);
                 }
-                Piece::Pdu(_) => {
-                    let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else {
-                        internal_error!(
-                            cx.out.counters.internal_errors,
-                            "the piece in front changed"
-                        );
-                        return;
-                    };
-                    self.queued_memory -= pdu.memory();
-                    self.queued -= pdu.len();
-                    self.write_pdu(conn, &mut cx.out.counters, *pdu);
-                }
+                Piece::Pdu(_) => self.transmit_pdu(conn, cx),
                 Piece::End => {
                     self.queue.pop_front();
                     open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
@@ -181,6 +170,17 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// Makes records of the PDU in front.
+    fn transmit_pdu(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let Some(Piece::Pdu(pdu)) = self.queue.pop_front() else {
+            internal_error!(cx.out.counters.internal_errors, "the piece in front is no PDU");
+            return;
+        };
+        self.queued_memory -= pdu.memory();
+        self.queued -= pdu.len();
+        self.write_pdu(conn, &mut cx.out.counters, *pdu);
     }
 
     /// Appends a PDU to the send stream: digests first, then seals (Autonomous NIC Offloads,
