@@ -7,9 +7,9 @@
 //! ([`abi::teardown::LateData`]).
 //!
 //! Called by the application through [`Host::close_lingering`], by [`Host`] whenever something
-//! happened to a connection; TCP's input counts the late data. Memory is not held: what is discarded opens the
-//! window again. Time is bounded by the user time-out until everything is acknowledged, and by that
-//! of FIN-WAIT-2 afterwards.
+//! happened to a connection; TCP's input counts the late data. Memory is not held: what is
+//! discarded opens the window again. Time is bounded by the user time-out until everything is
+//! acknowledged, and by that of FIN-WAIT-2 afterwards.
 
 use abi::teardown::LateData;
 use base::Instant;
