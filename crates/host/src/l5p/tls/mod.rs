@@ -73,13 +73,19 @@ enum Piece {
     End,
 }
 
+/// The stages of a session: `Begin` (a client's), `Handshake`, `Open`; any of them may fail.
 enum Stage {
     /// A client that has not sent its first message.
     Begin(Box<Handshake>),
     Handshake(Box<Handshake>),
     Open(Box<Open>),
-    /// It failed: nothing is sent or read any more.
-    Dead,
+    /// Nothing is sent or read any more.
+    Failed(SocketError),
+}
+
+impl Stage {
+    /// A session that could not begin, and the stage of one while it is worked on.
+    const BROKEN: Self = Self::Failed(SocketError::Tls(Alert::InternalError));
 }
 
 /// Where the device finds a record, as far as it opens it.
@@ -136,7 +142,6 @@ pub(crate) struct Session {
     peer_ended: bool,
     /// The application wrote its last byte.
     shut: bool,
-    error: Option<SocketError>,
 }
 
 impl fmt::Debug for Session {
@@ -172,17 +177,15 @@ impl Session {
         let open = Open::attached(keys, &*keys.crypto);
         let mut session = Self::new(keys.crypto.clone(), None);
         if let Some(open) = open {
-            session.error = None;
             session.open(conn, cx, open);
         }
         session
     }
 
     fn new(crypto: Arc<dyn CryptoProvider>, stage: Option<Stage>) -> Self {
-        let error = stage.is_none().then_some(SocketError::Tls(Alert::InternalError));
         Self {
             crypto,
-            stage: stage.unwrap_or(Stage::Dead),
+            stage: stage.unwrap_or(Stage::BROKEN),
             takes_cleartext: false,
             incoming: Vec::new(),
             undone: false,
@@ -199,7 +202,6 @@ impl Session {
             update_wanted: false,
             peer_ended: false,
             shut: false,
-            error,
         }
     }
 
@@ -209,12 +211,16 @@ impl Session {
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
         let readable = !self.plain.is_empty() || self.clear.is_some();
         let open = matches!(self.stage, Stage::Open(_));
+        let error = match self.stage {
+            Stage::Failed(error) => Some(error),
+            Stage::Begin(_) | Stage::Handshake(_) | Stage::Open(_) => below.error,
+        };
         Readiness {
             readable,
             writable: below.writable && open && !self.shut && self.queue.is_empty(),
             peer_closed: !readable && (self.peer_ended || below.peer_closed),
             drained: below.drained && self.queue.is_empty(),
-            error: self.error.or(below.error),
+            error,
         }
     }
 
@@ -287,7 +293,7 @@ impl Session {
 
     /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
     pub(crate) fn shutdown(&mut self) -> bool {
-        if !self.shut && !matches!(self.stage, Stage::Dead) {
+        if !self.shut && !matches!(self.stage, Stage::Failed(_)) {
             self.queue.push_back(Piece::End);
         }
         self.shut = true;
@@ -319,14 +325,14 @@ impl Session {
     /// A client speaks first.
     fn begin(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if matches!(self.stage, Stage::Begin(_)) {
-            if let Stage::Begin(handshake) = core::mem::replace(&mut self.stage, Stage::Dead) {
+            if let Stage::Begin(handshake) = core::mem::replace(&mut self.stage, Stage::BROKEN) {
                 self.shake(conn, cx, handshake, &[]);
             }
         }
     }
 
     fn handle_record(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, mut record: Vec<u8>) {
-        match core::mem::replace(&mut self.stage, Stage::Dead) {
+        match core::mem::replace(&mut self.stage, Stage::BROKEN) {
             Stage::Handshake(handshake) => self.shake(conn, cx, handshake, &record),
             Stage::Open(mut open) => {
                 let opened = open.rx.keys.open(open.rx.number, &mut record);
@@ -343,7 +349,8 @@ impl Session {
                     self.fail(conn, cx, alert);
                 }
             }
-            Stage::Begin(_) | Stage::Dead => {}
+            // Neither reads records: the first turn of a client ends `Begin`.
+            stage @ (Stage::Begin(_) | Stage::Failed(_)) => self.stage = stage,
         }
     }
 
@@ -516,16 +523,15 @@ impl Session {
                 let alert = [content::ALERT, 3, 3, 0, 2, text[0], text[1]];
                 conn.write_all(Bytes::copy_from_slice(&alert));
             }
-            Stage::Dead => {}
+            Stage::Failed(_) => {}
         }
-        counters.tls_alerts_sent += u64::from(!matches!(self.stage, Stage::Dead));
+        counters.tls_alerts_sent += u64::from(!matches!(self.stage, Stage::Failed(_)));
         self.die(conn, cx, SocketError::Tls(alert));
     }
 
     /// Nothing more is sent but what the connection has; what was written is forgotten.
     fn die(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, error: SocketError) {
-        self.error = Some(error);
-        self.stage = Stage::Dead;
+        self.stage = Stage::Failed(error);
         self.incoming = Vec::new();
         self.clear = None;
         self.release(cx.out, cx.files);

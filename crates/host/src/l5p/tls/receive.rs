@@ -182,7 +182,7 @@ impl Session {
             }
         };
         // What comes after the end is nobody's: RFC 8446 section 6.1.
-        if self.peer_ended || matches!(self.stage, Stage::Dead) {
+        if self.peer_ended || matches!(self.stage, Stage::Failed(_)) {
             let unwanted = conn.rcv.ready_bytes();
             return discard(&mut conn.rcv, cx.out, unwanted);
         }
