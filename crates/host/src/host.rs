@@ -73,7 +73,7 @@ pub struct Host {
     dirty: VecDeque<u32>,
     alarms: Alarms,
     pub(crate) icmp_limit: PerSecond,
-    /// The time of the last event, for calls that are told none.
+    /// The latest time that the host was told, for calls that are told none.
     pub(crate) latest: Instant,
     pub(crate) splices: Splices,
     pub(crate) udp: Udp,
@@ -177,6 +177,7 @@ impl Host {
 
     /// Takes an answer of the host's own disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
+        self.latest = now;
         match self.files.handle_disk(&mut self.out, completion) {
             Some(FileWork::Opened(file)) => {
                 self.notices.push_back(Notice::File(file));
@@ -201,6 +202,7 @@ impl Host {
 
     /// Runs what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.latest = now;
         while let Some(index) = self.alarms.pop(now) {
             let Some(conn) = self.table.slots[index as usize].stream.conn() else { continue };
             if self.splices.is_frozen(index) {
@@ -240,6 +242,7 @@ impl Host {
     /// The next operation for the device. Lets every connection that has something to send do so
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        self.latest = now;
         self.settle_quasis(now);
         while let Some((flow, tag)) = self.out.unsent.pop() {
             let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
