@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use abi::l5o::L5oId;
 use abi::teardown::LateData;
 use abi::{FileFault, FileId, FlowId, Op, Refusal, TransmitOutcome};
-use base::{Duration, Instant, SeqNum};
+use base::{Duration, Instant, SeqNum, internal_error};
 use bytes::Bytes;
 use wire::Tuple;
 
@@ -22,7 +22,7 @@ use super::rcv::Receive;
 use super::recovery::{Phase, Undo};
 use super::rtt::Rtt;
 use super::spans::{Source, SpanMap};
-use super::state::State;
+use super::state::{State, StateEvent};
 use super::timers::{Retransmit, Timers};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
@@ -364,7 +364,7 @@ impl<T: TxTransforms> Connection<T> {
     pub(crate) fn shutdown(&mut self) {
         if self.state.may_write() && !self.snd.fin {
             self.snd.fin = true;
-            self.state = self.state.on_close();
+            self.state = self.state.next(StateEvent::Close).unwrap_or(self.state);
             if self.state == State::Closed {
                 // RFC 9293 section 3.10.4: what was not yet opened is simply forgotten.
                 self.error = Some(SocketError::Closed);
@@ -387,9 +387,17 @@ impl<T: TxTransforms> Connection<T> {
         self.finish(cx, Some(error));
     }
 
+    /// Enters the state that an event leads to, which there is.
+    pub(crate) fn enter(&mut self, out: &mut Outbox, event: StateEvent) {
+        match self.state.next(event) {
+            Some(next) => self.state = next,
+            None => internal_error!(out.counters.internal_errors, "an event in the wrong state"),
+        }
+    }
+
     /// Enters CLOSED: what the device holds for the connection is given up.
     pub(crate) fn finish(&mut self, cx: &mut Cx<'_>, error: Option<SocketError>) {
-        self.state = State::Closed;
+        self.enter(cx.out, StateEvent::End);
         if self.error.is_none() {
             self.error = error.or(Some(SocketError::Closed));
         }

@@ -14,7 +14,7 @@ use wire::tcp::{Flags, Segment};
 
 use super::conn::{Connection, Cx};
 use super::rcv::Chunk;
-use super::state::State;
+use super::state::{State, StateEvent};
 use super::timers::Timer;
 use super::transform::TxTransforms;
 use crate::api::SocketError;
@@ -259,7 +259,7 @@ impl<T: TxTransforms> Connection<T> {
         }
         self.modes.notify |= taken.readable || taken.fin_reached;
         if taken.fin_reached {
-            self.state = self.state.on_fin();
+            self.enter(cx.out, StateEvent::Fin);
         }
         if self.rcv.ack_is_delayed() && !self.timers.is_set(Timer::DelayedAck) {
             self.timers.set(Timer::DelayedAck, cx.now + cx.config.delayed_ack);
@@ -290,10 +290,10 @@ impl<T: TxTransforms> Connection<T> {
         self.accept_syn(cx, segment);
         if flags.has(Flags::ACK) {
             self.handle_acknowledgment(cx, segment, 1, false);
-            self.become_established(cx.now);
+            self.become_established(cx);
         } else {
             // Simultaneous open: our SYN again, with an acknowledgment.
-            self.state = State::SynReceived;
+            self.enter(cx.out, StateEvent::PeerSyn);
             self.snd.nxt = 0;
             self.snd.flight = super::flight::Flight::new();
             self.timers.stop(Timer::Retransmit);
@@ -325,26 +325,30 @@ impl<T: TxTransforms> Connection<T> {
         self.renegotiate(cx);
     }
 
-    fn become_established(&mut self, now: Instant) {
-        self.state = if self.snd.fin { State::FinWait1 } else { State::Established };
+    fn become_established(&mut self, cx: &mut Cx<'_>) {
+        self.enter(cx.out, StateEvent::Synchronized);
         self.modes.notify = true;
-        self.arm_idle(now);
+        self.arm_idle(cx.now);
     }
 
     /// An acknowledgment of our SYN moves SYN-RECEIVED on; one of our FIN moves the closing states
     /// on.
     pub(crate) fn advance_state(&mut self, cx: &mut Cx<'_>) {
         if self.state == State::SynReceived && self.snd.una > 0 {
-            self.become_established(cx.now);
+            self.become_established(cx);
         }
         if self.fin_acked() {
-            let next = self.state.on_fin_acked();
-            if next == State::Closed && self.state != State::Closed {
-                self.finish(cx, None);
-            } else if next == State::FinWait2 && self.state != next && !self.modes.held {
-                self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+            // Every acknowledgment from then on says so again.
+            match self.state.next(StateEvent::FinAcked) {
+                None => {}
+                Some(State::Closed) => self.finish(cx, None),
+                Some(next) => {
+                    if next == State::FinWait2 && !self.modes.held {
+                        self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+                    }
+                    self.state = next;
+                }
             }
-            self.state = next;
         }
     }
 

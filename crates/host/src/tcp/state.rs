@@ -1,4 +1,4 @@
-//! States of a connection: RFC 9293 section 3.3.2.
+//! States of a connection, and the events that lead from one to another: RFC 9293 section 3.3.2.
 
 /// The states, without LISTEN (a listener is not a connection) and SYN-RECEIVED of passive opens
 /// (they wait in the SYN cache).
@@ -43,50 +43,90 @@ impl State {
         matches!(self, Self::SynSent | Self::SynReceived | Self::Established | Self::CloseWait)
     }
 
-    /// This side closes: the FIN is queued.
-    pub(crate) const fn on_close(self) -> Self {
-        match self {
-            Self::SynReceived | Self::Established => Self::FinWait1,
-            Self::CloseWait => Self::LastAck,
-            Self::SynSent => Self::Closed,
-            other => other,
-        }
+    /// Returns the state that an event leads to; none if the event leaves the state as it is.
+    pub(crate) const fn next(self, event: StateEvent) -> Option<Self> {
+        Some(match (self, event) {
+            (Self::SynSent | Self::SynReceived, StateEvent::Synchronized) => Self::Established,
+            (Self::SynSent, StateEvent::PeerSyn) => Self::SynReceived,
+            // RFC 9293 section 3.10.4: a connection that was not opened yet is forgotten.
+            (Self::SynSent, StateEvent::Close) => Self::Closed,
+            (Self::SynReceived | Self::Established, StateEvent::Close) => Self::FinWait1,
+            (Self::CloseWait, StateEvent::Close) => Self::LastAck,
+            (Self::SynReceived | Self::Established, StateEvent::Fin) => Self::CloseWait,
+            (Self::FinWait1, StateEvent::Fin) => Self::Closing,
+            (Self::FinWait2, StateEvent::Fin) => Self::TimeWait,
+            (Self::FinWait1, StateEvent::FinAcked) => Self::FinWait2,
+            (Self::Closing, StateEvent::FinAcked) => Self::TimeWait,
+            (Self::LastAck, StateEvent::FinAcked) => Self::Closed,
+            (_, StateEvent::End) => Self::Closed,
+            _ => return None,
+        })
     }
+}
 
-    /// Our FIN was acknowledged.
-    pub(crate) const fn on_fin_acked(self) -> Self {
-        match self {
-            Self::FinWait1 => Self::FinWait2,
-            Self::Closing => Self::TimeWait,
-            Self::LastAck => Self::Closed,
-            other => other,
-        }
-    }
-
-    /// The peer's FIN was reached.
-    pub(crate) const fn on_fin(self) -> Self {
-        match self {
-            Self::SynReceived | Self::Established => Self::CloseWait,
-            Self::FinWait1 => Self::Closing,
-            Self::FinWait2 => Self::TimeWait,
-            other => other,
-        }
-    }
+/// The events that move a connection from one state to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateEvent {
+    /// Each side has the other's SYN, and the peer has acknowledged ours.
+    Synchronized,
+    /// The peer's SYN came without an acknowledgment of ours: a simultaneous open.
+    PeerSyn,
+    /// The application closes its direction: a FIN is queued.
+    Close,
+    /// The peer's FIN came in order.
+    Fin,
+    /// The peer acknowledged our FIN.
+    FinAcked,
+    /// A reset, a time-out, or the connection was handed to the device.
+    End,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::format;
+    use std::string::String;
 
+    const STATES: [State; 10] = [
+        State::SynSent,
+        State::SynReceived,
+        State::Established,
+        State::FinWait1,
+        State::FinWait2,
+        State::CloseWait,
+        State::Closing,
+        State::LastAck,
+        State::TimeWait,
+        State::Closed,
+    ];
+    const EVENTS: [(StateEvent, &str); 5] = [
+        (StateEvent::Synchronized, "synchronized"),
+        (StateEvent::PeerSyn, "SYN received"),
+        (StateEvent::Close, "close"),
+        (StateEvent::Fin, "FIN received"),
+        (StateEvent::FinAcked, "FIN acknowledged"),
+    ];
+
+    /// Draws the table as a diagram for Mermaid; an end leads from everywhere to CLOSED.
+    fn diagram() -> String {
+        let id = |state: State| state.name().replace('-', "_");
+        let mut out = String::from("stateDiagram-v2\n");
+        for from in STATES {
+            for (event, label) in EVENTS {
+                if let Some(to) = from.next(event) {
+                    out += &format!("    {} --> {}: {label}\n", id(from), id(to));
+                }
+            }
+            assert_eq!(from.next(StateEvent::End), Some(State::Closed));
+        }
+        out
+    }
+
+    /// The diagram in ARCHITECTURE.md is the table.
     #[test]
-    fn the_ways_to_close() {
-        use State::{Closed, Closing, Established, FinWait2, LastAck, TimeWait};
-        assert_eq!(Established.on_close().on_fin_acked(), FinWait2);
-        assert_eq!(FinWait2.on_fin(), TimeWait);
-        assert_eq!(Established.on_close().on_fin(), Closing, "simultaneous close");
-        assert_eq!(Closing.on_fin_acked(), TimeWait);
-        assert_eq!(Established.on_fin().on_close(), LastAck);
-        assert_eq!(LastAck.on_fin_acked(), Closed);
-        assert_eq!(Established.on_fin_acked(), Established);
+    fn the_documents_have_the_transitions() {
+        let document = include_str!("../../../../ARCHITECTURE.md");
+        let diagram = diagram();
+        assert!(document.contains(&diagram), "ARCHITECTURE.md has to have this:\n{diagram}");
     }
 }
