@@ -4,7 +4,7 @@
 //! findings; all checks run even where an early one fails, so that one run shows everything.
 
 use crate::report::Report;
-use crate::{deps, docs, mutants, noos, tidy};
+use crate::{deps, docs, imports, mutants, noos, tidy};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -16,9 +16,10 @@ pub(crate) struct Step {
 }
 
 /// All checks, cheapest first.
-pub(crate) const STEPS: [Step; 5] = [
+pub(crate) const STEPS: [Step; 6] = [
     Step { name: "tidy", run: tidy::run },
     Step { name: "deps", run: deps::run },
+    Step { name: "imports", run: imports::run },
     Step { name: "docs", run: docs::run },
     Step { name: "faults", run: mutants::check },
     Step { name: "noos", run: noos::run },
@@ -51,6 +52,6 @@ fn passes(step: &Step) -> bool {
         println!("error: {error}");
     }
     let verdict = if report.errors.is_empty() { "ok" } else { "FAILED" };
-    println!("xtask {:<6} {verdict:<6} {seconds:6.1} s  {}", step.name, report.looked_at);
+    println!("xtask {:<7} {verdict:<6} {seconds:6.1} s  {}", step.name, report.looked_at);
     report.errors.is_empty()
 }

@@ -9,6 +9,7 @@
 mod ci;
 mod deps;
 mod docs;
+mod imports;
 mod mutants;
 mod noos;
 mod report;
@@ -22,6 +23,10 @@ const USAGE: &str = "\
 usage: cargo run -p xtask -- VERB
   tidy   line, file and function lengths, module heads, banned idioms
   deps   which crate may depend on which
+  imports
+         files of a crate that import each other in a circle, or in a wrong direction
+  imports --dot CRATE | --svg CRATE
+         draws what the modules of a crate import from each other
   docs   paths named in README.md and ARCHITECTURE.md exist, every crate is described
   faults each planted fault of xtask/faults still applies
   noos   links the crates that need no operating system into a program that has none
@@ -35,6 +40,12 @@ fn main() -> ExitCode {
     let verbs: Vec<&str> = args.iter().map(String::as_str).collect();
     match verbs.as_slice() {
         ["ci"] => ci::run(),
+        ["imports", args @ ..] if !args.is_empty() => {
+            imports::draw(args).unwrap_or_else(|message| {
+                eprintln!("{message}");
+                usage()
+            })
+        }
         ["mutants", args @ ..] => mutants::run(args),
         [verb] => match ci::STEPS.iter().find(|step| step.name == *verb) {
             Some(step) => ci::run_one(step),

@@ -4,6 +4,8 @@
 //! checks of `tidy` can search plain text. [`functions`] and [`test_lines`] match braces in masked
 //! text. It does not expand macros: code that a macro makes is checked where the macro is written.
 
+use std::ops::Range;
+
 /// A function with a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
@@ -77,6 +79,22 @@ pub(crate) fn test_modules(code: &str) -> Vec<String> {
             rest[name.len()..].trim_start().starts_with(';').then_some(name)
         })
         .collect()
+}
+
+/// Modules with bodies in masked text, by name and extent, outer ones first.
+pub(crate) fn inline_modules(code: &str) -> Vec<(String, Range<usize>)> {
+    let body = |at: usize| {
+        let rest = code[at + 3..].trim_start();
+        let name: String = rest.chars().take_while(|&c| is_word(c)).collect();
+        if name.is_empty() || !rest[name.len()..].trim_start().starts_with('{') {
+            return None;
+        }
+        match item_end(code, at) {
+            ItemEnd::Brace(end) => Some((name, at..end)),
+            ItemEnd::Semicolon(_) | ItemEnd::None => None,
+        }
+    };
+    words(code, "mod").filter_map(body).collect()
 }
 
 /// Where `pattern` occurs in `code` and is not the tail or head of a longer word.
@@ -331,6 +349,14 @@ type P = fn(u8) -> u8;
     fn knows_modules_for_tests_in_other_files() {
         let code = mask("#[cfg(test)]\nmod tests;\nmod a;\n#[cfg(all(test, loom))]\nmod model;\n");
         assert_eq!(test_modules(&code), ["tests", "model"]);
+    }
+
+    #[test]
+    fn finds_modules_with_bodies() {
+        let code = mask("mod a;\nmod b { mod c {} }\n// mod d {}\nlet model = 1;");
+        let names: Vec<_> =
+            inline_modules(&code).into_iter().map(|(name, at)| (name, code[at].len())).collect();
+        assert_eq!(names, [("b".to_owned(), 17), ("c".to_owned(), 7)]);
     }
 
     #[test]

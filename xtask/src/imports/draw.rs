@@ -1,0 +1,183 @@
+//! Drawings of a crate's modules: for Graphviz, or as a picture.
+//!
+//! Called by `imports --dot` and `imports --svg`. The picture has a box for each module of up to
+//! two names, with all below it inside, and those that import above those that they import; modules
+//! in a circle share a layer. It is for documents: its bytes depend on the imports alone.
+
+use super::cycles;
+use super::graph::Graph;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// Names of a module that has a box of its own.
+const DEPTH: usize = 2;
+/// Sizes in pixels.
+const CHARACTER: usize = 8;
+const BOX_HEIGHT: usize = 26;
+const GAP: usize = 16;
+const LAYER_HEIGHT: usize = 84;
+const WIDTH_MAX: usize = 1200;
+
+/// All files as a directed graph in the language of Graphviz.
+pub(crate) fn dot(graph: &Graph) -> String {
+    let mut out = String::from("digraph modules {\n  node [shape=box, fontname=\"monospace\"];\n");
+    for module in &graph.modules {
+        let _ = writeln!(out, "  \"{}\";", label(module));
+    }
+    for &(from, to) in graph.imports.keys() {
+        let style =
+            if graph.is_import_between_strangers(from, to) { "" } else { " [style=dotted]" };
+        let (from, to) = (label(&graph.modules[from]), label(&graph.modules[to]));
+        let _ = writeln!(out, "  \"{from}\" -> \"{to}\"{style};");
+    }
+    out + "}\n"
+}
+
+fn label(module: &[String]) -> String {
+    if module.is_empty() { "crate".to_owned() } else { module.join("::") }
+}
+
+/// A box of the picture.
+struct Place {
+    name: String,
+    layer: usize,
+    x: usize,
+    y: usize,
+    width: usize,
+}
+
+/// The modules as a picture, without the root, which imports everything.
+pub(crate) fn svg(graph: &Graph) -> String {
+    let (names, edges) = fold(graph);
+    let (places, width, height) = lay_out(&names, &edges);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         font-family=\"monospace\" font-size=\"13\">\n<defs><marker id=\"tip\" refX=\"7\" \
+         refY=\"3\" markerWidth=\"8\" markerHeight=\"6\" orient=\"auto\"><path d=\"M0 0L7 3L0 \
+         6z\" fill=\"#567\"/></marker></defs>\n<rect width=\"100%\" height=\"100%\" \
+         fill=\"#fff\"/>\n"
+    );
+    for &(from, to) in &edges {
+        let (from, to) = (&places[from], &places[to]);
+        let (x, y) = (from.x + from.width / 2, from.y + BOX_HEIGHT);
+        let (to_x, to_y) = (to.x + to.width / 2, to.y);
+        let _ = writeln!(
+            out,
+            "<path d=\"M{x} {y}C{x} {} {to_x} {} {to_x} {to_y}\" fill=\"none\" stroke=\"#567\" \
+             stroke-opacity=\"0.6\" marker-end=\"url(#tip)\"/>",
+            y + GAP,
+            to_y.saturating_sub(GAP)
+        );
+    }
+    for Place { name, x, y, width, .. } in &places {
+        let _ = writeln!(
+            out,
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{BOX_HEIGHT}\" rx=\"4\" \
+             fill=\"#eef3f8\" stroke=\"#345\"/><text x=\"{}\" y=\"{}\" \
+             text-anchor=\"middle\">{name}</text>",
+            x + width / 2,
+            y + 17
+        );
+    }
+    out + "</svg>\n"
+}
+
+/// The boxes, sorted by name, and which imports from which.
+fn fold(graph: &Graph) -> (Vec<String>, Vec<(usize, usize)>) {
+    let folded = |module: &Vec<String>| label(&module[..module.len().min(DEPTH)]);
+    let all: BTreeSet<String> =
+        graph.modules.iter().filter(|module| !module.is_empty()).map(folded).collect();
+    let names: Vec<String> = all.into_iter().collect();
+    let of = |file: usize| names.binary_search(&folded(&graph.modules[file])).ok();
+    let edges: BTreeSet<(usize, usize)> = graph
+        .imports
+        .keys()
+        .filter(|&&(from, to)| graph.is_import_between_strangers(from, to))
+        .filter_map(|&(from, to)| Some((of(from)?, of(to)?)))
+        .filter(|(from, to)| from != to)
+        .collect();
+    (names, edges.into_iter().collect())
+}
+
+/// Puts each box into the layer below all that import it, and gives the size of the whole.
+fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, usize) {
+    let layers = layers(names.len(), edges);
+    let mut places: Vec<Place> = names
+        .iter()
+        .zip(layers)
+        .map(|(name, layer)| {
+            let width = name.len() * CHARACTER + GAP;
+            Place { name: name.clone(), layer, x: 0, y: 0, width }
+        })
+        .collect();
+    let (mut y, mut width_max) = (GAP, 0);
+    for layer in 0..=places.iter().map(|place| place.layer).max().unwrap_or(0) {
+        let mut x = GAP;
+        for place in places.iter_mut().filter(|place| place.layer == layer) {
+            if x + place.width + GAP > WIDTH_MAX {
+                (x, y) = (GAP, y + BOX_HEIGHT + GAP);
+            }
+            (place.x, place.y) = (x, y);
+            x += place.width + GAP;
+            width_max = width_max.max(x);
+        }
+        y += LAYER_HEIGHT;
+    }
+    (places, width_max, y)
+}
+
+/// The layer of each node: one below the lowest that imports it, circles being one node.
+fn layers(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
+    let sets = cycles::components(nodes, edges);
+    let set_of = |node: usize| sets.iter().position(|set| set.contains(&node)).unwrap_or(0);
+    let of: Vec<usize> = (0..nodes).map(set_of).collect();
+    let mut layers = vec![0; sets.len()];
+    // As many rounds as the longest chain can be.
+    for _ in 0..sets.len() {
+        for &(from, to) in edges.iter().filter(|&&(from, to)| of[from] != of[to]) {
+            layers[of[to]] = layers[of[to]].max(layers[of[from]] + 1);
+        }
+    }
+    of.into_iter().map(|set| layers[set]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::imports::tests::graph;
+
+    fn sample() -> Graph {
+        graph(&[
+            ("lib.rs", "use crate::a::A;"),
+            ("a.rs", "use crate::b::c::C;"),
+            ("b/mod.rs", "mod c;"),
+            ("b/c/d.rs", "use crate::e::E;\nuse crate::b::B;"),
+            ("b/c/mod.rs", "mod d;"),
+            ("e.rs", "struct E;"),
+        ])
+    }
+
+    #[test]
+    fn graphviz_gets_every_file_and_import() {
+        let dot = dot(&sample());
+        for line in ["\"a\" -> \"b::c\";", "\"b::c::d\" -> \"b\" [style=dotted];", "  \"e\";"] {
+            assert!(dot.contains(line), "{line} in {dot}");
+        }
+    }
+
+    #[test]
+    fn importers_are_above() {
+        let (names, edges) = fold(&sample());
+        assert_eq!(names, ["a", "b", "b::c", "e"]);
+        assert_eq!(edges, [(0, 2), (2, 3)]);
+        assert_eq!(layers(4, &edges), [0, 0, 1, 2]);
+        assert_eq!(layers(3, &[(0, 1), (1, 0), (1, 2)]), [0, 0, 1]);
+    }
+
+    #[test]
+    fn the_picture_has_all_boxes() {
+        let svg = svg(&sample());
+        assert_eq!(svg.matches("<text").count(), 4);
+        assert_eq!(svg.matches("marker-end").count(), 2);
+    }
+}

@@ -1,0 +1,226 @@
+//! Which file of a crate may import which: no circles, and some directions never.
+//!
+//! Called by `ci`, and by `main` to draw a crate's modules. Looks at what the files below a crate's
+//! `src` import from each other (`graph`), and finds files that import each other in a circle
+//! (`cycles`). A module and its descendants may import each other: they are one thing in several
+//! files. What a module re-exports counts as its own. Code for tests is not looked at, and neither
+//! are imports from other crates: those are `deps`' business.
+
+mod cycles;
+mod draw;
+mod graph;
+
+use crate::report::Report;
+use crate::tidy::{self, Source};
+use crate::tree;
+use graph::Graph;
+use std::process::ExitCode;
+
+/// A crate that still has files in circles.
+struct Allowance {
+    krate: &'static str,
+    /// How many; they may become fewer, and never more.
+    files: usize,
+    why: &'static str,
+}
+
+const fn allow(krate: &'static str, files: usize, why: &'static str) -> Allowance {
+    Allowance { krate, files, why }
+}
+
+/// A crate that is not listed has none.
+const ALLOWANCES: &[Allowance] = &[
+    allow("abi", 2, "NVMe over TCP is a protocol above TCP, whose contexts name their protocol"),
+    allow("apps", 12, "parts of the NVMe target and initiator use each other's types"),
+    allow("host", 29, "`Host` is one object in several files, and TCP reports by its vocabulary"),
+    allow("io", 4, "halves of one object"),
+    allow("nic", 8, "`Device` is one object in several files; TLS and NVMe over TCP share types"),
+    allow("outboard", 6, "verbs and their options"),
+    allow("quic", 2, "a connection and how its packets are sent"),
+    allow("sim", 20, "options of a run name everything that they switch"),
+    allow("stack", 4, "what a builder makes knows it"),
+];
+
+/// Files that must not import others of their crate, directly.
+struct Direction {
+    /// The module, as a path below `crates`, without `.rs`: it and all below it.
+    from: &'static str,
+    /// The module that it must not import, nor anything below it.
+    to: &'static str,
+    why: &'static str,
+}
+
+const DIRECTIONS: &[Direction] = &[
+    Direction {
+        from: "host/src/tcp",
+        to: "host/src/l5p",
+        why: "TCP carries bytes and knows no protocol above it",
+    },
+    Direction {
+        from: "nic/src/engine",
+        to: "nic/src/device",
+        why: "an engine uses what it is lent, and does not know the device",
+    },
+];
+
+/// Runs the check on the tree.
+///
+/// # Errors
+/// A line to show if the tree cannot be read.
+pub(crate) fn run() -> Result<Report, String> {
+    let files = tree::files()?;
+    let sources = tidy::sources(&files)?;
+    let mut report = Report::default();
+    let mut imports = 0;
+    for krate in tree::crates(&files) {
+        let graph = graph_of(&sources, &krate);
+        imports += graph.imports.len();
+        check_cycles(&krate, &graph, allowance(&krate), &mut report);
+        check_directions(&graph, DIRECTIONS, &mut report);
+    }
+    report.looked_at = format!("{imports} imports");
+    Ok(report)
+}
+
+/// Draws the modules of a crate: `--dot CRATE` or `--svg CRATE`.
+pub(crate) fn draw(args: &[&str]) -> Result<ExitCode, String> {
+    let (format, krate) = match args {
+        [format @ ("--dot" | "--svg"), krate] => (*format, tree::folder(krate)),
+        _ => return Err("imports takes --dot CRATE or --svg CRATE".to_owned()),
+    };
+    let files = tree::files()?;
+    if !tree::crates(&files).iter().any(|name| name == krate) {
+        return Err(format!("there is no crates/{krate}"));
+    }
+    let graph = graph_of(&tidy::sources(&files)?, krate);
+    let drawn = if format == "--dot" { draw::dot(&graph) } else { draw::svg(&graph) };
+    print!("{drawn}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn graph_of(sources: &[Source], krate: &str) -> Graph {
+    Graph::new(sources, &format!("crates/{krate}/src"))
+}
+
+fn allowance(krate: &str) -> usize {
+    ALLOWANCES.iter().find(|allowance| allowance.krate == krate).map_or(0, |a| a.files)
+}
+
+/// Compares the files in circles with how many the crate may have.
+fn check_cycles(krate: &str, graph: &Graph, allowed: usize, report: &mut Report) {
+    let cycles = cycles::find(graph);
+    let found: usize = cycles.iter().map(Vec::len).sum();
+    let table = "xtask/src/imports/mod.rs";
+    if found < allowed {
+        let why = ALLOWANCES.iter().find(|a| a.krate == krate).map_or("", |a| a.why);
+        let message = format!("{krate} has {found} files in circles: allow no more ({why})");
+        report.warning(table, 0, message);
+    }
+    if found <= allowed {
+        return;
+    }
+    for cycle in &cycles {
+        let mut lines = Vec::new();
+        for (&(from, to), at) in &graph.imports {
+            if graph.is_import_between_strangers(from, to)
+                && cycle.contains(&from)
+                && cycle.contains(&to)
+            {
+                let at: Vec<_> = at.iter().map(usize::to_string).collect();
+                let (from, to) = (&graph.files[from], &graph.files[to]);
+                lines.push(format!("  {from}:{} imports {to}", at.join(",")));
+            }
+        }
+        let message = format!(
+            "{} files import each other in a circle ({krate} may have {allowed} such): move what \
+             both sides need to a module that imports neither\n{}",
+            cycle.len(),
+            lines.join("\n")
+        );
+        let first = cycle.first().map_or("", |&file| graph.files[file].as_str());
+        report.error(first, 0, message);
+    }
+}
+
+fn check_directions(graph: &Graph, rules: &[Direction], report: &mut Report) {
+    for rule in rules {
+        for (&(from, to), lines) in &graph.imports {
+            let (from, to) = (&graph.files[from], &graph.files[to]);
+            if !is_below(from, rule.from) || !is_below(to, rule.to) {
+                continue;
+            }
+            let message = format!("must not import {to}: {}", rule.why);
+            report.error(from, lines[0], message);
+        }
+    }
+}
+
+/// Whether a file is that of a module, or of one below it.
+fn is_below(file: &str, module: &str) -> bool {
+    let rest = file.strip_prefix("crates/").and_then(|file| file.strip_prefix(module));
+    rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The graph of a crate `a` with these files.
+    pub(super) fn graph(files: &[(&str, &str)]) -> Graph {
+        let source = |&(path, text): &(&str, &str)| {
+            Source::new(&format!("crates/a/src/{path}"), text.to_owned(), false)
+        };
+        let sources: Vec<_> = files.iter().map(source).collect();
+        Graph::new(&sources, "crates/a/src")
+    }
+
+    fn circle() -> Graph {
+        graph(&[
+            ("lib.rs", "mod b;\nmod c;"),
+            ("b.rs", "use crate::c::C;"),
+            ("c/mod.rs", "mod d;"),
+            ("c/d.rs", "\nuse crate::b::B;\nuse super::C;"),
+            ("e.rs", "use crate::b::B;"),
+        ])
+    }
+
+    #[test]
+    fn circles_are_errors_above_what_is_allowed() {
+        // `c` does not import `b`, and what lies below `c` is not imported by `b`.
+        let mut report = Report::default();
+        check_cycles("a", &circle(), 0, &mut report);
+        assert_eq!(report.errors, []);
+
+        let direct = graph(&[("b.rs", "use crate::c::C;"), ("c.rs", "\nuse super::b::B;")]);
+        check_cycles("a", &direct, 2, &mut report);
+        assert_eq!(report.errors, []);
+        check_cycles("a", &direct, 1, &mut report);
+        let [error] = report.errors.as_slice() else { panic!("{report:?}") };
+        assert_eq!(error.path, "crates/a/src/b.rs");
+        for import in ["b.rs:1 imports crates/a/src/c.rs", "c.rs:2 imports crates/a/src/b.rs"] {
+            assert!(error.message.contains(import), "{}", error.message);
+        }
+        assert!(report.warnings.is_empty());
+        check_cycles("a", &direct, 3, &mut report);
+        assert_eq!(report.warnings.len(), 1, "the allowance can shrink");
+    }
+
+    #[test]
+    fn forbidden_directions_are_found() {
+        let mut report = Report::default();
+        let rule = Direction { from: "a/src/c", to: "a/src/b", why: "x" };
+        check_directions(&circle(), &[rule], &mut report);
+        let [error] = report.errors.as_slice() else { panic!("{report:?}") };
+        assert_eq!((error.path.as_str(), error.line), ("crates/a/src/c/d.rs", 2));
+        let back = Direction { from: "a/src/b", to: "a/src/c/d", why: "" };
+        check_directions(&circle(), &[back], &mut report);
+        assert_eq!(report.errors.len(), 1);
+    }
+
+    #[test]
+    fn modules_are_files_and_folders() {
+        assert!(is_below("crates/host/src/tcp/mod.rs", "host/src/tcp"));
+        assert!(is_below("crates/host/src/tcp.rs", "host/src/tcp"));
+        assert!(!is_below("crates/host/src/tcp_x.rs", "host/src/tcp"));
+    }
+}
