@@ -1,5 +1,8 @@
 //! The device: the parts of this crate behind one sans-IO object.
 
+mod connections;
+mod quic;
+mod quiesce;
 mod transmit;
 
 use abi::disk::{DiskCompletion, DiskRequest};
@@ -16,8 +19,8 @@ use alloc::vec::Vec;
 use base::{Duration, Instant};
 use wire::tls::CONTENT_BYTES_MAX;
 
+use self::connections::Connections;
 use crate::config::{DeviceConfig, L5oConfig, RUN_BYTES_MAX};
-use crate::connections::Connections;
 use crate::counters::TxCounters;
 use crate::engine::file::FileEngine;
 use crate::engine::l5o::L5oEngine;

@@ -26,14 +26,11 @@ extern crate std;
 extern crate alloc;
 
 mod config;
-mod connections;
 mod counters;
 mod device;
 mod engine;
 mod flow;
 mod pipeline;
-mod quic;
-mod quiesce;
 mod slab;
 
 pub use config::{

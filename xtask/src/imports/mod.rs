@@ -34,7 +34,6 @@ const ALLOWANCES: &[Allowance] = &[
     allow("apps", 12, "parts of the NVMe target and initiator use each other's types"),
     allow("host", 29, "`Host` is one object in several files, and TCP reports by its vocabulary"),
     allow("io", 4, "halves of one object"),
-    allow("nic", 8, "`Device` is one object in several files; TLS and NVMe over TCP share types"),
     allow("outboard", 6, "verbs and their options"),
     allow("quic", 2, "a connection and how its packets are sent"),
     allow("sim", 20, "options of a run name everything that they switch"),

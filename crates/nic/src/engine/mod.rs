@@ -13,10 +13,13 @@ pub(crate) mod l5o;
 pub(crate) mod nvme_tcp;
 mod output;
 pub(crate) mod quic;
+mod seen;
 pub(crate) mod setup;
+mod source;
 pub(crate) mod splice;
 pub(crate) mod teardown;
 pub(crate) mod tls;
+mod window;
 
 /// The payload of a transmit, complete.
 #[derive(Debug, Default)]

@@ -17,9 +17,10 @@ use base::SeqNum;
 use smallvec::SmallVec;
 
 use super::counters::L5oCounters;
-use super::message::{Message, Seen};
-use super::rx::Tools;
-use super::walk::{Walk, small, wide};
+use super::message::Message;
+use super::packet::{Walk, small, wide};
+use super::tools::Tools;
+use crate::engine::seen::Seen;
 use crate::engine::tls::HEADER;
 
 /// Most messages whose headers were not seen over which a number is guessed.

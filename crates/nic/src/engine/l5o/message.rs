@@ -1,4 +1,4 @@
-//! One message of which something is missing, and which bytes of it were seen.
+//! One message of which something is missing.
 //!
 //! Called by `chain`. A message is *live* while its text is opened and added up, *dead* where only
 //! its place still counts: it is complete, or was given up. Dead neighbours become one. Invariant:
@@ -7,91 +7,8 @@
 use abi::crypto::{Sum, TAG_BYTES};
 use base::SeqNum;
 
+use crate::engine::seen::Seen;
 use crate::engine::tls::FRONT;
-
-/// Most separate ranges that a message may have been seen in.
-const RANGES: usize = 8;
-
-/// Ranges of a message: in order, with gaps between them.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
-    ranges: [(u32, u32); RANGES],
-    count: usize,
-}
-
-impl Seen {
-    /// Whether all of a range was seen.
-    pub(crate) fn covers(&self, from: u32, to: u32) -> bool {
-        self.all().iter().any(|&(start, end)| start <= from && to <= end)
-    }
-
-    /// The first byte from `from` on that was not seen.
-    pub(crate) fn unseen_from(&self, from: u32) -> u32 {
-        let inside = |&&(start, end): &&(u32, u32)| start <= from && from < end;
-        self.all().iter().find(inside).map_or(from, |&(_, end)| end)
-    }
-
-    /// The first byte from `from` on that was.
-    pub(crate) fn seen_from(&self, from: u32) -> u32 {
-        self.all().iter().find(|&&(_, end)| from < end).map_or(u32::MAX, |&(start, _)| start)
-    }
-
-    /// The end of the last range.
-    pub(crate) fn end(&self) -> u32 {
-        self.all().last().map_or(0, |&(_, end)| end)
-    }
-
-    /// Adds a range that does not overlap any; says no where there is no room.
-    pub(crate) fn add(&mut self, from: u32, to: u32) -> bool {
-        let at = self.all().iter().position(|&(start, _)| start > from).unwrap_or(self.count);
-        let joins_before = at > 0 && self.ranges[at - 1].1 == from;
-        let joins_after = at < self.count && self.ranges[at].0 == to;
-        match (joins_before, joins_after) {
-            (true, true) => {
-                self.ranges[at - 1].1 = self.ranges[at].1;
-                self.ranges.copy_within(at + 1..self.count, at);
-                self.count -= 1;
-            }
-            (true, false) => self.ranges[at - 1].1 = to,
-            (false, true) => self.ranges[at].0 = from,
-            (false, false) => {
-                if self.count == RANGES {
-                    return false;
-                }
-                self.ranges.copy_within(at..self.count, at + 1);
-                self.ranges[at] = (from, to);
-                self.count += 1;
-            }
-        }
-        true
-    }
-
-    /// What lies before a byte, and what from it on, counted from there.
-    pub(crate) fn split(&self, at: u32) -> (Self, Self) {
-        let (mut before, mut behind) = (Self::default(), Self::default());
-        for &(start, end) in self.all() {
-            if start < at {
-                before.push(start, end.min(at));
-            }
-            if end > at {
-                behind.push(start.max(at) - at, end - at);
-            }
-        }
-        (before, behind)
-    }
-
-    /// Adds a range behind all others.
-    fn push(&mut self, from: u32, to: u32) {
-        if let Some(free) = self.ranges.get_mut(self.count) {
-            *free = (from, to);
-            self.count += 1;
-        }
-    }
-
-    fn all(&self) -> &[(u32, u32)] {
-        &self.ranges[..self.count]
-    }
-}
 
 /// A message, or a run of dead ones.
 #[derive(Clone, Debug)]
@@ -146,45 +63,5 @@ impl Message {
     /// Whether it is nothing but a place.
     pub(super) const fn is_place(&self) -> bool {
         !self.live && self.len > 0 && !self.assumed
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::vec;
-    use base::Prng;
-
-    #[test]
-    fn agrees_with_a_map_of_bytes() {
-        let mut prng = Prng::new(3);
-        for _ in 0..500 {
-            let (mut seen, mut map) = (Seen::default(), vec![false; 64]);
-            for _ in 0..40 {
-                let from = usize::try_from(prng.next_u64() % 64).unwrap();
-                let free = map[from..].iter().take_while(|&&byte| !byte).count();
-                let at = u32::try_from(from).unwrap();
-                let seen_at = map[from..].iter().position(|&byte| byte).map(|n| n + from);
-                let wanted = seen_at.map_or(u32::MAX, |n| u32::try_from(n).unwrap());
-                // A byte inside a range gives the start of that range.
-                if free > 0 {
-                    assert_eq!(seen.seen_from(at), wanted);
-                    assert_eq!(seen.unseen_from(at), at);
-                    let len = 1 + usize::try_from(prng.next_u64()).unwrap_or(0) % free;
-                    if seen.add(at, at + u32::try_from(len).unwrap()) {
-                        map[from..from + len].fill(true);
-                    }
-                } else {
-                    let end = map[from..].iter().take_while(|&&byte| byte).count() + from;
-                    assert_eq!(seen.unseen_from(at), u32::try_from(end).unwrap());
-                    assert!(seen.covers(at, u32::try_from(end).unwrap()));
-                    assert!(!seen.covers(at, u32::try_from(end).unwrap() + 1));
-                    let (before, behind) = seen.split(at);
-                    assert_eq!(before.end(), at.min(seen.end()).min(before.end()));
-                    assert_eq!(behind.unseen_from(0), seen.unseen_from(at) - at);
-                    assert_eq!(behind.end(), seen.end() - at);
-                }
-            }
-        }
     }
 }

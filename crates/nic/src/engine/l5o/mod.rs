@@ -13,20 +13,20 @@
 //!
 //! Invariants: nothing of a transmit leaves unsealed, or with a digest not computed; a received
 //! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
-//! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `source` (content of transmits),
-//! `tx`, `rx` (the states offloading, searching and tracking of figure 7), `window`, `walk`,
-//! `chain` and `message` (what is known of the stream), `search`, `counters`.
+//! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `tx`, `rx` (the states offloading,
+//! searching and tracking of figure 7), `packet` and `walk` (over a packet), `chain` and `message`
+//! (what is known of the stream), `search`, `tools` (what contexts share), `counters`.
 
 mod cache;
 mod chain;
 pub(crate) mod counters;
 mod message;
+mod packet;
 mod rx;
 mod search;
-mod source;
+mod tools;
 mod tx;
 mod walk;
-mod window;
 
 use abi::FlowId;
 use abi::Refusal;
@@ -46,6 +46,7 @@ use wire::tls::CONTENT_BYTES_MAX;
 use self::cache::Cache;
 use self::counters::L5oCounters;
 use self::rx::Receive;
+use self::tools::Tools;
 use super::nvme_tcp::tx::{NvmeTxCounters, TxState as NvmeTxState};
 use super::nvme_tcp::{NvmeTcpEngine, OpenedBy};
 use super::output::Outputs;
@@ -53,11 +54,7 @@ use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
 use crate::slab::{Key, Slab, hash_tuple, mix};
 
-pub(crate) use message::Seen;
-pub(crate) use rx::Undo;
-pub(crate) use source::Source;
 pub(crate) use tx::{Pieces, Refused};
-pub(crate) use window::{Lies, Window};
 
 /// Requests that one packet can lead to.
 pub(crate) type Requests = SmallVec<[ResyncRequest; 2]>;
@@ -115,7 +112,7 @@ pub(crate) struct L5oEngine {
     cache: Cache,
     outputs: Outputs,
     scratch: Box<[u8; CONTENT_BYTES_MAX + 1]>,
-    tools: rx::Tools,
+    tools: Tools,
     /// Receive contexts of NVMe over TCP.
     nvme_tcp: NvmeTcpEngine,
     seed: u64,
@@ -134,7 +131,7 @@ impl L5oEngine {
             cache: Cache::new(config.cache_bytes, config.context_bytes),
             outputs: Outputs::default(),
             scratch: Box::new([0; CONTENT_BYTES_MAX + 1]),
-            tools: rx::Tools::new(&config),
+            tools: Tools::new(&config),
             nvme_tcp: NvmeTcpEngine::new(seed),
             seed,
             counters: L5oCounters::default(),

@@ -7,67 +7,18 @@
 //! Either asks `search` where it knows nothing.
 
 use abi::l5o::{L5oId, Opened, ResyncMode};
-use alloc::vec::Vec;
 use base::SeqNum;
-use core::ops::Range;
 
+use super::Requests;
 use super::chain::{Chain, Guess};
 use super::counters::L5oCounters;
 use super::message::Message;
+use super::packet::Walk;
 use super::search::{Answer, Found, Search};
-use super::walk::Walk;
-use super::{Lies, Requests, Window};
+use super::tools::Tools;
 use crate::config::L5oConfig;
-use crate::engine::tls::{FRONT, HEADER, Keys};
-
-/// What all contexts share.
-#[derive(Debug)]
-pub(super) struct Tools {
-    /// Room for a message as it came.
-    pub(super) scratch: Vec<u8>,
-    /// What was opened in the packet at hand.
-    pub(super) undo: Vec<Undo>,
-    /// Messages kept, over all contexts.
-    pub(super) open: usize,
-    /// End of the latest packet before the one at hand.
-    pub(super) high: SeqNum,
-    pub(super) out_of_order: bool,
-    pub(super) ahead_max: usize,
-    pub(super) total_max: usize,
-    pub(super) window_bytes: u32,
-}
-
-impl Tools {
-    pub(super) fn new(config: &L5oConfig) -> Self {
-        Self {
-            scratch: Vec::with_capacity(1 << 15),
-            undo: Vec::new(),
-            open: 0,
-            high: SeqNum(0),
-            out_of_order: config.out_of_order,
-            ahead_max: config.messages_ahead_max.max(1),
-            total_max: config.messages_ahead_total,
-            window_bytes: config.window_bytes_max,
-        }
-    }
-}
-
-/// A range of a message's text that was opened, and how to close it again.
-#[derive(Clone, Debug)]
-pub(crate) struct Undo {
-    /// The message's number.
-    pub(crate) number: u64,
-    /// It is no guess.
-    pub(crate) sure: bool,
-    /// The message's front, as far as it is known; zeros where it is not.
-    pub(crate) front: [u8; FRONT],
-    /// Bytes of the message, as far as they are known.
-    pub(crate) message_len: u32,
-    /// Where in the text it begins.
-    pub(crate) offset: u32,
-    /// Where in the payload.
-    pub(crate) range: Range<usize>,
-}
+use crate::engine::tls::{HEADER, Keys};
+use crate::engine::window::{Lies, Window};
 
 /// A receive context.
 #[derive(Debug)]

@@ -20,9 +20,10 @@ use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::{Context, L5oEngine, Source, Way};
+use super::{Context, L5oEngine, Way};
 use crate::engine::nvme_tcp::tx;
 use crate::engine::output::Outputs;
+use crate::engine::source::Source;
 use crate::engine::tls::{Keys, Seal};
 use crate::slab::Key;
 

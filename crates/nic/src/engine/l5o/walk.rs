@@ -9,53 +9,15 @@
 //! Where a tag is wrong the packet is put back as it came, and all it touched is dead
 //! (tls-offload.rst: all or nothing for each packet).
 
-use base::SeqNum;
 use core::ops::Range;
 
 use super::chain::Chain;
-use super::counters::L5oCounters;
 use super::message::Message;
-use super::rx::{Tools, Undo};
-use crate::engine::tls::{FRONT, HEADER, Keys, TAG};
+use super::packet::{First, Walk, small, wide};
+use crate::engine::tls::{FRONT, HEADER, TAG, Undo};
 
 /// Tags in a row that may be wrong before the number is doubted.
 const FAILURES_MAX: u32 = 2;
-
-/// A walk over one packet.
-pub(super) struct Walk<'a> {
-    pub(super) keys: &'a Keys,
-    pub(super) seq: SeqNum,
-    pub(super) payload: &'a mut [u8],
-    pub(super) tools: &'a mut Tools,
-    pub(super) counters: &'a mut L5oCounters,
-    /// What is opened.
-    pub(super) range: Option<Range<usize>>,
-    /// The message that the range begins in.
-    pub(super) first: First,
-    /// Messages found right.
-    pub(super) verified: Range<u64>,
-    /// Something was opened on an assumption.
-    pub(super) ahead: bool,
-    /// From here on nothing is known.
-    pub(super) lost: Option<usize>,
-    /// The last header that was seen, and its number.
-    pub(super) header: Option<(SeqNum, u64)>,
-    /// A tag was right whose number was guessed.
-    pub(super) proven: bool,
-    /// A tag was wrong.
-    pub(super) failed: bool,
-    /// Nothing more is opened in this packet.
-    closed: bool,
-}
-
-/// The message that a range begins in.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct First {
-    pub(super) number: u64,
-    pub(super) offset: u32,
-    pub(super) len: u32,
-    pub(super) front: [u8; FRONT],
-}
 
 /// How the walk goes on.
 enum Step {
@@ -67,73 +29,6 @@ enum Step {
     Lost,
 }
 
-impl<'a> Walk<'a> {
-    pub(super) fn new(
-        keys: &'a Keys,
-        seq: SeqNum,
-        payload: &'a mut [u8],
-        tools: &'a mut Tools,
-        counters: &'a mut L5oCounters,
-    ) -> Self {
-        tools.undo.clear();
-        Self {
-            keys,
-            seq,
-            payload,
-            tools,
-            counters,
-            range: None,
-            first: First::default(),
-            verified: 0..0,
-            ahead: false,
-            lost: None,
-            header: None,
-            proven: false,
-            failed: false,
-            closed: false,
-        }
-    }
-
-    /// Where in the payload a sequence number is; negative before it.
-    pub(super) fn at(&self, seq: SeqNum) -> i64 {
-        i64::from(seq.distance(self.seq))
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "frames have at most 66 KiB")]
-    pub(super) fn seq_at(&self, at: usize) -> SeqNum {
-        self.seq + at as u32
-    }
-
-    /// What is opened ends here, if anything is.
-    fn close(&mut self) {
-        self.closed |= self.range.is_some();
-    }
-
-    fn extend(&mut self, range: Range<usize>, first: First) {
-        match &mut self.range {
-            Some(open) => open.end = range.end,
-            None => (self.range, self.first) = (Some(range), first),
-        }
-        if self.first.number == first.number {
-            (self.first.len, self.first.front) = (first.len, first.front);
-        }
-    }
-
-    fn verify(&mut self, number: u64) {
-        if self.verified.is_empty() {
-            self.verified = number..number;
-        }
-        if self.verified.end == number {
-            self.verified.end = number.wrapping_add(1);
-        }
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "offsets lie in a frame of at most 66 KiB")]
-pub(super) const fn small(at: usize) -> u32 {
-    at as u32
-}
-
 /// The explicit nonce of message `number`, after one that is known.
 const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
     if xored {
@@ -141,11 +36,6 @@ const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64
     } else {
         explicit.wrapping_add(number.wrapping_sub(known))
     }
-}
-
-/// An offset, to compare with places before the packet.
-pub(super) fn wide(at: usize) -> i64 {
-    i64::try_from(at).unwrap_or(i64::MAX)
 }
 
 impl Chain {

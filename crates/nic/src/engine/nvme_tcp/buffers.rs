@@ -12,7 +12,7 @@ use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
 use core::ops::Range;
 use hashbrown::HashTable;
 
-use crate::engine::l5o::Seen;
+use crate::engine::seen::Seen;
 use crate::slab::mix;
 
 /// A buffer, as long as the device has it.

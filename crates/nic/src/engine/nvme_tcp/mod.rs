@@ -37,8 +37,7 @@ use self::buffers::Buffer;
 use self::counters::NvmeTcpCounters;
 use self::rx::Receive;
 use self::walk::{Piece, Work, small};
-use super::l5o::Undo;
-use super::tls::Keys;
+use super::tls::{Keys, Undo};
 use crate::config::L5oConfig;
 use crate::slab::{Key, Slab, hash_tuple, mix};
 

@@ -10,7 +10,7 @@ use base::SeqNum;
 use wire::nvme::pdu::{COMMAND_BYTES, COMMON_BYTES, Common, DIGEST_BYTES};
 
 use super::buffers::DataAt;
-use crate::engine::l5o::Seen;
+use crate::engine::seen::Seen;
 
 /// Bytes of the longest header with its digest.
 pub(super) const FRONT: usize = COMMAND_BYTES + DIGEST_BYTES as usize;

@@ -19,7 +19,7 @@ use super::chain::Chain;
 use super::counters::NvmeTcpCounters;
 use super::search::{Pattern, Search};
 use super::walk::{Piece, Work, small};
-use crate::engine::l5o::{Lies, Window};
+use crate::engine::window::{Lies, Window};
 
 /// Bytes that pass before an unanswered request is made again: more than a host has to wait for a
 /// hole to be filled, on most paths.

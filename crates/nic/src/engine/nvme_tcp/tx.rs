@@ -12,7 +12,7 @@ use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DIGEST_BYTES, NvmeTcpState, PduRange};
 use abi::port::{Payload, Payloads};
 
-use crate::engine::l5o::Source;
+use crate::engine::source::Source;
 
 base::counters! {
     /// What was done on transmit. Linux has counters of reception only (`rx_nvmeotcp_*`), since its

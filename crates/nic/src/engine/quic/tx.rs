@@ -18,7 +18,7 @@ use wire::quic::NUMBER_MAX;
 use super::QuicEngine;
 use super::keys::{Keys, Unsealed, lies_in};
 use super::table::{Entry, Way};
-use crate::engine::l5o::Source;
+use crate::engine::source::Source;
 
 /// A batch that was checked.
 pub(crate) struct Sealing {

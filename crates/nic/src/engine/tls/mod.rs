@@ -3,11 +3,12 @@
 //! [`Keys`] is one direction's keys and framing. The receive machine asks it for a message's length
 //! ([`Keys::length`], the magic pattern and the length rule of Autonomous NIC Offloads, section
 //! 3), has it open any range ([`Keys::open_range`]) and has it judge a trailer ([`Keys::verify`]).
-//! `seal` is the transmit side.
+//! `seal` is the transmit side; `undo` is what was opened of a packet.
 //!
 //! It keeps no state of a connection; sequence numbers of TCP are unknown here.
 
 mod seal;
+mod undo;
 
 use abi::crypto::{Aead, CryptoProvider, Sum, TAG_BYTES};
 use abi::l5o::TlsState;
@@ -16,6 +17,7 @@ use alloc::vec::Vec;
 use wire::tls::{Framing, HEADER_BYTES, NONCE_BYTES};
 
 pub(crate) use seal::{Seal, TxState};
+pub(crate) use undo::Undo;
 
 /// Bytes of a record's front, header and explicit nonce, where it is longest.
 pub(crate) const FRONT: usize = Framing::FRONT_BYTES_MAX;

@@ -11,7 +11,7 @@ use base::SeqNum;
 use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, Run};
 
 use super::{FRONT, Keys};
-use crate::engine::l5o::Source;
+use crate::engine::source::Source;
 
 /// Most content that a run is believed to have: far from where sums of 64 bits overflow.
 const RUN_CONTENT_MAX: u64 = 1 << 48;

@@ -7,7 +7,7 @@
 use abi::Event;
 use base::Instant;
 
-use crate::device::Device;
+use super::Device;
 
 impl Device {
     /// Resets every connection that the device has of a queue, and answers when all is sent.

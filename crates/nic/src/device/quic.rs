@@ -10,7 +10,7 @@ use alloc::boxed::Box;
 use base::Instant;
 use smallvec::smallvec;
 
-use crate::device::Device;
+use super::Device;
 use crate::engine::quic::{Datagram, QuicEngine, Sealing};
 use crate::pipeline::headers::{Kind, classify};
 use crate::pipeline::rx::TransportAt;

@@ -15,8 +15,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
 
+use super::Device;
 use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
-use crate::device::Device;
 use crate::engine::file::PINNED;
 use crate::engine::setup::{SetupEngine, Verdict as SetupVerdict};
 use crate::engine::splice::{SpliceEngine, SpliceInfo};
