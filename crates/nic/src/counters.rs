@@ -1,40 +1,25 @@
-//! Counters of the pipeline, and the list of all of the device's counters that are alarms. Those of
-//! an engine are in its own folder.
+//! Counters of the pipeline. Those of an engine are in its own folder.
 
-use crate::engine::file::counters::FileCounters;
-use crate::engine::l5o::counters::L5oCounters;
-use crate::engine::nvme_tcp::counters::NvmeTcpCounters;
-use crate::engine::nvme_tcp::tx::NvmeTxCounters;
-use crate::engine::quic::counters::QuicCounters;
-use crate::engine::setup::counters::SetupCounters;
-use crate::engine::splice::counters::SpliceCounters;
-use crate::engine::teardown::counters::TeardownCounters;
+use abi::{Checksum, Received};
 
-/// The names of the device's counters that honest traffic never moves, by part.
-pub const ALARMS: [&[&str]; 10] = [
-    RxCounters::ALARMS,
-    TxCounters::ALARMS,
-    FileCounters::ALARMS,
-    L5oCounters::ALARMS,
-    NvmeTxCounters::ALARMS,
-    NvmeTcpCounters::ALARMS,
-    QuicCounters::ALARMS,
-    SetupCounters::ALARMS,
-    TeardownCounters::ALARMS,
-    SpliceCounters::ALARMS,
-];
+/// Joins the alarms of parts of one engine.
+pub(crate) const fn join<const N: usize>(parts: &[&[&'static str]]) -> [&'static str; N] {
+    let mut all = [""; N];
+    let (mut part, mut at, mut to) = (0, 0, 0);
+    while part < parts.len() {
+        if at < parts[part].len() {
+            all[to] = parts[part][at];
+            (at, to) = (at + 1, to + 1);
+        } else {
+            (part, at) = (part + 1, 0);
+        }
+    }
+    all
+}
 
 base::counters! {
-    /// What happened to received frames.
+    /// What happened to received frames before any engine saw them.
     pub(crate) struct RxCounters {
-        /// Frames delivered to a host queue.
-        rx_packets,
-        /// Their bytes.
-        rx_bytes,
-        /// Frames whose transport checksum is right, by our sum or by the wire's word.
-        rx_checksum_good,
-        /// Frames whose transport checksum is wrong; they are delivered with that mark.
-        rx_checksum_bad: alarm,
         /// Dropped: sent to another machine.
         rx_dropped_not_for_us,
         /// Dropped: ends before its headers do.
@@ -53,8 +38,35 @@ base::counters! {
         rx_dropped_bad_extension_header: alarm,
         /// Dropped: malformed in another way.
         rx_dropped_malformed: alarm,
+    }
+}
+
+base::counters! {
+    /// What became of received frames that are for a host.
+    pub(crate) struct DeliveryCounters {
+        /// Frames delivered to a host queue.
+        rx_packets,
+        /// Their bytes.
+        rx_bytes,
+        /// Frames whose transport checksum is right, by our sum or by the wire's word.
+        rx_checksum_good,
+        /// Frames whose transport checksum is wrong; they are delivered with that mark.
+        rx_checksum_bad: alarm,
         /// Dropped: the host does not take its events.
         rx_dropped_overrun: alarm,
+    }
+}
+
+impl DeliveryCounters {
+    /// Notes that a host's queue has taken a frame.
+    pub(crate) const fn count(&mut self, received: &Received) {
+        self.rx_packets += 1;
+        self.rx_bytes += received.packet.len() as u64;
+        match received.checksum {
+            Checksum::Good | Checksum::Partial => self.rx_checksum_good += 1,
+            Checksum::Bad => self.rx_checksum_bad += 1,
+            Checksum::Unchecked => {}
+        }
     }
 }
 

@@ -8,10 +8,10 @@
 //!
 //! - `pipeline` receives (parse, checksum, RSS) and transmits (checks, completes, segments);
 //! - `flow` keeps the transmits of a flow in the order of the ring while some of them wait;
-//! - `engine` holds one folder per offload; `file` is IO-TCP's file to wire, `l5o`
-//!   the autonomous offload of protocols above TCP, of which `tls` and `nvme_tcp` are two,
-//!   `teardown` AccelTCP's of closing connections, `quic` NiQUIC's protection and ordering of QUIC
-//!   packets.
+//! - `engine` holds what an engine is to the device, and one folder per offload; `file` is IO-TCP's
+//!   file to wire, `l5o` the autonomous offload of protocols above TCP, of which `tls` and
+//!   `nvme_tcp` are two, `setup`, `teardown` and `splice` AccelTCP's of connections, `quic`
+//!   NiQUIC's protection and ordering of QUIC packets.
 //!
 //! Nothing that crosses a ring, a wire or a disk is trusted: malformed input is counted and
 //! dropped, memory is bounded by [`DeviceConfig`], and nothing panics. The device holds no state of
@@ -37,8 +37,8 @@ pub use config::{
     DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig, SetupConfig,
     SpliceConfig, TeardownConfig,
 };
-pub use counters::ALARMS;
 pub use device::Device;
+pub use engine::ALARMS;
 pub use engine::splice::SpliceInfo;
 
 #[cfg(test)]

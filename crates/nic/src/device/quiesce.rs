@@ -11,15 +11,8 @@ use super::Device;
 
 impl Device {
     /// Resets every connection that the device has of a queue, and answers when all is sent.
-    pub(crate) fn quiesce(&mut self, now: Instant, queue: usize) {
-        if let Some((splice, mut out)) = self.splicing() {
-            splice.end_all(queue, &mut out);
-        }
-        self.settle_splices();
-        if let Some(teardown) = &mut self.connections.teardown {
-            teardown.abort_all(now, queue);
-        }
-        self.settle_teardowns(now);
+    pub(super) fn quiesce(&mut self, now: Instant, queue: usize) {
+        self.engage(now, |engines, egress| engines.quiesce(now, queue, egress));
         if queue < self.queues() && !self.quiescing.contains(&queue) {
             self.quiescing.push(queue);
         }
@@ -27,12 +20,12 @@ impl Device {
 
     /// Answers hosts that end, once the link has taken everything. Transmits that wait for a disk
     /// count: a host lets them go by ending their connections, but for those that it forgot.
-    pub(crate) fn tell_quiesced(&mut self) {
+    pub(super) fn tell_quiesced(&mut self) {
         if !self.has_sent_everything() {
             return;
         }
         for queue in core::mem::take(&mut self.quiescing) {
-            self.emit(queue, Event::Quiesced);
+            self.egress.emit(queue, Event::Quiesced);
         }
     }
 }

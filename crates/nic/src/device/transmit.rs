@@ -1,9 +1,9 @@
 //! A transmit of the host on its way through the device: planned, resolved from the disk, sealed,
 //! and made a run of packets; or dropped, which the host hears.
 //!
-//! [`Device`] calls it for transmits and when reads end. The transmits of a flow leave in the order
-//! in which they came, whatever each has to wait for; after one that failed those that wait behind
-//! it are dropped too, so that no hole is followed by data.
+//! [`Device`] calls it for transmits, and for what engines ask for. The transmits of a flow leave
+//! in the order in which they came, whatever each has to wait for; after one that failed those that
+//! wait behind it are dropped too, so that no hole is followed by data.
 
 use abi::port::Payload;
 use abi::quic::{QuicId, QuicStatus, QuicTrouble};
@@ -13,10 +13,10 @@ use abi::{
 use base::{Duration, Instant};
 
 use super::Device;
-use crate::engine::Resolved;
-use crate::engine::file::{FileEngine, Start};
+use crate::engine::file::{PINNED, Start};
 use crate::engine::l5o::Refused;
-use crate::engine::quic::QuicEngine;
+use crate::engine::quic::{self, QuicEngine};
+use crate::engine::{Request, Resolved};
 use crate::flow::{Line, Pending, State};
 use crate::pipeline::tx::{Outgoing, check};
 
@@ -25,7 +25,7 @@ const UNSEALED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 impl Device {
     /// Takes a transmit of the host of `queue`; `names` says whose names its files have.
-    pub(crate) fn transmit(
+    pub(super) fn transmit(
         &mut self,
         now: Instant,
         queue: usize,
@@ -33,7 +33,8 @@ impl Device {
         mut transmit: Transmit,
     ) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let (quic, sealing) = match self.plan_sealing(queue, &mut transmit) {
+        let planned = quic::plan_sealing(self.engines.quic.as_mut(), queue, &mut transmit);
+        let (quic, sealing) = match planned {
             Ok((quic, sealing)) => (quic, sealing),
             Err(quic) => return self.drop_unsealed(queue, flow, quic, echo),
         };
@@ -47,10 +48,10 @@ impl Device {
             Some((outgoing, Err(Refused::Unsealed))) => (outgoing, None),
             None | Some((_, Err(Refused::Malformed))) => {
                 if let Some(quic) = quic {
-                    self.quic.as_mut().map(QuicEngine::refuse_malformed);
+                    self.engines.quic.as_mut().map(QuicEngine::refuse_malformed);
                     return self.drop_unsealed(queue, flow, quic, echo);
                 }
-                self.tx.tx_dropped_malformed += 1;
+                self.egress.tx.tx_dropped_malformed += 1;
                 let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
                 return self.report(queue, flow, echo, Duration::ZERO, outcome);
             }
@@ -74,7 +75,7 @@ impl Device {
         if !parts.iter().any(|part| matches!(part, Part::Sealed(_) | Part::Pdu(_))) {
             return (outgoing, Ok(parts));
         }
-        let planned = match &mut self.l5o {
+        let planned = match &mut self.engines.l5o {
             Some(l5o) => l5o.plan(outgoing.queue, parts),
             None => Err(Refused::Unsealed),
         };
@@ -88,7 +89,9 @@ impl Device {
     /// Finds the payload of a transmit, as far as it is at hand.
     fn resolve(&mut self, names: usize, parts: Parts, first: bool) -> State {
         if parts.iter().any(|part| matches!(part, Part::File(_))) {
-            let Some(files) = &mut self.files else { return State::Failed(FileFault::BadExtent) };
+            let Some(files) = &mut self.engines.files else {
+                return State::Failed(FileFault::BadExtent);
+            };
             return match files.start(names, parts, first) {
                 Ok(Start::Ready(resolved)) => State::Ready(resolved),
                 Ok(Start::Waiting(job)) => State::Waiting(job),
@@ -113,38 +116,58 @@ impl Device {
             State::Ready(_) | State::Failed(_) => None,
         };
         if self.flows.len() >= self.config.pending_transmits_max {
-            self.tx.tx_dropped_table_full += 1;
-            if let (Some(job), Some(files)) = (job, &mut self.files) {
+            self.egress.tx.tx_dropped_table_full += 1;
+            if let (Some(job), Some(files)) = (job, &mut self.engines.files) {
                 files.cancel(job);
             }
             let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::TableFull));
             return self.report_end(now, &outgoing, outcome);
         }
-        self.tx.tx_waits += 1;
+        self.egress.tx.tx_waits += 1;
         let token = self.flows.push(Pending { outgoing, state });
-        if let (Some(job), Some(files)) = (job, &mut self.files) {
+        if let (Some(job), Some(files)) = (job, &mut self.engines.files) {
             files.admit(job, token);
         }
     }
 
-    /// Sends what the file engine has completed, and what waited behind it.
-    pub(super) fn settle_done(&mut self, now: Instant) {
-        while let Some((transmit, result)) = self.files.as_mut().and_then(FileEngine::poll_done) {
-            let state = result.map_or_else(State::Failed, State::Ready);
-            self.flows.set(transmit, state);
-            if let Some(line) = self.flows.line_of(transmit) {
-                self.settle(now, line);
-            }
+    /// Does what engines ask for, until they ask for nothing.
+    #[inline]
+    pub(super) fn settle(&mut self, now: Instant) {
+        while let Some(request) = self.engines.poll_request() {
+            self.fulfil(now, request);
         }
-        if let Some(l5o) = &mut self.l5o {
-            l5o.sweep();
+        self.engines.note_settled();
+    }
+
+    fn fulfil(&mut self, now: Instant, request: Request) {
+        match request {
+            Request::Transmit(queue, transmit) => self.transmit(now, queue, PINNED, transmit),
+            Request::Cancel(queue, flow) => self.cancel_flow(now, queue, flow),
+            Request::FileDone(extent) => {
+                if let Some(files) = &mut self.engines.files {
+                    files.acknowledge(PINNED, extent);
+                    files.unpin(extent.file);
+                }
+            }
+            Request::DestroyContext(queue, context) => {
+                if let Some(l5o) = &mut self.engines.l5o {
+                    l5o.destroy(queue, context);
+                }
+            }
+            Request::Resolved(transmit, result) => {
+                self.flows.set(transmit, result.map_or_else(State::Failed, State::Ready));
+                if let Some(line) = self.flows.line_of(transmit) {
+                    self.send_line(now, line);
+                }
+            }
+            Request::Tell(queue, event) => self.egress.emit(queue, event),
         }
     }
 
     /// Sends from the head of a line what is ready. Where the head has failed the whole line is
     /// dropped, so that nothing follows a hole; the flow's entry goes with it, and what the host
     /// sends later goes out. QUIC's packets do not mind holes.
-    fn settle(&mut self, now: Instant, line: Line) {
+    fn send_line(&mut self, now: Instant, line: Line) {
         while let Some(Pending { outgoing, state }) = self.flows.pop_settled(line) {
             let alone = outgoing.sealing.is_some();
             match state {
@@ -168,7 +191,7 @@ impl Device {
     /// Sends a transmit whose parts are at hand. Says whether it could be completed; else it is
     /// dropped.
     fn send(&mut self, now: Instant, mut outgoing: Outgoing, mut resolved: Resolved) -> bool {
-        if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.l5o) {
+        if let (false, Some(l5o)) = (outgoing.pieces.is_empty(), &mut self.engines.l5o) {
             let pieces = core::mem::take(&mut outgoing.pieces);
             let (seq, size) = (outgoing.seq(), outgoing.segment_size());
             match l5o.seal(pieces, seq, size, &resolved.payloads) {
@@ -180,7 +203,8 @@ impl Device {
             }
         }
         if let Some(sealing) = outgoing.sealing.take() {
-            let sealed = self.quic.as_mut().map(|quic| quic.seal(&sealing, &resolved.payloads));
+            let sealed =
+                self.engines.quic.as_mut().map(|quic| quic.seal(&sealing, &resolved.payloads));
             let Some(Ok(sealed)) = sealed else {
                 self.drop_unsealed(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
                 return false;
@@ -188,42 +212,43 @@ impl Device {
             resolved.payloads = sealed;
         }
         self.report_end(now, &outgoing, TransmitOutcome::Sent);
-        if let Some(files) = &mut self.files {
+        if let Some(files) = &mut self.engines.files {
             files.departed(&resolved.holds, resolved.file_bytes);
         }
         let delay = now.since(outgoing.arrived);
         let run = outgoing.into_run(resolved.payloads, delay, self.stamps.as_mut());
-        self.push_run(run);
+        self.egress.send(Some(run));
         true
     }
 
     fn drop_transmit(&mut self, now: Instant, outgoing: &Outgoing, fault: FileFault) {
         *match fault {
-            FileFault::Refused(_) => &mut self.tx.tx_dropped_l5o,
-            _ => &mut self.tx.tx_dropped_file,
+            FileFault::Refused(_) => &mut self.egress.tx.tx_dropped_l5o,
+            _ => &mut self.egress.tx.tx_dropped_file,
         } += 1;
         self.report_end(now, outgoing, TransmitOutcome::Dropped(fault));
     }
 
     /// Drops a transmit whose QUIC packets cannot be sealed: for the connection it is a loss.
     fn drop_unsealed(&mut self, queue: usize, flow: FlowId, quic: QuicId, echo: Option<u32>) {
-        self.tx.tx_dropped_quic += 1;
-        self.emit(queue, Event::QuicStatus(QuicStatus { quic, flow, why: QuicTrouble::NotSealed }));
+        self.egress.tx.tx_dropped_quic += 1;
+        self.egress
+            .emit(queue, Event::QuicStatus(QuicStatus { quic, flow, why: QuicTrouble::NotSealed }));
         let outcome = TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit));
         self.report(queue, flow, echo, Duration::ZERO, outcome);
     }
 
     fn drop_behind(&mut self, now: Instant, behind: Pending) {
-        if let (State::Waiting(job), Some(files)) = (behind.state, &mut self.files) {
+        if let (State::Waiting(job), Some(files)) = (behind.state, &mut self.engines.files) {
             files.cancel(job);
         }
-        self.tx.tx_dropped_flow_failed += 1;
+        self.egress.tx.tx_dropped_flow_failed += 1;
         let outcome = TransmitOutcome::Dropped(FileFault::FlowFailed);
         self.report_end(now, &behind.outgoing, outcome);
     }
 
     /// Drops what still waits of a flow.
-    pub(crate) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
+    pub(super) fn cancel_flow(&mut self, now: Instant, queue: usize, flow: FlowId) {
         let Some(line) = self.flows.line_of_flow(queue, flow) else { return };
         while let Some(behind) = self.flows.pop(line) {
             self.drop_behind(now, behind);
@@ -245,7 +270,7 @@ impl Device {
         outcome: TransmitOutcome,
     ) {
         let Some(tag) = echo else { return };
-        self.tx.tx_echoes += u64::from(outcome == TransmitOutcome::Sent);
-        self.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
+        self.egress.tx.tx_echoes += u64::from(outcome == TransmitOutcome::Sent);
+        self.egress.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
     }
 }

@@ -52,6 +52,19 @@ pub(crate) struct Arrived {
     pub(crate) transport: Transport,
 }
 
+impl Arrived {
+    /// The frame and where its segment lies, if it is a TCP segment with a right checksum.
+    #[inline]
+    pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportAt)> {
+        match &self.transport {
+            Transport::Tcp(at) if self.received.checksum.is_good() => {
+                Some((&mut self.received, at))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// What a frame carries, as far as engines care.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transport {
@@ -123,17 +136,6 @@ impl Receiver {
         let queue = (flow_hash % self.queues) as usize;
         let received = Received::new(packet, checksum, flow_hash, segment_size);
         Ok(Arrived { queue, received, transport })
-    }
-
-    /// Notes that the host's queue has taken a frame.
-    pub(crate) const fn count_delivery(&mut self, received: &Received) {
-        self.counters.rx_packets += 1;
-        self.counters.rx_bytes += received.packet.len() as u64;
-        match received.checksum {
-            Checksum::Good | Checksum::Partial => self.counters.rx_checksum_good += 1,
-            Checksum::Bad => self.counters.rx_checksum_bad += 1,
-            Checksum::Unchecked => {}
-        }
     }
 
     /// Ours, or a group address (IEEE 802.3 section 3.2.3: the first bit on the wire). A frame
@@ -258,6 +260,7 @@ fn verify(bytes: &[u8], ip: &IpPacket) -> Checksum {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::DeliveryCounters;
     use crate::tests::frames::{packet, rx_frame};
     use abi::PacketPool;
     use alloc::string::String;
@@ -268,9 +271,10 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-    fn walk(receiver: &Receiver) -> Vec<(&'static str, u64)> {
+    fn walk(receiver: &Receiver, delivered: &DeliveryCounters) -> Vec<(&'static str, u64)> {
         let mut out = vec![];
         receiver.counters.visit(&mut |n, v| out.push((n, v)));
+        delivered.visit(&mut |n, v| out.push((n, v)));
         out
     }
 
@@ -279,12 +283,13 @@ mod tests {
     /// Hands one frame in; gives the result and the counters that moved.
     fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, Received)>, Moved) {
         let mut receiver = Receiver::new(MAC, 4, 1);
-        let before = walk(&receiver);
+        let mut delivered = DeliveryCounters::default();
+        let before = walk(&receiver, &delivered);
         let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
         frame.checksum = by_wire;
         let result = receiver.handle(frame).ok().map(|a| (a.queue, a.received));
-        result.iter().for_each(|(_, received)| receiver.count_delivery(received));
-        (result, moved(&before, &walk(&receiver)))
+        result.iter().for_each(|(_, received)| delivered.count(received));
+        (result, moved(&before, &walk(&receiver, &delivered)))
     }
 
     fn names(moved: &[(String, u64)]) -> Vec<&str> {

@@ -21,7 +21,7 @@ mod quic_hostile;
 mod quic_order;
 mod quic_rx;
 mod quic_tx;
-mod rig;
+pub(crate) mod rig;
 mod setup;
 mod setup_listen;
 mod splice;

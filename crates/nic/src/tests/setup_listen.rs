@@ -177,7 +177,7 @@ fn cookies_that_are_out_count_after_the_port_is_closed() {
     assert_eq!(deliver(&mut rig, &tuple, &good, b""), Fate::Passed(0));
     assert_eq!(moved(&mut rig), [""; 0], "nobody listens");
     assert_eq!(rig.counter("setup_listeners_closed"), 0);
-    assert!(rig.device.connections.are_idle());
+    assert!(rig.device.engines.setup.as_ref().unwrap().is_idle());
 }
 
 #[test]

@@ -22,11 +22,12 @@
 //! Called by [`crate::Device`]. It knows no packets, no flows and no time. The path is the host's
 //! and goes to the disk as it is; the disk keeps it below the root. Files: `open` (names and
 //! handles), `cache` (blocks), `buffers` (memory), `waiters`, `jobs` (transmits that wait),
-//! `counters`.
+//! `engine` (what the device sees), `counters`.
 
 mod buffers;
 mod cache;
-pub(crate) mod counters;
+mod counters;
+mod engine;
 mod jobs;
 mod open;
 mod waiters;
@@ -218,7 +219,7 @@ impl FileEngine {
     }
 
     /// Whether transmits wait for memory that no completion of a read will free.
-    pub(crate) fn is_starved(&self) -> bool {
+    pub(crate) fn waits_for_memory(&self) -> bool {
         !self.admission.is_empty() && self.in_flight == 0 && self.reads.is_empty()
     }
 
@@ -291,7 +292,7 @@ impl FileEngine {
     }
 
     /// Forgets everything. The disk is told to close what it has open.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.changed.clear();
         self.control.retain(|request| matches!(request, DiskRequest::Close { .. }));
         while let Some(read) = self.reads.pop_front() {
@@ -308,7 +309,7 @@ impl FileEngine {
     }
 
     /// Counters and gauges by name.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("file_blocks", self.cache.len() as u64);
         f("file_memory_bytes", self.cache.allocated_bytes() as u64);

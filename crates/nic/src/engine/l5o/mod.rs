@@ -15,11 +15,13 @@
 //! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
 //! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `tx`, `rx` (the states offloading,
 //! searching and tracking of figure 7), `packet` and `walk` (over a packet), `chain` and `message`
-//! (what is known of the stream), `search`, `tools` (what contexts share), `counters`.
+//! (what is known of the stream), `search`, `tools` (what contexts share), `engine` (what the
+//! device sees), `counters`.
 
 mod cache;
 mod chain;
-pub(crate) mod counters;
+mod counters;
+mod engine;
 mod message;
 mod packet;
 mod rx;
@@ -364,7 +366,7 @@ impl L5oEngine {
     }
 
     /// Whether more may be sealed.
-    pub(crate) const fn has_room(&self) -> bool {
+    pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }
 
@@ -374,7 +376,7 @@ impl L5oEngine {
     }
 
     /// Forgets everything. Counters go on.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.contexts.drain(drop);
         self.by_id.clear();
         self.by_tuple.clear();
@@ -386,7 +388,7 @@ impl L5oEngine {
     }
 
     /// Counters and gauges by name.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         self.nvme_tx.visit(f);
         self.nvme_tcp.visit(f);

@@ -2,19 +2,21 @@
 //! headers are sealed and opened, and those that come are put in order.
 //!
 //! The host does handshakes, streams, acknowledgments and congestion control, and installs what the
-//! device needs: keys, connection IDs, packet numbers. Called by [`crate::Device`] through
-//! `crate::quic`: with operations, with each UDP datagram while any entry receives, with transmits
-//! that are to be sealed, and with time.
+//! device needs: keys, connection IDs, packet numbers. Called by [`crate::Device`]: with
+//! operations, with each UDP datagram while any entry receives, with transmits that are to be
+//! sealed, and with time.
 //!
 //! - `table` has the entries and what leads to them; `keys` takes protection off and puts it on;
+//! - `engine` is what the device sees;
 //! - `rx` opens and orders, by a [`ReorderWindow`]; `batch` merges what is delivered; `tx` seals.
 //!
 //! Invariants: a datagram that is not opened is delivered exactly as it came; nothing leaves
 //! unsealed that the host wanted sealed, and no packet number is used twice; memory is bounded by
 //! [`QuicConfig`]. It knows no frames inside of packets, and acknowledges nothing.
 
-pub(crate) mod batch;
-pub(crate) mod counters;
+mod batch;
+mod counters;
+mod engine;
 mod keys;
 mod rx;
 mod table;
@@ -34,6 +36,7 @@ use crate::config::QuicConfig;
 use crate::slab::Slab;
 use structures::ReorderWindow;
 
+pub(crate) use engine::plan_sealing;
 pub(crate) use tx::Sealing;
 
 /// A datagram on its way to the host.
@@ -188,7 +191,7 @@ impl QuicEngine {
 
     /// Forgets everything, what waits too: after a reset nothing is delivered that came before.
     /// Counters go on.
-    pub(crate) fn reset(&mut self, pool: &mut PacketPool) {
+    pub(crate) fn forget(&mut self, pool: &mut PacketPool) {
         self.waiting.drain(|waiting| pool.put(waiting.datagram.received.packet));
         self.ready.drain(..).for_each(|(_, datagram)| pool.put(datagram.received.packet));
         self.waiting_bytes = 0;
@@ -198,7 +201,7 @@ impl QuicEngine {
     }
 
     /// Counters and gauges by name.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("quic_entries", self.table.len() as u64);
         f("quic_routes", self.table.routes() as u64);

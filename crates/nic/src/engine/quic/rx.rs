@@ -244,12 +244,12 @@ impl QuicEngine {
     }
 
     /// When a packet will have waited for too long.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
     /// Gives up the gaps that a packet has waited for too long for.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+    pub(crate) fn run_timers(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
             let Some(key) = self.table.key_at(index) else { continue };
             let Some(order) = order_of(self.table.get_mut(key)) else { continue };

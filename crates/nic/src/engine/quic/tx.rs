@@ -119,7 +119,7 @@ impl QuicEngine {
     }
 
     /// Whether more may be sealed.
-    pub(crate) const fn has_room(&self) -> bool {
+    pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }
 

@@ -20,7 +20,8 @@
 //! speaks first should not have its port here (section 4.1).
 
 mod cookie;
-pub(crate) mod counters;
+mod counters;
+mod engine;
 mod listeners;
 
 use core::net::IpAddr;
@@ -159,12 +160,12 @@ impl SetupEngine {
 
     /// Forgets the listeners. The keys stay: cookies that are out count again when somebody listens
     /// again.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.listeners.clear();
     }
 
     /// Counters and gauges by name.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         let (open, closed) = self.listeners.count();
         f("setup_listeners", open as u64);

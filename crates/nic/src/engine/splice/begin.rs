@@ -13,7 +13,7 @@ use wire::{Endpoint, Tuple};
 use super::pair::{Kept, Pair, Phase, Way};
 use super::translate::Translation;
 use super::{End, Route, SpliceEngine};
-use crate::pipeline::Outlet;
+use crate::pipeline::Egress;
 use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
 use crate::slab::hash_tuple;
@@ -26,7 +26,7 @@ const SCALE_MAX: u8 = 14;
 const IDLE_MIN: Duration = Duration::from_millis(1);
 
 impl SpliceEngine {
-    /// Takes two connections over, on a wire with that MTU.
+    /// Takes two connections over.
     ///
     /// # Errors
     /// Why not; then nothing has changed.
@@ -35,8 +35,7 @@ impl SpliceEngine {
         now: Instant,
         queue: usize,
         splice: &Splice,
-        mtu: u16,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
     ) -> Result<(), Refusal> {
         let [a, b] = &splice.sides;
         if !splice.sides.iter().all(is_sound) {
@@ -59,6 +58,7 @@ impl SpliceEngine {
             self.counters.splice_refused_full += 1;
             return Err(Refusal::TableFull);
         }
+        let mtu = out.mtu;
         let way = |from, to| Way::new(from, to, Translation::new(from, to, self.mac, mtu));
         let key = self.pairs.insert(Pair {
             id: splice.id,
@@ -88,7 +88,7 @@ impl SpliceEngine {
         queue: usize,
         id: SpliceId,
         packets: Box<[RxFrame]>,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
     ) {
         let key = self.names.get(&(queue, id)).copied().unwrap_or(Key::NONE);
         let pair = self.pairs.get_mut(key);
@@ -117,7 +117,7 @@ impl SpliceEngine {
 
     /// Keeps a frame of a pair that has not begun, as far as there is room; gives back one that is
     /// not kept.
-    pub(super) fn keep(&mut self, out: &mut Outlet<'_>, key: Key, kept: Kept) {
+    pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: Kept) {
         let bytes = kept.frame.packet.footprint();
         let Some(Pair { phase: Phase::Waiting(queue), .. }) = self.pairs.get_mut(key) else {
             return;

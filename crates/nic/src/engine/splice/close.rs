@@ -1,9 +1,9 @@
 //! How a pair ends: closed from both sides, reset by one, idle, or ended by the host; and what is
 //! sent of our own then, resets and challenge acknowledgments.
 
-use abi::Header;
 use abi::port::Payloads;
 use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
+use abi::{Event, Header};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
@@ -12,7 +12,7 @@ use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::pair::{Pair, Phase};
 use super::{End, SpliceEngine};
-use crate::pipeline::{Outlet, Run};
+use crate::pipeline::{Egress, Run};
 use crate::slab::Key;
 
 /// How long a closed pair is kept. The last acknowledgment may be lost, and is sent again only for
@@ -27,7 +27,7 @@ const HOP_LIMIT: u8 = 64;
 
 impl SpliceEngine {
     /// Ends a pair: both connections are reset, unless they are still the host's.
-    pub(crate) fn end(&mut self, queue: usize, id: SpliceId, out: &mut Outlet<'_>) {
+    pub(crate) fn end(&mut self, queue: usize, id: SpliceId, out: &mut Egress) {
         match self.names.get(&(queue, id)).copied() {
             Some(key) => {
                 self.counters.splice_unspliced += 1;
@@ -42,14 +42,14 @@ impl SpliceEngine {
     }
 
     /// Ends every pair of a queue: see [`Self::end`].
-    pub(crate) fn end_all(&mut self, queue: usize, out: &mut Outlet<'_>) {
+    pub(crate) fn end_all(&mut self, queue: usize, out: &mut Egress) {
         let names = self.names.keys().filter(|(of, _)| *of == queue);
         let ids: Vec<SpliceId> = names.map(|(_, id)| *id).collect();
         ids.into_iter().for_each(|id| self.end(queue, id, out));
     }
 
     /// Ends what has been idle, or closed, for long enough.
-    pub(crate) fn handle_timeout(&mut self, now: Instant, out: &mut Outlet<'_>) {
+    pub(crate) fn run_timers(&mut self, now: Instant, out: &mut Egress) {
         while let Some(place) = self.alarms.pop(now) {
             let Some(key) = self.pairs.key_at(place) else { continue };
             let Some(pair) = self.pairs.get(key) else { continue };
@@ -66,14 +66,14 @@ impl SpliceEngine {
         }
     }
 
-    /// When to call [`Self::handle_timeout`].
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    /// When to call [`Self::run_timers`].
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.alarms.next()
     }
 
     /// Both directions are closed and acknowledged: the host hears of it, and the pair is kept for
     /// a while, as TIME-WAIT is, without a name.
-    pub(super) fn linger(&mut self, now: Instant, key: Key) {
+    pub(super) fn linger(&mut self, out: &mut Egress, now: Instant, key: Key) {
         let Some(pair) = self.pairs.get_mut(key) else { return };
         if !matches!(pair.phase, Phase::Live) {
             return;
@@ -82,12 +82,13 @@ impl SpliceEngine {
         self.lingering.push_back(key);
         self.names.remove(&(pair.queue, pair.id));
         self.counters.splice_closed += 1;
-        self.ended.push_back((pair.queue, Box::new(pair.closed(SpliceEnd::Closed))));
+        let closed = Box::new(pair.closed(SpliceEnd::Closed));
+        out.emit(pair.queue, Event::SpliceClosed(closed));
         self.set_alarm(key);
     }
 
     /// Forgets the pair that was closed the longest ago; says whether there was one.
-    pub(super) fn make_room(&mut self, out: &mut Outlet<'_>) -> bool {
+    pub(super) fn make_room(&mut self, out: &mut Egress) -> bool {
         while let Some(key) = self.lingering.pop_front() {
             if self.pairs.get(key).is_some() {
                 self.counters.splice_lingers_cut_short += 1;
@@ -99,7 +100,7 @@ impl SpliceEngine {
     }
 
     /// Forgets a pair that was closed in order, of which the host knows.
-    pub(super) fn finish(&mut self, out: &mut Outlet<'_>, key: Key) {
+    pub(super) fn finish(&mut self, out: &mut Egress, key: Key) {
         self.close(out, key, SpliceEnd::Closed);
         while self.lingering.front().is_some_and(|&key| self.pairs.get(key).is_none()) {
             self.lingering.pop_front();
@@ -107,7 +108,7 @@ impl SpliceEngine {
     }
 
     /// Forgets a pair, and says so, unless it lingered.
-    pub(super) fn close(&mut self, out: &mut Outlet<'_>, key: Key, end: SpliceEnd) {
+    pub(super) fn close(&mut self, out: &mut Egress, key: Key, end: SpliceEnd) {
         let Some(mut pair) = self.pairs.remove(key) else { return };
         self.alarms.clear(key.index());
         self.names.remove(&(pair.queue, pair.id));
@@ -126,21 +127,11 @@ impl SpliceEngine {
             }
         }
         if !matches!(pair.phase, Phase::Lingering(_)) {
-            self.ended.push_back((pair.queue, Box::new(pair.closed(end))));
+            out.emit(pair.queue, Event::SpliceClosed(Box::new(pair.closed(end))));
         }
     }
 
-    /// Whether [`Self::poll_closed`] has something to give.
-    pub(crate) fn has_closed(&self) -> bool {
-        !self.ended.is_empty()
-    }
-
-    /// The next splice that has ended, and its queue.
-    pub(crate) fn poll_closed(&mut self) -> Option<(usize, Box<SpliceClosed>)> {
-        self.ended.pop_front()
-    }
-
-    fn reset_both(&mut self, out: &mut Outlet<'_>, key: Key) {
+    fn reset_both(&mut self, out: &mut Egress, key: Key) {
         let Some(pair) = self.pairs.get(key) else { return };
         let runs = [0, 1].map(|side| {
             let (_, back) = pair.both(side);
@@ -153,7 +144,7 @@ impl SpliceEngine {
     }
 
     /// RFC 5961 sections 3.2 and 4.2: the peer of that side says whether it meant it.
-    pub(super) fn challenge(&mut self, out: &mut Outlet<'_>, now: Instant, end: End) {
+    pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: End) {
         let Some(pair) = self.pairs.get_mut(end.key) else { return };
         if pair.challenged_at.is_some_and(|at| now.since(at) < CHALLENGE_INTERVAL) {
             self.counters.splice_challenges_limited += 1;

@@ -6,27 +6,27 @@
 //! direction, no payload once a pair has begun, and has no timers but for idleness and for the end.
 //!
 //! - `segment` reads, `pair` decides what may pass and follows it, `translate` writes;
-//! - `begin` takes pairs over, `close` ends them.
+//! - `begin` takes pairs over, `close` ends them; `engine` is what the device sees.
 //!
-//! Called by [`crate::Device`] through `connections`. Invariants: both tuples of a pair lead to it
+//! Invariants: both tuples of a pair lead to it
 //! and to no other; what is kept is bounded by [`SpliceConfig`]; a frame of a pair never reaches
 //! the host, but for a SYN that begins something new. It is not the place for retransmission,
 //! congestion control or reassembly: those are the peers' own.
 
 mod begin;
 mod close;
-pub(crate) mod counters;
+mod counters;
+mod engine;
 mod pair;
 mod segment;
 mod translate;
 
-use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use abi::port::{Payload, Payloads, RxFrame, TxFrame};
-use abi::splice::{SpliceClosed, SpliceEnd, SpliceId, SpliceLimits};
+use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
 use abi::{Checksum, PacketBuf, PacketPool, Received};
 use base::{Alarms, Instant};
 use hashbrown::HashTable;
@@ -35,7 +35,7 @@ use wire::tcp::Flags;
 
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TransportAt;
-use crate::pipeline::{Outlet, Run};
+use crate::pipeline::{Egress, Run};
 use crate::slab::{Key, Slab, hash_tuple};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
@@ -62,7 +62,6 @@ pub(crate) struct SpliceEngine {
     /// Frames kept for pairs that have not begun, and the memory that they occupy.
     kept: usize,
     kept_bytes: usize,
-    ended: VecDeque<(usize, Box<SpliceClosed>)>,
     /// For packets that go on: so that a steady state does not allocate.
     shells: Vec<Arc<PacketBuf>>,
     counters: SpliceCounters,
@@ -95,7 +94,6 @@ impl SpliceEngine {
             lingering: VecDeque::new(),
             kept: 0,
             kept_bytes: 0,
-            ended: VecDeque::new(),
             shells: Vec::new(),
             counters: SpliceCounters::default(),
         }
@@ -115,7 +113,7 @@ impl SpliceEngine {
         now: Instant,
         received: &mut Received,
         at: &TransportAt,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
     ) -> bool {
         let Some(end) = self.find(&at.tuple) else { return false };
         let Some(pair) = self.pairs.get(end.key) else { return false };
@@ -131,7 +129,7 @@ impl SpliceEngine {
         let frame = RxFrame { packet: received.take_packet(), checksum, segment_size };
         if waiting {
             self.keep(out, end.key, Kept { side: end.side, frame, at: *at });
-        } else if out.has_room() {
+        } else if out.has_run_room() {
             self.relay(out, now, end, frame, at);
         } else {
             self.counters.splice_dropped_wire_full += 1;
@@ -152,7 +150,7 @@ impl SpliceEngine {
         }
     }
 
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn forget(&mut self) {
         let Self { config, mac, seed, .. } = self;
         let fresh = Self::new(config.clone(), *mac, *seed);
         let counters = core::mem::take(&mut self.counters);
@@ -164,7 +162,7 @@ impl SpliceEngine {
         self.pairs.iter().map(move |(_, pair)| pair.info(now))
     }
 
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("splice_pairs", self.pairs.len() as u64);
         f("splice_lingering", self.lingering.len() as u64);
@@ -193,7 +191,7 @@ impl SpliceEngine {
     /// Sends a frame of that side's peer on to the other's, if it may pass.
     fn relay(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
         now: Instant,
         end: End,
         frame: RxFrame,
@@ -213,12 +211,12 @@ impl SpliceEngine {
         }
         let closed = self.pass(out, now, end, frame, at, &segment);
         if closed {
-            self.linger(now, end.key);
+            self.linger(out, now, end.key);
         }
     }
 
     /// A segment may not pass.
-    fn refuse(&mut self, out: &mut Outlet<'_>, now: Instant, end: End, fault: Fault) {
+    fn refuse(&mut self, out: &mut Egress, now: Instant, end: End, fault: Fault) {
         let c = &mut self.counters;
         *match fault {
             Fault::Syn => &mut c.splice_dropped_syn,
@@ -235,7 +233,7 @@ impl SpliceEngine {
     /// A segment passes. Says whether both directions are closed with it.
     fn pass(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
         now: Instant,
         end: End,
         frame: RxFrame,
@@ -290,7 +288,7 @@ impl SpliceEngine {
     }
 
     /// The payload of a frame, as what goes out shares it; a buffer without any is not needed.
-    fn payload(&mut self, out: &mut Outlet<'_>, packet: PacketBuf, segment: &Segment) -> Payloads {
+    fn payload(&mut self, out: &mut Egress, packet: PacketBuf, segment: &Segment) -> Payloads {
         let mut payloads = Payloads::new();
         let place = (u32::try_from(segment.payload.start), u32::try_from(segment.payload.len()));
         match place {
@@ -319,7 +317,7 @@ impl SpliceEngine {
     /// and asks (RFC 5961 section 3.2), which the host answers.
     fn relay_reset(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut Egress,
         end: End,
         frame: RxFrame,
         at: &TransportAt,

@@ -8,17 +8,18 @@
 //! ends in sums.
 //!
 //! Called by [`crate::Device`]: with what is handed over, with each TCP segment whose checksum is
-//! right, and when time has passed. What it wants sent
-//! and done is polled after each call, until there is nothing.
+//! right, and when time has passed. What it wants sent and done is polled after each call, until
+//! there is nothing.
 //!
 //! Invariants: a connection is here or with the host, never both; nothing is sent that the host did
 //! not give, and each part of it as often as it was given is whole; every connection has a timer
 //! and so an end; memory is bounded by [`TeardownConfig`]. Everything from the ring and the wire is
 //! checked. Files: `segments` (checks, headers), `flow` (one connection), `table` (by tuple),
-//! `wheel` (the timer bitmap wheel), `time_wait`, `done` (sums), `counters`.
+//! `time_wait`, `done` (sums), `engine` (what the device sees), `counters`.
 
-pub(crate) mod counters;
+mod counters;
 mod done;
+mod engine;
 mod flow;
 mod segments;
 mod table;
@@ -35,6 +36,7 @@ use wire::tcp::Segment;
 
 use self::counters::TeardownCounters;
 use self::done::Ends;
+pub(crate) use self::engine::take_over;
 use self::flow::{Cx, End, Flow};
 use self::table::Table;
 use self::time_wait::{Reaction, TimeWait};
@@ -194,7 +196,7 @@ impl TeardownEngine {
     }
 
     /// Does what is due.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+    pub(crate) fn run_timers(&mut self, now: Instant) {
         while !self.flows.is_empty() && self.tick < ticks(now) {
             self.turn(now);
         }
@@ -218,7 +220,7 @@ impl TeardownEngine {
 
     /// When something is due. While there are connections that is the next tick of the wheel:
     /// whose timer is next is not known without looking through all bitmaps.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
         let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
         Instant::earliest([tick, self.time_wait.due(), self.ends.due()])
@@ -236,7 +238,7 @@ impl TeardownEngine {
     }
 
     /// Forgets everything, and who was to be told. The file engine forgets its part by itself.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.flows.clear();
         self.time_wait.clear();
         self.wheel = None;
@@ -246,7 +248,7 @@ impl TeardownEngine {
     }
 
     /// Counters and gauges by name.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+    pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("teardown_flows", self.flows.len() as u64);
         f("teardown_time_wait", self.time_wait.len() as u64);

@@ -1,0 +1,165 @@
+//! QUIC as the device sees it: its operations, the datagrams that are offered to it, and transmits
+//! whose packets are to be sealed.
+//!
+//! A UDP datagram is looked at while any entry receives, and goes to the queue that has its
+//! connection, whatever its tuple says: connections move (RFC 9000, section 9). What is opened may
+//! become one frame with what was delivered before it.
+
+use abi::quic::{Opened, QuicId, QuicStatus, QuicTrouble};
+use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, Received, Refusal, Transmit};
+use alloc::boxed::Box;
+use base::Instant;
+use smallvec::smallvec;
+
+use super::counters::QuicCounters;
+use super::{Datagram, QuicEngine, Sealing, batch};
+use crate::config::DeviceConfig;
+use crate::engine::Engine;
+use crate::pipeline::Egress;
+use crate::pipeline::headers::{Kind, classify};
+use crate::pipeline::rx::{Arrived, Transport};
+
+impl Engine for QuicEngine {
+    const ALARMS: &'static [&'static str] = QuicCounters::ALARMS;
+
+    fn from_config(config: &DeviceConfig) -> Option<Self> {
+        config.quic.clone().map(|quic| Self::new(quic, config.rss_seed))
+    }
+
+    fn offer(&self, capabilities: &mut Capabilities) {
+        capabilities.quic = Ok(self.limits());
+    }
+
+    fn handle_op(
+        engine: Option<&mut Self>,
+        now: Instant,
+        queue: usize,
+        op: Op,
+        out: &mut Egress,
+    ) -> Option<Op> {
+        match op {
+            Op::QuicAdd(add) => {
+                let (quic, flow) = (add.quic, add.flow);
+                let result = match engine {
+                    Some(engine) => engine.add(queue, *add),
+                    None => Err(Refusal::Disabled),
+                };
+                answer(queue, quic, result.map_err(|why| (flow, why)), out);
+            }
+            Op::QuicRekey(rekey) => {
+                let result = engine.map_or(Ok(()), |engine| engine.rekey(queue, &rekey));
+                answer(queue, rekey.quic, result, out);
+            }
+            Op::QuicRoute(route) => {
+                let result = engine.map_or(Ok(()), |engine| engine.route(queue, &route));
+                answer(queue, route.quic, result, out);
+            }
+            Op::QuicRemove { quic } => {
+                if let Some(engine) = engine {
+                    engine.remove(now, queue, quic);
+                    engine.deliver_ready(out);
+                }
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+        let Transport::Udp(at) = arrived.transport else { return false };
+        if !self.receives() {
+            return false;
+        }
+        let Some(hit) = self.find(&arrived.received, &at) else { return false };
+        let nothing = Received::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
+        let received = core::mem::replace(&mut arrived.received, nothing);
+        // A datagram that the host will not get must not count as received.
+        if !out.has_room(hit.queue) {
+            out.deliver(hit.queue, received);
+            return true;
+        }
+        if let Some(datagram) = self.receive(now, hit, received, &at) {
+            self.deliver(hit.queue, datagram, out);
+        }
+        self.deliver_ready(out);
+        true
+    }
+
+    fn has_room(&self) -> bool {
+        self.has_output_room()
+    }
+
+    fn find_memory(&mut self) {
+        self.trim();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due()
+    }
+
+    /// Gives up the gaps that packets have waited for too long for.
+    fn handle_timeout(&mut self, now: Instant, out: &mut Egress) {
+        self.run_timers(now);
+        self.deliver_ready(out);
+    }
+
+    fn reset(&mut self, out: &mut Egress) {
+        self.forget(&mut out.pool);
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.visit_counters(f);
+    }
+}
+
+impl QuicEngine {
+    /// Delivers what waited, and waits no more.
+    fn deliver_ready(&mut self, out: &mut Egress) {
+        while let Some((queue, datagram)) = self.poll_datagram() {
+            self.deliver(queue, datagram, out);
+        }
+    }
+
+    fn deliver(&mut self, queue: usize, datagram: Datagram, out: &mut Egress) {
+        let Some((quic, number)) = datagram.opened else {
+            return out.deliver(queue, datagram.received);
+        };
+        let append = |tail: &mut Received, pool: &mut _| batch::append(tail, &datagram, pool);
+        if out.merge(queue, &datagram.received, append) {
+            self.count_merged();
+            return out.put(datagram.received.packet);
+        }
+        let opened = Some(Box::new(Opened { quic, numbers: smallvec![number] }));
+        out.deliver(queue, Received { quic: opened, ..datagram.received });
+    }
+}
+
+/// Says what was refused.
+fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out: &mut Egress) {
+    if let Err((flow, why)) = result {
+        let status = QuicStatus { quic, flow, why: QuicTrouble::Refused(why) };
+        out.emit(queue, Event::QuicStatus(status));
+    }
+}
+
+/// Checks what a transmit wants sealed. Gives whose packets it has, and the plan if any of them is
+/// to be sealed.
+///
+/// # Errors
+/// Whose packets cannot be.
+pub(crate) fn plan_sealing(
+    engine: Option<&mut QuicEngine>,
+    queue: usize,
+    transmit: &mut Transmit,
+) -> Result<(Option<QuicId>, Option<Box<Sealing>>), QuicId> {
+    let Some(protect) = transmit.protect.take() else { return Ok((None, None)) };
+    let quic = protect.quic;
+    let Some(engine) = engine else { return Err(quic) };
+    if classify(&transmit.header) != Some(Kind::Udp) {
+        engine.refuse_malformed();
+        return Err(quic);
+    }
+    let len = transmit.payload_len() as usize;
+    let sealing = engine.plan(queue, *protect, len, transmit.segment_size).map_err(|_| quic)?;
+    Ok((Some(quic), sealing))
+}

@@ -1,0 +1,80 @@
+//! Set-up as the device sees it: its operations, and the segments that are offered to it.
+
+use abi::port::Payloads;
+use abi::{Capabilities, Event, Op, Refusal};
+use base::Instant;
+
+use super::counters::SetupCounters;
+use super::{SetupEngine, Verdict};
+use crate::config::DeviceConfig;
+use crate::engine::Engine;
+use crate::pipeline::rx::Arrived;
+use crate::pipeline::{Egress, Run};
+
+impl Engine for SetupEngine {
+    const ALARMS: &'static [&'static str] = SetupCounters::ALARMS;
+
+    fn from_config(config: &DeviceConfig) -> Option<Self> {
+        config.setup.clone().map(|setup| Self::new(setup, config.mac, config.rss_seed))
+    }
+
+    fn offer(&self, capabilities: &mut Capabilities) {
+        capabilities.setup = Ok(self.limits());
+    }
+
+    fn handle_op(
+        engine: Option<&mut Self>,
+        now: Instant,
+        queue: usize,
+        op: Op,
+        out: &mut Egress,
+    ) -> Option<Op> {
+        match op {
+            Op::Listen(listen) => {
+                let listener = listen.listener;
+                let result = match engine {
+                    Some(engine) => engine.listen(queue, *listen),
+                    None => Err(Refusal::Disabled),
+                };
+                if let Err(why) = result {
+                    out.emit(queue, Event::ListenRefused { listener, why });
+                }
+            }
+            Op::Unlisten { listener } => {
+                if let Some(engine) = engine {
+                    engine.unlisten(now, queue, listener);
+                }
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+        if self.is_idle() {
+            return false;
+        }
+        let queue = arrived.queue;
+        let Some((received, tcp)) = arrived.segment() else { return false };
+        let room = out.has_run_room();
+        match self.receive(now, queue, received.packet.as_slice(), tcp, room) {
+            Verdict::Pass => return false,
+            Verdict::Established(established) => {
+                received.established = Some(established);
+                return false;
+            }
+            Verdict::Answer(header) => out.send(Run::of_header(header, Payloads::new())),
+            Verdict::Deferred | Verdict::Drop => {}
+        }
+        out.put(received.take_packet());
+        true
+    }
+
+    fn reset(&mut self, _out: &mut Egress) {
+        self.forget();
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.visit_counters(f);
+    }
+}

@@ -1,0 +1,96 @@
+//! Tear-down as the device sees it: what is handed over, and the segments that are offered to it.
+
+use abi::teardown::{Teardown, TeardownRefused};
+use abi::{Capabilities, Event, Refusal};
+use alloc::boxed::Box;
+use base::Instant;
+
+use super::counters::TeardownCounters;
+use super::{Action, TeardownEngine, Verdict};
+use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
+use crate::engine::file::FileEngine;
+use crate::engine::{Engine, Request};
+use crate::pipeline::Egress;
+use crate::pipeline::rx::Arrived;
+
+/// Takes over a connection that a host has closed, with the files that it needs; or refuses it.
+pub(crate) fn take_over(
+    engine: Option<&mut TeardownEngine>,
+    files: Option<&mut FileEngine>,
+    now: Instant,
+    queue: usize,
+    teardown: Box<Teardown>,
+    out: &mut Egress,
+) {
+    out.count_teardown(queue);
+    let result = match engine {
+        Some(engine) => engine.begin(now, queue, out.mtu, teardown, |parts| match files {
+            Some(files) => files.pin(queue, parts),
+            None => parts.iter().all(|part| part.extent().is_none()),
+        }),
+        None => Err((teardown, Refusal::Disabled)),
+    };
+    if let Err((teardown, why)) = result {
+        out.emit(queue, Event::TeardownRefused(TeardownRefused { teardown, why }));
+    }
+}
+
+impl Engine for TeardownEngine {
+    const ALARMS: &'static [&'static str] = TeardownCounters::ALARMS;
+
+    fn from_config(config: &DeviceConfig) -> Option<Self> {
+        let teardown = config.teardown.clone()?;
+        // What is handed over goes out as one transmit.
+        let most = config.transmit_bytes_max.max(RUN_BYTES_MAX);
+        let bytes_max = teardown.bytes_max.min(most);
+        Some(Self::new(TeardownConfig { bytes_max, ..teardown }, config.rss_seed))
+    }
+
+    fn offer(&self, capabilities: &mut Capabilities) {
+        capabilities.teardown = Ok(self.limits());
+    }
+
+    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+        if self.is_idle() {
+            return false;
+        }
+        let Some((received, tcp)) = arrived.segment() else { return false };
+        if self.receive(now, received.packet.as_slice(), tcp) == Verdict::Pass {
+            return false;
+        }
+        out.put(received.take_packet());
+        true
+    }
+
+    fn poll_request(&mut self) -> Option<Request> {
+        if let Some((queue, transmit)) = self.poll_transmit() {
+            return Some(Request::Transmit(queue, transmit));
+        }
+        Some(match self.poll_action()? {
+            Action::Cancel(queue, flow) => Request::Cancel(queue, flow),
+            Action::FileDone(extent) => Request::FileDone(extent),
+            Action::Destroy(queue, context) => Request::DestroyContext(queue, context),
+            Action::Done(queue, done) => Request::Tell(queue, Event::TeardownDone(done)),
+        })
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, _out: &mut Egress) {
+        self.run_timers(now);
+    }
+
+    fn quiesce(&mut self, now: Instant, queue: usize, _out: &mut Egress) {
+        self.abort_all(now, queue);
+    }
+
+    fn reset(&mut self, _out: &mut Egress) {
+        self.forget();
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.visit_counters(f);
+    }
+}
