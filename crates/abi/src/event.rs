@@ -3,7 +3,9 @@
 use alloc::boxed::Box;
 
 use base::Duration;
+use wire::Tuple;
 
+use crate::count::FlowCounts;
 use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
 use crate::nvme_tcp::{DdpTeardownDone, Placed};
 use crate::quic::{self, QuicStatus};
@@ -61,6 +63,13 @@ pub enum Event {
     SpliceClosed(Box<SpliceClosed>),
     /// Something that was asked for a QUIC connection was not done.
     QuicStatus(QuicStatus),
+    /// The answer to an [`crate::Op::CountFlow`].
+    FlowCounted {
+        /// The flow.
+        tuple: Box<Tuple>,
+        /// What passed since it began to be counted, or why it is not.
+        result: Result<FlowCounts, Refusal>,
+    },
     /// How busy the device is, said when that changes much.
     Load(Load),
     /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, of any queue.

@@ -18,6 +18,7 @@ extern crate alloc;
 
 pub mod aligned;
 mod caps;
+pub mod count;
 pub mod crypto;
 pub mod disk;
 mod event;

@@ -5,7 +5,9 @@ use alloc::boxed::Box;
 use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
+use wire::Tuple;
 
+use crate::count::CountRequest;
 use crate::l5o::{Content, L5oCreate, L5oId, Sealed};
 use crate::nvme_tcp::{DdpSetup, PduRange};
 use crate::port::RxFrame;
@@ -141,6 +143,14 @@ pub enum Op {
     QuicRemove {
         /// Which.
         quic: QuicId,
+    },
+    /// Count the frames of a flow, or tell what was counted. Answered by
+    /// [`crate::Event::FlowCounted`], but for a start that is not refused.
+    CountFlow {
+        /// The flow, whoever has the connection.
+        tuple: Box<Tuple>,
+        /// What is wanted.
+        request: CountRequest,
     },
     /// The host is about to end: reset every connection that the device has of this queue, and
     /// tell when every frame of the operations before has been taken by the link. Answered by

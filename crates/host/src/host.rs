@@ -169,6 +169,8 @@ impl Host {
             Event::Spliced { id, result } => self.handle_spliced(now, id, result),
             Event::SpliceClosed(closed) => self.handle_splice_closed(&closed),
             Event::QuicStatus(status) => self.notices.push_back(Notice::Quic(status)),
+            // This host counts by itself.
+            Event::FlowCounted { .. } => {}
             Event::Load(load) => self.handle_load(load),
             Event::Quiesced => self.handle_quiesced(),
             Event::Reset => self.handle_device_reset(now),

@@ -362,7 +362,8 @@ impl Pair {
             | Op::QuicAdd(_)
             | Op::QuicRekey(_)
             | Op::QuicRoute(_)
-            | Op::QuicRemove { .. } => {
+            | Op::QuicRemove { .. }
+            | Op::CountFlow { .. } => {
                 panic!("this device has no such engine")
             }
         }

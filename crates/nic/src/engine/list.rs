@@ -6,6 +6,7 @@
 use abi::{Capabilities, Header, Op};
 use base::Instant;
 
+use super::count::CountEngine;
 use super::file::FileEngine;
 use super::l5o::L5oEngine;
 use super::quic::QuicEngine;
@@ -190,6 +191,7 @@ macro_rules! engines {
 
 // Received segments are offered in this order, and what is due is done in it.
 engines! {
+    count: CountEngine,
     splice: SpliceEngine,
     teardown: TeardownEngine,
     setup: SetupEngine,

@@ -20,6 +20,7 @@ use crate::pipeline::Egress;
 use crate::pipeline::rx::Arrived;
 use crate::slab::Key;
 
+mod count;
 pub(crate) mod file;
 pub(crate) mod l5o;
 mod list;

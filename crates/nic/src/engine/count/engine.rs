@@ -1,0 +1,81 @@
+//! Counting as the device sees it: one operation, and every frame in both directions.
+
+use abi::{Event, Header, Op, Refusal};
+use base::Instant;
+
+use super::counters::CountCounters;
+use super::{CountEngine, add, tuple_of};
+use crate::config::DeviceConfig;
+use crate::engine::Engine;
+use crate::pipeline::Egress;
+use crate::pipeline::rx::{Arrived, Transport};
+
+impl Engine for CountEngine {
+    const ALARMS: &'static [&'static str] = CountCounters::ALARMS;
+
+    /// It costs nothing until it is asked, and is always there.
+    fn from_config(config: &DeviceConfig) -> Option<Self> {
+        Some(Self::new(config.rss_seed))
+    }
+
+    fn handle_op(
+        engine: Option<&mut Self>,
+        _now: Instant,
+        queue: usize,
+        op: Op,
+        out: &mut Egress,
+    ) -> Option<Op> {
+        let Op::CountFlow { tuple, request } = op else { return Some(op) };
+        let answer = match engine {
+            Some(engine) => engine.ask(queue, &tuple, request),
+            None => Some(Err(Refusal::Disabled)),
+        };
+        if let Some(result) = answer {
+            out.emit(queue, Event::FlowCounted { tuple, result });
+        }
+        None
+    }
+
+    fn take(&mut self, now: Instant, arrived: &mut Arrived, _out: &mut Egress) -> bool {
+        if self.flows.is_empty() {
+            return false;
+        }
+        let (Transport::Tcp(at) | Transport::Udp(at)) = &arrived.transport else { return false };
+        if let Some(counts) = self.counts_of(&at.tuple) {
+            add(&mut counts.received, now, 1, arrived.received.packet.len() as u64);
+        }
+        false
+    }
+
+    fn note_sent(&mut self, now: Instant, header: &Header, packets: u64, bytes: u64) {
+        if self.flows.is_empty() {
+            return;
+        }
+        let tuple = tuple_of(header);
+        if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
+            add(&mut counts.sent, now, packets, bytes);
+        }
+    }
+
+    fn note_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
+        let tuple = tuple_of(header);
+        if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
+            // Counting may have begun in between.
+            counts.sent.frames = counts.sent.frames.saturating_sub(packets);
+            counts.sent.bytes = counts.sent.bytes.saturating_sub(bytes);
+        }
+    }
+
+    fn quiesce(&mut self, _now: Instant, queue: usize, _out: &mut Egress) {
+        self.flows.retain(|flow| flow.queue != queue);
+    }
+
+    fn reset(&mut self, _out: &mut Egress) {
+        self.flows.clear();
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("count_flows", self.flows.len() as u64);
+    }
+}

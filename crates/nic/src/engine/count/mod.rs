@@ -1,0 +1,124 @@
+//! Counts the frames of flows, for hosts that want to know: how many came and left, and when the
+//! last one did.
+//!
+//! A host names a flow by its tuple, whoever has the connection, itself or another engine: it sees
+//! every frame before the other engines do, and every frame that leaves. It changes none. Received
+//! frames are counted as they came, several packets that the wire has merged as one; frames that
+//! leave, as the packets that they become.
+//!
+//! Invariants: memory is bounded by [`FLOWS_MAX`]; a device that counts nothing looks at nothing.
+//! Files: `engine` (what the device sees), `counters`.
+
+mod counters;
+mod engine;
+#[cfg(test)]
+mod tests;
+
+use abi::count::{CountRequest, FlowCounts, Traffic};
+use abi::{Header, Refusal};
+use base::Instant;
+use core::net::IpAddr;
+use hashbrown::HashTable;
+use wire::{Endpoint, Tuple};
+
+use self::counters::CountCounters;
+use crate::pipeline::headers::{Kind, classify, u16_at};
+use crate::slab::hash_tuple;
+
+/// Flows counted at one time.
+const FLOWS_MAX: usize = 1024;
+
+/// A flow that is counted.
+#[derive(Debug)]
+struct Flow {
+    tuple: Tuple,
+    /// The queue whose host asked for it.
+    queue: usize,
+    counts: FlowCounts,
+}
+
+/// The engine's state.
+#[derive(Debug)]
+pub(crate) struct CountEngine {
+    flows: HashTable<Flow>,
+    seed: u64,
+    counters: CountCounters,
+}
+
+impl CountEngine {
+    /// An engine that counts nothing.
+    fn new(seed: u64) -> Self {
+        Self { flows: HashTable::new(), seed, counters: CountCounters::default() }
+    }
+
+    /// Does what a host asks. Gives what it is told, if anything.
+    fn ask(
+        &mut self,
+        queue: usize,
+        tuple: &Tuple,
+        request: CountRequest,
+    ) -> Option<Result<FlowCounts, Refusal>> {
+        let answer = match request {
+            CountRequest::Start => self.start(queue, tuple).err().map(Err),
+            CountRequest::Report => Some(self.find(queue, tuple).map(|flow| flow.counts)),
+            CountRequest::Stop => Some(self.stop(queue, tuple)),
+        };
+        self.counters.count_refused += u64::from(matches!(answer, Some(Err(_))));
+        answer
+    }
+
+    fn start(&mut self, queue: usize, tuple: &Tuple) -> Result<(), Refusal> {
+        let hash = hash_tuple(self.seed, tuple);
+        if self.flows.find(hash, |flow| flow.tuple == *tuple).is_some() {
+            return Err(Refusal::DoesNotFit);
+        }
+        if self.flows.len() >= FLOWS_MAX {
+            return Err(Refusal::TableFull);
+        }
+        let flow = Flow { tuple: *tuple, queue, counts: FlowCounts::default() };
+        self.flows.insert_unique(hash, flow, |flow| hash_tuple(self.seed, &flow.tuple));
+        self.counters.count_started += 1;
+        Ok(())
+    }
+
+    fn find(&self, queue: usize, tuple: &Tuple) -> Result<&Flow, Refusal> {
+        let same = |flow: &Flow| flow.tuple == *tuple && flow.queue == queue;
+        self.flows.find(hash_tuple(self.seed, tuple), same).ok_or(Refusal::DoesNotFit)
+    }
+
+    fn stop(&mut self, queue: usize, tuple: &Tuple) -> Result<FlowCounts, Refusal> {
+        let same = |flow: &Flow| flow.tuple == *tuple && flow.queue == queue;
+        let found = self.flows.find_entry(hash_tuple(self.seed, tuple), same);
+        found.map(|found| found.remove().0.counts).map_err(|_| Refusal::DoesNotFit)
+    }
+
+    fn counts_of(&mut self, tuple: &Tuple) -> Option<&mut FlowCounts> {
+        let same = |flow: &Flow| flow.tuple == *tuple;
+        self.flows.find_mut(hash_tuple(self.seed, tuple), same).map(|flow| &mut flow.counts)
+    }
+}
+
+/// Adds frames to what has passed in one direction.
+fn add(traffic: &mut Traffic, now: Instant, frames: u64, bytes: u64) {
+    traffic.frames += frames;
+    traffic.bytes += bytes;
+    traffic.last = Some(now);
+}
+
+/// The flow of a packet that leaves, as we see it; none if it has no ports.
+fn tuple_of(header: &Header) -> Option<Tuple> {
+    if !matches!(classify(header), Some(Kind::Tcp | Kind::Udp)) {
+        return None;
+    }
+    let (bytes, l4) = (header.as_slice(), header.l4());
+    let ip = bytes.get(header.l3()..)?;
+    let (local, remote): (IpAddr, IpAddr) = if ip.first()? >> 4 == 4 {
+        let address = |at: usize| ip.get(at..)?.first_chunk::<4>().copied();
+        (address(12)?.into(), address(16)?.into())
+    } else {
+        let address = |at: usize| ip.get(at..)?.first_chunk::<16>().copied();
+        (address(8)?.into(), address(24)?.into())
+    };
+    let local = Endpoint { addr: local, port: u16_at(bytes, l4)? };
+    Some(Tuple { local, remote: Endpoint { addr: remote, port: u16_at(bytes, l4 + 2)? } })
+}
