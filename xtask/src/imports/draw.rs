@@ -15,8 +15,8 @@ const DEPTH: usize = 2;
 const CHARACTER: usize = 8;
 const BOX_HEIGHT: usize = 26;
 const GAP: usize = 16;
-const LAYER_HEIGHT: usize = 84;
-const WIDTH_MAX: usize = 1200;
+const LAYER_GAP: usize = 48;
+const WIDTH: usize = 1200;
 
 /// All files as a directed graph in the language of Graphviz.
 pub(crate) fn dot(graph: &Graph) -> String {
@@ -40,7 +40,6 @@ fn label(module: &[String]) -> String {
 /// A box of the picture.
 struct Place {
     name: String,
-    layer: usize,
     x: usize,
     y: usize,
     width: usize,
@@ -99,31 +98,53 @@ fn fold(graph: &Graph) -> (Vec<String>, Vec<(usize, usize)>) {
     (names, edges.into_iter().collect())
 }
 
-/// Puts each box into the layer below all that import it, and gives the size of the whole.
+/// Puts each box into the layer below all that import it, in the order of those and in the middle,
+/// and gives the size of the whole.
 fn lay_out(names: &[String], edges: &[(usize, usize)]) -> (Vec<Place>, usize, usize) {
     let layers = layers(names.len(), edges);
-    let mut places: Vec<Place> = names
-        .iter()
-        .zip(layers)
-        .map(|(name, layer)| {
-            let width = name.len() * CHARACTER + GAP;
-            Place { name: name.clone(), layer, x: 0, y: 0, width }
-        })
-        .collect();
-    let (mut y, mut width_max) = (GAP, 0);
-    for layer in 0..=places.iter().map(|place| place.layer).max().unwrap_or(0) {
-        let mut x = GAP;
-        for place in places.iter_mut().filter(|place| place.layer == layer) {
-            if x + place.width + GAP > WIDTH_MAX {
-                (x, y) = (GAP, y + BOX_HEIGHT + GAP);
+    let width = |name: &String| name.len() * CHARACTER + GAP;
+    let place = |name: &String| Place { name: name.clone(), x: 0, y: 0, width: width(name) };
+    let mut places: Vec<Place> = names.iter().map(place).collect();
+    let mut y = GAP;
+    for layer in 0..=layers.iter().copied().max().unwrap_or(0) {
+        let mut nodes: Vec<usize> =
+            (0..names.len()).filter(|&node| layers[node] == layer).collect();
+        nodes.sort_by_key(|&node| {
+            let above = edges.iter().filter(|edge| edge.1 == node && layers[edge.0] < layer);
+            let middles: Vec<usize> =
+                above.map(|edge| places[edge.0].x + places[edge.0].width / 2).collect();
+            middles.iter().sum::<usize>() / middles.len().max(1)
+        });
+        for row in rows(&nodes, &places) {
+            let used: usize = row.iter().map(|&node| places[node].width + GAP).sum();
+            let mut x = (WIDTH + GAP).saturating_sub(used) / 2;
+            for node in row {
+                (places[node].x, places[node].y) = (x, y);
+                x += places[node].width + GAP;
             }
-            (place.x, place.y) = (x, y);
-            x += place.width + GAP;
-            width_max = width_max.max(x);
+            y += BOX_HEIGHT + GAP;
         }
-        y += LAYER_HEIGHT;
+        y += LAYER_GAP;
     }
-    (places, width_max, y)
+    (places, WIDTH, y)
+}
+
+/// Splits the nodes of a layer into rows that fit.
+fn rows(nodes: &[usize], places: &[Place]) -> Vec<Vec<usize>> {
+    let mut rows = vec![Vec::new()];
+    let mut left = WIDTH;
+    for &node in nodes {
+        let width = places[node].width + GAP;
+        if width > left {
+            rows.push(Vec::new());
+            left = WIDTH;
+        }
+        left = left.saturating_sub(width);
+        if let Some(row) = rows.last_mut() {
+            row.push(node);
+        }
+    }
+    rows
 }
 
 /// The layer of each node: one below the lowest that imports it, circles being one node.
