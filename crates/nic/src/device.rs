@@ -359,7 +359,7 @@ impl Device {
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`,
     /// `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`,
-    /// `teardown_`, `splice_`, `quic_`, `dma_` (modelled), `device_`.
+    /// `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modelled), `device_`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.receiver.counters.visit(f);
         self.egress.delivered.visit(f);
