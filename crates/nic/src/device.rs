@@ -18,7 +18,7 @@ use crate::config::{DeviceConfig, RUN_BYTES_MAX};
 use crate::engine::splice::SpliceInfo;
 use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
-use crate::pipeline::rx::{Arrived, Receiver};
+use crate::pipeline::rx::{Arrived, Offered, Receiver};
 use crate::pipeline::{Egress, Run, Stamps};
 
 /// When to look again whether the wire has let go of memory that a transmit waits for.
@@ -131,22 +131,23 @@ impl Device {
         }
     }
 
-    fn handle_arrived(&mut self, now: Instant, mut arrived: Arrived) {
-        let queue = arrived.queue;
-        if arrived.received.flow_hash == 0 {
-            self.copy_to_others(queue, &arrived.received);
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived) {
+        let Arrived { queue, mut received, transport } = arrived;
+        if received.flow_hash == 0 {
+            self.copy_to_others(queue, &received);
         }
         self.engage(now, |engines, egress| {
-            if engines.take(now, &mut arrived, egress) {
+            let mut offered = Offered { queue, received: &mut received, transport: &transport };
+            if engines.take(now, &mut offered, egress) {
                 return;
             }
             // What engines ask about the frame comes before it, and does not take its room: no byte
             // that was placed is dropped.
             if egress.has_room(queue) {
-                engines.open(&mut arrived, egress);
-                egress.hand_over(queue, arrived.received);
+                engines.open(&mut offered, egress);
+                egress.hand_over(queue, received);
             } else {
-                egress.deliver(queue, arrived.received);
+                egress.deliver(queue, received);
             }
         });
     }

@@ -133,8 +133,10 @@ impl Device {
     /// Does what engines ask for, until they ask for nothing.
     #[inline]
     pub(super) fn settle(&mut self, now: Instant) {
-        while let Some(request) = self.engines.poll_request() {
-            self.fulfil(now, request);
+        while self.engines.have_requests() {
+            if let Some(request) = self.engines.poll_request() {
+                self.fulfil(now, request);
+            }
         }
         self.engines.note_settled();
     }

@@ -17,7 +17,7 @@ use super::{Engine, Request};
 use crate::config::DeviceConfig;
 use crate::counters::{DeliveryCounters, RxCounters, TxCounters};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Arrived;
+use crate::pipeline::rx::Offered;
 
 macro_rules! engines {
     ($($name:ident: $engine:ty,)*) => {
@@ -69,7 +69,7 @@ macro_rules! engines {
             pub(crate) fn take(
                 &mut self,
                 now: Instant,
-                arrived: &mut Arrived,
+                arrived: &mut Offered<'_>,
                 out: &mut Egress,
             ) -> bool {
                 $(if let Some(engine) = &mut self.$name {
@@ -82,7 +82,7 @@ macro_rules! engines {
 
             /// Has each do what it can with a frame that is about to be delivered.
             #[inline]
-            pub(crate) fn open(&mut self, arrived: &mut Arrived, out: &mut Egress) {
+            pub(crate) fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::open(engine, arrived, out);
                 })*
@@ -109,8 +109,13 @@ macro_rules! engines {
                 })*
             }
 
-            /// Returns the next thing that one of them wants of the device.
+            /// Whether one of them may want something of the device.
             #[inline]
+            pub(crate) fn have_requests(&self) -> bool {
+                false $(|| self.$name.as_ref().is_some_and(Engine::has_requests))*
+            }
+
+            /// Returns the next thing that one of them wants of the device.
             pub(crate) fn poll_request(&mut self) -> Option<Request> {
                 $(if let Some(engine) = &mut self.$name {
                     let request = Engine::poll_request(engine);

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::config::DeviceConfig;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Arrived;
+use crate::pipeline::rx::Offered;
 use crate::slab::Key;
 
 mod count;
@@ -63,13 +63,13 @@ pub(crate) trait Engine: Sized {
 
     /// Takes a received frame and its buffer, and says so; or leaves it to the next engine, and to
     /// the host.
-    fn take(&mut self, _now: Instant, _arrived: &mut Arrived, _out: &mut Egress) -> bool {
+    fn take(&mut self, _now: Instant, _arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
         false
     }
 
     /// Looks into a frame for which its host's queue has room. What it tells the host comes before
     /// the frame; what it requests, behind it.
-    fn open(&mut self, _arrived: &mut Arrived, _out: &mut Egress) {}
+    fn open(&mut self, _arrived: &mut Offered<'_>, _out: &mut Egress) {}
 
     /// Looks at the headers of a frame that is about to leave, and becomes so many packets on the
     /// wire, with so many bytes.
@@ -78,8 +78,13 @@ pub(crate) trait Engine: Sized {
     /// The same frame was too long for the wire, and leaves in shorter ones.
     fn note_refused(&mut self, _header: &Header, _packets: u64, _bytes: u64) {}
 
-    /// Returns the next thing that it wants of the device. Called after every other call that may
-    /// change the engine, until there is nothing.
+    /// Whether it may want something of the device. Asked after every call that may change the
+    /// engine.
+    fn has_requests(&self) -> bool {
+        false
+    }
+
+    /// Returns the next thing that it wants, until there is nothing.
     fn poll_request(&mut self) -> Option<Request> {
         None
     }

@@ -52,13 +52,21 @@ pub(crate) struct Arrived {
     pub(crate) transport: Transport,
 }
 
-impl Arrived {
+/// The same, as engines are offered it.
+#[derive(Debug)]
+pub(crate) struct Offered<'a> {
+    pub(crate) queue: usize,
+    pub(crate) received: &'a mut Received,
+    pub(crate) transport: &'a Transport,
+}
+
+impl Offered<'_> {
     /// The frame and where its segment lies, if it is a TCP segment with a right checksum.
     #[inline]
     pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportAt)> {
-        match &self.transport {
+        match self.transport {
             Transport::Tcp(at) if self.received.checksum.is_good() => {
-                Some((&mut self.received, at))
+                Some((&mut *self.received, at))
             }
             _ => None,
         }

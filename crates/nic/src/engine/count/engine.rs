@@ -8,7 +8,7 @@ use super::{CountEngine, add, tuple_of};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::{Arrived, Transport};
+use crate::pipeline::rx::{Offered, Transport};
 
 impl Engine for CountEngine {
     const ALARMS: &'static [&'static str] = CountCounters::ALARMS;
@@ -36,11 +36,11 @@ impl Engine for CountEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Arrived, _out: &mut Egress) -> bool {
+    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, _out: &mut Egress) -> bool {
         if self.flows.is_empty() {
             return false;
         }
-        let (Transport::Tcp(at) | Transport::Udp(at)) = &arrived.transport else { return false };
+        let (Transport::Tcp(at) | Transport::Udp(at)) = arrived.transport else { return false };
         if let Some(counts) = self.counts_of(&at.tuple) {
             add(&mut counts.received, now, 1, arrived.received.packet.len() as u64);
         }

@@ -65,6 +65,11 @@ impl Engine for FileEngine {
         None
     }
 
+    #[inline]
+    fn has_requests(&self) -> bool {
+        self.may_have_done()
+    }
+
     fn poll_request(&mut self) -> Option<Request> {
         self.poll_done().map(|(transmit, result)| Request::Resolved(transmit, result))
     }

@@ -203,6 +203,11 @@ impl FileEngine {
         }
     }
 
+    /// Whether [`Self::poll_done`] may return something.
+    pub(crate) fn may_have_done(&self) -> bool {
+        self.retry || !self.done.is_empty()
+    }
+
     /// The next end of a transmit that waited. Called until there is none after every other call.
     #[inline]
     pub(crate) fn poll_done(&mut self) -> Option<Done> {

@@ -13,7 +13,7 @@ use crate::engine::nvme_tcp::counters::NvmeTcpCounters;
 use crate::engine::nvme_tcp::tx::NvmeTxCounters;
 use crate::engine::{Engine, Request};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::{Arrived, tcp_payload};
+use crate::pipeline::rx::{Offered, tcp_payload};
 
 /// Alarms of TLS, and of NVMe over TCP in both directions.
 const PARTS: [&[&str]; 3] = [L5oCounters::ALARMS, NvmeTxCounters::ALARMS, NvmeTcpCounters::ALARMS];
@@ -68,7 +68,7 @@ impl Engine for L5oEngine {
     }
 
     /// Opens what it can of a TCP segment, and asks what it has to know.
-    fn open(&mut self, arrived: &mut Arrived, out: &mut Egress) {
+    fn open(&mut self, arrived: &mut Offered<'_>, out: &mut Egress) {
         if !self.receives() {
             return;
         }
@@ -81,6 +81,11 @@ impl Engine for L5oEngine {
         for (queue, context, flow, request) in outcome.asks {
             out.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
+    }
+
+    #[inline]
+    fn has_requests(&self) -> bool {
+        self.returns_buffers()
     }
 
     /// A buffer that a frame filled goes back behind it.

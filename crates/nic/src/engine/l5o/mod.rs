@@ -266,6 +266,11 @@ impl L5oEngine {
         self.nvme_tcp.teardown(queue, id, tag);
     }
 
+    /// Whether any buffer goes back.
+    pub(crate) fn returns_buffers(&self) -> bool {
+        self.nvme_tcp.returns_buffers()
+    }
+
     /// The next buffer that goes back, and to which queue.
     pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
         self.nvme_tcp.poll_returned()

@@ -194,6 +194,11 @@ impl NvmeTcpEngine {
         self.returned.push_back((queue, buffer.give_back(id)));
     }
 
+    /// Whether any buffer goes back.
+    pub(crate) fn returns_buffers(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
     /// The next buffer that goes back, and to which queue.
     pub(crate) fn poll_returned(&mut self) -> Option<(usize, DdpTeardownDone)> {
         self.returned.pop_front()

@@ -17,7 +17,7 @@ use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
 use crate::pipeline::headers::{Kind, classify};
-use crate::pipeline::rx::{Arrived, Transport};
+use crate::pipeline::rx::{Offered, Transport};
 
 impl Engine for QuicEngine {
     const ALARMS: &'static [&'static str] = QuicCounters::ALARMS;
@@ -65,14 +65,14 @@ impl Engine for QuicEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
-        let Transport::Udp(at) = arrived.transport else { return false };
+    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
+        let Transport::Udp(at) = *arrived.transport else { return false };
         if !self.receives() {
             return false;
         }
-        let Some(hit) = self.find(&arrived.received, &at) else { return false };
+        let Some(hit) = self.find(arrived.received, &at) else { return false };
         let nothing = Received::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
-        let received = core::mem::replace(&mut arrived.received, nothing);
+        let received = core::mem::replace(arrived.received, nothing);
         // A datagram that the host will not get must not count as received.
         if !out.has_room(hit.queue) {
             out.deliver(hit.queue, received);

@@ -8,7 +8,7 @@ use super::counters::SetupCounters;
 use super::{SetupEngine, Verdict};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
-use crate::pipeline::rx::Arrived;
+use crate::pipeline::rx::Offered;
 use crate::pipeline::{Egress, Run};
 
 impl Engine for SetupEngine {
@@ -50,7 +50,7 @@ impl Engine for SetupEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }

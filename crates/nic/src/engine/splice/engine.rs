@@ -8,7 +8,7 @@ use super::counters::SpliceCounters;
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Arrived;
+use crate::pipeline::rx::Offered;
 
 impl Engine for SpliceEngine {
     const ALARMS: &'static [&'static str] = SpliceCounters::ALARMS;
@@ -50,7 +50,7 @@ impl Engine for SpliceEngine {
         None
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }

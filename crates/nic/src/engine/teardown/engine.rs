@@ -11,7 +11,7 @@ use crate::config::{DeviceConfig, RUN_BYTES_MAX, TeardownConfig};
 use crate::engine::file::FileEngine;
 use crate::engine::{Engine, Request};
 use crate::pipeline::Egress;
-use crate::pipeline::rx::Arrived;
+use crate::pipeline::rx::Offered;
 
 /// Takes over a connection that a host has closed, with the files that it needs; or refuses it.
 pub(crate) fn take_over(
@@ -50,7 +50,7 @@ impl Engine for TeardownEngine {
         capabilities.teardown = Ok(self.limits());
     }
 
-    fn take(&mut self, now: Instant, arrived: &mut Arrived, out: &mut Egress) -> bool {
+    fn take(&mut self, now: Instant, arrived: &mut Offered<'_>, out: &mut Egress) -> bool {
         if self.is_idle() {
             return false;
         }
@@ -60,6 +60,11 @@ impl Engine for TeardownEngine {
         }
         out.put(received.take_packet());
         true
+    }
+
+    #[inline]
+    fn has_requests(&self) -> bool {
+        !self.transmits.is_empty() || !self.actions.is_empty()
     }
 
     fn poll_request(&mut self) -> Option<Request> {
