@@ -35,6 +35,11 @@ const RULES: &[Rule] = &[
     only("structures", &[], "data structures of the papers, for any device"),
     only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
     only(
+        "tcp-rules",
+        &["base", "siphasher", "wire"],
+        "rules that host and device share know neither, nor the contract between them",
+    ),
+    only(
         "abi",
         &["base", "bytes", "loom", "smallvec", "wire", "zeroize"],
         "the contract says how memory is shared and nothing about either side",
@@ -46,7 +51,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "nic",
-        &["abi", "base", "bytes", "hashbrown", "siphasher", "smallvec", "structures", "wire"],
+        &["abi", "base", "bytes", "hashbrown", "smallvec", "structures", "tcp-rules", "wire"],
         "the device sees the contract and never the host, the OS or a crypto library",
     ),
     only(
@@ -60,6 +65,7 @@ const RULES: &[Rule] = &[
             "rustls",
             "siphasher",
             "smallvec",
+            "tcp-rules",
             "thiserror",
             "wire",
             "zeroize",

@@ -12,9 +12,6 @@ use core::net::IpAddr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenId(pub u32);
 
-/// Segment sizes that a cookie can say: the largest that does not exceed the peer's is taken.
-pub const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
-
 /// A port whose SYNs the device shall answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupListen {
@@ -52,7 +49,8 @@ impl SetupListen {
 pub struct Established {
     /// The port that it was for.
     pub listener: ListenId,
-    /// Segment size that the peer can take: one of [`MSS`], no larger than what the SYN had.
+    /// Segment size that the peer can take: one of the eight that a cookie can say, no
+    /// larger than what the SYN had.
     pub peer_mss: u16,
     /// The peer's window scale, if its SYN had one.
     pub peer_scale: Option<u8>,

@@ -1,5 +1,5 @@
-//! Vocabulary that every other crate shares: time and alarms, sequence numbers, randomness and
-//! counters.
+//! Vocabulary that every other crate shares: time and alarms, sequence numbers, randomness, a
+//! quick hash and counters.
 //!
 //! Nothing here touches an operating system: time and seeds come in from outside, so that the same
 //! code runs on a device, on a host and in a deterministic simulation. No dependencies, no
@@ -11,11 +11,13 @@ extern crate alloc;
 
 mod alarm;
 pub mod counters;
+mod mix;
 mod prng;
 mod seq;
 mod time;
 
 pub use alarm::Alarms;
+pub use mix::mix;
 pub use prng::Prng;
 pub use seq::{SeqNum, low32};
 pub use time::{Duration, Instant};

@@ -20,6 +20,8 @@ use abi::teardown::{
 };
 use abi::{Capabilities, Load, Op, Part, Refusal};
 use base::{Instant, internal_error};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::paws::TsRecent;
 use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
 use crate::api::{ListenerId, ListenerOption, Notice, SocketError, SocketId};
@@ -262,7 +264,7 @@ impl Host {
             }
             Some(Place::TimeWait(slot)) => {
                 let remains = self.table.time_wait.at(slot).copied();
-                let newer = remains.is_some_and(|r| r.gives_way(&arrival.segment));
+                let newer = remains.is_some_and(|r| r.tcb.is_before(&arrival.segment));
                 if newer {
                     self.out.counters.tcp_time_wait_reused += 1;
                     self.table.time_wait.remove(slot);
@@ -309,7 +311,7 @@ impl Host {
             ts_offset: ts
                 .map_or(0, |t| (t.echo | 63).wrapping_add(1))
                 .wrapping_sub(timestamp(now, 0)),
-            ts_recent: ts.map_or(0, |t| t.value),
+            ts_recent: TsRecent::new(now, ts.map_or(0, |t| t.value)),
         };
         HalfOpen {
             tuple: *tuple,
@@ -322,7 +324,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
-            challenged_at: None,
+            challenges: ChallengeLimiter::new(),
         }
     }
 
@@ -541,7 +543,7 @@ impl Host {
                 peer_scale: teardown.peer_scale,
                 peer_mss: teardown.mss.saturating_add(if ts.is_some() { 12 } else { 0 }),
                 ts_offset: ts.map_or(0, |t| t.value.wrapping_sub(timestamp(now, 0))),
-                ts_recent: ts.map_or(0, |t| t.echo),
+                ts_recent: TsRecent::new(now, ts.map_or(0, |t| t.echo)),
             },
             mtu: self.out.net.mtu,
         })

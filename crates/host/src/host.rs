@@ -16,6 +16,8 @@ use abi::{
     TransmitDone, TransmitOutcome,
 };
 use base::{Alarms, Duration, Instant, Prng, internal_error};
+use tcp_rules::cookie::Cookies;
+use tcp_rules::time_wait::TimeWaitTcb;
 use wire::checksum::pseudo_header;
 use wire::frame::{Frame, IpPacket, protocol};
 use wire::tcp::Segment;
@@ -38,7 +40,6 @@ use crate::outbox::Outbox;
 use crate::splice::Splices;
 use crate::table::{Place, Table};
 use crate::tcp::conn::Cx;
-use crate::tcp::cookie::Cookies;
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::Listener;
 use crate::tcp::state::State;
@@ -119,7 +120,7 @@ impl Host {
             hand_over: HandOver::new(&config, capabilities),
             listeners: Vec::new(),
             tls_servers: BTreeMap::new(),
-            cookies: Cookies::new(&mut prng),
+            cookies: Cookies::new((prng.next_u64(), prng.next_u64())),
             cookie_sent: None,
             iss_key: Keyed::random(&mut prng),
             ports_tried: 0,
@@ -673,9 +674,11 @@ impl Connection {
     fn remains(&self, now: Instant) -> Remains {
         Remains {
             tuple: self.tuple,
-            snd_nxt: self.seq(self.snd.nxt),
-            rcv_nxt: self.rcv.ack(),
-            ts_recent: self.options.timestamps.then_some(self.options.ts_recent),
+            tcb: TimeWaitTcb {
+                snd_nxt: self.seq(self.snd.nxt),
+                rcv_nxt: self.rcv.ack(),
+                ts_recent: self.options.timestamps.then_some(self.options.ts_recent.value()),
+            },
             ts_offset: self.options.ts_offset,
             since: now,
         }

@@ -1,9 +1,13 @@
 //! Connections that begin: listeners, the SYN cache, cookies, and tuples in TIME-WAIT.
 //!
-//! Half of [`Host`]; see `tcp::listen`, `tcp::cookie` and `tcp::time_wait` for the parts.
+//! Half of [`Host`]; see `tcp::listen`, `tcp_rules::cookie` and `tcp::time_wait` for the parts.
 
 use abi::FlowId;
 use base::{Duration, Instant, SeqNum, internal_error, low32};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::cookie::{Agreed, Returned};
+use tcp_rules::paws::TsRecent;
+use tcp_rules::time_wait::Verdict;
 use wire::Tuple;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 
@@ -15,10 +19,8 @@ use crate::outbox::TcpPayload;
 use crate::table::Place;
 use crate::tcp::ack::timestamp;
 use crate::tcp::conn::{Begin, Negotiated};
-use crate::tcp::cookie;
 use crate::tcp::input::Arrival;
 use crate::tcp::listen::HalfOpen;
-use crate::tcp::time_wait::Verdict;
 
 /// How long after the last cookie an acknowledgment out of nowhere is tried as one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
@@ -30,6 +32,11 @@ enum CookieFate {
     /// It is, but there is no room for another connection.
     NoRoom,
     Accepted(SocketId),
+}
+
+/// The segment size that a SYN's sender takes: 536 if it does not say (RFC 9293 section 3.7.1).
+fn peer_mss(syn: &Segment) -> u16 {
+    syn.options.mss.unwrap_or(536)
 }
 
 impl Host {
@@ -94,7 +101,7 @@ impl Host {
             self.out.counters.tcp_listen_drops += 1;
             return;
         }
-        let options = self.negotiate(listener, tuple, segment);
+        let options = self.negotiate(now, listener, tuple, segment);
         let peer_scale = segment.options.window_scale.map(|s| s.min(14));
         if state.half_open >= state.backlog {
             self.send_cookie(now, (listener, tuple), segment, &options, peer_scale);
@@ -111,7 +118,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
-            challenged_at: None,
+            challenges: ChallengeLimiter::new(),
         };
         self.out.counters.tcp_syns_cached += 1;
         if let Some(l) = &mut self.listeners[listener as usize] {
@@ -123,7 +130,13 @@ impl Host {
     }
 
     /// What a SYN and our configuration agree on.
-    fn negotiate(&self, listener: u32, tuple: &Tuple, segment: &Segment) -> Negotiated {
+    fn negotiate(
+        &self,
+        now: Instant,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+    ) -> Negotiated {
         let (config, theirs) = (&self.config.tcp, &segment.options);
         Negotiated {
             timestamps: config.timestamps && theirs.timestamps.is_some(),
@@ -131,10 +144,9 @@ impl Host {
             // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
             ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
             peer_scale: theirs.window_scale.unwrap_or(0).min(14),
-            // RFC 9293 section 3.7.1: 536 where nothing is said.
-            peer_mss: theirs.mss.unwrap_or(536).min(self.max_segment(listener)),
+            peer_mss: peer_mss(segment).min(self.max_segment(listener)),
             ts_offset: self.timestamp_offset(tuple),
-            ts_recent: theirs.timestamps.map_or(0, |ts| ts.value),
+            ts_recent: TsRecent::new(now, theirs.timestamps.map_or(0, |ts| ts.value)),
         }
     }
 
@@ -205,7 +217,7 @@ impl Host {
                 sack_permitted: options.sack,
                 timestamps: options
                     .timestamps
-                    .then_some(Timestamps { value: ts_value, echo: options.ts_recent }),
+                    .then_some(Timestamps { value: ts_value, echo: options.ts_recent.value() }),
                 ..Options::default()
             },
         };
@@ -227,11 +239,22 @@ impl Host {
         options.sack &= options.timestamps;
         options.ecn &= options.timestamps;
         let peer_scale = peer_scale.filter(|_| options.timestamps);
-        let clock = timestamp(now, options.ts_offset);
+        let peer = Agreed {
+            peer_mss: peer_mss(segment),
+            peer_scale,
+            sack: options.sack,
+            ecn: options.ecn,
+        };
+        let clock = options.timestamps.then(|| timestamp(now, options.ts_offset));
+        self.cookies.advance(now);
+        let Some(cookie) = self.cookies.make(clock, tuple, segment.seq, &peer) else {
+            self.out.counters.tcp_listen_drops += 1;
+            return;
+        };
         let entry = HalfOpen {
             tuple: *tuple,
             listener,
-            iss: self.cookies.make(now, tuple, segment.seq, options.peer_mss),
+            iss: cookie.number,
             irs: segment.seq,
             peer_window: segment.window,
             options,
@@ -239,12 +262,11 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
-            challenged_at: None,
+            challenges: ChallengeLimiter::new(),
         };
-        let stamp = cookie::timestamp_with_options(clock, &options, peer_scale);
         self.out.counters.tcp_syn_cookies_sent += 1;
         self.cookie_sent = Some(now);
-        self.send_syn_ack_with(now, &entry, stamp);
+        self.send_syn_ack_with(now, &entry, cookie.stamp.unwrap_or_default());
     }
 
     /// An acknowledgment out of nowhere may bring a cookie back.
@@ -260,7 +282,10 @@ impl Host {
         }
         let (iss, irs) = (segment.ack - 1, segment.seq - 1);
         let ts = segment.options.timestamps;
-        let Some(found) = self.cookies.check(now, tuple, irs, iss, ts.map(|t| t.echo)) else {
+        let returned = Returned { number: iss, irs, echo: ts.map(|t| t.echo) };
+        self.cookies.advance(now);
+        let clock = || timestamp(now, self.timestamp_offset(tuple));
+        let Some(found) = self.cookies.check(now, clock, tuple, &returned) else {
             self.out.counters.tcp_syn_cookies_failed += 1;
             return CookieFate::None;
         };
@@ -269,9 +294,9 @@ impl Host {
             sack: found.sack,
             ecn: found.ecn,
             peer_scale: found.peer_scale.unwrap_or(0),
-            peer_mss: found.peer_mss,
+            peer_mss: found.peer_mss.min(self.max_segment(listener)),
             ts_offset: self.timestamp_offset(tuple),
-            ts_recent: ts.map_or(0, |t| t.value),
+            ts_recent: TsRecent::new(now, ts.map_or(0, |t| t.value)),
         };
         let entry = HalfOpen {
             tuple: *tuple,
@@ -284,7 +309,7 @@ impl Host {
             retries: 0,
             sent_at: None,
             resend_at: now,
-            challenged_at: None,
+            challenges: ChallengeLimiter::new(),
         };
         let Some(id) = self.establish(now, &entry, None) else { return CookieFate::NoRoom };
         self.out.counters.tcp_syn_cookies_accepted += 1;
@@ -362,7 +387,7 @@ impl Host {
             self.table.syn_cache.resend(slot);
             self.send_syn_ack(now, &entry);
         } else if flags.has(Flags::SYN)
-            || !entry.is_acceptable(&segment, arrival.sequence_len(), self.first_window())
+            || !entry.is_acceptable(now, &segment, arrival.sequence_len(), self.first_window())
         {
             self.challenge_half_open(now, slot, &entry);
         } else if flags.has(Flags::ACK) {
@@ -397,7 +422,7 @@ impl Host {
             options: Options {
                 timestamps: options.timestamps.then(|| Timestamps {
                     value: timestamp(now, options.ts_offset),
-                    echo: options.ts_recent,
+                    echo: options.ts_recent.value(),
                 }),
                 ..Options::default()
             },
@@ -452,13 +477,13 @@ impl Host {
             return;
         };
         let segment = arrival.segment;
-        match (remains.judge(&segment, arrival.payload.len()), self.listener_of(tuple)) {
+        match (remains.tcb.judge(&segment, arrival.payload.len()), self.listener_of(tuple)) {
             (Verdict::Reuse, Some(listener)) => {
                 self.table.time_wait.remove(slot);
                 self.table.unroute(tuple, Place::TimeWait(slot));
                 self.out.counters.tcp_time_wait_reused += 1;
                 // As Linux: beyond anything that the old connection can have sent.
-                let iss = remains.snd_nxt + 65_537;
+                let iss = remains.tcb.snd_nxt + 65_537;
                 self.handle_syn(now, listener, tuple, &segment, Some(iss));
             }
             (Verdict::Ignore, _) => {}
@@ -466,12 +491,12 @@ impl Host {
                 let reply = Segment {
                     source: tuple.local.port,
                     destination: tuple.remote.port,
-                    seq: remains.snd_nxt,
-                    ack: remains.rcv_nxt,
+                    seq: remains.tcb.snd_nxt,
+                    ack: remains.tcb.rcv_nxt,
                     flags: Flags::ACK,
                     window: self.first_window(),
                     options: Options {
-                        timestamps: remains.ts_recent.map(|echo| Timestamps {
+                        timestamps: remains.tcb.ts_recent.map(|echo| Timestamps {
                             value: timestamp(now, remains.ts_offset),
                             echo,
                         }),
@@ -479,7 +504,7 @@ impl Host {
                     },
                 };
                 self.out.send_tcp(now, FlowId::NONE, tuple, &reply, TcpPayload::default());
-                if remains.is_last_fin(&segment, arrival.payload.len()) {
+                if remains.tcb.is_last_fin(&segment, arrival.payload.len()) {
                     self.table.time_wait.restart(slot, now + self.config.tcp.time_wait);
                 }
             }

@@ -16,12 +16,13 @@ use core::net::{IpAddr, Ipv6Addr};
 use core::ops::Range;
 
 use abi::l5o::RxMetadata;
-use abi::setup::MSS;
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, PacketBuf, Part, Parts, Refusal, TsOption};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use smallvec::SmallVec;
+use tcp_rules::cookie::MSS;
+use tcp_rules::paws::TsRecent;
 use wire::emit::to_v6_octets;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
@@ -117,7 +118,7 @@ impl QuasiTcb {
         Tuple { local: Endpoint { addr, port: self.local_port }, remote: self.remote() }
     }
 
-    fn options(&self) -> Negotiated {
+    fn options(&self, now: Instant) -> Negotiated {
         Negotiated {
             timestamps: true,
             sack: self.flags.has(QuasiFlags::SACK),
@@ -125,7 +126,7 @@ impl QuasiTcb {
             peer_scale: self.flags.peer_scale(),
             peer_mss: self.mss(),
             ts_offset: self.ts_offset,
-            ts_recent: self.ts_recent,
+            ts_recent: TsRecent::new(now, self.ts_recent),
         }
     }
 
@@ -168,7 +169,7 @@ impl Quasi {
             local_port: entry.tuple.local.port,
             iss: entry.iss,
             rcv_nxt: entry.irs + 1,
-            ts_recent: entry.options.ts_recent,
+            ts_recent: entry.options.ts_recent.value(),
             ts_offset: entry.options.ts_offset,
             window: entry.peer_window,
             mss_and_local,
@@ -292,7 +293,7 @@ impl Quasi {
             },
         };
         let (header, timestamp) = out.tcp_header_to(now, tuple, &segment)?;
-        let mss = segment_size(out.net.mtu, tuple, &tcb.options());
+        let mss = segment_size(out.net.mtu, tuple, &tcb.options(now));
         Some(Box::new(Teardown {
             flow,
             header,
@@ -335,7 +336,7 @@ impl Quasi {
             window: u32::from(window),
             scale: self.own_scale(shift),
             peer_window: tcb.peer_window(),
-            options: tcb.options(),
+            options: tcb.options(now),
             mtu,
         };
         let mut conn = Connection::established(begin, config, now);

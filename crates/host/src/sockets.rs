@@ -8,6 +8,7 @@ use abi::teardown::LateData;
 use abi::{Op, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
+use tcp_rules::paws::TsRecent;
 use wire::{Endpoint, Tuple};
 
 use crate::api::{
@@ -137,7 +138,7 @@ impl Host {
                 peer_scale: 0,
                 peer_mss: u16::MAX,
                 ts_offset: self.timestamp_offset(&tuple),
-                ts_recent: 0,
+                ts_recent: TsRecent::default(),
             },
             mtu: self.out.net.mtu,
         };
@@ -195,7 +196,8 @@ impl Host {
                 None => return Ok(tuple),
                 Some(Place::TimeWait(slot)) => {
                     let remains = self.table.time_wait.at(slot);
-                    if remains.is_some_and(|r| r.ts_recent.is_some() && r.since + REUSE <= now) {
+                    if remains.is_some_and(|r| r.tcb.ts_recent.is_some() && r.since + REUSE <= now)
+                    {
                         return Ok(tuple);
                     }
                 }
@@ -212,7 +214,7 @@ impl Host {
         self.table.unroute(tuple, Place::TimeWait(slot));
         let remains = self.table.time_wait.remove(slot)?;
         self.out.counters.tcp_time_wait_reused += 1;
-        Some(remains.snd_nxt + 65_537)
+        Some(remains.tcb.snd_nxt + 65_537)
     }
 
     /// What a socket is ready for.

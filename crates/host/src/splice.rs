@@ -428,7 +428,7 @@ impl Host {
         let stamps = stamps.filter_map(|kept| kept.arrival.segment.options.timestamps);
         // What was kept passes first, and no clock may seem to go back.
         let earliest = |a: u32, b: u32| if SeqNum(b).lt(SeqNum(a)) { b } else { a };
-        let recent = stamps.map(|ts| ts.value).fold(conn.options.ts_recent, earliest);
+        let recent = stamps.map(|ts| ts.value).fold(conn.options.ts_recent.value(), earliest);
         Some(conn.splice_side(now, link, recent))
     }
 

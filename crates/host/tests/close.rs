@@ -289,6 +289,27 @@ fn an_old_timestamp_is_dropped() {
     assert_eq!(t.app_read(), b"abcdef");
 }
 
+/// RFC 7323 section 5.5: after 24 days a timestamp proves nothing. The next that comes takes its
+/// place, though it seems to be older.
+#[test]
+fn an_idle_connections_timestamp_expires() {
+    const DAYS_24: u64 = 24 * 24 * 3600 * 1000;
+    let old = 5000 - 1;
+    let mut t = Peer::server().established();
+    t.send_data(b"abc");
+    t.expect(seg!(ACK ack 4 tsecr 5000));
+    t.at_ms(DAYS_24 - 2000);
+    t.moved(|t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"old")), &[("tcp_paws_dropped", 1)]);
+    t.expect(seg!(ACK ack 4 tsecr 5000));
+    t.at_ms(DAYS_24 + 2000);
+    t.moved(|t| t.send(seg!(ACK seq 4 ack 1 tsval (old) data b"def")), &[]);
+    t.after_ms(100);
+    t.expect(seg!(ACK ack 7 tsecr (old)));
+    let older = old - 1;
+    t.moved(|t| t.send(seg!(ACK seq 7 ack 1 tsval (older))), &[("tcp_paws_dropped", 1)]);
+    assert_eq!(t.app_read(), b"abcdef");
+}
+
 /// The application resets.
 #[test]
 fn an_abort() {

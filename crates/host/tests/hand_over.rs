@@ -211,6 +211,26 @@ fn parts_end_where_sending_has() {
     assert_eq!(bytes(&teardown), b"sentunsent");
 }
 
+/// RFC 7323 section 5.5: the device counts the age of the peer's timestamp from the hand-over on,
+/// so that it is handed none that proves nothing any more.
+#[test]
+fn a_connection_without_a_recent_timestamp_stays() {
+    for (days, stays) in [(23, false), (25, true)] {
+        let mut t = server();
+        know_the_peer(&mut t);
+        t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+        t.host.consume(t.socket(), 4);
+        t.queue(b"pong");
+        t.pump();
+        t.take("the response");
+        t.send(seg!(ACK ack 5));
+        t.after_ms(days * 24 * 3600 * 1000);
+        t.take_all();
+        t.app_close();
+        assert_eq!(t.take_teardown().is_none(), stays, "{days} days");
+    }
+}
+
 /// A file's extents go with the connection; the device tells its file engine itself what arrived.
 #[test]
 fn files_change_hands() {

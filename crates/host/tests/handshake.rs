@@ -260,6 +260,57 @@ fn a_cookie_without_timestamps() {
     assert_eq!(t.app_read(), b"hello");
 }
 
+/// RFC 9293 section 3.7.1: a peer is sent no segments that it cannot take, and the least that a
+/// cookie can say is 536. The SYN comes again, and by then there may be room in the cache.
+#[test]
+fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
+    let mut t = Peer::server_listening(|_| {}, 1);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK from the cache");
+    t.new_tuple(41_000);
+    t.moved(|t| t.send(seg!(SYN mss 535 tsval 5000)), &[("tcp_listen_drops", 1)]);
+    t.expect_nothing();
+    t.moved(|t| t.send(seg!(SYN mss 536 tsval 5000)), &[("tcp_syn_cookies_sent", 1)]);
+    t.take("a SYN-ACK by cookie");
+}
+
+/// RFC 7323 section 3.2: a cookie that went out with timestamps comes back with them, so that a
+/// guess has to fit both.
+#[test]
+fn a_cookie_with_timestamps_counts_with_them_only() {
+    const ACCEPTED: &[(&str, u64)] = &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)];
+    const REFUSED: &[(&str, u64)] =
+        &[("tcp_syn_cookies_failed", 1), ("tcp_no_connection", 1), ("tcp_out_rsts", 1)];
+    for (stamped, counters) in [(true, ACCEPTED), (false, REFUSED)] {
+        let mut t = Peer::server_listening(|_| {}, 1);
+        t.send(seg!(SYN mss 1460));
+        t.take("a SYN-ACK from the cache");
+        t.new_tuple(41_000);
+        t.send(seg!(SYN mss 1460 tsval 5000));
+        t.take("a SYN-ACK by cookie");
+        let end = if stamped { seg!(ACK seq 1 ack 1) } else { seg!(ACK seq 1 ack 1 no_ts) };
+        t.moved(|t| t.send(end), counters);
+    }
+}
+
+/// RFC 7323 section 5.4, as the device checks it: a timestamp that we cannot have sent in the
+/// cookie's own time is a guess.
+#[test]
+fn a_cookie_comes_back_with_its_own_timestamp() {
+    for (ahead, taken) in
+        [(0, true), (1000, false), (1 << 20, false), (0_u32.wrapping_sub(200_000), false)]
+    {
+        let mut t = Peer::server_listening(|_| {}, 1);
+        t.send(seg!(SYN mss 1460));
+        t.take("a SYN-ACK from the cache");
+        t.new_tuple(41_000);
+        t.send(seg!(SYN mss 1460 tsval 5000));
+        let stamp = t.take("a SYN-ACK by cookie").tsval.expect("a timestamp");
+        t.send(seg!(ACK seq 1 ack 1 tsecr (stamp.wrapping_add(ahead))));
+        assert_eq!(t.accepted().is_some(), taken, "{ahead}");
+    }
+}
+
 /// An acknowledgment that nobody can have been sent makes no connection.
 #[test]
 fn a_forged_cookie_is_refused() {

@@ -112,6 +112,19 @@ fn our_window_closes_and_opens() {
     t.expect(seg!(ACK ack 10001 win 10000));
 }
 
+/// A FIN right behind the last byte of the window is taken. What comes then lies outside of it.
+#[test]
+fn a_fin_behind_a_full_window_is_taken_once() {
+    let mut t = Peer::server_with(|c| c.tcp.receive_bytes_max = 1000).established();
+    t.send(seg!(ACK FIN ack 1 len 1000));
+    t.expect(seg!(ACK ack 1002 win 0));
+    t.moved(|t| t.send(seg!(ACK FIN seq 1001 ack 1)), &[("tcp_out_of_window", 1)]);
+    t.expect(seg!(ACK ack 1002 win 0));
+    t.moved(|t| t.send(seg!(ACK seq 1002 ack 1 len 1)), &[("tcp_out_of_window", 1)]);
+    t.moved(|t| t.send(seg!(ACK seq 1002 ack 1)), &[]);
+    assert_eq!((t.app_read().len(), t.state()), (1000, "CLOSE-WAIT"));
+}
+
 /// RFC 9293 section 3.10.7.4: the window of an older segment does not count.
 #[test]
 fn an_older_segment_does_not_change_the_window() {

@@ -10,11 +10,12 @@
 //! payload.
 
 use abi::{FileFault, FlowId};
+use base::mix;
 use hashbrown::HashTable;
 
 use crate::engine::Resolved;
 use crate::pipeline::tx::Outgoing;
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab};
 
 /// How far a waiting transmit is.
 #[derive(Debug)]

@@ -4,12 +4,9 @@
 //! A [`Key`] names a value until the value is removed; afterwards it names nothing, even where its
 //! place is used again. So lists may keep keys of things that are gone (a cancelled waiter, a disk
 //! request from before a reset) and find out when they look. Places are reused, so that a steady
-//! state does not allocate. [`mix`] hashes for the tables that index a slab.
+//! state does not allocate.
 
 use alloc::vec::Vec;
-use core::net::IpAddr;
-
-use wire::Tuple;
 
 /// End of the list of free places.
 const NO_PLACE: u32 = u32::MAX;
@@ -150,42 +147,6 @@ impl<T> Slab<T> {
     }
 }
 
-/// A hash of two words under a seed: a folded 64-by-64 multiplication, twice.
-pub(crate) const fn mix(seed: u64, a: u64, b: u64) -> u64 {
-    const fn fold(x: u64, y: u64) -> u64 {
-        let product = x as u128 * y as u128;
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the product")]
-        let halves = (product as u64, (product >> 64) as u64);
-        halves.0 ^ halves.1
-    }
-    let first = fold(a ^ seed, 0x9e37_79b9_7f4a_7c15);
-    fold(first ^ b, seed | 0x2545_f491_4f6c_dd1d)
-}
-
-/// A hash of a connection under a seed: for tables that are bounded, so that nobody outside can
-/// choose what collides.
-pub(crate) fn hash_tuple(seed: u64, tuple: &Tuple) -> u64 {
-    let ports = u64::from(tuple.local.port) << 16 | u64::from(tuple.remote.port);
-    match (tuple.local.addr, tuple.remote.addr) {
-        (IpAddr::V4(local), IpAddr::V4(remote)) => {
-            mix(seed, u64::from(u32::from(local)) << 32 | u64::from(u32::from(remote)), ports)
-        }
-        (local, remote) => {
-            let halves = |addr: IpAddr| {
-                let bits = match addr {
-                    IpAddr::V4(v4) => u32::from(v4).into(),
-                    IpAddr::V6(v6) => u128::from(v6),
-                };
-                #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-                let halves = ((bits >> 64) as u64, bits as u64);
-                halves
-            };
-            let ((l1, l0), (r1, r0)) = (halves(local), halves(remote));
-            mix(mix(mix(seed, l1, l0), r1, r0), seed, ports)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,15 +166,5 @@ mod tests {
         assert!(slab.is_empty() && slab.get(b).is_none() && slab.get(c).is_none());
         slab.insert('d');
         assert_eq!(slab.iter().map(|(_, v)| *v).collect::<Vec<_>>(), ['d']);
-    }
-
-    #[test]
-    fn hashes_spread() {
-        // 64 buckets, 4096 neighbouring keys: none empty, none with four times its share.
-        let mut buckets = [0; 64];
-        for flow in 0..4096 {
-            buckets[usize::try_from(mix(7, 0, flow) % 64).unwrap()] += 1;
-        }
-        assert!(buckets.iter().all(|&n| n > 0 && n < 256), "{buckets:?}");
     }
 }

@@ -16,7 +16,7 @@ use core::hint::black_box;
 
 // Linking a crate brings in its whole graph, used or not: a second panic handler from `std` would
 // be an error.
-use {host as _, nic as _, node as _, wire as _};
+use {host as _, nic as _, node as _, tcp_rules as _, wire as _};
 
 /// Where a machine without an operating system begins.
 #[unsafe(no_mangle)]

@@ -5,8 +5,15 @@ use super::Source;
 use crate::report::Report;
 
 /// The crates that are written for machines without an operating system.
-pub(crate) const NO_STD: [&str; 6] =
-    ["crates/abi", "crates/base", "crates/host", "crates/nic", "crates/node", "crates/wire"];
+pub(crate) const NO_STD: [&str; 7] = [
+    "crates/abi",
+    "crates/base",
+    "crates/host",
+    "crates/nic",
+    "crates/node",
+    "crates/tcp-rules",
+    "crates/wire",
+];
 
 /// The crates that may hold `unsafe`: the memory shared by host and NIC, the system calls, and the
 /// callbacks of a TLS library in C; and the program without an operating system, which must bring

@@ -12,6 +12,8 @@ use abi::teardown::LateData;
 use abi::{FileFault, FileId, FlowId, Op, Refusal, TransmitOutcome};
 use base::{Duration, Instant, SeqNum, internal_error};
 use bytes::Bytes;
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
 use super::congestion::{Congestion, WindowUse};
@@ -53,8 +55,8 @@ pub(crate) struct Negotiated {
     pub(crate) peer_mss: u16,
     /// What our timestamps are ahead of our clock.
     pub(crate) ts_offset: u32,
-    /// The peer's latest timestamp: RFC 7323 TS.Recent.
-    pub(crate) ts_recent: u32,
+    /// The peer's latest timestamp, and when it came.
+    pub(crate) ts_recent: TsRecent,
 }
 
 /// Flags of a connection, packed.
@@ -211,15 +213,12 @@ pub(crate) struct Connection<T: TxTransforms> {
     pub(crate) retransmit_for: Retransmit,
     /// Acknowledgment number last sent: RFC 7323 Last.ACK.sent.
     pub(crate) last_ack_sent: SeqNum,
-    /// When TS.Recent was set: it expires (RFC 7323 section 5.5).
-    pub(crate) ts_recent_at: Instant,
     /// What the peer last echoed of our timestamps: its TS.Recent.
     pub(crate) ts_echoed: u32,
     /// Interval of keep-alive probes; zero without them.
     pub(crate) keep_alive: Duration,
     pub(crate) user_timeout: Duration,
-    /// When a challenge acknowledgment was last sent.
-    pub(crate) challenged_at: Instant,
+    pub(crate) challenges: ChallengeLimiter,
 }
 
 /// How a connection begins.
@@ -307,11 +306,10 @@ impl<T: TxTransforms> Connection<T> {
             timers: Timers::new(),
             retransmit_for: Retransmit::TimeOut,
             last_ack_sent: irs + 1,
-            ts_recent_at: now,
             ts_echoed: 0,
             keep_alive: Duration::ZERO,
             user_timeout: config.user_timeout,
-            challenged_at: Instant::ZERO,
+            challenges: ChallengeLimiter::new(),
         }
     }
 

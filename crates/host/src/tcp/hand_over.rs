@@ -64,7 +64,9 @@ impl<T: TxTransforms> Connection<T> {
         cx: &mut Cx<'_>,
         limits: &TeardownLimits,
     ) -> Option<Box<Teardown>> {
-        if !self.is_simple(limits) || self.snd.spans.first_unread(self.snd.una).is_some() {
+        // The device counts the age of TS.Recent from now on.
+        let stale = self.options.timestamps && self.options.ts_recent.has_expired(cx.now);
+        if stale || !self.is_simple(limits) || self.snd.spans.first_unread(self.snd.una).is_some() {
             cx.out.counters.hand_over_deferred += 1;
             return None;
         }

@@ -9,7 +9,8 @@ use core::ops::Range;
 use abi::PacketBuf;
 use abi::l5o::RxMetadata;
 use abi::teardown::LateData;
-use base::{Duration, Instant, SeqNum};
+use base::{Instant, SeqNum};
+use tcp_rules::paws::TsRecent;
 use wire::tcp::{Flags, Segment};
 
 use super::conn::{Connection, Cx};
@@ -18,11 +19,6 @@ use super::state::{State, StateEvent};
 use super::timers::Timer;
 use super::transform::TxTransforms;
 use crate::api::SocketError;
-
-/// RFC 7323 section 5.5: a timestamp older than this proves nothing.
-const TS_RECENT_EXPIRES: Duration = Duration::from_secs(24 * 24 * 3600);
-/// RFC 5961 section 7: at most this often per connection, as Linux's tcp_invalid_ratelimit.
-pub(crate) const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A segment as it arrives.
 pub(crate) struct Arrival {
@@ -113,7 +109,7 @@ impl<T: TxTransforms> Connection<T> {
     fn passes_checks(&mut self, cx: &mut Cx<'_>, arrival: &Arrival) -> bool {
         let segment = &arrival.segment;
         let flags = segment.flags;
-        if self.fails_paws(cx.now, segment) {
+        if self.options.timestamps && self.options.ts_recent.rejects(cx.now, segment) {
             cx.out.counters.tcp_paws_dropped += 1;
             self.acknowledge_stray(cx);
             return false;
@@ -132,15 +128,6 @@ impl<T: TxTransforms> Connection<T> {
             return false;
         }
         flags.has(Flags::ACK)
-    }
-
-    /// RFC 7323 section 5.3.
-    fn fails_paws(&self, now: Instant, segment: &Segment) -> bool {
-        let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
-            return false;
-        };
-        let older = SeqNum(ts.value).lt(SeqNum(self.options.ts_recent));
-        older && !segment.flags.has(Flags::RST) && now.since(self.ts_recent_at) < TS_RECENT_EXPIRES
     }
 
     /// An unacceptable segment is answered with an acknowledgment, so that a peer that is out of
@@ -194,26 +181,19 @@ impl<T: TxTransforms> Connection<T> {
     /// Acknowledges a segment that does not count, unless another was just now. Says whether it
     /// did.
     fn acknowledge_stray(&mut self, cx: &Cx<'_>) -> bool {
-        let before = self.challenged_at;
-        if before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL {
-            return false;
+        let may = self.challenges.allow(cx.now);
+        if may {
+            self.rcv.ack_now();
         }
-        self.challenged_at = cx.now;
-        self.rcv.ack_now();
-        true
+        may
     }
 
-    /// RFC 7323 section 4.3: TS.Recent follows the left edge of what is acknowledged.
     fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
         let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
             return;
         };
         self.ts_echoed = ts.echo;
-        let newer = SeqNum(ts.value).ge(SeqNum(self.options.ts_recent));
-        if newer && segment.seq.le(self.last_ack_sent) {
-            self.options.ts_recent = ts.value;
-            self.ts_recent_at = now;
-        }
+        self.options.ts_recent.note(now, segment, self.last_ack_sent);
     }
 
     /// RFC 3168 section 6.1.3: a CE mark on data is echoed until the peer says that it has reduced
@@ -316,8 +296,8 @@ impl<T: TxTransforms> Connection<T> {
         self.options.peer_mss = theirs.mss.unwrap_or(536).min(self.options.peer_mss);
         self.options.sack &= theirs.sack_permitted;
         self.options.timestamps &= theirs.timestamps.is_some();
-        self.options.ts_recent = theirs.timestamps.map_or(0, |ts| ts.value);
-        self.ts_recent_at = cx.now;
+        let ts_value = theirs.timestamps.map_or(0, |ts| ts.value);
+        self.options.ts_recent = TsRecent::new(cx.now, ts_value);
         // RFC 3168 section 6.1.1: a SYN-ACK with ECE alone agrees.
         self.options.ecn &= segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::CWR);
         self.snd.edge = u64::from(segment.window);

@@ -1,19 +1,20 @@
 //! Listeners, and the SYN cache: connections that are not yet one (RFC 4987 section 3.5).
 //!
 //! A SYN makes an entry of a fraction of a connection's size; its answer is sent again a bounded
-//! number of times. When a listener's backlog is full, [`super::cookie`] takes over and nothing at
-//! all is kept.
+//! number of times. When a listener's backlog is full, [`tcp_rules::cookie`] takes over and
+//! nothing at all is kept.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use abi::Refusal;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::window::ReceiveWindow;
 use wire::Tuple;
 use wire::tcp::Segment;
 
 use super::conn::Negotiated;
-use super::input::CHALLENGE_INTERVAL;
 
 /// A listening port.
 #[derive(Clone, Copy, Debug)]
@@ -75,21 +76,22 @@ pub(crate) struct HalfOpen {
     /// time (Karn's rule: RFC 6298 section 3).
     pub(crate) sent_at: Option<Instant>,
     pub(crate) resend_at: Instant,
-    /// When a challenge acknowledgment was last sent, if one was.
-    pub(crate) challenged_at: Option<Instant>,
+    pub(crate) challenges: ChallengeLimiter,
 }
 
 impl HalfOpen {
     /// Returns whether a segment of `len` sequence numbers lies in the window that the SYN-ACK
-    /// offered, and is no older than the SYN: RFC 9293 section 3.10.7.4, first, and RFC 7323
-    /// section 5.3.
-    pub(crate) fn is_acceptable(&self, segment: &Segment, len: u32, window: u16) -> bool {
-        let first = segment.seq.distance(self.irs + 1);
-        let in_window =
-            first < i32::from(window) && (first >= 0 || i64::from(first) + i64::from(len) > 0);
-        let stamp = segment.options.timestamps.filter(|_| self.options.timestamps);
-        let old = stamp.is_some_and(|ts| SeqNum(ts.value).lt(SeqNum(self.options.ts_recent)));
-        in_window && !old
+    /// offered, and is no older than the SYN.
+    pub(crate) fn is_acceptable(
+        &self,
+        now: Instant,
+        segment: &Segment,
+        len: u32,
+        window: u16,
+    ) -> bool {
+        let offered = ReceiveWindow { next: self.irs + 1, len: window.into() };
+        let is_old = self.options.timestamps && self.options.ts_recent.rejects(now, segment);
+        offered.accepts(segment.seq, len) && !is_old
     }
 }
 
@@ -133,15 +135,10 @@ impl SynCache {
         }
     }
 
-    /// Returns whether a challenge acknowledgment may be sent now, RFC 5961 section 7; notes that
-    /// it is.
+    /// Returns whether a challenge acknowledgment may be sent now, and notes that it is.
     pub(crate) fn may_challenge(&mut self, now: Instant, slot: u32) -> bool {
         let Some(Some(entry)) = self.entries.get_mut(slot as usize) else { return false };
-        let may = entry.challenged_at.is_none_or(|at| now.since(at) >= CHALLENGE_INTERVAL);
-        if may {
-            entry.challenged_at = Some(now);
-        }
-        may
+        entry.challenges.allow(now)
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Option<HalfOpen> {

@@ -16,10 +16,13 @@
 //! | [`congestion`], [`hystart`] | the window: NewReno and CUBIC; the end of slow start |
 //! | [`delivery`] | how fast the path takes bytes: for `SocketInfo` |
 //! | [`rtt`], [`timers`], [`state`] | estimator, timer table, states |
-//! | [`listen`], [`cookie`] | listeners, SYN cache, SYN cookies |
+//! | [`listen`] | listeners, SYN cache |
 //! | [`socket`] | what the application sees of a connection, and its options |
 //! | [`hand_over`] | a connection's last step: what the device tears down |
 //! | [`time_wait`] | closed connections whose tuple is kept |
+//!
+//! What the device applies too, when it sets connections up and tears them down, is in
+//! [`tcp_rules`]: acceptability, PAWS, challenge acknowledgments, TIME-WAIT's verdict, SYN cookies.
 //!
 //! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for
 //! the device.
@@ -27,7 +30,6 @@
 pub(crate) mod ack;
 pub(crate) mod congestion;
 pub(crate) mod conn;
-pub(crate) mod cookie;
 pub(crate) mod delivery;
 pub(crate) mod expire;
 pub(crate) mod flight;

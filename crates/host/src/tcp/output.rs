@@ -190,7 +190,7 @@ impl<T: TxTransforms> Connection<T> {
     pub(super) fn segment(&mut self, cx: &Cx<'_>, position: u64, flags: Flags) -> Segment {
         let timestamps = self.options.timestamps.then(|| Timestamps {
             value: timestamp(cx.now, self.options.ts_offset),
-            echo: self.options.ts_recent,
+            echo: self.options.ts_recent.value(),
         });
         let acks = flags.has(Flags::ACK);
         let flags = if self.snd.echo_ce && acks { flags.with(Flags::ECE) } else { flags };

@@ -13,6 +13,7 @@ use abi::PacketBuf;
 use abi::l5o::RxMetadata;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
+use tcp_rules::window::ReceiveWindow;
 
 pub(crate) use self::chunk::{Chunk, Piece};
 use self::disorder::Disorder;
@@ -126,22 +127,21 @@ impl Receive {
         self.nxt.checked_add_signed(i64::from(seq.distance(self.ack())))
     }
 
-    /// Whether a segment of `len` sequence numbers at `seq` touches the window: RFC 9293 section
-    /// 3.4, table 6.
+    /// Whether a segment of `len` sequence numbers at `seq` touches the window. None that begins
+    /// before the peer's SYN does.
     pub(crate) fn acceptable(&self, seq: SeqNum, len: u32) -> bool {
-        let Some(start) = self.position(seq) else { return false };
-        let window = self.edge - self.nxt;
-        match (len, window) {
-            (0, 0) => start == self.nxt,
-            (0, _) => (self.nxt..self.edge).contains(&start) || start == self.nxt,
-            (_, 0) => false,
-            (len, _) => start < self.edge && start + u64::from(len) > self.nxt,
-        }
+        self.position(seq).is_some() && self.window().accepts(seq, len)
+    }
+
+    fn window(&self) -> ReceiveWindow {
+        // A FIN right behind a full window is taken: the next number then lies beyond the edge.
+        let len = self.edge.saturating_sub(self.nxt);
+        ReceiveWindow { next: self.ack(), len: u32::try_from(len).unwrap_or(u32::MAX) }
     }
 
     /// Whether `seq` lies in the window, as an RST's must.
     pub(crate) fn in_window(&self, seq: SeqNum) -> bool {
-        self.position(seq).is_some_and(|p| (self.nxt..self.edge.max(self.nxt + 1)).contains(&p))
+        self.window().contains(seq)
     }
 
     /// Takes the payload of an acceptable segment at `seq`, `packets` merged packets of it. Every

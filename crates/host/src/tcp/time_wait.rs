@@ -6,9 +6,9 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use base::{Duration, Instant, SeqNum};
+use base::{Duration, Instant};
+use tcp_rules::time_wait::TimeWaitTcb;
 use wire::Tuple;
-use wire::tcp::{Flags, Segment};
 
 /// Entries; beyond it the oldest goes early (as Linux's tcp_max_tw_buckets).
 const ENTRIES_MAX: usize = 262_144;
@@ -21,25 +21,12 @@ const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remains {
     pub(crate) tuple: Tuple,
-    pub(crate) snd_nxt: SeqNum,
-    pub(crate) rcv_nxt: SeqNum,
-    /// The peer's last timestamp, where there were timestamps, and what ours are ahead of the
-    /// clock.
-    pub(crate) ts_recent: Option<u32>,
+    /// What segments are judged by.
+    pub(crate) tcb: TimeWaitTcb,
+    /// What our timestamps are ahead of the clock.
     pub(crate) ts_offset: u32,
     /// When it entered TIME-WAIT.
     pub(crate) since: Instant,
-}
-
-/// What to do about a segment for a connection in TIME-WAIT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Acknowledge it again; a FIN restarts the time.
-    Acknowledge,
-    /// Nothing.
-    Ignore,
-    /// A new connection takes over the tuple.
-    Reuse,
 }
 
 /// The table.
@@ -135,61 +122,18 @@ impl TimeWait {
     }
 }
 
-impl Remains {
-    /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 6191's rule for a new SYN and RFC 1337's
-    /// for resets. A bare acknowledgment is not answered, as in Linux: after a simultaneous close
-    /// both ends are here, and would answer each other for ever.
-    pub(crate) fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
-        let flags = segment.flags;
-        if flags.has(Flags::RST) {
-            return Verdict::Ignore;
-        }
-        if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
-            let newer = match (segment.options.timestamps, self.ts_recent) {
-                (Some(ts), Some(recent)) if ts.value != recent => {
-                    SeqNum(ts.value).gt(SeqNum(recent))
-                }
-                _ => segment.seq.gt(self.rcv_nxt),
-            };
-            return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
-        }
-        let bare = payload == 0 && !flags.has(Flags::FIN) && !flags.has(Flags::SYN);
-        if bare { Verdict::Ignore } else { Verdict::Acknowledge }
-    }
-}
-
-impl Remains {
-    /// Returns whether a segment is the peer's FIN once more, which restarts the time: RFC 9293
-    /// section 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
-    pub(crate) fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
-        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
-        segment.flags.has(Flags::FIN.with(Flags::ACK))
-            && segment.seq + payload + 1 == self.rcv_nxt
-            && segment.ack == self.snd_nxt
-    }
-
-    /// Whether a connection that the device set up, and whose first frame is `segment`, came after
-    /// this one: RFC 6191, by the timestamps that both have.
-    pub(crate) fn gives_way(&self, segment: &Segment) -> bool {
-        match (segment.options.timestamps, self.ts_recent) {
-            (Some(ts), Some(recent)) => SeqNum(ts.value).gt(SeqNum(recent)),
-            _ => segment.seq.gt(self.rcv_nxt),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::Duration;
+    use base::{Duration, SeqNum};
     use wire::Endpoint;
-    use wire::tcp::Timestamps;
 
     fn remains(port: u16) -> Remains {
         let end = |port| Endpoint { addr: "10.0.0.1".parse().unwrap(), port };
         let tuple = Tuple { local: end(80), remote: end(port) };
         let (snd_nxt, rcv_nxt) = (SeqNum(100), SeqNum(200));
-        Remains { tuple, snd_nxt, rcv_nxt, ts_recent: Some(50), ts_offset: 0, since: Instant::ZERO }
+        let tcb = TimeWaitTcb { snd_nxt, rcv_nxt, ts_recent: Some(50) };
+        Remains { tuple, tcb, ts_offset: 0, since: Instant::ZERO }
     }
 
     #[test]
@@ -205,17 +149,5 @@ mod tests {
         assert_eq!(table.poll_expired(at(90)), None);
         assert_eq!(table.poll_expired(at(100)).map(|(_, r)| r.tuple.remote.port), Some(1));
         assert_eq!(table.len(), 0);
-    }
-
-    #[test]
-    fn a_newer_syn_takes_over() {
-        let mut syn = Segment { flags: Flags::SYN, seq: SeqNum(201), ..Segment::default() };
-        assert_eq!(remains(1).judge(&syn, 0), Verdict::Reuse, "a higher sequence number");
-        syn.seq = SeqNum(150);
-        assert_eq!(remains(1).judge(&syn, 0), Verdict::Acknowledge);
-        syn.options.timestamps = Some(Timestamps { value: 51, echo: 0 });
-        assert_eq!(remains(1).judge(&syn, 0), Verdict::Reuse, "a later timestamp: RFC 6191");
-        syn.flags = Flags::RST;
-        assert_eq!(remains(1).judge(&syn, 0), Verdict::Ignore, "RFC 1337");
     }
 }

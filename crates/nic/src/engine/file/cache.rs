@@ -18,13 +18,14 @@
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use base::mix;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::buffers::Buffers;
 use super::counters::FileCounters;
 use super::waiters::{WaitList, Waiters};
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab};
 
 /// Blocks of one list that are looked at for one eviction: shared ones are passed over, and moved
 /// behind the others.

@@ -11,10 +11,11 @@
 use abi::disk::{DiskAccess, DiskFile};
 use abi::{FileAccess, FileFault, FileId, FileStat, Refusal};
 use alloc::boxed::Box;
+use base::mix;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab};
 
 /// Tells versions of namespaces from other hashes.
 const NAMESPACE: u64 = 0x6e73_7061_6365;

@@ -39,9 +39,10 @@ use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Plac
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use base::SeqNum;
+use base::{SeqNum, mix};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
+use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::tls::CONTENT_BYTES_MAX;
 
@@ -54,7 +55,7 @@ use super::nvme_tcp::{NvmeTcpEngine, OpenedBy};
 use super::output::Outputs;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
-use crate::slab::{Key, Slab, hash_tuple, mix};
+use crate::slab::{Key, Slab};
 
 pub(crate) use tx::{Pieces, Refused};
 

@@ -9,11 +9,11 @@ use abi::FlowId;
 use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
 use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
+use base::mix;
 use core::ops::Range;
 use hashbrown::HashTable;
 
 use crate::engine::seen::Seen;
-use crate::slab::mix;
 
 /// A buffer, as long as the device has it.
 #[derive(Debug)]

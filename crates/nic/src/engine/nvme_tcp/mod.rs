@@ -27,9 +27,10 @@ use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use base::SeqNum;
+use base::{SeqNum, mix};
 use core::ops::Range;
 use hashbrown::HashTable;
+use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::tls::content::APPLICATION_DATA;
 
@@ -39,7 +40,7 @@ use self::rx::Receive;
 use self::walk::{Piece, Work, small};
 use super::tls::{Keys, Undo};
 use crate::config::L5oConfig;
-use crate::slab::{Key, Slab, hash_tuple, mix};
+use crate::slab::{Key, Slab};
 
 /// Records that seem to carry something else than the stream, of a context.
 const FOREIGN_MAX: usize = 8;

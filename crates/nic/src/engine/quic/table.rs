@@ -12,13 +12,15 @@ use abi::quic::{ConnectionId, QuicId, Reorder, Route};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use base::mix;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
+use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::quic::Short;
 
 use super::keys::{Keys, Numbers};
-use crate::slab::{Key, Slab, hash_tuple, mix};
+use crate::slab::{Key, Slab};
 use structures::ReorderWindow;
 
 /// Most routes of one entry.

@@ -9,10 +9,11 @@ use core::net::IpAddr;
 
 use abi::Refusal;
 use abi::setup::{ListenId, SetupListen};
+use base::mix;
 use hashbrown::HashTable;
 use wire::Endpoint;
 
-use crate::slab::{Key, Slab, mix};
+use crate::slab::{Key, Slab};
 
 /// RFC 7323 section 2.3.
 const WINDOW_SCALE_MAX: u8 = 14;

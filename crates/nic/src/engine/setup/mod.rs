@@ -2,10 +2,10 @@
 //!
 //! Called by [`crate::Device`] for the host's `Listen` and `Unlisten`, and for each TCP segment
 //! with a right checksum that no other engine took. A SYN for a port that the flow's queue listens
-//! to is answered with a cookie ([`cookie`]); what cannot be carried by one goes to the host as it
-//! came, and is counted by reason. An acknowledgment that brings a cookie back goes to the host
-//! with what was agreed on beside it, with payload or without: where the handshake's last segment
-//! is lost, the first payload makes the connection. With `defer` it waits for that
+//! to is answered with a cookie ([`tcp_rules::cookie`]); what cannot be carried by one goes to
+//! the host as it came, and is counted by reason. An acknowledgment that brings a cookie back goes
+//! to the host with what was agreed on beside it, with payload or without: where the handshake's
+//! last segment is lost, the first payload makes the connection. With `defer` it waits for that
 //! (`TCP_DEFER_ACCEPT`).
 //!
 //! What always holds: no memory is used for a connection; a segment is answered, marked, dropped or
@@ -19,7 +19,6 @@
 //! does not send a SYN-ACK again: the peer sends its SYN again, or its payload. A service that
 //! speaks first should not have its port here (section 4.1).
 
-mod cookie;
 mod counters;
 mod engine;
 mod listeners;
@@ -28,7 +27,8 @@ use core::net::IpAddr;
 
 use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
 use abi::{Header, Refusal};
-use base::{Instant, SeqNum};
+use base::{Instant, SeqNum, low32};
+use tcp_rules::cookie::{Agreed, Cookies, Returned};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{Flags, Options, Segment, Timestamps};
@@ -36,7 +36,6 @@ use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::config::SetupConfig;
 use crate::pipeline::rx::TransportAt;
-use cookie::{Agreed, Cookies, Returned};
 use counters::SetupCounters;
 use listeners::{Listener, Listeners};
 
@@ -46,6 +45,8 @@ const HOP_LIMIT: u8 = 64;
 const MSS_UNSAID: u16 = 536;
 /// RFC 7323 section 2.3: more is read as this.
 const SCALE_MAX: u8 = 14;
+/// Sets the keys of cookies apart from all else that is made from the same seed.
+const COOKIE_DOMAIN: u64 = u64::from_be_bytes(*b"setup ck");
 /// Offset of the control bits in a TCP header.
 const FLAGS_AT: usize = 13;
 
@@ -83,7 +84,7 @@ impl SetupEngine {
             limits: SetupLimits { listeners_max },
             mac,
             listeners: Listeners::new(listeners_max as usize, seed),
-            cookies: Cookies::new(seed),
+            cookies: Cookies::new((seed, COOKIE_DOMAIN)),
             counters: SetupCounters::default(),
         }
     }
@@ -226,7 +227,8 @@ fn answer(
         // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
         ecn: listen.ecn && syn.flags.has(Flags::ECE.with(Flags::CWR)),
     };
-    let made = cookies.make(now, &at.tuple, syn.seq, &peer).ok_or(Why::SmallMss)?;
+    let clock = clock(now, cookies, &at.tuple);
+    let cookie = cookies.make(Some(clock), &at.tuple, syn.seq, &peer).ok_or(Why::SmallMss)?;
     let mut flags = Flags::SYN.with(Flags::ACK);
     if peer.ecn {
         flags = flags.with(Flags::ECE);
@@ -235,7 +237,7 @@ fn answer(
     let reply = Segment {
         source: at.tuple.local.port,
         destination: at.tuple.remote.port,
-        seq: made.0,
+        seq: cookie.number,
         ack: syn.seq + 1,
         flags,
         window: listen.window,
@@ -244,11 +246,17 @@ fn answer(
             // RFC 7323 section 1.3: only where the SYN had one.
             window_scale: peer.peer_scale.map(|_| listen.window_scale),
             sack_permitted: peer.sack,
-            timestamps: Some(Timestamps { value: made.1, echo: theirs.value }),
+            timestamps: cookie.stamp.map(|value| Timestamps { value, echo: theirs.value }),
             ..Options::default()
         },
     };
     write(&link, &at.tuple, &reply).ok_or(Why::Malformed)
+}
+
+/// The clock of our timestamps for a peer: it shows nobody how long we have run, nor one peer what
+/// another sees (RFC 7323 section 5.4).
+fn clock(now: Instant, cookies: &Cookies, tuple: &Tuple) -> u32 {
+    low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(tuple))
 }
 
 /// A SYN that may be answered, and the way back.
@@ -319,10 +327,10 @@ fn acknowledge(
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
     let (Some(seq), Some(ack)) = (number(4), number(8)) else { return Verdict::Pass };
-    let Some(age) = cookies.age(ack - 1) else {
+    if cookies.age(ack - 1).is_none() {
         counters.setup_passed_acks += 1;
         return Verdict::Pass;
-    };
+    }
     let Ok((segment, header_len)) = Segment::parse(tcp) else {
         counters.setup_passed_malformed += 1;
         return Verdict::Pass;
@@ -331,8 +339,9 @@ fn acknowledge(
         counters.setup_acks_no_timestamps += 1;
         return Verdict::Pass;
     };
-    let returned = Returned { cookie: ack - 1, irs: seq - 1, echo };
-    let Some(peer) = cookies.check(now, &at.tuple, &returned, age) else {
+    let returned = Returned { number: ack - 1, irs: seq - 1, echo: Some(echo) };
+    let clock = || clock(now, cookies, &at.tuple);
+    let Some(peer) = cookies.check(now, clock, &at.tuple, &returned) else {
         counters.setup_passed_acks += 1;
         return Verdict::Pass;
     };

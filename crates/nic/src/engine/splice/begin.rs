@@ -7,6 +7,8 @@ use abi::splice::{Splice, SpliceId, SpliceSide};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::tuple::hash_tuple;
 use wire::frame::{Frame, parse, protocol};
 use wire::{Endpoint, Tuple};
 
@@ -16,7 +18,6 @@ use super::{End, Route, SpliceEngine};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::TransportAt;
 use crate::slab::Key;
-use crate::slab::hash_tuple;
 
 /// Largest window that a shift of 14 can say (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;
@@ -66,7 +67,7 @@ impl SpliceEngine {
             idle_timeout: splice.idle_timeout.max(IDLE_MIN),
             begun_at: now,
             heard_at: now,
-            challenged_at: None,
+            challenges: ChallengeLimiter::new(),
             phase: Phase::Waiting(Vec::new()),
             ways: [way(a, b), way(b, a)],
         });

@@ -7,6 +7,7 @@ use abi::{Event, Header};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::tuple::hash_tuple;
 use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
@@ -20,8 +21,6 @@ use crate::slab::Key;
 /// second) three come in that time, after 1, 3 and 7 seconds. Whoever sends one later has all its
 /// bytes acknowledged, and gets a reset from the host. TIME-WAIT proper is the two peers' own.
 const LINGER: Duration = Duration::from_secs(8);
-/// RFC 5961 section 7: at most this often for a pair, as Linux's tcp_invalid_ratelimit.
-const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// Hop limit of what the device sends of its own.
 const HOP_LIMIT: u8 = 64;
 
@@ -113,7 +112,7 @@ impl SpliceEngine {
         self.alarms.clear(key.index());
         self.names.remove(&(pair.queue, pair.id));
         for way in &pair.ways {
-            let hash = crate::slab::hash_tuple(self.seed, &way.tuple);
+            let hash = hash_tuple(self.seed, &way.tuple);
             if let Ok(route) =
                 self.routes.find_entry(hash, |route| route.hash == hash && route.end.key == key)
             {
@@ -146,11 +145,10 @@ impl SpliceEngine {
     /// RFC 5961 sections 3.2 and 4.2: the peer of that side says whether it meant it.
     pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: End) {
         let Some(pair) = self.pairs.get_mut(end.key) else { return };
-        if pair.challenged_at.is_some_and(|at| now.since(at) < CHALLENGE_INTERVAL) {
+        if !pair.challenges.allow(now) {
             self.counters.splice_challenges_limited += 1;
             return;
         }
-        pair.challenged_at = Some(now);
         self.counters.splice_challenges += 1;
         let (way, back) = pair.both(end.side);
         let seq = back.translation.seq(back.end);

@@ -30,13 +30,14 @@ use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
 use abi::{Checksum, PacketBuf, PacketPool, Received};
 use base::{Alarms, Instant};
 use hashbrown::HashTable;
+use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 use wire::tcp::Flags;
 
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TransportAt;
 use crate::pipeline::{Egress, Run};
-use crate::slab::{Key, Slab, hash_tuple};
+use crate::slab::{Key, Slab};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
 use pair::{Fault, Kept, Pair, Phase};

@@ -7,6 +7,7 @@
 use abi::splice::{SpliceId, SpliceSide};
 use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::challenge::ChallengeLimiter;
 use wire::Tuple;
 use wire::tcp::Flags;
 
@@ -27,8 +28,7 @@ pub(super) struct Pair {
     pub(super) begun_at: Instant,
     /// When a packet was last relayed.
     pub(super) heard_at: Instant,
-    /// When a challenge acknowledgment was last sent.
-    pub(super) challenged_at: Option<Instant>,
+    pub(super) challenges: ChallengeLimiter,
     pub(super) phase: Phase,
     pub(super) ways: [Way; 2],
 }

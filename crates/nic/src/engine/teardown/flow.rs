@@ -17,6 +17,9 @@ use abi::{FlowId, Parts, Transmit};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::paws::TsRecent;
+use tcp_rules::window::ReceiveWindow;
 use wire::tcp::{Flags, Segment};
 
 use super::Action;
@@ -24,8 +27,6 @@ use super::counters::TeardownCounters;
 use super::segments::{Facts, Stamp, kept_extent, recovers, segment};
 use super::time_wait::Remains;
 
-/// RFC 5961 section 7: at most this often per connection, as Linux's tcp_invalid_ratelimit.
-const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// RFC 6298 section 2 asks for an upper bound of at least 60 seconds; Linux's TCP_RTO_MAX.
 const RTO_MAX: Duration = Duration::from_secs(120);
 /// Shorter ones make no sense at the wheel's grain.
@@ -72,9 +73,8 @@ pub(super) struct Flow {
     /// Our FIN.
     fin: SeqNum,
     /// TS.Recent and our clock, where there are timestamps.
-    stamps: Option<(u32, Stamp)>,
-    /// When the last challenge acknowledgment went out; zero for never.
-    challenged_at: Instant,
+    stamps: Option<(TsRecent, Stamp)>,
+    challenges: ChallengeLimiter,
     queue: u32,
     /// The window that we offer, and that the peer last offered, as they stand in headers.
     window: u16,
@@ -100,8 +100,10 @@ impl Flow {
         Self {
             start: t.una,
             fin: facts.fin,
-            stamps: facts.stamps.map(|(value, echo)| (echo, Stamp::new(now, value, past_us))),
-            challenged_at: Instant::ZERO,
+            stamps: facts
+                .stamps
+                .map(|(value, echo)| (TsRecent::new(now, echo), Stamp::new(now, value, past_us))),
+            challenges: ChallengeLimiter::new(),
             queue: u32::try_from(queue).unwrap_or(u32::MAX),
             window: facts.window,
             peer_window: None,
@@ -127,7 +129,7 @@ impl Flow {
             snd_nxt: self.t.nxt,
             rcv_nxt: self.t.rcv_nxt,
             window: self.window,
-            stamps: self.stamps,
+            stamps: self.stamps.map(|(recent, stamp)| (recent.value(), stamp)),
             time: self.t.time_wait,
         }
     }
@@ -154,14 +156,14 @@ impl Flow {
         payload: u32,
     ) -> Option<End> {
         let flags = segment.flags;
-        if self.fails_paws(segment) {
+        if self.stamps.is_some_and(|(recent, _)| recent.rejects(cx.now, segment)) {
             cx.counters.teardown_paws_drops += 1;
             self.acknowledge_stray(cx);
             return None;
         }
         let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
         // RFC 9293 section 3.10.7.4, first: the sequence number.
-        if !self.is_acceptable(segment.seq, payload + controls) {
+        if !self.offered().accepts(segment.seq, payload + controls) {
             self.answer_unacceptable(cx, flags, payload);
             return None;
         }
@@ -228,22 +230,10 @@ impl Flow {
         self.t.una == self.fin + 1
     }
 
-    /// RFC 7323 section 5.3.
-    fn fails_paws(&self, segment: &Segment) -> bool {
-        let both = segment.options.timestamps.zip(self.stamps);
-        let older = both.is_some_and(|(ts, (recent, _))| SeqNum(ts.value).lt(SeqNum(recent)));
-        older && !segment.flags.has(Flags::RST)
-    }
-
-    /// RFC 9293 table 6. The window is the one in the template, unscaled: less than was offered
-    /// where there is a scale, so that of what comes far ahead some is answered and not looked at.
-    fn is_acceptable(&self, seq: SeqNum, len: u32) -> bool {
-        let window = i64::from(self.window.max(1));
-        let first = i64::from(seq.distance(self.t.rcv_nxt));
-        let last = first + i64::from(len) - 1;
-        (0..window).contains(&first)
-            || len > 0 && first < window && (0..window).contains(&last)
-            || len > 0 && first < 0 && last >= window
+    /// The window in the template, unscaled: less than was offered where there is a scale, so that
+    /// of what comes far ahead some is answered and not looked at.
+    fn offered(&self) -> ReceiveWindow {
+        ReceiveWindow { next: self.t.rcv_nxt, len: self.window.into() }
     }
 
     /// An unacceptable segment is answered, so that a peer that is out of step finds back; bare
@@ -264,13 +254,10 @@ impl Flow {
         }
     }
 
-    /// RFC 7323 section 4.3; everything received is acknowledged at once.
-    fn note_timestamp(&mut self, segment: &Segment) {
-        let (Some(ts), Some((recent, _))) = (segment.options.timestamps, &mut self.stamps) else {
-            return;
-        };
-        if segment.seq.le(self.t.rcv_nxt) && SeqNum(ts.value).ge(SeqNum(*recent)) {
-            *recent = ts.value;
+    /// Everything received is acknowledged at once.
+    fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
+        if let Some((recent, _)) = &mut self.stamps {
+            recent.note(now, segment, self.t.rcv_nxt);
         }
     }
 
@@ -288,7 +275,7 @@ impl Flow {
         }
         // Nothing changes before the acknowledgment is known to be acceptable, and one that is
         // older than the last says nothing about the peer's clock, as in Linux.
-        self.note_timestamp(segment);
+        self.note_timestamp(cx.now, segment);
         let same_window = self.peer_window.replace(segment.window) == Some(segment.window);
         self.t.edge = segment.ack + (u32::from(segment.window) << self.t.peer_scale);
         if segment.ack.gt(una) {
@@ -426,7 +413,7 @@ impl Flow {
         flags: Flags,
         with: impl FnOnce(Transmit) -> Transmit,
     ) {
-        let stamps = self.stamps.map(|(recent, stamp)| (stamp.value(cx.now), recent));
+        let stamps = self.stamps.map(|(recent, stamp)| (stamp.value(cx.now), recent.value()));
         let (header, timestamp) = segment(&self.t, seq, flags, stamps);
         let transmit = Transmit {
             flow,
@@ -463,13 +450,11 @@ impl Flow {
     /// Acknowledges a segment that does not count, unless another was just now. Says whether it
     /// did.
     fn acknowledge_stray(&mut self, cx: &mut Cx<'_>) -> bool {
-        let before = self.challenged_at;
-        if before != Instant::ZERO && cx.now.since(before) < CHALLENGE_INTERVAL {
-            return false;
+        let may = self.challenges.allow(cx.now);
+        if may {
+            self.acknowledge(cx);
         }
-        self.challenged_at = cx.now.max(Instant::from_nanos(1));
-        self.acknowledge(cx);
-        true
+        may
     }
 
     /// Lets go of everything that is held outside.

@@ -5,9 +5,10 @@
 //! [`super::time_wait`]; who inserts looks first.
 
 use hashbrown::HashTable;
+use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 
-use crate::slab::{Key, Slab, hash_tuple};
+use crate::slab::{Key, Slab};
 
 /// The table.
 #[derive(Debug)]

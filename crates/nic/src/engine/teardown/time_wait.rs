@@ -8,6 +8,7 @@
 
 use abi::Header;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::time_wait::{TimeWaitTcb, Verdict};
 use wire::emit::{IpHeader, Link, tcp_headers};
 use wire::frame::{ETHERTYPE_VLAN, protocol};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
@@ -44,17 +45,6 @@ struct Entry {
     until: Instant,
     older: Key,
     newer: Key,
-}
-
-/// What to do about a segment for a connection in TIME-WAIT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// Acknowledge it again; a FIN restarts the time.
-    Acknowledge,
-    /// Nothing.
-    Ignore,
-    /// A new connection takes over the tuple.
-    Reuse,
 }
 
 /// What became of a segment.
@@ -128,7 +118,8 @@ impl TimeWait {
         let Some((key, entry)) = found.and_then(|k| Some((k, self.entries.get_mut(k)?))) else {
             return Reaction::Unknown;
         };
-        match entry.remains.judge(segment, payload) {
+        let tcb = entry.remains.tcb();
+        match tcb.judge(segment, payload) {
             Verdict::Ignore => Reaction::Nothing,
             Verdict::Reuse => {
                 self.remove(key);
@@ -136,7 +127,7 @@ impl TimeWait {
             }
             Verdict::Acknowledge => {
                 let remains = entry.remains;
-                if remains.is_last_fin(segment, payload) {
+                if tcb.is_last_fin(segment, payload) {
                     entry.until = now + remains.time;
                     self.unlink(key);
                     self.link(key);
@@ -196,39 +187,10 @@ impl TimeWait {
 }
 
 impl Remains {
-    /// RFC 9293 section 3.10.7.4 for TIME-WAIT, with RFC 1337's rule for resets. A bare
-    /// acknowledgment is not answered, as in Linux: after a simultaneous close both ends are here,
-    /// and would answer each other for ever.
-    ///
-    /// A new SYN takes over the tuple by RFC 6191's table: where both the old connection and the
-    /// SYN have timestamps, by a later one; where either has none, or they are the same, by a
-    /// sequence number above all that the old connection received. In each case a segment of the
-    /// old connection that still wanders about is told apart from the new one's.
-    fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
-        let flags = segment.flags;
-        if flags.has(Flags::RST) {
-            return Verdict::Ignore;
-        }
-        if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
-            let newer = match (segment.options.timestamps, self.stamps) {
-                (Some(ts), Some((recent, _))) if ts.value != recent => {
-                    SeqNum(ts.value).gt(SeqNum(recent))
-                }
-                _ => segment.seq.gt(self.rcv_nxt),
-            };
-            return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
-        }
-        let bare = payload == 0 && !flags.any(Flags::FIN.with(Flags::SYN));
-        if bare { Verdict::Ignore } else { Verdict::Acknowledge }
-    }
-
-    /// Returns whether a segment is the peer's FIN once more, which restarts the time: RFC 9293
-    /// section 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
-    fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
-        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
-        segment.flags.has(Flags::FIN.with(Flags::ACK))
-            && segment.seq + payload + 1 == self.rcv_nxt
-            && segment.ack == self.snd_nxt
+    /// What segments are judged by.
+    fn tcb(&self) -> TimeWaitTcb {
+        let ts_recent = self.stamps.map(|(recent, _)| recent);
+        TimeWaitTcb { snd_nxt: self.snd_nxt, rcv_nxt: self.rcv_nxt, ts_recent }
     }
 
     /// The acknowledgment that answers `frame`, back where that came from: addresses and VLAN are

@@ -71,6 +71,24 @@ fn blind_data_is_challenged() {
     assert_eq!(rig.counter("teardown_challenge_acks_limited"), 5);
 }
 
+/// RFC 9293 section 3.10.7.4: through a closed window nothing comes that has a length, not even at
+/// the next number; what it acknowledges counts once it comes without one.
+#[test]
+fn a_closed_window_takes_no_data() {
+    let mut rig = rig();
+    let mut closed = handed(&[10]);
+    let window_at = closed.header.l4() + 14;
+    closed.header.as_mut_slice()[window_at..window_at + 2].fill(0);
+    begin(&mut rig, closed);
+    left(&mut rig);
+    counted(&mut rig);
+    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"late"));
+    assert_eq!((left(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
+    assert_eq!(counted(&mut rig), ["teardown_out_of_window +1"]);
+    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    assert_eq!((left(&mut rig), counted(&mut rig)), (Vec::new(), Vec::new()));
+}
+
 /// RFC 7323 section 5.
 #[test]
 fn old_timestamps_do_not_count() {

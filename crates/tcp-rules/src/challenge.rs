@@ -1,0 +1,49 @@
+//! How often a segment that does not count may be answered: RFC 5961 section 7.
+//!
+//! Kept for each connection. Called before a challenge acknowledgment is sent, and before the
+//! answer to a bare segment outside the window: a stranger must not make a connection send at its
+//! rate, and two ends that are out of step must not answer each other for ever.
+
+use base::{Duration, Instant};
+
+/// At most one answer in this time, as Linux's `tcp_invalid_ratelimit`.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Lets one answer through in each interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChallengeLimiter {
+    /// When the last answer was sent; the epoch for never.
+    sent_at: Instant,
+}
+
+impl ChallengeLimiter {
+    /// One that has let nothing through yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { sent_at: Instant::ZERO }
+    }
+
+    /// Returns whether an answer may be sent now, and counts it as sent then.
+    pub fn allow(&mut self, now: Instant) -> bool {
+        if self.sent_at != Instant::ZERO && now.since(self.sent_at) < INTERVAL {
+            return false;
+        }
+        self.sent_at = now.max(Instant::from_nanos(1));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allows_one_answer_in_each_interval() {
+        for start in [0, 1, 10_000] {
+            let mut limiter = ChallengeLimiter::new();
+            let times = [0, 1, 499, 501, 502, 1000, 1001, 9000];
+            let allowed = times.map(|after| limiter.allow(Instant::from_millis(start + after)));
+            assert_eq!(allowed, [true, false, false, true, false, false, true, true]);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! TS.Recent and protection against wrapped sequence numbers: RFC 7323 sections 4.3 and 5.
+//!
+//! Kept for each connection on which timestamps were agreed. Called for each of its segments:
+//! first to ask whether it is too old, then, once its acknowledgment was found right, to take its
+//! timestamp over.
+
+use base::{Duration, Instant, SeqNum, low32};
+use wire::tcp::{Flags, Segment};
+
+/// RFC 7323 section 5.5: a timestamp that is older proves nothing, since the peer's clock may have
+/// gone half around.
+const EXPIRES_AFTER: Duration = Duration::from_secs(24 * 24 * 3600);
+
+/// The peer's timestamp that counts, and when it came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TsRecent {
+    value: u32,
+    /// Whole seconds: what expires after days needs no more.
+    came_at_s: u32,
+}
+
+impl TsRecent {
+    /// The timestamp `value` that came at `now`.
+    #[must_use]
+    pub const fn new(now: Instant, value: u32) -> Self {
+        Self { value, came_at_s: seconds(now) }
+    }
+
+    /// Returns the timestamp, to be echoed.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.value
+    }
+
+    /// Returns whether it is too old to judge segments by.
+    #[must_use]
+    pub const fn has_expired(self, now: Instant) -> bool {
+        seconds(now).saturating_sub(self.came_at_s) as u64 >= EXPIRES_AFTER.as_secs()
+    }
+
+    /// Returns whether a segment is an old duplicate: RFC 7323 section 5.3, R1. A reset never is.
+    #[must_use]
+    #[inline]
+    pub fn rejects(self, now: Instant, segment: &Segment) -> bool {
+        let Some(ts) = segment.options.timestamps else { return false };
+        let is_older = SeqNum(ts.value).lt(SeqNum(self.value));
+        is_older && !segment.flags.has(Flags::RST) && !self.has_expired(now)
+    }
+
+    /// Takes over the timestamp of a segment that counts, if it begins no later than what was
+    /// acknowledged last: section 4.3 (2). Any timestamp replaces one that has expired.
+    #[inline]
+    pub fn note(&mut self, now: Instant, segment: &Segment, last_ack_sent: SeqNum) {
+        let Some(ts) = segment.options.timestamps else { return };
+        let is_newer = SeqNum(ts.value).ge(SeqNum(self.value));
+        if (is_newer || self.has_expired(now)) && segment.seq.le(last_ack_sent) {
+            *self = Self::new(now, ts.value);
+        }
+    }
+}
+
+const fn seconds(now: Instant) -> u32 {
+    low32(now.as_nanos() / 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::tcp::{Options, Timestamps};
+
+    const DAY_S: u64 = 24 * 3600;
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn stamped(value: u32, seq: u32) -> Segment {
+        let timestamps = Some(Timestamps { value, echo: 0 });
+        let options = Options { timestamps, ..Options::default() };
+        Segment { seq: SeqNum(seq), flags: Flags::ACK, options, ..Segment::default() }
+    }
+
+    #[test]
+    fn what_is_older_is_rejected() {
+        let recent = TsRecent::new(at(1), 3);
+        assert!(recent.rejects(at(1), &stamped(2, 0)) && recent.rejects(at(1), &stamped(!0, 0)));
+        assert!(!recent.rejects(at(1), &stamped(3, 0)) && !recent.rejects(at(1), &stamped(4, 0)));
+        assert!(!recent.rejects(at(1), &Segment::default()), "it has none");
+        let reset = Segment { flags: Flags::RST, ..stamped(2, 0) };
+        assert!(!recent.rejects(at(1), &reset), "RFC 7323 section 5.2");
+    }
+
+    /// RFC 7323 section 4.3: it follows the left edge of what is acknowledged, and never goes back.
+    #[test]
+    fn follows_the_left_edge() {
+        let mut recent = TsRecent::new(at(1), 3);
+        let mut noted = |value, seq| {
+            recent.note(at(1), &stamped(value, seq), SeqNum(100));
+            recent.value()
+        };
+        assert_eq!((noted(5, 100), noted(9, 101), noted(4, 100), noted(6, 50)), (5, 5, 5, 6));
+    }
+
+    /// RFC 7323 section 5.5. While it lasts, each timestamp that counts makes it last again; once
+    /// it has expired, the next takes its place though it seems older.
+    #[test]
+    fn expires_after_24_days() {
+        let (old, day) = (stamped(2, 100), at(24 * DAY_S));
+        let mut recent = TsRecent::new(Instant::ZERO, 3);
+        assert!(recent.rejects(at(24 * DAY_S - 1), &old) && !recent.rejects(day, &old));
+        recent.note(at(DAY_S), &stamped(3, 100), SeqNum(100));
+        assert!(recent.rejects(day, &old), "the same timestamp came again");
+        recent.note(at(25 * DAY_S), &stamped(2, 101), SeqNum(100));
+        assert_eq!(recent.value(), 3, "not from ahead");
+        recent.note(at(25 * DAY_S), &old, SeqNum(100));
+        assert_eq!(recent.value(), 2);
+        assert!(recent.rejects(at(25 * DAY_S), &stamped(1, 100)), "and counts again");
+    }
+}

@@ -1,0 +1,135 @@
+//! What a segment does to a connection in TIME-WAIT.
+//!
+//! Called by the tables of such connections, at the host and in the device. They keep the tuple and
+//! the time; here is only the verdict.
+
+use base::SeqNum;
+use wire::tcp::{Flags, Segment};
+
+/// What is left of a connection that has closed in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeWaitTcb {
+    /// The number behind our FIN.
+    pub snd_nxt: SeqNum,
+    /// The number behind the peer's FIN.
+    pub rcv_nxt: SeqNum,
+    /// The peer's last timestamp, if timestamps were agreed on.
+    pub ts_recent: Option<u32>,
+}
+
+/// What to do about a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Acknowledge it again; the peer's FIN restarts the time ([`TimeWaitTcb::is_last_fin`]).
+    Acknowledge,
+    /// Do nothing.
+    Ignore,
+    /// Forget the connection: a new one takes over its tuple.
+    Reuse,
+}
+
+impl TimeWaitTcb {
+    /// Decides about a segment of `payload` bytes: RFC 9293 section 3.10.7.4 for TIME-WAIT, with
+    /// RFC 6191's rule for a new SYN and RFC 1337's for resets. A bare acknowledgment is not
+    /// answered, as in Linux: after a simultaneous close both ends are here, and would answer each
+    /// other for ever.
+    #[must_use]
+    pub fn judge(&self, segment: &Segment, payload: usize) -> Verdict {
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            return Verdict::Ignore;
+        }
+        if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
+            let newer = self.is_before(segment);
+            return if newer { Verdict::Reuse } else { Verdict::Acknowledge };
+        }
+        let bare = payload == 0 && !flags.any(Flags::FIN.with(Flags::SYN));
+        if bare { Verdict::Ignore } else { Verdict::Acknowledge }
+    }
+
+    /// Returns whether a connection with the same tuple whose first segment is this one came later:
+    /// RFC 6191's table. Where both have timestamps, by a later one; where either has none, or they
+    /// are the same, by a sequence number above all that this one received. In each case a segment
+    /// of the old connection that still wanders about is told apart from the new one's.
+    #[must_use]
+    pub fn is_before(&self, segment: &Segment) -> bool {
+        match (segment.options.timestamps, self.ts_recent) {
+            (Some(ts), Some(recent)) if ts.value != recent => SeqNum(ts.value).gt(SeqNum(recent)),
+            _ => segment.seq.gt(self.rcv_nxt),
+        }
+    }
+
+    /// Returns whether a segment is the peer's FIN once more, which restarts the time: RFC 9293
+    /// section 3.10.7.4, eighth, after the sequence and the acknowledgment number were found right.
+    #[must_use]
+    pub fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        segment.flags.has(Flags::FIN.with(Flags::ACK))
+            && segment.seq + payload + 1 == self.rcv_nxt
+            && segment.ack == self.snd_nxt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::tcp::Timestamps;
+
+    const TCB: TimeWaitTcb =
+        TimeWaitTcb { snd_nxt: SeqNum(100), rcv_nxt: SeqNum(200), ts_recent: Some(50) };
+
+    fn segment(flags: Flags, seq: u32) -> Segment {
+        Segment { flags, seq: SeqNum(seq), ack: SeqNum(100), ..Segment::default() }
+    }
+
+    fn stamped(seq: u32, value: u32) -> Segment {
+        let mut syn = segment(Flags::SYN, seq);
+        syn.options.timestamps = Some(Timestamps { value, echo: 0 });
+        syn
+    }
+
+    #[test]
+    fn a_newer_syn_takes_over() {
+        let by_number = |tcb: TimeWaitTcb, seq| tcb.judge(&segment(Flags::SYN, seq), 0);
+        assert_eq!(by_number(TCB, 201), Verdict::Reuse, "a higher sequence number");
+        assert_eq!(by_number(TCB, 150), Verdict::Acknowledge);
+        assert_eq!(TCB.judge(&stamped(150, 51), 0), Verdict::Reuse, "a later timestamp: RFC 6191");
+        assert_eq!(TCB.judge(&stamped(201, 49), 0), Verdict::Acknowledge, "an earlier one");
+        let unstamped = TimeWaitTcb { ts_recent: None, ..TCB };
+        assert_eq!(
+            unstamped.judge(&stamped(201, 49), 0),
+            Verdict::Reuse,
+            "nothing to compare with"
+        );
+    }
+
+    /// RFC 6191's table: with the same timestamp the sequence number decides, also for a connection
+    /// that the device has set up, whose first segment here is no SYN.
+    #[test]
+    fn the_sequence_number_decides_between_equal_timestamps() {
+        assert_eq!(TCB.judge(&stamped(201, 50), 0), Verdict::Reuse);
+        assert_eq!(TCB.judge(&stamped(200, 50), 0), Verdict::Acknowledge);
+        let first = |seq| Segment { flags: Flags::ACK, ..stamped(seq, 50) };
+        assert!(TCB.is_before(&first(201)) && !TCB.is_before(&first(200)));
+    }
+
+    #[test]
+    fn resets_and_bare_acknowledgments_are_ignored() {
+        assert_eq!(TCB.judge(&segment(Flags::RST, 200), 0), Verdict::Ignore, "RFC 1337");
+        assert_eq!(TCB.judge(&segment(Flags::RST.with(Flags::SYN), 201), 0), Verdict::Ignore);
+        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 0), Verdict::Ignore);
+        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 1), Verdict::Acknowledge);
+        assert_eq!(TCB.judge(&segment(Flags::SYN.with(Flags::ACK), 201), 0), Verdict::Acknowledge);
+    }
+
+    #[test]
+    fn only_the_same_fin_restarts_the_time() {
+        let fin = segment(Flags::FIN.with(Flags::ACK), 199);
+        assert_eq!(TCB.judge(&fin, 0), Verdict::Acknowledge);
+        assert!(TCB.is_last_fin(&fin, 0));
+        assert!(TCB.is_last_fin(&Segment { seq: SeqNum(189), ..fin }, 10));
+        assert!(!TCB.is_last_fin(&Segment { seq: SeqNum(198), ..fin }, 0));
+        assert!(!TCB.is_last_fin(&Segment { ack: SeqNum(99), ..fin }, 0));
+        assert!(!TCB.is_last_fin(&Segment { flags: Flags::FIN, ..fin }, 0));
+    }
+}
