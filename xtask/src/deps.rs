@@ -46,7 +46,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "crypto",
-        &["abi", "aes", "aws-lc-rs", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
+        &["abi", "aes", "aws-lc-rs", "base", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
         "ciphers and digests by libraries, for a device and a host that know none",
     ),
     only(

@@ -1,6 +1,7 @@
 //! CRC32C (Castagnoli; RFC 3385, NVMe/TCP's digests) by crc-fast, with the instructions that this
 //! CPU has.
 
+use base::low32;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine, crc32_iscsi};
 
 /// What a register is inverted with, before and after.
@@ -15,13 +16,13 @@ pub(crate) fn extend(crc: u32, bytes: &[u8]) -> u32 {
     let state = u64::from(crc) ^ INVERT;
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, state);
     digest.update(bytes);
-    crate::low32(digest.finalize())
+    low32(digest.finalize())
 }
 
 /// Of two texts, one behind the other.
 pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
     let both = checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), len);
-    crate::low32(both)
+    low32(both)
 }
 
 #[cfg(test)]

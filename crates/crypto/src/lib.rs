@@ -61,11 +61,6 @@ fn low(number: u128) -> u64 {
     number as u64
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "no more than 32 bits are set")]
-fn low32(number: u64) -> u32 {
-    number as u32
-}
-
 /// How far `offset` lies in its block of `len` bytes.
 fn inside(offset: u64, len: usize) -> usize {
     // It is less than `len`.

@@ -12,6 +12,7 @@ use rustls::{
     ServerConfig, SupportedCipherSuite,
 };
 use testkit::{Certificate, Flags, HOST, PEER, Peer, TlsOffer, limited_suite, seg};
+use wire::tls::fatal_alert;
 
 /// What must never be seen on the wire.
 const SECRET: &[u8] = b"attack at dawn, and bring a ladder";
@@ -398,7 +399,7 @@ fn plain_http() {
     let mut world = World::connected(server_config(suites), client);
     world.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
     let sent: Vec<u8> = world.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
-    assert_eq!(sent, [21, 3, 3, 0, 2, 2, Alert::UnexpectedMessage as u8]);
+    assert_eq!(sent, fatal_alert(Alert::UnexpectedMessage as u8));
     assert_eq!(world.counter("tls_handshake_failures"), 1);
     assert_eq!(world.t.error(), Some(SocketError::Tls(Alert::UnexpectedMessage)));
 }

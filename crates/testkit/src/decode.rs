@@ -66,14 +66,7 @@ pub fn packets(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> {
             let at = u32::try_from(from).unwrap_or(0);
             let seq = SeqNum(u32_at(&frame, l4 + 4)) + at;
             frame[l4 + 4..l4 + 8].copy_from_slice(&seq.0.to_be_bytes());
-            let mut flags = Flags(frame[l4 + 13]);
-            if index + 1 < count {
-                flags = flags.without(Flags::FIN.with(Flags::PSH));
-            }
-            if index > 0 {
-                flags = flags.without(Flags::CWR);
-            }
-            frame[l4 + 13] = flags.0;
+            frame[l4 + 13] = Flags(frame[l4 + 13]).of_run(index == 0, index + 1 == count).0;
             if let Some(ts) = transmit.timestamp {
                 let at = usize::from(ts.offset);
                 let ahead = (u64::from(ts.past_us) + delay.as_micros()) / 1000;

@@ -28,7 +28,7 @@ use s2n_tls::enums::{Blinding, Mode, PskHmac, SerializationVersion};
 use s2n_tls::error::Error;
 use s2n_tls::psk::Psk;
 use s2n_tls::security::Policy;
-use wire::tls::content;
+use wire::tls::fatal_alert;
 use zeroize::Zeroizing;
 
 use link::Link;
@@ -252,8 +252,7 @@ impl Handshake {
     fn alert(&mut self, why: Why, description: u8, out: &mut Vec<u8>) {
         let sealed = self.sent.sealed || self.received.sealed;
         if !sealed && !self.sent.alert && !matches!(why, Why::Alert(_)) {
-            // Alert, TLS 1.2 (RFC 8446 section 5.1: whatever it is), two bytes; fatal.
-            out.extend_from_slice(&[content::ALERT, 3, 3, 0, 2, 2, description]);
+            out.extend_from_slice(&fatal_alert(description));
         }
     }
 

@@ -72,7 +72,7 @@ fn failures(client: &[Key], server: &[Key]) -> (Why, Why, Vec<u8>) {
 
 /// A fatal alert in the clear.
 fn alert(description: u8) -> Vec<u8> {
-    vec![21, 3, 3, 0, 2, 2, description]
+    fatal_alert(description).to_vec()
 }
 
 #[test]

@@ -34,6 +34,16 @@ pub mod content {
     pub const APPLICATION_DATA: u8 = 23;
 }
 
+/// The level of an alert that ends a connection: RFC 8446 section 6.
+pub const FATAL: u8 = 2;
+
+/// A fatal alert as a record of its own, before there are keys. It says TLS 1.2, whatever the
+/// version is (RFC 8446 section 5.1).
+#[must_use]
+pub const fn fatal_alert(description: u8) -> [u8; 7] {
+    [content::ALERT, 3, 3, 0, 2, FATAL, description]
+}
+
 /// Which record layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
@@ -254,6 +264,11 @@ mod tests {
 
     const TLS13: Framing = Framing { version: Version::Tls13, explicit: false };
     const GCM12: Framing = Framing { version: Version::Tls12, explicit: true };
+
+    #[test]
+    fn an_alert_is_a_record_of_two_bytes() {
+        assert_eq!(fatal_alert(80), [21, 3, 3, 0, 2, 2, 80]);
+    }
 
     #[test]
     fn overheads_are_those_of_the_rfcs() {

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use host::nvme::{Ended, Incoming, Transport};
 use host::{Host, SocketError, SocketId};
 use wire::nvme::nqn::Nqn;
-use wire::tls::{HEADER_BYTES, RECORD_BYTES_MAX_13, content};
+use wire::tls::{HEADER_BYTES, RECORD_BYTES_MAX_13, content, fatal_alert};
 
 use super::handshake::{Agreed, Handshake, Handshakes, Progress};
 
@@ -325,10 +325,8 @@ impl Shaking {
 
     /// Says why we end, where the handshake does not: RFC 8446 section 6.
     fn send_alert(&self, host: &mut Host, socket: SocketId, code: u8) {
-        const FATAL: u8 = 2;
-        let alert = [content::ALERT, 3, 3, 0, 2, FATAL, code];
         // Where it cannot be sent, the end of the connection has to do.
-        let _ = host.send(socket, Bytes::copy_from_slice(&alert));
+        let _ = host.send(socket, Bytes::copy_from_slice(&fatal_alert(code)));
     }
 }
 

@@ -42,11 +42,6 @@ fn server_name(body: &[u8]) -> Option<Option<String>> {
     String::from_utf8(name.to_ascii_lowercase()).ok().map(Some)
 }
 
-/// A fatal alert (RFC 8446 section 6.2), as a record of its own.
-pub(crate) const fn alert(description: u8) -> [u8; 7] {
-    [21, 3, 3, 0, 2, 2, description]
-}
-
 /// `decode_error`: what came is no ClientHello.
 pub(crate) const DECODE_ERROR: u8 = 50;
 /// `internal_error`: no backend to be had.

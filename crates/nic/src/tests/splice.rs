@@ -57,7 +57,7 @@ fn seg(seq: i32, ack: i32, payload: &[u8]) -> Seg {
 }
 
 /// A relative number, modulo 2^32.
-fn low32(relative: i32) -> u32 {
+fn modulo(relative: i32) -> u32 {
     u32::from_ne_bytes(relative.to_ne_bytes())
 }
 
@@ -146,8 +146,8 @@ impl World {
         let mut segment = Segment {
             source: remote.port,
             destination: local.port,
-            seq: side.rcv_nxt + low32(seg.seq),
-            ack: side.snd_nxt + low32(seg.ack),
+            seq: side.rcv_nxt + modulo(seg.seq),
+            ack: side.snd_nxt + modulo(seg.ack),
             flags: seg.flags,
             window: seg.window,
             ..Segment::default()
@@ -157,7 +157,7 @@ impl World {
         }
         segment.options.timestamps = seg.ts.map(|(value, echo)| Timestamps { value, echo });
         for &(start, end) in &seg.sack {
-            let (start, end) = (side.snd_nxt + low32(start), side.snd_nxt + low32(end));
+            let (start, end) = (side.snd_nxt + modulo(start), side.snd_nxt + modulo(end));
             segment.options.push_sack(SackBlock { start, end });
         }
         let ip = IpHeader {

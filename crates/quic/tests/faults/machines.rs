@@ -13,6 +13,7 @@ use nic::{DeviceConfig, QuicConfig};
 use outboard_quic::{Config, Endpoint, Handle};
 use testkit::{Frame, MemDisk, Network, Node, PLAIN_LINK, Towards};
 use wire::frame::protocol;
+use wire::quic::read_varint;
 
 /// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
 pub(crate) const PAYLOAD_AT: usize = 42;
@@ -247,10 +248,9 @@ pub(crate) fn long_packets(datagram: &[u8]) -> Vec<(u8, &[u8])> {
         let ids = 6 + usize::from(left[5]);
         let mut at = ids + 1 + usize::from(left[ids]);
         let varint = |at: &mut usize| {
-            let bytes = 1 << (left[*at] >> 6);
-            let value = left[*at..*at + bytes].iter().fold(0, |v, b| v << 8 | usize::from(*b));
-            *at += bytes;
-            value & !(3 << (8 * bytes - 2))
+            let (value, behind) = read_varint(&left[*at..]).expect("an integer");
+            *at = left.len() - behind.len();
+            usize::try_from(value).expect("a length")
         };
         if left[0] & 0x30 == 0 {
             let token = varint(&mut at); // Only an Initial has one.

@@ -3,6 +3,7 @@
 //! is all that it said.
 
 use base::Instant;
+use wire::tls::fatal_alert;
 
 use super::wire::Wire;
 use crate::proxied::INTERNAL_ERROR;
@@ -20,8 +21,7 @@ pub(crate) fn check(now: Instant, wire: &Wire, report: &mut Report) {
         }
     }
     for (node, local) in core::mem::take(&mut report.alerted) {
-        // RFC 8446 sections 5.1 and 6: a record, a fatal alert.
-        let alert = [21, 3, 3, 0, 2, 2, INTERNAL_ERROR];
+        let alert = fatal_alert(INTERNAL_ERROR);
         if !wire.said(local).any(|said| said == alert) {
             let what = format!("n{node} {local}: a handshake failed without an alert");
             report.fail(now, "tls", what);

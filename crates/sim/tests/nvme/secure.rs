@@ -16,6 +16,7 @@ use host::{
 use outboard_sim::storage::user::Load;
 use testkit::Node;
 use wire::nvme::status::Status;
+use wire::tls::fatal_alert;
 
 use crate::machines::Faults;
 use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
@@ -75,7 +76,7 @@ const CHANGE: u8 = 20;
 const HELLO: u8 = 22;
 const SEALED: u8 = 23;
 /// A fatal alert: the binder was made with another key.
-const DECRYPT_ERROR: [u8; 7] = [21, 3, 3, 0, 2, 2, 51];
+const DECRYPT_ERROR: [u8; 7] = fatal_alert(51);
 
 impl End {
     fn agreed(&self) -> Box<Agreed> {
@@ -385,8 +386,8 @@ fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
     (raw.got, took)
 }
 
-const UNEXPECTED_MESSAGE: [u8; 7] = [21, 3, 3, 0, 2, 2, 10];
-const RECORD_OVERFLOW: [u8; 7] = [21, 3, 3, 0, 2, 2, 22];
+const UNEXPECTED_MESSAGE: [u8; 7] = fatal_alert(10);
+const RECORD_OVERFLOW: [u8; 7] = fatal_alert(22);
 const SHORT: Duration = Duration::from_secs(1);
 
 #[test]

@@ -1,6 +1,7 @@
 //! Answers of our own: statuses of HTTP, alerts of TLS; and the end of the connection after them.
 
 use base::Duration;
+use wire::tls::fatal_alert;
 
 use super::*;
 
@@ -40,7 +41,7 @@ impl<I: Copy + Eq> Pair<I> {
         cx: &mut Context<'_, S>,
         description: u8,
     ) -> Fate {
-        self.say(cx, hello::alert(description).to_vec())
+        self.say(cx, fatal_alert(description).to_vec())
     }
 
     fn say<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, bytes: Vec<u8>) -> Fate {

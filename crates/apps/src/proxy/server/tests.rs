@@ -7,6 +7,7 @@ use abi::Refusal;
 use base::Duration;
 use host::{ConnectError, SocketError, SpliceEnd, SpliceError};
 use proptest::prelude::*;
+use wire::tls::fatal_alert;
 
 use super::*;
 use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, Route};
@@ -476,7 +477,7 @@ fn tls_by_name() {
         let mut world = World::with(config.clone(), table.clone());
         let client = world.accept();
         world.receive(client, client_hello(name, 1000));
-        assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 112]);
+        assert_eq!(world.sent(client), fatal_alert(112));
         assert!(world.is_shut(client));
     }
 }
@@ -486,7 +487,7 @@ fn tls_that_is_none() {
     let mut world = World::new(Mode::Tls, 1);
     let client = world.accept();
     world.receive(client, GET);
-    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 50]);
+    assert_eq!(world.sent(client), fatal_alert(50));
     // A hello without an end: bounded.
     let mut world = World::new(Mode::Tls, 1);
     let client = world.accept();
@@ -494,12 +495,12 @@ fn tls_that_is_none() {
     world.receive(client, &record[..16_383]);
     assert!(world.sent(client).is_empty());
     world.receive(client, &record[16_383..]);
-    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 50]);
+    assert_eq!(world.sent(client), fatal_alert(50));
     // No backend is up.
     let mut world = World::new(Mode::Tls, 0);
     let client = world.accept();
     world.receive(client, client_hello(None, 1000));
-    assert_eq!(world.sent(client), [21, 3, 3, 0, 2, 2, 80]);
+    assert_eq!(world.sent(client), fatal_alert(80));
 }
 
 #[test]

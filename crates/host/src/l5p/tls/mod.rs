@@ -35,6 +35,7 @@ use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::OverTls;
 use base::{SeqNum, internal_error};
 use bytes::{Buf as _, Bytes};
+use wire::tls::{FATAL, fatal_alert};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
@@ -513,15 +514,12 @@ impl Session {
 
     /// Sends an alert, and ends.
     fn fail(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, alert: Alert) {
-        const FATAL: u8 = 2;
-        let text = [FATAL, alert as u8];
         let counters = &mut cx.out.counters;
         match &mut self.stage {
-            Stage::Open(open) => open.write(conn, content::ALERT, &text),
+            Stage::Open(open) => open.write(conn, content::ALERT, &[FATAL, alert as u8]),
             Stage::Handshake(_) | Stage::Begin(_) => {
                 counters.tls_handshake_failures += 1;
-                let alert = [content::ALERT, 3, 3, 0, 2, text[0], text[1]];
-                conn.write_all(Bytes::copy_from_slice(&alert));
+                conn.write_all(Bytes::copy_from_slice(&fatal_alert(alert as u8)));
             }
             Stage::Failed(_) => {}
         }
