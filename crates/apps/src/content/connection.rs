@@ -21,7 +21,7 @@ use super::Config;
 use super::answer::{Arrived, Circumstances, Decision, Responder, Service};
 use super::body::Discard;
 use super::files::Waiter;
-use super::request::head_end;
+use super::gather::{HeadLimits, gather};
 use super::response::{Piece, Plan};
 use super::sockets::Sockets;
 use super::status::Status;
@@ -439,23 +439,13 @@ impl<I: Copy + Eq> Connection<I> {
             if bytes.is_empty() {
                 return false;
             }
-            let before = partial.bytes.len();
-            // One byte more than is allowed, so that the parser sees what is too long.
-            let room = cx.config.head_bytes_max + 1 - before;
-            partial.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            // Only new bytes are searched: a client that sends one at a time cannot make us read
-            // all again each time.
-            if let Some(end) = head_end(&partial.bytes, before.saturating_sub(2)) {
-                partial.bytes.truncate(end);
-                partial.complete = true;
-            }
-            let len = partial.bytes.len();
-            let line_max = cx.config.request_line_bytes_max.min(cx.config.head_bytes_max);
-            partial.complete |= len > cx.config.head_bytes_max
-                || (before <= line_max
-                    && len > line_max
-                    && !partial.bytes[..line_max].contains(&b'\n'));
-            cx.host.consume(self.socket, partial.bytes.len() - before);
+            let limits = HeadLimits {
+                head_bytes_max: cx.config.head_bytes_max,
+                line_bytes_max: cx.config.request_line_bytes_max.min(cx.config.head_bytes_max),
+            };
+            let gathered = gather(&mut partial.bytes, bytes, limits);
+            partial.complete = gathered.complete;
+            cx.host.consume(self.socket, gathered.taken);
         }
         true
     }
@@ -690,18 +680,6 @@ fn open<S: Sockets>(cx: &mut Context<'_, S>) -> Option<FileId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ends_of_heads() {
-        assert_eq!(head_end(b"GET /\r\nA: b\r\n\r\nrest", 0), Some(15));
-        assert_eq!(head_end(b"GET /\n\nrest", 0), Some(7));
-        assert_eq!(head_end(b"GET /\r\nA: b\r\n\r", 0), None);
-        // Every cut: the search that begins two bytes back misses nothing.
-        let text = b"GET /\r\nA: b\r\n\r\n";
-        for cut in 0..text.len() {
-            assert_eq!(head_end(text, cut.saturating_sub(2)), Some(text.len()), "{cut}");
-        }
-    }
 
     #[test]
     fn an_idle_connection_is_small() {

@@ -6,11 +6,11 @@
 //! the host afterwards. It never blocks, reads no clock, and touches no byte of a file: bodies are
 //! extents given to [`Host::offload_write`].
 //!
-//! From the outside in: `server` (connections, deadlines), `connection` (one connection), `answer`
-//! (what HTTP says to a request; no sockets from here on), `request`, `target`, `conditional`,
-//! `range`, `response`, `files` (open files), `log`; `http3` beside `server` and `connection`. It
-//! has no directory listings and no content coding of its own; the content of requests is read and
-//! thrown away (`body`).
+//! From the outside in: `server` (connections, deadlines), `connection` (one connection), `gather`
+//! (a head in pieces), `answer` (what HTTP says to a request; no sockets from here on), `request`,
+//! `target`, `conditional`, `range`, `response`, `files` (open files), `log`; `http3` beside
+//! `server` and `connection`. It has no directory listings and no content coding of its own; the
+//! content of requests is read and thrown away (`body`).
 
 mod answer;
 mod body;
@@ -21,6 +21,7 @@ mod counters;
 pub(crate) mod date;
 mod fields;
 mod files;
+pub(crate) mod gather;
 mod http3;
 pub(crate) mod log;
 mod range;

@@ -432,16 +432,6 @@ pub(crate) fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&b| b == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
 }
 
-/// Where the head ends that is followed by an empty line; looks at `bytes[from..]`.
-pub(crate) fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
-    let mut feeds = bytes.iter().enumerate().skip(from).filter(|(_, b)| **b == b'\n');
-    feeds.find_map(|(at, _)| match &bytes[at + 1..] {
-        [b'\n', ..] => Some(at + 2),
-        [b'\r', b'\n', ..] => Some(at + 3),
-        _ => None,
-    })
-}
-
 /// Digits and nothing else, below 2^64.
 pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {

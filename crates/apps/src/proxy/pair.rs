@@ -24,7 +24,7 @@ use super::shared::{Owner, Record, Shared, StatusLine, Times};
 use super::sockets::Sockets;
 use super::termination::{Cause, Stage, Termination};
 use super::{proxy_protocol, route};
-use crate::content::request::head_end;
+use crate::content::gather::{HeadLimits, gather};
 use crate::content::status::Status;
 
 /// All that a pair needs from outside.
@@ -285,7 +285,10 @@ impl<I: Copy + Eq> Pair<I> {
     /// too long.
     fn gather_http<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>) -> bool {
         let limits = &cx.shared.table.limits;
-        let (head_max, line_max) = (limits.head_bytes_max, limits.request_line_bytes_max);
+        let limits = HeadLimits {
+            head_bytes_max: limits.head_bytes_max,
+            line_bytes_max: limits.request_line_bytes_max,
+        };
         loop {
             let bytes = cx.host.peek(self.client);
             if bytes.is_empty() {
@@ -297,22 +300,9 @@ impl<I: Copy + Eq> Pair<I> {
                 cx.host.consume(self.client, empty);
                 continue;
             }
-            let before = self.head.len();
-            // One byte more than is allowed, so that the parser sees what is too long.
-            let room = (head_max + 1).saturating_sub(before);
-            self.head.extend(bytes.iter().take(room));
-            // Only new bytes are searched: a client that sends one at a time cannot make us read
-            // all again each time.
-            let end = head_end(&self.head, before.saturating_sub(2));
-            if let Some(end) = end {
-                self.head.truncate(end);
-            }
-            let len = self.head.len();
-            cx.host.consume(self.client, len - before);
-            let long_line = before <= line_max
-                && self.head.get(..line_max).is_some_and(|line| !line.contains(&b'\n'))
-                && len > line_max;
-            if end.is_some() || len > head_max || long_line {
+            let gathered = gather(&mut self.head, bytes, limits);
+            cx.host.consume(self.client, gathered.taken);
+            if gathered.complete {
                 return true;
             }
         }
