@@ -32,7 +32,7 @@ const fn all_but(krate: &'static str, names: &'static [&'static str], why: &'sta
 
 const RULES: &[Rule] = &[
     only("base", &[], "the vocabulary of all other crates stands on nothing"),
-    only("structures", &[], "data structures of the papers, for any device"),
+    only("structures", &[], "data structures, of the papers and for all, know nothing of packets"),
     only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
     only(
         "tcp-rules",
@@ -65,6 +65,7 @@ const RULES: &[Rule] = &[
             "rustls",
             "siphasher",
             "smallvec",
+            "structures",
             "tcp-rules",
             "thiserror",
             "wire",

@@ -15,7 +15,7 @@ use hashbrown::HashTable;
 
 use crate::engine::Resolved;
 use crate::pipeline::tx::Outgoing;
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// How far a waiting transmit is.
 #[derive(Debug)]

@@ -31,7 +31,6 @@ mod device;
 mod engine;
 mod flow;
 mod pipeline;
-mod slab;
 
 pub use config::{
     DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig, SetupConfig,

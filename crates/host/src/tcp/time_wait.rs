@@ -4,9 +4,9 @@
 //! The time is the same for all, so that they expire in the order in which they came.
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 
 use base::{Duration, Instant};
+use structures::slab::{Key, Slab};
 use tcp_rules::time_wait::TimeWaitTcb;
 use wire::Tuple;
 
@@ -32,17 +32,15 @@ pub(crate) struct Remains {
 /// The table.
 #[derive(Debug, Default)]
 pub(crate) struct TimeWait {
-    entries: Vec<Option<Remains>>,
-    free: Vec<u32>,
-    /// Entries in order of expiry, with a count that tells an entry from its slot's next one.
-    queue: VecDeque<(Instant, u32, u32)>,
-    ages: Vec<Age>,
+    entries: Slab<Entry>,
+    /// Entries in order of expiry. One whose time began again is there more than once; only its last
+    /// time counts.
+    queue: VecDeque<(Instant, Key)>,
 }
 
-/// Which entry of a slot this is, and when it expires.
-#[derive(Clone, Copy, Debug)]
-struct Age {
-    count: u32,
+#[derive(Debug)]
+struct Entry {
+    remains: Remains,
     until: Instant,
 }
 
@@ -55,62 +53,51 @@ impl TimeWait {
     ) -> (u32, Option<(u32, Remains)>) {
         let mut evicted = None;
         while self.len() >= ENTRIES_MAX && evicted.is_none() {
-            let Some((_, slot, age)) = self.queue.pop_front() else { break };
-            evicted = self.remove_aged(slot, age).map(|r| (slot, r));
+            let Some(next) = self.queue.pop_front() else { break };
+            evicted = self.remove_due(next);
         }
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            self.ages.push(Age { count: 0, until });
-            u32::try_from(self.entries.len() - 1).unwrap_or(0)
-        });
-        self.entries[slot as usize] = Some(remains);
-        self.ages[slot as usize].until = until;
-        self.queue.push_back((until, slot, self.ages[slot as usize].count));
-        (slot, evicted)
+        let key = self.entries.insert(Entry { remains, until });
+        self.queue.push_back((until, key));
+        (key.index(), evicted)
     }
 
     /// Connections in TIME-WAIT.
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+    pub(crate) const fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// The connection in `slot`.
     pub(crate) fn at(&self, slot: u32) -> Option<&Remains> {
-        self.entries.get(slot as usize)?.as_ref()
+        self.entries.get(self.entries.key_at(slot)?).map(|entry| &entry.remains)
     }
 
     /// Forgets the connection in `slot`.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<Remains> {
-        let remains = self.entries.get_mut(slot as usize)?.take()?;
-        self.ages[slot as usize].count += 1;
-        self.free.push(slot);
-        Some(remains)
+        self.entries.remove(self.entries.key_at(slot)?).map(|entry| entry.remains)
     }
 
-    fn remove_aged(&mut self, slot: u32, age: u32) -> Option<Remains> {
-        if self.ages.get(slot as usize).is_some_and(|a| a.count == age) {
-            self.remove(slot)
-        } else {
-            None
-        }
+    /// Forgets the connection whose time was to end then, unless it is gone or its time began again.
+    fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, Remains)> {
+        self.entries.get(key).filter(|entry| entry.until == at)?;
+        self.entries.remove(key).map(|entry| (key.index(), entry.remains))
     }
 
     /// The time of `slot` begins again, unless it did just now.
     pub(crate) fn restart(&mut self, slot: u32, until: Instant) {
-        if let Some(age) = self.ages.get_mut(slot as usize) {
-            if until >= age.until + RESTART_INTERVAL {
-                *age = Age { count: age.count + 1, until };
-                self.queue.push_back((until, slot, age.count));
-            }
+        let Some(key) = self.entries.key_at(slot) else { return };
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        if until >= entry.until + RESTART_INTERVAL {
+            entry.until = until;
+            self.queue.push_back((until, key));
         }
     }
 
     /// The next connection whose time is over, and the slot that it had.
     pub(crate) fn poll_expired(&mut self, now: Instant) -> Option<(u32, Remains)> {
-        while self.queue.front().is_some_and(|&(at, ..)| at <= now) {
-            let (_, slot, age) = self.queue.pop_front()?;
-            if let Some(remains) = self.remove_aged(slot, age) {
-                return Some((slot, remains));
+        while self.queue.front().is_some_and(|&(at, _)| at <= now) {
+            let next = self.queue.pop_front()?;
+            if let Some(expired) = self.remove_due(next) {
+                return Some(expired);
             }
         }
         None
@@ -118,7 +105,7 @@ impl TimeWait {
 
     /// When the next time is over.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.queue.front().map(|&(at, ..)| at)
+        self.queue.front().map(|&(at, _)| at)
     }
 }
 

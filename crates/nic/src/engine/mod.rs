@@ -15,10 +15,11 @@ use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Header, Op, Transm
 use base::Instant;
 use smallvec::SmallVec;
 
+use structures::slab::Key;
+
 use crate::config::DeviceConfig;
 use crate::pipeline::Egress;
 use crate::pipeline::rx::Offered;
-use crate::slab::Key;
 
 mod count;
 pub(crate) mod file;

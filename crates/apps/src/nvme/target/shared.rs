@@ -7,6 +7,7 @@ use abi::aligned::AlignedBuf;
 use base::Instant;
 use bytes::Bytes;
 use host::DiskUser;
+use structures::slab::{Key, Slab};
 
 use super::Config;
 use super::buffers::{Buffers, Lease};
@@ -20,6 +21,18 @@ use super::subsystem::{Namespace, State, Subsystem};
 /// and the owner of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpId(pub(super) u64);
+
+impl OpId {
+    const fn key(self) -> Key {
+        Key::from_u64(self.0)
+    }
+}
+
+impl From<Key> for OpId {
+    fn from(key: Key) -> Self {
+        Self(key.to_u64())
+    }
+}
 
 /// What an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,73 +136,45 @@ impl Op {
 
 /// Operations under way.
 #[derive(Debug, Default)]
-pub(super) struct Ops {
-    slots: Vec<(u32, Option<Op>)>,
-    free: Vec<usize>,
-}
+pub(super) struct Ops(Slab<Op>);
 
 impl Ops {
     pub(super) fn insert(&mut self, op: Op) -> OpId {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
-            self.slots.len() - 1
-        });
-        let mut generation = 0;
-        if let Some(slot) = self.slots.get_mut(index) {
-            slot.0 = slot.0.wrapping_add(1);
-            slot.1 = Some(op);
-            generation = slot.0;
-        }
-        OpId(u64::from(generation) << 32 | index as u64)
+        OpId::from(self.0.insert(op))
     }
 
     /// Operations that there are.
-    pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
-    fn index(&self, id: OpId) -> Option<usize> {
-        let index = usize::try_from(id.0 & 0xffff_ffff).ok()?;
-        let slot = self.slots.get(index)?;
-        (u64::from(slot.0) == id.0 >> 32 && slot.1.is_some()).then_some(index)
+    pub(super) const fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub(super) fn get(&self, id: OpId) -> Option<&Op> {
-        self.slots.get(self.index(id)?)?.1.as_ref()
+        self.0.get(id.key())
     }
 
     pub(super) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
-        let index = self.index(id)?;
-        self.slots.get_mut(index)?.1.as_mut()
+        self.0.get_mut(id.key())
     }
 
     pub(super) fn remove(&mut self, id: OpId) -> Option<Op> {
-        let index = self.index(id)?;
-        self.free.push(index);
-        self.slots.get_mut(index)?.1.take()
+        self.0.remove(id.key())
     }
 
     /// That of a command.
     pub(super) fn find(&self, key: ConnKey, cid: u16) -> Option<OpId> {
         let is = |op: &Op| op.owner == Some(key) && op.cid == cid;
-        let found = |(_, op): &(u32, Option<Op>)| op.as_ref().is_some_and(is);
-        let index = self.slots.iter().position(found)?;
-        let (generation, _) = self.slots.get(index)?;
-        Some(OpId(u64::from(*generation) << 32 | index as u64))
+        self.0.iter().find(|(_, op)| is(op)).map(|(key, _)| OpId::from(key))
     }
 
     /// Returns whether an operation is about a namespace of the table.
     pub(super) fn any_at(&self, place: usize) -> bool {
-        self.slots.iter().any(|(_, op)| op.as_ref().is_some_and(|op| op.place == place))
+        self.0.iter().any(|(_, op)| op.place == place)
     }
 
     /// Those of a connection.
     pub(super) fn of(&self, key: ConnKey) -> Vec<OpId> {
-        let all = self.slots.iter().enumerate();
-        let own = |op: &Op| op.owner == Some(key);
-        all.filter(|(_, (_, op))| op.as_ref().is_some_and(own))
-            .map(|(index, (generation, _))| OpId(u64::from(*generation) << 32 | index as u64))
-            .collect()
+        let own = self.0.iter().filter(|(_, op)| op.owner == Some(key));
+        own.map(|(key, _)| OpId::from(key)).collect()
     }
 }
 

@@ -23,7 +23,7 @@ use wire::{Endpoint, Tuple};
 
 use self::counters::CountCounters;
 use crate::pipeline::headers::{Kind, classify, u16_at};
-use crate::slab::hash_tuple;
+use tcp_rules::tuple::hash_tuple;
 
 /// Flows counted at one time.
 const FLOWS_MAX: usize = 1024;

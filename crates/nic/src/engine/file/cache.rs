@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use super::buffers::Buffers;
 use super::counters::FileCounters;
 use super::waiters::{WaitList, Waiters};
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// Blocks of one list that are looked at for one eviction: shared ones are passed over, and moved
 /// behind the others.

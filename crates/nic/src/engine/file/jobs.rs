@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::super::Resolved;
 use super::open::Readable;
 use super::{FileEngine, Start};
-use crate::slab::Key;
+use structures::slab::Key;
 
 /// A piece of a block.
 #[derive(Clone, Copy, Debug)]

@@ -47,7 +47,7 @@ pub(crate) use self::open::PINNED;
 use self::open::{OpenFiles, Opened, Readable};
 use super::Resolved;
 use crate::config::FileConfig;
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// Longest path in bytes: Linux's `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;

@@ -15,7 +15,7 @@ use base::mix;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// Tells versions of namespaces from other hashes.
 const NAMESPACE: u64 = 0x6e73_7061_6365;

@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use crate::slab::Key;
+use structures::slab::Key;
 
 /// The end of a list.
 const END: u32 = u32::MAX;
@@ -75,7 +75,7 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slab::Slab;
+    use structures::slab::Slab;
 
     #[test]
     fn nodes_are_reused() {

@@ -55,7 +55,7 @@ use super::nvme_tcp::{NvmeTcpEngine, OpenedBy};
 use super::output::Outputs;
 use super::tls::{Keys, TxState};
 use crate::config::L5oConfig;
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 pub(crate) use tx::{Pieces, Refused};
 

@@ -25,7 +25,7 @@ use crate::engine::nvme_tcp::tx;
 use crate::engine::output::Outputs;
 use crate::engine::source::Source;
 use crate::engine::tls::{Keys, Seal};
-use crate::slab::Key;
+use structures::slab::Key;
 
 /// How a transmit's payload is made of the parts of its plan.
 pub(crate) type Pieces = SmallVec<[Piece; 2]>;

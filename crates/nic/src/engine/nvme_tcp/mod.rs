@@ -40,7 +40,7 @@ use self::rx::Receive;
 use self::walk::{Piece, Work, small};
 use super::tls::{Keys, Undo};
 use crate::config::L5oConfig;
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// Records that seem to carry something else than the stream, of a context.
 const FOREIGN_MAX: usize = 8;

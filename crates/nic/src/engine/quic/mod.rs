@@ -33,8 +33,8 @@ use self::keys::{Keys, Numbers, Scratch};
 use self::table::{Entry, Order, Receive, Table, Way};
 use super::output::Outputs;
 use crate::config::QuicConfig;
-use crate::slab::Slab;
 use structures::ReorderWindow;
+use structures::slab::Slab;
 
 pub(crate) use engine::plan_sealing;
 pub(crate) use tx::Sealing;

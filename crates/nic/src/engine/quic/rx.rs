@@ -18,8 +18,8 @@ use super::table::{Entry, Found, Order, Receive, Way};
 use super::{Datagram, QuicEngine, Waiting};
 use crate::pipeline::headers::u16_at;
 use crate::pipeline::rx::TransportAt;
-use crate::slab::Key;
 use structures::WindowPosition;
+use structures::slab::Key;
 
 /// Why a connection's gaps are given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

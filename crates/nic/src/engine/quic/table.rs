@@ -20,8 +20,8 @@ use wire::Tuple;
 use wire::quic::Short;
 
 use super::keys::{Keys, Numbers};
-use crate::slab::{Key, Slab};
 use structures::ReorderWindow;
+use structures::slab::{Key, Slab};
 
 /// Most routes of one entry.
 pub(super) const ROUTES_MAX: usize = 16;

@@ -13,7 +13,7 @@ use base::mix;
 use hashbrown::HashTable;
 use wire::Endpoint;
 
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// RFC 7323 section 2.3.
 const WINDOW_SCALE_MAX: u8 = 14;

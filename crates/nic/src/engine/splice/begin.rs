@@ -17,7 +17,7 @@ use super::translate::Translation;
 use super::{End, Route, SpliceEngine};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::TransportAt;
-use crate::slab::Key;
+use structures::slab::Key;
 
 /// Largest window that a shift of 14 can say (RFC 7323 section 2.3).
 const WINDOW_MAX: u32 = 1 << 30;

@@ -13,8 +13,9 @@ use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::pair::{Pair, Phase};
 use super::{End, SpliceEngine};
+use structures::slab::Key;
+
 use crate::pipeline::{Egress, Run};
-use crate::slab::Key;
 
 /// How long a closed pair is kept. The last acknowledgment may be lost, and is sent again only for
 /// a FIN that comes again: of a peer that has no round-trip time to go by (RFC 6298 section 2, one

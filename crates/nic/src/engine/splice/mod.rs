@@ -37,11 +37,11 @@ use wire::tcp::Flags;
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TransportAt;
 use crate::pipeline::{Egress, Run};
-use crate::slab::{Key, Slab};
 use counters::SpliceCounters;
 pub use pair::SpliceInfo;
 use pair::{Fault, Kept, Pair, Phase};
 use segment::Segment;
+use structures::slab::{Key, Slab};
 use translate::Unfit;
 
 /// Shared buffers without a packet that are kept for later: as many as frames may be on their way.

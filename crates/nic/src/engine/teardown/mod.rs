@@ -42,8 +42,8 @@ use self::table::Table;
 use self::time_wait::{Reaction, TimeWait};
 use crate::config::TeardownConfig;
 use crate::pipeline::rx::TransportAt;
-use crate::slab::Key;
 use structures::TimerBitmapWheel;
+use structures::slab::Key;
 
 /// The grain of time-outs. With [`SLOTS`] of them those from 200 ms (the least that the host's
 /// stack takes) to 4 s are in the wheel once and at most 8 % late, at 32 bytes a flow.

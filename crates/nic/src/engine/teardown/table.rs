@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
 
-use crate::slab::{Key, Slab};
+use structures::slab::{Key, Slab};
 
 /// The table.
 #[derive(Debug)]

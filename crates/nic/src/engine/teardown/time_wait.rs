@@ -17,7 +17,7 @@ use wire::{ETHERNET_BYTES, Tuple};
 use super::segments::Stamp;
 use super::table::Table;
 use crate::pipeline::rx::TransportAt;
-use crate::slab::Key;
+use structures::slab::Key;
 
 /// As the host's stack, and RFC 1700.
 const HOP_LIMIT: u8 = 64;

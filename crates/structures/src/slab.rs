@@ -1,5 +1,4 @@
-//! Storage with keys that go stale: the one container behind waiting transmits, jobs, files and
-//! blocks.
+//! Storage with keys that go stale.
 //!
 //! A [`Key`] names a value until the value is removed; afterwards it names nothing, even where its
 //! place is used again. So lists may keep keys of things that are gone (a cancelled waiter, a disk
@@ -13,28 +12,34 @@ const NO_PLACE: u32 = u32::MAX;
 
 /// Name of a value in a [`Slab`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub struct Key {
     index: u32,
     generation: u32,
 }
 
 impl Key {
     /// Names nothing in any slab.
-    pub(crate) const NONE: Self = Self { index: NO_PLACE, generation: 0 };
+    pub const NONE: Self = Self { index: NO_PLACE, generation: 0 };
 
     /// Which place it names, whatever is there now.
-    pub(crate) const fn index(self) -> u32 {
+    #[must_use]
+    #[inline]
+    pub const fn index(self) -> u32 {
         self.index
     }
 
-    /// The key as a number, for a request that leaves the device.
-    pub(crate) const fn to_u64(self) -> u64 {
+    /// The key as a number, for a request whose answer brings it back.
+    #[must_use]
+    #[inline]
+    pub const fn to_u64(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
 
     /// The key from a number that came back; hostile numbers name nothing.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
-    pub(crate) const fn from_u64(number: u64) -> Self {
+    #[must_use]
+    #[inline]
+    pub const fn from_u64(number: u64) -> Self {
         Self { index: number as u32, generation: (number >> 32) as u32 }
     }
 }
@@ -48,30 +53,42 @@ struct Place<T> {
 
 /// Values by key.
 #[derive(Debug)]
-pub(crate) struct Slab<T> {
+pub struct Slab<T> {
     places: Vec<Place<T>>,
     free: u32,
     len: usize,
 }
 
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T> Slab<T> {
     /// Nothing in it.
-    pub(crate) const fn new() -> Self {
+    #[must_use]
+    pub const fn new() -> Self {
         Self { places: Vec::new(), free: NO_PLACE, len: 0 }
     }
 
     /// Values in it.
-    pub(crate) const fn len(&self) -> usize {
+    #[must_use]
+    pub const fn len(&self) -> usize {
         self.len
     }
 
     /// Whether nothing is in it.
-    pub(crate) const fn is_empty(&self) -> bool {
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Stores a value and names it. Callers bound the number of values far below 2^32.
-    pub(crate) fn insert(&mut self, value: T) -> Key {
+    ///
+    /// # Panics
+    /// With 2^32 - 1 of them.
+    pub fn insert(&mut self, value: T) -> Key {
         self.len += 1;
         if let Some(place) = self.places.get_mut(self.free as usize) {
             let key = Key { index: self.free, generation: place.generation };
@@ -86,30 +103,33 @@ impl<T> Slab<T> {
     }
 
     /// The value that `key` names.
-    pub(crate) fn get(&self, key: Key) -> Option<&T> {
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<&T> {
         let place = self.places.get(key.index as usize)?;
         if place.generation == key.generation { place.value.as_ref() } else { None }
     }
 
     /// The key of the value at a place, if there is one: for who may keep no more than the place.
-    pub(crate) fn key_at(&self, index: u32) -> Option<Key> {
+    #[must_use]
+    pub fn key_at(&self, index: u32) -> Option<Key> {
         let place = self.places.get(index as usize).filter(|place| place.value.is_some())?;
         Some(Key { index, generation: place.generation })
     }
 
     /// Places that there are, used or free: every key's index is below.
-    pub(crate) fn places(&self) -> u32 {
+    #[must_use]
+    pub fn places(&self) -> u32 {
         u32::try_from(self.places.len()).unwrap_or(NO_PLACE)
     }
 
     /// The value that `key` names, to change it.
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let place = self.places.get_mut(key.index as usize)?;
         if place.generation == key.generation { place.value.as_mut() } else { None }
     }
 
     /// Takes the value that `key` names; the key is stale from then on.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    pub fn remove(&mut self, key: Key) -> Option<T> {
         let place = self.places.get_mut(key.index as usize)?;
         if place.generation != key.generation {
             return None;
@@ -123,7 +143,7 @@ impl<T> Slab<T> {
     }
 
     /// All values and their keys.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         (0_u32..).zip(&self.places).filter_map(|(index, place)| {
             let key = Key { index, generation: place.generation };
             place.value.as_ref().map(|value| (key, value))
@@ -131,12 +151,12 @@ impl<T> Slab<T> {
     }
 
     /// All values, to change them.
-    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.places.iter_mut().filter_map(|place| place.value.as_mut())
     }
 
     /// Takes all values out; every key is stale afterwards.
-    pub(crate) fn drain(&mut self, mut f: impl FnMut(T)) {
+    pub fn drain(&mut self, mut f: impl FnMut(T)) {
         for index in 0..self.places.len() {
             let Ok(place) = u32::try_from(index) else { continue };
             let key = Key { index: place, generation: self.places[index].generation };
