@@ -33,8 +33,8 @@ pub(crate) struct Remains {
 #[derive(Debug, Default)]
 pub(crate) struct TimeWait {
     entries: Slab<Entry>,
-    /// Entries in order of expiry. One whose time began again is there more than once; only its last
-    /// time counts.
+    /// Entries in order of expiry. One whose time began again is there more than once; only its
+    /// last time counts.
     queue: VecDeque<(Instant, Key)>,
 }
 
@@ -76,7 +76,8 @@ impl TimeWait {
         self.entries.remove(self.entries.key_at(slot)?).map(|entry| entry.remains)
     }
 
-    /// Forgets the connection whose time was to end then, unless it is gone or its time began again.
+    /// Forgets the connection whose time was to end then, unless it is gone or its time began
+    /// again.
     fn remove_due(&mut self, (at, key): (Instant, Key)) -> Option<(u32, Remains)> {
         self.entries.get(key).filter(|entry| entry.until == at)?;
         self.entries.remove(key).map(|entry| (key.index(), entry.remains))
