@@ -6,8 +6,8 @@ use base::Duration;
 use wire::Tuple;
 
 use crate::count::FlowCounts;
-use crate::l5o::{L5oId, L5oRefused, Opened, ResyncRequest};
-use crate::nvme_tcp::{DdpTeardownDone, Placed};
+use crate::l5o::{L5oId, L5oRefused, ResyncRequest, RxMetadata};
+use crate::nvme_tcp::DdpTeardownDone;
 use crate::quic::{self, QuicStatus};
 use crate::setup::{Established, ListenId};
 use crate::splice::{SpliceClosed, SpliceId};
@@ -90,7 +90,7 @@ impl Event {
 /// again.
 #[derive(Debug)]
 pub struct Received {
-    /// The frame, exactly as it came but for what `opened` says.
+    /// The frame, exactly as it came but for what `metadata` says.
     pub packet: PacketBuf,
     /// What the device knows about the transport checksum.
     pub checksum: Checksum,
@@ -98,10 +98,8 @@ pub struct Received {
     pub flow_hash: u32,
     /// Payload bytes of each wire packet merged into this one; zero where it is a single packet.
     pub segment_size: u16,
-    /// What an engine opened in its payload; none where the frame is as it came.
-    pub opened: Option<Opened>,
-    /// What was done with the NVMe/TCP PDUs in its payload.
-    pub placed: Option<Box<Placed>>,
+    /// What the device's contexts did to its payload.
+    pub metadata: RxMetadata,
     /// What was agreed on, where this is the first frame of a connection that the device set up.
     pub established: Option<Established>,
     /// What was done to its datagrams, where they are QUIC's and the device opened them.
@@ -125,8 +123,7 @@ impl Received {
             checksum,
             flow_hash,
             segment_size,
-            opened: None,
-            placed: None,
+            metadata: RxMetadata::EMPTY,
             established: None,
             quic: None,
             teardowns: 0,

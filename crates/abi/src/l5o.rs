@@ -193,6 +193,9 @@ pub struct RxMetadata {
 }
 
 impl RxMetadata {
+    /// The metadata of a segment that is as it came.
+    pub const EMPTY: Self = Self { opened: None, placed: None };
+
     /// Returns whether the segment is as it came.
     #[must_use]
     pub const fn is_empty(&self) -> bool {

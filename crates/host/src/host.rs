@@ -9,7 +9,6 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::l5o::RxMetadata;
 use abi::port::RxFrame;
 use abi::{
     Capabilities, Checksum, Event, FileFault, FileId, Op, PacketBuf, Received, Refusal,
@@ -357,7 +356,7 @@ impl Host {
             packets: packets_in(payload.len(), received.segment_size),
             packet: received.packet,
             payload,
-            metadata: RxMetadata { opened: received.opened, placed: received.placed },
+            metadata: received.metadata,
             ce: ip.ecn == 3,
         };
         if let Some(established) = received.established {

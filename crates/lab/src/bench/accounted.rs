@@ -258,7 +258,8 @@ impl HostPorts for HostSide {
         let mut event = self.events.pop()?;
         if let Event::Received(received) = &mut event {
             self.packets += 1;
-            if let Some(placed) = received.placed.as_mut().filter(|_| self.digests_ignored) {
+            if let Some(placed) = received.metadata.placed.as_mut().filter(|_| self.digests_ignored)
+            {
                 placed.verified.clear();
             }
         }

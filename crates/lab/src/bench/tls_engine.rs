@@ -338,7 +338,7 @@ fn receive(clock: &Clock, suite: Suite, segment_size: u16, order: Order) -> Resu
             took += clock.now().since(from);
             for event in done.drain(..) {
                 let Event::Received(received) = event else { continue };
-                let right = received.opened.map_or(0..0, |opened| opened.verified);
+                let right = received.metadata.opened.map_or(0..0, |opened| opened.verified);
                 verified += right.end - right.start;
                 device.pool().put(received.packet);
             }

@@ -117,8 +117,8 @@ impl Flow {
                 Event::Received(received) => {
                     let got = received.packet.as_slice();
                     assert_eq!(got[..head], frame[..head], "headers are never touched");
-                    self.take(at, bytes, &got[head..], received.opened.as_ref());
-                    opened = received.opened;
+                    self.take(at, bytes, &got[head..], received.metadata.opened.as_ref());
+                    opened = received.metadata.opened;
                 }
                 Event::L5oResyncRxReq { context, request, .. } => {
                     assert_eq!(context, CONTEXT);

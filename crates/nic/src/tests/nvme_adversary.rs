@@ -172,7 +172,7 @@ proptest! {
                     Event::DdpTeardownDone(_) => back += 1,
                     Event::Received(received) => {
                         let most = received.packet.as_slice().len();
-                        let placed = received.placed.map(|placed| placed.placements);
+                        let placed = received.metadata.placed.map(|placed| placed.placements);
                         for placement in placed.unwrap_or_default() {
                             prop_assert!(placement.range.end as usize <= most);
                         }

@@ -329,7 +329,7 @@ impl Flow {
             if let Event::Received(received) = event {
                 let got = received.packet.as_slice();
                 assert_eq!(got[..head], frame[..head], "headers are never touched");
-                assert!(received.opened.is_some() || got == frame, "only read");
+                assert!(received.metadata.opened.is_some() || got == frame, "only read");
                 self.take(at, bytes.len(), received);
             } else {
                 self.event(event);
@@ -349,11 +349,11 @@ impl Flow {
 
     /// Takes what came as a host does that checks each claim.
     fn take(&mut self, at: usize, len: usize, received: Received) {
-        if let Some(opened) = received.opened {
+        if let Some(opened) = received.metadata.opened {
             self.records_verified.extend(opened.verified);
         }
         let mut claims: Vec<Claim> = vec![None; len];
-        if let Some(placed) = received.placed {
+        if let Some(placed) = received.metadata.placed {
             assert_eq!(placed.context, Some(CONTEXT));
             let any = [placed.placements.len(), placed.verified.len(), placed.summed.len()];
             assert_ne!(any, [0; 3]);

@@ -135,7 +135,7 @@ pub(super) fn deliver_bytes(rig: &mut Rig, bytes: &[u8]) -> Fate {
         ([answer], []) => Fate::Answered(bytes_of(answer)),
         ([], [(queue, Event::Received(received))]) => {
             assert_eq!(received.packet.as_slice(), bytes, "as it came");
-            assert_eq!(received.opened, None);
+            assert_eq!(received.metadata.opened, None);
             match received.established {
                 Some(established) => Fate::Established(*queue, established),
                 None => Fate::Passed(*queue),

@@ -1,6 +1,6 @@
 //! The autonomous offload as the device sees it: its operations, and the frames that it opens.
 
-use abi::l5o::L5oRefused;
+use abi::l5o::{L5oRefused, RxMetadata};
 use abi::{Capabilities, Event, Op, Refusal};
 use alloc::boxed::Box;
 use base::Instant;
@@ -76,8 +76,8 @@ impl Engine for L5oEngine {
         let Some(tcp) = tcp_payload(received.packet.as_slice(), at) else { return };
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = self.receive(&tcp.tuple, tcp.seq, payload) else { return };
-        received.opened = outcome.opened;
-        received.placed = outcome.placed;
+        let (opened, placed) = (outcome.opened, outcome.placed);
+        received.metadata = RxMetadata { opened, placed };
         for (queue, context, flow, request) in outcome.asks {
             out.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }
