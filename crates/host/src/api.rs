@@ -9,9 +9,6 @@ use base::Duration;
 use wire::Endpoint;
 use wire::tls::Version as TlsVersion;
 
-use crate::extents::DiskUser;
-use crate::udp::UdpId;
-
 pub use abi::splice::{SpliceEnd, SpliceId};
 pub use abi::{FileId, FileKind, FileStat};
 
@@ -34,6 +31,23 @@ impl SocketId {
 /// A listening port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId(pub(crate) u32);
+
+/// A UDP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UdpId(pub(crate) u32);
+
+/// Names a user of the host's disk beyond sockets: see [`crate::Host::new_disk_user`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskUser(pub u8);
+
+/// Names an operation of a user of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskToken {
+    /// Whose it is.
+    pub user: DiskUser,
+    /// The user's own name for it.
+    pub number: u64,
+}
 
 /// The files that a transmit has bytes of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

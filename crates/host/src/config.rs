@@ -191,6 +191,23 @@ pub struct FirstNumbers {
     pub record: u64,
 }
 
+impl TcpConfig {
+    /// Returns the shift of the windows that we offer: the least that lets the whole buffer be
+    /// offered.
+    pub(crate) fn window_scale(&self) -> u8 {
+        let mut scale = 0;
+        while self.receive_bytes_max >> scale > u32::from(u16::MAX) && scale < 14 {
+            scale += 1;
+        }
+        scale
+    }
+
+    /// Returns what the window field of a SYN or SYN-ACK offers: unscaled (RFC 7323 section 2.2).
+    pub(crate) fn first_window(&self) -> u16 {
+        u16::try_from(self.receive_bytes_max).unwrap_or(u16::MAX)
+    }
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {

@@ -6,20 +6,20 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`host`](Host) | the contract's end: events in, operations out, who gets which packet |
 //! | `application` | what runs above a host, as its driver sees it |
-//! | `sockets` | the application's end: readiness, reading, writing, `offload_*` |
-//! | `passive` | connections that begin: listeners, SYN cache, cookies, TIME-WAIT |
-//! | `hand_over` | connections that the device sets up and tears down |
-//! | `quasi` | connections of one transaction, without a TCB |
-//! | `splice` | connections that the device relays between: `nsplice` |
+//! | `nvme` | NVMe/TCP above a socket |
+//! | `host` | the contract's end, and the application's: it gives everything to a service |
+//! | `accept` | connections that peers begin: listeners, SYN cookies, set-up by the device |
+//! | `offload` | connections that the device has: torn down, or relayed (`nsplice`) |
+//! | `stream` | sockets of byte streams |
+//! | `udp` | UDP sockets |
+//! | `l5p` | protocols above TCP: TLS, PDUs of NVMe/TCP |
 //! | `tcp` | TCP by role |
-//! | `udp` | UDP sockets, and the operations of QUIC's offload |
-//! | `l5p` | protocols above TCP: TLS, digests of NVMe/TCP |
-//! | `files` | file handles, and the software path for what the device does not send |
-//! | `extents` | file content for protocols that are spoken above UDP sockets |
+//! | `storage` | file handles, the software path for what the device does not send, namespaces |
 //! | `net` | addresses, neighbours, ICMP |
 //! | `outbox` | what leaves |
+//!
+//! Imports point downwards only; `xtask imports` checks it.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -28,48 +28,35 @@ extern crate std;
 
 extern crate alloc;
 
+mod accept;
 mod api;
 mod application;
 mod config;
 mod counters;
-mod ending;
-mod extents;
-mod files;
-mod hand_over;
 mod hash;
 mod host;
 mod l5p;
 mod limit;
-mod linger;
-mod namespaces;
 mod net;
+pub mod nvme;
+mod offload;
 mod outbox;
-mod passive;
-mod quasi;
 mod rare;
-mod sockets;
-mod splice;
-mod table;
+mod storage;
+mod stream;
 mod tcp;
 mod udp;
 
 pub use api::{
-    ConnectError, FaultScope, FileId, FileKind, FileStat, Listen, ListenError, ListenerId,
-    ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId, SocketInfo,
-    SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
+    ConnectError, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat, Listen, ListenError,
+    ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId,
+    SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo, UdpId,
 };
 pub use application::Application;
 pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
 pub use counters::HostCounters;
-pub use extents::{DiskToken, DiskUser, ExtentDone, ExtentRead};
 pub use host::Host;
-pub use tcp::congestion::{Congestion, RenoGrowth};
-/// NVMe over TCP.
-pub mod nvme {
-    pub use crate::l5p::nvme_tcp::tx::PduData;
-    pub use crate::l5p::nvme_tcp::{
-        Ended, Incoming, Initiate, Negotiated, Serve, Source, Transport,
-    };
-}
 pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
-pub use udp::{UdpId, UdpReceived, UdpSend};
+pub use storage::extents::{ExtentDone, ExtentRead};
+pub use tcp::congestion::{Congestion, RenoGrowth};
+pub use udp::{UdpReceived, UdpSend};

@@ -11,9 +11,7 @@ use core::net::IpAddr;
 use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
 use abi::nvme_tcp::NvmeTcpLimits;
-use abi::quic::QuicLimits;
-use abi::splice::SpliceLimits;
-use abi::{FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
+use abi::{Capabilities, FlowId, Header, Op, PacketBuf, Parts, Refusal, Transmit, TsOption};
 use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::emit::{self, IpHeader, Link};
@@ -21,6 +19,8 @@ use wire::frame::protocol;
 use wire::tcp::{Flags, Segment};
 use wire::{ETHERNET_BYTES, Tuple};
 
+use crate::api::Notice;
+use crate::config::Config;
 use crate::counters::HostCounters;
 use crate::limit::PerSecond;
 use crate::net::Net;
@@ -28,31 +28,34 @@ use crate::net::Net;
 /// Hop limit of what we send: Linux's default.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// Queues towards the device and the disk.
+/// Queues towards the device, the disk and the application.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) ops: VecDeque<Op>,
     pub(crate) recycle: VecDeque<PacketBuf>,
     pub(crate) disk: VecDeque<DiskRequest>,
+    /// What happened, for the application.
+    pub(crate) notices: VecDeque<Notice>,
     pub(crate) counters: HostCounters,
     pub(crate) net: Net,
-    /// Most payload of one transmit.
-    pub(crate) transmit_bytes_max: u32,
-    /// What the device does for protocols above TCP, or why it does nothing.
-    pub(crate) l5o: Result<L5oLimits, Refusal>,
-    /// What the device does for NVMe over TCP, or why it does nothing.
-    pub(crate) nvme_tcp: Result<NvmeTcpLimits, Refusal>,
-    /// What the device does for splicing, or why it does nothing.
-    pub(crate) splice: Result<SpliceLimits, Refusal>,
-    /// What the device does for QUIC, or why it does nothing.
-    pub(crate) quic: Result<QuicLimits, Refusal>,
+    pub(crate) offloads: Offloads,
     /// Transmits that never left and whose echo is waited for.
     pub(crate) unsent: Vec<(FlowId, u32)>,
     /// Contexts that were named so far.
-    pub(crate) contexts: u64,
-    /// Resets that strangers made us send, and how many of them a second may be.
-    pub(crate) resets: PerSecond,
-    pub(crate) resets_per_s_max: u32,
+    contexts: u64,
+    /// Resets that strangers make us send.
+    resets: PerSecond,
+}
+
+/// What the device does for connections of this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offloads {
+    /// Most payload of one transmit.
+    pub(crate) transmit_bytes_max: u32,
+    /// What it does for protocols above TCP, or why it does nothing.
+    pub(crate) l5o: Result<L5oLimits, Refusal>,
+    /// What it does for NVMe over TCP, or why it does nothing.
+    pub(crate) nvme_tcp: Result<NvmeTcpLimits, Refusal>,
 }
 
 /// What a TCP transmit is beyond its header.
@@ -68,6 +71,28 @@ pub(crate) struct TcpPayload {
 }
 
 impl Outbox {
+    pub(crate) fn new(config: &Config, capabilities: &Capabilities) -> Self {
+        Self {
+            ops: VecDeque::new(),
+            recycle: VecDeque::new(),
+            disk: VecDeque::new(),
+            notices: VecDeque::new(),
+            counters: HostCounters::default(),
+            net: Net::new(config, capabilities.mac, capabilities.mtu),
+            offloads: Offloads {
+                transmit_bytes_max: capabilities.transmit_bytes_max,
+                l5o: config.tls_offload.and(capabilities.l5o),
+                nvme_tcp: config
+                    .nvme_tcp_offload
+                    .and(capabilities.l5o)
+                    .map(|limits| limits.nvme_tcp),
+            },
+            unsent: Vec::new(),
+            contexts: 0,
+            resets: PerSecond::new(config.tcp.resets_per_s_max),
+        }
+    }
+
     /// A name for a context, never used before.
     pub(crate) const fn new_context(&mut self) -> L5oId {
         self.contexts += 1;
@@ -170,7 +195,7 @@ impl Outbox {
     }
 
     fn may_reset(&mut self, now: Instant) -> bool {
-        let may = self.resets.allows(now, self.resets_per_s_max);
+        let may = self.resets.allows(now);
         self.counters.tcp_out_rsts_limited += u64::from(!may);
         may
     }

@@ -32,7 +32,6 @@ const fn allow(krate: &'static str, files: usize, why: &'static str) -> Allowanc
 const ALLOWANCES: &[Allowance] = &[
     allow("abi", 2, "NVMe over TCP is a protocol above TCP, whose contexts name their protocol"),
     allow("apps", 12, "parts of the NVMe target and initiator use each other's types"),
-    allow("host", 28, "`Host` is one object in several files, and TCP reports by its vocabulary"),
     allow("io", 4, "halves of one object"),
     allow("outboard", 6, "verbs and their options"),
     allow("quic", 2, "a connection and how its packets are sent"),

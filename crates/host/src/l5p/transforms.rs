@@ -18,20 +18,14 @@ use bytes::Bytes;
 use smallvec::smallvec;
 use wire::tls::Run;
 
-use super::nvme_tcp::tx::pdus::{Pdu, Pdus};
+use super::nvme_tcp::pdus::{Pdu, Pdus, Text};
 use super::tls::record::content;
 use super::tls::sealer::{Records, Sealer};
 use crate::outbox::Outbox;
-use crate::tcp::spans::{Pieces, Source, SpanBytes, SpanMap, TakenBack, Unread};
+use crate::tcp::source::{Source, Unread};
+use crate::tcp::spans::{SpanMap, TakenBack};
+use crate::tcp::transform::{Pieces, SpanBytes};
 use crate::tcp::transform::{TxTransforms, TxUnit};
-
-/// Bytes that are sent plain, or as content of records.
-#[derive(Clone, Debug)]
-pub(crate) enum Text {
-    Plain(Source),
-    /// A PDU whose digest is still to be made.
-    Pdu(Box<Pdu>),
-}
 
 /// Bytes of the stream that are made from others.
 #[derive(Clone, Debug)]

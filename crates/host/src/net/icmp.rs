@@ -183,7 +183,12 @@ fn quoted(packet: &[u8], kind: ErrorKind) -> Option<TcpError> {
     Some(TcpError { tuple, seq, kind })
 }
 
-/// Tells the sender of a UDP datagram that nobody listens: RFC 1122 section 4.1.3.1.
+/// Returns the limit of [`send_port_unreachable`].
+pub(crate) const fn error_limit() -> PerSecond {
+    PerSecond::new(ERRORS_PER_SECOND)
+}
+
+/// Tells the sender of a UDP datagram that its port is not bound: RFC 1122 section 4.1.3.1.
 pub(crate) fn send_port_unreachable(
     out: &mut Outbox,
     limit: &mut PerSecond,
@@ -191,10 +196,7 @@ pub(crate) fn send_port_unreachable(
     ip: &IpPacket,
     frame: &[u8],
 ) {
-    if ip.source.is_multicast()
-        || ip.destination.is_multicast()
-        || !limit.allows(now, ERRORS_PER_SECOND)
-    {
+    if ip.source.is_multicast() || ip.destination.is_multicast() || !limit.allows(now) {
         return;
     }
     let quote = &frame[ip.l3..ip.end.min(ip.l4 + QUOTED_BYTES)];

@@ -5,9 +5,11 @@
 //! | [`conn`] | the connection: what belongs to it, what an application does to it |
 //! | [`input`] | a segment arrives: acceptability, resets, what goes where |
 //! | [`ack`] | an acknowledgment: what it delivers, loss, recovery, congestion |
+//! | [`numbers`] | first sequence numbers and timestamps |
 //! | [`output`] | what may be sent now, and as which transmits |
 //! | [`expire`] | timers |
 //! | [`rcv`] | receive window, reassembly, SACK blocks, when to acknowledge |
+//! | [`source`] | where the bytes of the send stream come from |
 //! | [`spans`] | the send stream as a map from positions to sources |
 //! | [`transform`] | what the send stream asks of protocols above TCP |
 //! | [`flight`] | what was sent and is not acknowledged |
@@ -37,6 +39,7 @@ pub(crate) mod hand_over;
 pub(crate) mod hystart;
 pub(crate) mod input;
 pub(crate) mod listen;
+pub(crate) mod numbers;
 pub(crate) mod output;
 pub(crate) mod rack;
 mod ranges;
@@ -44,6 +47,7 @@ pub(crate) mod rcv;
 pub(crate) mod recovery;
 pub(crate) mod rtt;
 pub(crate) mod socket;
+pub(crate) mod source;
 pub(crate) mod spans;
 pub(crate) mod state;
 pub(crate) mod time_wait;

@@ -17,8 +17,8 @@ use super::spans::Collected;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
 use super::transform::TxTransforms;
-use crate::files::DiskOwner;
 use crate::outbox::TcpPayload;
+use crate::storage::files::DiskOwner;
 
 /// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.
 const PACE_BURST: Duration = Duration::from_millis(1);
@@ -373,7 +373,7 @@ impl<T: TxTransforms> Connection<T> {
     /// make it later.
     fn burst(&self, cx: &Cx<'_>) -> u32 {
         let mss = self.snd.mss;
-        let max = cx.out.transmit_bytes_max / mss * mss;
+        let max = cx.out.offloads.transmit_bytes_max / mss * mss;
         let srtt = self.snd.rtt.srtt();
         if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return max.max(mss);

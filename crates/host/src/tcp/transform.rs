@@ -10,8 +10,9 @@ use core::fmt::Debug;
 use abi::l5o::L5oId;
 use abi::{FileId, Part, Refusal};
 use bytes::Bytes;
+use smallvec::SmallVec;
 
-use super::spans::{Pieces, Unread};
+use super::source::{Source, Unread};
 use crate::outbox::Outbox;
 
 /// Bytes of the stream that a transform makes. Offsets count from its first byte.
@@ -41,6 +42,41 @@ pub(crate) trait TxUnit: Clone + Debug {
     /// it; `at` in it is an offset.
     fn first_unread(&self, offset: u64) -> Option<Unread>;
 }
+
+/// The bytes of a span.
+#[derive(Clone, Debug)]
+pub(crate) enum SpanBytes<U> {
+    /// Sent as they are.
+    Plain(Source),
+    /// Made by a transform.
+    Made(U),
+}
+
+impl<U: TxUnit> SpanBytes<U> {
+    pub(super) fn memory(&self) -> usize {
+        match self {
+            Self::Plain(source) => source.memory(),
+            Self::Made(unit) => unit.memory(),
+        }
+    }
+
+    pub(super) fn file(&self) -> Option<FileId> {
+        match self {
+            Self::Plain(source) => source.file().map(|(file, _)| file),
+            Self::Made(unit) => unit.file(),
+        }
+    }
+
+    pub(super) fn is_unread(&self) -> bool {
+        match self {
+            Self::Plain(source) => source.unread().is_some(),
+            Self::Made(unit) => unit.is_unread(),
+        }
+    }
+}
+
+/// Consecutive spans and the length of each.
+pub(crate) type Pieces<U> = SmallVec<[(SpanBytes<U>, u64); 3]>;
 
 /// The state that a connection's units share: keys, and what the device's contexts expect.
 pub(crate) trait TxTransforms: Debug + Default {

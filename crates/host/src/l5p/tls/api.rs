@@ -96,13 +96,22 @@ impl TlsKeys {
         } else {
             (Sender::Server, Sender::Client)
         };
-        let tx = Secret::new(rustls, suite, ours, &secrets.tx)?.direction()?;
-        let rx = Secret::new(rustls, suite, theirs, &secrets.rx)?.direction()?;
+        let tx = TlsDirection::of_secret(&Secret::new(rustls, suite, ours, &secrets.tx)?)?;
+        let rx = TlsDirection::of_secret(&Secret::new(rustls, suite, theirs, &secrets.rx)?)?;
         Some(Self { version: TlsVersion::Tls13, suite, tx, rx, crypto })
     }
 }
 
 impl TlsDirection {
+    /// Returns key and iv of the records from number zero: RFC 8446 section 7.3.
+    pub(super) fn of_secret(secret: &Secret) -> Option<Self> {
+        let mut key = Zeroizing::new([0; 32]);
+        let mut iv = [0; NONCE_BYTES];
+        secret.expand(b"key", key.get_mut(..secret.suite.key_bytes())?)?;
+        secret.expand(b"iv", &mut iv)?;
+        Some(Self { key, iv, number: 0, secret: Some(secret.clone()) })
+    }
+
     /// A key, of which the first [`Suite::key_bytes`] count; what nonces are made from; the number
     /// of the next record.
     #[must_use]

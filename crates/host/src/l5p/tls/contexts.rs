@@ -20,7 +20,7 @@ impl Session {
     /// are kept with the stream in any case.
     pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, follows: bool) {
         let Stage::Open(open) = &self.stage else { return };
-        let refused = match cx.out.l5o {
+        let refused = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_tx => None,
             Ok(_) => Some(Refusal::NotSupported),
             Err(why) => Some(why),

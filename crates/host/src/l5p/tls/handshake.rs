@@ -12,9 +12,9 @@ use rustls::kernel::KernelConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus};
-use rustls::{ClientConfig, ExtractedSecrets, ServerConfig};
+use rustls::{ClientConfig, ServerConfig};
 
-use super::open::Kernel;
+use super::open::{Done, Kernel};
 use super::record::content;
 
 /// A handshake under way.
@@ -27,13 +27,6 @@ pub(crate) struct Handshake {
 enum End {
     Server(UnbufferedServerConnection),
     Client(UnbufferedClientConnection),
-}
-
-/// What a handshake leaves behind.
-pub(crate) struct Done {
-    pub(crate) secrets: ExtractedSecrets,
-    /// Makes the keys that follow.
-    pub(crate) kernel: Kernel,
 }
 
 /// How far it got.

@@ -39,13 +39,13 @@ use wire::tls::{FATAL, fatal_alert};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
-use crate::files::Files;
 use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::tx::pdus::Written;
+use crate::l5p::nvme_tcp::pdus::Written;
 use crate::outbox::Outbox;
+use crate::storage::files::Files;
 use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Receive;
-use crate::tcp::spans::Source;
+use crate::tcp::source::Source;
 use crate::tcp::state::State;
 pub use api::{TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
 use handshake::{Handshake, Progress};

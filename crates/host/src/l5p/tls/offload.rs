@@ -87,7 +87,7 @@ impl RxOffload {
             context: Err(why),
             keys,
             old: VecDeque::new(),
-            made: PerSecond::default(),
+            made: PerSecond::new(CONTEXTS_PER_SECOND),
             mode: ResyncMode::StreamScan,
             asked: None,
             log: None,
@@ -125,12 +125,12 @@ impl RxOffload {
 
     /// Asks the device for a context that opens from `next` on.
     pub(super) fn install(&mut self, conn: &Connection, cx: &mut Cx<'_>, next: Boundary) {
-        let limits = match cx.out.l5o {
+        let limits = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_rx => limits,
             Ok(_) => return self.context = Err(Refusal::NotSupported),
             Err(why) => return self.context = Err(why),
         };
-        if !self.has_room() || !self.made.allows(cx.now, CONTEXTS_PER_SECOND) {
+        if !self.has_room() || !self.made.allows(cx.now) {
             let late = Err(Refusal::KeysChangeTooOften);
             cx.out.counters.tls_rx_device_put_off += u64::from(self.context != late);
             return self.context = late;

@@ -13,9 +13,8 @@ use bytes::Bytes;
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
-use rustls::{ConnectionTrafficSecrets, ProtocolVersion, SupportedCipherSuite};
+use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, ProtocolVersion, SupportedCipherSuite};
 
-use super::handshake::Done;
 use super::record::{Alert, CONTENT_BYTES_MAX, Keys, Version, content};
 use super::secret::{Secret, Sender};
 use super::{TlsDirection, TlsKeys};
@@ -36,6 +35,13 @@ const HELLO_REQUEST: u8 = 0;
 const CLIENT_HELLO: u8 = 1;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
+
+/// What a handshake leaves behind.
+pub(crate) struct Done {
+    pub(crate) secrets: ExtractedSecrets,
+    /// Makes the keys that follow.
+    pub(crate) kernel: Kernel,
+}
 
 /// What makes the next keys.
 pub(crate) enum Kernel {
@@ -125,7 +131,7 @@ impl Half {
     /// The next keys of a secret, which becomes the next.
     fn updated(crypto: &dyn CryptoProvider, secret: &mut Secret) -> Option<Self> {
         secret.update()?;
-        Self::of_direction(crypto, Version::Tls13, secret.suite, &secret.direction()?)
+        Self::of_direction(crypto, Version::Tls13, secret.suite, &TlsDirection::of_secret(secret)?)
     }
 
     /// Appends a record to `out`; nothing where the numbers are used up (RFC 8446 section 5.3: they

@@ -7,13 +7,11 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use abi::crypto::{NONCE_BYTES, Suite};
+use abi::crypto::Suite;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::tls13::{HkdfExpander, OkmBlock};
 use rustls::{CipherSuite, SupportedCipherSuite, Tls13CipherSuite};
 use zeroize::Zeroizing;
-
-use super::api::TlsDirection;
 
 /// Which end of the handshake seals with a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,15 +58,6 @@ impl Secret {
         fits.then(|| Self { suite, rustls, sender, bytes: Zeroizing::new(bytes.to_vec()) })
     }
 
-    /// Key and iv of the records from number zero: RFC 8446 section 7.3.
-    pub(super) fn direction(&self) -> Option<TlsDirection> {
-        let mut key = Zeroizing::new([0; 32]);
-        let mut iv = [0; NONCE_BYTES];
-        self.expand(b"key", key.get_mut(..self.suite.key_bytes())?)?;
-        self.expand(b"iv", &mut iv)?;
-        Some(TlsDirection { key, iv, number: 0, secret: Some(self.clone()) })
-    }
-
     /// Becomes `application_traffic_secret_N+1`: RFC 8446 section 7.2.
     pub(super) fn update(&mut self) -> Option<()> {
         let mut next = Zeroizing::new(alloc::vec![0; self.bytes.len()]);
@@ -83,7 +72,7 @@ impl Secret {
     }
 
     /// HKDF-Expand-Label without a context: RFC 8446 section 7.1.
-    fn expand(&self, label: &[u8], out: &mut [u8]) -> Option<()> {
+    pub(super) fn expand(&self, label: &[u8], out: &mut [u8]) -> Option<()> {
         const PREFIX: &[u8] = b"tls13 ";
         let expander = self.rustls.hkdf_provider.expander_for_okm(&OkmBlock::new(&self.bytes));
         let expander: &dyn HkdfExpander = &*expander;

@@ -17,10 +17,11 @@ use super::{Piece, Session, Stage};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::tx::pdus::{Written, joined};
-use crate::l5p::transforms::{Text, Unit, take_unsent};
+use crate::l5p::nvme_tcp::pdus::Text;
+use crate::l5p::nvme_tcp::pdus::{Written, joined};
+use crate::l5p::transforms::{Unit, take_unsent};
 use crate::tcp::conn::Cx;
-use crate::tcp::spans::Source;
+use crate::tcp::source::Source;
 
 /// Content of an alert: RFC 8446 section 6.
 const ALERT_BYTES: u64 = 2;

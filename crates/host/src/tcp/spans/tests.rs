@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::outbox::Outbox;
-use abi::Refusal;
 use abi::l5o::L5oId;
+use abi::{Part, Refusal};
 use alloc::vec::Vec;
 use core::convert::Infallible;
 use proptest::prelude::*;

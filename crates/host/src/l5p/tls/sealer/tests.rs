@@ -9,8 +9,10 @@ use proptest::prelude::*;
 use wire::tls::Version;
 
 use super::*;
-use crate::l5p::transforms::{Text, Transforms, Unit};
-use crate::tcp::spans::{Source, SpanMap};
+use crate::l5p::nvme_tcp::pdus::Text;
+use crate::l5p::transforms::{Transforms, Unit};
+use crate::tcp::source::Source;
+use crate::tcp::spans::SpanMap;
 
 /// Content of a record, small so that runs have many.
 pub(crate) const RECORD: u32 = 100;

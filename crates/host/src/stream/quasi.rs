@@ -6,7 +6,7 @@
 //! read and answered: the request stays in the packet that it came in, the response goes to the
 //! device as the application wrote it (opportunistic zero-copy), and the close hands both over to
 //! be torn down. Whatever else happens makes the connection whole
-//! ([`Host::make_whole`](crate::Host)) first.
+//! ([`super::Streams::make_whole`]) first.
 //!
 //! Invariants: everything received is in order and acknowledged only by what the device will send;
 //! nothing was sent yet.

@@ -13,7 +13,7 @@ use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp
 use super::{Ended, Initiate, Role, Serve, Transport};
 use crate::api::FileId;
 use crate::host::Host;
-use crate::l5p::nvme_tcp::tx::PduData;
+use crate::l5p::nvme_tcp::pdus::PduData;
 
 /// Most data in a C2HData: what has to be summed again where its end is lost. Each costs the host
 /// about as much, whatever its length; and a transmit is as long.

@@ -8,9 +8,9 @@
 //! forgotten and what was kept follows; without it, or where one of them ends before, what was kept
 //! is handed to the connections as if it came now, and they are sockets again.
 //!
-//! Half of [`Host`]. Called for segments of sockets that are in [`Splices`], after work on them,
-//! and when there is nothing else to send. What is kept is bounded; beyond that the peer sends
-//! again.
+//! Called by [`crate::Host`] for segments of sockets that are to be relayed, after work on them,
+//! and when there is nothing else to send. [`Relayed`] tells [`Streams`] of them. What is kept is
+//! bounded; beyond that the peer sends again.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,9 +24,10 @@ use wire::Tuple;
 use wire::tcp::Flags;
 
 use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
-use crate::host::Host;
 use crate::l5p::Connection;
-use crate::table::Place;
+use crate::outbox::Outbox;
+use crate::stream::Streams;
+use crate::stream::table::{Place, Relayed};
 use crate::tcp::ack::timestamp;
 use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
@@ -41,8 +42,10 @@ const ENDED_MAX: usize = 4096;
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Pairs by how far they are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Splices {
+    /// Whether the device splices, or why not.
+    offload: Result<(), Refusal>,
     /// Names given so far.
     names: u64,
     /// Pairs that the host still has.
@@ -92,15 +95,28 @@ impl core::fmt::Debug for Kept {
 }
 
 impl Splices {
-    /// When [`Host::advance_splices`] has something to look at though nothing happened.
-    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
-        self.retry_at
+    pub(crate) fn new(offload: Result<(), Refusal>) -> Self {
+        Self {
+            offload,
+            names: 0,
+            pairs: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            due: VecDeque::new(),
+            retry_at: None,
+            live: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            ended: BTreeMap::new(),
+        }
     }
 
-    /// Whether the connection in a slot may be the device's already: it sends nothing, and no timer
-    /// of it counts.
-    pub(crate) fn is_frozen(&self, slot: u32) -> bool {
-        !self.slots.is_empty() && self.pair_of(slot).is_some_and(|pair| pair.asked)
+    /// Returns whether the device splices, or why not.
+    pub(crate) const fn offload(&self) -> Result<(), Refusal> {
+        self.offload
+    }
+
+    /// When [`Self::advance`] has something to look at though nothing happened.
+    pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
+        self.retry_at
     }
 
     /// Whether the device relays a connection with that tuple.
@@ -124,10 +140,6 @@ impl Splices {
         f("splice_live", self.live.len() as u64);
     }
 
-    fn pair_of(&self, slot: u32) -> Option<&Pair> {
-        self.slots.get(&slot).and_then(|(id, _)| self.pairs.get(id))
-    }
-
     /// Has a pair looked at.
     fn note(&mut self, id: SpliceId) {
         if let Some(pair) = self.pairs.get_mut(&id) {
@@ -139,10 +151,11 @@ impl Splices {
     }
 
     /// The pair is not the host's any more.
-    fn remove(&mut self, id: SpliceId) -> Option<Pair> {
+    fn remove(&mut self, streams: &mut Streams, id: SpliceId) -> Option<Pair> {
         let pair = self.pairs.remove(&id)?;
         for socket in pair.sockets {
             self.slots.remove(&socket.index);
+            streams.set_relayed(socket, Relayed::No);
         }
         Some(pair)
     }
@@ -154,33 +167,33 @@ impl Splices {
     }
 }
 
-impl Host {
+impl Splices {
     /// Begins to splice two established sockets. What was received and not read is relayed first;
     /// then, when everything is acknowledged on both sides, the device takes both connections.
     ///
-    /// Until [`crate::Notice::Spliced`] or [`crate::Notice::SpliceRefused`] with the name that this
-    /// gives, the application neither reads, writes nor closes them. Without a packet for
-    /// `idle_timeout` a spliced pair is reset.
+    /// Without a packet for `idle_timeout` a spliced pair is reset.
     ///
     /// # Errors
     /// [`SpliceError`]: they are not both established, or it is known already that the device will
     /// not do it. The sockets are as they were.
-    pub fn nsplice(
+    pub(crate) fn begin(
         &mut self,
-        now: Instant,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
         a: SocketId,
         b: SocketId,
         idle_timeout: Duration,
     ) -> Result<SpliceId, SpliceError> {
         let sockets = [a, b];
-        sockets.into_iter().for_each(|socket| self.make_whole(now, socket));
-        self.may_splice(sockets)?;
-        self.splices.names += 1;
-        let id = SpliceId(self.splices.names);
+        sockets.into_iter().for_each(|socket| streams.make_whole(cx, socket));
+        self.may_splice(streams, cx, sockets)?;
+        self.names += 1;
+        let id = SpliceId(self.names);
         let mut modes = [(false, false); 2];
         for (side, socket) in sockets.into_iter().enumerate() {
-            self.splices.slots.insert(socket.index, (id, side));
-            if let Some(conn) = self.table.get_mut(socket) {
+            self.slots.insert(socket.index, (id, side));
+            streams.set_relayed(socket, Relayed::Draining);
+            if let Some(conn) = streams.table.get_mut(socket) {
                 // What is left of a segment must not wait for more.
                 let before = (conn.modes.no_delay, conn.modes.cork);
                 (conn.modes.no_delay, conn.modes.cork) = (true, false);
@@ -191,70 +204,63 @@ impl Host {
         let (asked, is_due, cancelled) = (false, false, false);
         let pair =
             Pair { sockets, idle_timeout, asked, is_due, cancelled, modes, kept, kept_bytes };
-        self.splices.pairs.insert(id, pair);
-        self.out.counters.splice_asked += 1;
+        self.pairs.insert(id, pair);
+        cx.out.counters.splice_asked += 1;
         for side in 0..2 {
-            self.relay_unread(now, sockets, side);
+            self.relay_unread(streams, cx, sockets, side);
         }
-        self.splices.note(id);
+        self.note(id);
         Ok(id)
     }
 
-    /// Whether the device splices, or why not.
-    ///
-    /// # Errors
-    /// Why not.
-    pub const fn splice_offload(&self) -> Result<(), Refusal> {
-        match self.out.splice {
-            Ok(_) => Ok(()),
-            Err(why) => Err(why),
-        }
-    }
-
     /// Ends a splice: both connections are reset.
-    pub fn unsplice(&mut self, id: SpliceId) {
-        if self.splices.live.contains_key(&id) {
-            self.out.ops.push_back(Op::Unsplice { id });
-        } else if let Some(pair) = self.splices.pairs.get_mut(&id) {
+    pub(crate) fn unsplice(&mut self, out: &mut Outbox, id: SpliceId) {
+        if self.live.contains_key(&id) {
+            out.ops.push_back(Op::Unsplice { id });
+        } else if let Some(pair) = self.pairs.get_mut(&id) {
             pair.cancelled = true;
-            self.splices.note(id);
+            self.note(id);
         }
     }
 
     /// Ends every splice.
-    pub fn unsplice_all(&mut self) {
-        let ids: Vec<SpliceId> =
-            self.splices.live.keys().chain(self.splices.pairs.keys()).copied().collect();
-        ids.into_iter().for_each(|id| self.unsplice(id));
+    pub(crate) fn unsplice_all(&mut self, out: &mut Outbox) {
+        let ids: Vec<SpliceId> = self.live.keys().chain(self.pairs.keys()).copied().collect();
+        ids.into_iter().for_each(|id| self.unsplice(out, id));
     }
 
-    /// What became of a splice that has ended, once.
-    pub fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta> {
-        self.splices.ended.remove(&id)
+    /// Returns what became of a splice that has ended, once.
+    pub(crate) fn take_ended(&mut self, id: SpliceId) -> Option<SpliceMeta> {
+        self.ended.remove(&id)
     }
 
     /// Whether two sockets can be spliced, as far as the host knows. A busy device is no reason
     /// against it: what it does not relay it has to receive, and to send, all the same.
-    fn may_splice(&mut self, sockets: [SocketId; 2]) -> Result<(), SpliceError> {
+    fn may_splice(
+        &self,
+        streams: &Streams,
+        cx: &mut Cx<'_>,
+        sockets: [SocketId; 2],
+    ) -> Result<(), SpliceError> {
         let mut timestamps = [false; 2];
         for (side, socket) in sockets.into_iter().enumerate() {
-            let Some(conn) = self.table.get(socket).filter(|conn| is_open(conn)) else {
-                let error = self.table.get(socket).and_then(|conn| conn.error);
-                self.out.counters.splice_declined_not_connected += 1;
+            let Some(conn) = streams.table.get(socket).filter(|conn| is_open(conn)) else {
+                let error = streams.table.get(socket).and_then(|conn| conn.error);
+                cx.out.counters.splice_declined_not_connected += 1;
                 return Err(SpliceError::NotConnected(error.unwrap_or(SocketError::Closed)));
             };
             timestamps[side] = conn.options.timestamps;
         }
         let [a, b] = sockets;
-        let c = &mut self.out.counters;
-        let (counter, why) = if let Err(why) = self.out.splice {
+        let c = &mut cx.out.counters;
+        let (counter, why) = if let Err(why) = self.offload {
             (&mut c.splice_declined_offload, why)
-        } else if self.has_session(a) || self.has_session(b) {
-            (&mut self.out.counters.splice_declined_encrypted, Refusal::Encrypted)
+        } else if streams.has_session(a) || streams.has_session(b) {
+            (&mut c.splice_declined_encrypted, Refusal::Encrypted)
         } else if timestamps[0] != timestamps[1] {
-            (&mut self.out.counters.splice_declined_options, Refusal::OptionsDiffer)
-        } else if a == b || self.splices.has(a.index) || self.splices.has(b.index) {
-            (&mut self.out.counters.splice_declined_busy, Refusal::DoesNotFit)
+            (&mut c.splice_declined_options, Refusal::OptionsDiffer)
+        } else if a == b || self.has(a.index) || self.has(b.index) {
+            (&mut c.splice_declined_busy, Refusal::DoesNotFit)
         } else {
             return Ok(());
         };
@@ -263,64 +269,71 @@ impl Host {
     }
 
     /// Appends what was received of one side and not read to the other side's stream.
-    fn relay_unread(&mut self, now: Instant, sockets: [SocketId; 2], side: usize) {
-        let Some(conn) = self.table.get_mut(sockets[side]) else { return };
+    fn relay_unread(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        sockets: [SocketId; 2],
+        side: usize,
+    ) {
+        let Some(conn) = streams.table.get_mut(sockets[side]) else { return };
         if conn.rcv.ready_bytes() == 0 {
             return;
         }
-        let unread = conn.rcv.take_unread(&mut self.out.recycle);
-        self.out.counters.splice_unread_bytes += unread.len() as u64;
-        self.with(now, sockets[1 - side], |conn, _| conn.write_all(unread));
+        let unread = conn.rcv.take_unread(&mut cx.out.recycle);
+        cx.out.counters.splice_unread_bytes += unread.len() as u64;
+        streams.with(cx, sockets[1 - side], |conn, _| conn.write_all(unread));
         // The window has opened.
-        self.touch(sockets[side]);
+        streams.touch(sockets[side]);
     }
 
     /// A segment for a connection that is to be spliced.
-    pub(crate) fn handle_splicing(
+    pub(crate) fn handle_segment(
         &mut self,
-        now: Instant,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
         slot: u32,
         arrival: Arrival,
         checksum: Checksum,
         segment_size: u16,
     ) {
-        let Some(&(id, side)) = self.splices.slots.get(&slot) else { return };
-        let Some(pair) = self.splices.pairs.get(&id) else {
-            internal_error!(self.out.counters.internal_errors, "a slot of no pair");
+        let Some(&(id, side)) = self.slots.get(&slot) else { return };
+        let Some(pair) = self.pairs.get(&id) else {
+            internal_error!(cx.out.counters.internal_errors, "a slot of no pair");
             return;
         };
         let (asked, sockets) = (pair.asked, pair.sockets);
         let kept = |arrival| Kept { side, arrival, checksum, segment_size };
         if asked {
-            return self.keep(id, kept(arrival));
+            return self.keep(cx.out, id, kept(arrival));
         }
         let flags = arrival.segment.flags;
         let fin = flags.has(Flags::FIN);
         let controls = flags.any(Flags::SYN.with(Flags::RST));
         let carries = !arrival.payload.is_empty() || fin;
-        let gap = self.table.get(sockets[side]).is_some_and(|conn| conn.rcv.has_gap());
+        let gap = streams.table.get(sockets[side]).is_some_and(|conn| conn.rcv.has_gap());
         if !carries || controls || gap && !fin {
             // What fills a gap is relayed like what was received before.
-            self.deliver(now, slot, arrival);
-            return self.relay_unread(now, sockets, side);
+            streams.deliver(cx, slot, arrival);
+            return self.relay_unread(streams, cx, sockets, side);
         }
         if gap {
             // The FIN is to be relayed behind all of it: it comes again.
-            self.out.counters.splice_kept_dropped += 1;
-            return self.out.recycle.push_back(arrival.packet);
+            cx.out.counters.splice_kept_dropped += 1;
+            return cx.out.recycle.push_back(arrival.packet);
         }
-        let counts = self.with(now, sockets[side], |conn, cx| conn.handle_kept(cx, &arrival));
+        let counts = streams.with(cx, sockets[side], |conn, cx| conn.handle_kept(cx, &arrival));
         if counts == Some(true) {
-            self.keep(id, kept(arrival));
+            self.keep(cx.out, id, kept(arrival));
         } else {
-            self.out.recycle.push_back(arrival.packet);
+            cx.out.recycle.push_back(arrival.packet);
         }
     }
 
     /// Keeps a segment for the device.
-    fn keep(&mut self, id: SpliceId, kept: Kept) {
-        let Some(pair) = self.splices.pairs.get_mut(&id) else {
-            return self.out.recycle.push_back(kept.arrival.packet);
+    fn keep(&mut self, out: &mut Outbox, id: SpliceId, kept: Kept) {
+        let Some(pair) = self.pairs.get_mut(&id) else {
+            return out.recycle.push_back(kept.arrival.packet);
         };
         let bytes = kept.arrival.packet.footprint();
         let full = pair.kept.len() >= KEPT_MAX || pair.kept_bytes + bytes > KEPT_BYTES_MAX;
@@ -328,214 +341,201 @@ impl Host {
         let carries = !kept.arrival.payload.is_empty();
         let same = |other: &Kept| carries && other.repeats(&kept);
         if full || pair.kept.iter().any(same) {
-            self.out.counters.splice_kept_dropped += 1;
-            return self.out.recycle.push_back(kept.arrival.packet);
+            out.counters.splice_kept_dropped += 1;
+            return out.recycle.push_back(kept.arrival.packet);
         }
         pair.kept_bytes += bytes;
         pair.kept.push(kept);
-        self.out.counters.splice_kept_packets += 1;
+        out.counters.splice_kept_packets += 1;
     }
 
-    /// After work on a connection: one that is to be spliced may be ready for it, or have ended.
-    pub(crate) fn note_splicing(&mut self, now: Instant, id: SocketId) {
-        let Some(&(splice, side)) = self.splices.slots.get(&id.index) else { return };
-        let Some(pair) = self.splices.pairs.get(&splice) else {
-            internal_error!(self.out.counters.internal_errors, "a slot of no pair");
+    /// After work on connections: those that are to be spliced may be ready for it, or have ended.
+    pub(crate) fn settle(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+        while let Some(id) = streams.poll_relayed() {
+            self.note_work(streams, cx, id);
+        }
+    }
+
+    fn note_work(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SocketId) {
+        let Some(&(splice, side)) = self.slots.get(&id.index) else { return };
+        let Some(pair) = self.pairs.get(&splice) else {
+            internal_error!(cx.out.counters.internal_errors, "a slot of no pair");
             return;
         };
         if pair.sockets[side] != id || pair.asked {
             return;
         }
-        if self.table.get(id).is_some_and(is_open) {
-            self.splices.note(splice);
+        if streams.table.get(id).is_some_and(is_open) {
+            self.note(splice);
         } else {
-            self.refuse_splice(now, splice, Refusal::Ended);
+            self.refuse_splice(streams, cx, splice, Refusal::Ended);
         }
     }
 
     /// Asks the device to take the pairs that are ready. Called when there is nothing else to send.
-    pub(crate) fn advance_splices(&mut self, now: Instant) {
-        if self.splices.retry_at.is_some_and(|at| at <= now) {
-            self.splices.retry_at = None;
-            let ids: Vec<SpliceId> = self.splices.pairs.keys().copied().collect();
-            ids.into_iter().for_each(|id| self.splices.note(id));
+    pub(crate) fn advance(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+        if self.retry_at.is_some_and(|at| at <= cx.now) {
+            self.retry_at = None;
+            let ids: Vec<SpliceId> = self.pairs.keys().copied().collect();
+            ids.into_iter().for_each(|id| self.note(id));
         }
-        while let Some(id) = self.splices.due.pop_front() {
-            let Some(pair) = self.splices.pairs.get_mut(&id) else { continue };
+        while let Some(id) = self.due.pop_front() {
+            let Some(pair) = self.pairs.get_mut(&id) else { continue };
             pair.is_due = false;
             if pair.asked {
                 continue;
             }
             let sockets = pair.sockets;
             if pair.cancelled {
-                self.refuse_splice(now, id, Refusal::Ended);
-                sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+                self.refuse_splice(streams, cx, id, Refusal::Ended);
+                sockets.into_iter().for_each(|socket| abort(streams, cx, socket));
                 continue;
             }
-            let ready = sockets.map(|socket| self.is_drained(socket));
+            let ready = sockets.map(|socket| is_drained(streams, socket));
             if ready == [true; 2] {
-                self.ask_for_splice(now, id);
+                self.ask_for_splice(streams, cx, id);
             }
         }
     }
 
-    /// Whether everything is acknowledged in both directions of a connection. Has it acknowledge
-    /// what it received, if it has not.
-    fn is_drained(&mut self, socket: SocketId) -> bool {
-        let Some(conn) = self.table.get_mut(socket) else { return false };
-        let sent = conn.snd.una == conn.send_end() && conn.snd.flight.is_empty();
-        if !sent || conn.rcv.has_gap() || conn.rcv.ready_bytes() > 0 {
-            return false;
-        }
-        if conn.last_ack_sent == conn.rcv.ack() {
-            return true;
-        }
-        conn.rcv.ack_now();
-        self.touch(socket);
-        false
-    }
-
-    fn ask_for_splice(&mut self, now: Instant, id: SpliceId) {
-        let Some(pair) = self.splices.pairs.get(&id) else { return };
+    fn ask_for_splice(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SpliceId) {
+        let Some(pair) = self.pairs.get(&id) else { return };
         let (sockets, idle_timeout) = (pair.sockets, pair.idle_timeout);
-        let [Some(a), Some(b)] = [0, 1].map(|side| self.splice_side(now, id, side)) else {
-            if self.splices.retry_at.is_none() {
-                self.splices.retry_at = Some(now + RETRY);
+        let [Some(a), Some(b)] = [0, 1].map(|side| self.splice_side(streams, cx, id, side)) else {
+            if self.retry_at.is_none() {
+                self.retry_at = Some(cx.now + RETRY);
                 // An acknowledgment has the neighbour asked for.
                 for socket in sockets {
-                    if let Some(conn) = self.table.get_mut(socket) {
+                    if let Some(conn) = streams.table.get_mut(socket) {
                         conn.rcv.ack_now();
                     }
-                    self.touch(socket);
+                    streams.touch(socket);
                 }
             }
             return;
         };
-        if let Some(pair) = self.splices.pairs.get_mut(&id) {
+        if let Some(pair) = self.pairs.get_mut(&id) {
             pair.asked = true;
         }
+        sockets.into_iter().for_each(|socket| streams.set_relayed(socket, Relayed::Asked));
         let splice = Splice { id, sides: [a, b], idle_timeout };
-        self.out.ops.push_back(Op::Splice(Box::new(splice)));
+        cx.out.ops.push_back(Op::Splice(Box::new(splice)));
     }
 
     /// A side as its TCB has it; none while its next hop is not known.
-    fn splice_side(&mut self, now: Instant, id: SpliceId, side: usize) -> Option<SpliceSide> {
-        let pair = self.splices.pairs.get(&id)?;
-        let conn = self.table.get(pair.sockets[side])?;
-        let hop = self.out.net.next_hop(conn.tuple.remote.addr)?;
-        let link = self.out.net.neighbors.lookup(now, hop)?;
+    fn splice_side(
+        &self,
+        streams: &Streams,
+        cx: &mut Cx<'_>,
+        id: SpliceId,
+        side: usize,
+    ) -> Option<SpliceSide> {
+        let pair = self.pairs.get(&id)?;
+        let conn = streams.table.get(pair.sockets[side])?;
+        let hop = cx.out.net.next_hop(conn.tuple.remote.addr)?;
+        let link = cx.out.net.neighbors.lookup(cx.now, hop)?;
         let stamps = pair.kept.iter().filter(|kept| kept.side == side);
         let stamps = stamps.filter_map(|kept| kept.arrival.segment.options.timestamps);
         // What was kept passes first, and no clock may seem to go back.
         let earliest = |a: u32, b: u32| if SeqNum(b).lt(SeqNum(a)) { b } else { a };
         let recent = stamps.map(|ts| ts.value).fold(conn.options.ts_recent.value(), earliest);
-        Some(conn.splice_side(now, link, recent))
+        Some(conn.splice_side(cx.now, link, recent))
     }
 
     /// The device's answer.
     pub(crate) fn handle_spliced(
         &mut self,
-        now: Instant,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
         id: SpliceId,
         result: Result<(), Refusal>,
     ) {
-        let Some(pair) = self.splices.pairs.get(&id).filter(|pair| pair.asked) else {
-            self.out.counters.events_ignored += 1;
+        let Some(pair) = self.pairs.get(&id).filter(|pair| pair.asked) else {
+            cx.out.counters.events_ignored += 1;
             // It was asked before a reset and answers after it: the connections are ours.
-            if result.is_ok() && !self.splices.live.contains_key(&id) {
-                self.out.ops.push_back(Op::Unsplice { id });
+            if result.is_ok() && !self.live.contains_key(&id) {
+                cx.out.ops.push_back(Op::Unsplice { id });
             }
             return;
         };
         let (sockets, cancelled) = (pair.sockets, pair.cancelled);
         if let Err(why) = result {
-            self.out.counters.splice_refused_by_device += 1;
-            self.refuse_splice(now, id, why);
+            cx.out.counters.splice_refused_by_device += 1;
+            self.refuse_splice(streams, cx, id, why);
             if cancelled {
-                sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+                sockets.into_iter().for_each(|socket| abort(streams, cx, socket));
             }
             return;
         }
-        let open = sockets.map(|socket| self.table.get(socket).is_some_and(is_open));
+        let open = sockets.map(|socket| streams.table.get(socket).is_some_and(is_open));
         if cancelled || open != [true; 2] {
             // The application has ended one of them in spite of it all.
-            self.out.ops.push_back(Op::Unsplice { id });
-            self.refuse_splice(now, id, Refusal::Ended);
-            sockets.into_iter().for_each(|socket| self.abort_splicing(now, socket));
+            cx.out.ops.push_back(Op::Unsplice { id });
+            self.refuse_splice(streams, cx, id, Refusal::Ended);
+            sockets.into_iter().for_each(|socket| abort(streams, cx, socket));
             return;
         }
-        self.hand_over_pair(now, id);
+        self.hand_over_pair(streams, cx, id);
     }
 
     /// The connections are the device's: what was kept follows, and they are forgotten.
-    fn hand_over_pair(&mut self, now: Instant, id: SpliceId) {
-        let Some(pair) = self.splices.remove(id) else { return };
-        let tuples = pair.sockets.map(|socket| self.table.get(socket).map(|c| c.tuple));
+    fn hand_over_pair(&mut self, streams: &mut Streams, cx: &mut Cx<'_>, id: SpliceId) {
+        let Some(pair) = self.remove(streams, id) else { return };
+        let tuples = pair.sockets.map(|socket| streams.table.get(socket).map(|c| c.tuple));
         for socket in pair.sockets {
-            self.forget_connection(now, socket);
+            forget(streams, cx, socket);
         }
         let packets = pair.kept.into_iter().map(Kept::into_frame).collect();
-        self.out.ops.push_back(Op::SpliceStart { id, packets });
-        self.out.counters.splice_handed_over += 1;
+        cx.out.ops.push_back(Op::SpliceStart { id, packets });
+        cx.out.counters.splice_handed_over += 1;
         if let [Some(a), Some(b)] = tuples {
-            self.splices.live.insert(id, [a, b]);
-            self.splices.taken.extend([a, b]);
+            self.live.insert(id, [a, b]);
+            self.taken.extend([a, b]);
         }
-        self.notices.push_back(Notice::Spliced(id));
-    }
-
-    /// A TCB has one owner: this one has another now.
-    fn forget_connection(&mut self, now: Instant, socket: SocketId) {
-        let Some(conn) = self.table.get_mut(socket) else { return };
-        let tuple = conn.tuple;
-        conn.state = State::Closed;
-        conn.modes.held = false;
-        conn.timers.stop_all();
-        let (config, out, files) = (&self.config.tcp, &mut self.out, &mut self.files);
-        conn.release_files(&mut Cx { now, config, out, files });
-        self.table.unroute(&tuple, Place::Connection(socket.index));
-        self.free(socket);
+        cx.out.notices.push_back(Notice::Spliced(id));
     }
 
     /// Two sockets are not spliced: what was kept comes to them as if it came now.
-    fn refuse_splice(&mut self, now: Instant, id: SpliceId, why: Refusal) {
-        let Some(pair) = self.splices.remove(id) else { return };
-        self.out.counters.splice_refused += 1;
+    fn refuse_splice(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        id: SpliceId,
+        why: Refusal,
+    ) {
+        let Some(pair) = self.remove(streams, id) else { return };
+        cx.out.counters.splice_refused += 1;
         for (socket, (no_delay, cork)) in pair.sockets.into_iter().zip(pair.modes) {
-            self.with(now, socket, |conn, _| {
+            streams.with(cx, socket, |conn, _| {
                 (conn.modes.no_delay, conn.modes.cork) = (no_delay, cork);
             });
         }
-        self.notices.push_back(Notice::SpliceRefused(id, why));
+        cx.out.notices.push_back(Notice::SpliceRefused(id, why));
         for Kept { side, arrival, .. } in pair.kept {
             let socket = pair.sockets[side];
-            match self.table.get(socket).map(|conn| conn.tuple) {
-                Some(tuple) if self.table.find(&tuple) == Some(Place::Connection(socket.index)) => {
-                    self.deliver(now, socket.index, arrival);
+            match streams.table.get(socket).map(|conn| conn.tuple) {
+                Some(tuple)
+                    if streams.table.find(&tuple) == Some(Place::Connection(socket.index)) =>
+                {
+                    streams.deliver(cx, socket.index, arrival);
                 }
-                _ => self.out.recycle.push_back(arrival.packet),
+                _ => cx.out.recycle.push_back(arrival.packet),
             }
         }
     }
 
-    fn abort_splicing(&mut self, now: Instant, socket: SocketId) {
-        self.with(now, socket, |conn, cx| {
-            if conn.state != State::Closed {
-                conn.abort(cx, SocketError::Closed);
-            }
-        });
-    }
-
-    pub(crate) fn handle_splice_closed(&mut self, closed: &SpliceClosed) {
+    /// A splice has ended.
+    pub(crate) fn handle_closed(&mut self, out: &mut Outbox, closed: &SpliceClosed) {
         let SpliceClosed { id, bytes, packets, end } = *closed;
-        match self.splices.live.remove(&id) {
-            Some(tuples) => self.end_splice(id, tuples, bytes, packets, Some(end)),
-            None => self.out.counters.events_ignored += 1,
+        match self.live.remove(&id) {
+            Some(tuples) => self.end_splice(out, id, tuples, bytes, packets, Some(end)),
+            None => out.counters.events_ignored += 1,
         }
     }
 
     fn end_splice(
         &mut self,
+        out: &mut Outbox,
         id: SpliceId,
         tuples: [Tuple; 2],
         bytes: [u64; 2],
@@ -543,25 +543,59 @@ impl Host {
         end: Option<SpliceEnd>,
     ) {
         for tuple in &tuples {
-            self.splices.taken.remove(tuple);
+            self.taken.remove(tuple);
         }
         let remotes = tuples.map(|tuple| tuple.remote);
-        self.out.counters.splice_ends += 1;
-        let forgotten = self.splices.end(SpliceMeta { id, remotes, bytes, packets, end });
-        self.out.counters.splice_ends_forgotten += u64::from(forgotten);
-        self.notices.push_back(Notice::SpliceClosed(id));
+        out.counters.splice_ends += 1;
+        let forgotten = self.end(SpliceMeta { id, remotes, bytes, packets, end });
+        out.counters.splice_ends_forgotten += u64::from(forgotten);
+        out.notices.push_back(Notice::SpliceClosed(id));
     }
 
     /// The device has lost its state: what it had ends, what it was asked for is refused.
-    pub(crate) fn reset_splices(&mut self, now: Instant) {
-        for (id, tuples) in core::mem::take(&mut self.splices.live) {
-            self.end_splice(id, tuples, [0; 2], [0; 2], None);
+    pub(crate) fn handle_device_reset(&mut self, streams: &mut Streams, cx: &mut Cx<'_>) {
+        for (id, tuples) in core::mem::take(&mut self.live) {
+            self.end_splice(cx.out, id, tuples, [0; 2], [0; 2], None);
         }
-        let ids: Vec<SpliceId> = self.splices.pairs.keys().copied().collect();
+        let ids: Vec<SpliceId> = self.pairs.keys().copied().collect();
         for id in ids {
-            self.refuse_splice(now, id, Refusal::DeviceReset);
+            self.refuse_splice(streams, cx, id, Refusal::DeviceReset);
         }
     }
+}
+
+/// Returns whether everything is acknowledged in both directions of a connection. Has it
+/// acknowledge what it received, if it has not.
+fn is_drained(streams: &mut Streams, socket: SocketId) -> bool {
+    let Some(conn) = streams.table.get_mut(socket) else { return false };
+    let sent = conn.snd.una == conn.send_end() && conn.snd.flight.is_empty();
+    if !sent || conn.rcv.has_gap() || conn.rcv.ready_bytes() > 0 {
+        return false;
+    }
+    if conn.last_ack_sent == conn.rcv.ack() {
+        return true;
+    }
+    conn.rcv.ack_now();
+    streams.touch(socket);
+    false
+}
+
+/// Forgets a connection that the device relays: a TCB has one owner.
+fn forget(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
+    let Some(conn) = streams.table.get_mut(socket) else { return };
+    conn.state = State::Closed;
+    conn.modes.held = false;
+    conn.timers.stop_all();
+    conn.release_files(cx);
+    streams.forget(cx, socket);
+}
+
+fn abort(streams: &mut Streams, cx: &mut Cx<'_>, socket: SocketId) {
+    streams.with(cx, socket, |conn, cx| {
+        if conn.state != State::Closed {
+            conn.abort(cx, SocketError::Closed);
+        }
+    });
 }
 
 /// Whether both directions are open.

@@ -19,9 +19,35 @@ use abi::nvme_tcp::{DIGEST_BYTES, Data, NvmeTcpState, PREFIX_BYTES_MAX, PduRange
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use crate::api::FileId;
 use crate::counters::HostCounters;
-use crate::l5p::transforms::Text;
-use crate::tcp::spans::Source;
+use crate::tcp::source::Source;
+
+/// The data of a PDU.
+#[derive(Clone, Debug)]
+pub enum PduData {
+    /// There is none.
+    None,
+    /// Memory, shared and not copied.
+    Memory(Bytes),
+    /// Part of a file, read by the device where it does that.
+    File {
+        /// Which.
+        file: FileId,
+        /// First byte.
+        offset: u64,
+        /// Bytes, at most [`PREFIX_BYTES_MAX`] where a digest follows.
+        len: u32,
+    },
+}
+
+/// Bytes that are sent plain, or as content of records.
+#[derive(Clone, Debug)]
+pub(crate) enum Text {
+    Plain(Source),
+    /// A PDU whose digest is still to be made.
+    Pdu(Box<Pdu>),
+}
 
 /// The next bytes of a stream, and the length of each text.
 pub(crate) type Texts = SmallVec<[(Text, u64); 3]>;

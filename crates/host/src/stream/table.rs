@@ -15,11 +15,12 @@ use wire::Tuple;
 use crate::api::SocketId;
 use crate::hash::Keyed;
 use crate::l5p::Connection;
-use crate::l5p::nvme_tcp::Port;
+use crate::l5p::nvme_tcp::port::Port;
 use crate::l5p::tls::Session;
-use crate::quasi::Quasi;
 use crate::tcp::listen::SynCache;
 use crate::tcp::time_wait::TimeWait;
+
+use super::quasi::Quasi;
 
 /// Slots that the table grows by.
 const GROW_SLOTS: usize = 1024;
@@ -81,6 +82,19 @@ pub(crate) struct Slot {
     pub(crate) noticed: bool,
     /// The listener whose backlog it counts in, until the application hears of it.
     pub(crate) accepted_by: Option<u32>,
+    pub(crate) relayed: Relayed,
+}
+
+/// Whether the device is to relay a connection (`nsplice`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Relayed {
+    /// It is a socket like others.
+    #[default]
+    No,
+    /// What is under way on it is to be acknowledged before the device is asked.
+    Draining,
+    /// The device was asked, and may own it already: it sends nothing, and no timer of it counts.
+    Asked,
 }
 
 impl StreamSocket {
@@ -245,6 +259,7 @@ impl Table {
                 dirty: false,
                 noticed: false,
                 accepted_by: None,
+                relayed: Relayed::No,
             });
             self.free.push(u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX));
         }
@@ -392,7 +407,13 @@ impl Table {
         slot.generation = slot.generation.wrapping_add(1);
         slot.noticed = false;
         slot.accepted_by = None;
+        slot.relayed = Relayed::No;
         self.free.push(index);
+    }
+
+    /// Returns whether the device is to relay the connection in a slot.
+    pub(crate) fn relayed(&self, index: u32) -> Relayed {
+        self.slots[index as usize].relayed
     }
 
     /// The id of the connection in a slot.

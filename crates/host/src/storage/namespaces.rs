@@ -14,8 +14,8 @@ use abi::aligned::AlignedBuf;
 use abi::disk::{DiskAccess, DiskFile, DiskRequest};
 use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 
-use crate::extents::DiskToken;
-use crate::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
+use super::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
+use crate::api::DiskToken;
 use crate::outbox::Outbox;
 use base::internal_error;
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, Kind, Rules, at};
 
 use super::buffers::Unchecked;
-use super::{Ended, Incoming, Negotiated, Phase, Role, Transport};
+use super::{Ended, Incoming, Negotiated, Phase, Role, Transport, reclaim};
 use crate::api::SocketId;
 use crate::host::Host;
 
@@ -91,7 +91,10 @@ impl Receiver {
     /// asked to.
     pub(super) fn attach(&mut self, host: &mut Host, socket: SocketId) -> bool {
         let Some(left) = self.left() else { return false };
-        let Some(position) = host.nvme_attach(socket, self.state(), left) else { return false };
+        let (mut cx, streams) = host.streams();
+        let Some(position) = streams.nvme_attach(&mut cx, socket, self.state(), left) else {
+            return false;
+        };
         // The stream goes on under other positions.
         let moved = position.0.wrapping_sub(self.position.0);
         if let Some(pdu) = &mut self.pdu {
@@ -192,7 +195,7 @@ impl Transport {
         }
         let mut run = Run { len, placed: None, summed: false };
         if self.receiver.attached {
-            if let Some((placed, at)) = host.nvme_placed(self.socket) {
+            if let Some((placed, at)) = host.streams().1.nvme_placed(self.socket) {
                 run = run_at(placed, at, len);
                 if !placed.verified.is_empty() {
                     let verified = core::mem::take(&mut placed.verified);
@@ -217,8 +220,11 @@ impl Transport {
 
     /// Has the device follow again where it does not any more, and lends it what is awaited.
     fn attach_again(&mut self, host: &mut Host) {
-        if self.phase == Phase::Open
-            && host.nvme_is_to_attach(self.socket, self.receiver.position)
+        if self.phase != Phase::Open {
+            return;
+        }
+        let (mut cx, streams) = host.streams();
+        if streams.nvme_is_to_attach(&mut cx, self.socket, self.receiver.position)
             && self.receiver.attach(host, self.socket)
         {
             for tag in self.buffers.tags() {
@@ -232,7 +238,8 @@ impl Transport {
         let under_way = self.receiver.under_way(tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         let Some((range, buffer)) = awaited.lend(tag, under_way) else { return };
-        match host.nvme_lend(self.socket, range, buffer) {
+        let (mut cx, streams) = host.streams();
+        match streams.nvme_register(&mut cx, self.socket, range, buffer) {
             Ok(id) => awaited.note_lent(id),
             Err(buffer) => awaited.give_back(buffer),
         }
@@ -380,7 +387,7 @@ impl Transport {
         let receiver = &mut self.receiver;
         let front = u32::try_from(receiver.have).unwrap_or(0);
         // With a context of the device's a digest is summed only where that has not checked it.
-        let device = receiver.attached && host.nvme_context(self.socket).is_some();
+        let device = receiver.attached && host.streams().1.nvme_context(self.socket).is_some();
         let sum = (receiver.rules.data_digest && !device).then_some(0);
         let begin = receiver.position - front;
         let capsule = match header {
@@ -551,7 +558,7 @@ impl Transport {
         // A digest that the host has to compute waits for the buffer, and that for the last data:
         // until then the device goes on placing.
         if awaited.is_wanted(data.last) && awaited.ask() {
-            host.nvme_reclaim(self.socket, tag);
+            reclaim(host, self.socket, tag);
         }
         self.ask_early(host, tag);
         self.settle(host, tag);
@@ -562,7 +569,7 @@ impl Transport {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         if awaited.is_crowded() && awaited.ask() {
             host.out.counters.nvme_ddp_early += 1;
-            host.nvme_reclaim(self.socket, tag);
+            reclaim(host, self.socket, tag);
         }
     }
 

@@ -1,0 +1,165 @@
+//! Connections that the device set up (AccelTCP sections 4.1 and 5.2).
+//!
+//! Called by [`crate::Host`] with the first frame of such a connection. Most become a [`Quasi`].
+//! The rest of [`Accept`] does the same in software.
+
+use abi::setup::Established;
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::paws::TsRecent;
+use wire::Tuple;
+
+use super::{Accept, drop_half_open};
+use crate::api::SocketError;
+use crate::stream::Streams;
+use crate::stream::listeners::Listeners;
+use crate::stream::quasi::Quasi;
+use crate::stream::table::{Place, Table};
+use crate::tcp::ack::timestamp;
+use crate::tcp::conn::{Cx, Negotiated};
+use crate::tcp::input::Arrival;
+use crate::tcp::listen::HalfOpen;
+
+impl Accept {
+    /// The first frame of a connection that the device set up; its tuple leads to `before`. Gives
+    /// the arrival back where it is no new connection's.
+    pub(crate) fn accept_established(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        established: Established,
+        (tuple, hash): (&Tuple, u64),
+        before: Option<Place>,
+        arrival: Arrival,
+    ) -> Option<Arrival> {
+        let index = established.listener.0;
+        let listener = streams.listeners.get(index).copied();
+        let Some(listener) = listener.filter(|l| l.port == tuple.local.port) else {
+            cx.out.counters.events_ignored += 1;
+            return Some(arrival);
+        };
+        if !clears_the_way(streams, cx, tuple, before, &arrival) {
+            return Some(arrival);
+        }
+        if listener.waiting >= listener.backlog || !self.has_room(streams) {
+            // The peer sends again, and by then there may be room.
+            cx.out.counters.tcp_listen_drops += 1;
+            cx.out.recycle.push_back(arrival.packet);
+            return None;
+        }
+        cx.out.counters.setup_accepted += 1;
+        let entry = begin_established(&streams.listeners, cx, established, tuple, &arrival);
+        if self.tls_servers.contains_key(&index) || !self.lazy_tcb {
+            self.accept_whole(streams, cx, &entry, arrival);
+            return None;
+        }
+        let quasi = Quasi::new(&entry, hash, &streams.table.addrs, listener.teardown);
+        match quasi.filter(|quasi| quasi.takes(&arrival)) {
+            Some(mut quasi) => {
+                quasi.take(arrival, cx.out);
+                streams.accept_quasi(cx, index, quasi);
+            }
+            None => self.accept_whole(streams, cx, &entry, arrival),
+        }
+        None
+    }
+
+    fn accept_whole(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        entry: &HalfOpen,
+        arrival: Arrival,
+    ) {
+        match self.establish(streams, cx, entry, None) {
+            Some(id) => streams.deliver(cx, id.index, arrival),
+            None => cx.out.recycle.push_back(arrival.packet),
+        }
+    }
+}
+
+/// Takes away what is left of a connection before this one, which its tuple leads to. Returns
+/// false if that lives, or may be what the frame is for.
+fn clears_the_way(
+    streams: &mut Streams,
+    cx: &mut Cx<'_>,
+    tuple: &Tuple,
+    before: Option<Place>,
+    arrival: &Arrival,
+) -> bool {
+    match before {
+        Some(Place::Connection(index)) if replaces(&streams.table, index, arrival) => {
+            // The peer lost the old connection, or it would not have shaken hands again.
+            let id = streams.table.id_of(index);
+            streams.make_whole(cx, id);
+            streams.with(cx, id, |conn, cx| conn.abort(cx, SocketError::Reset));
+            streams.table.find(tuple).is_none()
+        }
+        Some(Place::Connection(_)) => false,
+        Some(Place::HalfOpen(slot)) => {
+            drop_half_open(streams, slot);
+            true
+        }
+        Some(Place::TimeWait(slot)) => {
+            let remains = streams.table.time_wait.at(slot).copied();
+            let newer = remains.is_some_and(|r| r.tcb.is_before(&arrival.segment));
+            if newer {
+                cx.out.counters.tcp_time_wait_reused += 1;
+                streams.table.time_wait.remove(slot);
+                streams.table.unroute(tuple, Place::TimeWait(slot));
+            }
+            newer
+        }
+        None => true,
+    }
+}
+
+/// Returns whether a frame that brings a cookie back belongs to a connection after the one in a
+/// slot. What the living one can take is its own: duplicates of the handshake's end, and data sent
+/// before we have sent any, bring the cookie back as well.
+fn replaces(table: &Table, index: u32, arrival: &Arrival) -> bool {
+    let segment = &arrival.segment;
+    let id = table.id_of(index);
+    if let Some(quasi) = table.quasi(id) {
+        return quasi.tcb.iss() != segment.ack - 1;
+    }
+    table.get(id).is_none_or(|conn| {
+        conn.snd.iss != segment.ack - 1 && !conn.rcv.acceptable(segment.seq, arrival.sequence_len())
+    })
+}
+
+/// Returns what was agreed on with the peer of a connection that begins with `arrival`.
+fn begin_established(
+    listeners: &Listeners,
+    cx: &Cx<'_>,
+    established: Established,
+    tuple: &Tuple,
+    arrival: &Arrival,
+) -> HalfOpen {
+    let segment = &arrival.segment;
+    let ts = segment.options.timestamps.filter(|_| cx.config.timestamps);
+    let options = Negotiated {
+        timestamps: ts.is_some(),
+        sack: established.sack && cx.config.sack,
+        ecn: established.ecn && cx.config.ecn,
+        peer_scale: established.peer_scale.unwrap_or(0).min(14),
+        peer_mss: established.peer_mss.min(listeners.max_segment(established.listener.0)),
+        // Our clock continues where the SYN-ACK's timestamp was, past the options in it.
+        ts_offset: ts
+            .map_or(0, |t| (t.echo | 63).wrapping_add(1))
+            .wrapping_sub(timestamp(cx.now, 0)),
+        ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
+    };
+    HalfOpen {
+        tuple: *tuple,
+        listener: established.listener.0,
+        iss: segment.ack - 1,
+        irs: segment.seq - 1,
+        peer_window: segment.window,
+        options,
+        peer_scale: established.peer_scale,
+        retries: 0,
+        sent_at: None,
+        resend_at: cx.now,
+        challenges: ChallengeLimiter::new(),
+    }
+}

@@ -1,0 +1,158 @@
+//! Listeners: where connections are accepted, and what the device is told of that.
+//!
+//! Called by the application through [`crate::Host`]. A listener that asks for it has the device
+//! answer its SYNs (AccelTCP section 4.1). It keeps that while the device is busy: to pass a SYN on
+//! and send the host's answer costs the device what its own answer does (`outboard-lab bench
+//! connections`), and a flood of SYNs must not reach the host.
+
+use alloc::boxed::Box;
+
+use abi::setup::{ListenId, SetupListen};
+use abi::{Op, Refusal};
+use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES};
+
+use super::{Accept, drop_half_open};
+use crate::api::{Listen, ListenError, ListenerId, ListenerOption};
+use crate::l5p::tls::TlsServer;
+use crate::stream::Streams;
+use crate::tcp::conn::{Cx, SEGMENT_MIN};
+use crate::tcp::listen::Listener;
+
+impl Accept {
+    /// Listens on a port.
+    ///
+    /// # Errors
+    /// [`ListenError`]: the port is taken, or not one that can be.
+    pub(crate) fn listen(
+        streams: &mut Streams,
+        cx: &Cx<'_>,
+        listen: Listen,
+    ) -> Result<ListenerId, ListenError> {
+        let Listen { addr, port, backlog } = listen;
+        if port == 0 || addr.is_some_and(|a| !cx.out.net.is_ours(a)) {
+            return Err(ListenError::BadAddress);
+        }
+        let overlaps =
+            |l: &Listener| l.port == port && (l.addr == addr || l.addr.is_none() || addr.is_none());
+        if streams.listeners.iter().any(overlaps) {
+            return Err(ListenError::InUse(port));
+        }
+        let listener = Listener::new(addr, port, backlog.max(1));
+        streams.listeners.insert(listener).ok_or(ListenError::BadAddress)
+    }
+
+    /// As [`Self::listen`], for TLS. If the device does not encrypt, files that are opened from now
+    /// on are read by the host, which does.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub(crate) fn listen_tls(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listen: Listen,
+        server: TlsServer,
+    ) -> Result<ListenerId, ListenError> {
+        let id = Self::listen(streams, cx, listen)?;
+        self.tls_servers.insert(id.0, server);
+        if !cx.out.offloads.l5o.is_ok_and(|limits| limits.tls_tx) {
+            cx.files.offload = cx.files.offload.and(Err(Refusal::Encrypted));
+        }
+        Ok(id)
+    }
+
+    /// Listens on a port no more. Half-open connections are forgotten.
+    pub(crate) fn unlisten(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listener: ListenerId,
+    ) {
+        let Some(state) = streams.listeners.remove(listener.0) else { return };
+        if state.told {
+            cx.out.ops.push_back(Op::Unlisten { listener: ListenId(listener.0) });
+        }
+        self.tls_servers.remove(&listener.0);
+        for slot in streams.table.syn_cache.of_listener(listener.0) {
+            drop_half_open(streams, slot);
+        }
+    }
+
+    /// Sets an option of a listener, for connections that are established from now on.
+    pub(crate) fn set_option(
+        &self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listener: ListenerId,
+        option: ListenerOption,
+    ) {
+        let Some(state) = streams.listeners.get_mut(listener.0) else { return };
+        match option {
+            ListenerOption::SetupOffload(on) => {
+                state.setup = if on { self.setup } else { Err(Refusal::Disabled) };
+            }
+            ListenerOption::DeferAccept(on) => state.defer = on,
+            ListenerOption::TeardownOffload(on) => state.teardown = on,
+            ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
+            ListenerOption::HandOverCleartext(on) => state.cleartext = on,
+        }
+        tell_device(streams, cx, listener.0);
+    }
+
+    /// The device would not answer a listener's SYNs.
+    pub(crate) fn handle_refused(
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listener: ListenId,
+        why: Refusal,
+    ) {
+        let Some(state) = streams.listeners.get_mut(listener.0) else {
+            cx.out.counters.events_ignored += 1;
+            return;
+        };
+        (state.setup, state.told) = (Err(why), false);
+        cx.out.counters.setup_listeners_refused += 1;
+    }
+
+    /// The device has forgotten what it was told of listeners.
+    pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut Cx<'_>) {
+        for listener in streams.listeners.names() {
+            let Some(state) = streams.listeners.get_mut(listener) else { continue };
+            state.told = false;
+            if state.setup.is_ok() {
+                tell_device(streams, cx, listener);
+            }
+        }
+    }
+}
+
+/// Has the device answer a listener's SYNs, or leave them to us.
+fn tell_device(streams: &mut Streams, cx: &mut Cx<'_>, name: u32) {
+    let Some(state) = streams.listeners.get_mut(name) else { return };
+    let listener = ListenId(name);
+    if state.told {
+        cx.out.ops.push_back(Op::Unlisten { listener });
+    }
+    state.told = state.setup.is_ok();
+    if !state.told {
+        return;
+    }
+    let (mtu, most) = (cx.out.net.mtu, state.max_segment);
+    #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
+    let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(most);
+    let addrs = match state.addr {
+        Some(addr) => [addr].into(),
+        None => streams.table.addrs.clone(),
+    };
+    cx.out.ops.push_back(Op::Listen(Box::new(SetupListen {
+        listener,
+        addrs,
+        port: state.port,
+        window: cx.config.first_window(),
+        window_scale: cx.config.window_scale(),
+        mss: [mss(IPV4_BYTES), mss(IPV6_BYTES)],
+        sack: cx.config.sack,
+        ecn: cx.config.ecn,
+        defer: state.defer,
+    })));
+}

@@ -1,0 +1,543 @@
+//! Connections that peers begin: SYNs, the SYN cache, cookies, and tuples in TIME-WAIT.
+//!
+//! Called by [`crate::Host`] for segments that belong to no connection. What it accepts is a socket
+//! of [`Streams`] from then on. `listening` has the listeners' side of it, `established` the
+//! connections that the device set up. The rules are in `tcp::listen`, `tcp_rules::cookie` and
+//! `tcp_rules::time_wait`.
+
+mod established;
+mod listening;
+
+use alloc::collections::BTreeMap;
+
+use abi::{Capabilities, FlowId, Refusal};
+use base::{Duration, Instant, Prng, SeqNum, internal_error};
+use tcp_rules::challenge::ChallengeLimiter;
+use tcp_rules::cookie::{Agreed, Cookies, Returned};
+use tcp_rules::paws::TsRecent;
+use tcp_rules::time_wait::Verdict;
+use wire::Tuple;
+use wire::tcp::{Flags, Options, Segment, Timestamps};
+
+use crate::api::SocketId;
+use crate::config::Config;
+use crate::l5p::Connection;
+use crate::l5p::tls::{Session, TlsServer};
+use crate::outbox::TcpPayload;
+use crate::stream::Streams;
+use crate::stream::listeners::Listeners;
+use crate::stream::table::Place;
+use crate::tcp::ack::timestamp;
+use crate::tcp::conn::{Begin, Cx, Negotiated};
+use crate::tcp::input::Arrival;
+use crate::tcp::listen::HalfOpen;
+use crate::tcp::numbers::FirstNumbersKey;
+
+/// How long after the last cookie an acknowledgment out of nowhere is tried as one.
+const COOKIE_LIFE: Duration = Duration::from_secs(128);
+
+/// What became of an acknowledgment that may bring a cookie back.
+enum CookieFate {
+    /// It is none of ours.
+    None,
+    /// It is, but there is no room for another connection.
+    NoRoom,
+    Accepted(SocketId),
+}
+
+/// The segment size that a SYN's sender takes: 536 if it does not say (RFC 9293 section 3.7.1).
+fn peer_mss(syn: &Segment) -> u16 {
+    syn.options.mss.unwrap_or(536)
+}
+
+/// Connections that peers begin.
+#[derive(Debug)]
+pub(crate) struct Accept {
+    key: FirstNumbersKey,
+    cookies: Cookies,
+    /// When a cookie was last sent: acknowledgments are tried as cookies only for a while after.
+    cookie_sent: Option<Instant>,
+    /// The identities of listeners that speak TLS.
+    tls_servers: BTreeMap<u32, TlsServer>,
+    /// Whether listeners that ask for it have the device answer their SYNs, or why not.
+    setup: Result<(), Refusal>,
+    /// Most connections at one time.
+    connections_max: usize,
+    /// Whether connections that the device set up begin without a TCB.
+    lazy_tcb: bool,
+}
+
+impl Accept {
+    pub(crate) fn new(config: &Config, capabilities: &Capabilities, prng: &mut Prng) -> Self {
+        // Without timestamps there is nothing that could carry a peer's options.
+        let timestamps = if config.tcp.timestamps { Ok(()) } else { Err(Refusal::DoesNotFit) };
+        let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
+        Self {
+            cookies: Cookies::new((prng.next_u64(), prng.next_u64())),
+            key: FirstNumbersKey::random(prng),
+            cookie_sent: None,
+            tls_servers: BTreeMap::new(),
+            setup,
+            connections_max: config.connections_max,
+            lazy_tcb: config.lazy_tcb,
+        }
+    }
+
+    /// Returns the secret of first numbers, for connections that we begin.
+    pub(crate) const fn key(&self) -> &FirstNumbersKey {
+        &self.key
+    }
+
+    /// Returns whether there is room for another connection.
+    pub(crate) fn has_room(&self, streams: &Streams) -> bool {
+        streams.table.len() < self.connections_max
+    }
+
+    /// A segment for no connection: a SYN for a listener, a cookie that comes back, or a stray.
+    pub(crate) fn handle_unknown(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        tuple: &Tuple,
+        arrival: Arrival,
+    ) {
+        let segment = arrival.segment;
+        let flags = segment.flags;
+        let listener = streams.listeners.find(tuple);
+        let syn = flags.has(Flags::SYN) && !flags.any(Flags::ACK.with(Flags::RST).with(Flags::FIN));
+        match listener {
+            Some(listener) if syn => self.handle_syn(streams, cx, listener, tuple, &segment, None),
+            Some(listener) if flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST)) => {
+                match self.accept_cookie(streams, cx, listener, tuple, &segment) {
+                    CookieFate::Accepted(id) => {
+                        streams.deliver(cx, id.index, arrival);
+                        return;
+                    }
+                    // As Linux: the peer sends it again, and by then there may be room.
+                    CookieFate::NoRoom => {}
+                    CookieFate::None => refuse(cx, tuple, &arrival),
+                }
+            }
+            _ => refuse(cx, tuple, &arrival),
+        }
+        cx.out.recycle.push_back(arrival.packet);
+    }
+
+    /// A SYN for a listener. `iss` is given where it has to lie beyond an old connection's numbers.
+    fn handle_syn(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+        iss: Option<SeqNum>,
+    ) {
+        let Some(&state) = streams.listeners.get(listener) else {
+            internal_error!(cx.out.counters.internal_errors, "a listener that was closed");
+            return;
+        };
+        if state.waiting >= state.backlog || !self.has_room(streams) {
+            cx.out.counters.tcp_listen_drops += 1;
+            return;
+        }
+        let options = self.negotiate(&streams.listeners, cx, listener, tuple, segment);
+        let peer_scale = segment.options.window_scale.map(|s| s.min(14));
+        if state.half_open >= state.backlog {
+            self.send_cookie(streams, cx, (listener, tuple), segment, &options, peer_scale);
+            return;
+        }
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener,
+            iss: iss.unwrap_or_else(|| self.key.sequence(cx.now, cx.config, tuple)),
+            irs: segment.seq,
+            peer_window: segment.window,
+            options,
+            peer_scale,
+            retries: 0,
+            sent_at: None,
+            resend_at: cx.now,
+            challenges: ChallengeLimiter::new(),
+        };
+        cx.out.counters.tcp_syns_cached += 1;
+        if let Some(l) = streams.listeners.get_mut(listener) {
+            l.half_open += 1;
+        }
+        let slot = streams.table.syn_cache.insert(cx.now, entry);
+        streams.table.route(tuple, Place::HalfOpen(slot), None);
+        send_syn_ack(&streams.listeners, cx, &entry);
+    }
+
+    /// What a SYN and our configuration agree on.
+    fn negotiate(
+        &self,
+        listeners: &Listeners,
+        cx: &Cx<'_>,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+    ) -> Negotiated {
+        let (config, theirs) = (cx.config, &segment.options);
+        Negotiated {
+            timestamps: config.timestamps && theirs.timestamps.is_some(),
+            sack: config.sack && theirs.sack_permitted,
+            // RFC 3168 section 6.1.1: an ECN-setup SYN has both.
+            ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
+            peer_scale: theirs.window_scale.unwrap_or(0).min(14),
+            peer_mss: peer_mss(segment).min(listeners.max_segment(listener)),
+            ts_offset: self.key.timestamp_offset(cx.config, tuple),
+            ts_recent: TsRecent::new(cx.now, theirs.timestamps.map_or(0, |ts| ts.value)),
+        }
+    }
+
+    /// The backlog is full: the peer carries the state.
+    fn send_cookie(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        (listener, tuple): (u32, &Tuple),
+        segment: &Segment,
+        options: &Negotiated,
+        peer_scale: Option<u8>,
+    ) {
+        let mut options = *options;
+        // Without timestamps there is nowhere to carry them.
+        options.sack &= options.timestamps;
+        options.ecn &= options.timestamps;
+        let peer_scale = peer_scale.filter(|_| options.timestamps);
+        let peer = Agreed {
+            peer_mss: peer_mss(segment),
+            peer_scale,
+            sack: options.sack,
+            ecn: options.ecn,
+        };
+        let clock = options.timestamps.then(|| timestamp(cx.now, options.ts_offset));
+        self.cookies.advance(cx.now);
+        let Some(cookie) = self.cookies.make(clock, tuple, segment.seq, &peer) else {
+            cx.out.counters.tcp_listen_drops += 1;
+            return;
+        };
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener,
+            iss: cookie.number,
+            irs: segment.seq,
+            peer_window: segment.window,
+            options,
+            peer_scale,
+            retries: 0,
+            sent_at: None,
+            resend_at: cx.now,
+            challenges: ChallengeLimiter::new(),
+        };
+        cx.out.counters.tcp_syn_cookies_sent += 1;
+        self.cookie_sent = Some(cx.now);
+        send_syn_ack_with(&streams.listeners, cx, &entry, cookie.stamp.unwrap_or_default());
+    }
+
+    /// An acknowledgment out of nowhere may bring a cookie back.
+    fn accept_cookie(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        listener: u32,
+        tuple: &Tuple,
+        segment: &Segment,
+    ) -> CookieFate {
+        if self.cookie_sent.is_none_or(|sent| cx.now.since(sent) > COOKIE_LIFE) {
+            return CookieFate::None;
+        }
+        let (iss, irs) = (segment.ack - 1, segment.seq - 1);
+        let ts = segment.options.timestamps;
+        let returned = Returned { number: iss, irs, echo: ts.map(|t| t.echo) };
+        self.cookies.advance(cx.now);
+        let clock = || timestamp(cx.now, self.key.timestamp_offset(cx.config, tuple));
+        let Some(found) = self.cookies.check(cx.now, clock, tuple, &returned) else {
+            cx.out.counters.tcp_syn_cookies_failed += 1;
+            return CookieFate::None;
+        };
+        let options = Negotiated {
+            timestamps: cx.config.timestamps && ts.is_some(),
+            sack: found.sack,
+            ecn: found.ecn,
+            peer_scale: found.peer_scale.unwrap_or(0),
+            peer_mss: found.peer_mss.min(streams.listeners.max_segment(listener)),
+            ts_offset: self.key.timestamp_offset(cx.config, tuple),
+            ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
+        };
+        let entry = HalfOpen {
+            tuple: *tuple,
+            listener,
+            iss,
+            irs,
+            peer_window: segment.window,
+            options,
+            peer_scale: found.peer_scale,
+            retries: 0,
+            sent_at: None,
+            resend_at: cx.now,
+            challenges: ChallengeLimiter::new(),
+        };
+        let Some(id) = self.establish(streams, cx, &entry, None) else { return CookieFate::NoRoom };
+        cx.out.counters.tcp_syn_cookies_accepted += 1;
+        CookieFate::Accepted(id)
+    }
+
+    /// Makes a connection of a finished handshake. Returns none if there is no room. `before` is
+    /// where its tuple leads.
+    pub(crate) fn establish(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        entry: &HalfOpen,
+        before: Option<Place>,
+    ) -> Option<SocketId> {
+        let listener = *streams.listeners.get(entry.listener)?;
+        if listener.waiting >= listener.backlog || !self.has_room(streams) {
+            cx.out.counters.tcp_listen_drops += 1;
+            return None;
+        }
+        let id = streams.table.next_id();
+        let scale = if entry.peer_scale.is_some() { cx.config.window_scale() } else { 0 };
+        let begin = Begin {
+            tuple: entry.tuple,
+            flow: id.into(),
+            iss: entry.iss,
+            irs: entry.irs,
+            window: u32::from(cx.config.first_window()),
+            scale,
+            peer_window: u32::from(entry.peer_window),
+            options: entry.options,
+            mtu: cx.out.net.mtu,
+        };
+        let mut conn = Connection::established(begin, cx.config, cx.now);
+        conn.modes.notify = true;
+        conn.modes.teardown = listener.teardown;
+        // A clock that did not move has measured nothing.
+        let rtt =
+            entry.sent_at.map(|sent_at| cx.now.since(sent_at)).filter(|&rtt| rtt > Duration::ZERO);
+        if let Some(rtt) = rtt {
+            conn.snd.rtt.sample(cx.now, rtt);
+        }
+        conn.arm_idle(cx.now);
+        streams.table.insert(id, conn, before);
+        let slot = &mut streams.table.slots[id.index()];
+        slot.accepted_by = Some(entry.listener);
+        let server = self.tls_servers.get(&entry.listener);
+        if let Some(server) = server {
+            slot.attach(Session::server(server, listener.cleartext));
+        }
+        if let Some(l) = streams.listeners.get_mut(entry.listener) {
+            l.waiting += 1;
+        }
+        cx.out.counters.tcp_passive_opens += 1;
+        Some(id)
+    }
+
+    /// A segment for an entry of the SYN cache.
+    pub(crate) fn handle_half_open(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        slot: u32,
+        arrival: Arrival,
+    ) {
+        let Some(entry) = streams.table.syn_cache.at(slot).copied() else {
+            internal_error!(cx.out.counters.internal_errors, "a route to no half-open connection");
+            return;
+        };
+        let segment = arrival.segment;
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            // RFC 5961 section 3.2: the exact number only.
+            if segment.seq == entry.irs + 1 {
+                drop_half_open(streams, slot);
+            }
+        } else if flags.has(Flags::SYN) && segment.seq == entry.irs {
+            cx.out.counters.tcp_syn_acks_resent += 1;
+            streams.table.syn_cache.resend(slot);
+            send_syn_ack(&streams.listeners, cx, &entry);
+        } else if flags.has(Flags::SYN)
+            || !entry.is_acceptable(
+                cx.now,
+                &segment,
+                arrival.sequence_len(),
+                cx.config.first_window(),
+            )
+        {
+            challenge_half_open(streams, cx, slot, &entry);
+        } else if flags.has(Flags::ACK) {
+            if segment.ack != entry.iss + 1 {
+                cx.out.refuse_ack(cx.now, &entry.tuple, segment.ack);
+            } else if let Some(id) =
+                self.establish(streams, cx, &entry, Some(Place::HalfOpen(slot)))
+            {
+                release_half_open(streams, slot);
+                streams.deliver(cx, id.index, arrival);
+                return;
+            }
+        }
+        cx.out.recycle.push_back(arrival.packet);
+    }
+
+    /// Sends SYN-ACKs again, and gives up those that were never answered.
+    pub(crate) fn handle_timeout(streams: &mut Streams, cx: &mut Cx<'_>) {
+        if streams.table.syn_cache.poll_timeout().is_none_or(|at| at > cx.now) {
+            return;
+        }
+        let (again, dead) = streams.table.syn_cache.expire(cx.now, cx.config.syn_ack_retries);
+        for slot in again {
+            if let Some(entry) = streams.table.syn_cache.at(slot).copied() {
+                cx.out.counters.tcp_syn_acks_resent += 1;
+                send_syn_ack(&streams.listeners, cx, &entry);
+            }
+        }
+        for slot in dead {
+            cx.out.counters.tcp_syns_expired += 1;
+            drop_half_open(streams, slot);
+        }
+    }
+
+    /// A segment for a tuple in TIME-WAIT.
+    pub(crate) fn handle_time_wait(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut Cx<'_>,
+        slot: u32,
+        tuple: &Tuple,
+        arrival: Arrival,
+    ) {
+        let Some(remains) = streams.table.time_wait.at(slot).copied() else {
+            internal_error!(cx.out.counters.internal_errors, "a route to nothing in TIME-WAIT");
+            return;
+        };
+        let segment = arrival.segment;
+        match (remains.tcb.judge(&segment, arrival.payload.len()), streams.listeners.find(tuple)) {
+            (Verdict::Reuse, Some(listener)) => {
+                streams.table.time_wait.remove(slot);
+                streams.table.unroute(tuple, Place::TimeWait(slot));
+                cx.out.counters.tcp_time_wait_reused += 1;
+                // As Linux: beyond anything that the old connection can have sent.
+                let iss = remains.tcb.snd_nxt + 65_537;
+                self.handle_syn(streams, cx, listener, tuple, &segment, Some(iss));
+            }
+            (Verdict::Ignore, _) => {}
+            (Verdict::Acknowledge | Verdict::Reuse, _) => {
+                let reply = Segment {
+                    source: tuple.local.port,
+                    destination: tuple.remote.port,
+                    seq: remains.tcb.snd_nxt,
+                    ack: remains.tcb.rcv_nxt,
+                    flags: Flags::ACK,
+                    window: cx.config.first_window(),
+                    options: Options {
+                        timestamps: remains.tcb.ts_recent.map(|echo| Timestamps {
+                            value: timestamp(cx.now, remains.ts_offset),
+                            echo,
+                        }),
+                        ..Options::default()
+                    },
+                };
+                cx.out.send_tcp(cx.now, FlowId::NONE, tuple, &reply, TcpPayload::default());
+                if remains.tcb.is_last_fin(&segment, arrival.payload.len()) {
+                    streams.table.time_wait.restart(slot, cx.now + cx.config.time_wait);
+                }
+            }
+        }
+        cx.out.recycle.push_back(arrival.packet);
+    }
+}
+
+/// Answers a segment that belongs to no connection.
+fn refuse(cx: &mut Cx<'_>, tuple: &Tuple, arrival: &Arrival) {
+    cx.out.counters.tcp_no_connection += 1;
+    let segment = &arrival.segment;
+    if !segment.flags.has(Flags::RST) {
+        let controls =
+            u32::from(segment.flags.has(Flags::SYN)) + u32::from(segment.flags.has(Flags::FIN));
+        // A frame is at most 66 KiB.
+        let len = u32::try_from(arrival.payload.len()).unwrap_or(0) + controls;
+        cx.out.refuse_tcp(cx.now, tuple, segment, len);
+    }
+}
+
+/// Sends the SYN-ACK of an entry, with our clock's timestamp.
+fn send_syn_ack(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen) {
+    let clock = timestamp(cx.now, entry.options.ts_offset);
+    send_syn_ack_with(listeners, cx, entry, clock);
+}
+
+/// As [`send_syn_ack`], with a timestamp that may carry a cookie's options.
+fn send_syn_ack_with(listeners: &Listeners, cx: &mut Cx<'_>, entry: &HalfOpen, ts_value: u32) {
+    let options = &entry.options;
+    let mut flags = Flags::SYN.with(Flags::ACK);
+    if options.ecn {
+        flags = flags.with(Flags::ECE);
+    }
+    let own_scale = cx.config.window_scale();
+    let segment = Segment {
+        source: entry.tuple.local.port,
+        destination: entry.tuple.remote.port,
+        seq: entry.iss,
+        ack: entry.irs + 1,
+        flags,
+        window: cx.config.first_window(),
+        options: Options {
+            mss: Some(cx.out.net.mss_for(&entry.tuple).min(listeners.max_segment(entry.listener))),
+            window_scale: entry.peer_scale.map(|_| own_scale),
+            sack_permitted: options.sack,
+            timestamps: options
+                .timestamps
+                .then_some(Timestamps { value: ts_value, echo: options.ts_recent.value() }),
+            ..Options::default()
+        },
+    };
+    let payload = TcpPayload::default();
+    cx.out.send_tcp(cx.now, FlowId::NONE, &entry.tuple, &segment, payload);
+}
+
+/// Tells the peer of a half-open connection what is expected of it, at a limited rate. A SYN
+/// with another number is answered so too (RFC 5961 section 4.2): a peer that really began anew
+/// answers with the reset that ends the entry, and a stranger cannot end it.
+fn challenge_half_open(streams: &mut Streams, cx: &mut Cx<'_>, slot: u32, entry: &HalfOpen) {
+    if !streams.table.syn_cache.may_challenge(cx.now, slot) {
+        cx.out.counters.tcp_challenge_acks_limited += 1;
+        return;
+    }
+    cx.out.counters.tcp_challenge_acks += 1;
+    let options = &entry.options;
+    let segment = Segment {
+        source: entry.tuple.local.port,
+        destination: entry.tuple.remote.port,
+        seq: entry.iss + 1,
+        ack: entry.irs + 1,
+        flags: Flags::ACK,
+        window: cx.config.first_window()
+            >> entry.peer_scale.map_or(0, |_| cx.config.window_scale()),
+        options: Options {
+            timestamps: options.timestamps.then(|| Timestamps {
+                value: timestamp(cx.now, options.ts_offset),
+                echo: options.ts_recent.value(),
+            }),
+            ..Options::default()
+        },
+    };
+    cx.out.send_tcp(cx.now, FlowId::NONE, &entry.tuple, &segment, TcpPayload::default());
+}
+
+/// Takes an entry out of the SYN cache, its tuple with it.
+pub(super) fn drop_half_open(streams: &mut Streams, slot: u32) {
+    if let Some(entry) = release_half_open(streams, slot) {
+        streams.table.unroute(&entry.tuple, Place::HalfOpen(slot));
+    }
+}
+
+/// Takes an entry out of the SYN cache; its tuple leads to the connection by now.
+fn release_half_open(streams: &mut Streams, slot: u32) -> Option<HalfOpen> {
+    let entry = streams.table.syn_cache.remove(slot)?;
+    if let Some(l) = streams.listeners.get_mut(entry.listener) {
+        l.half_open -= 1;
+    }
+    Some(entry)
+}

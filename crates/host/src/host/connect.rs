@@ -1,0 +1,139 @@
+//! Connections that we begin.
+//!
+//! Called by the application. The first SYN leaves at the next [`Host::poll_op`].
+
+use base::{Duration, Instant, SeqNum};
+use tcp_rules::paws::TsRecent;
+use wire::{Endpoint, Tuple};
+
+use super::{Host, Services};
+use crate::api::{ConnectError, SocketId};
+use crate::l5p::Connection;
+use crate::l5p::tls::{Session, TlsClient};
+use crate::stream::table::Place;
+use crate::tcp::conn::{Begin, Cx, Negotiated};
+
+/// How long a tuple has to have been in TIME-WAIT before we use it again ourselves.
+const REUSE: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Begins to open a connection; a notice tells when it is established or has failed.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: there is no way to send, no port, or no room.
+    pub fn connect(&mut self, now: Instant, remote: Endpoint) -> Result<SocketId, ConnectError> {
+        let (mut cx, services) = self.parts(now);
+        services.connect(&mut cx, remote)
+    }
+
+    /// As [`Self::connect`], for TLS: the handshake begins once the connection is established, and
+    /// the socket is writable when it is over.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_tls(
+        &mut self,
+        now: Instant,
+        remote: Endpoint,
+        client: &TlsClient,
+    ) -> Result<SocketId, ConnectError> {
+        let id = self.connect(now, remote)?;
+        let table = &mut self.services.streams.table;
+        if let Some(slot) = table.slot_mut(id) {
+            slot.attach(Session::client(client));
+        }
+        if let Some(conn) = table.get_mut(id) {
+            conn.modes.session_waits = true;
+        }
+        Ok(id)
+    }
+}
+
+impl Services {
+    fn connect(&mut self, cx: &mut Cx<'_>, remote: Endpoint) -> Result<SocketId, ConnectError> {
+        let addr = cx.out.net.source_for(remote.addr).ok_or(ConnectError::NoRoute)?;
+        if !self.accept.has_room(&self.streams) {
+            return Err(ConnectError::TableFull);
+        }
+        let tuple = self.pick_port(cx.now, Endpoint { addr, port: 0 }, remote)?;
+        let key = self.accept.key();
+        let config = cx.config;
+        let ts_offset = key.timestamp_offset(config, &tuple);
+        let fresh = key.sequence(cx.now, config, &tuple);
+        let iss = self.take_over(cx, &tuple).unwrap_or(fresh);
+        let id = self.streams.table.next_id();
+        let begin = Begin {
+            tuple,
+            flow: id.into(),
+            iss,
+            irs: SeqNum(0),
+            window: u32::from(config.first_window()),
+            scale: config.window_scale(),
+            peer_window: 0,
+            options: Negotiated {
+                timestamps: config.timestamps,
+                sack: config.sack,
+                ecn: config.ecn,
+                peer_scale: 0,
+                peer_mss: u16::MAX,
+                ts_offset,
+                ts_recent: TsRecent::default(),
+            },
+            mtu: cx.out.net.mtu,
+        };
+        let conn = Connection::new(begin, config, cx.now);
+        self.streams.table.insert(id, conn, None);
+        cx.out.counters.tcp_active_opens += 1;
+        self.streams.touch(id);
+        Ok(id)
+    }
+
+    /// RFC 6056 section 3.3.3: ports in turn, from a beginning that is a secret of each peer. So a
+    /// port comes again as late as can be: if the peer has closed, it keeps the tuple in TIME-WAIT,
+    /// and a SYN with an older timestamp than it saw there costs a second. One in our own TIME-WAIT
+    /// is as good as free once a second has passed, if timestamps tell both connections' segments
+    /// apart (RFC 6191, and Linux's `tcp_tw_reuse`).
+    fn pick_port(
+        &mut self,
+        now: Instant,
+        local: Endpoint,
+        remote: Endpoint,
+    ) -> Result<Tuple, ConnectError> {
+        let (first, last) = (*self.ports.start(), *self.ports.end());
+        let span = u64::from(last.saturating_sub(first)) + 1;
+        let portless = Tuple { local: Endpoint { port: 0, ..local }, remote };
+        let secret = self.accept.key().first_port(&portless);
+        let table = &self.streams.table;
+        for _ in 0..span {
+            let place = secret.wrapping_add(self.ports_tried) % span;
+            self.ports_tried += 1;
+            let Ok(offset) = u16::try_from(place) else { continue };
+            let local = Endpoint { port: first.saturating_add(offset), ..local };
+            let tuple = Tuple { local, remote };
+            match table.find(&tuple) {
+                None if self.splices.takes(&tuple) => {}
+                None => return Ok(tuple),
+                Some(Place::TimeWait(slot)) => {
+                    let remains = table.time_wait.at(slot);
+                    if remains.is_some_and(|r| r.tcb.ts_recent.is_some() && r.since + REUSE <= now)
+                    {
+                        return Ok(tuple);
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        Err(ConnectError::NoPort)
+    }
+
+    /// Takes a tuple out of TIME-WAIT, if it is there. Returns the sequence number to begin with:
+    /// beyond anything that the old connection can have sent, as Linux does it.
+    fn take_over(&mut self, cx: &mut Cx<'_>, tuple: &Tuple) -> Option<SeqNum> {
+        let table = &mut self.streams.table;
+        let Some(Place::TimeWait(slot)) = table.find(tuple) else { return None };
+        table.unroute(tuple, Place::TimeWait(slot));
+        let remains = table.time_wait.remove(slot)?;
+        cx.out.counters.tcp_time_wait_reused += 1;
+        Some(remains.tcb.snd_nxt + 65_537)
+    }
+}

@@ -1,0 +1,334 @@
+//! One core's stack: the device's events come in, operations go out.
+//!
+//! A [`Host`] is a front: what it is told goes to the service that it concerns, and every service
+//! writes to the same [`Outbox`]. Sending is lazy: events and calls leave connections *dirty*, and
+//! [`Host::poll_op`] lets each of them send once, so that a response's head and body, and the
+//! acknowledgment of its request, leave together.
+//!
+//! | service | what it owns |
+//! |---|---|
+//! | [`Streams`] | connections, sessions on them, listeners, what the device tears down |
+//! | [`Accept`] | how connections begin that peers open: SYN cookies, set-up by the device |
+//! | [`Splices`] | pairs of connections that the device relays between |
+//! | [`Udp`] | UDP sockets |
+//! | [`Files`] | file handles, and reads and writes of the host's own disk |
+//! | [`Extents`] | users of that disk beyond sockets |
+//!
+//! `receive` finds the service of a packet; `connect`, `sockets`, `storage`, `udp`, `splice` and
+//! `nvme` are the application's calls; `ending` is the end of it all.
+
+mod connect;
+mod ending;
+mod nvme;
+mod receive;
+mod sockets;
+mod splice;
+mod storage;
+mod udp;
+
+use alloc::collections::VecDeque;
+use core::ops::RangeInclusive;
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::{Capabilities, Event, FileFault, FileId, Op, PacketBuf, TransmitDone, TransmitOutcome};
+use base::{Duration, Instant, Prng};
+
+use crate::accept::Accept;
+use crate::api::{Notice, SocketId};
+use crate::config::{Config, TcpConfig};
+use crate::counters::HostCounters;
+use crate::hash::Keyed;
+use crate::net::arp;
+use crate::offload::hand_over::HandOver;
+use crate::offload::splice::Splices;
+use crate::outbox::Outbox;
+use crate::storage::extents::Extents;
+use crate::storage::files::{DiskOwner, FileWork, Files};
+use crate::stream::Streams;
+use crate::stream::table::Table;
+use crate::tcp::conn::Cx;
+use crate::udp::Udp;
+
+use ending::Ending;
+
+/// A host stack.
+///
+/// Order of calls: `handle_*` for everything that happened, then the application on every
+/// [`Self::poll_notice`], then [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`]
+/// until they have nothing more, then sleep until [`Self::poll_timeout`] or the next event. Nothing
+/// blocks; nothing reads a clock.
+#[derive(Debug)]
+pub struct Host {
+    config: TcpConfig,
+    pub(crate) out: Outbox,
+    files: Files,
+    services: Services,
+    /// The latest time that the host was told, for calls that are told none.
+    pub(crate) latest: Instant,
+}
+
+/// The services of a host but for files, which work on a connection may touch.
+#[derive(Debug)]
+pub(crate) struct Services {
+    pub(crate) streams: Streams,
+    accept: Accept,
+    splices: Splices,
+    udp: Udp,
+    extents: Extents,
+    ending: Ending,
+    /// Ports of connections that we open.
+    ports: RangeInclusive<u16>,
+    /// Ports looked at for connections of ours, over all peers.
+    ports_tried: u64,
+}
+
+/// Room for operations that an empty queue keeps: the ring was full for a while if it had more.
+const OPS_KEPT: usize = 1024;
+
+impl Host {
+    /// A stack above a device with these capabilities. `seed` has to come from the operating system
+    /// if peers are not to predict sequence numbers and cookies.
+    #[must_use]
+    pub fn new(config: Config, capabilities: &Capabilities, seed: u64) -> Self {
+        let mut prng = Prng::new(seed);
+        let offload = match (config.file_offload, capabilities.file) {
+            (Err(why), _) | (Ok(()), Err(why)) => Err(why),
+            (Ok(()), Ok(_)) => Ok(()),
+        };
+        let files = Files::new(config.files_max, offload, Keyed::random(&mut prng));
+        let addrs = config.addrs.iter().map(|cidr| cidr.addr).collect();
+        let table = Table::new(&mut prng, addrs);
+        Self {
+            out: Outbox::new(&config, capabilities),
+            files,
+            services: Services {
+                streams: Streams::new(table, HandOver::new(&config, capabilities)),
+                accept: Accept::new(&config, capabilities, &mut prng),
+                splices: Splices::new(config.splice_offload.and(capabilities.splice).map(drop)),
+                udp: Udp::new(&config, capabilities),
+                extents: Extents::default(),
+                ending: Ending::default(),
+                ports: config.ports,
+                ports_tried: 0,
+            },
+            latest: Instant::ZERO,
+            config: config.tcp,
+        }
+    }
+
+    /// Returns the services, and what their work may touch besides.
+    pub(crate) fn parts(&mut self, now: Instant) -> (Cx<'_>, &mut Services) {
+        self.latest = now;
+        let cx = Cx { now, config: &self.config, out: &mut self.out, files: &mut self.files };
+        (cx, &mut self.services)
+    }
+
+    /// Takes an event of the device.
+    pub fn handle_event(&mut self, now: Instant, event: Event) {
+        let (mut cx, services) = self.parts(now);
+        services.handle_event(&mut cx, event);
+        services.splices.settle(&mut services.streams, &mut cx);
+    }
+
+    /// Takes an answer of the host's own disk.
+    pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
+        let (mut cx, services) = self.parts(now);
+        if let Some(work) = cx.files.handle_disk(cx.out, completion) {
+            services.handle_file_work(&mut cx, work);
+        }
+        services.splices.settle(&mut services.streams, &mut cx);
+    }
+
+    /// Runs what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let (mut cx, services) = self.parts(now);
+        let streams = &mut services.streams;
+        streams.handle_timeout(&mut cx);
+        for dropped in cx.out.net.neighbors.handle_timeout(now) {
+            cx.out.give_up(&dropped);
+        }
+        Accept::handle_timeout(streams, &mut cx);
+        services.splices.settle(streams, &mut cx);
+    }
+
+    /// When to call [`Self::handle_timeout`], if nothing happens before: once [`Self::poll_op`] has
+    /// returned none.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let Services { streams, splices, .. } = &self.services;
+        Instant::earliest([
+            streams.poll_timeout(),
+            self.out.net.neighbors.poll_timeout(),
+            streams.table.syn_cache.poll_timeout(),
+            splices.poll_timeout(),
+        ])
+    }
+
+    /// The next operation for the device. Lets every connection that has something to send do so
+    /// first.
+    pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        let (mut cx, services) = self.parts(now);
+        services.produce_ops(&mut cx);
+        let out = &mut self.out;
+        arp::solicit(out);
+        if out.ops.is_empty() && out.ops.capacity() > OPS_KEPT {
+            out.ops = VecDeque::new();
+        }
+        out.ops.pop_front()
+    }
+
+    /// A buffer to give back to the device.
+    pub fn poll_recycle(&mut self) -> Option<PacketBuf> {
+        self.out.recycle.pop_front()
+    }
+
+    /// A request for the host's own disk: only if the device does not send files.
+    pub fn poll_disk(&mut self) -> Option<DiskRequest> {
+        self.out.disk.pop_front()
+    }
+
+    /// Shows every counter and gauge by name.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        let Services { streams, splices, udp, .. } = &self.services;
+        self.out.counters.visit(f);
+        f("connections", streams.table.len() as u64);
+        f("connections_quasi", streams.table.quasis() as u64);
+        f("connections_closing_on_device", u64::from(streams.hand_over.closing()));
+        f("connections_half_open", streams.table.syn_cache.len() as u64);
+        f("connections_time_wait", streams.table.time_wait.len() as u64);
+        f("udp_receive_queue", udp.queued() as u64);
+        splices.visit(f);
+    }
+
+    /// The counters.
+    #[must_use]
+    pub const fn counters(&self) -> &HostCounters {
+        &self.out.counters
+    }
+}
+
+impl Services {
+    fn handle_event(&mut self, cx: &mut Cx<'_>, event: Event) {
+        let streams = &mut self.streams;
+        match event {
+            Event::Received(received) => self.handle_received(cx, received),
+            Event::TransmitDone(done) => self.handle_transmit_done(cx, &done),
+            Event::FileOpened(opened) => {
+                if cx.files.handle_opened(cx.out, &opened) {
+                    cx.out.notices.push_back(Notice::File(opened.file));
+                }
+            }
+            Event::FileChanged(file) => {
+                if cx.files.handle_changed(cx.out, file) {
+                    cx.out.notices.push_back(Notice::File(file));
+                }
+            }
+            Event::L5oResyncRxReq { context, flow, request } => {
+                if !streams.nvme_resync(cx, flow, context, request) {
+                    streams.session_resync(cx, flow, context, request);
+                }
+            }
+            Event::L5oRefused(refused) => {
+                if !streams.nvme_refused(cx, &refused) {
+                    streams.session_refused(cx, &refused);
+                }
+            }
+            Event::DdpTeardownDone(done) => streams.nvme_buffer_back(cx, *done),
+            Event::ListenRefused { listener, why } => {
+                Accept::handle_refused(streams, cx, listener, why);
+            }
+            Event::TeardownDone(done) => {
+                streams.hand_over.handle_done(&mut cx.out.counters, done);
+            }
+            Event::TeardownRefused(refused) => streams.handle_teardown_refused(cx, refused),
+            Event::Spliced { id, result } => {
+                self.splices.handle_spliced(streams, cx, id, result);
+            }
+            Event::SpliceClosed(closed) => self.splices.handle_closed(cx.out, &closed),
+            Event::QuicStatus(status) => cx.out.notices.push_back(Notice::Quic(status)),
+            // This host counts by itself.
+            Event::FlowCounted { .. } => {}
+            Event::Load(load) => streams.hand_over.handle_load(&mut cx.out.counters, load),
+            Event::Quiesced => self.handle_quiesced(),
+            Event::Reset => self.handle_device_reset(cx),
+        }
+    }
+
+    fn handle_transmit_done(&mut self, cx: &mut Cx<'_>, done: &TransmitDone) {
+        if !Udp::handle_transmit_done(cx.out, done) {
+            self.streams.handle_transmit_done(cx, done);
+        }
+    }
+
+    /// ARCHITECTURE.md, property 7: nothing is lost, the host continues in software.
+    fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+        let streams = &mut self.streams;
+        cx.out.counters.device_resets += 1;
+        cx.files.handle_reset(cx.out);
+        streams.hand_over.handle_device_reset(&mut cx.out.counters);
+        Accept::handle_device_reset(streams, cx);
+        self.splices.handle_device_reset(streams, cx);
+        self.ending.handle_device_reset();
+        streams.handle_device_reset(cx);
+        if self.udp.is_used() {
+            cx.out.notices.push_back(Notice::DeviceReset);
+        }
+    }
+
+    fn handle_file_work(&mut self, cx: &mut Cx<'_>, work: FileWork) {
+        match work {
+            FileWork::Opened(file) => {
+                cx.out.notices.push_back(Notice::File(file));
+                self.extents.resume(cx.files, cx.out, file, None);
+            }
+            FileWork::Read { owner: DiskOwner::User(token), result } => {
+                self.extents.finish_read(cx.out, token, result);
+            }
+            FileWork::Read { owner: DiskOwner::Stream { flow, position }, result } => {
+                let id = SocketId::of_flow(flow);
+                self.streams.with(cx, id, |conn, cx| match result {
+                    Ok(bytes) => conn.handle_file_bytes(cx, position, bytes),
+                    Err(fault) => conn.fail_file(cx, fault),
+                });
+            }
+            FileWork::Changed { token, buffer, result } => {
+                self.extents.finish_change(cx.out, token, buffer, result);
+            }
+            FileWork::Reopened { file, fault } => self.handle_reopened(cx, file, fault),
+        }
+    }
+
+    /// A file that the device had open is open again on the host's own disk, or not: connections
+    /// that send it continue, or end.
+    fn handle_reopened(&mut self, cx: &mut Cx<'_>, file: FileId, fault: Option<FileFault>) {
+        self.extents.resume(cx.files, cx.out, file, fault);
+        if fault.is_some() {
+            // An application that keeps the handle for the next request has to open it again.
+            cx.out.notices.push_back(Notice::File(file));
+        }
+        self.streams.handle_reopened(cx, file, fault);
+    }
+
+    /// Lets connections send until there is an operation, or nothing to send.
+    fn produce_ops(&mut self, cx: &mut Cx<'_>) {
+        self.streams.settle_quasis(cx);
+        while let Some((flow, tag)) = cx.out.unsent.pop() {
+            let (delay, outcome) = (Duration::ZERO, TransmitOutcome::Sent);
+            self.handle_transmit_done(cx, &TransmitDone { flow, tag, delay, outcome });
+        }
+        self.splices.settle(&mut self.streams, cx);
+        // One connection at a time, so that the queue stays as short as what one of them sends.
+        while cx.out.ops.is_empty() {
+            let sent = self.streams.send_next(cx);
+            self.splices.settle(&mut self.streams, cx);
+            if sent {
+                continue;
+            }
+            self.splices.advance(&mut self.streams, cx);
+            let idle = cx.out.ops.is_empty() && !self.streams.is_dirty();
+            if idle && !self.advance_end(cx) {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Finds the service of each packet that came.
+//!
+//! Called for [`abi::Event::Received`]. Nothing here is believed of a packet before its checksum
+//! and addresses were checked; what fits no service is counted.
+
+use abi::port::RxFrame;
+use abi::{Checksum, Op, Received};
+use wire::checksum::pseudo_header;
+use wire::frame::{Frame, IpPacket, protocol};
+use wire::tcp::Segment;
+use wire::{Endpoint, Tuple};
+
+use super::Services;
+use crate::api::SocketError;
+use crate::l5p::Connection;
+use crate::net::icmp::{ErrorKind, TcpError};
+use crate::net::{arp, icmp};
+use crate::outbox::Outbox;
+use crate::stream::table::{Place, Relayed};
+use crate::tcp::conn::Cx;
+use crate::tcp::input::Arrival;
+use crate::tcp::state::State;
+
+impl Services {
+    pub(super) fn handle_received(&mut self, cx: &mut Cx<'_>, received: Received) {
+        cx.out.counters.received_frames += 1;
+        let frame = received.packet.as_slice();
+        match wire::frame::parse(frame) {
+            Ok(Frame::Arp { at }) => arp::handle_arp(cx.out, cx.now, &frame[at..]),
+            Ok(Frame::Ip(ip)) if ip.protocol == protocol::TCP => {
+                self.handle_tcp(cx, received, &ip);
+                return;
+            }
+            Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP => {
+                self.udp.handle_frame(cx.out, cx.now, received, &ip);
+                return;
+            }
+            Ok(Frame::Ip(ip)) => self.handle_other_ip(cx, frame, &ip),
+            Err(_) => cx.out.counters.received_malformed += 1,
+        }
+        cx.out.recycle.push_back(received.packet);
+    }
+
+    fn handle_other_ip(&mut self, cx: &mut Cx<'_>, frame: &[u8], ip: &IpPacket) {
+        match ip.protocol {
+            protocol::ICMP | protocol::ICMPV6 => {
+                if let Some(error) = icmp::handle(cx.out, cx.now, ip, frame) {
+                    self.handle_icmp_error(cx, &error);
+                }
+            }
+            _ => cx.out.counters.received_unknown_protocol += 1,
+        }
+    }
+
+    /// Finds out whose segment it is.
+    fn handle_tcp(&mut self, cx: &mut Cx<'_>, received: Received, ip: &IpPacket) {
+        let Some((segment, tuple, payload)) = check_tcp(cx.out, &received, ip) else {
+            cx.out.recycle.push_back(received.packet);
+            return;
+        };
+        let streams = &mut self.streams;
+        let (hash, place) = streams.table.look_up(&tuple);
+        streams.hand_over.note_taken(received.teardowns);
+        if place.is_none() && streams.hand_over.is_fresh(hash) {
+            cx.out.counters.hand_over_frames_returned += 1;
+            let Received { packet, checksum, segment_size, .. } = received;
+            cx.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
+            return;
+        }
+        let mut arrival = Arrival {
+            segment,
+            packets: packets_in(payload.len(), received.segment_size),
+            packet: received.packet,
+            payload,
+            metadata: received.metadata,
+            ce: ip.ecn == 3,
+        };
+        if let Some(established) = received.established {
+            let on = (&tuple, hash);
+            match self.accept.accept_established(streams, cx, established, on, place, arrival) {
+                Some(other) => arrival = other,
+                None => return,
+            }
+        }
+        match place {
+            Some(Place::Connection(index)) if streams.table.relayed(index) != Relayed::No => {
+                let (checksum, size) = (received.checksum, received.segment_size);
+                self.splices.handle_segment(streams, cx, index, arrival, checksum, size);
+            }
+            Some(Place::Connection(index)) => streams.deliver(cx, index, arrival),
+            Some(Place::HalfOpen(slot)) => {
+                self.accept.handle_half_open(streams, cx, slot, arrival);
+            }
+            Some(Place::TimeWait(slot)) => {
+                self.accept.handle_time_wait(streams, cx, slot, &tuple, arrival);
+            }
+            None => self.accept.handle_unknown(streams, cx, &tuple, arrival),
+        }
+    }
+
+    /// RFC 5927: an error counts only if it names bytes in flight.
+    fn handle_icmp_error(&mut self, cx: &mut Cx<'_>, error: &TcpError) {
+        let streams = &mut self.streams;
+        let counted = match streams.table.find(&error.tuple) {
+            Some(Place::Connection(index)) => {
+                let id = streams.table.id_of(index);
+                streams.with(cx, id, |conn, cx| conn.handle_icmp(cx, error)).unwrap_or(false)
+            }
+            _ => false,
+        };
+        if !counted {
+            cx.out.counters.icmp_ignored += 1;
+        }
+    }
+}
+
+/// Checks checksum, header and addresses. Returns none, counted, if they are wrong.
+fn check_tcp(
+    out: &mut Outbox,
+    received: &Received,
+    ip: &IpPacket,
+) -> Option<(Segment, Tuple, core::ops::Range<usize>)> {
+    let frame = received.packet.as_slice();
+    let counters = &mut out.counters;
+    if !out.net.is_ours(ip.destination) {
+        counters.received_not_ours += 1;
+        return None;
+    }
+    let good = match received.checksum {
+        Checksum::Good | Checksum::Partial => true,
+        Checksum::Bad => false,
+        Checksum::Unchecked => {
+            counters.checksum_software += 1;
+            let len = ip.end - ip.l4;
+            let mut sum = pseudo_header(ip.source, ip.destination, protocol::TCP, len);
+            sum.add(&frame[ip.l4..ip.end]);
+            sum.finish() == 0
+        }
+    };
+    if !good {
+        counters.received_bad_checksum += 1;
+        return None;
+    }
+    counters.tcp_in_segs += 1;
+    let Ok((segment, header_len)) = Segment::parse(&frame[ip.l4..ip.end]) else {
+        counters.tcp_in_errs += 1;
+        return None;
+    };
+    // A broadcast or multicast source is no peer: RFC 1122 section 4.2.3.10.
+    if ip.source.is_multicast() || ip.source.is_unspecified() {
+        counters.tcp_in_errs += 1;
+        return None;
+    }
+    let tuple = Tuple {
+        local: Endpoint { addr: ip.destination, port: segment.destination },
+        remote: Endpoint { addr: ip.source, port: segment.source },
+    };
+    Some((segment, tuple, ip.l4 + header_len..ip.end))
+}
+
+/// Returns the packets that were merged into a frame with that much payload.
+fn packets_in(payload: usize, segment_size: u16) -> u8 {
+    if segment_size == 0 {
+        return 1;
+    }
+    u8::try_from(payload.div_ceil(usize::from(segment_size))).unwrap_or(u8::MAX)
+}
+
+impl Connection {
+    /// RFC 1191, RFC 8201, RFC 5461: an ICMP error. Returns whether it named bytes in flight.
+    fn handle_icmp(&mut self, cx: &mut Cx<'_>, error: &TcpError) -> bool {
+        let ahead = error.seq.distance(self.seq(self.snd.una));
+        let in_flight = ahead >= 0 && u64::from(ahead.unsigned_abs()) < self.snd.nxt - self.snd.una;
+        if !in_flight {
+            return false;
+        }
+        match error.kind {
+            ErrorKind::TooBig(mtu) => self.lower_mtu(cx, mtu),
+            // RFC 5461: hard errors end an opening connection only; an established one tries
+            // further.
+            ErrorKind::Refused if self.state == State::SynSent => {
+                self.abort(cx, SocketError::Refused);
+            }
+            ErrorKind::Unreachable if self.state == State::SynSent => {
+                self.abort(cx, SocketError::Unreachable);
+            }
+            ErrorKind::Refused | ErrorKind::Unreachable => {}
+        }
+        true
+    }
+
+    fn lower_mtu(&mut self, cx: &mut Cx<'_>, mtu: u32) {
+        // RFC 8201 section 4 and RFC 791: never below what every link must carry.
+        let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
+        if self.set_mtu(mtu) {
+            cx.out.counters.tcp_pmtu_reductions += 1;
+            // What was sent with the old size did not arrive.
+            self.snd.flight.mark_lost(|_| true);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! File content for protocols that are spoken above UDP sockets, outside of this crate, and the
+//! changes of namespaces.
+//!
+//! Called by the application through [`crate::Host`]. TCP's send streams refer to files by spans;
+//! QUIC's are kept by its own library. The driver of that library says which extents it refers to
+//! ([`crate::Host::extent_hold`], [`crate::Host::extent_release`]), gives them to the device as
+//! parts of datagrams if the device reads the file, and has the host read them if it does not
+//! ([`crate::Host::extent_read`]).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use abi::aligned::AlignedBuf;
+use abi::{FileExtent, FileFault, FileId};
+use bytes::Bytes;
+
+use super::files::{DiskOwner, Files};
+use super::namespaces::Change;
+use crate::api::{DiskToken, DiskUser, Notice};
+use crate::outbox::Outbox;
+use crate::tcp::source::Unread;
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct ExtentRead {
+    /// The number in the token of [`Host::extent_read`].
+    pub number: u64,
+    /// The bytes, from the extent's first on: at least one, perhaps not all.
+    pub result: Result<Bytes, FileFault>,
+}
+
+/// A change of a namespace that has ended.
+#[derive(Debug)]
+pub struct ExtentDone {
+    /// The number in the token of [`Host::extent_write`], [`Host::extent_flush`] or
+    /// [`Host::extent_zero`].
+    pub number: u64,
+    /// The buffer of a write.
+    pub buffer: Option<AlignedBuf>,
+    /// What went wrong: any part of the range may have changed then.
+    pub result: Result<(), FileFault>,
+}
+
+/// Reads and changes under way.
+#[derive(Debug, Default)]
+pub(crate) struct Extents {
+    /// Reads of files that are being opened.
+    waiting: Vec<(DiskToken, FileExtent)>,
+    /// Operations that have ended, by user.
+    users: Vec<Ended>,
+}
+
+/// Operations of a user that have ended.
+#[derive(Debug, Default)]
+struct Ended {
+    reads: VecDeque<ExtentRead>,
+    changes: VecDeque<ExtentDone>,
+}
+
+impl Extents {
+    /// Adds a user of the disk beyond sockets.
+    ///
+    /// # Panics
+    /// If there are 256 already.
+    pub(crate) fn new_user(&mut self) -> DiskUser {
+        let user = u8::try_from(self.users.len()).expect("at most 256 users of a disk");
+        self.users.push(Ended::default());
+        DiskUser(user)
+    }
+
+    /// Begins to read an extent that is referred to.
+    pub(crate) fn read(
+        &mut self,
+        files: &mut Files,
+        out: &mut Outbox,
+        token: DiskToken,
+        extent: FileExtent,
+    ) {
+        let FileExtent { file, offset, len } = extent;
+        if let Some(fault) = files.fault(file) {
+            self.finish_read(out, token, Err(fault));
+            return;
+        }
+        let unread =
+            Unread { at: token.number, file, offset, bytes: u64::from(len.max(1)), least: 1 };
+        if !files.read(out, DiskOwner::User(token), &unread) {
+            self.waiting.push((token, extent));
+        }
+    }
+
+    /// Begins a change of a namespace.
+    pub(crate) fn change(
+        &mut self,
+        files: &mut Files,
+        out: &mut Outbox,
+        token: DiskToken,
+        file: FileId,
+        change: Change,
+    ) {
+        if let Err((change, fault)) = files.change(out, token, file, change) {
+            self.finish_change(out, token, change.into_buffer(), Err(fault));
+        }
+    }
+
+    /// Returns the next read of a user that has ended.
+    pub(crate) fn poll_read(&mut self, user: DiskUser) -> Option<ExtentRead> {
+        self.users.get_mut(usize::from(user.0))?.reads.pop_front()
+    }
+
+    /// Returns the next change by a user that has ended.
+    pub(crate) fn poll_change(&mut self, user: DiskUser) -> Option<ExtentDone> {
+        self.users.get_mut(usize::from(user.0))?.changes.pop_front()
+    }
+
+    /// A change has ended.
+    pub(crate) fn finish_change(
+        &mut self,
+        out: &mut Outbox,
+        DiskToken { user, number }: DiskToken,
+        buffer: Option<AlignedBuf>,
+        result: Result<(), FileFault>,
+    ) {
+        if let Some(ended) = self.users.get_mut(usize::from(user.0)) {
+            ended.changes.push_back(ExtentDone { number, buffer, result });
+            out.notices.push_back(Notice::DiskDone(user));
+        }
+    }
+
+    /// A read has ended.
+    pub(crate) fn finish_read(
+        &mut self,
+        out: &mut Outbox,
+        DiskToken { user, number }: DiskToken,
+        result: Result<Bytes, FileFault>,
+    ) {
+        if let Some(ended) = self.users.get_mut(usize::from(user.0)) {
+            ended.reads.push_back(ExtentRead { number, result });
+            out.notices.push_back(Notice::DiskDone(user));
+        }
+    }
+
+    /// A file that reads waited for is open on the host's disk, or cannot be.
+    pub(crate) fn resume(
+        &mut self,
+        files: &mut Files,
+        out: &mut Outbox,
+        file: FileId,
+        fault: Option<FileFault>,
+    ) {
+        let waiting = core::mem::take(&mut self.waiting);
+        for (token, extent) in waiting {
+            match fault {
+                _ if extent.file != file => self.waiting.push((token, extent)),
+                Some(fault) => self.finish_read(out, token, Err(fault)),
+                None => self.read(files, out, token, extent),
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Files: handles, the software path for what the device does not send, and namespaces.
+//!
+//! Called by send streams, by [`crate::stream`] and by the application through [`crate::Host`].
+
+pub(crate) mod extents;
+pub(crate) mod files;
+pub(crate) mod namespaces;

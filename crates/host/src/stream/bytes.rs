@@ -1,0 +1,76 @@
+//! Reading and discarding what came, and whether a socket can be written.
+//!
+//! Called by the application through [`crate::Host`]. Each call looks once which kind of socket it
+//! is: without a TCB, of TCP, or of TLS.
+
+use super::Streams;
+use super::table::{StreamMut, StreamRef};
+use crate::api::{SendError, SocketError, SocketId};
+use crate::tcp::conn::Cx;
+
+impl Streams {
+    /// Returns the first contiguous run of received bytes, empty if there are none.
+    pub(crate) fn peek(&self, socket: SocketId) -> &[u8] {
+        match self.table.socket(socket) {
+            None => &[],
+            Some(StreamRef::Quasi(quasi)) => quasi.peek(),
+            Some(StreamRef::Tcp(conn)) => conn.rcv.peek(),
+            Some(StreamRef::Tls(conn, session)) => session.peek(&conn.rcv),
+        }
+    }
+
+    /// Takes bytes off the front of what [`Self::peek`] showed.
+    pub(crate) fn consume(&mut self, cx: &mut Cx<'_>, socket: SocketId, bytes: usize) {
+        match self.table.socket_mut(socket) {
+            None => return,
+            Some(StreamMut::Quasi(quasi)) => {
+                return cx.out.recycle.extend(quasi.consume(bytes));
+            }
+            Some(StreamMut::Tcp(conn)) => cx.out.recycle.extend(conn.rcv.consume(bytes)),
+            Some(StreamMut::Tls(conn, session)) => {
+                // Room for more records: they are decrypted at the next event, or by the turn in
+                // `poll_op`.
+                session.consume(conn, cx.out, cx.config, bytes);
+                conn.modes.session_waits = session.waits();
+            }
+        }
+        // The window may have opened.
+        self.touch(socket);
+    }
+
+    /// Returns an error unless bytes can be written to a connection.
+    pub(crate) fn check_open(&self, socket: SocketId) -> Result<(), SendError> {
+        let (conn, shut) = match self.table.socket(socket) {
+            Some(StreamRef::Tcp(conn)) => (conn, false),
+            Some(StreamRef::Tls(conn, session)) => (conn, session.is_shut()),
+            Some(StreamRef::Quasi(_)) | None => {
+                return Err(SendError::NotConnected(SocketError::Closed));
+            }
+        };
+        if conn.state.may_write() && !conn.snd.fin && !shut {
+            Ok(())
+        } else {
+            Err(SendError::NotConnected(conn.error.unwrap_or(SocketError::Closed)))
+        }
+    }
+
+    /// Discards what came for an application that reads no more.
+    pub(super) fn discard_unwanted(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
+            self.discard_unread(cx, id);
+        }
+        self.discard_late_data(cx, id);
+    }
+
+    /// Discards all that can be read.
+    pub(crate) fn discard_unread(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
+        loop {
+            let bytes = self.peek(socket).len();
+            if bytes == 0 {
+                break;
+            }
+            cx.out.counters.tcp_discarded_bytes += bytes as u64;
+            self.consume(cx, socket, bytes);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The end of connections: closing, resetting, TIME-WAIT, and what the device tears down.
+//!
+//! Called by the application through [`crate::Host`], and by [`Streams`] after work on a
+//! connection.
+//!
+//! *Lingering close* is the end of a connection whose peer may still send (RFC 9112 section 9.6).
+//! The application has said its last byte and wants no more. A reset in answer to what the peer
+//! sends after that, a pipelined request or the alerts and key updates of TLS, could destroy the
+//! response before it is read. So late data is taken and discarded, within a bound, until the peer
+//! closes: by the host, and by the device when it tears the connection down
+//! ([`abi::teardown::LateData`]). TCP's input counts the late data. Memory is not held: what is
+//! discarded opens the window again. Time is bounded by the user time-out until everything is
+//! acknowledged, and by that of FIN-WAIT-2 afterwards.
+//!
+//! *Tear-down*: a connection whose application has closed it goes to the device with all that is
+//! left of it, as soon as that fits, and is forgotten (AccelTCP section 4.2).
+
+use abi::teardown::{ClosingState, LateData, Teardown, TeardownRefused};
+use abi::{Op, Part};
+use base::{Instant, internal_error};
+use tcp_rules::paws::TsRecent;
+use tcp_rules::time_wait::TimeWaitTcb;
+
+use super::Streams;
+use super::table::Place;
+use crate::api::{SocketError, SocketId};
+use crate::l5p::Connection;
+use crate::offload::hand_over::count_kept;
+use crate::tcp::ack::timestamp;
+use crate::tcp::conn::{Begin, Cx, Negotiated};
+use crate::tcp::hand_over::file_bytes;
+use crate::tcp::state::State;
+use crate::tcp::time_wait::Remains;
+use crate::tcp::timers::Timer;
+
+impl Streams {
+    /// Lets go of a socket, now or when what came late has been dealt with.
+    pub(crate) fn close(&mut self, cx: &mut Cx<'_>, socket: SocketId, late: LateData) {
+        if self.close_quasi(cx, socket, late) {
+            return;
+        }
+        // What is left may be the end that the peer said, and no data.
+        self.session_turn(cx, socket);
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        conn.modes.held = false;
+        conn.late_data = late;
+        let state = conn.state;
+        self.discard_late_data(cx, socket);
+        let Some(conn) = self.table.get(socket) else { return };
+        let unread = conn.rcv.ready_bytes() > 0 || !self.peek(socket).is_empty();
+        match state {
+            State::Closed | State::TimeWait => self.free(cx, socket),
+            State::SynSent => self.abort(cx, socket),
+            // Lingering, what is left is the beginning of a record.
+            _ if unread && late == LateData::Reset => self.abort(cx, socket),
+            _ if self.session_shutdown(socket) => {
+                self.touch(socket);
+                self.session_turn(cx, socket);
+                self.try_tear_down(cx, socket);
+            }
+            _ => {
+                self.with(cx, socket, |conn, cx| conn.close(cx));
+                self.try_tear_down(cx, socket);
+            }
+        }
+    }
+
+    /// Resets the connection and lets go of the socket.
+    pub(crate) fn abort(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
+        self.make_whole(cx, socket);
+        let Some(conn) = self.table.get_mut(socket) else { return };
+        conn.modes.held = false;
+        self.with(cx, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
+    }
+
+    /// Discards what came for an application that has closed the connection lingering.
+    pub(super) fn discard_late_data(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        let Some(conn) = self.table.get(id) else { return };
+        let before = conn.rcv.ready_bytes();
+        if conn.modes.held || conn.refuses_data() || before == 0 {
+            return;
+        }
+        if !self.session_discard(cx, id) {
+            let Some(conn) = self.table.get_mut(id) else { return };
+            while conn.rcv.ready_bytes() > 0 {
+                let here = conn.rcv.peek().len();
+                cx.out.recycle.extend(conn.rcv.consume(here));
+            }
+        }
+        // The window may have opened. The first part of a record stays until the rest has come.
+        if self.table.get(id).is_some_and(|conn| conn.rcv.ready_bytes() < before) {
+            self.touch(id);
+        }
+    }
+
+    /// Hands the connection to the device if no application holds it and it fits. Returns whether
+    /// it did: then it is gone.
+    pub(super) fn try_tear_down(&mut self, cx: &mut Cx<'_>, id: SocketId) -> bool {
+        let wants = |conn: &Connection| conn.modes.teardown && conn.is_left();
+        let Some(conn) = self.table.get_mut(id).filter(|conn| wants(conn)) else { return false };
+        let tuple = conn.tuple;
+        // The device says only how many have ended: a port of our own choosing could be chosen
+        // again while it is still in use there.
+        if self.listeners.find(&tuple).is_none() {
+            return false;
+        }
+        let limits = match self.hand_over.room() {
+            Ok(limits) => limits,
+            Err(why) => {
+                count_kept(&mut cx.out.counters, why);
+                return false;
+            }
+        };
+        let Some(teardown) = conn.hand_over(cx, &limits) else { return false };
+        let handed = file_bytes(&teardown.parts);
+        let hash = self.table.hash_of(&tuple);
+        self.hand_over.push(cx.out, hash, teardown);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.release_left(cx, handed);
+        }
+        self.forget(cx, id);
+        true
+    }
+
+    /// Forgets a connection that the device has now: a TCB has one owner.
+    pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        self.session_ended(cx, id);
+        let Some(conn) = self.table.get(id) else { return };
+        let tuple = conn.tuple;
+        self.table.unroute(&tuple, Place::Connection(id.index));
+        self.free(cx, id);
+    }
+
+    /// The device would not have a connection: it is taken back, if all that it has to say is in
+    /// our memory; else it is reset.
+    pub(crate) fn handle_teardown_refused(&mut self, cx: &mut Cx<'_>, refused: TeardownRefused) {
+        let TeardownRefused { teardown, why } = refused;
+        self.hand_over.note_refused(why);
+        cx.out.counters.hand_over_refused += 1;
+        let ours = teardown.parts.iter().all(|part| matches!(part, Part::Host(_)));
+        let contexts = teardown.contexts.iter();
+        cx.out.ops.extend(contexts.map(|&context| Op::L5oDestroy { context }));
+        let Some(begin) = begin_again(cx, &teardown) else {
+            // Not the headers that it was given.
+            cx.out.counters.events_ignored += 1;
+            return;
+        };
+        if !ours || self.table.find(&begin.tuple).is_some() {
+            cx.out.counters.hand_over_refused_reset += 1;
+            cx.out.send_tcp_reset(cx.now, &begin.tuple, teardown.nxt);
+            return;
+        }
+        let id = self.table.next_id();
+        let begin = Begin { flow: id.into(), ..begin };
+        let conn = Connection::take_back(begin, &teardown, cx.config, cx.now);
+        self.table.insert(id, conn, None);
+        self.with(cx, id, |conn, _| conn.modes.held = false);
+    }
+
+    /// The tuple stays in TIME-WAIT without the connection, which stays only while the application
+    /// reads from it.
+    pub(super) fn enter_time_wait(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        self.session_ended(cx, id);
+        let Some(conn) = self.table.get_mut(id) else {
+            internal_error!(cx.out.counters.internal_errors, "no such connection ends");
+            return;
+        };
+        let tuple = conn.tuple;
+        let held = conn.modes.held;
+        let remains = conn.remains(cx.now);
+        conn.timers.stop_all();
+        conn.acknowledge_last(cx);
+        conn.release_files(cx);
+        if self.table.find(&tuple) == Some(Place::Connection(id.index)) {
+            let until = cx.now + cx.config.time_wait;
+            let (slot, evicted) = self.table.time_wait.insert(remains, until);
+            if let Some((slot, evicted)) = evicted {
+                self.table.unroute(&evicted.tuple, Place::TimeWait(slot));
+            }
+            let before = Place::Connection(id.index);
+            self.table.route(&tuple, Place::TimeWait(slot), Some(before));
+        }
+        if !held {
+            self.free(cx, id);
+        }
+    }
+
+    /// Forgets the tuples whose TIME-WAIT is over.
+    pub(super) fn expire_time_wait(&mut self, now: Instant) {
+        while let Some((slot, remains)) = self.table.time_wait.poll_expired(now) {
+            self.table.unroute(&remains.tuple, Place::TimeWait(slot));
+        }
+    }
+
+    /// Takes back the tuple of a connection that is closed, and the connection unless the
+    /// application holds it.
+    pub(super) fn part_with(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        self.session_ended(cx, id);
+        let Some(conn) = self.table.get(id) else {
+            internal_error!(cx.out.counters.internal_errors, "no such connection ends");
+            return;
+        };
+        let (tuple, held) = (conn.tuple, conn.modes.held);
+        self.table.unroute(&tuple, Place::Connection(id.index));
+        if !held {
+            self.free(cx, id);
+        }
+    }
+
+    /// Frees a connection and its slot.
+    fn free(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.rcv.clear(&mut cx.out.recycle);
+        if conn.awaits_device() {
+            return; // Its last echo brings it here again.
+        }
+        self.empty_slot(id);
+    }
+
+    /// Frees a slot, and its place in a listener's backlog.
+    pub(super) fn empty_slot(&mut self, id: SocketId) {
+        if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
+            self.listeners.note_taken(listener);
+        }
+        self.table.remove(id.index);
+    }
+}
+
+impl Connection {
+    /// No application holds the connection from now on.
+    fn close(&mut self, cx: &mut Cx<'_>) {
+        self.shutdown();
+        if self.state == State::FinWait2 {
+            self.timers.set(Timer::Linger, cx.now + cx.config.time_wait);
+        }
+    }
+
+    /// Returns what TIME-WAIT keeps.
+    fn remains(&self, now: Instant) -> Remains {
+        Remains {
+            tuple: self.tuple,
+            tcb: TimeWaitTcb {
+                snd_nxt: self.seq(self.snd.nxt),
+                rcv_nxt: self.rcv.ack(),
+                ts_recent: self.options.timestamps.then_some(self.options.ts_recent.value()),
+            },
+            ts_offset: self.options.ts_offset,
+            since: now,
+        }
+    }
+}
+
+/// Returns how a connection begins again that the device gave back; none if the headers are not
+/// ours.
+fn begin_again(cx: &Cx<'_>, teardown: &Teardown) -> Option<Begin> {
+    let (tuple, segment) = crate::tcp::hand_over::parse(&teardown.header)?;
+    let ts = segment.options.timestamps;
+    let scale = cx.config.window_scale();
+    Some(Begin {
+        tuple,
+        flow: teardown.flow,
+        // See `Connection::take_back`.
+        iss: teardown.una - 1 - u32::from(teardown.state == ClosingState::FinWait2),
+        irs: teardown.rcv_nxt - 1,
+        window: u32::from(segment.window) << scale,
+        scale,
+        peer_window: 0,
+        options: Negotiated {
+            timestamps: ts.is_some(),
+            sack: false,
+            ecn: false,
+            peer_scale: teardown.peer_scale,
+            peer_mss: teardown.mss.saturating_add(if ts.is_some() { 12 } else { 0 }),
+            ts_offset: ts.map_or(0, |t| t.value.wrapping_sub(timestamp(cx.now, 0))),
+            ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.echo)),
+        },
+        mtu: cx.out.net.mtu,
+    })
+}

@@ -1,0 +1,263 @@
+//! The sockets of byte streams: connections, the sessions on them, and what must follow work on
+//! either.
+//!
+//! Called by [`crate::Host`] and by the services that begin, relay and read connections. All work
+//! on a connection goes through [`Streams::with`] or [`Streams::with_session`]: afterwards the
+//! application is told, the alarm is set, and a connection that has ended is removed, so that no
+//! caller has to remember it. Sending is lazy: work leaves a connection *dirty*, and
+//! [`Streams::send_next`] lets one of them send.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `table` | slots, and the way from a tuple to one |
+//! | `listeners` | listening ports |
+//! | `quasi` | connections of one transaction, without a TCB |
+//! | `lazy` | when these become whole connections |
+//! | `bytes` | reading, discarding, and whether a socket can be written |
+//! | `sessions` | turns of TLS sessions |
+//! | `nvme` | PDUs, and the device's contexts for NVMe over TCP |
+//! | `closing` | the end of connections |
+
+mod bytes;
+mod closing;
+mod lazy;
+pub(crate) mod listeners;
+mod nvme;
+pub(crate) mod quasi;
+mod sessions;
+pub(crate) mod table;
+
+use alloc::collections::VecDeque;
+
+use abi::{FileFault, FileId, TransmitDone};
+use base::{Alarms, Instant};
+
+use crate::api::{ListenerId, Notice, SocketId};
+use crate::l5p::Connection;
+use crate::offload::hand_over::HandOver;
+use crate::tcp::conn::Cx;
+use crate::tcp::input::Arrival;
+use crate::tcp::state::State;
+
+use self::listeners::Listeners;
+use self::table::{Relayed, Table};
+
+/// The sockets of byte streams.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    pub(crate) table: Table,
+    pub(crate) listeners: Listeners,
+    pub(crate) hand_over: HandOver,
+    /// Connections that may have something to send.
+    dirty: VecDeque<u32>,
+    alarms: Alarms,
+    /// Sockets that are to be relayed by the device, and on which there was work.
+    relayed: VecDeque<SocketId>,
+}
+
+impl Streams {
+    pub(crate) fn new(table: Table, hand_over: HandOver) -> Self {
+        Self {
+            table,
+            listeners: Listeners::default(),
+            hand_over,
+            dirty: VecDeque::new(),
+            alarms: Alarms::default(),
+            relayed: VecDeque::new(),
+        }
+    }
+
+    /// Works on a connection, settles what that changed, and lets it send at the next `poll_op`.
+    pub(crate) fn with<R>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: SocketId,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        self.touch(id);
+        self.with_clean(cx, id, work)
+    }
+
+    /// As [`Self::with`], without anything to send afterwards.
+    fn with_clean<R>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: SocketId,
+        work: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
+    ) -> Option<R> {
+        let result = work(self.table.get_mut(id)?, cx);
+        self.settle(cx, id);
+        Some(result)
+    }
+
+    /// Notes that a connection may have something to send.
+    pub(crate) fn touch(&mut self, id: SocketId) {
+        if self.table.get(id).is_some() {
+            let slot = &mut self.table.slots[id.index()];
+            if !slot.dirty {
+                slot.dirty = true;
+                self.dirty.push_back(id.index);
+            }
+        }
+    }
+
+    /// After work on a connection: tells the application, sets the alarm, and parts with one that
+    /// has ended.
+    fn settle(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        self.session_turn(cx, id);
+        let unwanted = |conn: &Connection| {
+            conn.modes.read_shut || !conn.modes.held && conn.rcv.ready_bytes() > 0
+        };
+        if self.table.get(id).is_some_and(unwanted) {
+            self.discard_unwanted(cx, id);
+        }
+        let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
+        let relayed = slot.relayed;
+        let Some(conn) = slot.stream.conn_mut() else { return };
+        if conn.modes.notify {
+            conn.modes.notify = false;
+            if conn.modes.held && !slot.noticed {
+                slot.noticed = true;
+                cx.out.notices.push_back(match slot.accepted_by {
+                    Some(listener) => Notice::Accepted(ListenerId(listener), id),
+                    None => Notice::Socket(id),
+                });
+            }
+        }
+        if !slot.dirty {
+            // Else what it sends next sets its timers anew: most of those set now would be moved.
+            self.alarms.set(id.index, conn.timers.next());
+        }
+        match conn.state {
+            State::TimeWait => self.enter_time_wait(cx, id),
+            State::Closed => self.part_with(cx, id),
+            _ if conn.is_left() && !slot.dirty => {
+                self.try_tear_down(cx, id);
+            }
+            _ => {}
+        }
+        if relayed == Relayed::Draining {
+            self.relayed.push_back(id);
+        }
+    }
+
+    /// Says how far a socket is on its way to the device, which is to relay it.
+    pub(crate) fn set_relayed(&mut self, id: SocketId, relayed: Relayed) {
+        if let Some(slot) = self.table.slot_mut(id) {
+            slot.relayed = relayed;
+        }
+    }
+
+    /// Returns a socket that is to be relayed and on which there was work.
+    pub(crate) fn poll_relayed(&mut self) -> Option<SocketId> {
+        self.relayed.pop_front()
+    }
+
+    /// Hands a segment to its connection.
+    pub(crate) fn deliver(&mut self, cx: &mut Cx<'_>, index: u32, arrival: Arrival) {
+        let id = self.table.id_of(index);
+        if self.table.get(id).is_none() {
+            self.deliver_to_quasi(cx, id, arrival);
+            return;
+        }
+        self.with(cx, id, |conn, cx| conn.handle_segment(cx, arrival));
+    }
+
+    /// Takes the echo of a transmit.
+    pub(crate) fn handle_transmit_done(&mut self, cx: &mut Cx<'_>, done: &TransmitDone) {
+        let id = SocketId::of_flow(done.flow);
+        if self.table.get(id).is_none() {
+            // It ended meanwhile: nothing waits for the echo any more.
+            cx.out.counters.events_late += 1;
+            return;
+        }
+        self.with_clean(cx, id, |conn, cx| {
+            conn.handle_echo(cx, done.tag, done.delay, done.outcome);
+        });
+    }
+
+    /// Runs the timers that are due.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) {
+        while let Some(index) = self.alarms.pop(cx.now) {
+            let slot = &self.table.slots[index as usize];
+            let Some(conn) = slot.stream.conn() else { continue };
+            if slot.relayed == Relayed::Asked {
+                continue; // If it is refused its alarm is set anew.
+            }
+            let next = conn.timers.next();
+            if next > cx.now {
+                // It moved to later meanwhile.
+                self.alarms.set(index, next);
+            } else {
+                let id = self.table.id_of(index);
+                self.with(cx, id, Connection::handle_timeout);
+            }
+        }
+        self.expire_time_wait(cx.now);
+    }
+
+    /// Returns when to call [`Self::handle_timeout`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        Instant::earliest([self.alarms.next(), self.table.time_wait.poll_timeout()])
+    }
+
+    /// Returns whether a connection may have something to send.
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Lets the next connection send that may have something to. Returns whether there was one.
+    pub(crate) fn send_next(&mut self, cx: &mut Cx<'_>) -> bool {
+        let Some(index) = self.dirty.pop_front() else { return false };
+        let id = self.table.id_of(index);
+        // What a session has queued goes into the same transmits.
+        self.session_turn(cx, id);
+        let slot = &mut self.table.slots[index as usize];
+        slot.dirty = false;
+        if slot.relayed != Relayed::Asked {
+            self.with_clean(cx, id, Connection::output);
+        }
+        true
+    }
+
+    /// Returns every socket.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = SocketId> + '_ {
+        let slots = self.table.slots.iter().enumerate();
+        slots
+            .filter_map(|(index, _)| u32::try_from(index).ok().map(|index| self.table.id_of(index)))
+            .filter(|&id| self.table.holds(id))
+    }
+
+    /// ARCHITECTURE.md, property 7: nothing is lost, software continues.
+    pub(crate) fn handle_device_reset(&mut self, cx: &mut Cx<'_>) {
+        for index in 0..self.table.slots.len() {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = self.table.id_of(index);
+            self.with(cx, id, |conn, cx| conn.handle_device_reset(cx));
+            self.session_device_reset(cx, id);
+            self.renew_digests(cx, id);
+            self.nvme_device_reset(cx, id);
+        }
+    }
+
+    /// Continues, or ends, the connections that send a file of the device's that is open again on
+    /// the host's own disk, or cannot be.
+    pub(crate) fn handle_reopened(
+        &mut self,
+        cx: &mut Cx<'_>,
+        file: FileId,
+        fault: Option<FileFault>,
+    ) {
+        for index in 0..self.table.slots.len() {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = self.table.id_of(index);
+            if self.table.get(id).is_some_and(|conn| conn.snd.spans.files().any(|f| f == file)) {
+                self.with(cx, id, |conn, cx| {
+                    if let Some(fault) = fault {
+                        conn.fail_file(cx, fault);
+                    }
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Sending PDUs of NVMe/TCP: the socket's calls, and the device's context for their digests.
+//!
+//! Called by whoever speaks NVMe/TCP on a socket, plain or of TLS. A PDU goes to the send stream
+//! whole and at once, in the order of the calls, whatever the room: the caller bounds what it has
+//! outstanding. Where the device fills digests in, the stream describes the PDU (`pdus`); else the
+//! host computes the digest, of memory at once, of a file when it has read all of the data. It
+//! reads no PDU and knows none of their types.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use abi::crypto::CryptoProvider;
+use abi::l5o::{Direction, L5oCreate, L5oId, L5oRefused, L5oState, ResyncRequest};
+use abi::nvme_tcp::{DdpId, DdpTeardownDone, NvmeTcpState, PREFIX_BYTES_MAX, Placed};
+use abi::{FlowId, Op, Refusal};
+use base::{SeqNum, internal_error};
+use bytes::Bytes;
+
+use super::Streams;
+use super::table::Slot;
+use crate::api::{Notice, NvmeInfo, SendError, SocketError, SocketId};
+use crate::l5p::Connection;
+use crate::l5p::nvme_tcp::pdus::{PduData, Pdus, Text, Written};
+use crate::l5p::nvme_tcp::port::Port;
+use crate::l5p::transforms::Unit;
+use crate::tcp::conn::Cx;
+use crate::tcp::source::Source;
+
+impl Streams {
+    /// Begins to send PDUs with data digests on a connection: `crypto` computes those that the
+    /// device does not fill in. The device is asked for a context, again by itself after each of
+    /// its resets; the connection's end gives it back. `over` in `state` is filled in here.
+    ///
+    /// # Errors
+    /// Why the device is not asked. PDUs can be sent all the same.
+    pub(crate) fn nvme_tx_context(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: SocketId,
+        state: NvmeTcpState,
+        crypto: Arc<dyn CryptoProvider>,
+    ) -> Result<L5oId, Refusal> {
+        self.make_whole(cx, socket);
+        let conn = self.table.get_mut(socket).ok_or(Refusal::Ended)?;
+        let pdus = conn.snd.transforms.pdus.get_or_insert_default();
+        pdus.begin(state, crypto);
+        match pdus.context() {
+            Some(context) => Ok(context),
+            None => self.install_digests(cx, socket),
+        }
+    }
+
+    /// Asks the device for a context, where it may have one and there are digests to fill in; keeps
+    /// why not.
+    fn install_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
+        let installed = self.try_digests(cx, socket);
+        let pdus =
+            self.table.get_mut(socket).and_then(|conn| conn.snd.transforms.pdus.as_deref_mut());
+        if let (Some(pdus), Err(why)) = (pdus, installed) {
+            pdus.refuse(why);
+        }
+        installed
+    }
+
+    fn try_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) -> Result<L5oId, Refusal> {
+        let over = if self.has_session(socket) {
+            // The device seals, or the digest is in what the host seals.
+            let context = self.with_session(cx, socket, |session, conn, _| session.tx_at(conn));
+            Some(context.flatten().ok_or(Refusal::Encrypted)?)
+        } else {
+            None
+        };
+        let install = |conn: &mut Connection, cx: &mut Cx<'_>| {
+            let (flow, tcpsn) = (conn.flow, conn.seq(conn.snd.spans.end()));
+            let may_write = conn.state.may_write();
+            let pdus = conn.snd.transforms.pdus.as_deref_mut().filter(|_| may_write);
+            let pdus = pdus.ok_or(Refusal::Ended)?;
+            let state = NvmeTcpState { over, ..pdus.state().ok_or(Refusal::Ended)? };
+            if !cx.out.offloads.nvme_tcp?.tx || !state.data_digest {
+                return Err(Refusal::NotSupported);
+            }
+            let context = cx.out.new_context();
+            let (direction, state) = (Direction::Transmit, L5oState::NvmeTcp(state));
+            let create = L5oCreate { context, flow, direction, tcpsn, state };
+            cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
+            cx.out.counters.nvme_tx_device += 1;
+            pdus.renew(context);
+            Ok(context)
+        };
+        self.with(cx, socket, install).unwrap_or(Err(Refusal::Ended))
+    }
+
+    /// The device lost everything: what is written from now on it may complete again.
+    pub(crate) fn renew_digests(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
+        let pdus =
+            |conn: &Connection| conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests());
+        if self.table.get(socket).is_some_and(pdus) {
+            // Else the host computes them, as before this.
+            let _refused = self.install_digests(cx, socket);
+        }
+    }
+
+    /// Appends a PDU to the send stream, whole: `header` with all that precedes the data, `data`,
+    /// and if `digest` says so and there is data, its CRC32C. Gives the bytes of PDUs written on
+    /// the connection so far, for [`Self::pdus_acknowledged`].
+    ///
+    /// # Errors
+    /// [`SendError`]: the connection is gone or shut down, the file has no such range, or a digest
+    /// is wanted of what has no [`Self::nvme_tx_context`].
+    pub(crate) fn send_pdu(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: SocketId,
+        header: Bytes,
+        data: PduData,
+        digest: bool,
+    ) -> Result<u64, SendError> {
+        self.make_whole(cx, socket);
+        self.check_open(socket)?;
+        let gone = SendError::NotConnected(SocketError::Closed);
+        let conn = self.table.get_mut(socket).ok_or(gone)?;
+        let pdus = conn.snd.transforms.pdus.get_or_insert_default();
+        if digest && !pdus.has_digests() {
+            return Err(SendError::NoDigests);
+        }
+        let (data, data_len) = match data {
+            PduData::None => (Source::Memory(Bytes::new()), 0),
+            PduData::Memory(bytes) => {
+                let len = u32::try_from(bytes.len()).map_err(|_| SendError::BadExtent)?;
+                (Source::Memory(bytes), len)
+            }
+            PduData::File { len, .. } if digest && len > PREFIX_BYTES_MAX => {
+                return Err(SendError::BadExtent);
+            }
+            PduData::File { file, offset, len } => {
+                let source = cx.files.source(file, offset, len.into());
+                (source.ok_or(SendError::BadExtent)?, len)
+            }
+        };
+        let mut pdu = Written { header, data, data_len, digest, mark: 0 };
+        pdu.mark = pdus.mark(pdu.len());
+        let mark = pdu.mark;
+        self.write_pdu(cx, socket, pdu);
+        Ok(mark)
+    }
+
+    fn write_pdu(&mut self, cx: &mut Cx<'_>, socket: SocketId, pdu: Written) {
+        if self.has_session(socket) {
+            self.with_session(cx, socket, |session, conn, cx| session.send_pdu(conn, cx, pdu));
+            self.touch(socket);
+        } else {
+            self.touch(socket);
+            if let Some(conn) = self.table.get_mut(socket) {
+                conn.write_pdu(cx, pdu);
+            }
+        }
+    }
+
+    /// The largest result of [`Self::send_pdu`] all of whose bytes the peer's TCP has acknowledged,
+    /// and which the device reads no more, for a retransmission that was in vain; zero where there
+    /// is none.
+    #[must_use]
+    pub(crate) fn pdus_acknowledged(&self, socket: SocketId) -> u64 {
+        let conn = self.table.get(socket);
+        let pdus = conn.and_then(|conn| Some((conn.snd.transforms.pdus.as_deref()?, conn.snd.una)));
+        pdus.map_or(0, |(pdus, una)| pdus.acknowledged(una))
+    }
+
+    /// Asks the device for a receive context: [`Port::attach`].
+    pub(crate) fn nvme_attach(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: SocketId,
+        state: NvmeTcpState,
+        skip: u32,
+    ) -> Option<SeqNum> {
+        let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        Port::attach(port, conn, session.as_deref(), cx, state, skip)
+    }
+
+    /// Returns whether there is no receive context, and may be one: [`Port::is_to_attach`].
+    pub(crate) fn nvme_is_to_attach(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: SocketId,
+        position: SeqNum,
+    ) -> bool {
+        let layers = self.table.slot_mut(socket).and_then(Slot::layers_mut);
+        let Some((conn, session, Some(port))) = layers else { return false };
+        port.is_to_attach(conn, session.as_deref(), cx.out, position)
+    }
+
+    /// Returns the device's part in a connection, while there is one.
+    pub(crate) fn nvme_port(&mut self, socket: SocketId) -> Option<&mut Port> {
+        let (_, _, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        port.as_deref_mut()
+    }
+
+    /// Returns the receive context that works now.
+    pub(crate) fn nvme_context(&mut self, socket: SocketId) -> Option<L5oId> {
+        self.nvme_port(socket)?.context().ok()
+    }
+
+    /// Registers a buffer with the device: [`Port::register`].
+    pub(crate) fn nvme_register(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: SocketId,
+        range: (u16, u32, u32, u32),
+        buffer: AlignedBuf,
+    ) -> Result<DdpId, AlignedBuf> {
+        match self.table.slot_mut(socket).and_then(Slot::layers_mut) {
+            Some((conn, _, Some(port))) => port.register(conn.flow, cx.out, range, buffer),
+            _ => Err(buffer),
+        }
+    }
+
+    /// Returns what the device did with the bytes that [`Self::peek`] shows, and their position in
+    /// the payload; none if it did nothing, or they are not read where they came.
+    pub(crate) fn nvme_placed(&mut self, socket: SocketId) -> Option<(&mut Placed, usize)> {
+        let (conn, session, port) = self.table.slot_mut(socket)?.layers_mut()?;
+        let context = port.as_deref()?.context().ok()?;
+        if session.is_some_and(|session| !session.shows_packets()) {
+            return None;
+        }
+        let (metadata, at) = conn.rcv.metadata_mut()?;
+        let placed = metadata.placed.as_deref_mut()?;
+        (placed.context == Some(context)).then_some((placed, at))
+    }
+
+    /// Returns what `ss` shows.
+    pub(crate) fn nvme_info(&self, socket: SocketId) -> Option<NvmeInfo> {
+        let slot = self.table.slot(socket)?;
+        let (conn, port) = (slot.stream.conn()?, slot.nvme.as_deref()?);
+        let tx_offload = conn.snd.transforms.pdus.as_deref().and_then(Pdus::offload);
+        Some(NvmeInfo { tx_offload, rx_offload: port.context().map(drop) })
+    }
+
+    /// A buffer came back.
+    pub(crate) fn nvme_buffer_back(&mut self, cx: &mut Cx<'_>, done: DdpTeardownDone) {
+        let id = SocketId::of_flow(done.flow);
+        match self.nvme_port(id) {
+            Some(port) => {
+                port.handle_buffer(cx.out, done);
+                cx.out.notices.push_back(Notice::Socket(id));
+            }
+            None => cx.out.counters.events_ignored += 1,
+        }
+    }
+
+    /// The device asks where a PDU begins. Returns whether the context is one of these.
+    pub(crate) fn nvme_resync(
+        &mut self,
+        cx: &mut Cx<'_>,
+        flow: FlowId,
+        context: L5oId,
+        request: ResyncRequest,
+    ) -> bool {
+        let id = SocketId::of_flow(flow);
+        let Some(port) = self.nvme_port(id).filter(|port| port.context() == Ok(context)) else {
+            return false;
+        };
+        if port.handle_resync(request) {
+            cx.out.notices.push_back(Notice::Socket(id));
+        }
+        true
+    }
+
+    /// The device refused a context. Returns whether it is one of these.
+    pub(crate) fn nvme_refused(&mut self, cx: &mut Cx<'_>, refused: &L5oRefused) -> bool {
+        let id = SocketId::of_flow(refused.flow);
+        let known = |port: &&mut Port| port.context() == Ok(refused.context);
+        let Some(port) = self.nvme_port(id).filter(known) else { return false };
+        port.handle_refused(cx.out, refused.why);
+        cx.out.notices.push_back(Notice::Socket(id));
+        true
+    }
+
+    /// The device lost everything.
+    pub(super) fn nvme_device_reset(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        if self.nvme_port(id).is_some_and(|port| port.handle_device_reset(cx.out)) {
+            cx.out.notices.push_back(Notice::Socket(id));
+        }
+    }
+
+    /// The connection is over.
+    pub(super) fn nvme_ended(&mut self, cx: &mut Cx<'_>, id: SocketId) {
+        if let Some(port) = self.nvme_port(id) {
+            port.end(cx.out);
+        }
+    }
+}
+
+impl Connection {
+    /// Appends a PDU as it is, to a connection without a session.
+    fn write_pdu(&mut self, cx: &mut Cx<'_>, pdu: Written) {
+        let Some(pdus) = &mut self.snd.transforms.pdus else {
+            internal_error!(
+                cx.out.counters.internal_errors,
+                "a PDU on a connection that sends none"
+            );
+            return;
+        };
+        let mark = pdu.mark;
+        for (text, len) in pdus.make(pdu, true, &mut cx.out.counters) {
+            match text {
+                Text::Plain(source) => self.snd.spans.push_plain(source, len),
+                Text::Pdu(pdu) => self.snd.spans.push_unit(Unit::Pdu(pdu)),
+            }
+        }
+        pdus.note(mark, self.snd.spans.end(), self.snd.una);
+    }
+}

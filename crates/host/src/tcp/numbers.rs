@@ -1,0 +1,48 @@
+//! Where the sequence numbers and timestamps of a connection begin.
+//!
+//! Called for connections of either side. Both come from a secret and the tuple, so that whoever is
+//! not on the path cannot guess them.
+
+use base::{Instant, Prng, SeqNum, low32};
+use wire::Tuple;
+
+use crate::config::TcpConfig;
+use crate::hash::Keyed;
+
+/// The secret of initial sequence numbers and timestamp offsets: RFC 6528.
+#[derive(Debug)]
+pub(crate) struct FirstNumbersKey(Keyed);
+
+impl FirstNumbersKey {
+    pub(crate) const fn random(prng: &mut Prng) -> Self {
+        Self(Keyed::random(prng))
+    }
+
+    /// RFC 6528: a clock that ticks every 4 us, and a keyed hash of the tuple.
+    pub(crate) fn sequence(&self, now: Instant, config: &TcpConfig, tuple: &Tuple) -> SeqNum {
+        let secret = low32(self.0.tuple(tuple));
+        let first = &config.first_numbers;
+        SeqNum(match first.sequence {
+            None => secret.wrapping_add(low32(now.as_micros() / 4)),
+            Some(limit) => {
+                let spread = if secret & 1 == 0 { secret % (1 << 20) } else { secret % (1 << 10) };
+                limit.wrapping_sub(spread).wrapping_add(low32(now.since(first.at).as_millis()))
+            }
+        })
+    }
+
+    /// RFC 7323 section 5.4: timestamps begin at a secret value for each pair of hosts.
+    pub(crate) fn timestamp_offset(&self, config: &TcpConfig, tuple: &Tuple) -> u32 {
+        let secret = low32(self.0.tuple(tuple) >> 32);
+        let first = &config.first_numbers;
+        first.timestamp.map_or(secret, |limit| {
+            limit.wrapping_sub(low32(first.at.as_millis())).wrapping_sub(secret % (1 << 12))
+        })
+    }
+
+    /// Returns a secret of a peer and a local address, whose ports are to be zero on the local
+    /// side: no connection has such a tuple, so the secret tells nothing of a sequence number.
+    pub(crate) fn first_port(&self, tuple: &Tuple) -> u64 {
+        self.0.tuple(tuple)
+    }
+}

@@ -1,0 +1,130 @@
+//! Where the bytes of a send stream come from.
+//!
+//! Called by the map of the stream (`spans`), by the protocols above, which make records and PDUs
+//! of sources, and by files, which count who refers to them.
+
+use abi::l5o::Content;
+use abi::{FileExtent, FileId, Part};
+use bytes::Bytes;
+
+/// Where bytes come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// Host memory.
+    Memory(Bytes),
+    /// A file, from this offset on, read by the device.
+    Device { file: FileId, offset: u64 },
+    /// A file, from this offset on, that the host reads itself; not readable until then.
+    Unread { file: FileId, offset: u64 },
+}
+
+impl Source {
+    /// Releases the first `bytes`; returns how many of them were host memory.
+    pub(crate) fn forget(
+        &mut self,
+        bytes: u64,
+        release: &mut dyn FnMut(FileId, u64, u64),
+    ) -> usize {
+        match self {
+            Self::Memory(memory) => {
+                let here = usize::try_from(bytes).unwrap_or(usize::MAX).min(memory.len());
+                let _acknowledged = memory.split_to(here);
+                here
+            }
+            Self::Device { file, offset } | Self::Unread { file, offset } => {
+                release(*file, *offset, bytes);
+                *offset += bytes;
+                0
+            }
+        }
+    }
+
+    /// Returns the bytes if they are memory.
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
+        match self {
+            Self::Memory(bytes) => Some(bytes),
+            Self::Device { .. } | Self::Unread { .. } => None,
+        }
+    }
+
+    /// Returns the number of bytes of host memory.
+    pub(crate) fn memory(&self) -> usize {
+        self.bytes().map_or(0, Bytes::len)
+    }
+
+    /// Returns the file and the offset of the first byte in it.
+    pub(crate) fn file(&self) -> Option<(FileId, u64)> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Device { file, offset } | Self::Unread { file, offset } => Some((*file, *offset)),
+        }
+    }
+
+    /// Returns the same if the host has to read it first.
+    pub(crate) fn unread(&self) -> Option<(FileId, u64)> {
+        self.file().filter(|_| matches!(self, Self::Unread { .. }))
+    }
+
+    /// Turns a file that the device reads into one that the host reads.
+    pub(crate) fn read_on_host(&mut self) {
+        if let &mut Self::Device { file, offset } = self {
+            *self = Self::Unread { file, offset };
+        }
+    }
+
+    /// Splits the first `bytes` off; the rest stays.
+    pub(crate) fn split_to(&mut self, bytes: u64) -> Self {
+        match self {
+            Self::Memory(memory) => {
+                let here = usize::try_from(bytes).unwrap_or(usize::MAX).min(memory.len());
+                Self::Memory(memory.split_to(here))
+            }
+            Self::Device { offset, .. } | Self::Unread { offset, .. } => {
+                let from = *offset;
+                *offset += bytes;
+                let mut first = self.clone();
+                if let Self::Device { offset, .. } | Self::Unread { offset, .. } = &mut first {
+                    *offset = from;
+                }
+                first
+            }
+        }
+    }
+
+    /// Returns the bytes `from..to`; none if the host has to read them first.
+    pub(crate) fn content(&self, from: u64, to: u64) -> Option<Content> {
+        match self {
+            Self::Memory(bytes) => {
+                let range = usize::try_from(from).ok()?..usize::try_from(to).ok()?;
+                Some(Content::Host(bytes.slice(range)))
+            }
+            Self::Device { file, offset } => {
+                let len = u32::try_from(to - from).ok()?;
+                Some(Content::File(FileExtent { file: *file, offset: offset + from, len }))
+            }
+            Self::Unread { .. } => None,
+        }
+    }
+
+    /// Returns the bytes `from..to` as a part of a transmit.
+    pub(super) fn part(&self, from: u64, to: u64) -> Option<Part> {
+        match self.content(from, to)? {
+            Content::Host(bytes) => Some(Part::Host(bytes)),
+            Content::File(extent) => Some(Part::File(extent)),
+            Content::Pdu(_) => None,
+        }
+    }
+}
+
+/// A file range that the host has to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// Position in the stream of the bytes that it is for.
+    pub(crate) at: u64,
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    /// Bytes of the file that follow in the span.
+    pub(crate) bytes: u64,
+    /// Fewer bytes than these are of no use, unless no more follow.
+    pub(crate) least: u64,
+}

@@ -1,0 +1,227 @@
+//! Datagrams to be sent to one peer, and how a batch of them becomes transmits.
+//!
+//! Called by [`super::Udp`]. A transmit has whole datagrams, as many as the device takes in one.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use core::net::IpAddr;
+
+use abi::quic::{Packet, Protect};
+use abi::{ExtentCount, FileExtent, FlowId, Header, Part, Parts, Transmit};
+use base::Instant;
+use wire::emit::{self, IpHeader, Link};
+use wire::frame::protocol;
+use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
+
+use crate::api::{FaultScope, FileId};
+use crate::outbox::{HOP_LIMIT, Outbox};
+
+/// Datagrams to be sent to one peer.
+#[derive(Clone, Debug)]
+pub struct UdpSend {
+    /// Transmits of one flow leave in order; [`FlowId::NONE`] where order does not matter.
+    pub flow: FlowId,
+    /// From which of our addresses; none for the one that leads there.
+    pub source: Option<IpAddr>,
+    /// To whom.
+    pub remote: Endpoint,
+    /// The ECN field.
+    pub ecn: u8,
+    /// Bytes of each datagram but the last; zero where there is one.
+    pub segment_size: u16,
+    /// Payload.
+    pub parts: Parts,
+    /// Whether all extents in it were sent before.
+    pub retransmission: bool,
+    /// Ask for [`Notice::UdpFault`], with this scope, if its content cannot be read.
+    pub echo: Option<FaultScope>,
+    /// What the device seals.
+    pub protect: Option<Box<Protect>>,
+}
+
+/// A batch on its way to the device: cut where a transmit would be more than one may be.
+pub(super) struct Batch {
+    send: UdpSend,
+    bytes_max: usize,
+    datagrams_max: usize,
+    /// Place of the next datagram in the batch.
+    next: usize,
+    /// Whether more than one transmit is made of it because of `datagrams_max`.
+    cut: bool,
+}
+
+impl Batch {
+    pub(super) fn new(send: UdpSend, bytes_max: u32, datagrams_max: usize) -> Self {
+        Self { send, bytes_max: bytes_max as usize, datagrams_max, next: 0, cut: false }
+    }
+
+    pub(super) fn send(mut self, out: &mut Outbox, now: Instant, tuple: &Tuple) {
+        let parts = core::mem::take(&mut self.send.parts);
+        // Nearly always it is one transmit.
+        if let Some(count) = self.fit(parts.iter()) {
+            if count > 0 {
+                self.transmit(out, now, tuple, parts, count);
+            }
+            return;
+        }
+        let mut left: VecDeque<Part> = parts.into_iter().collect();
+        while !left.is_empty() {
+            let (parts, count) = self.take(&mut left);
+            self.cut |= count == self.datagrams_max && !left.is_empty();
+            self.transmit(out, now, tuple, parts, count);
+            self.next += count;
+        }
+        out.counters.udp_out_cut_by_host += u64::from(self.cut);
+    }
+
+    /// Whole datagrams off the front, as many as fit one transmit and one at least.
+    fn take(&self, left: &mut VecDeque<Part>) -> (Parts, usize) {
+        if let Some(count) = self.fit(left.iter()) {
+            return (left.drain(..).collect(), count);
+        }
+        let (mut count, mut bytes) = (0, 0);
+        while count < self.datagrams_max {
+            let (len, fits) = self.measure(left.iter(), self.size().saturating_mul(count + 1));
+            if len == bytes || (count > 0 && !fits) {
+                break;
+            }
+            (count, bytes) = (count + 1, len);
+        }
+        let mut parts = Parts::new();
+        move_front(left, bytes, &mut parts);
+        (parts, count)
+    }
+
+    /// Bytes of a datagram, at most.
+    fn size(&self) -> usize {
+        match self.send.segment_size {
+            0 => usize::MAX,
+            size => usize::from(size),
+        }
+    }
+
+    /// How many datagrams there are in parts that one transmit may have; none where it may not.
+    fn fit<'a>(&self, parts: impl Iterator<Item = &'a Part>) -> Option<usize> {
+        let (len, fits) = self.measure(parts, usize::MAX);
+        let count = len.div_ceil(self.size());
+        (fits && count <= self.datagrams_max).then_some(count)
+    }
+
+    /// Bytes of the first datagrams, which have at most `size`, and whether the device takes them
+    /// in one transmit.
+    fn measure<'a>(&self, parts: impl Iterator<Item = &'a Part>, size: usize) -> (usize, bool) {
+        let (mut len, mut fits, mut extents) = (0, true, ExtentCount::default());
+        for part in parts {
+            if len >= size {
+                break;
+            }
+            len += (part.len() as usize).min(size - len);
+            fits &= part.extent().is_none_or(|extent| extents.takes(extent));
+        }
+        (len, fits && len <= self.bytes_max)
+    }
+
+    /// What the device seals in the next datagrams.
+    fn protect(&mut self, count: usize) -> Option<Box<Protect>> {
+        let whole = |protect: &Protect| protect.packets.len() == count;
+        if self.send.protect.as_deref().is_some_and(whole) {
+            return self.send.protect.take();
+        }
+        let protect = self.send.protect.as_deref()?;
+        let packets: &[Option<Packet>] = protect.packets.get(self.next..self.next + count)?;
+        let some = packets.iter().any(Option::is_some);
+        some.then(|| Box::new(Protect { quic: protect.quic, packets: packets.into() }))
+    }
+
+    fn transmit(
+        &mut self,
+        out: &mut Outbox,
+        now: Instant,
+        tuple: &Tuple,
+        parts: Parts,
+        count: usize,
+    ) {
+        let ip = IpHeader {
+            source: tuple.local.addr,
+            destination: tuple.remote.addr,
+            protocol: protocol::UDP,
+            ecn: self.send.ecn,
+            hop_limit: HOP_LIMIT,
+        };
+        let segment_size = if count > 1 { self.send.segment_size } else { 0 };
+        let bytes: usize = parts.iter().map(|part| part.len() as usize).sum();
+        let first = if segment_size > 0 { usize::from(segment_size) } else { bytes };
+        let l4 = ETHERNET_BYTES + ip.len();
+        let Ok(mut header) = Header::zeroed(l4 + UDP_BYTES, ETHERNET_BYTES, l4) else { return };
+        let link = Link { source: out.net.mac, destination: [0; 6] };
+        let ports = [tuple.local.port, tuple.remote.port];
+        emit::udp_template(&link, &ip, ports, first, header.as_mut_slice());
+        let protect = self.protect(count);
+        out.counters.udp_out_datagrams += count as u64;
+        out.counters.udp_out_transmits += 1;
+        let transmit = Transmit {
+            flow: self.send.flow,
+            header,
+            segment_size,
+            parts,
+            timestamp: None,
+            echo: self.send.echo.map(tag_of),
+            retransmission: self.send.retransmission,
+            protect,
+        };
+        out.route(now, tuple.remote.addr, transmit);
+    }
+}
+
+/// Tag of transmits with bytes of several files: no file has so high a name.
+const SEVERAL_FILES: u32 = u32::MAX;
+
+/// Returns the tag by which the device's echo names the files of a transmit.
+const fn tag_of(scope: FaultScope) -> u32 {
+    match scope {
+        FaultScope::File(file) => file.0,
+        FaultScope::Several => SEVERAL_FILES,
+    }
+}
+
+/// Returns the files that [`tag_of`] named.
+pub(super) const fn scope_of(tag: u32) -> FaultScope {
+    match tag {
+        SEVERAL_FILES => FaultScope::Several,
+        file => FaultScope::File(FileId(file)),
+    }
+}
+
+/// Moves `len` bytes off the front of `from` to the end of `to`.
+fn move_front(from: &mut VecDeque<Part>, mut len: usize, to: &mut Parts) {
+    while len > 0 {
+        let Some(part) = from.pop_front() else { return };
+        let whole = part.len() as usize;
+        if whole <= len {
+            len -= whole;
+            to.push(part);
+            continue;
+        }
+        let (front, back) = split(part, len);
+        to.push(front);
+        from.push_front(back);
+        return;
+    }
+}
+
+/// Cuts a part behind `at` bytes, which it has more of.
+fn split(part: Part, at: usize) -> (Part, Part) {
+    match part {
+        Part::Host(mut bytes) => {
+            let front = bytes.split_to(at.min(bytes.len()));
+            (Part::Host(front), Part::Host(bytes))
+        }
+        Part::File(FileExtent { file, offset, len }) => {
+            let first = u32::try_from(at).unwrap_or(u32::MAX).min(len);
+            let back = FileExtent { file, offset: offset + u64::from(first), len: len - first };
+            (Part::File(FileExtent { file, offset, len: first }), Part::File(back))
+        }
+        // Messages that the device completes are TCP's.
+        other @ (Part::Sealed(_) | Part::Pdu(_)) => (other, Part::Host(bytes::Bytes::new())),
+    }
+}
