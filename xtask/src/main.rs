@@ -25,7 +25,7 @@ usage: cargo run -p xtask -- VERB
   deps   which crate may depend on which
   imports
          files of a crate that import each other in a circle, or in a wrong direction
-  imports --dot CRATE | --svg CRATE
+  imports --dot CRATE | --svg CRATE | --folders CRATE
          draws what the modules of a crate import from each other
   docs   paths named in README.md and ARCHITECTURE.md exist, every crate is described
   faults each planted fault of xtask/faults still applies

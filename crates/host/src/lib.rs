@@ -10,14 +10,13 @@
 //! | `nvme` | NVMe/TCP above a socket |
 //! | `host` | the contract's end, and the application's: it gives everything to a service |
 //! | `accept` | connections that peers begin: listeners, SYN cookies, set-up by the device |
-//! | `offload` | connections that the device has: torn down, or relayed (`nsplice`) |
+//! | `splice` | pairs of connections that the device relays between: `nsplice` |
 //! | `stream` | sockets of byte streams |
 //! | `udp` | UDP sockets |
 //! | `l5p` | protocols above TCP: TLS, PDUs of NVMe/TCP |
 //! | `tcp` | TCP by role |
 //! | `storage` | file handles, the software path for what the device does not send, namespaces |
-//! | `net` | addresses, neighbours, ICMP |
-//! | `outbox` | what leaves |
+//! | `net` | what leaves; addresses, neighbours, ICMP |
 //!
 //! Imports point downwards only; `xtask imports` checks it.
 #![no_std]
@@ -39,9 +38,8 @@ mod l5p;
 mod limit;
 mod net;
 pub mod nvme;
-mod offload;
-mod outbox;
 mod rare;
+mod splice;
 mod storage;
 mod stream;
 mod tcp;

@@ -1,16 +1,14 @@
 //! Drawings of a crate's modules: for Graphviz, or as a picture.
 //!
 //! Called by `imports --dot` and `imports --svg`. The picture has a box for each module of up to
-//! two names, with all below it inside, and those that import above those that they import; modules
-//! in a circle share a layer. It is for documents: its bytes depend on the imports alone.
+//! `depth` names, with all below it inside, and those that import above those that they import;
+//! modules in a circle share a layer. It is for documents: its bytes depend on the imports alone.
 
 use super::cycles;
 use super::graph::Graph;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Names of a module that has a box of its own.
-const DEPTH: usize = 2;
 /// Sizes in pixels.
 const CHARACTER: usize = 8;
 const BOX_HEIGHT: usize = 26;
@@ -46,8 +44,8 @@ struct Place {
 }
 
 /// The modules as a picture, without the root, which imports everything.
-pub(crate) fn svg(graph: &Graph) -> String {
-    let (names, edges) = fold(graph);
+pub(crate) fn svg(graph: &Graph, depth: usize) -> String {
+    let (names, edges) = fold(graph, depth);
     let (places, width, height) = lay_out(&names, &edges);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
@@ -81,9 +79,9 @@ pub(crate) fn svg(graph: &Graph) -> String {
     out + "</svg>\n"
 }
 
-/// The boxes, sorted by name, and which imports from which.
-fn fold(graph: &Graph) -> (Vec<String>, Vec<(usize, usize)>) {
-    let folded = |module: &Vec<String>| label(&module[..module.len().min(DEPTH)]);
+/// Returns the modules of up to `depth` names, sorted, and which imports from which.
+pub(crate) fn fold(graph: &Graph, depth: usize) -> (Vec<String>, Vec<(usize, usize)>) {
+    let folded = |module: &Vec<String>| label(&module[..module.len().min(depth)]);
     let all: BTreeSet<String> =
         graph.modules.iter().filter(|module| !module.is_empty()).map(folded).collect();
     let names: Vec<String> = all.into_iter().collect();
@@ -188,7 +186,7 @@ mod tests {
 
     #[test]
     fn importers_are_above() {
-        let (names, edges) = fold(&sample());
+        let (names, edges) = fold(&sample(), 2);
         assert_eq!(names, ["a", "b", "b::c", "e"]);
         assert_eq!(edges, [(0, 2), (2, 3)]);
         assert_eq!(layers(4, &edges), [0, 0, 1, 2]);
@@ -197,8 +195,9 @@ mod tests {
 
     #[test]
     fn the_picture_has_all_boxes() {
-        let svg = svg(&sample());
+        let svg = svg(&sample(), 2);
         assert_eq!(svg.matches("<text").count(), 4);
         assert_eq!(svg.matches("marker-end").count(), 2);
+        assert_eq!(super::svg(&sample(), 1).matches("<text").count(), 3);
     }
 }

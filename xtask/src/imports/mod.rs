@@ -39,6 +39,9 @@ const ALLOWANCES: &[Allowance] = &[
     allow("stack", 4, "what a builder makes knows it"),
 ];
 
+/// Crates whose top modules, with all below them, are layers: none imports another in a circle.
+const LAYERED: &[&str] = &["host"];
+
 /// Files that must not import others of their crate, directly.
 struct Direction {
     /// The module, as a path below `crates`, without `.rs`: it and all below it.
@@ -75,23 +78,31 @@ pub(crate) fn run() -> Result<Report, String> {
         imports += graph.imports.len();
         check_cycles(&krate, &graph, allowance(&krate), &mut report);
         check_directions(&graph, DIRECTIONS, &mut report);
+        if LAYERED.contains(&krate.as_str()) {
+            check_folders(&krate, &graph, &mut report);
+        }
     }
     report.looked_at = format!("{imports} imports");
     Ok(report)
 }
 
-/// Draws the modules of a crate: `--dot CRATE` or `--svg CRATE`.
+/// Draws the modules of a crate: `--dot CRATE` each file, `--svg CRATE` modules of two names,
+/// `--folders CRATE` those of one.
 pub(crate) fn draw(args: &[&str]) -> Result<ExitCode, String> {
     let (format, krate) = match args {
-        [format @ ("--dot" | "--svg"), krate] => (*format, tree::folder(krate)),
-        _ => return Err("imports takes --dot CRATE or --svg CRATE".to_owned()),
+        [format @ ("--dot" | "--svg" | "--folders"), krate] => (*format, tree::folder(krate)),
+        _ => return Err("imports takes --dot, --svg or --folders, and a crate".to_owned()),
     };
     let files = tree::files()?;
     if !tree::crates(&files).iter().any(|name| name == krate) {
         return Err(format!("there is no crates/{krate}"));
     }
     let graph = graph_of(&tidy::sources(&files)?, krate);
-    let drawn = if format == "--dot" { draw::dot(&graph) } else { draw::svg(&graph) };
+    let drawn = match format {
+        "--dot" => draw::dot(&graph),
+        "--svg" => draw::svg(&graph, 2),
+        _ => draw::svg(&graph, 1),
+    };
     print!("{drawn}");
     Ok(ExitCode::SUCCESS)
 }
@@ -153,6 +164,19 @@ fn check_directions(graph: &Graph, rules: &[Direction], report: &mut Report) {
     }
 }
 
+/// Finds top modules that import each other in a circle.
+fn check_folders(krate: &str, graph: &Graph, report: &mut Report) {
+    let (names, edges) = draw::fold(graph, 1);
+    for circle in cycles::components(names.len(), &edges).iter().filter(|set| set.len() > 1) {
+        let names: Vec<&str> = circle.iter().map(|&node| names[node].as_str()).collect();
+        let message = format!(
+            "the modules {} import each other in a circle: `xtask imports --folders {krate}`",
+            names.join(", ")
+        );
+        report.error(&format!("crates/{krate}/src/lib.rs"), 0, message);
+    }
+}
+
 /// Whether a file is that of a module, or of one below it.
 fn is_below(file: &str, module: &str) -> bool {
     let rest = file.strip_prefix("crates/").and_then(|file| file.strip_prefix(module));
@@ -201,6 +225,25 @@ mod tests {
         assert!(report.warnings.is_empty());
         check_cycles("a", &direct, 3, &mut report);
         assert_eq!(report.warnings.len(), 1, "the allowance can shrink");
+    }
+
+    #[test]
+    fn folders_in_a_circle_are_errors() {
+        let mut report = Report::default();
+        let layers =
+            [("b/x.rs", "use crate::c::y::Y;"), ("c/y.rs", "struct Y;"), ("c/w.rs", "use super::y;")];
+        check_folders("a", &graph(&layers), &mut report);
+        assert_eq!(report.errors, []);
+        let folders = graph(&[
+            ("b/x.rs", "use crate::c::y::Y;"),
+            ("b/z.rs", "struct Z;"),
+            ("c/y.rs", "struct Y;"),
+            ("c/w.rs", "use crate::b::z::Z;"),
+        ]);
+        assert_eq!(cycles::find(&folders), [[0; 0]; 0], "no file is in a circle");
+        check_folders("a", &folders, &mut report);
+        let [error] = report.errors.as_slice() else { panic!("{report:?}") };
+        assert!(error.message.contains("modules b, c"), "{}", error.message);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::api::SocketId;
 use crate::config::Config;
 use crate::l5p::Connection;
 use crate::l5p::tls::{Session, TlsServer};
-use crate::outbox::TcpPayload;
+use crate::net::outbox::TcpPayload;
 use crate::stream::Streams;
 use crate::stream::listeners::Listeners;
 use crate::stream::table::Place;

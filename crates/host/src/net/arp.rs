@@ -16,7 +16,7 @@ use wire::std_formats::{
     NdiscNeighborFlags, NdiscRepr, RawHardwareAddress,
 };
 
-use crate::outbox::Outbox;
+use super::outbox::Outbox;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 

@@ -16,8 +16,8 @@ use wire::std_formats::{Icmpv6Packet, Icmpv6Repr};
 use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::arp;
+use super::outbox::{HOP_LIMIT, Outbox};
 use crate::limit::PerSecond;
-use crate::outbox::{HOP_LIMIT, Outbox};
 
 /// Errors per second that we send at most.
 const ERRORS_PER_SECOND: u32 = 100;

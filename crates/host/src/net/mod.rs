@@ -1,4 +1,4 @@
-//! Below TCP: our addresses, the next hop, neighbours, ICMP.
+//! Below TCP: what leaves, our addresses, the next hop, neighbours, ICMP.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
@@ -10,6 +10,7 @@ use crate::config::{Cidr, Config};
 pub(crate) mod arp;
 pub(crate) mod icmp;
 pub(crate) mod neighbor;
+pub(crate) mod outbox;
 
 use neighbor::Neighbors;
 

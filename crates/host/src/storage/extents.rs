@@ -16,9 +16,9 @@ use bytes::Bytes;
 
 use super::files::{DiskOwner, Files};
 use super::namespaces::Change;
+use super::source::Unread;
 use crate::api::{DiskToken, DiskUser, Notice};
-use crate::outbox::Outbox;
-use crate::tcp::source::Unread;
+use crate::net::outbox::Outbox;
 
 /// A read that has ended.
 #[derive(Debug)]

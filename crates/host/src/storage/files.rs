@@ -17,10 +17,10 @@ use base::internal_error;
 use bytes::Bytes;
 use hashbrown::HashMap;
 
+use super::source::{Source, Unread};
 use crate::api::DiskToken;
 use crate::hash::Keyed;
-use crate::outbox::Outbox;
-use crate::tcp::source::{Source, Unread};
+use crate::net::outbox::Outbox;
 
 /// Bytes that the host reads at a time on its own path.
 const READ_BYTES: u64 = 128 * 1024;

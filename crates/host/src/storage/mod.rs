@@ -5,3 +5,4 @@
 pub(crate) mod extents;
 pub(crate) mod files;
 pub(crate) mod namespaces;
+pub(crate) mod source;

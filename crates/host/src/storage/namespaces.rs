@@ -16,7 +16,7 @@ use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 
 use super::files::{Entry, FileWork, Files, OnDisk, Pending, Reader};
 use crate::api::DiskToken;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use base::internal_error;
 
 /// What is done to a namespace.

@@ -56,10 +56,14 @@ impl Streams {
 
     /// Discards what came for an application that reads no more.
     pub(super) fn discard_unwanted(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut) {
+        let Some(conn) = self.table.get(id) else { return };
+        let (read_shut, held) = (conn.modes.read_shut, conn.modes.held);
+        if read_shut {
             self.discard_unread(cx, id);
         }
-        self.discard_late_data(cx, id);
+        if !held {
+            self.discard_late_data(cx, id);
+        }
     }
 
     /// Discards all that can be read.

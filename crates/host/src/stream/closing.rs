@@ -22,10 +22,10 @@ use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitTcb;
 
 use super::Streams;
+use super::hand_over::count_kept;
 use super::table::Place;
 use crate::api::{SocketError, SocketId};
 use crate::l5p::Connection;
-use crate::offload::hand_over::count_kept;
 use crate::tcp::ack::timestamp;
 use crate::tcp::conn::{Begin, Cx, Negotiated};
 use crate::tcp::hand_over::file_bytes;

@@ -9,9 +9,9 @@ use abi::teardown::LateData;
 use base::internal_error;
 
 use super::Streams;
+use super::hand_over::count_kept;
 use super::quasi::Quasi;
 use crate::api::{ListenerId, Notice, SocketId};
-use crate::offload::hand_over::count_kept;
 use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
 

@@ -17,9 +17,11 @@
 //! | `sessions` | turns of TLS sessions |
 //! | `nvme` | PDUs, and the device's contexts for NVMe over TCP |
 //! | `closing` | the end of connections |
+//! | `hand_over` | what the device has to tear down |
 
 mod bytes;
 mod closing;
+pub(crate) mod hand_over;
 mod lazy;
 pub(crate) mod listeners;
 mod nvme;
@@ -34,11 +36,11 @@ use base::{Alarms, Instant};
 
 use crate::api::{ListenerId, Notice, SocketId};
 use crate::l5p::Connection;
-use crate::offload::hand_over::HandOver;
 use crate::tcp::conn::Cx;
 use crate::tcp::input::Arrival;
 use crate::tcp::state::State;
 
+use self::hand_over::HandOver;
 use self::listeners::Listeners;
 use self::table::{Relayed, Table};
 
@@ -104,11 +106,8 @@ impl Streams {
     /// After work on a connection: tells the application, sets the alarm, and parts with one that
     /// has ended.
     fn settle(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        self.session_turn(cx, id);
-        let unwanted = |conn: &Connection| {
-            conn.modes.read_shut || !conn.modes.held && conn.rcv.ready_bytes() > 0
-        };
-        if self.table.get(id).is_some_and(unwanted) {
+        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut || conn.may_be_read()) {
+            self.session_turn(cx, id);
             self.discard_unwanted(cx, id);
         }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };

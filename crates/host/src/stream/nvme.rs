@@ -24,8 +24,8 @@ use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::pdus::{PduData, Pdus, Text, Written};
 use crate::l5p::nvme_tcp::port::Port;
 use crate::l5p::transforms::Unit;
+use crate::storage::source::Source;
 use crate::tcp::conn::Cx;
-use crate::tcp::source::Source;
 
 impl Streams {
     /// Begins to send PDUs with data digests on a connection: `crypto` computes those that the

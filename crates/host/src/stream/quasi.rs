@@ -30,7 +30,7 @@ use wire::{Endpoint, Tuple};
 use crate::api::{Readiness, SocketInfo};
 use crate::config::TcpConfig;
 use crate::l5p::Connection;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::tcp::ack::timestamp;
 use crate::tcp::conn::{Begin, Negotiated, segment_size};
 use crate::tcp::input::Arrival;

@@ -18,8 +18,7 @@ use crate::tcp::conn::Cx;
 impl Streams {
     /// Lets the session of a connection do what it can.
     pub(crate) fn session_turn(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        let idle = |conn: &Connection| !conn.modes.session_waits && conn.rcv.ready_bytes() == 0;
-        if self.table.get(id).is_none_or(idle) {
+        if !self.table.get(id).is_some_and(Connection::may_be_read) {
             return;
         }
         if self.detach_cleartext(cx, id) {
@@ -186,5 +185,12 @@ impl Streams {
         if let Some((session, _)) = self.table.with_session(id) {
             session.release(cx.out, cx.files);
         }
+    }
+}
+
+impl Connection {
+    /// Returns whether something came that was not read, or its session has something to do.
+    pub(super) fn may_be_read(&self) -> bool {
+        self.modes.session_waits || self.rcv.ready_bytes() > 0
     }
 }

@@ -23,15 +23,15 @@ use super::rack::Rack;
 use super::rcv::Receive;
 use super::recovery::{Phase, Undo};
 use super::rtt::Rtt;
-use super::source::Source;
 use super::spans::SpanMap;
 use super::state::{State, StateEvent};
 use super::timers::{Retransmit, Timers};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
 use crate::config::TcpConfig;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
+use crate::storage::source::Source;
 
 /// What every role needs while it works on a connection.
 pub(crate) struct Cx<'a> {

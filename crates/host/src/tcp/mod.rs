@@ -9,7 +9,6 @@
 //! | [`output`] | what may be sent now, and as which transmits |
 //! | [`expire`] | timers |
 //! | [`rcv`] | receive window, reassembly, SACK blocks, when to acknowledge |
-//! | [`source`] | where the bytes of the send stream come from |
 //! | [`spans`] | the send stream as a map from positions to sources |
 //! | [`transform`] | what the send stream asks of protocols above TCP |
 //! | [`flight`] | what was sent and is not acknowledged |
@@ -26,8 +25,8 @@
 //! What the device applies too, when it sets connections up and tears them down, is in
 //! [`tcp_rules`]: acceptability, PAWS, challenge acknowledgments, TIME-WAIT's verdict, SYN cookies.
 //!
-//! Nothing here sends: what is to be sent goes to the [`crate::outbox::Outbox`] as operations for
-//! the device.
+//! Nothing here sends: what is to be sent goes to the [`crate::net::outbox::Outbox`] as operations
+//! for the device.
 
 pub(crate) mod ack;
 pub(crate) mod congestion;
@@ -47,7 +46,6 @@ pub(crate) mod rcv;
 pub(crate) mod recovery;
 pub(crate) mod rtt;
 pub(crate) mod socket;
-pub(crate) mod source;
 pub(crate) mod spans;
 pub(crate) mod state;
 pub(crate) mod time_wait;

@@ -17,7 +17,7 @@ use super::spans::Collected;
 use super::state::State;
 use super::timers::{Retransmit, Timer};
 use super::transform::TxTransforms;
-use crate::outbox::TcpPayload;
+use crate::net::outbox::TcpPayload;
 use crate::storage::files::DiskOwner;
 
 /// Time's worth of segments that leave together under pacing: Linux's tcp_pacing_shift gives 1 ms.

@@ -18,8 +18,8 @@ use abi::{FileId, FileLimits, Parts};
 use bytes::Bytes;
 use smallvec::smallvec;
 
-use super::source::{Source, Unread};
 use super::transform::{Pieces, SpanBytes, TxTransforms, TxUnit};
+use crate::storage::source::{Source, Unread};
 
 #[derive(Clone, Debug)]
 struct Span<U> {

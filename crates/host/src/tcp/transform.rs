@@ -12,8 +12,8 @@ use abi::{FileId, Part, Refusal};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::source::{Source, Unread};
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
+use crate::storage::source::{Source, Unread};
 
 /// Bytes of the stream that a transform makes. Offsets count from its first byte.
 pub(crate) trait TxUnit: Clone + Debug {

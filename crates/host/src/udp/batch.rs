@@ -14,7 +14,7 @@ use wire::frame::protocol;
 use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
 use crate::api::{FaultScope, FileId};
-use crate::outbox::{HOP_LIMIT, Outbox};
+use crate::net::outbox::{HOP_LIMIT, Outbox};
 
 /// Datagrams to be sent to one peer.
 #[derive(Clone, Debug)]

@@ -26,7 +26,7 @@ use crate::api::{ListenError, Notice, UdpId};
 use crate::config::Config;
 use crate::limit::PerSecond;
 use crate::net::icmp;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use batch::{Batch, scope_of};
 
 pub use batch::UdpSend;

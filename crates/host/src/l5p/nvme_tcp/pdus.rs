@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::api::FileId;
 use crate::counters::HostCounters;
-use crate::tcp::source::Source;
+use crate::storage::source::Source;
 
 /// The data of a PDU.
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ use base::SeqNum;
 use crate::l5p::Connection;
 use crate::l5p::tls::{NextRecord, Session};
 use crate::limit::PerSecond;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 
 /// Receive contexts of a connection in a second.

@@ -20,7 +20,7 @@ use wire::tls::{HEADER_BYTES, RecordHeader};
 use super::record::Keys;
 use crate::l5p::Connection;
 use crate::limit::PerSecond;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Piece;
 

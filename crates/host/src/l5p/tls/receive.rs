@@ -19,7 +19,7 @@ use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::l5p::Connection;
 use crate::l5p::transforms::has_unsent;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 use crate::tcp::rcv::Receive;
 

@@ -20,8 +20,8 @@ use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::pdus::Text;
 use crate::l5p::nvme_tcp::pdus::{Written, joined};
 use crate::l5p::transforms::{Unit, take_unsent};
+use crate::storage::source::Source;
 use crate::tcp::conn::Cx;
-use crate::tcp::source::Source;
 
 /// Content of an alert: RFC 8446 section 6.
 const ALERT_BYTES: u64 = 2;

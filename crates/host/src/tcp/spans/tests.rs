@@ -1,7 +1,7 @@
 //! Positions and sources.
 
 use super::*;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use abi::l5o::L5oId;
 use abi::{Part, Refusal};
 use alloc::vec::Vec;

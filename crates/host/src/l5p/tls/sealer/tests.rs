@@ -11,7 +11,7 @@ use wire::tls::Version;
 use super::*;
 use crate::l5p::nvme_tcp::pdus::Text;
 use crate::l5p::transforms::{Transforms, Unit};
-use crate::tcp::source::Source;
+use crate::storage::source::Source;
 use crate::tcp::spans::SpanMap;
 
 /// Content of a record, small so that runs have many.

@@ -25,7 +25,7 @@ use wire::tcp::Flags;
 
 use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
 use crate::l5p::Connection;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 use crate::stream::Streams;
 use crate::stream::table::{Place, Relayed};
 use crate::tcp::ack::timestamp;

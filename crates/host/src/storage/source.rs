@@ -107,7 +107,7 @@ impl Source {
     }
 
     /// Returns the bytes `from..to` as a part of a transmit.
-    pub(super) fn part(&self, from: u64, to: u64) -> Option<Part> {
+    pub(crate) fn part(&self, from: u64, to: u64) -> Option<Part> {
         match self.content(from, to)? {
             Content::Host(bytes) => Some(Part::Host(bytes)),
             Content::File(extent) => Some(Part::File(extent)),

@@ -1,6 +1,6 @@
 //! What the device has to tear down (AccelTCP sections 4.2 and 5.2).
 //!
-//! Called by [`crate::stream`], which decides which connections are handed over, and by
+//! Called by [`super::Streams`], which decides which connections are handed over, and by
 //! [`crate::Host`] with the device's events. The host counts what the device has (AccelTCP: "the
 //! number of connection closures being handled by the NIC"), and hands over nothing while the
 //! device says that it is busy. What is not handed over the host does itself.
@@ -13,7 +13,7 @@ use abi::{Capabilities, Load, Op, Refusal};
 
 use crate::config::Config;
 use crate::counters::HostCounters;
-use crate::outbox::Outbox;
+use crate::net::outbox::Outbox;
 
 /// The connections that were handed over.
 #[derive(Debug)]
