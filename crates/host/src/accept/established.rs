@@ -22,6 +22,7 @@ use crate::tcp::listen::HalfOpen;
 impl Accept {
     /// The first frame of a connection that the device set up; its tuple leads to `before`. Gives
     /// the arrival back where it is no new connection's.
+    #[inline]
     pub(crate) fn accept_established(
         &mut self,
         streams: &mut Streams,

@@ -208,6 +208,8 @@ impl Host {
 }
 
 impl Services {
+    // Inlined here and below: an event is large, and each call by value may copy it.
+    #[inline]
     fn handle_event(&mut self, cx: &mut Cx<'_>, event: Event) {
         let streams = &mut self.streams;
         match event {
@@ -310,6 +312,7 @@ impl Services {
     }
 
     /// Lets connections send until there is an operation, or nothing to send.
+    #[inline]
     fn produce_ops(&mut self, cx: &mut Cx<'_>) {
         self.streams.settle_quasis(cx);
         while let Some((flow, tag)) = cx.out.unsent.pop() {

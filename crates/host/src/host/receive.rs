@@ -22,6 +22,7 @@ use crate::tcp::input::Arrival;
 use crate::tcp::state::State;
 
 impl Services {
+    #[inline]
     pub(super) fn handle_received(&mut self, cx: &mut Cx<'_>, received: Received) {
         cx.out.counters.received_frames += 1;
         let frame = received.packet.as_slice();
@@ -53,6 +54,7 @@ impl Services {
     }
 
     /// Finds out whose segment it is.
+    #[inline]
     fn handle_tcp(&mut self, cx: &mut Cx<'_>, received: Received, ip: &IpPacket) {
         let Some((segment, tuple, payload)) = check_tcp(cx.out, &received, ip) else {
             cx.out.recycle.push_back(received.packet);
@@ -115,6 +117,7 @@ impl Services {
 }
 
 /// Checks checksum, header and addresses. Returns none, counted, if they are wrong.
+#[inline]
 fn check_tcp(
     out: &mut Outbox,
     received: &Received,

@@ -153,6 +153,7 @@ impl Streams {
     }
 
     /// Hands a segment to its connection.
+    #[inline]
     pub(crate) fn deliver(&mut self, cx: &mut Cx<'_>, index: u32, arrival: Arrival) {
         let id = self.table.id_of(index);
         if self.table.get(id).is_none() {
@@ -206,6 +207,7 @@ impl Streams {
     }
 
     /// Lets the next connection send that may have something to. Returns whether there was one.
+    #[inline]
     pub(crate) fn send_next(&mut self, cx: &mut Cx<'_>) -> bool {
         let Some(index) = self.dirty.pop_front() else { return false };
         let id = self.table.id_of(index);

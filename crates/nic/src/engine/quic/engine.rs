@@ -5,7 +5,7 @@
 //! connection, whatever its tuple says: connections move (RFC 9000, section 9). What is opened may
 //! become one frame with what was delivered before it.
 
-use abi::quic::{Opened, QuicId, QuicStatus, QuicTrouble};
+use abi::quic::{Opened, Protect, QuicId, QuicStatus, QuicTrouble};
 use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, Received, Refusal, Transmit};
 use alloc::boxed::Box;
 use base::Instant;
@@ -147,12 +147,24 @@ fn answer(queue: usize, quic: QuicId, result: Result<(), (FlowId, Refusal)>, out
 ///
 /// # Errors
 /// Whose packets cannot be.
+#[inline]
 pub(crate) fn plan_sealing(
     engine: Option<&mut QuicEngine>,
     queue: usize,
     transmit: &mut Transmit,
 ) -> Result<(Option<QuicId>, Option<Box<Sealing>>), QuicId> {
-    let Some(protect) = transmit.protect.take() else { return Ok((None, None)) };
+    match transmit.protect.take() {
+        None => Ok((None, None)),
+        Some(protect) => plan(engine, queue, transmit, *protect),
+    }
+}
+
+fn plan(
+    engine: Option<&mut QuicEngine>,
+    queue: usize,
+    transmit: &Transmit,
+    protect: Protect,
+) -> Result<(Option<QuicId>, Option<Box<Sealing>>), QuicId> {
     let quic = protect.quic;
     let Some(engine) = engine else { return Err(quic) };
     if classify(&transmit.header) != Some(Kind::Udp) {
@@ -160,6 +172,6 @@ pub(crate) fn plan_sealing(
         return Err(quic);
     }
     let len = transmit.payload_len() as usize;
-    let sealing = engine.plan(queue, *protect, len, transmit.segment_size).map_err(|_| quic)?;
+    let sealing = engine.plan(queue, protect, len, transmit.segment_size).map_err(|_| quic)?;
     Ok((Some(quic), sealing))
 }
