@@ -230,8 +230,11 @@ mod tests {
     #[test]
     fn folders_in_a_circle_are_errors() {
         let mut report = Report::default();
-        let layers =
-            [("b/x.rs", "use crate::c::y::Y;"), ("c/y.rs", "struct Y;"), ("c/w.rs", "use super::y;")];
+        let layers = [
+            ("b/x.rs", "use crate::c::y::Y;"),
+            ("c/y.rs", "struct Y;"),
+            ("c/w.rs", "use super::y;"),
+        ];
         check_folders("a", &graph(&layers), &mut report);
         assert_eq!(report.errors, []);
         let folders = graph(&[
