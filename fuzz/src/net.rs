@@ -134,6 +134,7 @@ impl<S: Subject> Net<S> {
 
     /// The peer sends what it has.
     fn speak(&mut self) -> bool {
+        let now = self.net.now;
         let socket = self.net.client.app.sockets.last().copied();
         let (Some(socket), Some(pieces)) = (socket, self.unsent.front_mut()) else {
             return false;
@@ -147,7 +148,7 @@ impl<S: Subject> Net<S> {
             return false;
         }
         let Some(piece) = pieces.front_mut() else { return false };
-        let taken = host.send(socket, Bytes::copy_from_slice(piece)).unwrap_or(0);
+        let taken = host.send(now, socket, Bytes::copy_from_slice(piece)).unwrap_or(0);
         piece.drain(..taken);
         if !piece.is_empty() {
             return taken > 0;
@@ -161,7 +162,7 @@ impl<S: Subject> Net<S> {
         if self.unsent.is_empty() {
             // It reads on: a reset would come at a time of its own.
             let sockets = self.net.client.app.sockets.clone();
-            sockets.iter().for_each(|&socket| self.net.client.host().shutdown(socket));
+            sockets.iter().for_each(|&socket| self.net.client.host().shutdown(now, socket));
         }
         true
     }

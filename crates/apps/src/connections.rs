@@ -29,12 +29,12 @@ pub(crate) trait Connections {
     fn speaks_tls(&self, id: Self::Id) -> bool;
     fn peek(&self, id: Self::Id) -> &[u8];
     fn consume(&mut self, id: Self::Id, bytes: usize);
-    fn send(&mut self, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
+    fn send(&mut self, now: Instant, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
     /// Room for bytes of host memory.
     fn send_room(&self, id: Self::Id) -> usize;
     /// Bytes written but not yet acknowledged.
     fn send_queue(&self, id: Self::Id) -> u64;
-    fn shutdown(&mut self, id: Self::Id);
+    fn shutdown(&mut self, now: Instant, id: Self::Id);
     fn close(&mut self, now: Instant, id: Self::Id);
     /// As [`Connections::close`], and discards up to that number of bytes that still come.
     fn close_lingering(&mut self, now: Instant, id: Self::Id, bytes_max: u32);
@@ -72,8 +72,8 @@ impl Connections for Host {
         Self::consume(self, id, bytes);
     }
 
-    fn send(&mut self, id: SocketId, bytes: Bytes) -> Result<usize, SendError> {
-        Self::send(self, id, bytes)
+    fn send(&mut self, now: Instant, id: SocketId, bytes: Bytes) -> Result<usize, SendError> {
+        Self::send(self, now, id, bytes)
     }
 
     fn send_room(&self, id: SocketId) -> usize {
@@ -84,8 +84,8 @@ impl Connections for Host {
         Self::send_queue(self, id)
     }
 
-    fn shutdown(&mut self, id: SocketId) {
-        Self::shutdown(self, id);
+    fn shutdown(&mut self, now: Instant, id: SocketId) {
+        Self::shutdown(self, now, id);
     }
 
     fn close(&mut self, now: Instant, id: SocketId) {

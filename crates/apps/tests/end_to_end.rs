@@ -56,7 +56,11 @@ impl World {
     }
 
     fn request(&mut self, socket: SocketId, text: &str) {
-        let sent = self.net.client.host().send(socket, Bytes::copy_from_slice(text.as_bytes()));
+        let sent = self.net.client.host().send(
+            self.net.now,
+            socket,
+            Bytes::copy_from_slice(text.as_bytes()),
+        );
         assert_eq!(sent, Ok(text.len()));
     }
 

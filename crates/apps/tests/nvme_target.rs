@@ -145,7 +145,7 @@ impl World {
         let data = Bytes::copy_from_slice(data);
         let Node { machine: client, app } = &mut self.net.client;
         let transport = &mut app.queues[queue].transport;
-        transport.send_command(client.host(), &command.to_bytes(), data);
+        transport.send_command(self.net.now, client.host(), &command.to_bytes(), data);
     }
 
     /// Sends a command and waits for its completion.
@@ -221,7 +221,7 @@ impl Queue {
                 Incoming::R2t { cccid, ttag, offset, len } => {
                     let data = self.data.remove(&cccid).expect("one R2T for each write");
                     assert_eq!((offset as usize, len as usize), (0, data.len()));
-                    self.transport.send_write_data(host, (cccid, ttag), 0, data, true);
+                    self.transport.send_write_data(now, host, (cccid, ttag), 0, data, true);
                 }
                 Incoming::Buffer { tag, buffer } => {
                     self.read.insert(tag, buffer);

@@ -295,7 +295,7 @@ fn round_trips_are_measured() {
 fn the_send_buffer_is_bounded() {
     let mut t = Peer::server_with(|c| c.tcp.send_bytes_max = 10_000).established();
     let big = bytes::Bytes::from(vec![0; 20_000]);
-    assert_eq!(t.host.send(t.socket(), big), Ok(10_000));
+    assert_eq!(t.host.send(t.now(), t.socket(), big), Ok(10_000));
     t.pump();
     assert!(!t.host.readiness(t.socket()).writable);
     t.notices.clear();

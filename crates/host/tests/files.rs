@@ -200,7 +200,7 @@ fn a_refused_file_is_read_by_the_host() {
     assert_eq!(t.host.offload_fstat(file), None);
     t.serve_disk(Peer::big_file());
     assert_eq!(t.notices.pop_front(), Some(Notice::File(file)));
-    t.host.offload_write(t.socket(), file, 1000, 300_000).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 1000, 300_000).unwrap();
     t.host.offload_close(file);
     t.pump();
     let mut got = Vec::new();
@@ -227,7 +227,7 @@ fn a_change_is_noticed_on_the_hosts_path() {
     let mut t = Peer::server_with(|c| c.file_offload = Err(Refusal::Disabled)).established();
     let file = t.app_open();
     t.serve_disk(Peer::big_file());
-    t.host.offload_write(t.socket(), file, 0, 100_000).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 0, 100_000).unwrap();
     t.pump();
     let changed = abi::FileStat { version: 2, ..Peer::big_file() };
     t.moved(
@@ -244,18 +244,18 @@ fn what_cannot_be_sent_is_refused() {
     t.set_device_file(Err(FileFault::NotFound));
     let file = t.app_open();
     assert_eq!(t.host.offload_fstat(file), Some(Err(FileFault::NotFound)));
-    assert!(t.host.offload_write(t.socket(), file, 0, 1).is_err());
+    assert!(t.host.offload_write(t.now(), t.socket(), file, 0, 1).is_err());
     t.set_device_file(Ok(abi::FileStat { size: 10, ..Peer::big_file() }));
     let small = t.app_open();
-    assert!(t.host.offload_write(t.socket(), small, 5, 6).is_err(), "beyond the end");
-    assert!(t.host.offload_write(t.socket(), small, u64::MAX, 2).is_err());
-    assert!(t.host.offload_write(t.socket(), FileId(99), 0, 1).is_err());
+    assert!(t.host.offload_write(t.now(), t.socket(), small, 5, 6).is_err(), "beyond the end");
+    assert!(t.host.offload_write(t.now(), t.socket(), small, u64::MAX, 2).is_err());
+    assert!(t.host.offload_write(t.now(), t.socket(), FileId(99), 0, 1).is_err());
     t.set_device_file(Ok(abi::FileStat {
         kind: outboard_host::FileKind::Directory,
         ..Peer::big_file()
     }));
     let dir = t.app_open();
-    assert!(t.host.offload_write(t.socket(), dir, 0, 1).is_err());
+    assert!(t.host.offload_write(t.now(), t.socket(), dir, 0, 1).is_err());
 }
 
 /// The device loses everything in the middle of a transfer: the host goes on by itself, and every

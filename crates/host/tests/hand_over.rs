@@ -239,7 +239,7 @@ fn files_change_hands() {
     t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
     t.host.consume(t.socket(), 4);
     let file = t.app_open();
-    t.host.offload_write(t.socket(), file, 4096, 500).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 4096, 500).unwrap();
     t.app_close();
     t.host.offload_close(file);
     t.pump();

@@ -132,7 +132,7 @@ fn only_the_end_of_the_peer_is_missing() {
     t.app_option(SocketOption::TeardownOffload(true));
     t.queue(&[7; 14_480]);
     let socket = t.socket();
-    t.host.shutdown(socket);
+    t.host.shutdown(t.now(), socket);
     t.pump();
     t.expect(seg!(ACK PSH FIN seq 1 ack 1 len 14480));
     t.send(seg!(ACK ack 14482));

@@ -166,7 +166,7 @@ fn a_namespace_that_is_read_only() {
 #[test]
 fn who_reads() {
     let (mut t, file) = opened();
-    t.host.offload_write(t.socket(), file, 5000, 1000).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 5000, 1000).unwrap();
     t.pump();
     t.expect(seg!(ACK PSH file (5000, 1000)));
     for answer in [
@@ -186,7 +186,7 @@ fn who_reads() {
         assert!(t.host.extent_reader(file).is_err());
         assert_eq!(t.took_file_close(), answer.is_ok(), "the device does not keep it");
         t.file_ops.clear();
-        t.host.offload_write(t.socket(), file, 5000, 1000).unwrap();
+        t.host.offload_write(t.now(), t.socket(), file, 5000, 1000).unwrap();
         t.pump();
         // Another version, for it is written to: that is no fault.
         t.serve_disk(FileStat { version: 9, ..Peer::big_file() });
@@ -210,7 +210,7 @@ fn kinds_of_namespaces() {
         let file = t.host.offload_open_namespace("sda").unwrap();
         t.pump();
         t.serve_disk(stat);
-        assert_eq!(t.host.offload_write(t.socket(), file, 0, 512).is_ok(), works);
+        assert_eq!(t.host.offload_write(t.now(), t.socket(), file, 0, 512).is_ok(), works);
         t.host.extent_flush(token(1), file);
         t.pump();
         t.serve_disk(stat);
@@ -222,7 +222,7 @@ fn kinds_of_namespaces() {
 #[test]
 fn a_reset_device_opens_it_again() {
     let (mut t, file) = opened();
-    t.host.offload_write(t.socket(), file, 0, 1000).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 0, 1000).unwrap();
     t.pump();
     t.take("a transmit");
     write(&mut t, 1, file, 1 << 20, 512);
@@ -244,7 +244,7 @@ fn a_reset_device_opens_it_again() {
     t.set_device_file(Ok(Peer::big_file()));
     t.event(Event::Reset);
     assert_eq!(t.host.extent_reader(file), Ok(()));
-    t.host.offload_write(t.socket(), file, 4096, 1000).unwrap();
+    t.host.offload_write(t.now(), t.socket(), file, 4096, 1000).unwrap();
     t.pump();
     t.expect(seg!(ACK PSH seq 1001 file (4096, 1000)));
     assert!(!t.notices.iter().any(|n| matches!(n, Notice::File(_))), "the handle lasts");

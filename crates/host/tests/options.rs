@@ -116,7 +116,7 @@ fn a_fin_with_old_data_closes_in_order() {
         t.send(seg!(ACK seq 1 data b"data"));
         t.take_all();
         t.app_read();
-        t.host.shutdown_read(t.socket());
+        t.host.shutdown_read(t.now(), t.socket());
         close(&mut t);
         t.expect(seg!(ACK FIN seq 1 ack 5));
         t.send(seg!(ACK FIN seq 1 ack 1 data b"data"));
@@ -135,7 +135,7 @@ fn a_direction_that_is_not_read() {
     let socket = t.socket();
     t.moved(
         |t| {
-            t.host.shutdown_read(socket);
+            t.host.shutdown_read(t.now(), socket);
             t.pump();
         },
         &[("tcp_discarded_bytes", 6)],
@@ -170,7 +170,7 @@ fn a_direction_that_is_not_read() {
 #[test]
 fn a_direction_that_is_not_read_is_closed_in_order() {
     let mut t = Peer::server().established();
-    t.host.shutdown_read(t.socket());
+    t.host.shutdown_read(t.now(), t.socket());
     t.app_shutdown();
     t.expect(seg!(ACK FIN seq 1));
     t.send(seg!(ACK));

@@ -367,7 +367,7 @@ fn what_is_unread_is_relayed_first() {
     world.send(0, 1, 1, ACK, b"request");
     world.send(0, 8, 1, ACK, b" more");
     let socket = world.lines[1].socket;
-    world.host.send(socket, Bytes::from_static(b"head ")).unwrap();
+    world.host.send(world.now, socket, Bytes::from_static(b"head ")).unwrap();
     world.host.set_option(world.now, socket, SocketOption::NoDelay(false));
     world.host.set_option(world.now, socket, SocketOption::Cork(true));
     world.pump();
@@ -491,7 +491,7 @@ fn a_refusal_loses_nothing() {
     assert!(world.host.readiness(a).peer_closed && world.host.readiness(b).writable);
     assert_eq!(world.sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
     // And corked as before.
-    world.host.send(a, Bytes::from_static(b"held back")).unwrap();
+    world.host.send(world.now, a, Bytes::from_static(b"held back")).unwrap();
     world.pump();
     assert_eq!(world.sent(), []);
     // A second answer is one too many.
@@ -610,7 +610,7 @@ fn declined_at_once() {
     world.send(0, 1, 1, FIN, b"");
     let gone = Err(SpliceError::NotConnected(SocketError::Closed));
     assert_eq!(world.nsplice(), gone);
-    world.host.shutdown(b);
+    world.host.shutdown(world.now, b);
     assert_eq!(world.host.nsplice(world.now, b, a, IDLE), gone);
     world.send(0, 2, 1, Flags::RST, b"");
     assert_eq!(world.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
@@ -723,7 +723,7 @@ fn others_are_not_disturbed() {
     world.event(Event::Spliced { id, result: Ok(()) });
     assert_eq!(world.host.peek(third), b"hello");
     world.host.consume(third, 5);
-    world.host.send(third, Bytes::from_static(b"you too")).unwrap();
+    world.host.send(world.now, third, Bytes::from_static(b"you too")).unwrap();
     world.pump();
     assert_eq!(world.sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
 }

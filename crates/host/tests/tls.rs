@@ -195,7 +195,7 @@ fn a_file() {
     world.t.serve_disk(Peer::big_file());
     let socket = world.t.socket();
     world.t.app_write(b"head");
-    world.t.host.offload_write(socket, file, 1000, 300_000).unwrap();
+    world.t.host.offload_write(world.t.now(), socket, file, 1000, 300_000).unwrap();
     world.t.app_write(b"tail");
     let mut read = Vec::new();
     while read.len() < 300_008 {
@@ -209,7 +209,7 @@ fn a_file() {
     assert!(read[4..300_004] == testkit::file_bytes(1000, 300_000)[..]);
     assert_eq!(world.counter("file_fallback_bytes"), 300_000);
     assert_eq!(
-        world.t.host.offload_write(socket, file, u64::MAX, 1),
+        world.t.host.offload_write(world.t.now(), socket, file, u64::MAX, 1),
         Err(outboard_host::SendError::BadExtent)
     );
 }
@@ -223,7 +223,7 @@ fn files_are_released() {
         world.t.pump();
         world.t.serve_disk(Peer::big_file());
         let socket = world.t.socket();
-        world.t.host.offload_write(socket, file, 0, 200_000).unwrap();
+        world.t.host.offload_write(world.t.now(), socket, file, 0, 200_000).unwrap();
         world.t.host.offload_close(file);
         world.t.pump();
         assert_eq!(world.t.disk_closes, 0, "it is still being sent");
@@ -640,9 +640,9 @@ fn what_came_before_the_end_is_read_after_it() {
 fn nothing_follows_the_end() {
     let mut world = World::open(&TlsOffer::default());
     let socket = world.t.socket();
-    world.t.host.shutdown(socket);
+    world.t.host.shutdown(world.t.now(), socket);
     let refused = Err(outboard_host::SendError::NotConnected(SocketError::Closed));
-    assert_eq!(world.t.host.send(socket, vec![1].into()), refused);
+    assert_eq!(world.t.host.send(world.t.now(), socket, vec![1].into()), refused);
     world.t.pump();
     world.run();
     assert_eq!((world.client_read(), world.ended), (Vec::new(), true));
@@ -738,7 +738,7 @@ fn a_key_update_while_a_file_is_sent_is_answered() {
     world.t.pump();
     world.t.serve_disk(Peer::big_file());
     let socket = world.t.socket();
-    world.t.host.offload_write(socket, file, 1000, 900_000).unwrap();
+    world.t.host.offload_write(world.t.now(), socket, file, 1000, 900_000).unwrap();
     world.t.host.offload_close(file);
     world.t.app_close_lingering(1 << 20);
     let mut read = Vec::new();

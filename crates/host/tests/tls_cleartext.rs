@@ -32,10 +32,10 @@ fn text_is_the_applications() {
     let mut read = [0; 100];
     let len = t.host.read(socket, &mut read);
     assert_eq!(&read[..len], REQUEST);
-    assert_eq!(t.host.send(socket, Bytes::from_static(b"answer")), Ok(6));
+    assert_eq!(t.host.send(t.now(), socket, Bytes::from_static(b"answer")), Ok(6));
     t.take_all();
     t.send(seg!(ACK ack 1));
-    t.host.shutdown(socket);
+    t.host.shutdown(t.now(), socket);
     t.pump();
     let sent: Vec<u8> = t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
     assert!(sent.is_empty() || sent == b"answer", "no record, and no alert: {sent:?}");

@@ -39,7 +39,7 @@ fn a_run_that_is_too_long_leaves_in_shorter_ones() {
     let (mut sent, mut received) = (0, Vec::new());
     let whole = net.run_until(Duration::from_secs(60), |net| {
         let rest = Bytes::copy_from_slice(&text[sent..]);
-        sent += net.server.host().send(server, rest).unwrap_or(0);
+        sent += net.server.host().send(net.now, server, rest).unwrap_or(0);
         read_all(net.client.host(), client, &mut received);
         received.len() == BYTES
     });

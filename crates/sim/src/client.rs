@@ -469,7 +469,7 @@ impl Client {
                 Some((bytes, _)) => session.to_send.slice(..bytes.min(session.to_send.len())),
                 None => session.to_send.clone(),
             };
-            let Ok(taken) = cx.host.send(socket, piece) else { break };
+            let Ok(taken) = cx.host.send(cx.now, socket, piece) else { break };
             session.to_send = session.to_send.slice(taken..);
             if let Some((_, every)) = session.dribble {
                 session.may_send_at = cx.local + every;
@@ -481,7 +481,7 @@ impl Client {
         let all = session.written == session.asks.len() && session.to_send.is_empty();
         if all && session.end == End::HalfClose && !session.shut {
             session.shut = true;
-            cx.host.shutdown(socket);
+            cx.host.shutdown(cx.now, socket);
         }
         if all {
             let read = session.read;
@@ -624,7 +624,7 @@ impl Client {
 /// Sends what is due behind the last request, when so many bytes were read.
 fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Context<'_>) {
     while let Some(piece) = session.late.poll(read, cx.host.send_room(socket)) {
-        let sent = cx.host.send(socket, piece).unwrap_or(0);
+        let sent = cx.host.send(cx.now, socket, piece).unwrap_or(0);
         cx.report.stats.late_bytes += sent as u64;
     }
 }

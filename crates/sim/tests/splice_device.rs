@@ -133,7 +133,8 @@ impl World {
 
     fn send(&mut self, end: usize, bytes: &[u8]) {
         let socket = if end == 0 { self.client } else { self.server };
-        let taken = self.ends[end].host().send(socket, Bytes::copy_from_slice(bytes)).unwrap();
+        let taken =
+            self.ends[end].host().send(self.now, socket, Bytes::copy_from_slice(bytes)).unwrap();
         assert_eq!(taken, bytes.len());
     }
 
@@ -143,7 +144,7 @@ impl World {
         let [source, target] = [self.proxy[from], self.proxy[1 - from]];
         let proxy = self.ends[PROXY].host();
         read_all(proxy, source, &mut bytes);
-        proxy.send(target, Bytes::from(bytes.clone())).unwrap();
+        proxy.send(self.now, target, Bytes::from(bytes.clone())).unwrap();
         bytes
     }
 
@@ -202,10 +203,10 @@ fn all_of_it(run: Run) {
     world.send(2, &down[20_000..]);
     world.wait_for("everything", |w| w.got[1].len() >= up.len() && w.got[0].len() >= down.len());
     assert!(world.got[1] == up && world.got[0] == down, "{run:?}");
-    world.ends[0].host().shutdown(world.client);
+    world.ends[0].host().shutdown(world.now, world.client);
     world.run_for(2000);
     world.send(2, b"after the client's end");
-    world.ends[2].host().shutdown(world.server);
+    world.ends[2].host().shutdown(world.now, world.server);
     world.wait_for("the end", |w| {
         let (client, server) =
             (w.ends[0].host().readiness(w.client), w.ends[2].host().readiness(w.server));

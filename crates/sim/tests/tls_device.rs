@@ -107,7 +107,8 @@ impl World {
     /// The client sends; runs until nothing moves.
     fn send(&mut self, bytes: &[u8]) {
         let socket = self.client.app.socket.unwrap();
-        let taken = self.client.host().send(socket, Bytes::copy_from_slice(bytes)).unwrap();
+        let now = self.now;
+        let taken = self.client.host().send(now, socket, Bytes::copy_from_slice(bytes)).unwrap();
         assert_eq!(taken, bytes.len());
         self.settle();
     }
@@ -168,7 +169,8 @@ fn every_flipped_byte() {
                 }
                 // A length that is more waits for bytes.
                 let socket = world.client.app.socket.unwrap();
-                let _ended = world.client.host().send(socket, Bytes::from(text(400)));
+                let now = world.now;
+                let _ended = world.client.host().send(now, socket, Bytes::from(text(400)));
                 world.settle();
                 assert_eq!(world.server.app.read, b"", "byte {at}");
                 let error = error_of(&mut world.server);
@@ -233,7 +235,8 @@ fn resets_in_mid_record() {
         let mut world = World::open(version, suite, Some(engine()));
         let want = text(200_000);
         let socket = world.client.app.socket.unwrap();
-        world.client.host().send(socket, Bytes::from(want.clone())).unwrap();
+        let now = world.now;
+        world.client.host().send(now, socket, Bytes::from(want.clone())).unwrap();
         for round in 0..6 {
             // Some arrive, then both devices lose everything.
             let mut left = 5 + round;
@@ -275,7 +278,8 @@ fn numbers_end() {
         let mut world =
             World::with_number(TlsVersion::Tls13, Suite::Aes128Gcm, Some(engine()), number);
         let socket = world.client.app.socket.unwrap();
-        let _ = world.client.host().send(socket, Bytes::from_static(b"too late"));
+        let now = world.now;
+        let _ = world.client.host().send(now, socket, Bytes::from_static(b"too late"));
         world.settle();
         assert_eq!(error_of(&mut world.client), Some(SocketError::Tls(Alert::InternalError)));
         assert_eq!(world.server.app.read, b"");

@@ -37,7 +37,7 @@ impl Application for Echo {
         // As much as the send buffer takes: there is another notice when it has room again.
         while let received @ 1.. = host.peek(socket).len() {
             let bytes = Bytes::copy_from_slice(host.peek(socket));
-            let sent = host.send(socket, bytes).unwrap_or(0);
+            let sent = host.send(now, socket, bytes).unwrap_or(0);
             host.consume(socket, sent);
             self.bytes += sent as u64;
             if sent < received {

@@ -108,10 +108,10 @@ impl Client {
 }
 
 impl Application for Client {
-    fn handle_notice(&mut self, _: Instant, host: &mut Host, notice: Notice) {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         if host.readiness(socket).writable && !self.left.is_empty() {
-            let sent = host.send(socket, self.left.clone()).unwrap_or(0);
+            let sent = host.send(now, socket, self.left.clone()).unwrap_or(0);
             self.left = self.left.slice(sent..);
         }
         let mut buffer = [0; 4096];

@@ -301,7 +301,7 @@ impl Pair {
                 end.socket = Some(id);
             }
         }
-        end.run_application();
+        end.run_application(now);
         while let Some(packet) = end.host.poll_recycle() {
             self.pool.put(packet);
         }
@@ -404,7 +404,7 @@ impl Pair {
 }
 
 impl End {
-    fn run_application(&mut self) {
+    fn run_application(&mut self, now: Instant) {
         let Some(socket) = self.socket else { return };
         let ready = self.host.readiness(socket);
         assert_eq!(ready.error, None, "the connection ended");
@@ -419,7 +419,7 @@ impl End {
                 return;
             }
             let bytes: Bytes = (self.written..self.written + len).map(file_byte).collect();
-            let taken = self.host.send(socket, bytes).expect("it is connected");
+            let taken = self.host.send(now, socket, bytes).expect("it is connected");
             self.written += taken as u64;
         }
         if self.transfer.file_bytes > 0 && !self.file_queued {
@@ -432,11 +432,11 @@ impl End {
             // The receiver checks one pattern over both.
             let offset = self.transfer.bytes;
             let len = self.transfer.file_bytes;
-            self.host.offload_write(socket, file, offset, len).expect("it is open");
+            self.host.offload_write(now, socket, file, offset, len).expect("it is open");
             self.host.offload_close(file);
             self.file_queued = true;
         }
-        self.host.shutdown(socket);
+        self.host.shutdown(now, socket);
     }
 
     fn receive(&mut self, socket: SocketId) {

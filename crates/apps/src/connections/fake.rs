@@ -283,7 +283,7 @@ impl<X> Connections for FakeConnections<X> {
         }
     }
 
-    fn send(&mut self, id: Id, bytes: Bytes) -> Result<usize, SendError> {
+    fn send(&mut self, _: Instant, id: Id, bytes: Bytes) -> Result<usize, SendError> {
         let connection = self.live(id);
         if let Some(error) = connection.error {
             return Err(SendError::NotConnected(error));
@@ -301,7 +301,7 @@ impl<X> Connections for FakeConnections<X> {
         self.get(id).map_or(0, |connection| connection.queued() as u64)
     }
 
-    fn shutdown(&mut self, id: Id) {
+    fn shutdown(&mut self, _: Instant, id: Id) {
         let connection = self.live(id);
         assert_eq!(connection.fin, Fin::None, "shut down twice");
         connection.fin = Fin::Sent;

@@ -59,8 +59,8 @@ trait Subject {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, SendError> {
-        let id = self.id();
-        self.all().send(id, Bytes::copy_from_slice(bytes))
+        let (id, now) = (self.id(), self.now());
+        self.all().send(now, id, Bytes::copy_from_slice(bytes))
     }
 
     /// Returns the room for bytes of memory, and the bytes that are not acknowledged.
@@ -345,7 +345,8 @@ fn the_peers_end_comes_behind_its_bytes(mut s: impl Subject) {
 fn an_end_comes_behind_what_was_written(mut s: impl Subject) {
     assert_eq!(s.send(b"last"), Ok(4));
     let id = s.id();
-    s.all().shutdown(id);
+    let now = s.now();
+    s.all().shutdown(now, id);
     let shut = Readiness { writable: false, drained: false, ..IDLE };
     assert_eq!((s.readiness(), s.queue().1), (shut, 4));
     assert_eq!((s.delivered(), s.end()), (b"last".to_vec(), Some(End::Fin)));
@@ -357,7 +358,8 @@ fn an_end_comes_behind_what_was_written(mut s: impl Subject) {
 
 fn an_end_is_drained_when_it_is_acknowledged(mut s: impl Subject) {
     let id = s.id();
-    s.all().shutdown(id);
+    let now = s.now();
+    s.all().shutdown(now, id);
     assert_eq!(s.end(), Some(End::Fin));
     assert_eq!(s.readiness(), Readiness { writable: false, drained: false, ..IDLE });
     s.peer_acknowledges();

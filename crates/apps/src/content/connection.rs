@@ -515,13 +515,13 @@ impl<I: Copy + Eq> Connection<I> {
     ) -> Result<Option<Piece>, SendError> {
         match piece {
             Piece::Bytes(bytes) => {
-                let taken = cx.host.send(self.socket, Bytes::clone(&bytes))?;
+                let taken = cx.host.send(cx.now, self.socket, Bytes::clone(&bytes))?;
                 self.written += taken as u64;
                 let rest = bytes.slice(taken.min(bytes.len())..);
                 Ok((!rest.is_empty()).then_some(Piece::Bytes(rest)))
             }
             Piece::File { file, offset, len } => {
-                cx.host.offload_write(self.socket, file, offset, len)?;
+                cx.host.offload_write(cx.now, self.socket, file, offset, len)?;
                 self.written += len;
                 Ok(None)
             }
@@ -578,7 +578,7 @@ impl<I: Copy + Eq> Connection<I> {
                 return Fate::Gone;
             }
             self.shut = true;
-            cx.host.shutdown(self.socket);
+            cx.host.shutdown(cx.now, self.socket);
         }
         let ready = cx.host.readiness(self.socket);
         if ready.drained && self.sending {

@@ -4,6 +4,7 @@
 //! which a disk answers when it is told to. Nothing else is meant to implement it.
 
 use abi::{FileFault, FileId, FileStat};
+use base::Instant;
 use host::{Host, SendError, SocketId};
 
 use crate::connections::Connections;
@@ -15,6 +16,7 @@ pub(crate) trait Sockets: Connections {
     fn offload_fstat(&self, file: FileId) -> Option<Result<FileStat, FileFault>>;
     fn offload_write(
         &mut self,
+        now: Instant,
         id: Self::Id,
         file: FileId,
         offset: u64,
@@ -34,12 +36,13 @@ impl Sockets for Host {
 
     fn offload_write(
         &mut self,
+        now: Instant,
         id: SocketId,
         file: FileId,
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        Self::offload_write(self, id, file, offset, len)
+        Self::offload_write(self, now, id, file, offset, len)
     }
 
     fn offload_close(&mut self, file: FileId) {

@@ -148,7 +148,7 @@ impl Channel {
     pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
         match &mut self.stage {
             Stage::Open => self.transport.poll(now, host),
-            Stage::Shaking(shaking) => match shaking.turn(host, self.transport.socket()) {
+            Stage::Shaking(shaking) => match shaking.turn(now, host, self.transport.socket()) {
                 Ok(None) => None,
                 Ok(Some(agreed)) => self.secure(now, host, &agreed),
                 Err(lost) => Some(self.fail(host, lost)),
@@ -231,16 +231,21 @@ impl Shaking {
     }
 
     /// Takes what came and answers it; gives what was agreed on, once it was.
-    fn turn(&mut self, host: &mut Host, socket: SocketId) -> Result<Option<Box<Agreed>>, Lost> {
+    fn turn(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+    ) -> Result<Option<Box<Agreed>>, Lost> {
         let ready = host.readiness(socket);
         if !self.begun && (ready.writable || ready.readable) {
             self.begun = true;
-            if let Some(agreed) = self.advance(host, socket)? {
+            if let Some(agreed) = self.advance(now, host, socket)? {
                 return Ok(Some(agreed));
             }
         }
-        while self.begun && self.take_record(host, socket)? {
-            if let Some(agreed) = self.advance(host, socket)? {
+        while self.begun && self.take_record(now, host, socket)? {
+            if let Some(agreed) = self.advance(now, host, socket)? {
                 return Ok(Some(agreed));
             }
         }
@@ -255,12 +260,17 @@ impl Shaking {
     }
 
     /// Takes bytes up to the end of a record; says whether it is whole.
-    fn take_record(&mut self, host: &mut Host, socket: SocketId) -> Result<bool, Lost> {
+    fn take_record(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+    ) -> Result<bool, Lost> {
         loop {
             let bytes = host.peek(socket);
             let begun = self.came.get(self.record).or_else(|| bytes.first()).copied();
             if begun.is_some_and(|first| !is_record(first)) {
-                self.send_alert(host, socket, UNEXPECTED_MESSAGE);
+                self.send_alert(now, host, socket, UNEXPECTED_MESSAGE);
                 return Err(Lost::Insecure(Insecure::Plain));
             }
             let wanted = self.wanted();
@@ -275,7 +285,7 @@ impl Shaking {
             let len = some.len();
             self.total += len;
             if self.total > HANDSHAKE_BYTES_MAX || wanted > RECORD_BYTES_MAX_13 {
-                self.send_alert(host, socket, RECORD_OVERFLOW);
+                self.send_alert(now, host, socket, RECORD_OVERFLOW);
                 return Err(Lost::Insecure(Insecure::Handshake(None)));
             }
             self.came.extend_from_slice(some);
@@ -303,11 +313,16 @@ impl Shaking {
     }
 
     /// Gives the handshake what there is, and sends what it says.
-    fn advance(&mut self, host: &mut Host, socket: SocketId) -> Result<Option<Box<Agreed>>, Lost> {
+    fn advance(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+    ) -> Result<Option<Box<Agreed>>, Lost> {
         let mut out = Vec::new();
         let progress = self.handshake.advance(&self.came, &mut out);
         let len = out.len();
-        let sent = len == 0 || host.send(socket, Bytes::from(out)) == Ok(len);
+        let sent = len == 0 || host.send(now, socket, Bytes::from(out)) == Ok(len);
         let failed = Lost::Insecure(Insecure::Handshake(self.alert));
         let (used, agreed) = match progress {
             Progress::More { used } => (used, None),
@@ -324,9 +339,9 @@ impl Shaking {
     }
 
     /// Says why we end, where the handshake does not: RFC 8446 section 6.
-    fn send_alert(&self, host: &mut Host, socket: SocketId, code: u8) {
+    fn send_alert(&self, now: Instant, host: &mut Host, socket: SocketId, code: u8) {
         // Where it cannot be sent, the end of the connection has to do.
-        let _ = host.send(socket, Bytes::copy_from_slice(&fatal_alert(code)));
+        let _ = host.send(now, socket, Bytes::copy_from_slice(&fatal_alert(code)));
     }
 }
 

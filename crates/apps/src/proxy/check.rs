@@ -160,7 +160,7 @@ impl<I: Copy + Eq> Checks<I> {
     ) {
         let Some(probe) = self.probes.get_mut(id).and_then(Option::as_mut) else { return };
         let verdict = match shared.backends.config_of(id) {
-            Some(pool) => look(host, probe, pool, shared),
+            Some(pool) => look(now, host, probe, pool, shared),
             None => Verdict::Bad,
         };
         if verdict != Verdict::Wait {
@@ -199,6 +199,7 @@ impl<I: Copy + Eq> Checks<I> {
 }
 
 fn look<S: Sockets>(
+    now: Instant,
     host: &mut S,
     probe: &mut Probe<S::Id>,
     pool: &Pool,
@@ -218,7 +219,7 @@ fn look<S: Sockets>(
         probe.asked = true;
         let addr = host.remote(probe.socket).map(|remote| remote.to_string()).unwrap_or_default();
         let request = request(pool, &addr, &shared.config.server_name);
-        if host.send(probe.socket, request).is_err() {
+        if host.send(now, probe.socket, request).is_err() {
             return Verdict::Bad;
         }
     }

@@ -86,7 +86,7 @@ fn a_reset_device_with_hundreds_in_flight() {
         assert_eq!(net.target.kept.len(), 200);
         net.client.device().reset();
         net.settle();
-        net.target.release(net.server.host());
+        net.target.release(net.now, net.server.host());
         net.run_ms(1000);
         assert_eq!(net.done.len(), 200);
         for done in &net.done {
@@ -122,7 +122,7 @@ fn an_old_write_does_not_come_back() {
     net.run_ms(1000);
     assert_eq!(net.target.log.len(), 6, "what was held is still held");
     net.target.script = Box::new(|_, _| Answer::Good);
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     let order: Vec<u64> =
         net.done.iter().map(|done| done.token).filter(|token| *token < 4).collect();
@@ -147,7 +147,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
         assert_ne!(slow, other, "on two queues");
         // It is asked for the data, and that is lost.
         net.lost_port = net.server.host().remote(slow).map(|remote| remote.port);
-        net.target.release(net.server.host());
+        net.target.release(net.now, net.server.host());
         net.settle();
         assert_eq!((net.counter("r2ts"), net.only_done().token), (1, 2));
         net.target.script = Box::new(|_, _| Answer::Good);
@@ -156,7 +156,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
             // The R2T is not acknowledged, and Nagle's algorithm would wait for that.
             net.server.host().set_option(net.now, slow, host::SocketOption::NoDelay(true));
             let nobody = response(999, Status::SUCCESS);
-            net.target.send(net.server.host(), slow, &nobody, &[], 0);
+            net.target.send(net.now, net.server.host(), slow, &nobody, &[], 0);
         } else {
             net.target.reset(net.now, net.server.host(), other);
         }
@@ -181,7 +181,7 @@ fn what_is_on_its_way_is_not_delivered_late() {
 fn a_last_word_is_delivered() {
     let mut net = Net::live(|_| {});
     let io = net.target.io_conns()[0];
-    net.target.send(net.server.host(), io, &response(999, Status::SUCCESS), &[], 0);
+    net.target.send(net.now, net.server.host(), io, &response(999, Status::SUCCESS), &[], 0);
     net.settle();
     assert_eq!((net.target.terminated.len(), net.initiator.state()), (1, State::Waiting));
     let resets = net.client.host().counters().tcp_out_rsts;
@@ -201,7 +201,7 @@ fn late_commands() {
     net.run_ms(10_500);
     assert_eq!(net.target.admin_log, [admin::ABORT]);
     assert_eq!((net.counter("aborts"), net.counter("timeouts"), net.done.len()), (1, 1, 0));
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!(net.only_done().result, Ok(0), "late, and right");
 
@@ -290,7 +290,7 @@ fn neighbours_of_a_late_command() {
     net.run_ms(12_000);
     assert_eq!(net.counter("associations_lost"), 2);
     assert!(matches!(net.only_done().result, Err(Error::Lost(Loss::Timeout(_)))));
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.counter("retries_exhausted")), (3, 1));
     assert!(net.done.iter().all(|done| done.result == Ok(0)), "{:?}", net.done);
@@ -332,7 +332,7 @@ fn an_outage_ends_with_an_answer() {
     }
     assert_eq!((net.done.len(), net.initiator.open_requests()), (20, 1));
     net.target.script = Box::new(|_, _| Answer::Good);
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.initiator.state()), (21, State::Live));
 }

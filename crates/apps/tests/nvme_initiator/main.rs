@@ -120,7 +120,7 @@ fn queues_share_the_load() {
     let of = |qid| net.target.log.iter().filter(|entry| entry.0 == qid).count();
     assert_eq!([of(1), of(2), of(3)], [8; 3]);
     net.target.script = Box::new(|_, _| Answer::Good);
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.counter("done")), (100, 100));
     let (now, host) = (net.now, net.client.host());
@@ -259,7 +259,7 @@ fn neighbours_of_a_bad_command() {
     net.run_ms(1000);
     assert!(matches!(net.only_done().result, Err(Error::Protocol(_))));
     assert_eq!((net.counter("associations_lost"), net.counter("replayed")), (3, 3 * 10 + 2));
-    net.target.release(net.server.host());
+    net.target.release(net.now, net.server.host());
     net.settle();
     assert!(net.done.len() == 10 && net.done.iter().all(|done| done.result == Ok(0)));
 }
@@ -419,11 +419,11 @@ fn events_and_keep_alives() {
     net.run_ms(26_000);
     assert_eq!(net.counter("keep_alives"), 10);
     net.target.nguid = [1; 16];
-    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!((net.events.clone(), net.counter("events")), (vec![Event::NamespacesChanged], 1));
     assert!(net.initiator.namespaces().all(|namespace| namespace.nguid == [1; 16]));
-    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!(net.counter("events"), 2, "it was asked for again");
     assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
@@ -443,7 +443,7 @@ fn namespaces_that_change_meanwhile() {
     assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (2, 3));
 
     net.target.nsids_next = [vec![], vec![1, 2, 7]].into();
-    net.target.event(net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
+    net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!((nsids(&net), net.initiator.state()), (vec![1, 2, 7], State::Live));
     assert_eq!(net.events[1..], [Event::NamespacesChanged; 3]);

@@ -13,7 +13,10 @@ use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES};
 
 use super::{Accept, drop_half_open};
 use crate::api::{Listen, ListenError, ListenerId, ListenerOption};
+use crate::config::TcpConfig;
 use crate::l5p::tls::TlsServer;
+use crate::net::outbox::Outbox;
+use crate::storage::files::Files;
 use crate::stream::Streams;
 use crate::tcp::conn::{Cx, SEGMENT_MIN};
 use crate::tcp::listen::Listener;
@@ -25,11 +28,11 @@ impl Accept {
     /// [`ListenError`]: the port is taken, or not one that can be.
     pub(crate) fn listen(
         streams: &mut Streams,
-        cx: &Cx<'_>,
+        out: &Outbox,
         listen: Listen,
     ) -> Result<ListenerId, ListenError> {
         let Listen { addr, port, backlog } = listen;
-        if port == 0 || addr.is_some_and(|a| !cx.out.net.is_ours(a)) {
+        if port == 0 || addr.is_some_and(|a| !out.net.is_ours(a)) {
             return Err(ListenError::BadAddress);
         }
         let overlaps =
@@ -49,14 +52,15 @@ impl Accept {
     pub(crate) fn listen_tls(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        out: &Outbox,
+        files: &mut Files,
         listen: Listen,
         server: TlsServer,
     ) -> Result<ListenerId, ListenError> {
-        let id = Self::listen(streams, cx, listen)?;
+        let id = Self::listen(streams, out, listen)?;
         self.tls_servers.insert(id.0, server);
-        if !cx.out.offloads.l5o.is_ok_and(|limits| limits.tls_tx) {
-            cx.files.offload = cx.files.offload.and(Err(Refusal::Encrypted));
+        if !out.offloads.l5o.is_ok_and(|limits| limits.tls_tx) {
+            files.offload = files.offload.and(Err(Refusal::Encrypted));
         }
         Ok(id)
     }
@@ -65,12 +69,12 @@ impl Accept {
     pub(crate) fn unlisten(
         &mut self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        out: &mut Outbox,
         listener: ListenerId,
     ) {
         let Some(state) = streams.listeners.remove(listener.0) else { return };
         if state.told {
-            cx.out.ops.push_back(Op::Unlisten { listener: ListenId(listener.0) });
+            out.ops.push_back(Op::Unlisten { listener: ListenId(listener.0) });
         }
         self.tls_servers.remove(&listener.0);
         for slot in streams.table.syn_cache.of_listener(listener.0) {
@@ -82,7 +86,8 @@ impl Accept {
     pub(crate) fn set_option(
         &self,
         streams: &mut Streams,
-        cx: &mut Cx<'_>,
+        out: &mut Outbox,
+        config: &TcpConfig,
         listener: ListenerId,
         option: ListenerOption,
     ) {
@@ -96,7 +101,7 @@ impl Accept {
             ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
             ListenerOption::HandOverCleartext(on) => state.cleartext = on,
         }
-        tell_device(streams, cx, listener.0);
+        tell_device(streams, out, config, listener.0);
     }
 
     /// The device would not answer a listener's SYNs.
@@ -120,39 +125,39 @@ impl Accept {
             let Some(state) = streams.listeners.get_mut(listener) else { continue };
             state.told = false;
             if state.setup.is_ok() {
-                tell_device(streams, cx, listener);
+                tell_device(streams, cx.out, cx.config, listener);
             }
         }
     }
 }
 
 /// Has the device answer a listener's SYNs, or leave them to us.
-fn tell_device(streams: &mut Streams, cx: &mut Cx<'_>, name: u32) {
+fn tell_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
     let Some(state) = streams.listeners.get_mut(name) else { return };
     let listener = ListenId(name);
     if state.told {
-        cx.out.ops.push_back(Op::Unlisten { listener });
+        out.ops.push_back(Op::Unlisten { listener });
     }
     state.told = state.setup.is_ok();
     if !state.told {
         return;
     }
-    let (mtu, most) = (cx.out.net.mtu, state.max_segment);
+    let (mtu, most) = (out.net.mtu, state.max_segment);
     #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
     let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(most);
     let addrs = match state.addr {
         Some(addr) => [addr].into(),
         None => streams.table.addrs.clone(),
     };
-    cx.out.ops.push_back(Op::Listen(Box::new(SetupListen {
+    out.ops.push_back(Op::Listen(Box::new(SetupListen {
         listener,
         addrs,
         port: state.port,
-        window: cx.config.first_window(),
-        window_scale: cx.config.window_scale(),
+        window: config.first_window(),
+        window_scale: config.window_scale(),
         mss: [mss(IPV4_BYTES), mss(IPV6_BYTES)],
-        sack: cx.config.sack,
-        ecn: cx.config.ecn,
+        sack: config.sack,
+        ecn: config.ecn,
         defer: state.defer,
     })));
 }

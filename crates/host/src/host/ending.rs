@@ -62,7 +62,7 @@ impl Services {
         }
         self.ending = Ending::Resetting;
         for listener in self.streams.listeners.names() {
-            self.accept.unlisten(&mut self.streams, cx, ListenerId(listener));
+            self.accept.unlisten(&mut self.streams, cx.out, ListenerId(listener));
         }
         self.splices.unsplice_all(cx.out);
         self.reset_all(cx);

@@ -63,8 +63,6 @@ pub struct Host {
     pub(crate) out: Outbox,
     files: Files,
     services: Services,
-    /// The latest time that the host was told, for calls that are told none.
-    pub(crate) latest: Instant,
 }
 
 /// The services of a host but for files, which work on a connection may touch.
@@ -111,14 +109,12 @@ impl Host {
                 ports: config.ports,
                 ports_tried: 0,
             },
-            latest: Instant::ZERO,
             config: config.tcp,
         }
     }
 
     /// Returns the services, and what their work may touch besides.
     pub(crate) fn parts(&mut self, now: Instant) -> (Cx<'_>, &mut Services) {
-        self.latest = now;
         let cx = Cx { now, config: &self.config, out: &mut self.out, files: &mut self.files };
         (cx, &mut self.services)
     }

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use super::Host;
 use crate::api::{SendError, SocketId};
 use crate::l5p::nvme_tcp::pdus::PduData;
+use crate::net::outbox::Outbox;
 use crate::stream::Streams;
 use crate::tcp::conn::Cx;
 
@@ -62,9 +63,14 @@ impl Host {
         self.services.streams.pdus_acknowledged(socket)
     }
 
+    /// Returns the sockets and the outbox, for work of the transport that takes no time.
+    pub(crate) fn nvme_streams(&mut self) -> (&mut Outbox, &mut Streams) {
+        (&mut self.out, &mut self.services.streams)
+    }
+
     /// Returns the sockets, for the transport: its part of a connection is there.
-    pub(crate) fn streams(&mut self) -> (Cx<'_>, &mut Streams) {
-        let (cx, services) = self.parts(self.latest);
+    pub(crate) fn streams(&mut self, now: Instant) -> (Cx<'_>, &mut Streams) {
+        let (cx, services) = self.parts(now);
         (cx, &mut services.streams)
     }
 }

@@ -52,16 +52,15 @@ impl Host {
     /// # Errors
     /// [`ListenError`]: the port is taken, or not one that can be.
     pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, ListenError> {
-        let (cx, services) = self.parts(self.latest);
-        Accept::listen(&mut services.streams, &cx, listen)
+        Accept::listen(&mut self.services.streams, &self.out, listen)
     }
 
     /// Listens on a port no more. Connections that were established there stay, those of which
     /// [`Self::poll_notice`] has not told yet among them; half-open ones are forgotten. Its name is
     /// not given again.
     pub fn unlisten(&mut self, listener: ListenerId) {
-        let (mut cx, services) = self.parts(self.latest);
-        services.accept.unlisten(&mut services.streams, &mut cx, listener);
+        let Services { accept, streams, .. } = &mut self.services;
+        accept.unlisten(streams, &mut self.out, listener);
     }
 
     /// Listens on a port for TLS: what is accepted there is read and written as plaintext. Where
@@ -75,14 +74,14 @@ impl Host {
         listen: Listen,
         server: TlsServer,
     ) -> Result<ListenerId, ListenError> {
-        let (mut cx, services) = self.parts(self.latest);
-        services.accept.listen_tls(&mut services.streams, &mut cx, listen, server)
+        let Services { accept, streams, .. } = &mut self.services;
+        accept.listen_tls(streams, &self.out, &mut self.files, listen, server)
     }
 
     /// Sets an option of a listener, for connections that are established from now on.
     pub fn set_listener_option(&mut self, listener: ListenerId, option: ListenerOption) {
-        let (mut cx, services) = self.parts(self.latest);
-        services.accept.set_option(&mut services.streams, &mut cx, listener, option);
+        let Services { accept, streams, .. } = &mut self.services;
+        accept.set_option(streams, &mut self.out, &self.config, listener, option);
     }
 
     /// Returns whether the device sets connections of a listener up.
@@ -135,8 +134,7 @@ impl Host {
 
     /// Takes bytes off the front of what [`Self::peek`] showed.
     pub fn consume(&mut self, socket: SocketId, bytes: usize) {
-        let (mut cx, services) = self.parts(self.latest);
-        services.streams.consume(&mut cx, socket, bytes);
+        self.services.streams.consume(&mut self.out, &self.config, socket, bytes);
     }
 
     /// Copies received bytes out; gives how many.
@@ -160,8 +158,13 @@ impl Host {
     ///
     /// # Errors
     /// [`SendError`]: the connection is gone or shut down.
-    pub fn send(&mut self, socket: SocketId, bytes: Bytes) -> Result<usize, SendError> {
-        let (mut cx, Services { streams, .. }) = self.parts(self.latest);
+    pub fn send(
+        &mut self,
+        now: Instant,
+        socket: SocketId,
+        bytes: Bytes,
+    ) -> Result<usize, SendError> {
+        let (mut cx, Services { streams, .. }) = self.parts(now);
         if let Some(quasi) = streams.table.quasi_mut(socket) {
             if quasi.write(&bytes, cx.config) {
                 return Ok(bytes.len());
@@ -201,8 +204,8 @@ impl Host {
     }
 
     /// Closes our direction once everything written has been sent.
-    pub fn shutdown(&mut self, socket: SocketId) {
-        let (mut cx, Services { streams, .. }) = self.parts(self.latest);
+    pub fn shutdown(&mut self, now: Instant, socket: SocketId) {
+        let (mut cx, Services { streams, .. }) = self.parts(now);
         streams.make_whole(&mut cx, socket);
         streams.touch(socket);
         if !streams.session_shutdown(socket) {
@@ -216,13 +219,13 @@ impl Host {
     /// acknowledged and discarded, and the socket is as if the peer had closed its direction. Once
     /// our direction is closed as well, more data is answered with a reset (RFC 1122 section
     /// 4.2.2.13).
-    pub fn shutdown_read(&mut self, socket: SocketId) {
-        let (mut cx, Services { streams, .. }) = self.parts(self.latest);
+    pub fn shutdown_read(&mut self, now: Instant, socket: SocketId) {
+        let (mut cx, Services { streams, .. }) = self.parts(now);
         streams.make_whole(&mut cx, socket);
         if let Some(conn) = streams.table.get_mut(socket) {
             conn.modes.read_shut = true;
             conn.modes.notify = true;
-            streams.discard_unread(&mut cx, socket);
+            streams.discard_unread(cx.out, cx.config, socket);
             streams.touch(socket);
         }
     }
@@ -310,12 +313,13 @@ impl Host {
     /// [`SendError`]: the connection is gone or shut down, or the file has no such range.
     pub fn offload_write(
         &mut self,
+        now: Instant,
         socket: SocketId,
         file: FileId,
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let (mut cx, Services { streams, .. }) = self.parts(self.latest);
+        let (mut cx, Services { streams, .. }) = self.parts(now);
         streams.make_whole(&mut cx, socket);
         streams.check_open(socket)?;
         streams.touch(socket);

@@ -210,6 +210,8 @@ pub struct Transport {
     written: u64,
     /// The command whose read data ended the connection.
     culprit: Option<u16>,
+    /// The time of the call under way.
+    now: Instant,
 }
 
 impl core::fmt::Debug for Transport {
@@ -244,6 +246,7 @@ impl Transport {
             came: VecDeque::new(),
             culprit: None,
             written: 0,
+            now: Instant::ZERO,
         }
     }
 
@@ -262,8 +265,9 @@ impl Transport {
     /// What came next. To be called until there is nothing more, after each notice about the
     /// socket, and at [`Self::poll_timeout`].
     pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
+        self.now = now;
         if self.came.is_empty() {
-            self.begin(now, host);
+            self.begin(host);
             self.take_back(host);
             while self.came.is_empty() && self.phase != Phase::Ended && self.step(host) {}
             // The peer's FIN may have come with bytes that were all taken and made nothing.
@@ -302,8 +306,8 @@ impl Transport {
         if self.buffers.get(tag).is_some() || len as usize > buffer.len() || len == 0 {
             return Some(buffer);
         }
-        let (mut cx, streams) = host.streams();
-        let lent = streams.nvme_register(&mut cx, self.socket, (tag, offset, len, 0), buffer);
+        let (out, streams) = host.nvme_streams();
+        let lent = streams.nvme_register(out, self.socket, (tag, offset, len, 0), buffer);
         self.buffers.insert((cccid, tag), (offset, len), lent);
         None
     }
@@ -347,19 +351,19 @@ impl Transport {
     }
 
     /// Speaks first, where it is ours to, and looks whether the connection still stands.
-    fn begin(&mut self, now: Instant, host: &mut Host) {
+    fn begin(&mut self, host: &mut Host) {
         if self.phase == Phase::Ended {
             return;
         }
         let ready = host.readiness(self.socket);
         match self.phase {
             Phase::Connecting if ready.writable || ready.readable => {
-                self.phase = Phase::Setup { until: now + SETUP_TIMEOUT };
+                self.phase = Phase::Setup { until: self.now + SETUP_TIMEOUT };
                 if let Role::Initiator(params) = self.role {
                     self.send_setup_request(host, params);
                 }
             }
-            Phase::Setup { until } if now >= until => return self.end(Ended::Silent),
+            Phase::Setup { until } if self.now >= until => return self.end(Ended::Silent),
             _ => {}
         }
         self.note_end(host);
@@ -405,9 +409,9 @@ impl Transport {
         let plen_max = receive::PLEN_MAX;
         self.receiver.rules = Rules { header_digest, data_digest, pda: ours, plen_max };
         self.phase = Phase::Open;
-        let _followed = self.receiver.attach(host, self.socket);
+        let _followed = self.receiver.attach(self.now, host, self.socket);
         if data_digest {
-            let (now, crypto) = (host.latest, Arc::clone(&self.crypto));
+            let (now, crypto) = (self.now, Arc::clone(&self.crypto));
             // What the device does not do the host does: the counters say which.
             let _ = host.nvme_tx_context(now, self.socket, self.receiver.state(), crypto);
         }
@@ -425,7 +429,7 @@ impl Transport {
             awaited.give_back(done.buffer);
             self.settle(host, tag);
             // It was not asked for: its context is gone, and there may be another.
-            if !asked && host.streams().1.nvme_context(self.socket) != Some(done.context) {
+            if !asked && host.nvme_streams().1.nvme_context(self.socket) != Some(done.context) {
                 self.lend_again(host, tag);
             }
         }
@@ -450,23 +454,23 @@ impl Transport {
     fn answer_device(&mut self, host: &mut Host) {
         let Some(asked) = self.port(host).and_then(|port| port.asked()) else { return };
         if let Some(begins) = self.receiver.begins(asked) {
-            let (cx, streams) = host.streams();
+            let (out, streams) = host.nvme_streams();
             if let Some(port) = streams.nvme_port(self.socket) {
-                port.answer(cx.out, asked, begins);
+                port.answer(out, asked, begins);
             }
         }
     }
 
     /// Returns the device's part in the connection.
     fn port<'a>(&self, host: &'a mut Host) -> Option<&'a mut Port> {
-        host.streams().1.nvme_port(self.socket)
+        host.nvme_streams().1.nvme_port(self.socket)
     }
 }
 
 /// Asks the device for a buffer. If its context is gone the buffer is on its way already.
 fn reclaim(host: &mut Host, socket: SocketId, tag: u16) {
-    let (cx, streams) = host.streams();
+    let (out, streams) = host.nvme_streams();
     if let Some(port) = streams.nvme_port(socket) {
-        port.reclaim(cx.out, tag);
+        port.reclaim(out, tag);
     }
 }

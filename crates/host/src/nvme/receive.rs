@@ -7,7 +7,7 @@
 
 use abi::nvme_tcp::{DdpId, NvmeTcpState, Placed};
 use alloc::vec::Vec;
-use base::SeqNum;
+use base::{Instant, SeqNum};
 use bytes::Bytes;
 use core::ops::Range;
 use smallvec::SmallVec;
@@ -89,9 +89,9 @@ impl Receiver {
 
     /// Has the device follow, from the next PDU on whose header has not come. Says whether it was
     /// asked to.
-    pub(super) fn attach(&mut self, host: &mut Host, socket: SocketId) -> bool {
+    pub(super) fn attach(&mut self, now: Instant, host: &mut Host, socket: SocketId) -> bool {
         let Some(left) = self.left() else { return false };
-        let (mut cx, streams) = host.streams();
+        let (mut cx, streams) = host.streams(now);
         let Some(position) = streams.nvme_attach(&mut cx, socket, self.state(), left) else {
             return false;
         };
@@ -195,7 +195,7 @@ impl Transport {
         }
         let mut run = Run { len, placed: None, summed: false };
         if self.receiver.attached {
-            if let Some((placed, at)) = host.streams().1.nvme_placed(self.socket) {
+            if let Some((placed, at)) = host.nvme_streams().1.nvme_placed(self.socket) {
                 run = run_at(placed, at, len);
                 if !placed.verified.is_empty() {
                     let verified = core::mem::take(&mut placed.verified);
@@ -223,9 +223,9 @@ impl Transport {
         if self.phase != Phase::Open {
             return;
         }
-        let (mut cx, streams) = host.streams();
-        if streams.nvme_is_to_attach(&mut cx, self.socket, self.receiver.position)
-            && self.receiver.attach(host, self.socket)
+        let (out, streams) = host.nvme_streams();
+        if streams.nvme_is_to_attach(out, self.socket, self.receiver.position)
+            && self.receiver.attach(self.now, host, self.socket)
         {
             for tag in self.buffers.tags() {
                 self.lend_again(host, tag);
@@ -238,8 +238,8 @@ impl Transport {
         let under_way = self.receiver.under_way(tag);
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         let Some((range, buffer)) = awaited.lend(tag, under_way) else { return };
-        let (mut cx, streams) = host.streams();
-        match streams.nvme_register(&mut cx, self.socket, range, buffer) {
+        let (out, streams) = host.nvme_streams();
+        match streams.nvme_register(out, self.socket, range, buffer) {
             Ok(id) => awaited.note_lent(id),
             Err(buffer) => awaited.give_back(buffer),
         }
@@ -359,7 +359,7 @@ impl Transport {
         let header = self.receiver.front;
         let have = self.receiver.have;
         if matches!(kind, Kind::H2CTermReq | Kind::C2HTermReq) {
-            host.shutdown(self.socket);
+            host.shutdown(self.now, self.socket);
             return self.end(Ended::TerminatedByPeer(fault));
         }
         self.terminate_for(host, fault, &header[..have.min(header.len())]);
@@ -387,7 +387,7 @@ impl Transport {
         let receiver = &mut self.receiver;
         let front = u32::try_from(receiver.have).unwrap_or(0);
         // With a context of the device's a digest is summed only where that has not checked it.
-        let device = receiver.attached && host.streams().1.nvme_context(self.socket).is_some();
+        let device = receiver.attached && host.nvme_streams().1.nvme_context(self.socket).is_some();
         let sum = (receiver.rules.data_digest && !device).then_some(0);
         let begin = receiver.position - front;
         let capsule = match header {
@@ -497,7 +497,7 @@ impl Transport {
                 self.open(host, negotiated, params.hpda);
             }
             Header::H2CTermReq(fault) | Header::C2HTermReq(fault) => {
-                host.shutdown(self.socket);
+                host.shutdown(self.now, self.socket);
                 self.end(Ended::TerminatedByPeer(fault));
             }
             Header::CapsuleCmd(sqe) => {

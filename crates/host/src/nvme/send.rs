@@ -6,6 +6,7 @@
 //! themselves by the commands that they have open.
 
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
+use base::Instant;
 use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
@@ -72,33 +73,39 @@ impl Source {
 
 impl Transport {
     /// Sends a command, with data in its capsule or without. Gives a mark.
-    pub fn send_command(&mut self, host: &mut Host, sqe: &[u8; 64], data: Bytes) -> u64 {
+    pub fn send_command(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        sqe: &[u8; 64],
+        data: Bytes,
+    ) -> u64 {
+        self.now = now;
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let data = if data.is_empty() { PduData::None } else { PduData::Memory(data) };
         self.put(host, &Header::CapsuleCmd(*sqe), data, len)
     }
 
     /// Sends a completion. Gives a mark.
-    pub fn send_response(&mut self, host: &mut Host, cqe: &[u8; 16]) -> u64 {
+    pub fn send_response(&mut self, now: Instant, host: &mut Host, cqe: &[u8; 16]) -> u64 {
+        self.now = now;
         self.put(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
     }
 
-    /// Sends data of a read, which begins at `offset` of the command's data, in one PDU or several.
-    /// `last`: no more follows; `success`: nor does a response. Gives a mark.
+    /// Sends all data of a read, in one PDU or several; with `success` no response follows. Returns
+    /// a mark.
     pub fn send_read_data(
         &mut self,
+        now: Instant,
         host: &mut Host,
         cccid: u16,
-        offset: u32,
         data: &Source,
-        last: bool,
         success: bool,
     ) -> u64 {
+        self.now = now;
         self.send_data(data, C2H_DATA_MAX, |transport, from, len, end| {
-            let last = last && end;
-            let success = last && success;
-            let offset = offset.saturating_add(from);
-            let header = DataHeader { cccid, ttag: 0, offset, len, last, success };
+            let success = end && success;
+            let header = DataHeader { cccid, ttag: 0, offset: from, len, last: end, success };
             transport.put(host, &Header::C2HData(header), data.part(from, len), len)
         })
     }
@@ -107,12 +114,14 @@ impl Transport {
     /// `last`: it is the last of that R2T. Gives a mark.
     pub fn send_write_data(
         &mut self,
+        now: Instant,
         host: &mut Host,
         (cccid, ttag): (u16, u16),
         offset: u32,
         data: Bytes,
         last: bool,
     ) -> u64 {
+        self.now = now;
         let most = self.negotiated.map_or(u32::MAX, |n| n.maxh2cdata).min(H2C_DATA_MAX);
         let data = Source::Memory(data);
         self.send_data(&data, most, |transport, from, len, end| {
@@ -141,16 +150,19 @@ impl Transport {
     /// Asks for data of a write. Gives a mark.
     pub fn send_r2t(
         &mut self,
+        now: Instant,
         host: &mut Host,
         (cccid, ttag): (u16, u16),
         offset: u32,
         len: u32,
     ) -> u64 {
+        self.now = now;
         self.put(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
     }
 
     /// Ends the connection since the peer did something that the specification does not allow.
-    pub fn terminate(&mut self, host: &mut Host, why: Fault) {
+    pub fn terminate(&mut self, now: Instant, host: &mut Host, why: Fault) {
+        self.now = now;
         self.terminate_for(host, why, &[]);
     }
 
@@ -168,7 +180,7 @@ impl Transport {
         };
         self.put(host, &request, data, len);
         host.out.counters.nvme_terminations += 1;
-        host.shutdown(self.socket);
+        host.shutdown(self.now, self.socket);
         self.end(Ended::Terminated(why));
     }
 
@@ -209,7 +221,7 @@ impl Transport {
                 place.copy_from_slice(&digest);
             }
         }
-        let (now, digest) = (host.latest, common.data_digest().is_some());
+        let (now, digest) = (self.now, common.data_digest().is_some());
         // Where the connection is gone nothing more is acknowledged, and its end is said by itself.
         if let Ok(mark) = host.send_pdu(now, self.socket, Bytes::from_owner(bytes), data, digest) {
             self.written = mark;

@@ -6,6 +6,8 @@
 use super::Streams;
 use super::table::{StreamMut, StreamRef};
 use crate::api::{SendError, SocketError, SocketId};
+use crate::config::TcpConfig;
+use crate::net::outbox::Outbox;
 use crate::tcp::conn::Cx;
 
 impl Streams {
@@ -20,17 +22,23 @@ impl Streams {
     }
 
     /// Takes bytes off the front of what [`Self::peek`] showed.
-    pub(crate) fn consume(&mut self, cx: &mut Cx<'_>, socket: SocketId, bytes: usize) {
+    pub(crate) fn consume(
+        &mut self,
+        out: &mut Outbox,
+        config: &TcpConfig,
+        socket: SocketId,
+        bytes: usize,
+    ) {
         match self.table.socket_mut(socket) {
             None => return,
             Some(StreamMut::Quasi(quasi)) => {
-                return cx.out.recycle.extend(quasi.consume(bytes));
+                return out.recycle.extend(quasi.consume(bytes));
             }
-            Some(StreamMut::Tcp(conn)) => cx.out.recycle.extend(conn.rcv.consume(bytes)),
+            Some(StreamMut::Tcp(conn)) => out.recycle.extend(conn.rcv.consume(bytes)),
             Some(StreamMut::Tls(conn, session)) => {
                 // Room for more records: they are decrypted at the next event, or by the turn in
                 // `poll_op`.
-                session.consume(conn, cx.out, cx.config, bytes);
+                session.consume(conn, out, config, bytes);
                 conn.modes.session_waits = session.waits();
             }
         }
@@ -59,7 +67,7 @@ impl Streams {
         let Some(conn) = self.table.get(id) else { return };
         let (read_shut, held) = (conn.modes.read_shut, conn.modes.held);
         if read_shut {
-            self.discard_unread(cx, id);
+            self.discard_unread(cx.out, cx.config, id);
         }
         if !held {
             self.discard_late_data(cx, id);
@@ -67,14 +75,19 @@ impl Streams {
     }
 
     /// Discards all that can be read.
-    pub(crate) fn discard_unread(&mut self, cx: &mut Cx<'_>, socket: SocketId) {
+    pub(crate) fn discard_unread(
+        &mut self,
+        out: &mut Outbox,
+        config: &TcpConfig,
+        socket: SocketId,
+    ) {
         loop {
             let bytes = self.peek(socket).len();
             if bytes == 0 {
                 break;
             }
-            cx.out.counters.tcp_discarded_bytes += bytes as u64;
-            self.consume(cx, socket, bytes);
+            out.counters.tcp_discarded_bytes += bytes as u64;
+            self.consume(out, config, socket, bytes);
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::pdus::{PduData, Pdus, Text, Written};
 use crate::l5p::nvme_tcp::port::Port;
 use crate::l5p::transforms::Unit;
+use crate::net::outbox::Outbox;
 use crate::storage::source::Source;
 use crate::tcp::conn::Cx;
 
@@ -182,13 +183,13 @@ impl Streams {
     /// Returns whether there is no receive context, and may be one: [`Port::is_to_attach`].
     pub(crate) fn nvme_is_to_attach(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Outbox,
         socket: SocketId,
         position: SeqNum,
     ) -> bool {
         let layers = self.table.slot_mut(socket).and_then(Slot::layers_mut);
         let Some((conn, session, Some(port))) = layers else { return false };
-        port.is_to_attach(conn, session.as_deref(), cx.out, position)
+        port.is_to_attach(conn, session.as_deref(), out, position)
     }
 
     /// Returns the device's part in a connection, while there is one.
@@ -205,13 +206,13 @@ impl Streams {
     /// Registers a buffer with the device: [`Port::register`].
     pub(crate) fn nvme_register(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Outbox,
         socket: SocketId,
         range: (u16, u32, u32, u32),
         buffer: AlignedBuf,
     ) -> Result<DdpId, AlignedBuf> {
         match self.table.slot_mut(socket).and_then(Slot::layers_mut) {
-            Some((conn, _, Some(port))) => port.register(conn.flow, cx.out, range, buffer),
+            Some((conn, _, Some(port))) => port.register(conn.flow, out, range, buffer),
             _ => Err(buffer),
         }
     }

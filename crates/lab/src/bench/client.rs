@@ -76,7 +76,7 @@ impl Client {
             self.open(now, host, 1);
         } else if self.standing == self.connections {
             let all: Vec<_> = self.downloads.keys().copied().collect();
-            all.into_iter().for_each(|socket| self.request(host, socket));
+            all.into_iter().for_each(|socket| self.request(now, host, socket));
         }
     }
 
@@ -111,7 +111,7 @@ impl Client {
         self.downloads.values().map(|d| d.body as f64).collect()
     }
 
-    fn request(&mut self, host: &mut Host, socket: SocketId) {
+    fn request(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some(download) = self.downloads.get_mut(&socket) else { return };
         download.done = 0;
         download.in_head.clear();
@@ -120,7 +120,7 @@ impl Client {
         }
         download.file = u32::try_from(self.prng.below(self.files.count.into())).unwrap_or(0);
         let text = format!("GET /{} HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n", download.file);
-        if let Err(e) = host.send(socket, Bytes::from(text)) {
+        if let Err(e) = host.send(now, socket, Bytes::from(text)) {
             self.errors.push(e.to_string());
         }
     }
@@ -180,7 +180,7 @@ impl Application for Client {
                 download.responses += 1;
                 self.warm += u32::from(download.responses == 2);
                 self.responses += 1;
-                self.request(host, socket);
+                self.request(now, host, socket);
             }
         }
     }

@@ -129,7 +129,7 @@ impl ShortServer {
             }
             self.partial.remove(&socket);
         }
-        if let Err(e) = host.send(socket, self.response.clone()) {
+        if let Err(e) = host.send(now, socket, self.response.clone()) {
             self.errors.push(e.to_string());
         }
         if self.agreed.closes == Closes::Server && self.agreed.per_connection == 1 {
@@ -263,7 +263,7 @@ impl ShortClient {
         if let Some(waiting) = self.waiting.get_mut(&socket) {
             (waiting.received, waiting.asked) = (0, true);
         }
-        if let Err(e) = host.send(socket, self.request.clone()) {
+        if let Err(e) = host.send(now, socket, self.request.clone()) {
             self.errors.push(e.to_string());
         }
     }

@@ -118,15 +118,15 @@ impl Stream {
         }
     }
 
-    fn work(&mut self, host: &mut Host, socket: SocketId) {
+    fn work(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         if self.sends {
-            self.write(host, socket);
+            self.write(now, host, socket);
         } else {
             self.read(host, socket);
         }
     }
 
-    fn write(&mut self, host: &mut Host, socket: SocketId) {
+    fn write(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some(done) = self.done.get_mut(&socket) else { return };
         let message = self.agreed.message_bytes;
         let share = QUEUED_BYTES / u64::from(self.agreed.connections);
@@ -142,10 +142,12 @@ impl Stream {
                         return;
                     };
                     let len = end - at;
-                    host.offload_write(socket, file, at as u64, len as u64).map(|()| len)
+                    host.offload_write(now, socket, file, at as u64, len as u64).map(|()| len)
                 }
-                Source::Memory => host.send(socket, self.content.slice(at..end)),
-                Source::Copied => host.send(socket, Bytes::copy_from_slice(&self.content[at..end])),
+                Source::Memory => host.send(now, socket, self.content.slice(at..end)),
+                Source::Copied => {
+                    host.send(now, socket, Bytes::copy_from_slice(&self.content[at..end]))
+                }
             };
             match taken {
                 Ok(0) => return,
@@ -183,7 +185,7 @@ impl Application for Stream {
             Notice::Accepted(_, socket) => {
                 self.done.insert(socket, 0);
                 self.establish(now, host, socket);
-                self.work(host, socket);
+                self.work(now, host, socket);
             }
             Notice::Socket(socket) => {
                 if let Some(error) = host.readiness(socket).error {
@@ -203,11 +205,11 @@ impl Application for Stream {
                 {
                     self.established += 1;
                 }
-                self.work(host, socket);
+                self.work(now, host, socket);
             }
             _ => {
                 let sockets: Vec<SocketId> = self.done.keys().copied().collect();
-                sockets.into_iter().for_each(|socket| self.work(host, socket));
+                sockets.into_iter().for_each(|socket| self.work(now, host, socket));
             }
         }
     }

@@ -112,7 +112,7 @@ impl Rogue {
         self.lines[index] = Some(Line { socket, head: Vec::new(), sent: 0, most });
     }
 
-    fn send(&mut self, host: &mut Host, index: usize) {
+    fn send(&mut self, now: Instant, host: &mut Host, index: usize) {
         let Some(line) = &self.lines[index] else { return };
         let (socket, sent, set_up) = (line.socket, line.sent, line.head.len() >= SETUP_BYTES);
         // ICReq, then, when that was answered, the rest; or without waiting for it.
@@ -127,7 +127,7 @@ impl Rogue {
         let pdu = self.next(index, sent);
         self.counters.rogue_pdus += 1;
         // What there is no room for is cut off.
-        let _ = host.send(socket, Bytes::from(pdu));
+        let _ = host.send(now, socket, Bytes::from(pdu));
         if let Some(line) = &mut self.lines[index] {
             line.sent += 1;
         }
@@ -270,7 +270,7 @@ impl Application for Rogue {
         for index in 0..self.lines.len() {
             match &self.lines[index] {
                 Some(line) if self.over || line.sent >= line.most => self.leave(now, host, index),
-                Some(_) => self.send(host, index),
+                Some(_) => self.send(now, host, index),
                 // An I/O queue wants a controller.
                 None if !self.over && (index == 0 || self.controller().is_some()) => {
                     self.open(now, host, index);

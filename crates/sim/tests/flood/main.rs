@@ -179,7 +179,7 @@ impl World {
                     let host = self.machines[number].host();
                     let room = host.send_room(socket);
                     if room > 0 {
-                        host.send(socket, Bytes::from(vec![0; room])).ok();
+                        host.send(self.now, socket, Bytes::from(vec![0; room])).ok();
                     }
                 }
             }
@@ -255,7 +255,7 @@ impl World {
         let host = self.machines[CLIENTS].host();
         self.errors += u64::from(ready.error.is_some());
         if ready.writable && self.greeted.insert(socket) {
-            host.send(socket, Bytes::from_static(b"?")).unwrap();
+            host.send(self.now, socket, Bytes::from_static(b"?")).unwrap();
             if host.remote(socket).is_some_and(|remote| remote.port == UP) {
                 self.senders[CLIENTS].push(socket);
             }
@@ -275,7 +275,7 @@ impl World {
             self.errors += u64::from(host.readiness(socket).error.is_some());
             self.got += bytes;
         } else if bytes > 0 {
-            host.send(socket, Bytes::from_static(&[0; RESPONSE])).unwrap();
+            host.send(self.now, socket, Bytes::from_static(&[0; RESPONSE])).unwrap();
             host.close(self.now, socket);
         }
     }

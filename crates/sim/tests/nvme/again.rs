@@ -123,7 +123,7 @@ impl Raw {
         }
     }
 
-    fn work(&mut self, host: &mut Host) {
+    fn work(&mut self, now: Instant, host: &mut Host) {
         let Some(socket) = self.socket else { return };
         take(host, socket, &mut self.got);
         while let Some(len) =
@@ -139,7 +139,7 @@ impl Raw {
         while !self.out.is_empty() && host.readiness(socket).writable {
             let piece = 1 + self.rng.next_u64() % self.piece;
             let piece = self.out.len().min(usize::try_from(piece).unwrap());
-            let taken = host.send(socket, Bytes::copy_from_slice(&self.out[..piece])).unwrap();
+            let taken = host.send(now, socket, Bytes::copy_from_slice(&self.out[..piece])).unwrap();
             self.out.drain(..taken);
             if taken < piece {
                 return;
@@ -149,7 +149,7 @@ impl Raw {
 }
 
 impl Application for Raw {
-    fn handle_notice(&mut self, _now: Instant, host: &mut Host, notice: Notice) {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
         let first =
             self.asks && self.out.is_empty() && self.got.is_empty() && self.socket.is_none();
@@ -159,7 +159,7 @@ impl Application for Raw {
             let request = IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 };
             self.out.extend(pdu(&Header::ICReq(request), &[], &Rules::NONE));
         }
-        self.work(host);
+        self.work(now, host);
     }
 }
 
@@ -210,14 +210,16 @@ impl Ends {
     fn ask(&mut self, more: Vec<Command>) {
         match self {
             Self::Reads(net) => {
+                let now = net.now;
                 let Node { machine, app } = &mut net.client;
-                app.ask(machine.host(), more.into_iter());
+                app.ask(now, machine.host(), more.into_iter());
             }
             Self::Writes(net) => {
+                let now = net.now;
                 let Node { machine, app } = &mut net.client;
                 app.todo.extend(more);
                 app.ask();
-                app.work(machine.host());
+                app.work(now, machine.host());
             }
         }
     }

@@ -37,12 +37,12 @@ struct Script {
 }
 
 impl Application for Script {
-    fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, _notice: Notice) {
         if !self.started && host.readiness(self.socket).writable {
             self.started = true;
             let (header_digest, data_digest) = (self.digests, self.digests);
             let request = IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 };
-            self.send(host, &pdu(&Header::ICReq(request), &[]));
+            self.send(now, host, &pdu(&Header::ICReq(request), &[]));
         }
         loop {
             let len = host.peek(self.socket).len();
@@ -56,8 +56,8 @@ impl Application for Script {
 }
 
 impl Script {
-    fn send(&self, host: &mut Host, bytes: &[u8]) {
-        host.send(self.socket, Bytes::copy_from_slice(bytes)).unwrap();
+    fn send(&self, now: Instant, host: &mut Host, bytes: &[u8]) {
+        host.send(now, self.socket, Bytes::copy_from_slice(bytes)).unwrap();
     }
 }
 
@@ -87,8 +87,9 @@ fn set_up<B: Application>(digests: bool, target: B) -> Machines<Script, B> {
 }
 
 fn send<B>(net: &mut Machines<Script, B>, bytes: &[u8]) {
+    let now = net.now;
     let Node { machine, app } = &mut net.client;
-    app.send(machine.host(), bytes);
+    app.send(now, machine.host(), bytes);
 }
 
 /// Returns the frames with payload on their way to the target, in the order of their arrival.

@@ -29,8 +29,8 @@ struct Greedy {
 }
 
 impl Greedy {
-    fn turn(&mut self, host: &mut Host) {
-        if let Ok(taken) = host.send(self.socket, self.stream.clone()) {
+    fn turn(&mut self, now: Instant, host: &mut Host) {
+        if let Ok(taken) = host.send(now, self.socket, self.stream.clone()) {
             self.stream = self.stream.slice(taken..);
         }
         while self.reads && !host.peek(self.socket).is_empty() {
@@ -42,8 +42,8 @@ impl Greedy {
 }
 
 impl Application for Greedy {
-    fn handle_notice(&mut self, _now: Instant, host: &mut Host, _notice: Notice) {
-        self.turn(host);
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, _notice: Notice) {
+        self.turn(now, host);
     }
 }
 
@@ -93,9 +93,10 @@ fn what_is_not_read_is_not_answered_without_end() {
     assert!(net.server.count("nvmet_stalls") > 0);
     assert_eq!(net.server.count("nvmet_controllers_open"), 1, "it answers probes, and may stay");
     // It reads after all, and has an answer to everything.
+    let now = net.now;
     let Node { machine, app: greedy } = &mut net.client;
     greedy.reads = true;
-    greedy.turn(machine.host());
+    greedy.turn(now, machine.host());
     let all = 128 + 24 + 24 + usize::from(PAGES) * (24 + 4096 + 24);
     assert!(net.run_until(Duration::from_secs(120), |net| net.client.app.got >= all));
     assert_eq!((net.client.app.got, net.client.app.stream.len()), (all, 0));

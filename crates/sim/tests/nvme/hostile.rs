@@ -37,16 +37,16 @@ impl Raw {
         Self { socket: None, lots, got: Vec::new(), opens }
     }
 
-    fn send(&mut self, host: &mut Host) {
+    fn send(&mut self, now: Instant, host: &mut Host) {
         if let (Some(socket), false) = (self.socket, self.lots.is_empty()) {
             let lot = self.lots.remove(0);
-            host.send(socket, Bytes::from(lot)).unwrap();
+            host.send(now, socket, Bytes::from(lot)).unwrap();
         }
     }
 }
 
 impl Application for Raw {
-    fn handle_notice(&mut self, _now: Instant, host: &mut Host, notice: Notice) {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
         self.socket = Some(socket);
         let first = self.opens && self.got.is_empty();
@@ -55,7 +55,7 @@ impl Application for Raw {
         take(host, socket, &mut self.got);
         answered |= self.got.len() > before;
         if answered {
-            self.send(host);
+            self.send(now, host);
         }
     }
 }
@@ -82,7 +82,7 @@ impl End {
                     let back = transport.expect(host, (cccid, TAG), 0, AWAITED, AlignedBuf::new(2));
                     assert!(back.is_none());
                     if self.role.is_err() {
-                        transport.send_command(host, &[0; 64], Bytes::new());
+                        transport.send_command(now, host, &[0; 64], Bytes::new());
                     }
                 }
                 Incoming::Ended(how) => {

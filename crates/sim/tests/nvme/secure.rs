@@ -350,7 +350,7 @@ impl Application for Raw {
         let ready = host.readiness(self.socket);
         if ready.writable && !self.pieces.is_empty() {
             for piece in self.pieces.drain(..) {
-                host.send(self.socket, Bytes::from(piece)).unwrap();
+                host.send(now, self.socket, Bytes::from(piece)).unwrap();
             }
         }
         while !host.peek(self.socket).is_empty() {

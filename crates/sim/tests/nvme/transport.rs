@@ -117,14 +117,19 @@ impl Asker {
     }
 
     /// Asks for more.
-    pub(crate) fn ask(&mut self, host: &mut Host, more: impl Iterator<Item = Command>) {
+    pub(crate) fn ask(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        more: impl Iterator<Item = Command>,
+    ) {
         self.todo.extend(more);
         if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
-            self.submit(host);
+            self.submit(now, host);
         }
     }
 
-    fn submit(&mut self, host: &mut Host) {
+    fn submit(&mut self, now: Instant, host: &mut Host) {
         let Some(transport) = &mut self.transport else { return };
         while self.running.len() < self.depth {
             let Some(command) = self.todo.pop_front() else { return };
@@ -136,7 +141,7 @@ impl Asker {
                 let back = transport.expect(host, (cid, cid), 0, command.len, buffer(command.len));
                 assert!(back.is_none(), "the tag is free");
             }
-            transport.send_command(host, &command.sqe(cid), data);
+            transport.send_command(now, host, &command.sqe(cid), data);
             let running = Running { command, got: 0, ended: false, lent: !command.write };
             self.running.insert(cid, running);
         }
@@ -150,7 +155,7 @@ impl Asker {
         }
     }
 
-    fn take(&mut self, host: &mut Host, incoming: Incoming) {
+    fn take(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {
         let transport = self.transport.as_mut().unwrap();
         match incoming {
             Incoming::Ready => {}
@@ -173,7 +178,7 @@ impl Asker {
             Incoming::R2t { cccid, ttag, offset, len } => {
                 let command = self.running[&cccid].command;
                 let data = text(command.at + u64::from(offset), len, 1).into();
-                transport.send_write_data(host, (cccid, ttag), offset, data, true);
+                transport.send_write_data(now, host, (cccid, ttag), offset, data, true);
             }
             Incoming::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
@@ -193,10 +198,10 @@ impl Application for Asker {
             host.attach_tls(now, socket, &keys).unwrap();
         }
         while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(now, host)) {
-            self.take(host, incoming);
+            self.take(now, host, incoming);
         }
         if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
-            self.submit(host);
+            self.submit(now, host);
         }
     }
 }
@@ -234,14 +239,14 @@ impl Server {
         }
     }
 
-    fn command(&mut self, host: &mut Host, cid: u16, command: Command, data: &Bytes) {
+    fn command(&mut self, now: Instant, host: &mut Host, cid: u16, command: Command, data: &Bytes) {
         let transport = self.transport.as_mut().unwrap();
         if !command.write {
             let data = Source::Memory(text(command.at, command.len, 0).into());
             let success = self.rng.chance(0.5);
-            transport.send_read_data(host, cid, 0, &data, true, success);
+            transport.send_read_data(now, host, cid, &data, success);
             if !success {
-                transport.send_response(host, &cqe(cid));
+                transport.send_response(now, host, &cqe(cid));
             }
         } else if data.is_empty() {
             let ttag = (0..).find(|ttag| !self.writes.contains_key(ttag)).unwrap();
@@ -249,11 +254,11 @@ impl Server {
             assert!(
                 transport.expect(host, (cid, ttag), 0, command.len, buffer(command.len)).is_none()
             );
-            transport.send_r2t(host, (cid, ttag), 0, command.len);
+            transport.send_r2t(now, host, (cid, ttag), 0, command.len);
         } else {
             assert!(data[..] == text(command.at, command.len, 1)[..]);
             self.written += u64::from(command.len);
-            transport.send_response(host, &cqe(cid));
+            transport.send_response(now, host, &cqe(cid));
         }
     }
 }
@@ -269,7 +274,7 @@ impl Application for Server {
                 Incoming::Command { sqe, data, digest_ok } => {
                     self.bad_digests += usize::from(!digest_ok);
                     let (cid, command) = Command::of(&sqe);
-                    self.command(host, cid, command, &data);
+                    self.command(now, host, cid, command, &data);
                 }
                 Incoming::WriteData { digest_ok, .. } => {
                     self.bad_digests += usize::from(!digest_ok);
@@ -279,7 +284,7 @@ impl Application for Server {
                     let right = text(command.at, command.len, 1);
                     assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
                     self.written += u64::from(command.len);
-                    self.transport.as_mut().unwrap().send_response(host, &cqe(cid));
+                    self.transport.as_mut().unwrap().send_response(now, host, &cqe(cid));
                 }
                 Incoming::Ended(how) => self.ended = Some(how),
                 other => panic!("{other:?}"),

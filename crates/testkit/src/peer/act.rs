@@ -12,7 +12,7 @@ use crate::decode;
 impl Peer {
     /// Writes bytes; all of them have to fit.
     pub fn app_write(&mut self, bytes: &[u8]) {
-        let taken = self.host.send(self.socket(), Bytes::copy_from_slice(bytes));
+        let taken = self.host.send(self.now, self.socket(), Bytes::copy_from_slice(bytes));
         assert_eq!(taken, Ok(bytes.len()), "the send buffer has room");
         self.pump();
     }
@@ -35,12 +35,14 @@ impl Peer {
             None => (self.app_open(), 0),
         };
         self.file = Some((file, offset + len));
-        self.host.offload_write(self.socket(), file, offset, len).expect("the file has the range");
+        self.host
+            .offload_write(self.now, self.socket(), file, offset, len)
+            .expect("the file has the range");
     }
 
     /// Writes bytes without letting the host send yet.
     pub fn queue(&mut self, bytes: &[u8]) {
-        let taken = self.host.send(self.socket(), Bytes::copy_from_slice(bytes));
+        let taken = self.host.send(self.now, self.socket(), Bytes::copy_from_slice(bytes));
         assert_eq!(taken, Ok(bytes.len()), "the send buffer has room");
     }
 
@@ -69,7 +71,7 @@ impl Peer {
 
     /// Closes the sending direction.
     pub fn app_shutdown(&mut self) {
-        self.host.shutdown(self.socket());
+        self.host.shutdown(self.now, self.socket());
         self.pump();
     }
 

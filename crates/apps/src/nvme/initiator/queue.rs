@@ -221,7 +221,7 @@ impl Queue {
         }
         self.in_flight += 1;
         let entry = Command { cid, ..command }.with_data(sgl).to_bytes();
-        self.channel.transport.send_command(host, &entry, capsule);
+        self.channel.transport.send_command(now, host, &entry, capsule);
         Ok(())
     }
 
@@ -254,7 +254,7 @@ impl Queue {
                 Incoming::Buffer { tag, buffer } => self.take_buffer(tag, buffer),
                 Incoming::R2t { cccid, ttag, offset, len } => {
                     counters.nvmei_r2ts += 1;
-                    self.give_data(host, (cccid, ttag), offset, len)
+                    self.give_data(now, host, (cccid, ttag), offset, len)
                 }
                 // The transport takes them from no controller.
                 Incoming::Command { .. } | Incoming::WriteData { .. } => Err(Fault::SEQUENCE),
@@ -266,7 +266,7 @@ impl Queue {
                 Err(fault) => {
                     counters.nvmei_protocol_errors += 1;
                     (self.terminated, self.culprit) = (true, about);
-                    self.channel.transport.terminate(host, fault);
+                    self.channel.transport.terminate(now, host, fault);
                 }
             }
         }
@@ -358,6 +358,7 @@ impl Queue {
     /// it: then a command whose data was asked for to the end was asked for all of it.
     fn give_data(
         &mut self,
+        now: Instant,
         host: &mut Host,
         (cid, ttag): (u16, u16),
         offset: u32,
@@ -373,7 +374,7 @@ impl Queue {
         let end = end.filter(|_| from == *asked).ok_or(Fault::OUT_OF_RANGE)?;
         *asked = end;
         let bytes = data.slice(from..end);
-        self.channel.transport.send_write_data(host, (cid, ttag), offset, bytes, true);
+        self.channel.transport.send_write_data(now, host, (cid, ttag), offset, bytes, true);
         Ok(None)
     }
 

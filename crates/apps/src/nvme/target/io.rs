@@ -224,7 +224,7 @@ impl<L: Link> Turn<'_, L> {
         // A tag is free again only when its buffer came back.
         let refused = self.conn.link.expect(self.host, (cid, tag), len, buffer);
         debug_assert!(refused.is_none(), "the tag is free, and the buffer long enough");
-        self.conn.link.send_r2t(self.host, cid, tag, len);
+        self.conn.link.send_r2t(self.now, self.host, cid, tag, len);
     }
 
     /// All of an operation's data is there.

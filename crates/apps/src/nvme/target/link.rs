@@ -27,10 +27,17 @@ pub(super) trait Link {
     fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<Incoming>;
     fn poll_timeout(&self) -> Option<Instant>;
     /// Gives a mark.
-    fn send_response(&mut self, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
+    fn send_response(&mut self, now: Instant, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
     /// All of a command's data; with `success` no response follows. Gives a mark.
-    fn send_data(&mut self, host: &mut Self::Host, cid: u16, data: &Source, success: bool) -> u64;
-    fn send_r2t(&mut self, host: &mut Self::Host, cid: u16, tag: u16, len: u32);
+    fn send_data(
+        &mut self,
+        now: Instant,
+        host: &mut Self::Host,
+        cid: u16,
+        data: &Source,
+        success: bool,
+    ) -> u64;
+    fn send_r2t(&mut self, now: Instant, host: &mut Self::Host, cid: u16, tag: u16, len: u32);
     fn expect(
         &mut self,
         host: &mut Self::Host,
@@ -38,7 +45,7 @@ pub(super) trait Link {
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf>;
-    fn terminate(&mut self, host: &mut Self::Host, why: Fault);
+    fn terminate(&mut self, now: Instant, host: &mut Self::Host, why: Fault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
     /// Why nothing more can be sent: TCP, or TLS, has ended.
     fn error(&self, host: &Self::Host) -> Option<SocketError>;
@@ -90,16 +97,23 @@ impl Link for Channel {
         self.transport.poll_timeout()
     }
 
-    fn send_response(&mut self, host: &mut Host, entry: &[u8; 16]) -> u64 {
-        self.transport.send_response(host, entry)
+    fn send_response(&mut self, now: Instant, host: &mut Host, entry: &[u8; 16]) -> u64 {
+        self.transport.send_response(now, host, entry)
     }
 
-    fn send_data(&mut self, host: &mut Host, cid: u16, data: &Source, success: bool) -> u64 {
-        self.transport.send_read_data(host, cid, 0, data, true, success)
+    fn send_data(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        cid: u16,
+        data: &Source,
+        success: bool,
+    ) -> u64 {
+        self.transport.send_read_data(now, host, cid, data, success)
     }
 
-    fn send_r2t(&mut self, host: &mut Host, cid: u16, tag: u16, len: u32) {
-        self.transport.send_r2t(host, (cid, tag), 0, len);
+    fn send_r2t(&mut self, now: Instant, host: &mut Host, cid: u16, tag: u16, len: u32) {
+        self.transport.send_r2t(now, host, (cid, tag), 0, len);
     }
 
     fn expect(
@@ -112,8 +126,8 @@ impl Link for Channel {
         self.transport.expect(host, cid_and_tag, 0, len, buffer)
     }
 
-    fn terminate(&mut self, host: &mut Host, why: Fault) {
-        self.transport.terminate(host, why);
+    fn terminate(&mut self, now: Instant, host: &mut Host, why: Fault) {
+        self.transport.terminate(now, host, why);
     }
 
     fn acknowledged(&self, host: &Host) -> u64 {

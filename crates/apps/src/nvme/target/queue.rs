@@ -429,11 +429,11 @@ impl<L: Link> Turn<'_, L> {
     ) {
         // Only a completion says how far the queue was taken (tcp, section 3.3.2.2).
         let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.is.flow_control);
-        let mut mark = self.conn.link.send_data(self.host, cid, data, success);
+        let mut mark = self.conn.link.send_data(self.now, self.host, cid, data, success);
         let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.finish(cid));
         if !success {
             let completion = Completion { result: 0, sqhd, cid, status: Status::SUCCESS };
-            mark = self.conn.link.send_response(self.host, &completion.to_bytes());
+            mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
         }
         let bytes = match data {
             Source::Memory(memory) => memory.len(),
@@ -455,7 +455,7 @@ impl<L: Link> Turn<'_, L> {
     }
 
     fn answer(&mut self, completion: &Completion) {
-        let mark = self.conn.link.send_response(self.host, &completion.to_bytes());
+        let mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
         self.conn.answers.push(Answer { mark, bytes: 0, kept: None });
     }
 
@@ -468,7 +468,7 @@ impl<L: Link> Turn<'_, L> {
     }
 
     pub(super) fn terminate(&mut self, why: Fault) {
-        self.conn.link.terminate(self.host, why);
+        self.conn.link.terminate(self.now, self.host, why);
     }
 
     /// Gives up all operations, and gives their commands. What the disk still does goes on without

@@ -75,7 +75,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
         if !self.shut[CLIENT] {
             self.shut[CLIENT] = true;
-            cx.host.shutdown(client);
+            cx.host.shutdown(cx.now, client);
         }
         let ready = cx.host.readiness(client);
         if ready.drained && ready.peer_closed {

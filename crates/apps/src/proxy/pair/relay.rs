@@ -129,7 +129,7 @@ impl<I: Copy + Eq> Pair<I> {
         }
         // One that is gone is seen at its readiness.
         let bytes = Bytes::from(core::mem::take(&mut self.head));
-        let taken = cx.host.send(to, bytes.clone()).unwrap_or(0);
+        let taken = cx.host.send(cx.now, to, bytes.clone()).unwrap_or(0);
         self.head = bytes.get(taken..).unwrap_or_default().to_vec();
         self.head.is_empty()
     }
@@ -147,7 +147,7 @@ impl<I: Copy + Eq> Pair<I> {
             let piece = Bytes::copy_from_slice(&bytes[..bytes.len().min(room)]);
             let first = (is_answer && !self.status.is_whole()).then(|| piece.clone());
             // One that is gone is seen at its readiness.
-            let Ok(taken) = cx.host.send(to, piece) else { break };
+            let Ok(taken) = cx.host.send(cx.now, to, piece) else { break };
             if taken == 0 {
                 break;
             }
@@ -170,7 +170,7 @@ impl<I: Copy + Eq> Pair<I> {
             self.shut[target] = true;
             // A backend that has said nothing at all did not answer: see `look_at_ends`.
             if !self.owes_answer(cx, from) {
-                cx.host.shutdown(to);
+                cx.host.shutdown(cx.now, to);
             }
         }
     }

@@ -158,28 +158,29 @@ impl Target {
     }
 
     fn turn(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        self.flush(host, socket);
+        self.flush(now, host, socket);
         let mut bytes = vec![0; 1 << 20];
         let read = host.read(socket, &mut bytes);
         let ready = host.readiness(socket);
         let Some(conn) = self.conn(socket) else { return };
         conn.received.extend_from_slice(&bytes[..read]);
-        while self.take_pdu(host, socket) {}
+        while self.take_pdu(now, host, socket) {}
         if ready.error.is_some() || ready.peer_closed {
             host.close(now, socket);
             self.conns.retain(|conn| conn.socket != socket);
         }
     }
 
-    fn flush(&mut self, host: &mut Host, socket: SocketId) {
+    fn flush(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some(conn) = self.conn(socket) else { return };
-        let taken = host.send(socket, Bytes::copy_from_slice(&conn.unsent)).unwrap_or(0);
+        let taken = host.send(now, socket, Bytes::copy_from_slice(&conn.unsent)).unwrap_or(0);
         conn.unsent.drain(..taken);
     }
 
     /// Sends a PDU.
     pub(crate) fn send(
         &mut self,
+        now: Instant,
         host: &mut Host,
         socket: SocketId,
         header: &Header,
@@ -193,11 +194,12 @@ impl Target {
             *digest = (u32::from_le_bytes(*digest) ^ spoil).to_le_bytes();
         }
         conn.unsent.extend(bytes);
-        self.flush(host, socket);
+        self.flush(now, host, socket);
     }
 
     pub(crate) fn respond(
         &mut self,
+        now: Instant,
         host: &mut Host,
         socket: SocketId,
         cid: u16,
@@ -205,10 +207,10 @@ impl Target {
         status: Status,
     ) {
         let completion = Completion { result, sqhd: 0, cid, status };
-        self.send(host, socket, &Header::CapsuleResp(completion.to_bytes()), &[], 0);
+        self.send(now, host, socket, &Header::CapsuleResp(completion.to_bytes()), &[], 0);
     }
 
-    fn take_pdu(&mut self, host: &mut Host, socket: SocketId) -> bool {
+    fn take_pdu(&mut self, now: Instant, host: &mut Host, socket: SocketId) -> bool {
         let Some(conn) = self.conn(socket) else { return false };
         let Some(first) = conn.received.first_chunk::<COMMON_BYTES>() else { return false };
         let common = Common::parse(first, &conn.rules).expect("a good PDU");
@@ -228,11 +230,18 @@ impl Target {
             let came = &bytes[at.start as usize..at.end as usize];
             assert_eq!(came, Provider.crc32c(0, &data).to_le_bytes());
         }
-        self.handle(host, socket, header, &data);
+        self.handle(now, host, socket, header, &data);
         true
     }
 
-    fn handle(&mut self, host: &mut Host, socket: SocketId, header: Header, data: &Bytes) {
+    fn handle(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        header: Header,
+        data: &Bytes,
+    ) {
         match header {
             Header::ICReq(request) => {
                 let allowed = self.digests;
@@ -243,7 +252,7 @@ impl Target {
                     data_digest: request.data_digest && allowed,
                     maxh2cdata: 16 << 10,
                 };
-                self.send(host, socket, &Header::ICResp(response), &[], 0);
+                self.send(now, host, socket, &Header::ICResp(response), &[], 0);
                 let Some(conn) = self.conn(socket) else { return };
                 let IcResp { header_digest, data_digest, .. } = response;
                 conn.rules = Rules { header_digest, data_digest, ..conn.rules };
@@ -259,49 +268,63 @@ impl Target {
                 };
                 assert_eq!(data.len(), expected);
                 if !self.silent {
-                    self.command(host, socket, command, data);
+                    self.command(now, host, socket, command, data);
                 }
             }
-            Header::H2CData(at) => self.write_data(host, socket, at, data),
+            Header::H2CData(at) => self.write_data(now, host, socket, at, data),
             Header::H2CTermReq(fault) => self.terminated.push(fault),
             other => panic!("{other:?}"),
         }
     }
 
-    fn command(&mut self, host: &mut Host, socket: SocketId, command: Command, data: &Bytes) {
+    fn command(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        command: Command,
+        data: &Bytes,
+    ) {
         if let Some(fabrics) = Fabrics::of(&command) {
-            return self.fabrics(host, socket, &command, fabrics);
+            return self.fabrics(now, host, socket, &command, fabrics);
         }
         let qid = self.conn(socket).and_then(|conn| conn.qid).expect("connected");
         if qid == 0 {
-            return self.admin(host, socket, &command);
+            return self.admin(now, host, socket, &command);
         }
         self.log.push((qid, command.opcode, Blocks::of(&command).slba));
         match (self.script)(qid, &command) {
-            Answer::Good => self.obey(host, socket, command, data),
+            Answer::Good => self.obey(now, host, socket, command, data),
             Answer::Keep => self.kept.push((socket, command, data.clone())),
             Answer::Pdus(pdus) => {
                 for (header, data) in pdus {
-                    self.send(host, socket, &header, &data, 0);
+                    self.send(now, host, socket, &header, &data, 0);
                 }
             }
-            Answer::Close => host.shutdown(socket),
+            Answer::Close => host.shutdown(now, socket),
             Answer::Spoiled(pdus) => {
                 for (header, data) in pdus {
-                    self.send(host, socket, &header, &data, 0xffff);
+                    self.send(now, host, socket, &header, &data, 0xffff);
                 }
             }
         }
     }
 
     /// Does what was kept.
-    pub(crate) fn release(&mut self, host: &mut Host) {
+    pub(crate) fn release(&mut self, now: Instant, host: &mut Host) {
         for (socket, command, data) in core::mem::take(&mut self.kept) {
-            self.obey(host, socket, command, &data);
+            self.obey(now, host, socket, command, &data);
         }
     }
 
-    fn obey(&mut self, host: &mut Host, socket: SocketId, command: Command, data: &Bytes) {
+    fn obey(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        command: Command,
+        data: &Bytes,
+    ) {
         let blocks = Blocks::of(&command);
         let at = usize::try_from(blocks.slba << SHIFT).unwrap();
         let end = at + ((blocks.count as usize) << SHIFT);
@@ -312,35 +335,42 @@ impl Target {
                 let data = self.disk[at..end].to_vec();
                 let header =
                     DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: true };
-                self.send(host, socket, &Header::C2HData(header), &data, 0);
+                self.send(now, host, socket, &Header::C2HData(header), &data, 0);
             }
             io::WRITE if data.is_empty() => {
                 let Some(conn) = self.conn(socket) else { return };
                 conn.writes.insert(cid, (command, vec![0; len as usize]));
                 let r2t = R2t { cccid: cid, ttag: cid ^ 0x5555, offset: 0, len };
-                self.send(host, socket, &Header::R2T(r2t), &[], 0);
+                self.send(now, host, socket, &Header::R2T(r2t), &[], 0);
             }
             io::WRITE => {
                 self.disk[at..end].copy_from_slice(data);
-                self.respond(host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
             }
             io::COMPARE => {
                 let same = self.disk[at..end] == data[..];
                 let status = if same { Status::SUCCESS } else { Status::COMPARE_FAILURE };
-                self.respond(host, socket, cid, 0, status);
+                self.respond(now, host, socket, cid, 0, status);
             }
             io::WRITE_ZEROES => {
                 self.disk[at..end].fill(0);
-                self.respond(host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
             }
             io::FLUSH | io::DATASET_MANAGEMENT => {
-                self.respond(host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
             }
             other => panic!("opcode {other:#x}"),
         }
     }
 
-    fn write_data(&mut self, host: &mut Host, socket: SocketId, at: DataHeader, data: &Bytes) {
+    fn write_data(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        at: DataHeader,
+        data: &Bytes,
+    ) {
         assert!(at.len <= 16 << 10, "MAXH2CDATA");
         let Some(conn) = self.conn(socket) else { return };
         // A script may have asked for it.
@@ -353,11 +383,18 @@ impl Target {
             let start = usize::try_from(Blocks::of(command).slba << SHIFT).unwrap();
             let (_, whole) = conn.writes.remove(&at.cccid).unwrap();
             self.disk[start..start + whole.len()].copy_from_slice(&whole);
-            self.respond(host, socket, at.cccid, 0, Status::SUCCESS);
+            self.respond(now, host, socket, at.cccid, 0, Status::SUCCESS);
         }
     }
 
-    fn fabrics(&mut self, host: &mut Host, socket: SocketId, command: &Command, what: Fabrics) {
+    fn fabrics(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        command: &Command,
+        what: Fabrics,
+    ) {
         let (mut result, mut status) = (0, Status::SUCCESS);
         match what {
             Fabrics::Connect(connect) => {
@@ -386,7 +423,7 @@ impl Target {
             Fabrics::PropertySet(_) => {}
             other => panic!("{other:?}"),
         }
-        self.respond(host, socket, command.cid, result, status);
+        self.respond(now, host, socket, command.cid, result, status);
     }
 
     fn page(&mut self, command: &Command) -> Vec<u8> {
@@ -418,14 +455,14 @@ impl Target {
         page.to_vec()
     }
 
-    fn admin(&mut self, host: &mut Host, socket: SocketId, command: &Command) {
+    fn admin(&mut self, now: Instant, host: &mut Host, socket: SocketId, command: &Command) {
         let cid = command.cid;
         let give = |target: &mut Self, host: &mut Host, data: Vec<u8>| {
             let len = u32::try_from(data.len()).unwrap();
             let header =
                 DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: false };
-            target.send(host, socket, &Header::C2HData(header), &data, 0);
-            target.respond(host, socket, cid, 0, Status::SUCCESS);
+            target.send(now, host, socket, &Header::C2HData(header), &data, 0);
+            target.respond(now, host, socket, cid, 0, Status::SUCCESS);
         };
         match command.opcode {
             admin::IDENTIFY
@@ -433,21 +470,21 @@ impl Target {
                     && !self.nsids.contains(&command.nsid) =>
             {
                 let status = Status::INVALID_NAMESPACE.do_not_retry();
-                self.respond(host, socket, cid, 0, status);
+                self.respond(now, host, socket, cid, 0, status);
             }
             admin::IDENTIFY
                 if Identify::of(command).cns == cns::NAMESPACE_DESCRIPTORS
                     && self.descriptors.is_err() =>
             {
                 let status = self.descriptors.clone().unwrap_err();
-                self.respond(host, socket, cid, 0, status);
+                self.respond(now, host, socket, cid, 0, status);
             }
             admin::IDENTIFY => {
                 let page = self.page(command);
                 let list = Identify::of(command).cns == cns::ACTIVE_NAMESPACES;
                 if let Some(next) = list.then(|| self.nsids_next.pop_front()).flatten() {
                     self.nsids = next;
-                    self.event(host, AsyncEvent::NAMESPACE_CHANGED);
+                    self.event(now, host, AsyncEvent::NAMESPACE_CHANGED);
                 }
                 give(self, host, page);
             }
@@ -461,27 +498,29 @@ impl Target {
                 let end = from + usize::try_from(page.len).unwrap();
                 give(self, host, log[from..end].to_vec());
             }
-            admin::SET_FEATURES => self.respond(host, socket, cid, 0x0003_0003, Status::SUCCESS),
+            admin::SET_FEATURES => {
+                self.respond(now, host, socket, cid, 0x0003_0003, Status::SUCCESS)
+            }
             admin::ASYNC_EVENT => {
                 if let Some(conn) = self.conn(socket) {
                     conn.events.push_back(cid);
                 }
             }
-            admin::KEEP_ALIVE => self.respond(host, socket, cid, 0, Status::SUCCESS),
+            admin::KEEP_ALIVE => self.respond(now, host, socket, cid, 0, Status::SUCCESS),
             other => {
                 self.admin_log.push(other);
                 if other == admin::ABORT {
                     // Too late, or too early: not aborted.
-                    self.respond(host, socket, cid, 1, Status::SUCCESS);
+                    self.respond(now, host, socket, cid, 1, Status::SUCCESS);
                 }
             }
         }
     }
 
     /// Says that something has happened.
-    pub(crate) fn event(&mut self, host: &mut Host, event: AsyncEvent) {
+    pub(crate) fn event(&mut self, now: Instant, host: &mut Host, event: AsyncEvent) {
         let asked = self.conns.iter_mut().find_map(|c| Some((c.socket, c.events.pop_front()?)));
         let (socket, cid) = asked.expect("it was asked for");
-        self.respond(host, socket, cid, u64::from(event.to_value()), Status::SUCCESS);
+        self.respond(now, host, socket, cid, u64::from(event.to_value()), Status::SUCCESS);
     }
 }

@@ -146,17 +146,17 @@ impl NvmeEnd {
             .and_then(|link| link.transport.as_mut())
             .and_then(|transport| transport.poll(now, host))
         {
-            self.take(host, socket, incoming);
+            self.take(now, host, socket, incoming);
         }
         if matches!(self.role, Role::Initiator(_)) {
-            self.submit(host, socket);
+            self.submit(now, host, socket);
         }
     }
 
-    fn take(&mut self, host: &mut Host, socket: SocketId, incoming: Incoming) {
+    fn take(&mut self, now: Instant, host: &mut Host, socket: SocketId, incoming: Incoming) {
         match incoming {
             Incoming::Ready => {}
-            Incoming::Command { sqe, .. } => self.serve(host, socket, &sqe),
+            Incoming::Command { sqe, .. } => self.serve(now, host, socket, &sqe),
             Incoming::ReadData { cccid, success, digest_ok, .. } => {
                 self.check(digest_ok, "a wrong digest");
                 if success {
@@ -173,10 +173,10 @@ impl NvmeEnd {
                 let at = link.commands.get(usize::from(cccid)).map_or(0, |c| c.at);
                 let data = slice(&self.agreed.content, at + u64::from(offset), len);
                 if let Some(transport) = &mut link.transport {
-                    transport.send_write_data(host, (cccid, ttag), offset, data, true);
+                    transport.send_write_data(now, host, (cccid, ttag), offset, data, true);
                 }
             }
-            Incoming::Buffer { tag, buffer } => self.take_buffer(host, socket, tag, buffer),
+            Incoming::Buffer { tag, buffer } => self.take_buffer(now, host, socket, tag, buffer),
             Incoming::Ended(Ended::Closed) => {}
             Incoming::Ended(how) => self.errors.push(how.to_string()),
         }
@@ -189,7 +189,14 @@ impl NvmeEnd {
     }
 
     /// All data of a command is in its buffer.
-    fn take_buffer(&mut self, host: &mut Host, socket: SocketId, tag: u16, buffer: AlignedBuf) {
+    fn take_buffer(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        socket: SocketId,
+        tag: u16,
+        buffer: AlignedBuf,
+    ) {
         let Some(link) = self.links.get_mut(&socket) else { return };
         let at = link.commands.get(usize::from(tag)).map_or(0, |c| c.at);
         #[expect(clippy::cast_possible_truncation, reason = "less than the command's bytes")]
@@ -201,7 +208,7 @@ impl NvmeEnd {
         if let Some(transport) = link.transport.as_mut().filter(|_| response) {
             let mut cqe = [0; 16];
             cqe[12..14].copy_from_slice(&tag.to_le_bytes());
-            transport.send_response(host, &cqe);
+            transport.send_response(now, host, &cqe);
             self.commands += 1;
         } else {
             self.end(socket, tag, |command| command.lent = false);
@@ -222,7 +229,7 @@ impl NvmeEnd {
     }
 
     /// Sends commands until enough are open.
-    fn submit(&mut self, host: &mut Host, socket: SocketId) {
+    fn submit(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Agreed { write, bytes, ref content, .. } = self.agreed;
         let Some(link) = self.links.get_mut(&socket) else { return };
         if link.transport.as_ref().is_none_or(|transport| transport.negotiated().is_none()) {
@@ -245,12 +252,12 @@ impl NvmeEnd {
             sqe[0] = if write { 1 } else { 2 };
             sqe[2..4].copy_from_slice(&cid.to_le_bytes());
             sqe[8..16].copy_from_slice(&at.to_le_bytes());
-            transport.send_command(host, &sqe, Bytes::new());
+            transport.send_command(now, host, &sqe, Bytes::new());
         }
     }
 
     /// Answers a command.
-    fn serve(&mut self, host: &mut Host, socket: SocketId, sqe: &[u8; 64]) {
+    fn serve(&mut self, now: Instant, host: &mut Host, socket: SocketId, sqe: &[u8; 64]) {
         let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
         let at = sqe[8..16].try_into().map_or(0, u64::from_le_bytes);
         let Agreed { bytes, ref content, .. } = self.agreed;
@@ -265,14 +272,14 @@ impl NvmeEnd {
             if transport.expect(host, (cid, cid), 0, bytes, buffer).is_some() {
                 self.errors.push("a tag that is in use".to_owned());
             }
-            transport.send_r2t(host, (cid, cid), 0, bytes);
+            transport.send_r2t(now, host, (cid, cid), 0, bytes);
             return;
         }
         let data = match file {
             Some(file) => Source::File { file, offset: at, len: bytes },
             None => Source::Memory(slice(content, at, bytes)),
         };
-        transport.send_read_data(host, cid, 0, &data, true, true);
+        transport.send_read_data(now, host, cid, &data, true);
         self.commands += 1;
     }
 }

@@ -64,6 +64,7 @@ impl Sockets for FakeSockets {
 
     fn offload_write(
         &mut self,
+        _: Instant,
         id: Id,
         file: FileId,
         offset: u64,

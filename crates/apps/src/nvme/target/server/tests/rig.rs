@@ -82,14 +82,21 @@ impl Link for FakeLink {
         None
     }
 
-    fn send_response(&mut self, _: &mut FakeDisk, entry: &[u8; 16]) -> u64 {
+    fn send_response(&mut self, _: Instant, _: &mut FakeDisk, entry: &[u8; 16]) -> u64 {
         let mut wire = self.0.borrow_mut();
         wire.mark += 1;
         wire.sent.push(Sent::Response(Completion::parse(entry)));
         wire.mark
     }
 
-    fn send_data(&mut self, disk: &mut FakeDisk, cid: u16, data: &Source, success: bool) -> u64 {
+    fn send_data(
+        &mut self,
+        _: Instant,
+        disk: &mut FakeDisk,
+        cid: u16,
+        data: &Source,
+        success: bool,
+    ) -> u64 {
         let mut wire = self.0.borrow_mut();
         wire.mark += 1;
         let bytes = match data {
@@ -106,7 +113,7 @@ impl Link for FakeLink {
         wire.mark
     }
 
-    fn send_r2t(&mut self, _: &mut FakeDisk, cid: u16, tag: u16, len: u32) {
+    fn send_r2t(&mut self, _: Instant, _: &mut FakeDisk, cid: u16, tag: u16, len: u32) {
         let mut wire = self.0.borrow_mut();
         assert!(wire.expected.contains_key(&tag), "a buffer is there before it is asked for");
         wire.sent.push(Sent::R2t { cid, tag, len });
@@ -133,7 +140,7 @@ impl Link for FakeLink {
         (false, false)
     }
 
-    fn terminate(&mut self, _: &mut FakeDisk, why: Fault) {
+    fn terminate(&mut self, _: Instant, _: &mut FakeDisk, why: Fault) {
         let mut wire = self.0.borrow_mut();
         wire.sent.push(Sent::Terminated(why));
         wire.came.clear();
