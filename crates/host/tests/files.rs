@@ -30,6 +30,23 @@ fn head_and_body_leave_together() {
     assert!(matches!(t.notices.front(), Some(Notice::File(_))), "the open has ended");
 }
 
+/// What the device is still to send when the peer resets the connection is released once it has,
+/// whatever the application does meanwhile.
+#[test]
+fn an_ended_connection_waits_for_the_device_once() {
+    let mut t = warm();
+    t.app_file(1448);
+    t.app_close_file();
+    t.expect(seg!(ACK PSH seq 2 file (0, 1448) echo));
+    t.send(seg!(RST));
+    t.app_abort();
+    assert!(!t.took_file_close(), "the device has yet to read it");
+    t.echo(0);
+    assert_eq!(t.acked_file_bytes(), 1448);
+    assert!(t.took_file_close());
+    assert_eq!(t.host.sockets().count(), 0);
+}
+
 /// IO-TCP section 3.4: the retransmission timer starts at the echo.
 #[test]
 fn nothing_times_out_before_its_echo() {

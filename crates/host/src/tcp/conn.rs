@@ -82,6 +82,21 @@ pub(crate) struct Modes {
     pub(crate) defer: bool,
 }
 
+/// How far the files of a send stream are released, for which a connection outlives its end.
+#[derive(Debug)]
+enum Release {
+    /// The stream may need its bytes.
+    NotYet,
+    /// The connection is over, and the device is still to send these.
+    AwaitsDevice(Box<FileRanges>),
+    /// Files and device hold nothing for it.
+    Done,
+}
+
+/// Ranges of files: which, the first byte and the bytes of each.
+#[derive(Debug)]
+struct FileRanges(Vec<(FileId, u64, u64)>);
+
 /// The sending half.
 #[derive(Debug)]
 pub(crate) struct Send<T: TxTransforms> {
@@ -144,8 +159,7 @@ pub(crate) struct Send<T: TxTransforms> {
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that the device has not been told of.
     pub(crate) unreported: AckedRange,
-    /// Bytes of files that the device was still to send when the connection ended.
-    waiting: Option<Box<[(FileId, u64, u64)]>>,
+    release: Release,
     /// The host is reading a file for it.
     pub(crate) reading: bool,
     pub(crate) resent_bytes: u64,
@@ -297,7 +311,7 @@ impl<T: TxTransforms> Connection<T> {
                 recover: 0,
                 progress_at: now,
                 unreported: AckedRange::NONE,
-                waiting: None,
+                release: Release::NotYet,
                 reading: false,
                 resent_bytes: 0,
                 file_bytes: 0,
@@ -406,7 +420,11 @@ impl<T: TxTransforms> Connection<T> {
     }
 
     /// Tells files and device that nothing of the send stream is needed any more.
+    /// Does so once: from then on nothing is appended to it.
     pub(crate) fn release_files(&mut self, cx: &mut Cx<'_>) {
+        if !matches!(self.snd.release, Release::NotYet) {
+            return;
+        }
         self.report_acked(cx);
         let (sent, end) = (self.snd.nxt, self.snd.spans.end());
         let mut spans = core::mem::replace(&mut self.snd.spans, SpanMap::new());
@@ -420,7 +438,11 @@ impl<T: TxTransforms> Connection<T> {
         // them held for ever.
         let mut waiting = Vec::new();
         spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
-        self.snd.waiting = (!waiting.is_empty()).then(|| waiting.into_boxed_slice());
+        self.snd.release = if waiting.is_empty() {
+            Release::Done
+        } else {
+            Release::AwaitsDevice(Box::new(FileRanges(waiting)))
+        };
         // What was queued and never handed over is released without a word to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
@@ -453,18 +475,21 @@ impl<T: TxTransforms> Connection<T> {
 
     /// Releases what the device was still to send when the connection ended, once it has.
     fn release_waiting(&mut self, cx: &mut Cx<'_>) {
-        if self.snd.waiting.is_some() && self.snd.flight.any_pending() {
-            return;
-        }
-        for (file, offset, len) in self.snd.waiting.take().into_iter().flatten() {
-            cx.files.release(cx.out, file, offset, len, true);
+        if let Release::AwaitsDevice(ranges) = &mut self.snd.release {
+            if self.snd.flight.any_pending() {
+                return;
+            }
+            for (file, offset, len) in ranges.0.drain(..) {
+                cx.files.release(cx.out, file, offset, len, true);
+            }
+            self.snd.release = Release::Done;
         }
         self.snd.flight = Flight::new();
     }
 
-    /// Whether the connection, though it has ended, has to stay for what the device will still say.
+    /// Returns whether the connection, though it has ended, has to stay for an echo of the device.
     pub(crate) const fn awaits_device(&self) -> bool {
-        self.snd.waiting.is_some()
+        matches!(self.snd.release, Release::AwaitsDevice(_))
     }
 
     /// Reports acknowledged bytes of a file that have not been reported yet.
