@@ -18,6 +18,34 @@ pub(crate) const fn join<const N: usize>(parts: &[&[&'static str]]) -> [&'static
 }
 
 base::counters! {
+    /// What no input causes.
+    pub(crate) struct InternalCounters {
+        /// States that the code excludes: each is a bug. An engine counts its own under the same
+        /// name, and the device shows the sum ([`sum_internal_errors`]).
+        nic_internal_errors: alarm,
+    }
+}
+
+/// The name of the counter of internal errors, in every part of the device.
+const INTERNAL_ERRORS: &str = "nic_internal_errors";
+
+/// Passes counters of the device's parts on to `f`, and those of internal errors as one sum.
+pub(crate) fn sum_internal_errors(
+    parts: impl FnOnce(&mut dyn FnMut(&'static str, u64)),
+    f: &mut dyn FnMut(&'static str, u64),
+) {
+    let mut sum = 0;
+    parts(&mut |name, value| {
+        if name == INTERNAL_ERRORS {
+            sum += value;
+        } else {
+            f(name, value);
+        }
+    });
+    f(INTERNAL_ERRORS, sum);
+}
+
+base::counters! {
     /// What happened to received frames before any engine saw them.
     pub(crate) struct RxCounters {
         /// Dropped: sent to another machine.

@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use base::{Duration, Instant};
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
+use crate::counters::sum_internal_errors;
 use crate::engine::splice::SpliceInfo;
 use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
@@ -360,8 +361,15 @@ impl Device {
 
     /// Calls `f` with each counter and gauge. Names begin with their area: `rx_`, `pool_`, `tx_`,
     /// `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`,
-    /// `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modelled), `device_`.
+    /// `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modelled), `device_`. Internal errors of
+    /// all parts are one counter, `nic_internal_errors`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        sum_internal_errors(|f| self.visit_parts(f), f);
+    }
+
+    /// Calls `f` with each counter and gauge of each part.
+    fn visit_parts(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.egress.internal.visit(f);
         self.receiver.counters.visit(f);
         self.egress.delivered.visit(f);
         f("rx_returned", self.returned);

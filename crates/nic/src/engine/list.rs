@@ -15,7 +15,7 @@ use super::splice::SpliceEngine;
 use super::teardown::TeardownEngine;
 use super::{Engine, Request};
 use crate::config::DeviceConfig;
-use crate::counters::{DeliveryCounters, RxCounters, TxCounters};
+use crate::counters::{DeliveryCounters, InternalCounters, RxCounters, TxCounters};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::Offered;
 
@@ -28,7 +28,8 @@ macro_rules! engines {
         }
 
         /// The names of the device's counters that honest traffic never moves, by part.
-        pub const ALARMS: [&[&str]; 3 + [$(stringify!($name)),*].len()] = [
+        pub const ALARMS: [&[&str]; 4 + [$(stringify!($name)),*].len()] = [
+            InternalCounters::ALARMS,
             RxCounters::ALARMS,
             DeliveryCounters::ALARMS,
             TxCounters::ALARMS,

@@ -11,7 +11,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::Run;
-use crate::counters::{DeliveryCounters, TxCounters};
+use crate::counters::{DeliveryCounters, InternalCounters, TxCounters};
 
 /// Runs that may wait for the wire before the device takes no more operations, and drops what would
 /// go straight on.
@@ -32,6 +32,8 @@ pub(crate) struct Egress {
     pub(crate) runs: VecDeque<Run>,
     pub(crate) tx: TxCounters,
     pub(crate) delivered: DeliveryCounters,
+    /// Internal errors of the device itself, outside of its engines.
+    pub(crate) internal: InternalCounters,
     pub(crate) pool: PacketPool,
     /// Largest packet above Ethernet that the wire carries.
     pub(crate) mtu: u16,
@@ -50,6 +52,7 @@ impl Egress {
             runs: VecDeque::new(),
             tx: TxCounters::default(),
             delivered: DeliveryCounters::default(),
+            internal: InternalCounters::default(),
             pool,
             mtu,
             queues: all,

@@ -69,6 +69,8 @@ base::counters! {
         l5o_outside_packets,
         /// Times that so many came in a row that a context began again there.
         l5o_restarts,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
         /// Modelled: bytes of contexts that crossed PCIe.
         dma_context_bytes,
         /// Modelled: bytes of prefixes that crossed PCIe.
