@@ -1,5 +1,6 @@
 //! What tests of the stack share: a DSL for TCP exchanges, counter assertions, two hosts joined by
-//! a small wire, TLS of both ends ([`tls13`]), and PDUs of NVMe/TCP ([`pdu`]).
+//! a small wire, TLS of both ends ([`tls13`]), PDUs of NVMe/TCP ([`pdu`]), and pictures of
+//! transition tables ([`states`]).
 //!
 //! [`Peer`] is one host under test and a scripted peer: every segment is written down, as in
 //! packetdrill. [`Pair`] is two hosts that talk to each other over a path that delays, loses,
@@ -15,6 +16,7 @@ mod nvme;
 mod pair;
 mod peer;
 mod seg;
+pub mod states;
 mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};

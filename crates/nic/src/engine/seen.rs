@@ -14,6 +14,13 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// The first `len` bytes.
+    pub(crate) fn prefix(len: u32) -> Self {
+        let mut seen = Self { count: 1, ..Self::default() };
+        seen.ranges[0] = (0, len);
+        seen
+    }
+
     /// Whether all of a range was seen.
     pub(crate) fn covers(&self, from: u32, to: u32) -> bool {
         self.all().iter().any(|&(start, end)| start <= from && to <= end)

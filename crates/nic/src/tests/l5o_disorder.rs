@@ -192,6 +192,47 @@ fn a_guessed_number_that_verifies_needs_no_answer() {
     assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 0);
 }
 
+/// Two records lie in a hole that looks like one: no tag is right until the host has answered.
+#[test]
+fn a_wrong_guess_is_corrected_by_the_host() {
+    let lens = [978, 900, 478, 478, 978, 978, 978];
+    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &lens);
+    let starts: Vec<usize> = flow.records.iter().map(|record| record.at.start).collect();
+    flow.deliver(0..starts[2] - 22);
+    assert_eq!(flow.deliver(starts[4] - 22..starts[5] + 28), None, "under a wrong number");
+    flow.answers();
+    flow.deliver(starts[5] + 28..flow.wire.len());
+    assert_eq!(flow.verified, [NUMBER, NUMBER + 6]);
+    flow.offloaded();
+    assert_eq!(
+        flow.moved(),
+        [
+            "rx_tls_decrypted_packets +2",
+            "rx_tls_decrypted_bytes +2900",
+            "rx_tls_resync_req_pkt +1",
+            "rx_tls_resync_res_ok +1",
+            "rx_tls_err +1",
+            "l5o_guesses_wrong +1",
+            "l5o_messages_open +2",
+        ]
+    );
+}
+
+/// The ninth range of a record has no room: the record is given up, and no more of it is opened.
+#[test]
+fn a_record_in_too_many_pieces_is_given_up() {
+    let mut flow = Flow::new(peer(), config(true, ResyncMode::StreamScan), &[978; 2]);
+    for nth in 0..8 {
+        assert!(flow.deliver(nth * 100..nth * 100 + 50).is_some(), "{nth}");
+    }
+    assert_eq!(flow.deliver(800..850), None);
+    assert_eq!(flow.rig.counter("l5o_messages_given_up"), 1);
+    assert_eq!(flow.deliver(50..100), None, "it was given up");
+    flow.deliver(1000..2000);
+    assert_eq!(flow.verified, [NUMBER + 1]);
+    flow.offloaded();
+}
+
 #[test]
 fn forged_headers_lead_nowhere() {
     for out_of_order in [false, true] {

@@ -6,35 +6,66 @@
 //! whole has its tag judged. Where a header lies in a hole, the chain may go on by assumption
 //! (`assume`): that messages stay as long as they were, that numbers follow each other.
 //!
+//! What is known of a message is its state (`message`); whether numbers are to be trusted is the
+//! chain's [`Numbering`]. Each is a table of transitions. The remaining flag, `anchored`, is a fact
+//! of its own: boundaries can be known under wrong numbers, and lost under right ones.
+//!
 //! Invariants, on which the host relies:
 //! - one packet, one contiguous range; the rest is exactly as it came;
-//! - a number is live at most once in a context's life (`fresh`), and a byte of it is added up at
+//! - a number is live at most once in a context's life (`Fresh`), and a byte of it is added up at
 //!   most once, so that a right tag speaks for the very bytes that were opened under that number;
 //! - where a tag is wrong, the packet is put back as it came and all it touched is dead.
+//!
+//! Those of the list ([`Chain::check`]): messages lie end to end, the last ends at `next`, and only
+//! the last may lack its length.
 
-use abi::crypto::Sum;
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
 
 use super::counters::L5oCounters;
-use super::message::Message;
+use super::lengths::Lengths;
+use super::message::{Message, MessageEvent, Text};
+use super::nonces::Nonces;
+use super::numbering::{Numbering, NumberingEvent};
 use super::packet::{Walk, small, wide};
 use super::tools::Tools;
 use crate::engine::seen::Seen;
 use crate::engine::tls::HEADER;
 
-/// Most messages whose headers were not seen over which a number is guessed.
-const GUESS_MAX: u32 = 8;
+/// Which messages may still become live.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    /// Numbers below were live, or were left out for good.
+    number: u64,
+    /// Messages that begin before are not opened.
+    floor: SeqNum,
+}
 
-/// A number that was guessed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Guess {
-    /// The message that begins here
-    pub(super) base: SeqNum,
-    /// has this number.
-    pub(super) number: u64,
-    /// The first message that rests on it.
-    pub(super) from: (SeqNum, u64),
+impl Fresh {
+    /// Whether no message of this number was live.
+    pub(super) const fn has_number(&self, number: u64) -> bool {
+        number >= self.number
+    }
+
+    /// Whether message `number` at `start` may be opened.
+    pub(super) fn has(&self, start: SeqNum, number: u64) -> bool {
+        self.has_number(number) && start.ge(self.floor)
+    }
+
+    /// Message `number` is live, or was.
+    pub(super) const fn spend(&mut self, number: u64) {
+        self.number = number.wrapping_add(1);
+    }
+
+    /// Messages up to `number` are left out.
+    fn pass(&mut self, number: u64) {
+        self.number = self.number.max(number.wrapping_add(1));
+    }
+
+    /// Opens nothing that begins before `floor`.
+    fn raise(&mut self, floor: SeqNum) {
+        self.floor = self.floor.max(floor);
+    }
 }
 
 /// What is known of a stream.
@@ -46,31 +77,15 @@ pub(super) struct Chain {
     pub(super) next: SeqNum,
     /// Its number.
     pub(super) number: u64,
-    /// `next` is known.
+    /// `next` is known; else it says where it was last.
     pub(super) anchored: bool,
-    /// `number` is not: it was guessed and was wrong.
-    pub(super) numberless: bool,
-    /// Where numbers come from, while no tag has proved them.
-    pub(super) guess: Option<Guess>,
-    /// Numbers below were live.
-    pub(super) fresh: u64,
-    /// Messages that begin before are not opened.
-    pub(super) floor: SeqNum,
-    /// Length of the last full message.
-    usual: u32,
-    /// Tags that were wrong since one was right.
+    /// Where numbers come from.
+    numbering: Numbering,
+    pub(super) fresh: Fresh,
+    lengths: Lengths,
+    /// Tags that were wrong since one was right, or since the host said a number.
     pub(super) failures: u32,
-    /// Two in a row had it.
-    sure: bool,
-    /// The last was shorter.
-    shorter: bool,
-    /// What lengths are on average, of late.
-    average: u32,
-    /// An explicit nonce that was seen, and its message's number.
-    pub(super) explicit: Option<(u64, u64)>,
-    /// It is the number, XORed with something; else it counts up from somewhere. RFC 5288 section 3
-    /// leaves it to the sender.
-    pub(super) xored: bool,
+    pub(super) nonces: Nonces,
 }
 
 impl Chain {
@@ -81,17 +96,43 @@ impl Chain {
             next,
             number,
             anchored: true,
-            numberless: false,
-            guess: None,
-            fresh: number,
-            floor: next,
-            usual: 0,
+            numbering: Numbering::Known,
+            fresh: Fresh { number, floor: next },
+            lengths: Lengths::default(),
             failures: 0,
-            sure: false,
-            shorter: false,
-            average: 0,
-            explicit: None,
-            xored: false,
+            nonces: Nonces::default(),
+        }
+    }
+
+    pub(super) const fn numbering(&self) -> Numbering {
+        self.numbering
+    }
+
+    /// Has something happen to the numbers.
+    pub(super) fn renumber(&mut self, event: NumberingEvent, counters: &mut L5oCounters) {
+        match self.numbering.next(event) {
+            Some(next) => self.numbering = next,
+            None => internal_error!(
+                counters.nic_internal_errors,
+                "an event in the wrong state of a chain's numbers"
+            ),
+        }
+    }
+
+    /// Asserts the invariants of the list, in builds with debug assertions.
+    pub(super) fn check(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        self.list.iter().for_each(Message::check);
+        for pair in self.list.windows(2) {
+            debug_assert_eq!(pair[0].end(), pair[1].start, "a gap: {pair:?}");
+            debug_assert!(!pair[0].lacks_length(), "behind an unknown length: {pair:?}");
+        }
+        if let Some(last) = self.list.last() {
+            debug_assert_eq!(last.end(), self.next, "{last:?}");
+            let same = !self.anchored || !last.lacks_length() || last.number == self.number;
+            debug_assert!(same, "{} is {last:?}", self.number);
         }
     }
 
@@ -99,36 +140,41 @@ impl Chain {
     /// to the test. Says no where nothing is known any more from here on.
     pub(super) fn header(&mut self, w: &mut Walk<'_>, index: usize) -> bool {
         let message = &mut self.list[index];
-        if !message.seen.covers(0, HEADER) || (message.len != 0 && !message.assumed) {
+        if !message.seen.covers(0, HEADER) || !message.state().wants_header() {
             return true;
         }
         let real = w.keys.length(&message.front);
         let (start, number) = (message.start, message.number);
         w.header = real.map(|_| (start, number));
-        if real == Some(message.len) {
-            message.assumed = false;
-        } else if message.len != 0 {
-            w.counters.l5o_assumptions_wrong += 1;
-            return self.disprove(w, index, real);
-        } else if let Some(len) = real {
-            message.len = len;
-            (self.next, self.number) = (start + len, number.wrapping_add(1));
-        } else {
-            self.list.truncate(index);
-            (self.next, self.anchored) = (start, false);
-            return false;
+        match real {
+            Some(len) if message.lacks_length() => {
+                message.advance(MessageEvent::Header(len), w.counters);
+                (self.next, self.number) = (start + len, number.wrapping_add(1));
+                self.lengths.learn(len);
+            }
+            Some(len) if len == message.len => {
+                message.advance(MessageEvent::Header(len), w.counters);
+                self.lengths.learn(len);
+            }
+            None if message.lacks_length() => {
+                self.list.truncate(index);
+                (self.next, self.anchored) = (start, false);
+                return false;
+            }
+            _ => {
+                w.counters.l5o_assumptions_wrong += 1;
+                return self.disprove(w, index, real);
+            }
         }
-        real.into_iter().for_each(|len| self.learn(len));
         true
     }
 
     /// The header of a message is not what was assumed: nothing that rests on it stays.
-    pub(super) fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
+    fn disprove(&mut self, w: &mut Walk<'_>, index: usize, real: Option<u32>) -> bool {
         // Where it is no header at all, an earlier assumption has put it here.
-        let unseen = |m: &Message| m.assumed && !m.seen.covers(0, HEADER);
         let guilty = match real {
             Some(_) => Some(index),
-            None => self.list[..index].iter().rposition(unseen),
+            None => self.list[..index].iter().rposition(|message| message.state().is_assumed()),
         };
         let Some(guilty) = guilty else {
             self.cut(index, w.counters);
@@ -137,29 +183,28 @@ impl Chain {
         };
         self.cut(guilty + 1, w.counters);
         let message = &mut self.list[guilty];
-        message.assumed = false;
         (self.next, self.number) = (message.start, message.number);
         if let Some(len) = real {
-            message.len = len;
+            message.advance(MessageEvent::Header(len), w.counters);
             self.next = message.start + len;
             self.number = message.number.wrapping_add(1);
-            self.learn(len);
+            self.lengths.learn(len);
         } else {
-            message.len = 0;
+            message.advance(MessageEvent::Disprove, w.counters);
         }
         // What was seen of it beyond its header was seen in the wrong places.
         if self.list[guilty].seen.end() > HEADER || real.is_none() {
             self.give_up(guilty, w.counters);
             self.list[guilty].seen = Seen::default();
         }
-        self.floor = self.floor.max(w.tools.high);
+        self.fresh.raise(w.tools.high);
         real.is_some()
     }
 
     /// Forgets messages from `index` on.
     pub(super) fn cut(&mut self, index: usize, counters: &mut L5oCounters) {
-        let gone = self.list[index..].iter().filter(|message| message.live && message.opened);
-        counters.l5o_messages_given_up += gone.count() as u64;
+        let opened = |message: &&Message| message.is_live() && message.text != Text::Sealed;
+        counters.l5o_messages_given_up += self.list[index..].iter().filter(opened).count() as u64;
         self.list.truncate(index);
         if let Some(last) = self.list.last() {
             self.next = last.end();
@@ -168,27 +213,26 @@ impl Chain {
 
     /// Opens no more of a message.
     pub(super) fn give_up(&mut self, index: usize, counters: &mut L5oCounters) {
-        if let Some(message) = self.list.get_mut(index).filter(|message| message.live) {
-            message.live = false;
-            message.sum = Sum::default();
+        if let Some(message) = self.list.get_mut(index).filter(|message| message.is_live()) {
+            message.advance(MessageEvent::GiveUp, counters);
             counters.l5o_messages_given_up += 1;
         }
     }
 
     /// Adds a message at the end.
     pub(super) fn push(&mut self, message: Message) {
-        if message.live {
-            self.fresh = message.number.wrapping_add(1);
+        if message.is_live() {
+            self.fresh.spend(message.number);
         }
         match self.list.last_mut() {
-            Some(last) if last.is_place() && message.is_place() => last.len += message.len,
+            Some(last) if last.is_settled() && message.is_settled() => last.len += message.len,
             _ => self.list.push(message),
         }
     }
 
     /// Notes that a message came whole.
     pub(super) fn push_whole(&mut self, start: SeqNum, len: u32, number: u64) {
-        self.fresh = number.wrapping_add(1);
+        self.fresh.spend(number);
         if !self.list.is_empty() {
             self.push(Message::new(start, len, number, false));
         }
@@ -196,42 +240,42 @@ impl Chain {
 
     /// Goes on without the headers before byte `at`: messages stay as long as they were. Not where
     /// a header that can be seen says otherwise.
-    pub(super) fn assume(&mut self, w: &Walk<'_>, at: usize) -> bool {
-        let usual = i64::from(self.usual);
-        let begun = self.list.last().is_some_and(|last| last.len == 0);
-        let from = w.at(self.next);
-        if !w.tools.out_of_order || !self.anchored || !self.sure {
+    pub(super) fn assume(&mut self, w: &mut Walk<'_>, at: usize) -> bool {
+        let Some(usual) = self.lengths.usual() else { return false };
+        if !w.tools.out_of_order || !self.anchored {
             return false;
         }
-        let count = (wide(at) - from) / usual + 1;
+        let (from, step) = (w.at(self.next), i64::from(usual));
+        let count = (wide(at) - from) / step + 1;
         let room = w.tools.ahead_max.saturating_sub(self.list.len());
         let total = w.tools.total_max.saturating_sub(w.tools.open);
         if count > wide(room.min(total)) {
             return false;
         }
-        let mut header = usize::try_from(from + count * usual).unwrap_or(usize::MAX);
+        let mut header = usize::try_from(from + count * step).unwrap_or(usize::MAX);
         while w.payload.len().saturating_sub(header) >= HEADER as usize {
             let Some(len) = w.keys.length(&w.payload[header..]) else { return false };
             header += len as usize;
         }
-        for nth in 0..count {
+        for _ in 0..count {
             let (start, number) = (self.next, self.number);
-            (self.next, self.number) = (start + self.usual, number.wrapping_add(1));
-            if let (0, true, Some(last)) = (nth, begun, self.list.last_mut()) {
-                (last.len, last.assumed) = (self.usual, true);
+            (self.next, self.number) = (start + usual, number.wrapping_add(1));
+            // The header of the first may have begun.
+            if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
+                begun.advance(MessageEvent::Assume(usual), w.counters);
                 continue;
             }
-            let fresh = number >= self.fresh && start.ge(self.floor) && !self.numberless;
-            let mut message = Message::new(start, self.usual, number, fresh);
-            message.assumed = true;
+            let live = self.fresh.has(start, number) && !self.numbering.is_wrong();
+            let mut message = Message::new(start, 0, number, live);
+            message.advance(MessageEvent::Assume(usual), w.counters);
             self.push(message);
         }
         true
     }
 
     /// Message `number` begins at `at`, and nothing is known of what lies before it.
-    pub(super) fn resume(&mut self, at: SeqNum, number: u64) {
-        if self.list.last().is_some_and(|last| last.len == 0) {
+    pub(super) fn resume(&mut self, at: SeqNum, number: u64, counters: &mut L5oCounters) {
+        if self.list.last().is_some_and(Message::lacks_length) {
             self.list.pop();
         }
         if let Some(last) = self.list.last() {
@@ -242,15 +286,15 @@ impl Chain {
                 Err(_) => self.list.clear(),
             }
         }
-        (self.next, self.number, self.anchored, self.numberless) = (at, number, true, false);
-        (self.guess, self.failures) = (None, 0);
-        self.floor = self.floor.max(at);
+        (self.next, self.number, self.anchored, self.failures) = (at, number, true, 0);
+        self.renumber(NumberingEvent::Restart, counters);
+        self.fresh.raise(at);
     }
 
     /// Numbers were so many less than they should be.
     pub(super) fn shift(&mut self, by: u64) {
         self.number = self.number.wrapping_add(by);
-        if let Some(begun) = self.list.last_mut().filter(|last| last.len == 0) {
+        if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
             begun.number = begun.number.wrapping_add(by);
         }
         self.failures = 0;
@@ -259,14 +303,21 @@ impl Chain {
     /// Forgets all it knows of the stream.
     pub(super) fn lose(&mut self, counters: &mut L5oCounters) {
         self.cut(0, counters);
-        (self.anchored, self.numberless, self.guess) = (false, false, None);
+        self.anchored = false;
+        self.renumber(NumberingEvent::Restart, counters);
+    }
+
+    /// Forgets all it knows of the stream, which goes on at `at`.
+    pub(super) fn restart(&mut self, at: SeqNum, counters: &mut L5oCounters) {
+        self.lose(counters);
+        (self.next, self.fresh.floor) = (at, at);
     }
 
     /// Forgets messages that end at `end` or before, whatever is missing of them.
     pub(super) fn drop_before(&mut self, end: SeqNum, counters: &mut L5oCounters) {
         self.list.retain(|message| {
-            let keep = message.len == 0 || message.end().gt(end);
-            counters.l5o_messages_given_up += u64::from(!keep && message.live);
+            let keep = message.lacks_length() || message.end().gt(end);
+            counters.l5o_messages_given_up += u64::from(!keep && message.is_live());
             keep
         });
     }
@@ -294,18 +345,17 @@ impl Chain {
                 return;
             };
             let front = left.len().min(w.keys.front() as usize);
-            let fresh = self.number >= self.fresh;
-            let mut message = Message::new(self.next, len, self.number, fresh);
-            message.front[..front].copy_from_slice(&left[..front]);
-            let noted = message.seen.add(0, small(front));
+            let live = self.fresh.has_number(self.number);
             if len == 0 || len as usize > left.len() {
-                message.live &= noted;
+                let mut message = Message::new(self.next, len, self.number, live);
+                message.front[..front].copy_from_slice(&left[..front]);
+                message.seen = Seen::prefix(small(front));
                 self.push(message);
                 if len == 0 {
                     return;
                 }
             }
-            self.fresh = self.fresh.max(self.number.wrapping_add(1));
+            self.fresh.pass(self.number);
             self.number = self.number.wrapping_add(1);
             self.next += len;
             at += len as usize;
@@ -316,7 +366,7 @@ impl Chain {
     /// old that its place could be taken for one that is still to come. `high` is the end of the
     /// latest packet.
     pub(super) fn compact(&mut self, high: SeqNum, tools: &Tools, counters: &mut L5oCounters) {
-        self.floor = self.floor.follow(high);
+        self.fresh.floor = self.fresh.floor.follow(high);
         if self.next.is_far_before(high) {
             self.lose(counters);
             self.next = self.next.follow(high);
@@ -326,12 +376,12 @@ impl Chain {
             self.give_up(0, counters);
             self.list.remove(0);
         }
-        while self.list.first().is_some_and(Message::is_place) {
+        while self.list.first().is_some_and(Message::is_settled) {
             self.list.remove(0);
         }
         let mut at = 1;
         while at < self.list.len() {
-            if self.list[at - 1].is_place() && self.list[at].is_place() {
+            if self.list[at - 1].is_settled() && self.list[at].is_settled() {
                 self.list[at - 1].len += self.list[at].len;
                 self.list.remove(at);
             } else {
@@ -340,25 +390,13 @@ impl Chain {
         }
     }
 
-    /// Notes how long messages are: the longest, until two in a row are shorter. What lies behind a
-    /// wrong assumption is lost for good, so that a length has to be seen twice first.
+    /// Notes how long a message is.
     pub(super) fn learn(&mut self, len: u32) {
-        let shorter = len < self.usual;
-        if len == self.usual {
-            self.sure = true;
-        } else if !shorter || self.shorter {
-            (self.usual, self.sure) = (len, false);
-        }
-        self.shorter = shorter && !self.shorter;
-        let before = if self.average == 0 { len } else { self.average };
-        self.average = (before * 7 + len) / 8;
+        self.lengths.learn(len);
     }
 
-    /// How many messages probably lie in `gap` bytes; none where nobody could tell. One too many
-    /// wastes a number, as each can be opened once.
+    /// How many messages probably lie in `gap` bytes; none if that cannot be told.
     pub(super) fn between(&self, gap: u32) -> Option<u64> {
-        let average = self.average.max(1);
-        let count = (gap.saturating_add(average / 2) / average).max(1);
-        (count <= GUESS_MAX).then_some(u64::from(count))
+        self.lengths.between(gap)
     }
 }

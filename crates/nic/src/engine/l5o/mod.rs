@@ -15,14 +15,18 @@
 //! frame is opened in one contiguous range or is exactly as it came; memory is bounded by
 //! [`L5oConfig`]. Files: `cache` (the model of a NIC's memory), `tx`, `rx` (the states offloading,
 //! searching and tracking of figure 7), `packet` and `walk` (over a packet), `chain` and `message`
-//! (what is known of the stream), `search`, `tools` (what contexts share), `engine` (what the
+//! (what is known of the stream), `numbering`, `lengths` and `nonces` (what is known of numbers,
+//! lengths and nonces), `search`, `tools` (what contexts share), `engine` (what the
 //! device sees), `counters`.
 
 mod cache;
 mod chain;
 mod counters;
 mod engine;
+mod lengths;
 mod message;
+mod nonces;
+mod numbering;
 mod packet;
 mod rx;
 mod search;

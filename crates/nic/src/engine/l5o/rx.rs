@@ -10,13 +10,15 @@ use abi::l5o::{L5oId, Opened, ResyncMode};
 use base::SeqNum;
 
 use super::Requests;
-use super::chain::{Chain, Guess};
+use super::chain::Chain;
 use super::counters::L5oCounters;
 use super::message::Message;
-use super::packet::Walk;
+use super::numbering::{Guess, Numbering, NumberingEvent};
+use super::packet::{Stretch, Walk};
 use super::search::{Answer, Found, Search};
 use super::tools::Tools;
 use crate::config::L5oConfig;
+use crate::engine::seen::Seen;
 use crate::engine::tls::{HEADER, Keys};
 use crate::engine::window::{Lies, Window};
 
@@ -86,7 +88,7 @@ impl Receive {
         } else {
             self.in_order(&mut walk, end, &mut requests);
         }
-        if self.chain.numberless {
+        if self.chain.numbering().is_wrong() {
             self.ask_number(&mut walk, len, &mut requests);
         }
         if walk.proven {
@@ -96,6 +98,7 @@ impl Receive {
         let opened = report(id, &mut walk, in_order);
         self.high = self.high.max(end);
         self.chain.compact(self.high, tools, counters);
+        self.chain.check();
         tools.open += self.chain.list.len();
         (opened, requests)
     }
@@ -103,8 +106,7 @@ impl Receive {
     /// Begins again at `seq`, with nothing known.
     fn restart(&mut self, seq: SeqNum, requests: &mut Requests, counters: &mut L5oCounters) {
         counters.l5o_restarts += 1;
-        self.chain.lose(counters);
-        (self.chain.next, self.chain.floor) = (seq, seq);
+        self.chain.restart(seq, counters);
         self.search.stop(requests, counters);
         self.search.end = seq;
         (self.expected, self.high, self.lost) = (seq, seq, true);
@@ -117,12 +119,14 @@ impl Receive {
             self.lost = true;
             return;
         }
-        let asked = self.chain.guess.is_some_and(|guess| self.search.has_asked(guess.base));
+        let guess = self.chain.numbering().guess();
+        let asked = guess.is_some_and(|guess| self.search.has_asked(guess.base));
         let overdue = self.search.is_overdue(len) && asked;
         let Some((base, number)) = walk.header else { return };
         if overdue || !asked {
-            let from = self.chain.guess.map_or((base, number), |guess| guess.from);
-            self.chain.guess = Some(Guess { base, number, from });
+            let from = guess.map_or((base, number), |guess| guess.from);
+            let ask = NumberingEvent::Ask(Guess { base, number, from });
+            self.chain.renumber(ask, walk.counters);
             walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
             self.search.answered();
             self.search.ask(base, 0, requests, walk.counters);
@@ -136,15 +140,15 @@ impl Receive {
         let Some(from) = walk.lost else {
             if news {
                 self.lost = false;
-                if self.chain.guess.is_none() && !self.chain.numberless {
+                if self.chain.numbering() == Numbering::Known {
                     self.search.stop(requests, walk.counters);
                 }
             }
             return;
         };
         self.lost |= news;
-        if !self.chain.anchored && self.chain.numberless {
-            (self.chain.numberless, self.chain.guess) = (false, None);
+        if !self.chain.anchored && self.chain.numbering().is_wrong() {
+            self.chain.renumber(NumberingEvent::Restart, walk.counters);
         }
         let at = walk.seq + u32::try_from(from).unwrap_or(0);
         let bytes = &walk.payload[from..];
@@ -153,16 +157,17 @@ impl Receive {
         };
         let Ok(offset) = usize::try_from(base.distance(walk.seq)) else { return };
         let gap = u32::try_from(base.distance(self.chain.next)).unwrap_or(0);
-        if !self.chain.anchored || self.chain.numberless || gap == 0 {
+        if !self.chain.anchored || self.chain.numbering().is_wrong() || gap == 0 {
             return;
         }
         let Some(between) = self.chain.between(gap) else { return };
         let number = self.chain.number.wrapping_add(between);
-        self.chain.resume(base, number);
+        self.chain.resume(base, number, walk.counters);
         // The host was asked about the last header of the packet.
         let (asked, headers) = self.search.guessed().unwrap_or((base, 1));
         let last = number.wrapping_add(headers).wrapping_sub(1);
-        self.chain.guess = Some(Guess { base: asked, number: last, from: (base, number) });
+        let guess = Guess { base: asked, number: last, from: (base, number) };
+        self.chain.renumber(NumberingEvent::Guess(guess), walk.counters);
         (walk.lost, self.lost) = (None, false);
         self.chain.walk_from(walk, offset);
     }
@@ -207,13 +212,14 @@ impl Receive {
         counters: &mut L5oCounters,
     ) {
         tools.open -= self.chain.list.len().min(tools.open);
+        let guess = self.chain.numbering().guess().filter(|guess| guess.base == tcpsn);
         let used = if self.mode == ResyncMode::NextHint {
-            self.hint(tcpsn, number)
-        } else if let Some(guess) = self.chain.guess.filter(|guess| guess.base == tcpsn) {
+            self.hint(tcpsn, number, counters)
+        } else if let Some(guess) = guess {
             self.judge(guess, number, counters)
         } else {
             match self.search.answer(tcpsn, number) {
-                Answer::Found(found) => self.resume(found, tools.out_of_order),
+                Answer::Found(found) => self.resume(found, tools.out_of_order, counters),
                 Answer::Refused => true,
                 Answer::Useless => false,
             }
@@ -223,15 +229,16 @@ impl Receive {
         } else {
             &mut counters.rx_tls_resync_res_skip
         } += 1;
+        self.chain.check();
         tools.open += self.chain.list.len();
     }
 
     /// A hint helps where the place is lost and the message has not begun to come.
-    fn hint(&mut self, tcpsn: SeqNum, number: Option<u64>) -> bool {
+    fn hint(&mut self, tcpsn: SeqNum, number: Option<u64>, counters: &mut L5oCounters) -> bool {
         let Some(number) = number.filter(|_| self.lost && tcpsn.ge(self.high)) else {
             return false;
         };
-        self.chain.resume(tcpsn, number);
+        self.chain.resume(tcpsn, number, counters);
         (self.expected, self.lost) = (tcpsn, false);
         true
     }
@@ -246,36 +253,34 @@ impl Receive {
         };
         let more = number.wrapping_sub(guess.number);
         if more != 0 {
-            if !self.chain.numberless {
+            if !self.chain.numbering().is_wrong() {
                 counters.l5o_guesses_wrong += 1;
                 self.chain.disown(guess.from.0, counters);
             }
             self.chain.shift(more);
         }
-        (self.chain.guess, self.chain.numberless) = (None, false);
+        self.chain.renumber(NumberingEvent::Answer, counters);
         true
     }
 
     /// The host has confirmed what was tracked. Offloading goes on at the next packet's start
     /// (figure 8 (c)); out of order with the next whole message, since no other can be verified.
-    fn resume(&mut self, found: Found, out_of_order: bool) -> bool {
+    fn resume(&mut self, found: Found, out_of_order: bool, counters: &mut L5oCounters) -> bool {
         if self.chain.anchored && found.at.lt(self.chain.next) {
             return false;
         }
-        self.chain.resume(found.at, found.number);
+        self.chain.resume(found.at, found.number, counters);
         self.lost = false;
         if !out_of_order {
             self.expected = self.search.end;
             let len = u32::try_from(found.at.distance(found.last)).unwrap_or(0);
             let number = found.number.wrapping_sub(1);
-            if found.at.gt(self.expected) && number >= self.chain.fresh && len > HEADER {
+            if found.at.gt(self.expected) && self.chain.fresh.has_number(number) && len > HEADER {
                 let mut message = Message::new(found.last, len, number, true);
                 message.front = self.search.front;
-                let front = self.search.front_len;
-                if message.seen.add(0, front) {
-                    self.chain.fresh = found.number;
-                    self.chain.list.push(message);
-                }
+                message.seen = Seen::prefix(self.search.front_len);
+                self.chain.fresh.spend(number);
+                self.chain.list.push(message);
             }
         }
         true
@@ -284,8 +289,7 @@ impl Receive {
 
 /// What is said of a packet, and counted.
 fn report(id: L5oId, walk: &mut Walk<'_>, in_order: bool) -> Option<Opened> {
-    let range = walk.range.clone()?;
-    let first = walk.first;
+    let Stretch { range, first } = walk.opened()?.clone();
     if first.len == 0 {
         return None;
     }

@@ -12,7 +12,8 @@
 use core::ops::Range;
 
 use super::chain::Chain;
-use super::message::Message;
+use super::message::{Message, MessageEvent, Text};
+use super::numbering::{Numbering, NumberingEvent};
 use super::packet::{First, Walk, small, wide};
 use crate::engine::tls::{FRONT, HEADER, TAG, Undo};
 
@@ -29,15 +30,6 @@ enum Step {
     Lost,
 }
 
-/// The explicit nonce of message `number`, after one that is known.
-const fn foresee((known, explicit): (u64, u64), number: u64, xored: bool) -> u64 {
-    if xored {
-        explicit ^ known ^ number
-    } else {
-        explicit.wrapping_add(number.wrapping_sub(known))
-    }
-}
-
 impl Chain {
     /// Walks a packet from its first byte that is not old.
     pub(super) fn walk(&mut self, w: &mut Walk<'_>) {
@@ -50,7 +42,7 @@ impl Chain {
     pub(super) fn walk_from(&mut self, w: &mut Walk<'_>, mut at: usize) {
         let mut index = 0;
         while at < w.payload.len() {
-            let ends = |m: &Message| m.len != 0 && w.at(m.end()) <= wide(at);
+            let ends = |m: &Message| !m.lacks_length() && w.at(m.end()) <= wide(at);
             while self.list.get(index).is_some_and(ends) {
                 index += 1;
             }
@@ -77,10 +69,9 @@ impl Chain {
         }
         let (start, number) = (w.seq_at(at), self.number);
         let left = w.payload.len() - at;
-        let fresh = !w.closed
-            && !self.numberless
-            && number >= self.fresh
-            && start.ge(self.floor)
+        let fresh = w.may_open()
+            && !self.numbering().is_wrong()
+            && self.fresh.has(start, number)
             && (self.list.is_empty() || w.tools.open + self.list.len() < w.tools.total_max);
         if left < HEADER as usize {
             self.push(Message::new(start, 0, number, fresh));
@@ -110,8 +101,7 @@ impl Chain {
         self.push_whole(w.seq_at(at), len, number);
         let message = &mut w.payload[at..end];
         if !w.keys.open_whole(number, message, &mut w.tools.scratch) {
-            w.extend(at..end, First::default());
-            self.fail(w, end);
+            self.fail(w, at..end);
             return Step::To(end);
         }
         let mut front = [0; FRONT];
@@ -137,7 +127,7 @@ impl Chain {
         #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "within it")]
         let from = (wide(at) - w.at(message.start)) as u32;
         let left = small(w.payload.len() - at);
-        let begun = message.len == 0;
+        let begun = message.lacks_length();
         if begun && from > message.seen.end() {
             return if self.assume(w, at) { Step::Again } else { Step::Lost };
         }
@@ -149,17 +139,15 @@ impl Chain {
             return past(unseen.min(stop));
         }
         let stop = stop.min(message.seen.seen_from(from));
-        if message.live && !w.closed {
+        if message.is_live() && w.may_open() {
             return self.take(w, index, at, from, stop);
         }
-        if message.live {
-            self.give_up(index, w.counters);
-        }
+        self.give_up(index, w.counters);
         w.close();
         // Its boundary is still worth knowing.
         let message = &mut self.list[index];
         let stop = if from < HEADER { stop.min(HEADER) } else { stop };
-        if from < HEADER && (begun || message.assumed) && message.seen.add(from, stop) {
+        if from < HEADER && message.state().wants_header() && message.seen.add(from, stop) {
             let bytes = &w.payload[at..at + (stop - from) as usize];
             message.front[from as usize..stop as usize].copy_from_slice(bytes);
             if !self.header(w, index) {
@@ -173,7 +161,7 @@ impl Chain {
     fn take(&mut self, w: &mut Walk<'_>, index: usize, at: usize, from: u32, stop: u32) -> Step {
         let message = &mut self.list[index];
         let front = w.keys.front();
-        let text_end = if message.len == 0 { HEADER } else { message.len - TAG };
+        let text_end = if message.lacks_length() { HEADER } else { message.len - TAG };
         let kind = [front.min(text_end), text_end].into_iter().find(|&end| from < end);
         // The header is complete before what follows it is looked at.
         let kind = if from < HEADER { Some(HEADER) } else { kind };
@@ -198,14 +186,15 @@ impl Chain {
             let tag = (from - text_end) as usize;
             message.tag[tag..tag + range.len()].copy_from_slice(&w.payload[range.clone()]);
         }
-        let Some(message) = self.list.get(index).filter(|message| message.live) else {
+        let Some(message) = self.list.get(index).filter(|message| message.is_live()) else {
             w.close();
             return Step::To(range.end);
         };
-        let (number, len) = (message.number, message.len);
+        let (number, len, begun) = (message.number, message.len, message.lacks_length());
+        let complete = !begun && message.seen.covers(0, len);
         w.extend(range.clone(), First { number, offset: from, len, front: message.front });
-        if len != 0 && message.seen.covers(0, len) {
-            self.complete(w, index, range.end);
+        if complete {
+            self.complete(w, index, range.clone());
         }
         Step::To(range.end)
     }
@@ -220,7 +209,7 @@ impl Chain {
     ) -> bool {
         let message = &mut self.list[index];
         let part = from as usize..from as usize + range.len();
-        let wrong = message.explicit_assumed
+        let wrong = message.text == Text::OpenedAhead
             && from >= HEADER
             && message.front[part.clone()] != w.payload[range.clone()];
         message.front[part].copy_from_slice(&w.payload[range]);
@@ -240,42 +229,38 @@ impl Chain {
         offset: u32,
     ) -> bool {
         let message = &mut self.list[index];
-        let known = message.explicit_assumed
-            || !w.keys.has_explicit()
-            || message.seen.covers(HEADER, w.keys.front());
+        let ahead = message.text == Text::OpenedAhead;
+        let known = ahead || !w.keys.has_explicit() || message.seen.covers(HEADER, w.keys.front());
         if !known {
-            let Some(known) = self.explicit.filter(|_| w.tools.out_of_order) else {
-                return false;
-            };
+            let foreseen = self.nonces.foresee(message.number);
+            let Some(nonce) = foreseen.filter(|_| w.tools.out_of_order) else { return false };
             // What was seen of it stays: it was compared with nothing yet.
-            let guess = foresee(known, message.number, self.xored).to_be_bytes();
-            for (at, byte) in (HEADER..).zip(guess) {
+            for (at, byte) in (HEADER..).zip(nonce.to_be_bytes()) {
                 if !message.seen.covers(at, at + 1) {
                     message.front[at as usize] = byte;
                 }
             }
-            message.explicit_assumed = true;
         }
+        message.text = if ahead || !known { Text::OpenedAhead } else { Text::Opened };
         let bytes = &mut w.payload[range.clone()];
         w.keys.open_range(message.number, &message.front, &mut message.sum, offset, bytes);
         let (number, front, message_len) = (message.number, message.front, message.len);
-        let sure = self.guess.is_none_or(|guess| number < guess.from.1);
+        w.ahead |= message.state().is_assumed() || message.text == Text::OpenedAhead;
+        let sure = !self.numbering().is_guessed(number);
         w.tools.undo.push(Undo { number, sure, front, message_len, offset, range });
-        w.ahead |= message.assumed || message.explicit_assumed;
-        message.opened = true;
         true
     }
 
     /// Every byte of a message was seen: its tag decides.
-    fn complete(&mut self, w: &mut Walk<'_>, index: usize, end: usize) {
+    fn complete(&mut self, w: &mut Walk<'_>, index: usize, last: Range<usize>) {
         let message = &mut self.list[index];
         let Message { number, front, len, sum, tag, .. } = message;
         if w.keys.verify(*number, front, *len, sum, tag) {
             let (number, front) = (*number, *front);
-            message.live = false;
+            message.advance(MessageEvent::Verify, w.counters);
             self.right(w, number, &front);
         } else {
-            self.fail(w, end);
+            self.fail(w, last);
         }
     }
 
@@ -284,44 +269,41 @@ impl Chain {
         w.verify(number);
         self.failures = 0;
         if let Some(explicit) = front[HEADER as usize..].first_chunk() {
-            let explicit = u64::from_be_bytes(*explicit);
-            if let Some(known) = self.explicit {
-                let [counted, xored] = [false, true].map(|x| foresee(known, number, x) == explicit);
-                self.xored = if counted == xored { self.xored } else { xored };
-            }
-            self.explicit = Some((number, explicit));
+            self.nonces.learn(number, u64::from_be_bytes(*explicit));
         }
-        if self.guess.is_some_and(|guess| number >= guess.from.1) {
-            self.guess = None;
+        if self.numbering().is_guessed(number) {
+            self.renumber(NumberingEvent::Prove, w.counters);
             w.proven = true;
         }
     }
 
-    /// A tag was wrong: the packet goes as it came.
-    fn fail(&mut self, w: &mut Walk<'_>, end: usize) {
+    /// The tag of a message that ends with `last` was wrong: the packet goes as it came.
+    fn fail(&mut self, w: &mut Walk<'_>, last: Range<usize>) {
         w.counters.rx_tls_err += 1;
         let mut undo = core::mem::take(&mut w.tools.undo);
         for Undo { number, front, offset, range, .. } in undo.drain(..) {
             w.keys.close_range(number, &front, offset, &mut w.payload[range]);
         }
         w.tools.undo = undo;
-        let from = w.range.take().map_or(0, |range| range.start);
-        let (from, to) = (w.seq_at(from), w.seq_at(end));
+        let from = w.fail().unwrap_or(last.start);
+        let (from, to) = (w.seq_at(from), w.seq_at(last.end));
         for index in 0..self.list.len() {
             let message = &self.list[index];
-            let touched = message.start.lt(to) && (message.len == 0 || message.end().gt(from));
-            if message.live && touched {
+            if message.start.lt(to) && (message.lacks_length() || message.end().gt(from)) {
                 self.give_up(index, w.counters);
             }
         }
-        (w.verified, w.closed, w.failed) = (0..0, true, true);
         self.failures += 1;
-        if self.guess.is_some() && !self.numberless {
-            w.counters.l5o_guesses_wrong += 1;
-            self.numberless = true;
-        } else if self.failures >= FAILURES_MAX {
-            // Whoever said the number was mistaken.
-            self.numberless = true;
+        match self.numbering() {
+            Numbering::Guessed(_) => {
+                w.counters.l5o_guesses_wrong += 1;
+                self.renumber(NumberingEvent::Doubt, w.counters);
+            }
+            // The host was mistaken when it said the number.
+            Numbering::Known if self.failures >= FAILURES_MAX => {
+                self.renumber(NumberingEvent::Doubt, w.counters);
+            }
+            _ => {}
         }
     }
 }

@@ -1,0 +1,41 @@
+//! Transition tables as pictures, for tests that keep the diagrams of ARCHITECTURE.md right.
+//!
+//! A table is a function from a state and an event to the next state, or to none if the event
+//! cannot happen there. The picture is the table's snapshot: a change of the table has to be made
+//! in the document as well.
+
+use core::fmt::Debug;
+
+/// Draws a table as a diagram for Mermaid, states and events in the order given.
+///
+/// # Panics
+/// If the table leads to a state that is not listed.
+pub fn diagram<S, E>(
+    states: &[(S, &str)],
+    events: &[(E, &str)],
+    next: impl Fn(S, E) -> Option<S>,
+) -> String
+where
+    S: Copy + Debug + PartialEq,
+    E: Copy,
+{
+    let mut out = String::from("stateDiagram-v2\n");
+    for &(from, name) in states {
+        for &(event, label) in events {
+            let Some(to) = next(from, event) else { continue };
+            let found = states.iter().find(|(state, _)| *state == to);
+            let Some((_, to)) = found else { panic!("{to:?} is not listed") };
+            out.push_str(&format!("    {name} --> {to}: {label}\n"));
+        }
+    }
+    out
+}
+
+/// Asserts that ARCHITECTURE.md has a diagram.
+///
+/// # Panics
+/// If it does not.
+pub fn assert_documented(diagram: &str) {
+    let document = include_str!("../../../ARCHITECTURE.md");
+    assert!(document.contains(diagram), "ARCHITECTURE.md has to have this:\n{diagram}");
+}
