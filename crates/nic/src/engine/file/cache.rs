@@ -14,11 +14,12 @@
 //! O(1).
 //!
 //! Called by the engine of this folder. It does no I/O and knows neither transmits nor file ids.
+//! Invariant: after every call that may free memory, [`Cache::take_freed`] says so.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use base::mix;
+use base::{internal_error, mix};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
@@ -90,6 +91,8 @@ pub(crate) struct Cache {
     waiters: Waiters,
     buffers: Buffers,
     held_bytes: u64,
+    /// Memory may have been freed since this was asked last.
+    freed: bool,
     seed: u64,
 }
 
@@ -104,6 +107,7 @@ impl Cache {
             waiters: Waiters::new(),
             buffers: Buffers::new(bytes_max, pages_max),
             held_bytes: 0,
+            freed: false,
             seed,
         }
     }
@@ -121,6 +125,16 @@ impl Cache {
     /// Bytes sent and not acknowledged, over all blocks.
     pub(crate) const fn held_bytes(&self) -> u64 {
         self.held_bytes
+    }
+
+    /// Whether [`Self::take_freed`] would say yes.
+    pub(crate) const fn has_freed(&self) -> bool {
+        self.freed
+    }
+
+    /// Whether memory may have been freed since the last call.
+    pub(crate) const fn take_freed(&mut self) -> bool {
+        core::mem::replace(&mut self.freed, false)
     }
 
     /// The block with this content, in memory or being read.
@@ -191,6 +205,7 @@ impl Cache {
 
     /// The read of a block is done and its content good.
     pub(crate) fn fill(&mut self, key: Key, buf: AlignedBuf) {
+        self.freed = true;
         if let Some(block) = self.blocks.get_mut(key) {
             block.content = Content::Ready(Arc::new(buf));
             self.touch(key);
@@ -199,9 +214,8 @@ impl Cache {
 
     /// Forgets a block whose read failed.
     pub(crate) fn discard(&mut self, key: Key) {
-        if let Some(content) = self.remove(key) {
-            self.reuse(content);
-        }
+        self.freed = true;
+        self.drop_block(key);
     }
 
     /// A transmit waits with this block in its hands.
@@ -213,10 +227,14 @@ impl Cache {
     }
 
     /// The transmit has what it needs, or is gone.
-    pub(crate) fn unpin(&mut self, key: Key) {
-        if let Some(block) = self.blocks.get_mut(key) {
-            block.pins = block.pins.saturating_sub(1);
-            self.touch(key);
+    pub(crate) fn unpin(&mut self, key: Key, counters: &mut FileCounters) {
+        self.freed = true;
+        match self.blocks.get_mut(key) {
+            Some(block) if block.pins > 0 => {
+                block.pins -= 1;
+                self.touch(key);
+            }
+            _ => internal_error!(counters.nic_internal_errors, "a block that is not pinned"),
         }
     }
 
@@ -229,7 +247,7 @@ impl Cache {
             return;
         }
         if block.detached && Arc::strong_count(buf) == 1 {
-            return self.discard(key);
+            return self.drop_block(key);
         }
         // A detached one that frames share is counted until they have left and it is evicted.
         let which = if block.held_bytes > 0 { Which::Held } else { Which::Free };
@@ -262,6 +280,7 @@ impl Cache {
 
     /// Bytes `from..to` of the file of `version` need not be held any more.
     pub(crate) fn acknowledge(&mut self, version: u64, from: u64, to: u64, block_bytes: u64) {
+        self.freed = true;
         if from >= to {
             return;
         }
@@ -301,6 +320,7 @@ impl Cache {
         block_bytes: u64,
         counters: &mut FileCounters,
     ) {
+        self.freed = true;
         if from >= to {
             return;
         }
@@ -356,6 +376,7 @@ impl Cache {
 
     /// Keeps a buffer whose content is of no use.
     pub(crate) fn put(&mut self, buf: AlignedBuf) {
+        self.freed = true;
         self.buffers.put(buf);
     }
 
@@ -387,7 +408,13 @@ impl Cache {
         for _ in 0..EVICTION_TRIES {
             let key = self.list(which).head;
             let Some(block) = self.blocks.get(key) else { return false };
-            let Content::Ready(buf) = &block.content else { return false };
+            let Content::Ready(buf) = &block.content else {
+                internal_error!(
+                    counters.nic_internal_errors,
+                    "a block that is read may be evicted"
+                );
+                return false;
+            };
             if ahead && block.ahead {
                 return false;
             }
@@ -398,10 +425,16 @@ impl Cache {
             counters.file_evicted += 1;
             counters.file_held_evicted += u64::from(block.held_bytes > 0);
             counters.file_read_ahead_wasted += u64::from(block.ahead);
-            self.discard(key);
+            self.drop_block(key);
             return true;
         }
         false
+    }
+
+    fn drop_block(&mut self, key: Key) {
+        if let Some(content) = self.remove(key) {
+            self.reuse(content);
+        }
     }
 
     fn remove(&mut self, key: Key) -> Option<Content> {
@@ -506,7 +539,9 @@ mod tests {
         cache.pin(cache.find(9, 3).unwrap());
         cache.pin(cache.find(9, 4).unwrap());
         assert!(read(&mut cache, 5, false).is_none(), "all pinned");
-        cache.unpin(keys[2]);
+        cache.take_freed();
+        cache.unpin(keys[2], &mut FileCounters::default());
+        assert!(cache.take_freed() && !cache.take_freed());
         assert!(read(&mut cache, 5, false).is_some());
     }
 

@@ -47,5 +47,7 @@ base::counters! {
         file_unknown: alarm,
         /// Completions that answer no request, or one from before a reset.
         file_stale_completions: alarm,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
     }
 }

@@ -9,6 +9,8 @@ use abi::{ExtentCount, FileExtent, FileFault, Part, Parts};
 use alloc::sync::Arc;
 use smallvec::SmallVec;
 
+use base::internal_error;
+
 use super::super::Resolved;
 use super::open::Readable;
 use super::{FileEngine, Start};
@@ -73,7 +75,7 @@ impl FileEngine {
         })?;
         // Nobody overtakes those who wait for memory: see the module's head.
         let ready = |need: &Need| self.cache.content(need.block).is_some();
-        if self.admission.is_empty() && needs.iter().all(ready) {
+        if self.admission.is_idle() && needs.iter().all(ready) {
             let mut ahead = None;
             for need in &needs {
                 self.counters.file_block_hits += 1;
@@ -94,35 +96,34 @@ impl FileEngine {
         }
         let (token, waited) = (Key::NONE, false);
         let job = Job { token, parts, needs, acquired: 0, missing: 0, first, waited };
-        Ok(Start::Waiting(self.jobs.insert(job)))
+        Ok(Start::Waiting(self.admission.insert(job)))
     }
 
     /// Lets a transmit that waits go on; its end will be reported under `token`.
     pub(crate) fn admit(&mut self, job: Key, token: Key) {
-        if let Some(waiting) = self.jobs.get_mut(job) {
+        if let Some(waiting) = self.admission.get_mut(job) {
             waiting.token = token;
-            self.admission.push_back(job);
-            self.retry = true;
+            self.admission.admit(job);
         }
     }
 
     /// Forgets a transmit that waits.
     pub(crate) fn cancel(&mut self, job: Key) {
-        if let Some(job) = self.jobs.remove(job) {
+        if let Some(job) = self.admission.remove(job) {
             self.let_go(&job);
         }
     }
 
     /// Gives blocks to the jobs in admission, oldest first, as far as memory goes.
     pub(super) fn advance(&mut self) {
-        while let Some(&key) = self.admission.front() {
+        while let Some(key) = self.admission.head() {
             match self.acquire(key) {
                 Admitted::All => {
-                    self.admission.pop_front();
+                    self.admission.pass_head();
                     self.finish_if_complete(key);
                 }
                 Admitted::Failed(fault) => {
-                    self.admission.pop_front();
+                    self.admission.pass_head();
                     self.fail(key, fault);
                 }
                 Admitted::NoMemory => return,
@@ -132,15 +133,19 @@ impl FileEngine {
 
     /// A block that a job waits for is there.
     pub(super) fn block_arrived(&mut self, key: Key) {
-        if let Some(job) = self.jobs.get_mut(key) {
-            job.missing = job.missing.saturating_sub(1);
-            self.finish_if_complete(key);
+        // A job that was cancelled waits no more.
+        let Some(job) = self.admission.get_mut(key) else { return };
+        if job.missing == 0 {
+            internal_error!(self.counters.nic_internal_errors, "a block arrived twice for a job");
+            return;
         }
+        job.missing -= 1;
+        self.finish_if_complete(key);
     }
 
     /// Ends a job without its bytes.
     pub(super) fn fail(&mut self, key: Key, fault: FileFault) {
-        if let Some(job) = self.jobs.remove(key) {
+        if let Some(job) = self.admission.remove(key) {
             self.let_go(&job);
             self.done.push_back((job.token, Err(fault)));
         }
@@ -193,7 +198,7 @@ impl FileEngine {
     fn acquire(&mut self, key: Key) -> Admitted {
         let mut ahead = None;
         loop {
-            let Some(job) = self.jobs.get(key) else { return Admitted::All };
+            let Some(job) = self.admission.get(key) else { return Admitted::All };
             let Some(&need) = job.needs.get(job.acquired) else { break };
             let readable = match self.files.readable(need.file) {
                 Ok(readable) => readable,
@@ -225,9 +230,12 @@ impl FileEngine {
     /// Gives a block to the next need of a job.
     fn take(&mut self, key: Key, block: Key) {
         let missing = self.cache.content(block).is_none();
-        let Some(job) = self.jobs.get_mut(key) else { return };
-        let Some(need) = job.needs.get_mut(job.acquired) else { return };
-        need.block = block;
+        let wants = |job: &&mut Job| job.acquired < job.needs.len();
+        let Some(job) = self.admission.get_mut(key).filter(wants) else {
+            internal_error!(self.counters.nic_internal_errors, "a block that no job needs");
+            return;
+        };
+        job.needs[job.acquired].block = block;
         job.acquired += 1;
         self.cache.pin(block);
         if missing {
@@ -237,7 +245,7 @@ impl FileEngine {
     }
 
     fn wait_for_memory(&mut self, key: Key) {
-        if let Some(job) = self.jobs.get_mut(key).filter(|job| !job.waited) {
+        if let Some(job) = self.admission.get_mut(key).filter(|job| !job.waited) {
             job.waited = true;
             self.counters.file_memory_waits += 1;
         }
@@ -252,10 +260,13 @@ impl FileEngine {
 
     fn finish_if_complete(&mut self, key: Key) {
         let complete = |job: &Job| job.missing == 0 && job.acquired == job.needs.len();
-        if !self.jobs.get(key).is_some_and(complete) {
+        if !self.admission.get(key).is_some_and(complete) {
             return;
         }
-        let Some(mut job) = self.jobs.remove(key) else { return };
+        let Some(mut job) = self.admission.remove(key) else {
+            internal_error!(self.counters.nic_internal_errors, "a job that is complete is gone");
+            return;
+        };
         let parts = core::mem::take(&mut job.parts);
         let resolved = self.resolve(parts, &job.needs, job.first);
         self.let_go(&job);
@@ -265,34 +276,40 @@ impl FileEngine {
     /// Takes a job's hands off its blocks and files.
     fn let_go(&mut self, job: &Job) {
         for need in &job.needs[..job.acquired] {
-            self.cache.unpin(need.block);
+            self.cache.unpin(need.block, &mut self.counters);
         }
         for need in &job.needs {
             let closed = self.files.release(need.file);
             self.close_disk(closed);
         }
-        self.retry = true;
     }
 
     /// The payload of a transmit whose blocks are all in memory. It shares the blocks, so that they
     /// cannot be evicted while it exists.
-    fn resolve(&self, parts: Parts, needs: &[Need], first: bool) -> Resolved {
+    fn resolve(&mut self, parts: Parts, needs: &[Need], first: bool) -> Resolved {
         let mut resolved = Resolved::default();
         let mut needs = needs.iter();
         for part in parts {
             match part {
                 Part::Host(bytes) if bytes.is_empty() => {}
                 Part::Host(bytes) => resolved.payloads.push(Payload::Host(bytes)),
-                Part::Sealed(_) | Part::Pdu(_) => {
-                    debug_assert!(false, "a plan has made content of it")
-                }
+                Part::Sealed(_) | Part::Pdu(_) => internal_error!(
+                    self.counters.nic_internal_errors,
+                    "a plan has not made content of a part"
+                ),
                 Part::File(extent) => {
                     resolved.file_bytes += extent.len;
                     let mut left = extent.len;
                     while left > 0 {
-                        let Some(need) = needs.next() else { break };
+                        let here = needs.next().map(|need| (need, self.cache.content(need.block)));
+                        let Some((need, Some(block))) = here else {
+                            internal_error!(
+                                self.counters.nic_internal_errors,
+                                "a block of a complete transmit is missing"
+                            );
+                            break;
+                        };
                         left -= need.len;
-                        let Some(block) = self.cache.content(need.block) else { continue };
                         let block = Arc::clone(block);
                         let (start, len) = (need.start, need.len);
                         resolved.payloads.push(Payload::Block { block, start, len });

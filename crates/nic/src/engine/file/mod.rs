@@ -21,9 +21,10 @@
 //!
 //! Called by [`crate::Device`]. It knows no packets, no flows and no time. The path is the host's
 //! and goes to the disk as it is; the disk keeps it below the root. Files: `open` (names and
-//! handles), `cache` (blocks), `buffers` (memory), `waiters`, `jobs` (transmits that wait),
-//! `engine` (what the device sees), `counters`.
+//! handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs`
+//! (transmits that wait), `engine` (what the device sees), `counters`.
 
+mod admission;
 mod buffers;
 mod cache;
 mod counters;
@@ -40,14 +41,14 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use smallvec::SmallVec;
 
+use self::admission::Admission;
 use self::cache::{Cache, Reading, pages};
 use self::counters::FileCounters;
-use self::jobs::Job;
 pub(crate) use self::open::PINNED;
 use self::open::{OpenFiles, Opened, Readable};
 use super::Resolved;
 use crate::config::FileConfig;
-use structures::slab::{Key, Slab};
+use structures::slab::Key;
 
 /// Longest path in bytes: Linux's `PATH_MAX`.
 const PATH_BYTES_MAX: usize = 4096;
@@ -72,9 +73,7 @@ pub(crate) struct FileEngine {
     /// Files found changed, and their queues, of which the host has not been told.
     changed: Vec<(usize, FileId)>,
     cache: Cache,
-    jobs: Slab<Job>,
-    /// Jobs that do not have all their blocks yet, oldest first; cancelled ones are stale.
-    admission: VecDeque<Key>,
+    admission: Admission,
     /// Opens and closes for the disk.
     control: VecDeque<DiskRequest>,
     /// Reads for the disk.
@@ -82,8 +81,6 @@ pub(crate) struct FileEngine {
     /// Reads that the disk has.
     in_flight: usize,
     done: VecDeque<Done>,
-    /// Something happened that may let the oldest job in admission go on.
-    retry: bool,
     counters: FileCounters,
 }
 
@@ -95,13 +92,11 @@ impl FileEngine {
             files: OpenFiles::new(config.files_max, seed),
             changed: Vec::new(),
             cache: Cache::new(config.memory_bytes_max, config.block_pages, seed),
-            jobs: Slab::new(),
-            admission: VecDeque::new(),
+            admission: Admission::new(),
             control: VecDeque::new(),
             reads: VecDeque::new(),
             in_flight: 0,
             done: VecDeque::new(),
-            retry: false,
             counters: FileCounters::default(),
             config,
         }
@@ -160,7 +155,6 @@ impl FileEngine {
         };
         let to = extent.offset.saturating_add(u64::from(extent.len)).min(size);
         self.cache.acknowledge(version, extent.offset, to, self.config.block_bytes() as u64);
-        self.retry = true;
     }
 
     /// The host has written to a range of a namespace: what there is of it, however it was opened,
@@ -175,7 +169,6 @@ impl FileEngine {
         for version in versions {
             self.cache.invalidate(version, offset, to, block_bytes, &mut self.counters);
         }
-        self.retry = true;
     }
 
     /// Keeps the files of `parts` open for the device's own use, whatever the host closes, and
@@ -205,14 +198,17 @@ impl FileEngine {
 
     /// Whether [`Self::poll_done`] may return something.
     pub(crate) fn may_have_done(&self) -> bool {
-        self.retry || !self.done.is_empty()
+        self.cache.has_freed() || self.admission.has_changed() || !self.done.is_empty()
     }
 
     /// The next end of a transmit that waited. Called until there is none after every other call.
     #[inline]
     pub(crate) fn poll_done(&mut self) -> Option<Done> {
-        if self.done.is_empty() && core::mem::take(&mut self.retry) {
-            self.advance();
+        if self.done.is_empty() {
+            let (freed, changed) = (self.cache.take_freed(), self.admission.take_changed());
+            if freed || changed {
+                self.advance();
+            }
         }
         self.done.pop_front()
     }
@@ -220,12 +216,12 @@ impl FileEngine {
     /// Frames may have left and let go of blocks: the oldest transmit that waits for memory tries
     /// again.
     pub(crate) fn nudge(&mut self) {
-        self.retry |= !self.admission.is_empty();
+        self.admission.nudge();
     }
 
     /// Whether transmits wait for memory that no completion of a read will free.
     pub(crate) fn waits_for_memory(&self) -> bool {
-        !self.admission.is_empty() && self.in_flight == 0 && self.reads.is_empty()
+        !self.admission.is_idle() && self.in_flight == 0 && self.reads.is_empty()
     }
 
     /// The payload of a transmit has left: its blocks are held until they are acknowledged.
@@ -307,9 +303,8 @@ impl FileEngine {
         }
         let control = &mut self.control;
         self.files.clear(|file| control.push_back(DiskRequest::Close { file }));
-        self.jobs.drain(drop);
-        self.cache.clear();
         self.admission.clear();
+        self.cache.clear();
         self.done.clear();
     }
 
@@ -320,7 +315,7 @@ impl FileEngine {
         f("file_memory_bytes", self.cache.allocated_bytes() as u64);
         f("file_held_bytes", self.cache.held_bytes());
         f("file_open_files", self.files.len() as u64);
-        f("file_waiting_transmits", self.jobs.len() as u64);
+        f("file_waiting_transmits", self.admission.len() as u64);
         f("file_reads_in_flight", self.in_flight as u64);
     }
 
@@ -349,7 +344,6 @@ impl FileEngine {
         result: Result<(u32, FileStat), FileFault>,
     ) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.retry = true;
         let key = Key::from_u64(id.0);
         let Some(reading) = self.cache.reading(key) else {
             self.counters.file_stale_completions += 1;
