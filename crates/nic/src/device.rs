@@ -12,7 +12,7 @@ use abi::port::{RxFrame, TxFrame, WireCaps};
 use abi::{Capabilities, Event, Load, Op, PacketPool, Received, Refusal};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use base::{Duration, Instant};
+use base::{Duration, Instant, internal_error};
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
 use crate::counters::sum_internal_errors;
@@ -188,8 +188,10 @@ impl Device {
             }
             Op::Quiesce => self.quiesce(now, queue),
             op => {
-                let unknown = self.engines.handle_op(now, queue, op, &mut self.egress);
-                debug_assert!(unknown.is_none(), "an operation of no engine: {unknown:?}");
+                if self.engines.handle_op(now, queue, op, &mut self.egress).is_some() {
+                    let counter = &mut self.egress.internal.nic_internal_errors;
+                    internal_error!(*counter, "an operation of no engine");
+                }
             }
         }
         self.settle(now);

@@ -10,7 +10,7 @@ use abi::quic::{QuicId, QuicStatus, QuicTrouble};
 use abi::{
     Event, FileFault, FlowId, Part, Parts, Refusal, Transmit, TransmitDone, TransmitOutcome,
 };
-use base::{Duration, Instant};
+use base::{Duration, Instant, internal_error};
 
 use super::Device;
 use crate::engine::file::{PINNED, Start};
@@ -179,7 +179,11 @@ impl Device {
                     }
                 }
                 State::Failed(fault) => self.drop_transmit(now, &outgoing, fault),
-                State::Waiting(_) => continue,
+                State::Waiting(_) => {
+                    let counter = &mut self.egress.internal.nic_internal_errors;
+                    internal_error!(*counter, "a transmit that waits is at its turn");
+                    continue;
+                }
             }
             if alone {
                 continue;

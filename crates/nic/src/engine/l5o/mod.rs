@@ -43,7 +43,7 @@ use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, Plac
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use base::{SeqNum, mix};
+use base::{SeqNum, internal_error, mix};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 use tcp_rules::tuple::hash_tuple;
@@ -288,7 +288,10 @@ impl L5oEngine {
         }
         let Some(key) = self.find(queue, id) else { return };
         self.unindex(key);
-        let Some(context) = self.contexts.get_mut(key) else { return };
+        let Some(context) = self.contexts.get_mut(key) else {
+            internal_error!(self.counters.nic_internal_errors, "a name of no context");
+            return;
+        };
         if context.way.is_needed() {
             context.doomed = true;
             self.doomed.push(key);
@@ -366,11 +369,15 @@ impl L5oEngine {
     /// Has a receive context open what it can.
     fn open(&mut self, key: Key, seq: SeqNum, payload: &mut [u8], outcome: &mut Outcome) {
         self.cache.touch(tls_line(key), &mut self.counters);
-        let Some(context) = self.contexts.get_mut(key) else { return };
-        let Way::Receive(_, keys, receive) = &mut context.way else { return };
-        let (queue, id, flow) = (context.queue, context.id, context.flow);
+        let Some(Context { id, queue, flow, way: Way::Receive(_, keys, receive), .. }) =
+            self.contexts.get_mut(key)
+        else {
+            internal_error!(self.counters.nic_internal_errors, "a tuple of no receive context");
+            return;
+        };
+        let (queue, id, flow) = (*queue, *id, *flow);
         let (opened, requests) =
-            receive.packet(context.id, keys, seq, payload, &mut self.tools, &mut self.counters);
+            receive.packet(id, keys, seq, payload, &mut self.tools, &mut self.counters);
         outcome.opened = opened;
         outcome.asks.extend(requests.into_iter().map(|request| (queue, id, flow, request)));
     }
@@ -411,10 +418,13 @@ impl L5oEngine {
     fn remove(&mut self, key: Key) {
         self.unindex(key);
         self.cache.remove(tls_line(key));
-        let Some(context) = self.contexts.remove(key) else { return };
+        let Some(context) = self.contexts.remove(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such context ends");
+            return;
+        };
         if let Way::Receive(_, _, receive) = context.way {
             self.counters.rx_tls_del += 1;
-            self.tools.open -= receive.open().min(self.tools.open);
+            self.tools.release(receive.open(), &mut self.counters);
         }
     }
 

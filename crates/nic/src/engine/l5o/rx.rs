@@ -68,7 +68,7 @@ impl Receive {
         let mut requests = Requests::new();
         let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let end = seq + len;
-        tools.open -= self.chain.list.len().min(tools.open);
+        tools.release(self.chain.list.len(), counters);
         match self.window.judge(seq.distance(self.high), tools.window_bytes) {
             Lies::Inside => {}
             Lies::Outside => {
@@ -211,7 +211,7 @@ impl Receive {
         tools: &mut Tools,
         counters: &mut L5oCounters,
     ) {
-        tools.open -= self.chain.list.len().min(tools.open);
+        tools.release(self.chain.list.len(), counters);
         let guess = self.chain.numbering().guess().filter(|guess| guess.base == tcpsn);
         let used = if self.mode == ResyncMode::NextHint {
             self.hint(tcpsn, number, counters)

@@ -11,7 +11,7 @@
 //! request that stays without answer is made again. Nothing is opened here.
 
 use abi::l5o::{ResyncMode, ResyncRequest};
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 
 use super::Requests;
 use super::counters::L5oCounters;
@@ -239,7 +239,10 @@ impl Search {
         requests: &mut Requests,
         counters: &mut L5oCounters,
     ) {
-        let Phase::Track { mut at, mut headers, mut last } = self.phase else { return };
+        let Phase::Track { mut at, mut headers, mut last } = self.phase else {
+            internal_error!(counters.nic_internal_errors, "nothing is tracked");
+            return;
+        };
         let before = headers;
         let mut offset = i64::from(at.distance(seq));
         // A header whose first bytes are those carried over.

@@ -3,8 +3,9 @@
 //! Owned by the engine and lent to each walk over a packet. Keeps nothing of a connection.
 
 use alloc::vec::Vec;
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 
+use super::counters::L5oCounters;
 use crate::config::L5oConfig;
 use crate::engine::tls::Undo;
 
@@ -36,6 +37,13 @@ impl Tools {
             ahead_max: config.messages_ahead_max.max(1),
             total_max: config.messages_ahead_total,
             window_bytes: config.window_bytes_max,
+        }
+    }
+    /// So many of the messages kept are not any more.
+    pub(super) fn release(&mut self, messages: usize, counters: &mut L5oCounters) {
+        match self.open.checked_sub(messages) {
+            Some(open) => self.open = open,
+            None => internal_error!(counters.nic_internal_errors, "more messages than were kept"),
         }
     }
 }

@@ -11,7 +11,7 @@
 //! on a header that turns out wrong goes with it.
 
 use alloc::collections::VecDeque;
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 use wire::nvme::pdu::Common;
 
 use super::counters::NvmeTcpCounters;
@@ -102,13 +102,18 @@ impl Chain {
 
     /// The header at the open place `index` has come: what lies behind the PDU is open.
     pub(super) fn settle(&mut self, index: usize, common: Common, counters: &mut NvmeTcpCounters) {
-        let Some(pdu) = self.list.get_mut(index) else { return };
+        let Some(pdu) = self.list.get_mut(index) else {
+            internal_error!(counters.nic_internal_errors, "a header without a place");
+            return;
+        };
         let (room, plen) = (pdu.len, common.plen);
         pdu.common = Some(common);
         if plen > room {
             // What was found behind it lies within it.
             self.refute(index + 1, counters);
-            let Some(pdu) = self.list.get_mut(index) else { return };
+        }
+        let pdu = &mut self.list[index];
+        if plen > room {
             pdu.len = OPEN;
             let passed = u32::try_from(self.high.distance(pdu.start)).unwrap_or(0);
             if passed > room {
@@ -116,7 +121,6 @@ impl Chain {
                 pdu.seen.add(room, passed);
             }
         }
-        let Some(pdu) = self.list.get_mut(index) else { return };
         let (last, joins) = (pdu.len == OPEN, pdu.len == plen);
         let mut rest = pdu.split(plen);
         // Data that passed before is not in its sum.
@@ -136,7 +140,7 @@ impl Chain {
 
     /// A PDU ends where the next place begins: if that was found, it is right.
     fn join(&mut self, index: usize, counters: &mut NvmeTcpCounters) {
-        let Some(standing) = self.list.get(index).map(|pdu| pdu.standing) else { return };
+        let standing = self.list[index].standing;
         let Some(next) = self.list.get_mut(index + 1).filter(|next| next.guessed) else { return };
         if standing == Standing::Sure {
             next.guessed = false;

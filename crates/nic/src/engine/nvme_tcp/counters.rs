@@ -49,5 +49,7 @@ base::counters! {
         nvme_tcp_restarts,
         /// Contexts that stopped at a TLS record which does not carry a stream.
         nvme_tcp_streams_stopped,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
     }
 }

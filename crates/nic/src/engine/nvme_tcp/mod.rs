@@ -27,7 +27,7 @@ use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use base::{SeqNum, mix};
+use base::{SeqNum, internal_error, mix};
 use core::ops::Range;
 use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
@@ -36,7 +36,7 @@ use wire::tls::content::APPLICATION_DATA;
 
 use self::buffers::Buffer;
 use self::counters::NvmeTcpCounters;
-use self::rx::Receive;
+use self::rx::{Over, Receive};
 use self::walk::{Piece, Work, small};
 use super::tls::{Keys, Undo};
 use crate::config::L5oConfig;
@@ -183,7 +183,10 @@ impl NvmeTcpEngine {
     /// The host wants a buffer back.
     pub(crate) fn teardown(&mut self, queue: usize, id: L5oId, tag: u16) {
         let Some(key) = self.find(queue, id) else { return };
-        let Some(context) = self.contexts.get_mut(key) else { return };
+        let Some(context) = self.contexts.get_mut(key) else {
+            internal_error!(self.counters.nic_internal_errors, "a name of no context");
+            return;
+        };
         let Some(buffer) = context.receive.buffers.remove(tag) else { return };
         self.counters.rx_nvmeotcp_ddp_teardown += 1;
         self.give_back(queue, id, buffer);
@@ -235,7 +238,10 @@ impl NvmeTcpEngine {
         opened: Option<&OpenedBy<'_>>,
     ) -> Option<Outcome> {
         let Self { contexts, counters, filled, open, .. } = self;
-        let Context { id, queue, flow, receive, .. } = contexts.get_mut(key)?;
+        let Some(Context { id, queue, flow, receive, .. }) = contexts.get_mut(key) else {
+            internal_error!(counters.nic_internal_errors, "a packet of no context");
+            return None;
+        };
         if receive.stopped {
             return None;
         }
@@ -262,7 +268,7 @@ impl NvmeTcpEngine {
         match (receive.over, opened) {
             (None, _) => receive.piece(&mut w, &Piece { pos: seq, at: 0, bytes: payload }),
             (Some(over), Some(opened)) if opened.context == over.context => {
-                receive.texts(&mut w, seq, payload, opened);
+                receive.texts(&mut w, over, seq, payload, opened);
             }
             _ => {}
         }
@@ -307,7 +313,10 @@ impl NvmeTcpEngine {
     /// Takes a context out, wherever it is.
     fn remove(&mut self, key: Key) {
         self.unindex(key);
-        let Some(context) = self.contexts.remove(key) else { return };
+        let Some(context) = self.contexts.remove(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such context ends");
+            return;
+        };
         let Context { id, queue, mut receive, .. } = context;
         self.counters.rx_nvmeotcp_sk_del += 1;
         self.open -= receive.chain.len();
@@ -365,8 +374,14 @@ impl Receive {
     }
 
     /// Takes what TLS opened of a packet, text by text.
-    fn texts(&mut self, w: &mut Work<'_>, seq: SeqNum, payload: &[u8], opened: &OpenedBy<'_>) {
-        let Some(over) = self.over else { return };
+    fn texts(
+        &mut self,
+        w: &mut Work<'_>,
+        over: Over,
+        seq: SeqNum,
+        payload: &[u8],
+        opened: &OpenedBy<'_>,
+    ) {
         let framing = opened.keys.framing();
         let overhead = small(framing.overhead());
         // Where the nonce comes with the record, text is right though its number may be wrong, and
@@ -377,7 +392,10 @@ impl Receive {
         }
         for text in opened.texts.iter().filter(placed) {
             let Some(records) = text.number.checked_sub(over.number) else { continue };
-            let Some(mut bytes) = payload.get(text.range.clone()) else { continue };
+            let Some(mut bytes) = payload.get(text.range.clone()) else {
+                internal_error!(w.counters.nic_internal_errors, "a text outside of its packet");
+                continue;
+            };
             let kind = content_type(opened.keys, text, &mut bytes);
             if kind.is_some_and(|kind| self.is_foreign(text.number, kind, &opened.verified)) {
                 return self.stop(w);

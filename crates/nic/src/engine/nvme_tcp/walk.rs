@@ -7,7 +7,7 @@
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DdpId, Placed, Placement};
 use alloc::vec::Vec;
-use base::SeqNum;
+use base::{SeqNum, internal_error};
 use core::ops::Range;
 use wire::nvme::pdu::{Common, DataHeader, Kind, Rules};
 
@@ -93,11 +93,11 @@ impl Chain {
     ) -> Option<usize> {
         while at < piece.bytes.len() {
             let pos = piece.pos + small(at);
-            let Some(index) = self.list.iter().position(|pdu| pos.lt(pdu.end())) else {
+            let mut places = self.list.iter().enumerate();
+            let Some((index, pdu)) = places.find(|(_, pdu)| pos.lt(pdu.end())) else {
                 return Some(at);
             };
             let last = index + 1 == self.list.len();
-            let Some(pdu) = self.list.get(index) else { return Some(at) };
             let Ok(from) = u32::try_from(pos.distance(pdu.start)) else {
                 // Old, or of what nothing is known.
                 at += pdu.start.distance(pos).unsigned_abs() as usize;
@@ -146,7 +146,10 @@ impl Chain {
     /// Bytes of a common header. Gives how many were taken.
     fn begin(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
         let taken = part.len().min(COMMON - from);
-        let Some(pdu) = self.list.get_mut(index) else { return taken };
+        let Some(pdu) = self.list.get_mut(index) else {
+            internal_error!(w.counters.nic_internal_errors, "a header begins without a place");
+            return taken;
+        };
         let to = from + taken;
         let room = pdu.seen.add(from, to);
         pdu.keep(from, &part.bytes[..taken as usize]);
@@ -181,8 +184,11 @@ impl Chain {
     /// Bytes of a PDU whose length is known, as far as they are of one kind. Gives how many were
     /// taken.
     fn take(&mut self, w: &mut Work<'_>, index: usize, from: u32, part: &Piece<'_>) -> u32 {
-        let Some(pdu) = self.list.get_mut(index) else { return part.len() };
-        let Some(common) = pdu.common else { return part.len() };
+        let pdu = self.list.get_mut(index);
+        let Some((common, pdu)) = pdu.and_then(|pdu| Some((pdu.common?, pdu))) else {
+            internal_error!(w.counters.nic_internal_errors, "bytes of a PDU without a header");
+            return part.len();
+        };
         let data = common.data();
         let ends = [common.header_bytes, data.start, data.end];
         let end = ends.into_iter().find(|&end| from < end).unwrap_or(common.plen);
@@ -216,7 +222,10 @@ impl Chain {
 
     /// More of a header has come. Says no where it is whole and is none.
     fn header(&mut self, w: &mut Work<'_>, index: usize, common: &Common) -> bool {
-        let Some(pdu) = self.list.get_mut(index) else { return false };
+        let Some(pdu) = self.list.get_mut(index) else {
+            internal_error!(w.counters.nic_internal_errors, "a header of no PDU");
+            return false;
+        };
         let Some(front) = pdu.front(common.header_bytes) else { return true };
         if !header_digest_is_right(w.crypto, common, front) {
             // What was found may not have been a PDU.
@@ -252,7 +261,10 @@ impl Chain {
         from: u32,
         part: &Piece<'_>,
     ) {
-        let Some(pdu) = self.list.get_mut(index) else { return };
+        let Some(pdu) = self.list.get_mut(index) else {
+            internal_error!(w.counters.nic_internal_errors, "data of no PDU");
+            return;
+        };
         let at = from - common.data().start;
         let to = pdu.data_at;
         let summed = common.data_digest().is_some();

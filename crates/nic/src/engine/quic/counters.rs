@@ -72,5 +72,7 @@ base::counters! {
         quic_tx_refused_malformed: alarm,
         /// Transmits dropped: no keys of the packet's phase.
         quic_tx_refused_keys: alarm,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
     }
 }

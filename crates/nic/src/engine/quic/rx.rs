@@ -10,7 +10,7 @@
 //! Packet numbers may have gaps for ever (RFC 9000, section 12.3): time ends them.
 
 use abi::Received;
-use base::Instant;
+use base::{Instant, internal_error};
 use wire::UDP_BYTES;
 
 use super::keys::Unopened;
@@ -79,8 +79,9 @@ impl QuicEngine {
     ) -> Option<Datagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
         let mut datagram = Datagram { received, opened: None, l3, l4, end };
-        let Some(entry) = self.table.get_mut(hit.key) else { return Some(datagram) };
-        let Entry { name, keys, way: Way::Receive(receive), .. } = entry else {
+        let entry = self.table.get_mut(hit.key);
+        let Some(Entry { name, keys, way: Way::Receive(receive), .. }) = entry else {
+            internal_error!(self.counters.nic_internal_errors, "a route to no receiving entry");
             return Some(datagram);
         };
         let packet = datagram.received.packet.as_mut_slice();
@@ -141,9 +142,11 @@ impl QuicEngine {
 
     /// The same behind others that were just delivered, for a number that the window reaches.
     fn arrange_within(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
-        let Some(entry) = self.table.get_mut(key) else { return };
-        let queue = entry.queue;
-        let Some(order) = order_of(Some(entry)) else { return };
+        let entry = self.table.get_mut(key).map(|entry| (entry.queue, order_of(Some(entry))));
+        let Some((queue, Some(order))) = entry else {
+            internal_error!(self.counters.nic_internal_errors, "a window of no entry");
+            return;
+        };
         if order.window.position(number) == WindowPosition::Ahead {
             return self.wait(now, key, number, datagram);
         }
@@ -155,7 +158,10 @@ impl QuicEngine {
     /// Has a datagram wait; where that is one too many, gaps are given up until it is not.
     fn wait(&mut self, now: Instant, key: Key, number: u64, datagram: Datagram) {
         let full = self.waiting.len() >= self.config.waiting_max as usize;
-        let Some(order) = order_of(self.table.get_mut(key)) else { return };
+        let Some(order) = order_of(self.table.get_mut(key)) else {
+            internal_error!(self.counters.nic_internal_errors, "a window of no entry");
+            return;
+        };
         let bytes = datagram.bytes();
         let first = order.window.waiting() == 0;
         let bounds = order.bounds;
@@ -224,8 +230,11 @@ impl QuicEngine {
     /// Takes a datagram that waited, whose place in the window is free again, to the others that
     /// are ready.
     fn let_go(&mut self, now: Instant, key: Key, place: u32) {
-        let Some(place) = self.waiting.key_at(place) else { return };
-        let Some(Waiting { datagram, arrived }) = self.waiting.remove(place) else { return };
+        let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.remove(key));
+        let Some(Waiting { datagram, arrived }) = waiting else {
+            internal_error!(self.counters.nic_internal_errors, "a place of no datagram");
+            return;
+        };
         self.counters.quic_waited_ns += now.since(arrived).as_nanos();
         let bytes = datagram.bytes();
         self.waiting_bytes -= u64::from(bytes);
@@ -251,14 +260,21 @@ impl QuicEngine {
     /// Gives up the gaps that a packet has waited for too long for.
     pub(crate) fn run_timers(&mut self, now: Instant) {
         while let Some(index) = self.alarms.pop(now) {
-            let Some(key) = self.table.key_at(index) else { continue };
-            let Some(order) = order_of(self.table.get_mut(key)) else { continue };
+            let key = self.table.key_at(index);
+            let found = key.and_then(|key| Some((key, order_of(self.table.get_mut(key))?)));
+            let Some((key, order)) = found else {
+                internal_error!(self.counters.nic_internal_errors, "an alarm of no window");
+                continue;
+            };
             let time = order.bounds.time;
             let mut overdue = None;
             let mut next: Option<Instant> = None;
             for (number, place) in order.window.values() {
                 let waiting = self.waiting.key_at(place).and_then(|key| self.waiting.get(key));
-                let Some(due) = waiting.map(|waiting| waiting.arrived + time) else { continue };
+                let Some(due) = waiting.map(|waiting| waiting.arrived + time) else {
+                    internal_error!(self.counters.nic_internal_errors, "a place of no datagram");
+                    continue;
+                };
                 if due <= now {
                     // All below it goes with it, whenever it came.
                     (overdue, next) = (Some(number), None);

@@ -6,7 +6,7 @@ use abi::port::RxFrame;
 use abi::splice::{Splice, SpliceId, SpliceSide};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use base::{Duration, Instant};
+use base::{Duration, Instant, internal_error};
 use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::tuple::hash_tuple;
 use wire::frame::{Frame, parse, protocol};
@@ -93,12 +93,11 @@ impl SpliceEngine {
     ) {
         let key = self.names.get(&(queue, id)).copied().unwrap_or(Key::NONE);
         let pair = self.pairs.get_mut(key);
-        let Some(Pair { phase: phase @ Phase::Waiting(_), .. }) = pair else {
+        let Some(kept) = pair.and_then(Pair::go_live) else {
             self.counters.splice_ops_ignored += 1;
             packets.into_iter().for_each(|frame| out.put(frame.packet));
             return;
         };
-        let Phase::Waiting(kept) = core::mem::replace(phase, Phase::Live) else { return };
         for frame in packets {
             match locate(&frame).and_then(|at| Some((self.find(&at.tuple)?, at))) {
                 Some((end, at)) if end.key == key => {
@@ -121,7 +120,8 @@ impl SpliceEngine {
     pub(super) fn keep(&mut self, out: &mut Egress, key: Key, kept: Kept) {
         let bytes = kept.frame.packet.footprint();
         let Some(Pair { phase: Phase::Waiting(queue), .. }) = self.pairs.get_mut(key) else {
-            return;
+            internal_error!(self.counters.nic_internal_errors, "a frame is kept of no new pair");
+            return out.put(kept.frame.packet);
         };
         if queue.len() >= self.config.kept_max
             || self.kept_bytes + bytes > self.config.kept_bytes_max

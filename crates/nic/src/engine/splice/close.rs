@@ -6,7 +6,7 @@ use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
 use abi::{Event, Header};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use base::{Duration, Instant, SeqNum};
+use base::{Duration, Instant, SeqNum, internal_error};
 use tcp_rules::tuple::hash_tuple;
 use wire::tcp::{Flags, Options, Segment as TcpSegment, Timestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
@@ -51,8 +51,11 @@ impl SpliceEngine {
     /// Ends what has been idle, or closed, for long enough.
     pub(crate) fn run_timers(&mut self, now: Instant, out: &mut Egress) {
         while let Some(place) = self.alarms.pop(now) {
-            let Some(key) = self.pairs.key_at(place) else { continue };
-            let Some(pair) = self.pairs.get(key) else { continue };
+            let key = self.pairs.key_at(place);
+            let Some((key, pair)) = key.and_then(|key| Some((key, self.pairs.get(key)?))) else {
+                internal_error!(self.counters.nic_internal_errors, "an alarm of no pair");
+                continue;
+            };
             if pair.due() > now {
                 // Packets came meanwhile.
                 self.set_alarm(key);
@@ -74,7 +77,10 @@ impl SpliceEngine {
     /// Both directions are closed and acknowledged: the host hears of it, and the pair is kept for
     /// a while, as TIME-WAIT is, without a name.
     pub(super) fn linger(&mut self, out: &mut Egress, now: Instant, key: Key) {
-        let Some(pair) = self.pairs.get_mut(key) else { return };
+        let Some(pair) = self.pairs.get_mut(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such pair lingers");
+            return;
+        };
         if !matches!(pair.phase, Phase::Live) {
             return;
         }
@@ -109,7 +115,10 @@ impl SpliceEngine {
 
     /// Forgets a pair, and says so, unless it lingered.
     pub(super) fn close(&mut self, out: &mut Egress, key: Key, end: SpliceEnd) {
-        let Some(mut pair) = self.pairs.remove(key) else { return };
+        let Some(mut pair) = self.pairs.remove(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such pair ends");
+            return;
+        };
         self.alarms.clear(key.index());
         self.names.remove(&(pair.queue, pair.id));
         for way in &pair.ways {
@@ -132,7 +141,10 @@ impl SpliceEngine {
     }
 
     fn reset_both(&mut self, out: &mut Egress, key: Key) {
-        let Some(pair) = self.pairs.get(key) else { return };
+        let Some(pair) = self.pairs.get(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such pair is reset");
+            return;
+        };
         let runs = [0, 1].map(|side| {
             let (_, back) = pair.both(side);
             // What was relayed last is what the peer expects, unless it is still on its way: then
@@ -145,7 +157,10 @@ impl SpliceEngine {
 
     /// RFC 5961 sections 3.2 and 4.2: the peer of that side says whether it meant it.
     pub(super) fn challenge(&mut self, out: &mut Egress, now: Instant, end: End) {
-        let Some(pair) = self.pairs.get_mut(end.key) else { return };
+        let Some(pair) = self.pairs.get_mut(end.key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such pair is challenged");
+            return;
+        };
         if !pair.challenges.allow(now) {
             self.counters.splice_challenges_limited += 1;
             return;

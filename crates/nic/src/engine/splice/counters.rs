@@ -70,5 +70,7 @@ base::counters! {
         /// Of the closed ones, those that were forgotten early: to make room, or because one of
         /// their tuples was used again.
         splice_lingers_cut_short,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
     }
 }

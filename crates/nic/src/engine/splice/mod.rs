@@ -28,7 +28,7 @@ use alloc::vec::Vec;
 use abi::port::{Payload, Payloads, RxFrame, TxFrame};
 use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
 use abi::{Checksum, PacketBuf, PacketPool, Received};
-use base::{Alarms, Instant};
+use base::{Alarms, Instant, internal_error};
 use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
@@ -117,7 +117,10 @@ impl SpliceEngine {
         out: &mut Egress,
     ) -> bool {
         let Some(end) = self.find(&at.tuple) else { return false };
-        let Some(pair) = self.pairs.get(end.key) else { return false };
+        let Some(pair) = self.pairs.get(end.key) else {
+            internal_error!(self.counters.nic_internal_errors, "a route to no pair");
+            return false;
+        };
         let waiting = matches!(pair.phase, Phase::Waiting(_));
         if matches!(pair.phase, Phase::Lingering(_)) && is_syn(received, at) {
             // RFC 9293 section 3.6.1: a tuple in TIME-WAIT is used again, by a peer or, where a SYN
@@ -202,6 +205,7 @@ impl SpliceEngine {
             self.counters.splice_dropped_malformed += 1;
             return out.put(frame.packet);
         };
+        // What was kept may have ended its pair.
         let Some(pair) = self.pairs.get(end.key) else { return out.put(frame.packet) };
         if let Err(fault) = pair.examine(end.side, &segment) {
             out.put(frame.packet);
@@ -241,7 +245,11 @@ impl SpliceEngine {
         at: &TransportAt,
         segment: &Segment,
     ) -> bool {
-        let Some(pair) = self.pairs.get_mut(end.key) else { return false };
+        let Some(pair) = self.pairs.get_mut(end.key) else {
+            internal_error!(self.counters.nic_internal_errors, "a frame of no pair");
+            out.put(frame.packet);
+            return false;
+        };
         let RxFrame { packet, checksum, segment_size } = frame;
         let (way, back) = pair.both_mut(end.side);
         let translated = way.translation.translate(packet.as_slice(), at, segment, back.end);
@@ -324,7 +332,10 @@ impl SpliceEngine {
         at: &TransportAt,
         mut segment: Segment,
     ) {
-        let Some(pair) = self.pairs.get_mut(end.key) else { return };
+        let Some(pair) = self.pairs.get_mut(end.key) else {
+            internal_error!(self.counters.nic_internal_errors, "a reset of no pair");
+            return out.put(frame.packet);
+        };
         let (way, back) = pair.both_mut(end.side);
         way.packets += 1;
         let acked = segment.seq;

@@ -160,6 +160,14 @@ impl Way {
 }
 
 impl Pair {
+    /// Begins to relay, and gives what was kept; none if it has begun before.
+    pub(super) fn go_live(&mut self) -> Option<Vec<Kept>> {
+        let Phase::Waiting(kept) = &mut self.phase else { return None };
+        let kept = core::mem::take(kept);
+        self.phase = Phase::Live;
+        Some(kept)
+    }
+
     /// Whether a segment of that side's peer may pass.
     ///
     /// # Errors

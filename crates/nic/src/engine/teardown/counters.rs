@@ -46,5 +46,7 @@ base::counters! {
         teardown_time_wait_evicted,
         /// Events that told the host of ends.
         teardown_sums,
+        /// States that the code excludes: each is a bug.
+        nic_internal_errors,
     }
 }

@@ -31,7 +31,7 @@ use abi::{FileExtent, FlowId, Parts, Refusal, Transmit};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use base::{Duration, Instant};
+use base::{Duration, Instant, internal_error};
 use wire::tcp::Segment;
 
 use self::counters::TeardownCounters;
@@ -261,7 +261,10 @@ impl TeardownEngine {
         key: Key,
         f: impl FnOnce(&mut Flow, &mut Cx<'_>) -> Option<End>,
     ) {
-        let Some(flow) = self.flows.get_mut(key) else { return };
+        let Some(flow) = self.flows.get_mut(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such flow");
+            return;
+        };
         let Self { counters, transmits, actions, .. } = self;
         let mut cx = Cx { now, counters, transmits, actions, arm: None };
         let ended = f(flow, &mut cx);
@@ -287,8 +290,12 @@ impl TeardownEngine {
         let mut expired = core::mem::take(&mut self.expired);
         wheel.expire(wheel.rotate(), 0..self.flows.places(), |flow| expired.push(flow));
         for index in expired.drain(..) {
-            let Some(key) = self.flows.key_at(index) else { continue };
-            let Some(flow) = self.flows.get_mut(key) else { continue };
+            let key = self.flows.key_at(index);
+            let found = key.and_then(|key| Some((key, self.flows.get_mut(key)?)));
+            let Some((key, flow)) = found else {
+                internal_error!(self.counters.nic_internal_errors, "a timer of no flow");
+                continue;
+            };
             // A time-out longer than the wheel: the paper's counter.
             if let (true, Some(wheel)) = (flow.due > self.tick, &self.wheel) {
                 flow.slot = set(wheel, key, flow.due - self.tick);
@@ -301,7 +308,10 @@ impl TeardownEngine {
     }
 
     fn finish(&mut self, now: Instant, key: Key, how: End) {
-        let Some((tuple, flow)) = self.flows.remove(key) else { return };
+        let Some((tuple, flow)) = self.flows.remove(key) else {
+            internal_error!(self.counters.nic_internal_errors, "no such flow ends");
+            return;
+        };
         if let Some(wheel) = &self.wheel {
             wheel.cancel(key.index(), flow.slot);
         }
