@@ -11,7 +11,8 @@ use crate::node::Node;
 use crate::report::Report;
 
 /// Never moved, whatever a scenario does: each is a bug.
-const INTERNAL: [&str; 3] = ["internal_errors", "quic_internal_errors", "nic_internal_errors"];
+const INTERNAL: [&str; 4] =
+    ["internal_errors", "quic_internal_errors", "nic_internal_errors", "nvmet_internal_errors"];
 
 /// Moved by devices without room for every TLS or NVMe/TCP context and buffer.
 const CONTEXTS: [&str; 12] = [

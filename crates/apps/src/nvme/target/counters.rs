@@ -5,6 +5,8 @@ use wire::nvme::status::Status;
 base::counters! {
     /// Counters of one target.
     pub struct Counters {
+        /// States that the code excludes: each is a bug.
+        nvmet_internal_errors: alarm,
         /// Connections accepted.
         nvmet_connections,
         /// Connections reset at once: `connections_max` were there.

@@ -9,6 +9,7 @@ use std::ops::Range as Span;
 
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId};
+use base::internal_error;
 use bytes::Bytes;
 use host::DiskToken;
 use host::nvme::Source;
@@ -193,7 +194,10 @@ impl<L: Link> Turn<'_, L> {
         let admitted = waited || shared.admit(id);
         // Nobody overtakes those that wait.
         let room = admitted && (waited || shared.thirsty.is_empty());
-        let Some(op) = shared.ops.get_mut(id) else { return };
+        let Some(op) = shared.ops.get_mut(id) else {
+            internal_error!(shared.counters.nvmet_internal_errors, "memory for no operation");
+            return;
+        };
         let taken = if room { shared.buffers.take(op.data_len as usize) } else { None };
         let Some((mut buffer, lease)) = taken else {
             shared.counters.nvmet_waits_memory += u64::from(!waited);
@@ -215,7 +219,10 @@ impl<L: Link> Turn<'_, L> {
             return self.handle_buffer(id, buffer);
         }
         let tag = self.conn.queue.as_mut().and_then(|queue| queue.tag(self.now, id));
-        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        let Some(op) = self.shared.ops.get_mut(id) else {
+            internal_error!(self.shared.counters.nvmet_internal_errors, "a tag for no operation");
+            return;
+        };
         let Some(tag) = tag else {
             op.buffer = Some(buffer);
             return self.finish(id, Status::INTERNAL);
@@ -253,8 +260,12 @@ impl<L: Link> Turn<'_, L> {
     /// Takes the range of an operation, and goes on with it once it is held.
     fn take_range(&mut self, id: OpId) {
         let shared = &mut *self.shared;
-        let Some(op) = shared.ops.get_mut(id) else { return };
-        let Some(namespace) = shared.namespaces.get_mut(op.place) else { return };
+        let op = shared.ops.get_mut(id);
+        let found = op.and_then(|op| Some((shared.namespaces.get_mut(op.place)?, op)));
+        let Some((namespace, op)) = found else {
+            internal_error!(shared.counters.nvmet_internal_errors, "a range for no operation");
+            return;
+        };
         // It may have been removed since its data was asked for.
         if let Err(status) = namespace.check(&(0..0)) {
             return self.finish(id, status);
@@ -294,8 +305,15 @@ impl<L: Link> Turn<'_, L> {
             Err(status) => return self.finish(id, status),
         };
         let shared = &mut *self.shared;
-        let Some(op) = shared.ops.get_mut(id) else { return };
-        let Some(namespace) = shared.namespaces.get(op.place) else { return };
+        let op = shared.ops.get_mut(id);
+        let found = op.and_then(|op| Some((shared.namespaces.get(op.place)?, op)));
+        let Some((namespace, op)) = found else {
+            internal_error!(
+                shared.counters.nvmet_internal_errors,
+                "no such operation has its range"
+            );
+            return;
+        };
         let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = Stage::Disk;
         let number = id.0;
@@ -309,7 +327,10 @@ impl<L: Link> Turn<'_, L> {
             }
             Verb::Read => self.send(id, file),
             Verb::Write => {
-                let Some(buffer) = op.buffer.take() else { return };
+                let Some(buffer) = op.buffer.take() else {
+                    internal_error!(shared.counters.nvmet_internal_errors, "a write without data");
+                    return;
+                };
                 self.host.write(token, at, buffer, op.data_len, op.fua);
             }
             Verb::Probe { .. } | Verb::Compare { .. } => self.read_on(id, file),
@@ -326,7 +347,13 @@ impl<L: Link> Turn<'_, L> {
 
     /// Sends what a read is for. The range is kept until the peer has it.
     fn send(&mut self, id: OpId, file: FileId) {
-        let Some(op) = self.shared.ops.remove(id) else { return };
+        let Some(op) = self.shared.ops.remove(id) else {
+            internal_error!(
+                self.shared.counters.nvmet_internal_errors,
+                "no such operation is answered"
+            );
+            return;
+        };
         // No longer than MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
         let data = Source::File { file, offset: op.offset, len };
@@ -337,8 +364,15 @@ impl<L: Link> Turn<'_, L> {
 
     /// Reads what a compare, or a read, has to look at next.
     fn read_on(&mut self, id: OpId, file: FileId) {
-        let Some(op) = self.shared.ops.get_mut(id) else { return };
-        let (Verb::Compare { done } | Verb::Probe { done }) = op.verb else { return };
+        let op = self.shared.ops.get_mut(id);
+        let found = op.and_then(|op| match op.verb {
+            Verb::Compare { done } | Verb::Probe { done } => Some((op, done)),
+            _ => None,
+        });
+        let Some((op, done)) = found else {
+            internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation reads");
+            return;
+        };
         // No longer than MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX).saturating_sub(done).min(LOOK_BYTES);
         let extent = FileExtent { file, offset: op.offset + u64::from(done), len };
@@ -352,7 +386,10 @@ impl<L: Link> Turn<'_, L> {
 
     /// The disk has read something that is looked at.
     pub(super) fn handle_read(&mut self, id: OpId, result: Result<Bytes, FileFault>) {
-        let Some(op) = self.shared.ops.get_mut(id) else { return };
+        let Some(op) = self.shared.ops.get_mut(id) else {
+            internal_error!(self.shared.counters.nvmet_internal_errors, "bytes for no operation");
+            return;
+        };
         let Some(extent) = op.reading.take() else { return };
         self.host.release(extent);
         let bytes = match result {
@@ -377,13 +414,25 @@ impl<L: Link> Turn<'_, L> {
             if !is_whole {
                 return self.read_on(id, file);
             }
-            let Some(op) = self.shared.ops.get(id) else { return };
+            let Some(op) = self.shared.ops.get(id) else {
+                internal_error!(
+                    self.shared.counters.nvmet_internal_errors,
+                    "a probe of no operation"
+                );
+                return;
+            };
             if let Some(namespace) = self.shared.namespaces.get_mut(op.place) {
                 namespace.clear(&(op.offset..op.offset + op.len));
             }
             return self.send(id, file);
         }
-        let Verb::Compare { done } = op.verb else { return };
+        let Verb::Compare { done } = op.verb else {
+            internal_error!(
+                self.shared.counters.nvmet_internal_errors,
+                "an operation that reads nothing"
+            );
+            return;
+        };
         let Some(wanted) = op.data(done as usize, bytes.len()) else {
             return self.finish(id, Status::INTERNAL);
         };
@@ -419,7 +468,13 @@ impl<L: Link> Turn<'_, L> {
         result: Result<(), FileFault>,
     ) {
         let shared = &mut *self.shared;
-        let Some(op) = shared.ops.get_mut(id) else { return };
+        let Some(op) = shared.ops.get_mut(id) else {
+            internal_error!(
+                shared.counters.nvmet_internal_errors,
+                "the disk is done with no operation"
+            );
+            return;
+        };
         op.buffer = buffer.or_else(|| op.buffer.take());
         if let Err(fault) = result {
             shared.health.media_errors += 1;
@@ -490,7 +545,10 @@ impl<L: Link> Turn<'_, L> {
 
     /// An operation is over.
     fn finish(&mut self, id: OpId, status: Status) {
-        let Some(mut op) = self.shared.ops.remove(id) else { return };
+        let Some(mut op) = self.shared.ops.remove(id) else {
+            internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation ends");
+            return;
+        };
         self.shared.relinquish(&mut op);
         self.complete(op.cid, 0, status);
     }
