@@ -44,6 +44,17 @@ enum Phase {
     },
 }
 
+/// What the host is asked.
+#[derive(Clone, Copy, Debug)]
+enum Inquiry {
+    /// Nothing.
+    Nothing,
+    /// An asynchronous request has begun, and names no header yet.
+    Begun,
+    /// A request is under way.
+    Asked(Asked),
+}
+
 /// A request under way.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
@@ -57,11 +68,9 @@ struct Asked {
 pub(super) struct Search {
     mode: ResyncMode,
     phase: Phase,
-    asked: Option<Asked>,
+    inquiry: Inquiry,
     /// Bytes that passed since.
     since: u32,
-    /// An asynchronous request has begun and not ended.
-    started: bool,
     /// The last bytes of the packet before, as far as a header may begin in them.
     carry: [u8; CARRY],
     carried: usize,
@@ -103,9 +112,8 @@ impl Search {
         Self {
             mode,
             phase: Phase::Idle,
-            asked: None,
+            inquiry: Inquiry::Nothing,
             since: 0,
-            started: false,
             carry: [0; CARRY],
             carried: 0,
             end,
@@ -118,14 +126,14 @@ impl Search {
 
     /// The context knows its place.
     pub(super) fn stop(&mut self, requests: &mut Requests, counters: &mut L5oCounters) {
-        if matches!(self.phase, Phase::Idle) && self.asked.is_none() {
+        if matches!(self.phase, Phase::Idle) && self.asked().is_none() {
             return;
         }
-        if self.mode == ResyncMode::Async && (self.started || self.asked.is_some()) {
-            counters.rx_tls_resync_req_skip += u64::from(self.started);
+        if self.mode == ResyncMode::Async && !matches!(self.inquiry, Inquiry::Nothing) {
+            counters.rx_tls_resync_req_skip += u64::from(matches!(self.inquiry, Inquiry::Begun));
             requests.push(ResyncRequest::AsyncCancel);
         }
-        (self.phase, self.asked, self.started) = (Phase::Idle, None, false);
+        (self.phase, self.inquiry) = (Phase::Idle, Inquiry::Nothing);
         (self.carried, self.refusals, self.leave_out) = (0, 0, 0);
     }
 
@@ -176,8 +184,8 @@ impl Search {
             self.leave_out -= 1;
             return None;
         }
-        if self.mode == ResyncMode::Async && !self.started && self.asked.is_none() {
-            self.started = true;
+        if self.mode == ResyncMode::Async && matches!(self.inquiry, Inquiry::Nothing) {
+            self.inquiry = Inquiry::Begun;
             self.since = 0;
             counters.rx_tls_resync_req_start += 1;
             requests.push(ResyncRequest::AsyncStart { tcpsn: seq, len: ASYNC_BYTES });
@@ -273,11 +281,11 @@ impl Search {
         }
         self.phase = Phase::Track { at, headers, last };
         if headers > before {
-            if self.asked.is_some() && self.since > RETRY_BYTES {
+            if self.asked().is_some() && self.since > RETRY_BYTES {
                 counters.rx_tls_resync_res_retry += 1;
-                self.asked = None;
+                self.inquiry = Inquiry::Nothing;
             }
-            if self.asked.is_none() {
+            if self.asked().is_none() {
                 self.ask(last, headers, requests, counters);
             }
         }
@@ -286,7 +294,7 @@ impl Search {
     /// What was tracked are no messages.
     fn mistaken(&mut self, counters: &mut L5oCounters) {
         self.phase = Phase::Scan;
-        if let Some(asked) = &mut self.asked {
+        if let Inquiry::Asked(asked) = &mut self.inquiry {
             counters.rx_tls_resync_req_skip +=
                 u64::from(self.mode == ResyncMode::Async && asked.headers.is_some());
             asked.headers = None;
@@ -307,17 +315,17 @@ impl Search {
         requests: &mut Requests,
         counters: &mut L5oCounters,
     ) {
-        if self.asked.is_some() && self.since <= RETRY_BYTES {
+        if self.asked().is_some() && self.since <= RETRY_BYTES {
             return;
         }
-        self.asked = Some(Asked { tcpsn, headers: Some(headers) });
+        let begun = matches!(self.inquiry, Inquiry::Begun);
+        self.inquiry = Inquiry::Asked(Asked { tcpsn, headers: Some(headers) });
         self.since = 0;
         if self.mode == ResyncMode::Async {
-            if !self.started {
+            if !begun {
                 counters.rx_tls_resync_req_start += 1;
                 requests.push(ResyncRequest::AsyncStart { tcpsn, len: ASYNC_BYTES });
             }
-            self.started = false;
             counters.rx_tls_resync_req_end += 1;
             requests.push(ResyncRequest::AsyncEnd { tcpsn });
         } else {
@@ -334,10 +342,10 @@ impl Search {
 
     /// The host's answer.
     pub(super) fn answer(&mut self, tcpsn: SeqNum, number: Option<u64>) -> Answer {
-        let Some(asked) = self.asked.filter(|asked| asked.tcpsn == tcpsn) else {
+        let Some(asked) = self.asked().filter(|asked| asked.tcpsn == tcpsn) else {
             return Answer::Useless;
         };
-        self.asked = None;
+        self.inquiry = Inquiry::Nothing;
         let (Phase::Track { at, headers, last }, Some(then)) = (self.phase, asked.headers) else {
             return Answer::Useless;
         };
@@ -363,12 +371,22 @@ impl Search {
 
     /// Whether the host has not yet answered about the header at `tcpsn`.
     pub(super) fn has_asked(&self, tcpsn: SeqNum) -> bool {
-        self.asked.is_some_and(|asked| asked.tcpsn == tcpsn)
+        self.asked().is_some_and(|asked| asked.tcpsn == tcpsn)
+    }
+
+    /// The request under way.
+    const fn asked(&self) -> Option<Asked> {
+        match self.inquiry {
+            Inquiry::Asked(asked) => Some(asked),
+            Inquiry::Nothing | Inquiry::Begun => None,
+        }
     }
 
     /// The answer about what was guessed has come.
     pub(super) const fn answered(&mut self) {
-        self.asked = None;
+        if let Inquiry::Asked(_) = self.inquiry {
+            self.inquiry = Inquiry::Nothing;
+        }
     }
 
     /// Keeps the front of the header at `last`, if this packet has it.
