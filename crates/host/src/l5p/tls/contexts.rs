@@ -10,7 +10,7 @@ use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::OverTls;
 use abi::{Op, Refusal};
 
-use super::{Piece, Session, Stage};
+use super::{Piece, Session};
 use crate::l5p::Connection;
 use crate::tcp::conn::Cx;
 use base::internal_error;
@@ -19,7 +19,7 @@ impl Session {
     /// Asks the device for a context that seals from the next record on, if any `follows`; the keys
     /// are kept with the stream in any case.
     pub(super) fn install_tx(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, follows: bool) {
-        let Stage::Open(open) = &self.stage else { return };
+        let Some(open) = self.stage.open() else { return };
         let refused = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_tx => None,
             Ok(_) => Some(Refusal::NotSupported),
@@ -53,7 +53,7 @@ impl Session {
 
     /// Where content that is written next begins, if the device seals it.
     pub(crate) fn tx_at(&self, conn: &Connection) -> Option<OverTls> {
-        let Stage::Open(open) = &self.stage else { return None };
+        let open = self.stage.open()?;
         let context = conn.snd.transforms.sealer.as_ref()?.context()?;
         Some(OverTls { context, number: open.tx.number, skip: 0 })
     }
@@ -72,7 +72,7 @@ impl Session {
     /// Keeps the device in step with what was received.
     pub(super) fn follow(&mut self, conn: &Connection, cx: &mut Cx<'_>) {
         let Some(mut offload) = self.offload.take_if(|o| o.is_to_follow()) else { return };
-        let drained = conn.rcv.ready_bytes() == 0 && self.incoming.is_empty();
+        let drained = conn.rcv.ready_bytes() == 0 && self.front.copied().is_empty();
         if let Some(mut boundaries) = self.boundaries(&conn.rcv).map(Iterator::peekable) {
             if let Some(&at) = boundaries.peek() {
                 offload.advance(at);
@@ -132,7 +132,7 @@ impl Session {
                 Piece::Memory(_) | Piece::End => {}
             }
         }
-        if !matches!(self.stage, Stage::Open(_)) || !conn.state.is_synchronized() {
+        if self.stage.open().is_none() || !conn.state.is_synchronized() {
             return;
         }
         if let Some(offload) = &mut self.offload {

@@ -19,7 +19,8 @@ use super::record::content;
 
 /// A handshake under way.
 pub(crate) struct Handshake {
-    end: End,
+    /// None when it is done, or cannot give up its keys.
+    end: Option<End>,
     /// Records that rustls has not used up.
     incoming: Vec<u8>,
 }
@@ -32,7 +33,7 @@ enum End {
 /// How far it got.
 pub(crate) enum Progress {
     /// It wants another record.
-    More(Box<Handshake>),
+    More,
     Done(Box<Done>),
     /// It failed; the alert is in what is to be sent.
     Failed,
@@ -51,7 +52,7 @@ impl Handshake {
     /// Where the configuration cannot be served with.
     pub(crate) fn server(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let end = End::Server(UnbufferedServerConnection::new(config)?);
-        Ok(Self { end, incoming: Vec::new() })
+        Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
     /// # Errors
@@ -61,26 +62,28 @@ impl Handshake {
         name: ServerName<'static>,
     ) -> Result<Self, rustls::Error> {
         let end = End::Client(UnbufferedClientConnection::new(config, name)?);
-        Ok(Self { end, incoming: Vec::new() })
+        Ok(Self { end: Some(end), incoming: Vec::new() })
     }
 
     /// Takes a record, or nothing, where a client begins; appends what is to be sent to `out`.
-    pub(crate) fn feed(mut self: Box<Self>, record: &[u8], out: &mut Vec<u8>) -> Progress {
+    pub(crate) fn feed(&mut self, record: &[u8], out: &mut Vec<u8>) -> Progress {
+        let Some(end) = &mut self.end else { return Progress::Failed };
         self.incoming.extend_from_slice(record);
-        let step = match &mut self.end {
+        let step = match end {
             End::Server(conn) => advance(conn, &mut self.incoming, out),
             End::Client(conn) => advance(conn, &mut self.incoming, out),
         };
         match step {
-            Step::Blocked => Progress::More(self),
+            Step::Blocked => Progress::More,
             Step::Done => self
                 .end
-                .into_kernel()
+                .take()
+                .and_then(End::into_kernel)
                 .map_or(Progress::Failed, |done| Progress::Done(Box::new(done))),
             Step::Refused => Progress::Failed,
             Step::Error => {
                 // The alert is what rustls has to send last.
-                match &mut self.end {
+                match end {
                     End::Server(conn) => drain(conn, &mut self.incoming, out),
                     End::Client(conn) => drain(conn, &mut self.incoming, out),
                 }

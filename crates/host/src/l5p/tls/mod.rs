@@ -4,7 +4,8 @@
 //! (`handshake`). After it, what the application writes becomes runs of records in the connection's
 //! send stream, described by their content (`sealer`): the device seals them when they are sent, or
 //! the host before. Received records that the device opened are read where they lie, others are
-//! opened by the host (`receive`, `record`); `offload` keeps the device's contexts in step.
+//! opened by the host (`receive`, `record`); `offload` keeps the device's contexts in step. `stage`
+//! has the stages that a session goes through.
 //!
 //! Invariants: what is given to the connection is ciphertext, or a run that nobody but a sealer can
 //! turn into bytes, or an alert before there are keys; the order of what was written is kept; no
@@ -22,6 +23,7 @@ mod receive;
 pub(crate) mod record;
 pub(crate) mod sealer;
 mod secret;
+mod stage;
 mod transmit;
 
 use alloc::boxed::Box;
@@ -39,6 +41,7 @@ use wire::tls::{FATAL, fatal_alert};
 
 use crate::api::{Readiness, SocketError, TlsInfo};
 use crate::config::TcpConfig;
+use crate::counters::HostCounters;
 use crate::l5p::Connection;
 use crate::l5p::nvme_tcp::pdus::Written;
 use crate::net::outbox::Outbox;
@@ -51,10 +54,11 @@ pub use api::{TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersio
 use handshake::{Handshake, Progress};
 use offload::RxOffload;
 use open::Open;
-use receive::{Clear, Step};
+use receive::{Copied, Front, Step};
 pub use record::Alert;
 use record::{Version, content};
 use sealer::Sealer;
+use stage::{Stage, StageEvent};
 
 /// Opened bytes that wait to be read before the connection's window is left to close.
 const PLAIN_BYTES_MAX: usize = 64 * 1024;
@@ -72,21 +76,6 @@ enum Piece {
     Pdu(Box<Written>),
     /// close_notify, and the end of the connection's direction.
     End,
-}
-
-/// The stages of a session: `Begin` (a client's), `Handshake`, `Open`; any of them may fail.
-enum Stage {
-    /// A client that has not sent its first message.
-    Begin(Box<Handshake>),
-    Handshake(Box<Handshake>),
-    Open(Box<Open>),
-    /// Nothing is sent or read any more.
-    Failed(SocketError),
-}
-
-impl Stage {
-    /// A session that could not begin, and the stage of one while it is worked on.
-    const BROKEN: Self = Self::Failed(SocketError::Tls(Alert::InternalError));
 }
 
 /// Where the device finds a record, as far as it opens it.
@@ -113,20 +102,13 @@ impl NextRecord {
 /// A connection's TLS.
 pub(crate) struct Session {
     crypto: Arc<dyn CryptoProvider>,
+    /// Changed by [`Session::enter`] alone.
     stage: Stage,
-    /// Nothing was received yet, and a client that does not speak TLS is the application's.
-    takes_cleartext: bool,
-    /// The record that is being copied together.
-    incoming: Vec<u8>,
-    /// The device had opened some of it.
-    undone: bool,
+    /// The record in front of what was received.
+    front: Front,
     /// Opened by the host, not yet read.
     plain: VecDeque<Bytes>,
     plain_bytes: usize,
-    /// Opened by the device, not yet read; behind `plain`.
-    clear: Option<Clear>,
-    /// Bytes that have to be there before the record in front is worth another look.
-    awaited: usize,
     /// The device's part in receiving; none before there are keys.
     offload: Option<Box<RxOffload>>,
     /// Why the device does not seal.
@@ -137,11 +119,7 @@ pub(crate) struct Session {
     /// Plaintext bytes in the queue, and those of them in memory.
     queued: u64,
     queued_memory: usize,
-    /// The peer wants our key to change before more data is written.
-    update_wanted: bool,
-    /// The peer sent close_notify.
-    peer_ended: bool,
-    /// The application wrote its last byte.
+    /// The application wrote its last byte, in whatever stage.
     shut: bool,
 }
 
@@ -156,15 +134,16 @@ impl Session {
     /// The session of a connection that was just accepted, by a listener that takes cleartext too
     /// or not.
     pub(crate) fn server(server: &TlsServer, takes_cleartext: bool) -> Self {
+        let first = if takes_cleartext { Stage::Detect } else { Stage::Handshake };
         let handshake = Handshake::server(server.config.clone());
-        let stage = handshake.map(|h| Stage::Handshake(Box::new(h))).ok();
-        Self { takes_cleartext, ..Self::new(server.crypto.clone(), stage) }
+        Self::new(server.crypto.clone(), handshake.map(|h| first(Box::new(h))).ok())
     }
 
     /// Returns whether the first that was received is text, where the listener takes that. The
     /// types of records are control characters (RFC 8446 section 5.1).
     pub(crate) fn is_cleartext(&self, rcv: &Receive) -> bool {
-        self.takes_cleartext && rcv.peek().first().is_some_and(u8::is_ascii_alphabetic)
+        matches!(self.stage, Stage::Detect(_))
+            && rcv.peek().first().is_some_and(u8::is_ascii_alphabetic)
     }
 
     /// The session of a connection that we open; its handshake begins with the first turn.
@@ -176,10 +155,9 @@ impl Session {
     /// A session that begins behind its handshake, which others had.
     pub(crate) fn attached(conn: &mut Connection, cx: &mut Cx<'_>, keys: &TlsKeys) -> Self {
         let open = Open::attached(keys, &*keys.crypto);
-        let mut session = Self::new(keys.crypto.clone(), None);
-        if let Some(open) = open {
-            session.open(conn, cx, open);
-        }
+        let stage = open.map(|open| Stage::Open(Box::new(open)));
+        let mut session = Self::new(keys.crypto.clone(), stage);
+        session.install(conn, cx);
         session
     }
 
@@ -187,21 +165,15 @@ impl Session {
         Self {
             crypto,
             stage: stage.unwrap_or(Stage::BROKEN),
-            takes_cleartext: false,
-            incoming: Vec::new(),
-            undone: false,
+            front: Front::Unseen,
             plain: VecDeque::new(),
             plain_bytes: 0,
-            clear: None,
-            awaited: 0,
             offload: None,
             tx_refused: None,
             rx_records: [0; 3],
             queue: VecDeque::new(),
             queued: 0,
             queued_memory: 0,
-            update_wanted: false,
-            peer_ended: false,
             shut: false,
         }
     }
@@ -210,23 +182,21 @@ impl Session {
 
     /// What the socket is ready for, given what the connection is.
     pub(crate) fn readiness(&self, below: Readiness) -> Readiness {
-        let readable = !self.plain.is_empty() || self.clear.is_some();
-        let open = matches!(self.stage, Stage::Open(_));
-        let error = match self.stage {
-            Stage::Failed(error) => Some(error),
-            Stage::Begin(_) | Stage::Handshake(_) | Stage::Open(_) => below.error,
-        };
+        let readable = !self.plain.is_empty() || self.front.clear().is_some();
+        let open = self.stage.open().is_some();
+        let error =
+            if let Stage::Failed { error, .. } = self.stage { Some(error) } else { below.error };
         Readiness {
             readable,
             writable: below.writable && open && !self.shut && self.queue.is_empty(),
-            peer_closed: !readable && (self.peer_ended || below.peer_closed),
+            peer_closed: !readable && (self.stage.is_peer_closed() || below.peer_closed),
             drained: below.drained && self.queue.is_empty(),
             error,
         }
     }
 
     pub(crate) fn peek<'a>(&'a self, rcv: &'a Receive) -> &'a [u8] {
-        match (self.plain.front(), &self.clear) {
+        match (self.plain.front(), self.front.clear()) {
             (Some(plain), _) => plain,
             (None, Some(clear)) => {
                 let bytes = rcv.peek();
@@ -255,17 +225,19 @@ impl Session {
             return;
         }
         self.consume_clear(&mut conn.rcv, out, bytes);
-        if self.clear.is_none() {
+        if self.front.clear().is_none() {
             // Who read the last byte is told at once that it was.
             let room = receive::record_room(conn, config);
             let step = self.step(&mut conn.rcv, out, room, true);
-            self.peer_ended |= matches!(step, Step::Control { .. });
+            if matches!(step, Step::Control { .. }) {
+                self.enter(&mut out.counters, StageEvent::CloseNotify);
+            }
         }
     }
 
     /// Whether what [`Self::peek`] shows lies in the packets that it came in.
     pub(crate) fn shows_packets(&self) -> bool {
-        self.plain.is_empty() && self.clear.is_some()
+        self.plain.is_empty() && self.front.clear().is_some()
     }
 
     /// The record that brings the next content, where all before it was read.
@@ -273,11 +245,11 @@ impl Session {
     /// # Errors
     /// Why there is no context of the device's for it.
     pub(crate) fn next_record(&self, rcv: &Receive) -> Result<NextRecord, Refusal> {
-        let Stage::Open(open) = &self.stage else { return Err(Refusal::DoesNotFit) };
-        let read = self.plain.is_empty() && self.clear.is_none();
+        let open = self.stage.open().ok_or(Refusal::DoesNotFit)?;
+        let read = self.plain.is_empty() && self.front.clear().is_none();
         let offload = self.offload.as_deref().filter(|_| read).ok_or(Refusal::DoesNotFit)?;
         let over = OverTls { context: offload.context()?, number: open.rx.number, skip: 0 };
-        let position = rcv.read_position() - self.incoming.len() as u64;
+        let position = rcv.read_position() - self.front.copied().len() as u64;
         let overhead = u32::try_from(open.rx.keys.framing.overhead()).unwrap_or(0);
         Ok(NextRecord { over, seq: rcv.seq(position), overhead })
     }
@@ -287,6 +259,11 @@ impl Session {
         self.shut
     }
 
+    /// Returns whether our direction is closed: close_notify was written, or never will be.
+    fn has_ended(&self) -> bool {
+        self.shut && self.queue.is_empty()
+    }
+
     /// Plaintext bytes that are not yet sealed.
     pub(crate) const fn queued(&self) -> u64 {
         self.queued
@@ -294,7 +271,7 @@ impl Session {
 
     /// Nothing more is written: close_notify follows what was. Says whether it is still to follow.
     pub(crate) fn shutdown(&mut self) -> bool {
-        if !self.shut && !matches!(self.stage, Stage::Failed(_)) {
+        if !self.shut && !matches!(self.stage, Stage::Failed { .. }) {
             self.queue.push_back(Piece::End);
         }
         self.shut = true;
@@ -326,20 +303,27 @@ impl Session {
     /// A client speaks first.
     fn begin(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         if matches!(self.stage, Stage::Begin(_)) {
-            if let Stage::Begin(handshake) = core::mem::replace(&mut self.stage, Stage::BROKEN) {
-                self.shake(conn, cx, handshake, &[]);
-            }
+            self.enter(&mut cx.out.counters, StageEvent::Begun);
+            self.shake(conn, cx, &[]);
         }
     }
 
-    fn handle_record(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, mut record: Vec<u8>) {
-        match core::mem::replace(&mut self.stage, Stage::BROKEN) {
-            Stage::Handshake(handshake) => self.shake(conn, cx, handshake, &record),
-            Stage::Open(mut open) => {
+    /// Enters the stage that an event leads to, which there is.
+    fn enter(&mut self, counters: &mut HostCounters, event: StageEvent) {
+        match core::mem::replace(&mut self.stage, Stage::BROKEN).next(event) {
+            Some(next) => self.stage = next,
+            None => internal_error!(counters.internal_errors, "an event in the wrong stage"),
+        }
+    }
+
+    fn handle_record(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, record: Copied) {
+        let Copied { bytes: mut record, undone } = record;
+        match &mut self.stage {
+            Stage::Handshake(_) => self.shake(conn, cx, &record),
+            Stage::Open(open) => {
                 let opened = open.rx.keys.open(open.rx.number, &mut record);
                 let opened = opened.and_then(|opened| open.rx.advance().map(|()| opened));
-                self.stage = Stage::Open(open);
-                self.note_copied(&mut cx.out.counters);
+                self.note_copied(&mut cx.out.counters, undone);
                 let handled = opened.and_then(|(kind, range)| {
                     cx.out.counters.tls_rx_records += 1;
                     self.handle_content(conn, cx, kind, Bytes::from(record).slice(range))
@@ -350,30 +334,29 @@ impl Session {
                     self.fail(conn, cx, alert);
                 }
             }
-            // Neither reads records: the first turn of a client ends `Begin`.
-            stage @ (Stage::Begin(_) | Stage::Failed(_)) => self.stage = stage,
+            // They read no records: the first turn of a client ends `Begin`, a byte `Detect`.
+            Stage::Begin(_) | Stage::Detect(_) | Stage::PeerClosed(_) | Stage::Failed { .. } => {}
         }
     }
 
-    fn shake(
-        &mut self,
-        conn: &mut Connection,
-        cx: &mut Cx<'_>,
-        handshake: Box<Handshake>,
-        record: &[u8],
-    ) {
+    fn shake(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, record: &[u8]) {
+        let Stage::Handshake(handshake) = &mut self.stage else {
+            internal_error!(cx.out.counters.internal_errors, "no handshake to feed");
+            return;
+        };
         let mut out = Vec::new();
         let progress = handshake.feed(record, &mut out);
         conn.write_all(Bytes::from(out));
         match progress {
-            Progress::More(handshake) => self.stage = Stage::Handshake(handshake),
+            Progress::More => {}
             Progress::Done(done) => {
                 match Open::new(*done, &*self.crypto, cx.config.first_numbers.record) {
                     Some(open) => {
                         cx.out.counters.tls_handshakes += 1;
                         self.open(conn, cx, open);
                     }
-                    None => self.fail(conn, cx, Alert::InternalError),
+                    // There are no keys that the peer would read an alert under.
+                    None => self.die(conn, cx, SocketError::Tls(Alert::InternalError)),
                 }
             }
             Progress::Failed => {
@@ -386,8 +369,14 @@ impl Session {
 
     /// There are keys: sealing and opening begin, on the device where it can.
     fn open(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, open: Open) {
+        self.enter(&mut cx.out.counters, StageEvent::Keys(Box::new(open)));
+        self.install(conn, cx);
+    }
+
+    /// Has the device seal and open with the keys, where it can.
+    fn install(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
+        let Some(open) = self.stage.open() else { return };
         self.offload = Some(Box::new(RxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
-        self.stage = Stage::Open(Box::new(open));
         conn.snd.transforms.sealer.get_or_insert_with(|| Box::new(Sealer::new()));
         // Nothing follows a FIN that would be sealed.
         let follows = conn.state.may_write();
@@ -401,7 +390,7 @@ impl Session {
 
     /// What `ss` shows.
     pub(crate) fn info(&self, conn: &Connection) -> Option<TlsInfo> {
-        let Stage::Open(open) = &self.stage else { return None };
+        let open = self.stage.open()?;
         // Whatever was said when it was asked for: a context that is gone seals nothing.
         let seals =
             conn.snd.transforms.sealer.as_ref().is_some_and(|sealer| sealer.context().is_some());
@@ -422,7 +411,7 @@ impl Session {
         kind: u8,
         text: Bytes,
     ) -> Result<(), Alert> {
-        let Stage::Open(open) = &mut self.stage else {
+        let Some(open) = self.stage.open_mut() else {
             internal_error!(cx.out.counters.internal_errors, "content before the keys");
             return Ok(());
         };
@@ -458,7 +447,7 @@ impl Session {
         cx: &mut Cx<'_>,
         text: &[u8],
     ) -> Result<(), Alert> {
-        let Stage::Open(open) = &mut self.stage else {
+        let Some(open) = self.stage.open_mut() else {
             internal_error!(cx.out.counters.internal_errors, "content before the keys");
             return Ok(());
         };
@@ -467,15 +456,15 @@ impl Session {
         if changes.no_renegotiation {
             open.write(conn, content::ALERT, &[1, Alert::NoRenegotiation as u8]);
         }
+        // One answer is enough for many, before the next data (RFC 8446 section 4.6.3): else a peer
+        // would have us keep what it asks for, and does not acknowledge.
+        open.update_wanted |= changes.tx_wanted;
         if changes.rx {
             if let Some(offload) = &mut self.offload {
                 offload.retire(cx.out, conn.rcv.edge(), open.rx.keys.clone());
             }
             self.install_rx(conn, cx);
         }
-        // One answer is enough for many, before the next data (RFC 8446 section 4.6.3): else a peer
-        // would have us keep what it asks for, and does not acknowledge.
-        self.update_wanted |= changes.tx_wanted;
         if changes.tx_wanted {
             self.rekey_unsent(conn, cx);
         }
@@ -494,7 +483,7 @@ impl Session {
         let &[level, code] = text else { return Err(Alert::DecodeError) };
         match code {
             0 => {
-                self.peer_ended = true;
+                self.enter(&mut cx.out.counters, StageEvent::CloseNotify);
                 conn.modes.notify = true;
             }
             // Warnings of TLS 1.2, and the one of TLS 1.3 that a close_notify follows.
@@ -509,29 +498,35 @@ impl Session {
     }
 
     fn is_12(&self) -> bool {
-        matches!(&self.stage, Stage::Open(open) if open.version == Version::Tls12)
+        self.stage.open().is_some_and(|open| open.version == Version::Tls12)
     }
 
     /// Sends an alert, and ends.
     fn fail(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, alert: Alert) {
         let counters = &mut cx.out.counters;
         match &mut self.stage {
-            Stage::Open(open) => open.write(conn, content::ALERT, &[FATAL, alert as u8]),
-            Stage::Handshake(_) | Stage::Begin(_) => {
+            Stage::Open(open) | Stage::PeerClosed(open) => {
+                open.write(conn, content::ALERT, &[FATAL, alert as u8]);
+            }
+            Stage::Begin(_) | Stage::Detect(_) | Stage::Handshake(_) => {
                 counters.tls_handshake_failures += 1;
                 conn.write_all(Bytes::copy_from_slice(&fatal_alert(alert as u8)));
             }
-            Stage::Failed(_) => {}
+            Stage::Failed { .. } => {
+                return internal_error!(counters.internal_errors, "a session fails twice");
+            }
         }
-        counters.tls_alerts_sent += u64::from(!matches!(self.stage, Stage::Failed(_)));
+        counters.tls_alerts_sent += 1;
         self.die(conn, cx, SocketError::Tls(alert));
     }
 
     /// Nothing more is sent but what the connection has; what was written is forgotten.
     fn die(&mut self, conn: &mut Connection, cx: &mut Cx<'_>, error: SocketError) {
-        self.stage = Stage::Failed(error);
-        self.incoming = Vec::new();
-        self.clear = None;
+        self.enter(&mut cx.out.counters, StageEvent::Failure(error));
+        // What is awaited goes with the end of its record, unread.
+        if !matches!(self.front, Front::Awaited(_)) {
+            self.front = Front::Unseen;
+        }
         self.release(cx.out, cx.files);
         conn.shutdown();
         conn.modes.notify = true;

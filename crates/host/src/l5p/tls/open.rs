@@ -164,6 +164,8 @@ pub(super) struct Open {
     /// Part of a message after the handshake.
     pub(super) message: Vec<u8>,
     pub(super) empty_records: u8,
+    /// The peer wants our key to change before more data is written.
+    pub(super) update_wanted: bool,
     /// Messages after the handshake since the last data.
     messages: u8,
 }
@@ -199,6 +201,7 @@ impl Open {
             tx_limit,
             message: Vec::new(),
             empty_records: 0,
+            update_wanted: false,
             messages: 0,
         })
     }
@@ -223,6 +226,7 @@ impl Open {
             tx_limit,
             message: Vec::new(),
             empty_records: 0,
+            update_wanted: false,
             messages: 0,
         })
     }

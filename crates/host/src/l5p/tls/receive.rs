@@ -14,7 +14,8 @@ use wire::tls::Framing;
 
 use super::offload::Boundary;
 use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
-use super::{PLAIN_BYTES_MAX, Session, Stage};
+use super::stage::{Stage, StageEvent};
+use super::{PLAIN_BYTES_MAX, Session};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::l5p::Connection;
@@ -29,6 +30,26 @@ const PADDING_MAX: usize = 32;
 
 /// An alert's level and what it says: RFC 8446 section 6.
 const ALERT_BYTES: usize = 2;
+
+/// The record in front of what was received, as far as it was looked at.
+#[derive(Debug)]
+pub(super) enum Front {
+    Unseen,
+    /// The device may have opened it: bytes that have to be there before it is worth another look.
+    Awaited(usize),
+    /// The host has to open it.
+    Copied(Copied),
+    /// The device opened it; its content follows what the host has opened.
+    Clear(Clear),
+}
+
+/// What was copied of a record, as it came over the wire.
+#[derive(Debug, Default)]
+pub(super) struct Copied {
+    pub(super) bytes: Vec<u8>,
+    /// The device had opened some of it.
+    pub(super) undone: bool,
+}
 
 /// Content that is read where it lies.
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +72,22 @@ pub(super) enum Step {
     Copy,
 }
 
+impl Front {
+    /// Returns the content that can be read where it lies.
+    pub(super) const fn clear(&self) -> Option<Clear> {
+        if let Self::Clear(clear) = self { Some(*clear) } else { None }
+    }
+
+    /// Returns what was copied of the record.
+    pub(super) fn copied(&self) -> &[u8] {
+        if let Self::Copied(copied) = self { &copied.bytes } else { &[] }
+    }
+}
+
 impl Session {
     pub(super) fn receive(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
         while self.plain_bytes < PLAIN_BYTES_MAX
-            && self.clear.is_none()
+            && self.front.clear().is_none()
             && conn.rcv.ready_bytes() > 0
         {
             let room = record_room(conn, cx.config);
@@ -79,14 +112,16 @@ impl Session {
         loop {
             self.plain.clear();
             self.plain_bytes = 0;
-            if let Some(clear) = self.clear {
+            if let Some(clear) = self.front.clear() {
                 self.consume_clear(&mut conn.rcv, cx.out, clear.left);
             }
             let newest = conn.snd.transforms.sealer.as_ref().map_or(0, |sealer| sealer.newest());
             let unsent = has_unsent(&conn.snd.spans, conn.snd.nxt, newest);
-            if self.shut && self.queue.is_empty() && !unsent {
-                self.peer_ended = true;
-                (self.incoming, self.awaited) = (Vec::new(), 0);
+            if self.has_ended() && !unsent {
+                if matches!(self.stage, Stage::Handshake(_) | Stage::Open(_)) {
+                    self.enter(&mut cx.out.counters, StageEvent::Unwanted);
+                }
+                self.front = Front::Unseen;
                 if let Some(mut offload) = self.offload.take() {
                     offload.release(cx.out);
                 }
@@ -99,6 +134,16 @@ impl Session {
         }
     }
 
+    /// Returns whether the record in front is not worth another look yet.
+    fn awaits(&mut self, rcv: &Receive) -> bool {
+        let Front::Awaited(bytes) = self.front else { return false };
+        let awaits = rcv.ready_bytes() < bytes && !rcv.finished();
+        if !awaits {
+            self.front = Front::Unseen;
+        }
+        awaits
+    }
+
     /// Looks at the record in front, where it may be one that the device opened. Where `data_only`,
     /// one that carries neither the application's bytes nor their end is left alone.
     pub(super) fn step(
@@ -108,15 +153,14 @@ impl Session {
         room: usize,
         data_only: bool,
     ) -> Step {
-        if rcv.ready_bytes() < self.awaited && !rcv.finished() {
+        if self.awaits(rcv) {
             return Step::Wait;
         }
-        self.awaited = 0;
         let Stage::Open(open) = &mut self.stage else { return Step::Copy };
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else {
             return Step::Copy;
         };
-        if !self.incoming.is_empty() || self.peer_ended {
+        if matches!(self.front, Front::Copied(_)) {
             return Step::Copy;
         }
         let framing = open.rx.keys.framing;
@@ -131,7 +175,7 @@ impl Session {
             if !waits {
                 return Step::Copy;
             }
-            self.awaited = len.unwrap_or(HEADER_BYTES);
+            self.front = Front::Awaited(len.unwrap_or(HEADER_BYTES));
             return Step::Wait;
         }
         let len = len.unwrap_or(0);
@@ -162,7 +206,7 @@ impl Session {
             open.note_data();
             counters.tls_rx_bytes += content as u64;
             discard(rcv, out, front);
-            self.clear = Some(Clear { left: content, trailer: len - front - content });
+            self.front = Front::Clear(Clear { left: content, trailer: len - front - content });
             return Step::Clear;
         }
         let mut text = alloc::vec![0; content];
@@ -174,7 +218,7 @@ impl Session {
     /// Takes what there is of the record in front, as it came over the wire, and opens it once it
     /// is whole.
     fn copy(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        let wanted = match self.wanted() {
+        let wanted = match missing(self.front.copied()) {
             Ok(wanted) => wanted,
             Err(alert) => {
                 self.fail(conn, cx, alert);
@@ -182,49 +226,39 @@ impl Session {
             }
         };
         // What comes after the end is nobody's: RFC 8446 section 6.1.
-        if self.peer_ended || matches!(self.stage, Stage::Failed(_)) {
+        if matches!(self.stage, Stage::PeerClosed(_) | Stage::Failed { .. }) {
             let unwanted = conn.rcv.ready_bytes();
             return discard(&mut conn.rcv, cx.out, unwanted);
         }
         let Some(piece) = conn.rcv.pieces(0, wanted).next() else { return };
         let here = piece.bytes().len();
-        self.takes_cleartext = false;
-        let at = self.incoming.len();
-        self.incoming.extend_from_slice(piece.bytes());
+        if matches!(self.stage, Stage::Detect(_)) {
+            self.enter(&mut cx.out.counters, StageEvent::Record);
+        }
+        let mut copied = match core::mem::replace(&mut self.front, Front::Unseen) {
+            Front::Copied(copied) => copied,
+            Front::Unseen | Front::Awaited(_) | Front::Clear(_) => Copied::default(),
+        };
+        let at = copied.bytes.len();
+        copied.bytes.extend_from_slice(piece.bytes());
         if let Some(offload) = &self.offload {
-            self.undone |= offload.restore(&piece, &mut self.incoming[at..]);
+            copied.undone |= offload.restore(&piece, &mut copied.bytes[at..]);
         }
         if let Some(packet) = conn.rcv.consume(here) {
             cx.out.recycle.push_back(packet);
         }
-        if self.wanted() == Ok(0) {
-            let record = core::mem::take(&mut self.incoming);
-            self.handle_record(conn, cx, record);
-            self.undone = false;
-        }
-    }
-
-    /// Bytes that are missing from the record, or from its header.
-    fn wanted(&self) -> Result<usize, Alert> {
-        let have = self.incoming.len();
-        let Some(&[kind, _, _, high, low]) = self.incoming.first_chunk::<HEADER_BYTES>() else {
-            return Ok(HEADER_BYTES - have);
-        };
-        let len = usize::from(u16::from_be_bytes([high, low]));
-        if !(20..=24).contains(&kind) {
-            Err(Alert::UnexpectedMessage)
-        } else if len > RECORD_BYTES_MAX {
-            Err(Alert::RecordOverflow)
+        if missing(&copied.bytes) == Ok(0) {
+            self.handle_record(conn, cx, copied);
         } else {
-            Ok(HEADER_BYTES + len - have)
+            self.front = Front::Copied(copied);
         }
     }
 
-    /// Counts a record that the host opened.
-    pub(super) fn note_copied(&mut self, counters: &mut HostCounters) {
+    /// Counts a record that the host opened; the device had opened some of it if `undone`.
+    pub(super) fn note_copied(&mut self, counters: &mut HostCounters, undone: bool) {
         let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_active()) else { return };
         offload.note_record(false);
-        if self.undone {
+        if undone {
             counters.tls_rx_records_partial += 1;
             self.rx_records[1] += 1;
         } else {
@@ -235,13 +269,13 @@ impl Session {
 
     /// Takes bytes of content that was read where it lies.
     pub(super) fn consume_clear(&mut self, rcv: &mut Receive, out: &mut Outbox, bytes: usize) {
-        let Some(clear) = &mut self.clear else { return };
+        let Front::Clear(clear) = &mut self.front else { return };
         let bytes = bytes.min(clear.left);
         clear.left -= bytes;
         let done = if clear.left == 0 { clear.trailer } else { 0 };
         discard(rcv, out, bytes + done);
         if done > 0 {
-            self.clear = None;
+            self.front = Front::Unseen;
         }
     }
 
@@ -251,12 +285,13 @@ impl Session {
         &'a self,
         rcv: &'a Receive,
     ) -> Option<impl Iterator<Item = Boundary> + use<'a>> {
-        let Stage::Open(open) = &self.stage else { return None };
+        let open = self.stage.open()?;
         let framing = open.rx.keys.framing;
         let read = rcv.read_position();
-        let position = match self.clear {
+        let copied = self.front.copied();
+        let position = match self.front.clear() {
             Some(clear) => read + (clear.left + clear.trailer) as u64,
-            None => read - self.incoming.len() as u64,
+            None => read - copied.len() as u64,
         };
         let first = Boundary { position, number: open.rx.number };
         let follow = move |at: &Boundary| {
@@ -267,8 +302,8 @@ impl Session {
                     rcv.copy_to(skip, &mut header).then_some(())?;
                 }
                 None => {
-                    let begun = self.incoming.len().min(HEADER_BYTES);
-                    header[..begun].copy_from_slice(&self.incoming[..begun]);
+                    let begun = copied.len().min(HEADER_BYTES);
+                    header[..begun].copy_from_slice(&copied[..begun]);
                     rcv.copy_to(0, &mut header[begun..]).then_some(())?;
                 }
             }
@@ -277,6 +312,22 @@ impl Session {
             Some(Boundary { position: at.position + len, number })
         };
         Some(core::iter::successors(Some(first), follow))
+    }
+}
+
+/// Bytes that are missing from a record of which there is this, or from its header.
+fn missing(copied: &[u8]) -> Result<usize, Alert> {
+    let have = copied.len();
+    let Some(&[kind, _, _, high, low]) = copied.first_chunk::<HEADER_BYTES>() else {
+        return Ok(HEADER_BYTES - have);
+    };
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    if !(20..=24).contains(&kind) {
+        Err(Alert::UnexpectedMessage)
+    } else if len > RECORD_BYTES_MAX {
+        Err(Alert::RecordOverflow)
+    } else {
+        Ok(HEADER_BYTES + len - have)
     }
 }
 

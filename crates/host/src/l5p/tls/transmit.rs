@@ -13,7 +13,8 @@ use wire::tls::Run;
 
 use super::record::{Alert, CONTENT_BYTES_MAX, content};
 use super::sealer::Records;
-use super::{Piece, Session, Stage};
+use super::stage::Stage;
+use super::{Piece, Session};
 use crate::config::TcpConfig;
 use crate::counters::HostCounters;
 use crate::l5p::Connection;
@@ -102,9 +103,9 @@ impl Session {
     /// Whether so many bytes can be written at once: nothing waits before them, and the key may
     /// seal them all.
     fn is_to_write(&self, conn: &Connection, bytes: u64) -> bool {
-        let Stage::Open(open) = &self.stage else { return false };
+        let Some(open) = self.stage.open() else { return false };
         self.queue.is_empty()
-            && !self.update_wanted
+            && !open.update_wanted
             && conn.state.may_write()
             && !conn.snd.fin
             && bytes.div_ceil(CONTENT_BYTES_MAX as u64) <= open.tx_left()
@@ -112,20 +113,20 @@ impl Session {
 
     /// Makes records of what was written, as far as the connection has room.
     pub(super) fn transmit(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        if self.shut && matches!(self.stage, Stage::Handshake(_) | Stage::Begin(_)) {
+        if self.shut && matches!(self.stage, Stage::Detect(_) | Stage::Handshake(_)) {
             // Nobody waits for the handshake any more.
             self.release(cx.out, cx.files);
             conn.shutdown();
         }
         while let Some(piece) = self.queue.front_mut() {
-            let Stage::Open(open) = &mut self.stage else { return };
+            let Some(open) = self.stage.open_mut() else { return };
             if !conn.state.may_write() || conn.snd.fin {
                 return;
             }
             let records = piece.records();
             // RFC 8446 sections 5.5 and 4.6.3. What not even a new key may seal goes under one.
             let used_up = open.tx_left() < records && open.tx.number > 0;
-            if used_up || self.update_wanted && records > 0 {
+            if used_up || open.update_wanted && records > 0 {
                 if !self.rekey(conn, cx) {
                     self.fail(conn, cx, Alert::InternalError);
                 }
@@ -212,7 +213,7 @@ impl Session {
         text: Text,
         bytes: u64,
     ) {
-        let Stage::Open(open) = &mut self.stage else { return };
+        let Some(open) = self.stage.open_mut() else { return };
         let framing = open.tx.keys.framing;
         let run = Run {
             content: bytes,
@@ -251,9 +252,9 @@ impl Session {
     /// Changes our key: says so under the old one, and has the device seal with the new. Says
     /// whether it could be changed.
     pub(super) fn rekey(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) -> bool {
-        let Stage::Open(open) = &mut self.stage else { return false };
+        let Some(open) = self.stage.open_mut() else { return false };
         let record = open.update_tx(&*self.crypto, cx);
-        self.update_wanted = false;
+        open.update_wanted = false;
         let Some(record) = record else { return false };
         conn.snd.spans.push_memory(record);
         self.install_tx(conn, cx, true);
@@ -268,7 +269,8 @@ impl Session {
     /// No number seals two texts under one key: the records taken back were never sealed, except
     /// close_notify, whose number the old key does not reach again.
     pub(super) fn rekey_unsent(&mut self, conn: &mut Connection, cx: &mut Cx<'_>) {
-        let Stage::Open(open) = &mut self.stage else { return };
+        let ended = self.has_ended();
+        let Some(open) = self.stage.open_mut() else { return };
         let Some(sealer) = conn.snd.transforms.sealer.as_deref() else {
             internal_error!(cx.out.counters.internal_errors, "a session without keys");
             return;
@@ -279,7 +281,6 @@ impl Session {
         if answered || !open.can_rekey() || conn.snd.transforms.pdus.is_some() {
             return;
         }
-        let ended = self.shut && self.queue.is_empty();
         let end_bytes =
             if ended { ALERT_BYTES + open.tx.keys.framing.overhead() as u64 } else { 0 };
         let newest = sealer.newest();
@@ -303,7 +304,7 @@ impl Session {
         for (source, len) in unsent.content {
             self.write(conn, &mut cx.out.counters, Text::Plain(source), len);
         }
-        if let (true, Stage::Open(open)) = (ended, &mut self.stage) {
+        if let (true, Some(open)) = (ended, self.stage.open_mut()) {
             let end = open.seal(content::ALERT, &[1, Alert::CloseNotify as u8]);
             conn.snd.spans.push_memory(end);
         }

@@ -1,0 +1,94 @@
+//! Stages of a session, and the events that lead from one to another.
+//!
+//! [`super::Session`] enters each stage through [`Stage::next`]. Independent of the stage is that
+//! the application has closed our direction: it may at any time, and close_notify waits in the
+//! queue for what was written before it.
+
+use alloc::boxed::Box;
+
+use super::handshake::Handshake;
+use super::open::Open;
+use super::record::Alert;
+use crate::api::SocketError;
+
+/// The stages; any of them but the last may fail.
+pub(super) enum Stage {
+    /// A client that has not sent its first message.
+    Begin(Box<Handshake>),
+    /// A server that has received nothing: a client that does not speak TLS is the application's.
+    Detect(Box<Handshake>),
+    Handshake(Box<Handshake>),
+    /// There are keys.
+    Open(Box<Open>),
+    /// As `Open`, but nothing more is read.
+    PeerClosed(Box<Open>),
+    /// Nothing is sent or read any more.
+    Failed {
+        error: SocketError,
+        /// The stage before was `PeerClosed`.
+        peer_closed: bool,
+    },
+}
+
+/// The events that move a session from one stage to another.
+pub(super) enum StageEvent {
+    /// A client sends its first message.
+    Begun,
+    /// A server receives its first bytes, and they are no text.
+    Record,
+    /// The handshake has led to keys.
+    Keys(Box<Open>),
+    /// The peer sent close_notify.
+    CloseNotify,
+    /// Everything was sent for an application that is gone: nothing that comes is read or answered.
+    Unwanted,
+    /// An alert was sent or received, or something of our own failed.
+    Failure(SocketError),
+}
+
+impl Stage {
+    /// A session that could not begin, or came upon an event that its stage does not know.
+    pub(super) const BROKEN: Self =
+        Self::Failed { error: SocketError::Tls(Alert::InternalError), peer_closed: false };
+
+    /// Returns the stage that an event leads to; none if the stage does not know the event.
+    pub(super) fn next(self, event: StageEvent) -> Option<Self> {
+        Some(match (self, event) {
+            (Self::Begin(handshake), StageEvent::Begun)
+            | (Self::Detect(handshake), StageEvent::Record) => Self::Handshake(handshake),
+            (Self::Handshake(_), StageEvent::Keys(open)) => Self::Open(open),
+            (Self::Open(open), StageEvent::CloseNotify | StageEvent::Unwanted) => {
+                Self::PeerClosed(open)
+            }
+            (Self::Handshake(_), StageEvent::Unwanted) => {
+                Self::Failed { error: SocketError::Closed, peer_closed: false }
+            }
+            (Self::Failed { .. }, _) => return None,
+            (stage, StageEvent::Failure(error)) => {
+                Self::Failed { error, peer_closed: matches!(stage, Self::PeerClosed(_)) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Returns the keys and what makes the next, if there are any.
+    pub(super) const fn open(&self) -> Option<&Open> {
+        match self {
+            Self::Open(open) | Self::PeerClosed(open) => Some(open),
+            Self::Begin(_) | Self::Detect(_) | Self::Handshake(_) | Self::Failed { .. } => None,
+        }
+    }
+
+    /// Returns the same, to be changed.
+    pub(super) const fn open_mut(&mut self) -> Option<&mut Open> {
+        match self {
+            Self::Open(open) | Self::PeerClosed(open) => Some(open),
+            Self::Begin(_) | Self::Detect(_) | Self::Handshake(_) | Self::Failed { .. } => None,
+        }
+    }
+
+    /// Returns whether the peer's direction is closed for the application.
+    pub(super) const fn is_peer_closed(&self) -> bool {
+        matches!(self, Self::PeerClosed(_) | Self::Failed { peer_closed: true, .. })
+    }
+}
