@@ -356,6 +356,20 @@ fn hostile_records_that_verify() {
     }
 }
 
+/// RFC 8446 section 6.1: what follows close_notify is ignored, whether it verifies or not.
+#[test]
+fn nothing_is_read_behind_the_peers_end() {
+    let (mut forger, mut t) = forger();
+    t.send_data(&forger.seal(b"before\x17"));
+    t.send_data(&forger.seal(&[1, 0, 21]));
+    t.send_data(&forger.seal(b"behind\x17"));
+    t.send_data(b"no record at all");
+    assert_eq!(t.app_read(), b"before");
+    let ready = t.host.readiness(t.socket());
+    assert!(ready.peer_closed && ready.error.is_none(), "{ready:?}");
+    assert_eq!((t.app_read(), t.host.counters().tls_alerts_sent), (Vec::new(), 0));
+}
+
 /// RFC 8446 section 5.4: padding is nobody's business. A record that is sent again is another.
 #[test]
 fn padding_and_replay() {

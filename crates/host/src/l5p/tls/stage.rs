@@ -92,3 +92,110 @@ impl Stage {
         matches!(self, Self::PeerClosed(_) | Self::Failed { peer_closed: true, .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+    use std::string::String;
+    use std::sync::Arc;
+
+    use rustls::pki_types::ServerName;
+    use rustls::{ClientConfig, RootCertStore};
+
+    use super::super::api::{TlsDirection, TlsKeys, TlsVersion};
+    use super::*;
+    use abi::crypto::Suite;
+
+    fn handshake() -> Box<Handshake> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").unwrap();
+        Box::new(Handshake::client(Arc::new(config), name).unwrap())
+    }
+
+    fn open() -> Box<Open> {
+        let direction = || TlsDirection::new(&[1; 32], [2; 12], 0);
+        let keys = TlsKeys {
+            version: TlsVersion::Tls13,
+            suite: Suite::Aes128Gcm,
+            tx: direction(),
+            rx: direction(),
+            crypto: Arc::new(crypto::Provider),
+        };
+        Box::new(Open::attached(&keys, &crypto::Provider).unwrap())
+    }
+
+    const fn name(stage: &Stage) -> &'static str {
+        match stage {
+            Stage::Begin(_) => "BEGIN",
+            Stage::Detect(_) => "DETECT",
+            Stage::Handshake(_) => "HANDSHAKE",
+            Stage::Open(_) => "OPEN",
+            Stage::PeerClosed(_) => "PEER_CLOSED",
+            Stage::Failed { .. } => "FAILED",
+        }
+    }
+
+    fn stages() -> [Stage; 6] {
+        [
+            Stage::Begin(handshake()),
+            Stage::Detect(handshake()),
+            Stage::Handshake(handshake()),
+            Stage::Open(open()),
+            Stage::PeerClosed(open()),
+            Stage::BROKEN,
+        ]
+    }
+
+    fn events() -> [(StageEvent, &'static str); 5] {
+        [
+            (StageEvent::Begun, "first message"),
+            (StageEvent::Record, "first bytes are no text"),
+            (StageEvent::Keys(open()), "keys"),
+            (StageEvent::CloseNotify, "close_notify received"),
+            (StageEvent::Unwanted, "nobody reads, all sent"),
+        ]
+    }
+
+    /// Draws the table as a diagram for Mermaid; a failure leads from everywhere else to FAILED.
+    fn diagram() -> String {
+        let mut out = String::from("stateDiagram-v2\n");
+        for at in 0..stages().len() {
+            for (event, label) in events() {
+                let [from, to] = [(); 2].map(|()| stages().into_iter().nth(at).unwrap());
+                if let Some(to) = to.next(event) {
+                    out += &format!("    {} --> {}: {label}\n", name(&from), name(&to));
+                }
+            }
+        }
+        out
+    }
+
+    /// The diagram in ARCHITECTURE.md is the table.
+    #[test]
+    fn the_documents_have_the_transitions() {
+        let document = include_str!("../../../../../ARCHITECTURE.md");
+        let diagram = diagram();
+        assert!(document.contains(&diagram), "ARCHITECTURE.md has to have this:\n{diagram}");
+    }
+
+    /// A failure is the end of every stage, once, and remembers whether the peer had closed.
+    #[test]
+    fn a_failure_is_the_end() {
+        for stage in stages() {
+            let from = name(&stage);
+            match stage.next(StageEvent::Failure(SocketError::TlsHandshake)) {
+                Some(Stage::Failed { error, peer_closed }) => {
+                    assert_eq!(error, SocketError::TlsHandshake);
+                    assert_eq!(peer_closed, from == "PEER_CLOSED");
+                }
+                Some(to) => panic!("{from} --> {}", name(&to)),
+                None => assert_eq!(from, "FAILED"),
+            }
+        }
+    }
+}
