@@ -427,7 +427,7 @@ impl<I: Copy + Eq> Connection<I> {
     fn waiter<S: Sockets<Id = I>>(&self) -> Waiter {
         // The host's tables have 32-bit indices.
         let index = u32::try_from(S::index(self.socket)).unwrap_or(u32::MAX);
-        Waiter { index, serial: self.serial }
+        Waiter::Connection { index, serial: self.serial }
     }
 
     /// Takes bytes of a head that comes in pieces, and none beyond its end; says whether it is

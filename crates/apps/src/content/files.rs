@@ -26,12 +26,14 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Handles given back at once where a table of open files is full.
 const EVICT_ON_FULL: usize = 8;
 
-/// A connection that waits for an open: its place in the server's table, and a serial number that
-/// tells it from those that had the place before.
+/// What waits for an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiter {
-    pub(crate) index: u32,
-    pub(crate) serial: u32,
+pub(crate) enum Waiter {
+    /// A connection: its place in the server's table, and a serial number that tells it from those
+    /// that had the place before.
+    Connection { index: u32, serial: u32 },
+    /// A request of HTTP/3, by its serial number.
+    Request(u32),
 }
 
 /// What a path is.

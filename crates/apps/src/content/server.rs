@@ -11,7 +11,6 @@ use super::Config;
 use super::answer::{Responder, Service};
 use super::connection::{Connection, Context, Fate};
 use super::files::{Opened, Waiter};
-use super::http3;
 use super::sockets::Sockets;
 
 /// What happened to a connection.
@@ -177,14 +176,14 @@ impl<I: Copy + Eq> Server<I> {
         result: Result<(), FileFault>,
     ) {
         for waiter in waiters {
-            if waiter.index == http3::WAITER {
-                self.elsewhere.push((waiter.serial, result));
-                continue;
-            }
-            let index = waiter.index as usize;
-            let connection = self.slots.get(index).and_then(Option::as_ref);
-            if connection.is_some_and(|connection| connection.serial == waiter.serial) {
-                self.turn(now, host, index, Cause::Opened(result));
+            match *waiter {
+                Waiter::Request(serial) => self.elsewhere.push((serial, result)),
+                Waiter::Connection { index, serial } => {
+                    let connection = self.slots.get(index as usize).and_then(Option::as_ref);
+                    if connection.is_some_and(|connection| connection.serial == serial) {
+                        self.turn(now, host, index as usize, Cause::Opened(result));
+                    }
+                }
             }
         }
     }

@@ -78,8 +78,8 @@ pub(crate) struct Pair<I> {
     index: usize,
     listener: usize,
     phase: Phase,
-    /// Slot of the pool, once it is known.
-    pool: usize,
+    /// Slot of the pool, once it is known; none if the pool is gone.
+    pool: Option<usize>,
     /// The backend that counts this pair.
     chosen: Option<BackendId>,
     tried: Vec<BackendId>,
@@ -133,7 +133,7 @@ impl<I: Copy + Eq> Pair<I> {
             index,
             listener,
             phase: Phase::Head,
-            pool: 0,
+            pool: None,
             chosen: None,
             tried: Vec::new(),
             hash: hash_addr(remote.addr),
@@ -352,7 +352,7 @@ impl<I: Copy + Eq> Pair<I> {
     fn routed<S: Sockets<Id = I>>(&mut self, cx: &mut Context<'_, S>, pool: usize) -> Fate {
         cx.shared.counters.proxy_routed += 1;
         self.times.routed = Some(cx.now);
-        self.pool = cx.shared.pools.get(pool).copied().unwrap_or(usize::MAX);
+        self.pool = cx.shared.pools.get(pool).copied();
         self.phase = Phase::Connecting;
         self.connect(cx, None)
     }
@@ -363,7 +363,11 @@ impl<I: Copy + Eq> Pair<I> {
         cx: &mut Context<'_, S>,
         before: Option<SocketError>,
     ) -> Fate {
-        let id = match cx.shared.backends.choose(self.pool, self.hash, &self.tried) {
+        let chosen = match self.pool {
+            Some(pool) => cx.shared.backends.choose(pool, self.hash, &self.tried),
+            None => Err(Unavailable::Down),
+        };
+        let id = match chosen {
             Ok(id) => id,
             // What failed first says more than that there is no other.
             Err(_) if before.is_some() => return self.give_up(cx, before),

@@ -7,7 +7,7 @@ use super::super::resource::stat;
 use super::super::response::Piece;
 use super::*;
 
-const WAITER: Waiter = Waiter { index: 0, serial: 0 };
+const WAITER: Waiter = Waiter::Connection { index: 0, serial: 0 };
 
 fn responder() -> Responder {
     responder_with(&Config::default())

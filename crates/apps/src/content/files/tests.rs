@@ -10,7 +10,7 @@ fn at(millis: u64) -> Instant {
 }
 
 fn waiter(index: u32) -> Waiter {
-    Waiter { index, serial: 0 }
+    Waiter::Connection { index, serial: 0 }
 }
 
 fn cache(capacity: usize) -> Files {

@@ -36,8 +36,6 @@ use deadlines::{Deadlines, Times};
 use frame::Code;
 use streams::Message;
 
-/// The place of all requests here in [`Waiter`]: no table of sockets has so many slots.
-pub(crate) const WAITER: u32 = u32::MAX;
 /// Bytes read from a stream at a time.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -439,7 +437,7 @@ impl Http3 {
         if let Some(request) = connection.and_then(|c| c.requests.get_mut(&stream)) {
             request.asked = true;
         }
-        Waiter { index: WAITER, serial: self.next_serial }
+        Waiter::Request(self.next_serial)
     }
 
     /// Sends the response that lies in the responder's output.
