@@ -67,15 +67,15 @@ impl World {
     /// Lets the world run until `done`; within ten simulated minutes.
     fn run_until(&mut self, done: impl FnMut(&mut Network<Client, ContentServer>) -> bool) {
         let done = self.net.run_until(Duration::from_secs(600), done);
-        assert!(done, "nothing came of it: {:?}", counters(&mut self.net));
+        assert!(done, "nothing came of it: {:?}", self.net.server.counters());
     }
 
     fn received(&self) -> &[u8] {
         &self.net.client.app.received
     }
 
-    fn counter(&mut self, name: &str) -> u64 {
-        counter(&mut self.net, name)
+    fn counter(&self, name: &str) -> u64 {
+        self.net.server.count(name)
     }
 
     /// Takes one response off what was received: its head and its body.
@@ -106,22 +106,6 @@ impl World {
         }
         panic!("no response to {request}");
     }
-}
-
-fn counters(net: &mut Network<Client, ContentServer>) -> Vec<(&'static str, u64)> {
-    let mut all = Vec::new();
-    let mut take = |name, value| {
-        if value > 0 {
-            all.push((name, value));
-        }
-    };
-    net.server.app.visit(&mut take);
-    net.server.host().visit(&mut take);
-    all
-}
-
-fn counter(net: &mut Network<Client, ContentServer>, name: &str) -> u64 {
-    counters(net).iter().find(|c| c.0 == name).map_or(0, |c| c.1)
 }
 
 fn get(path: &str, fields: &str) -> String {
@@ -173,16 +157,16 @@ fn visit(file_offload: Result<(), Refusal>) {
     assert!(world.take_response().expect("the last").0.contains("\r\nConnection: close\r\n"));
     let now = world.net.now;
     world.net.client.host().close(now, socket);
-    world.run_until(|net| counter(net, "http_connections_open") == 0);
+    world.run_until(|net| net.server.count("http_connections_open") == 0);
     // Nothing was cut short, and all that was opened is closed once nobody asks for it.
-    world.run_until(|net| counter(net, "http_files_cached") == 0);
+    world.run_until(|net| net.server.count("http_files_cached") == 0);
     world.run_until(|net| net.server.disk.closes == net.server.disk.opens);
     for name in ["http_aborted_peer", "http_aborted_file", "http_timeouts_linger", "file_aborts"] {
         assert_eq!(world.counter(name), 0, "{name}");
     }
     assert_eq!(world.counter("http_requests"), 10);
     let in_software = world.counter("file_fallback_bytes") > 0;
-    assert_eq!(in_software, file_offload.is_err(), "{:?}", counters(&mut world.net));
+    assert_eq!(in_software, file_offload.is_err(), "{:?}", world.net.server.counters());
 }
 
 #[test]
@@ -210,7 +194,7 @@ fn rewritten(file_offload: Result<(), Refusal>) {
     let end = world.received().windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
     let body = &world.received()[end..];
     assert!(body.len() < 4_000_000 && body == &content(4_000_000)[..body.len()]);
-    world.run_until(|net| counter(net, "http_connections_open") == 0);
+    world.run_until(|net| net.server.count("http_connections_open") == 0);
     assert_eq!(world.counter("http_aborted_file"), 1);
 
     let socket = world.connect();

@@ -136,12 +136,7 @@ impl World {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let mut found = 0;
-        self.net
-            .server
-            .app
-            .visit(&mut |counter, value| found += if counter == name { value } else { 0 });
-        found
+        self.net.server.count(name)
     }
 
     /// With which code the server ended the connection.

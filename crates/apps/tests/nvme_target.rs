@@ -95,7 +95,7 @@ impl World {
             if done(self) {
                 return;
             }
-            assert!(self.net.advance(end), "nothing came of it: {:?}", self.counters());
+            assert!(self.net.advance(end), "nothing came of it: {:?}", self.net.server.counters());
         }
     }
 
@@ -103,20 +103,8 @@ impl World {
         &self.net.client.app.queues[queue]
     }
 
-    fn counters(&mut self) -> Vec<(&'static str, u64)> {
-        let mut all = Vec::new();
-        let mut take = |name, value| {
-            if value > 0 {
-                all.push((name, value));
-            }
-        };
-        self.net.server.app.visit(&mut take);
-        self.net.server.host().visit(&mut take);
-        all
-    }
-
-    fn counter(&mut self, name: &str) -> u64 {
-        self.counters().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
+    fn counter(&self, name: &str) -> u64 {
+        self.net.server.count(name)
     }
 
     /// Connects with TCP and ICReq.

@@ -82,6 +82,14 @@ macro_rules! alarm_name {
     };
 }
 
+/// What a visitor is shown, in its order.
+#[must_use]
+pub fn all(visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> Vec<(&'static str, u64)> {
+    let mut all = Vec::new();
+    visit(&mut |name, value| all.push((name, value)));
+    all
+}
+
 /// The counters that moved between two walks, as `name +n`, for tests that name every counter they
 /// expect to move.
 #[must_use]

@@ -4,7 +4,7 @@
 use abi::port::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
 use abi::{Capabilities, Checksum, Event, Op, PacketPool, Received, Refusal};
-use base::counters::moved;
+use base::counters::{all, moved};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use outboard_host::{
@@ -296,8 +296,7 @@ impl World {
 
     /// The counters that moved, those of splicing and of the events.
     fn moved(&mut self, more: &[&str]) -> Vec<String> {
-        let mut now = vec![];
-        self.host.visit(&mut |name, value| now.push((name, value)));
+        let now = all(|f| self.host.visit(f));
         let wanted = |name: &str| name.starts_with("splice_") || more.contains(&name);
         let mut out: Vec<String> = moved(&self.counted, &now)
             .into_iter()

@@ -123,9 +123,7 @@ impl World {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let mut found = None;
-        self.t.host.visit(&mut |n, v| found = if n == name { Some(v) } else { found });
-        found.unwrap_or_else(|| panic!("no counter {name}"))
+        self.t.count(name)
     }
 
     /// The connection failed with that alert, and the client was told.

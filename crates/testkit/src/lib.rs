@@ -21,7 +21,7 @@ mod tls;
 
 pub use decode::{PAGE_PATTERN, file_byte, file_bytes, packets};
 pub use disk::{DiskOrder, MemDisk, MemFile};
-pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, Reader, TestDisk, read_all};
+pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, Reader, TestDisk, count, read_all};
 pub use network::{LinkRule, Network, Node, Towards, delay};
 pub use nvme::pdu;
 pub use pair::{Pair, Path, Side, Transfer};

@@ -191,12 +191,15 @@ impl<D: TestDisk> Machine<D> {
     /// If there is no such counter: a misspelt name must not read as zero.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
-        sum_of(name, |f| self.visit(f))
+        count(name, |f| self.visit(f))
     }
 }
 
 /// Returns the sum of the values that `visit` shows under a name.
-pub(crate) fn sum_of(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> u64 {
+///
+/// # Panics
+/// If there is no such counter: a misspelt name must not read as zero.
+pub fn count(name: &str, visit: impl FnOnce(&mut dyn FnMut(&'static str, u64))) -> u64 {
     let (mut sum, mut found) = (0, false);
     visit(&mut |n, value| {
         if n == name {

@@ -10,7 +10,7 @@ use base::{Duration, Instant};
 use host::Application;
 
 use crate::MemDisk;
-use crate::machine::{Frame, Machine, TestDisk, sum_of};
+use crate::machine::{Frame, Machine, TestDisk, count};
 
 /// The machine that a frame is on its way to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,10 +46,21 @@ impl<A: Application, D: TestDisk> Node<A, D> {
     /// If there is no such counter.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
-        sum_of(name, |f| {
-            self.machine.visit(f);
-            self.app.visit(f);
-        })
+        count(name, |f| self.visit(f))
+    }
+
+    /// Calls `f` with every counter and gauge of host, device and application.
+    pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.machine.visit(f);
+        self.app.visit(f);
+    }
+
+    /// Returns the counters and gauges that are not zero.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = base::counters::all(|f| self.visit(f));
+        all.retain(|(_, value)| *value > 0);
+        all
     }
 }
 

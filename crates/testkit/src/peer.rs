@@ -692,8 +692,12 @@ impl Peer {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut all = Vec::new();
-        self.host.visit(&mut |name, value| all.push((name, value)));
-        all
+        base::counters::all(|f| self.host.visit(f))
+    }
+
+    /// Returns a counter or gauge of the host.
+    #[must_use]
+    pub fn count(&self, name: &str) -> u64 {
+        crate::count(name, |f| self.host.visit(f))
     }
 }

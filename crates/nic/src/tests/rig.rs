@@ -11,7 +11,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
-use base::counters::moved;
+use base::counters::{all, moved};
 use bytes::Bytes;
 use testkit::{MemDisk, PLAIN_LINK};
 use wire::frame::{Frame, parse};
@@ -44,7 +44,7 @@ impl Rig {
 
     pub(crate) fn with(config: DeviceConfig, wire: WireCaps) -> Self {
         let device = Device::new(config, wire);
-        let counted = walk(&device);
+        let counted = all(|f| device.visit(f));
         Self {
             device,
             now: Instant::ZERO,
@@ -214,14 +214,13 @@ impl Rig {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        let found = walk(&self.device).into_iter().find(|c| c.0 == name);
-        found.unwrap_or_else(|| panic!("no counter {name}")).1
+        testkit::count(name, |f| self.device.visit(f))
     }
 
     /// What moved since the last call, in order of name, as `name +n`, words without the given
     /// prefixes left out.
     pub(crate) fn moved(&mut self, prefixes: &[&str]) -> Vec<String> {
-        let now = walk(&self.device);
+        let now = all(|f| self.device.visit(f));
         let out = moved(&self.counted, &now)
             .into_iter()
             .filter(|(name, _)| prefixes.iter().any(|p| name.starts_with(p)))
@@ -230,12 +229,6 @@ impl Rig {
         self.counted = now;
         out
     }
-}
-
-fn walk(device: &Device) -> Vec<(&'static str, u64)> {
-    let mut out = vec![];
-    device.visit(&mut |name, value| out.push((name, value)));
-    out
 }
 
 fn host(bytes: &[u8]) -> abi::port::Payload {

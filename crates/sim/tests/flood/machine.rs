@@ -147,9 +147,7 @@ impl Machine {
 
     /// A counter or gauge of either half.
     pub(crate) fn count(&self, name: &str) -> u64 {
-        let (mut sum, add) = (0, |n: &str, value: u64| if n == name { value } else { 0 });
-        self.visit(&mut |n, value| sum += add(n, value));
-        sum
+        testkit::count(name, |f| self.visit(f))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Requests as clients write them, and the responses to them, with open files but without sockets.
 
 use abi::{FileKind, Refusal};
+use base::counters::{all, moved};
 use proptest::prelude::*;
 
 use super::super::resource::stat;
@@ -373,13 +374,10 @@ fn log_lines() {
 #[test]
 fn counted_by_status() {
     let mut responder = responder();
-    let mut before = Vec::new();
-    responder.counters.visit(&mut |n, v| before.push((n, v)));
+    let before = all(|f| responder.counters.visit(f));
     answer(&mut responder, &get("/a.txt", "Range: bytes=0-0\r\n"));
     answer(&mut responder, &get("/..", ""));
-    let mut after = Vec::new();
-    responder.counters.visit(&mut |n, v| after.push((n, v)));
-    let moved = base::counters::moved(&before, &after);
+    let moved = moved(&before, &all(|f| responder.counters.visit(f)));
     let names: Vec<_> = moved.iter().map(|(n, v)| format!("{n} +{v}")).collect();
     assert_eq!(
         names,

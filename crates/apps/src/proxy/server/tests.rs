@@ -132,12 +132,9 @@ fn malformed_and_oversized_heads() {
         world.receive(client, &text);
         assert!(world.sockets.more.opened.is_empty());
         assert_answered(&mut world, client, code);
-        let mut moved = Vec::new();
-        world.server.shared.counters.visit(&mut |name, value| {
-            if name.starts_with("proxy_4") || name.starts_with("proxy_5") {
-                moved.extend((value > 0).then_some((name, value)));
-            }
-        });
+        let mut moved = base::counters::all(|f| world.server.shared.counters.visit(f));
+        let is_status = |name: &str| name.starts_with("proxy_4") || name.starts_with("proxy_5");
+        moved.retain(|(name, value)| *value > 0 && is_status(name));
         assert_eq!(moved, [(counter, 1)]);
     }
     // No more is gathered than what shows that it is too much.
@@ -293,13 +290,8 @@ fn limits_of_clients_and_backends() {
     assert_eq!(status(&world.text(second)), "503");
     let third = world.accept();
     assert!(world.is_aborted(third));
-    let count = |world: &World, name: &str| {
-        let mut found = 0;
-        world.server.shared.counters.visit(&mut |n, v| found += if n == name { v } else { 0 });
-        found
-    };
-    assert_eq!(count(&world, "proxy_refused_full"), 1);
-    assert_eq!(count(&world, "proxy_no_backend_room"), 1);
+    let count = |name| testkit::count(name, |f| world.server.shared.counters.visit(f));
+    assert_eq!((count("proxy_refused_full"), count("proxy_no_backend_room")), (1, 1));
 }
 
 #[test]

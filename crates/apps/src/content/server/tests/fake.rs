@@ -226,23 +226,13 @@ impl World {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        let mut value = None;
-        self.server.responder.counters.visit(&mut |n, v| {
-            if n == name {
-                value = Some(v);
-            }
-        });
-        value.expect("a counter of that name")
+        testkit::count(name, |f| self.server.responder.counters.visit(f))
     }
 
     /// Exactly these counters moved.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
-        let mut moved = Vec::new();
-        self.server.responder.counters.visit(&mut |name, value| {
-            if value > 0 {
-                moved.push((name, value));
-            }
-        });
+        let mut moved = base::counters::all(|f| self.server.responder.counters.visit(f));
+        moved.retain(|(_, value)| *value > 0);
         assert_eq!(moved, expected);
     }
 

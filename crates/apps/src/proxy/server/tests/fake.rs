@@ -214,12 +214,8 @@ impl World {
 
     /// Exactly these counters moved.
     pub(crate) fn assert_moved(&self, expected: &[(&str, u64)]) {
-        let mut moved = Vec::new();
-        self.server.shared.counters.visit(&mut |name, value| {
-            if value > 0 && name != "proxy_tables" {
-                moved.push((name, value));
-            }
-        });
+        let mut moved = base::counters::all(|f| self.server.shared.counters.visit(f));
+        moved.retain(|(name, value)| *value > 0 && *name != "proxy_tables");
         assert_eq!(moved, expected);
     }
 

@@ -393,8 +393,7 @@ impl Rig {
 
     /// Counters that have moved since this was asked last.
     pub(super) fn moved(&mut self) -> Vec<String> {
-        let mut after = Vec::new();
-        self.server.shared.counters.visit(&mut |name, value| after.push((name, value)));
+        let after = base::counters::all(|f| self.server.shared.counters.visit(f));
         let moved = base::counters::moved(&self.before, &after);
         self.before = after;
         moved
