@@ -11,19 +11,8 @@ fn memory(bytes: u64) -> Transfer {
     Transfer { bytes, file_bytes: 0 }
 }
 
-fn counter(pair: &Pair, side: Side, name: &str) -> u64 {
-    let mut found = 0;
-    pair.host(side).visit(&mut |n, v| {
-        if n == name {
-            found = v;
-        }
-    });
-    found
-}
-
 fn retransmitted(pair: &Pair) -> u64 {
-    counter(pair, Side::Client, "tcp_retrans_bytes")
-        + counter(pair, Side::Server, "tcp_retrans_bytes")
+    pair.count(Side::Client, "tcp_retrans_bytes") + pair.count(Side::Server, "tcp_retrans_bytes")
 }
 
 #[test]
@@ -31,7 +20,7 @@ fn a_clean_path_both_ways() {
     let mut pair = Pair::new(Path::default(), [memory(10 * MB), memory(10 * MB)], |_, _| {});
     pair.run(Duration::from_secs(20));
     assert_eq!(retransmitted(&pair), 0);
-    assert_eq!(counter(&pair, Side::Server, "tcp_timeouts"), 0);
+    assert_eq!(pair.count(Side::Server, "tcp_timeouts"), 0);
 }
 
 #[test]
@@ -40,7 +29,7 @@ fn a_file_over_a_clean_path() {
     let mut pair = Pair::new(Path::default(), [memory(100), file], |_, _| {});
     pair.run(Duration::from_secs(20));
     assert_eq!(retransmitted(&pair), 0);
-    assert!(counter(&pair, Side::Server, "file_offload_bytes") >= 10 * MB);
+    assert!(pair.count(Side::Server, "file_offload_bytes") >= 10 * MB);
 }
 
 fn lossy(seed: u64) -> Path {
@@ -56,7 +45,7 @@ fn loss_reordering_and_doubles() {
             config.tcp.algorithm = algorithm;
         });
         pair.run(Duration::from_secs(60));
-        assert!(pair.lost > 0);
+        assert!(pair.packets().1 > 0);
     }
 }
 
@@ -156,7 +145,7 @@ fn a_full_link() {
         pair.run(Duration::from_secs(30));
         let rate = 10.0e9 * 1e6 / pair.elapsed().as_nanos() as f64;
         assert!(rate > 0.85 * 2_000_000.0, "{algorithm:?}: {rate} bytes per second");
-        assert_eq!(counter(&pair, Side::Client, "tcp_timeouts"), 0);
+        assert_eq!(pair.count(Side::Client, "tcp_timeouts"), 0);
     }
 }
 
@@ -168,7 +157,7 @@ fn a_slow_disk_is_no_loss() {
     let mut pair = Pair::new(path, [memory(10), file], |_, _| {});
     pair.run(Duration::from_secs(600));
     assert_eq!(retransmitted(&pair), 0);
-    assert_eq!(counter(&pair, Side::Server, "tcp_timeouts"), 0);
+    assert_eq!(pair.count(Side::Server, "tcp_timeouts"), 0);
 }
 
 fn pick<T: Copy>(prng: &mut Prng, choices: &[T]) -> T {
@@ -227,7 +216,7 @@ fn a_run_repeats() {
     let run = || {
         let mut pair = Pair::new(lossy(5), [memory(MB), memory(MB)], |_, _| {});
         pair.run(Duration::from_secs(60));
-        (pair.elapsed(), pair.crossed, pair.lost, retransmitted(&pair))
+        (pair.elapsed(), pair.packets(), retransmitted(&pair))
     };
     assert_eq!(run(), run());
 }

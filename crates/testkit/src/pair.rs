@@ -1,22 +1,17 @@
-//! Two hosts that talk to each other over a path that delays, loses, reorders and doubles packets.
-//!
-//! Time jumps to the next thing that happens: a packet arrives, a disk answers, a timer expires. A
-//! run that has nothing to wait for and is not finished is stuck, and panics.
+//! Two machines that send each other streams over a path that delays, loses, reorders and doubles
+//! packets: a [`Network`] whose link does what [`Path`] says.
 
-use core::cmp::Reverse;
-use core::net::{IpAddr, Ipv4Addr};
-use std::collections::BinaryHeap;
+use core::cell::Cell;
+use std::rc::Rc;
 
-use abi::{
-    Capabilities, Checksum, Event, FileKind, FileLimits, FileOpened, FileStat, Op, PacketPool,
-    Part, Received, TransmitDone, TransmitOutcome,
-};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{Cidr, Config, FileId, Host, Listen, Notice, SocketId};
+use host::{Application, Cidr, Config, FileId, Host, Listen, Notice, SocketId};
+use nic::{DeviceConfig, FileConfig};
 use wire::Endpoint;
 
-use crate::decode::{file_byte, packets};
+use crate::decode::file_byte;
+use crate::{LinkRule, Machine, MemDisk, Network, PLAIN_LINK};
 
 /// Which of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,15 +20,6 @@ pub enum Side {
     Client,
     /// The one that listens.
     Server,
-}
-
-impl Side {
-    const fn other(self) -> Self {
-        match self {
-            Self::Client => Self::Server,
-            Self::Server => Self::Client,
-        }
-    }
 }
 
 /// What the path does to packets, in each direction alike.
@@ -53,7 +39,7 @@ pub struct Path {
     pub bytes_per_s: Option<u64>,
     /// Longest queue before the limit; what would wait longer is lost.
     pub queue: Duration,
-    /// How long a simulated disk takes.
+    /// How long a read of a disk takes.
     pub disk: Duration,
     /// Seed of everything random.
     pub seed: u64,
@@ -75,38 +61,42 @@ impl Default for Path {
     }
 }
 
-#[derive(Debug)]
-enum Happening {
-    Frame(Vec<u8>),
-    Event(Event),
+/// Packets that were put on the path, and those of them that it lost.
+#[derive(Debug, Default)]
+struct Counts {
+    sent: Cell<u64>,
+    lost: Cell<u64>,
 }
 
-#[derive(Debug)]
-struct Due {
-    at: Instant,
-    order: u64,
-    side: Side,
-    what: Happening,
+impl Path {
+    fn rule(self, mut prng: Prng, counts: Rc<Counts>) -> LinkRule {
+        // When each direction is free again.
+        let mut free_at = [START; 2];
+        Box::new(move |now, towards, frame| {
+            counts.sent.set(counts.sent.get() + 1);
+            let free = &mut free_at[towards as usize];
+            let mut after = self.delay;
+            let mut lost = self.bytes_per_s.is_some() && free.since(now) > self.queue;
+            if let Some(rate) = self.bytes_per_s.filter(|_| !lost) {
+                let time = frame.bytes.len() as u64 * 1_000_000_000 / rate;
+                *free = (*free).max(now) + Duration::from_nanos(time);
+                after += free.since(now);
+            }
+            lost = lost || prng.chance(self.loss);
+            if lost {
+                counts.lost.set(counts.lost.get() + 1);
+                return Vec::new();
+            }
+            if prng.chance(self.reorder) {
+                after += self.reorder_by;
+            }
+            let copies = 1 + usize::from(prng.chance(self.duplicate));
+            vec![(after, frame); copies]
+        })
+    }
 }
 
-impl PartialEq for Due {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-impl Eq for Due {}
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
-/// What one side sends, and has received.
+/// What one side sends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Transfer {
     /// Bytes of memory to send.
@@ -115,43 +105,13 @@ pub struct Transfer {
     pub file_bytes: u64,
 }
 
-/// One of the two hosts, with its application.
-struct End {
-    host: Host,
-    socket: Option<SocketId>,
-    transfer: Transfer,
-    written: u64,
-    file: Option<FileId>,
-    file_queued: bool,
-    received: u64,
-    /// When the direction before the path is free again.
-    free_at: Instant,
-}
-
 /// Two hosts and the path between them.
 pub struct Pair {
-    ends: [End; 2],
-    path: Path,
-    prng: Prng,
-    now: Instant,
-    due: BinaryHeap<Reverse<Due>>,
-    order: u64,
-    pool: PacketPool,
-    /// Packets that the path lost, in all.
-    pub lost: u64,
-    /// Packets that crossed, in all.
-    pub crossed: u64,
+    net: Network<Stream, Stream>,
+    counts: Rc<Counts>,
 }
 
 const START: Instant = Instant::from_millis(1_000);
-
-fn addr(side: Side) -> IpAddr {
-    let last = match side {
-        Side::Client => 1,
-        Side::Server => 2,
-    };
-    IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
-}
 
 impl Pair {
     /// A server that listens on port 80 and a client that begins to connect; each sends what
@@ -159,299 +119,138 @@ impl Pair {
     #[must_use]
     pub fn new(path: Path, transfers: [Transfer; 2], change: impl Fn(Side, &mut Config)) -> Self {
         let mut prng = Prng::new(path.seed);
-        let mut end = |side: Side, transfer| {
-            let mut config = Config {
-                addrs: vec![Cidr { addr: addr(side), prefix_len: 24 }],
-                ..Config::default()
-            };
+        let mut end = |side: Side| {
+            let number = side as u8 + 1;
+            let addr = [10, 0, 0, number].into();
+            let mut config =
+                Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
             change(side, &mut config);
-            let capabilities = Capabilities {
-                transmit_bytes_max: 65_535,
-                mtu: 1500,
-                mac: [2, 0, 0, 0, 0, side as u8],
-                file: Ok(FileLimits { files_max: 10 }),
-                l5o: Err(abi::Refusal::NotSupported),
-
-                setup: Err(abi::Refusal::NotSupported),
-                teardown: Err(abi::Refusal::NotSupported),
-                splice: Err(abi::Refusal::NotSupported),
-                quic: Err(abi::Refusal::NotSupported),
+            let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
+            device.file = Some(FileConfig { memory_bytes_max: 4 << 20, ..FileConfig::default() });
+            let mut disk = MemDisk::default();
+            disk.read_time = path.disk;
+            disk.put_computed("file", 1 << 40, 1, file_byte);
+            let stream = Stream {
+                transfer: transfers[side as usize],
+                expected: transfers[1 - side as usize],
+                ..Stream::default()
             };
-            End {
-                host: Host::new(config, &capabilities, prng.next_u64()),
-                socket: None,
-                transfer,
-                written: 0,
-                file: None,
-                file_queued: false,
-                received: 0,
-                free_at: START,
-            }
+            (Machine::new(config, device, PLAIN_LINK, prng.next_u64(), disk), stream)
         };
-        let mut ends = [end(Side::Client, transfers[0]), end(Side::Server, transfers[1])];
-        ends[1].host.listen(Listen { addr: None, port: 80, backlog: 4 }).expect("port 80 is free");
-        let remote = Endpoint { addr: addr(Side::Server), port: 80 };
-        ends[0].socket = Some(ends[0].host.connect(START, remote).expect("it can connect"));
-        Self {
-            ends,
-            path,
-            prng,
-            now: START,
-            due: BinaryHeap::new(),
-            order: 0,
-            pool: PacketPool::new(64),
-            lost: 0,
-            crossed: 0,
+        let (mut client, mut server) = (end(Side::Client), end(Side::Server));
+        let listen = Listen { addr: None, port: 80, backlog: 4 };
+        server.0.host().listen(listen).expect("port 80 is free");
+        let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
+        client.1.socket = client.0.host().connect(START, remote).ok();
+        let (mut net, counts) = (Network::new(START, client, server), Rc::new(Counts::default()));
+        net.link = path.rule(prng, Rc::clone(&counts));
+        Self { net, counts }
+    }
+
+    /// Returns a counter or gauge of a side.
+    #[must_use]
+    pub fn count(&self, side: Side, name: &str) -> u64 {
+        match side {
+            Side::Client => self.net.client.count(name),
+            Side::Server => self.net.server.count(name),
         }
     }
 
-    /// One of the hosts.
+    /// Returns the packets that were sent and those of them that the path lost.
     #[must_use]
-    pub const fn host(&self, side: Side) -> &Host {
-        &self.ends[side as usize].host
-    }
-
-    /// The connection on that side, once there is one.
-    #[must_use]
-    pub const fn socket(&self, side: Side) -> Option<SocketId> {
-        self.ends[side as usize].socket
+    pub fn packets(&self) -> (u64, u64) {
+        (self.counts.sent.get(), self.counts.lost.get())
     }
 
     /// Virtual time since the beginning.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
-        self.now.since(START)
+        self.net.now.since(START)
     }
 
     /// Runs until both sides have received and closed everything.
     ///
     /// # Panics
-    /// Where it takes longer than `limit` of virtual time, nothing more is to happen, or a byte is
+    /// If it takes longer than `limit` of virtual time, nothing more is to happen, or a byte is
     /// wrong.
     pub fn run(&mut self, limit: Duration) {
-        while !self.is_done() {
-            self.drive(Side::Client);
-            self.drive(Side::Server);
-            if self.is_done() {
-                break;
-            }
-            self.step();
-            assert!(self.elapsed() < limit, "not done after {limit}: {}", self.describe());
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        [Side::Client, Side::Server].into_iter().all(|side| {
-            let (end, peer) = (&self.ends[side as usize], &self.ends[side.other() as usize]);
-            let all = end.received == peer.transfer.bytes + peer.transfer.file_bytes;
-            all && end.socket.is_some_and(|s| end.host.readiness(s).peer_closed)
-        })
-    }
-
-    fn describe(&self) -> String {
-        let one = |end: &End| {
-            let info = end.socket.and_then(|s| end.host.info(s));
-            format!("received {}, written {}, {info:?}", end.received, end.written)
-        };
-        format!(
-            "at {} lost {} crossed {}\n client {}\n server {}\n next {:?} {:?}",
-            self.elapsed(),
-            self.lost,
-            self.crossed,
-            one(&self.ends[0]),
-            one(&self.ends[1]),
-            self.ends[0].host.poll_timeout(),
-            self.ends[1].host.poll_timeout(),
-        )
-    }
-
-    /// Moves to the next moment at which something happens, and lets it.
-    fn step(&mut self) {
-        let timers = self.ends.iter().filter_map(|e| e.host.poll_timeout()).min();
-        let arrival = self.due.peek().map(|Reverse(due)| due.at);
-        let Some(next) = timers.into_iter().chain(arrival).min() else {
-            panic!("stuck: {}", self.describe());
-        };
-        self.now = self.now.max(next);
-        while self.due.peek().is_some_and(|Reverse(due)| due.at <= self.now) {
-            let Some(Reverse(due)) = self.due.pop() else { break };
-            let event = match due.what {
-                Happening::Event(event) => event,
-                Happening::Frame(frame) => {
-                    let packet = self.pool.copy(&frame).expect("it fits");
-                    Event::Received(Received::new(packet, Checksum::Unchecked, 0, 0))
-                }
-            };
-            let now = self.now;
-            self.ends[due.side as usize].host.handle_event(now, event);
-        }
-        for end in &mut self.ends {
-            if end.host.poll_timeout().is_some_and(|at| at <= self.now) {
-                end.host.handle_timeout(self.now);
-            }
-        }
-    }
-
-    /// Runs the application of a side and takes out what its host sends.
-    fn drive(&mut self, side: Side) {
-        let now = self.now;
-        let end = &mut self.ends[side as usize];
-        while let Some(notice) = end.host.poll_notice() {
-            if let Notice::Accepted(_, id) = notice {
-                end.socket = Some(id);
-            }
-        }
-        end.run_application(now);
-        while let Some(packet) = end.host.poll_recycle() {
-            self.pool.put(packet);
-        }
-        while let Some(op) = self.ends[side as usize].host.poll_op(now) {
-            self.take_op(side, op);
-        }
-    }
-
-    fn take_op(&mut self, side: Side, op: Op) {
-        match op {
-            Op::Transmit(transmit) => {
-                let reads = transmit.parts.iter().any(|p| matches!(p, Part::File(_)));
-                let delay = if reads { self.path.disk } else { Duration::ZERO };
-                let leaves = (self.now + delay).max(self.ends[side as usize].free_at);
-                if let Some(tag) = transmit.echo {
-                    let done = TransmitDone {
-                        flow: transmit.flow,
-                        tag,
-                        delay: leaves.since(self.now),
-                        outcome: TransmitOutcome::Sent,
-                    };
-                    self.push(leaves, side, Happening::Event(Event::TransmitDone(done)));
-                }
-                if self.path.bytes_per_s.is_none() {
-                    // What follows waits behind the disk.
-                    self.ends[side as usize].free_at = leaves;
-                }
-                for packet in packets(&transmit, delay) {
-                    self.cross(side, leaves, packet);
-                }
-            }
-            Op::FileOpen { file, .. } => {
-                let stat = FileStat {
-                    kind: FileKind::Regular,
-                    size: 1 << 40,
-                    modified_s: 0,
-                    modified_ns: 0,
-                    version: 1,
-                };
-                let opened = FileOpened { file, result: Ok(stat) };
-                self.push(self.now, side, Happening::Event(Event::FileOpened(opened)));
-            }
-            Op::FileClose { .. } | Op::FileAck(_) | Op::FileInvalidate { .. } => {}
-            Op::Cancel { .. }
-            | Op::L5oCreate(_)
-            | Op::L5oDestroy { .. }
-            | Op::L5oResyncRxResp { .. }
-            | Op::DdpSetup(_)
-            | Op::DdpTeardown { .. }
-            | Op::Listen(_)
-            | Op::Unlisten { .. }
-            | Op::Teardown(_)
-            | Op::Return(_)
-            | Op::Splice(_)
-            | Op::SpliceStart { .. }
-            | Op::Unsplice { .. }
-            | Op::Quiesce
-            | Op::QuicAdd(_)
-            | Op::QuicRekey(_)
-            | Op::QuicRoute(_)
-            | Op::QuicRemove { .. }
-            | Op::CountFlow { .. } => {
-                panic!("this device has no such engine")
-            }
-        }
-    }
-
-    fn push(&mut self, at: Instant, side: Side, what: Happening) {
-        self.order += 1;
-        self.due.push(Reverse(Due { at, order: self.order, side, what }));
-    }
-
-    /// One packet on its way from `side`.
-    fn cross(&mut self, side: Side, leaves: Instant, packet: Vec<u8>) {
-        self.crossed += 1;
-        let mut at = leaves;
-        if let Some(rate) = self.path.bytes_per_s {
-            let free = &mut self.ends[side as usize].free_at;
-            if free.since(leaves) > self.path.queue {
-                self.lost += 1;
-                return;
-            }
-            let time = Duration::from_nanos(packet.len() as u64 * 1_000_000_000 / rate);
-            *free = (*free).max(leaves) + time;
-            at = *free;
-        }
-        if self.prng.chance(self.path.loss) {
-            self.lost += 1;
-            return;
-        }
-        at += self.path.delay;
-        if self.prng.chance(self.path.reorder) {
-            at += self.path.reorder_by;
-        }
-        if self.prng.chance(self.path.duplicate) {
-            self.push(at, side.other(), Happening::Frame(packet.clone()));
-        }
-        self.push(at, side.other(), Happening::Frame(packet));
+        let done = self.net.run_until(limit, |net| net.client.app.ended && net.server.app.ended);
+        let Self { net, counts } = self;
+        let (client, server) = (&net.client.app, &net.server.app);
+        assert!(done, "not done after {limit}: {counts:?}\n{client:?}\n{server:?}");
     }
 }
 
-impl End {
-    fn run_application(&mut self, now: Instant) {
-        let Some(socket) = self.socket else { return };
-        let ready = self.host.readiness(socket);
-        assert_eq!(ready.error, None, "the connection ended");
-        self.receive(socket);
-        if !ready.writable {
-            return;
+/// An application that sends its part of a pattern, and checks that of the peer.
+#[derive(Debug, Default)]
+struct Stream {
+    socket: Option<SocketId>,
+    transfer: Transfer,
+    /// The peer's.
+    expected: Transfer,
+    written: u64,
+    file: Option<FileId>,
+    /// Everything was written.
+    shut: bool,
+    received: u64,
+    /// Everything was written, and has come.
+    ended: bool,
+}
+
+impl Application for Stream {
+    fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
+        if let Notice::Accepted(_, socket) = notice {
+            self.socket = Some(socket);
         }
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        let Some(socket) = self.socket.filter(|_| !self.ended) else { return false };
+        let ready = host.readiness(socket);
+        assert_eq!(ready.error, None, "the connection ended: {self:?}");
+        let before = (self.received, self.written, self.file, self.shut);
+        self.receive(host, socket);
+        if ready.writable {
+            self.send(now, host, socket);
+        }
+        let all = self.received == self.expected.bytes + self.expected.file_bytes;
+        self.ended = self.shut && all && host.readiness(socket).peer_closed;
+        self.ended || before != (self.received, self.written, self.file, self.shut)
+    }
+}
+
+impl Stream {
+    fn send(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         while self.written < self.transfer.bytes {
-            let room = self.host.send_room(socket) as u64;
+            let room = host.send_room(socket) as u64;
             let len = (self.transfer.bytes - self.written).min(room).min(256 * 1024);
             if len == 0 {
                 return;
             }
             let bytes: Bytes = (self.written..self.written + len).map(file_byte).collect();
-            let taken = self.host.send(now, socket, bytes).expect("it is connected");
-            self.written += taken as u64;
+            self.written += host.send(now, socket, bytes).expect("it is connected") as u64;
         }
-        if self.transfer.file_bytes > 0 && !self.file_queued {
-            let file = *self
-                .file
-                .get_or_insert_with(|| self.host.offload_open("file").expect("there is room"));
-            if self.host.offload_fstat(file).is_none() {
+        if self.transfer.file_bytes > 0 {
+            let open = || host.offload_open("file").expect("there is room");
+            let file = *self.file.get_or_insert_with(open);
+            if host.offload_fstat(file).is_none() {
                 return;
             }
             // The receiver checks one pattern over both.
-            let offset = self.transfer.bytes;
-            let len = self.transfer.file_bytes;
-            self.host.offload_write(now, socket, file, offset, len).expect("it is open");
-            self.host.offload_close(file);
-            self.file_queued = true;
+            let Transfer { bytes, file_bytes } = self.transfer;
+            host.offload_write(now, socket, file, bytes, file_bytes).expect("it is open");
+            host.offload_close(file);
         }
-        self.host.shutdown(now, socket);
+        host.shutdown(now, socket);
+        self.shut = true;
     }
 
-    fn receive(&mut self, socket: SocketId) {
-        loop {
-            let bytes = self.host.peek(socket);
-            if bytes.is_empty() {
-                return;
-            }
-            for (i, &byte) in bytes.iter().enumerate() {
-                let at = self.received + i as u64;
-                assert_eq!(byte, file_byte(at), "byte {at} of the stream");
-            }
-            let len = bytes.len();
-            self.received += len as u64;
-            self.host.consume(socket, len);
+    fn receive(&mut self, host: &mut Host, socket: SocketId) {
+        let mut bytes = Vec::new();
+        crate::read_all(host, socket, &mut bytes);
+        for byte in bytes {
+            assert_eq!(byte, file_byte(self.received), "byte {} of the stream", self.received);
+            self.received += 1;
         }
     }
 }
