@@ -151,14 +151,20 @@ fn no_longer_run_is_waited_for_in_vain() {
     t.expect(seg!(ACK seq (at(34)) len (4 * 1448)));
 }
 
-/// RFC 8985 section 6.2: RACK.rtt is that of every segment that arrives. One that was sent with
-/// the others and comes 20 ms after them says that others may, too.
-#[test]
-fn a_late_segment_makes_rack_wait() {
+/// A window has left, and a round trip is over.
+fn window_sent() -> Peer {
     let mut t = plain(10);
     t.app_write_zeros(14_480);
     t.take("a window");
     t.at_ms(200);
+    t
+}
+
+/// RFC 8985 section 6.2: RACK.rtt is that of every segment that arrives. One that was sent with
+/// the others and comes 20 ms after them says that others may, too.
+#[test]
+fn a_late_segment_makes_rack_wait() {
+    let mut t = window_sent();
     t.send(seg!(ACK ack 2 sack (at(1), at(2)) sack (at(3), at(4))));
     t.at_ms(220);
     t.send(seg!(ACK ack (at(2)) sack (at(3), at(4))));
@@ -172,10 +178,7 @@ fn a_late_segment_makes_rack_wait() {
 /// delivered, as in Linux.
 #[test]
 fn part_of_a_segment_does_not_move_rack() {
-    let mut t = plain(10);
-    t.app_write_zeros(14_480);
-    t.take("a window");
-    t.at_ms(200);
+    let mut t = window_sent();
     t.moved(
         |t| {
             t.send(seg!(ACK ack 2 sack (at(9), at(9) + 700)));
@@ -195,10 +198,7 @@ fn part_of_a_segment_does_not_move_rack() {
     );
     t.expect(seg!(ACK seq 2 len 1448 again));
     // Borders are known behind an acknowledgment of part of a segment.
-    let mut t = plain(10);
-    t.app_write_zeros(14_480);
-    t.take("a window");
-    t.at_ms(200);
+    let mut t = window_sent();
     t.send(seg!(ACK ack (at(1) + 700) sack (at(3), at(6))));
     t.expect(seg!(ACK seq (at(1) + 700) len 748 again));
 }
@@ -207,10 +207,7 @@ fn part_of_a_segment_does_not_move_rack() {
 /// acknowledged of it, though less and less is in flight meanwhile.
 #[test]
 fn a_whole_initial_window_doubles() {
-    let mut t = plain(10);
-    t.app_write_zeros(14_480);
-    t.take("a window");
-    t.at_ms(200);
+    let mut t = window_sent();
     for n in [2, 4, 6, 8, 10] {
         t.send(seg!(ACK ack (at(n))));
     }

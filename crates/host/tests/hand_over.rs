@@ -22,6 +22,24 @@ fn server() -> Peer {
     t
 }
 
+/// A connection that the device has set up, and whose request was read.
+fn asked() -> Peer {
+    let mut t = server();
+    know_the_peer(&mut t);
+    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
+    t.host.consume(t.socket(), 4);
+    t
+}
+
+/// The same, closed with a response, and what the device was handed over.
+fn handed_over() -> (Peer, Box<Teardown>) {
+    let mut t = asked();
+    t.queue(b"pong");
+    t.app_close();
+    let teardown = t.take_teardown().expect("it was handed over");
+    (t, teardown)
+}
+
 fn bytes(teardown: &Teardown) -> Vec<u8> {
     let mut all = Vec::new();
     for part in &teardown.parts {
@@ -174,10 +192,7 @@ fn a_new_incarnation_takes_the_tuple_over() {
 /// More than an initial window is TCP's to pace; what is left in the end is the device's.
 #[test]
 fn a_long_response_is_handed_over_when_it_fits() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
+    let mut t = asked();
     t.queue(&[7; 20_000]);
     t.app_close();
     assert!(t.take_teardown().is_none(), "more than a congestion window");
@@ -196,10 +211,7 @@ fn a_long_response_is_handed_over_when_it_fits() {
 /// What is in flight is cut apart from what was never sent.
 #[test]
 fn parts_end_where_sending_has() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
+    let mut t = asked();
     t.queue(b"sent");
     t.pump();
     t.expect(seg!(ACK PSH seq 1 ack 5 data b"sent"));
@@ -216,10 +228,7 @@ fn parts_end_where_sending_has() {
 #[test]
 fn a_connection_without_a_recent_timestamp_stays() {
     for (days, stays) in [(23, false), (25, true)] {
-        let mut t = server();
-        know_the_peer(&mut t);
-        t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-        t.host.consume(t.socket(), 4);
+        let mut t = asked();
         t.queue(b"pong");
         t.pump();
         t.take("the response");
@@ -234,10 +243,7 @@ fn a_connection_without_a_recent_timestamp_stays() {
 /// A file's extents go with the connection; the device tells its file engine itself what arrived.
 #[test]
 fn files_change_hands() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
+    let mut t = asked();
     let file = t.app_open();
     t.host.offload_write(t.now(), t.socket(), file, 4096, 500).unwrap();
     t.app_close();
@@ -251,10 +257,7 @@ fn files_change_hands() {
 
 /// A connection whose application has written a file and closed, and whose echoes are out.
 fn closed_with_a_file() -> Peer {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
+    let mut t = asked();
     t.app_file(500);
     t.expect(seg!(ACK seq 1 ack 5 len 0));
     t.app_close();
@@ -361,13 +364,7 @@ fn frames_that_crossed_the_hand_over_are_given_back() {
 /// What the device gives back goes on as it was.
 #[test]
 fn a_refused_connection_is_closed_by_the_host() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
-    t.queue(b"pong");
-    t.app_close();
-    let teardown = t.take_teardown().unwrap();
+    let (mut t, teardown) = handed_over();
     let why = Refusal::DoesNotFit;
     t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));
     let back = t.take_teardown();
@@ -382,13 +379,7 @@ fn a_refused_connection_is_closed_by_the_host() {
 /// Nobody has the contexts of a connection that was given back: the device is told.
 #[test]
 fn contexts_of_a_refused_connection_are_destroyed() {
-    let mut t = server();
-    know_the_peer(&mut t);
-    t.device_accepts(&seg!(ACK PSH data b"ping"), Peer::agreed());
-    t.host.consume(t.socket(), 4);
-    t.queue(b"pong");
-    t.app_close();
-    let mut teardown = t.take_teardown().unwrap();
+    let (mut t, mut teardown) = handed_over();
     teardown.contexts.push(L5oId(7));
     let why = Refusal::DoesNotFit;
     t.event(Event::TeardownRefused(TeardownRefused { teardown, why }));

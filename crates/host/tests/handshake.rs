@@ -220,14 +220,20 @@ fn closing_before_opening() {
     t.expect(seg!(RST seq 1));
 }
 
-/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the
-/// timestamp.
-#[test]
-fn cookies_when_the_cache_is_full() {
+/// A server whose SYN cache has its only entry, and another peer.
+fn cache_full() -> Peer {
     let mut t = Peer::server_listening(|_| {}, 1);
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK from the cache");
     t.new_tuple(41_000);
+    t
+}
+
+/// RFC 4987 section 3.6: when the SYN cache is full the peer carries the state, options in the
+/// timestamp.
+#[test]
+fn cookies_when_the_cache_is_full() {
+    let mut t = cache_full();
     t.moved(
         |t| t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 9)),
         &[("tcp_syn_cookies_sent", 1)],
@@ -247,10 +253,7 @@ fn cookies_when_the_cache_is_full() {
 /// Without timestamps a cookie carries the segment size alone.
 #[test]
 fn a_cookie_without_timestamps() {
-    let mut t = Peer::server_listening(|_| {}, 1);
-    t.send(seg!(SYN mss 1460));
-    t.take("a SYN-ACK from the cache");
-    t.new_tuple(41_000);
+    let mut t = cache_full();
     t.send(seg!(SYN mss 1300 sack_ok wscale 9));
     let syn_ack = t.take("a SYN-ACK by cookie");
     assert!(!syn_ack.sack_ok && syn_ack.wscale.is_none() && syn_ack.tsval.is_none());
@@ -264,10 +267,7 @@ fn a_cookie_without_timestamps() {
 /// cookie can say is 536. The SYN comes again, and by then there may be room in the cache.
 #[test]
 fn a_cookie_is_not_sent_to_a_peer_of_small_segments() {
-    let mut t = Peer::server_listening(|_| {}, 1);
-    t.send(seg!(SYN mss 1460));
-    t.take("a SYN-ACK from the cache");
-    t.new_tuple(41_000);
+    let mut t = cache_full();
     t.moved(|t| t.send(seg!(SYN mss 535 tsval 5000)), &[("tcp_listen_drops", 1)]);
     t.expect_nothing();
     t.moved(|t| t.send(seg!(SYN mss 536 tsval 5000)), &[("tcp_syn_cookies_sent", 1)]);
@@ -282,10 +282,7 @@ fn a_cookie_with_timestamps_counts_with_them_only() {
     const REFUSED: &[(&str, u64)] =
         &[("tcp_syn_cookies_failed", 1), ("tcp_no_connection", 1), ("tcp_out_rsts", 1)];
     for (stamped, counters) in [(true, ACCEPTED), (false, REFUSED)] {
-        let mut t = Peer::server_listening(|_| {}, 1);
-        t.send(seg!(SYN mss 1460));
-        t.take("a SYN-ACK from the cache");
-        t.new_tuple(41_000);
+        let mut t = cache_full();
         t.send(seg!(SYN mss 1460 tsval 5000));
         t.take("a SYN-ACK by cookie");
         let end = if stamped { seg!(ACK seq 1 ack 1) } else { seg!(ACK seq 1 ack 1 no_ts) };
@@ -300,10 +297,7 @@ fn a_cookie_comes_back_with_its_own_timestamp() {
     for (ahead, taken) in
         [(0, true), (1000, false), (1 << 20, false), (0_u32.wrapping_sub(200_000), false)]
     {
-        let mut t = Peer::server_listening(|_| {}, 1);
-        t.send(seg!(SYN mss 1460));
-        t.take("a SYN-ACK from the cache");
-        t.new_tuple(41_000);
+        let mut t = cache_full();
         t.send(seg!(SYN mss 1460 tsval 5000));
         let stamp = t.take("a SYN-ACK by cookie").tsval.expect("a timestamp");
         t.send(seg!(ACK seq 1 ack 1 tsecr (stamp.wrapping_add(ahead))));
@@ -314,10 +308,7 @@ fn a_cookie_comes_back_with_its_own_timestamp() {
 /// An acknowledgment that nobody can have been sent makes no connection.
 #[test]
 fn a_forged_cookie_is_refused() {
-    let mut t = Peer::server_listening(|_| {}, 1);
-    t.send(seg!(SYN mss 1460));
-    t.take("a SYN-ACK from the cache");
-    t.new_tuple(41_000);
+    let mut t = cache_full();
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK by cookie");
     t.moved(

@@ -59,6 +59,7 @@ struct Entry {
 
 /// A device.
 pub(crate) struct Device {
+#[derive(Default)]
     pub(crate) able: Abilities,
     entries: BTreeMap<QuicId, Entry>,
     routes: BTreeMap<Vec<u8>, QuicId>,
@@ -85,21 +86,6 @@ fn nonce(iv: [u8; 12], number: u64) -> [u8; 12] {
 }
 
 impl Device {
-    fn new(able: Abilities) -> Self {
-        Self {
-            able,
-            entries: BTreeMap::new(),
-            routes: BTreeMap::new(),
-            files: BTreeMap::new(),
-            events: VecDeque::new(),
-            file_bytes: [0; 2],
-            sealed: 0,
-            opened: 0,
-            rekeys: 0,
-            broken: false,
-        }
-    }
-
     /// Entries that it has.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()
@@ -393,7 +379,7 @@ fn node(last: u8, able: Abilities, change: impl FnOnce(&mut Config)) -> Node {
     let mut disk = MemDisk::default();
     disk.put_computed("a", stat().size, stat().version, file_byte);
     disk.file("a").stat = stat();
-    Node { host, endpoint, device: Device::new(able), disk }
+    Node { host, endpoint, device: Device { able, ..Device::default() }, disk }
 }
 
 impl World {
