@@ -10,8 +10,9 @@ use bytes::Bytes;
 use outboard_host::{
     Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketOption, SpliceError, SpliceId,
 };
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
-use wire::frame::{Frame, parse, protocol};
+use wire::emit::Link;
+use wire::frame::{Frame, parse};
+use wire::segment::tcp_packet_of;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
@@ -149,24 +150,8 @@ impl World {
     }
 
     fn inject(&mut self, tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
-        let ip = IpHeader {
-            source: tuple.remote.addr,
-            destination: tuple.local.addr,
-            protocol: protocol::TCP,
-            ecn: 0,
-            hop_limit: 64,
-        };
-        let mut frame = vec![0; 34 + segment.header_len()];
-        tcp_headers(
-            &Link { source: [2; 6], destination: MAC },
-            &ip,
-            segment,
-            payload.len(),
-            &mut frame,
-        );
-        frame.extend_from_slice(payload);
-        let end = frame.len();
-        finish_tcp_checksum(&mut frame, &ip, 34, end);
+        let link = Link { source: [2; 6], destination: MAC };
+        let frame = tcp_packet_of(tuple, &link, segment, payload);
         self.receive(&frame, Checksum::Good);
         frame
     }

@@ -22,7 +22,6 @@ pub mod heap;
 pub mod mem;
 pub mod notify;
 pub mod pcap;
-mod segment;
 pub mod tap;
 pub mod watch;
 pub mod wire;

@@ -1,7 +1,7 @@
 //! A wire that writes what passes to a pcapng file, for Wireshark and tcpdump.
 //!
 //! For `--pcap`. It shows the packets that a cable would have: runs of segments are cut and
-//! unfinished checksums filled in ([`crate::segment`]), for readers of captures take no frames that
+//! unfinished checksums filled in ([`wire::segment`]), for readers of captures take no frames that
 //! are longer than packets. Around [`crate::fault`] it shows what the device sent; inside, what
 //! really left.
 //!
@@ -26,8 +26,8 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use crate::segment::{Layout, cut};
 use crate::wire::{TxStatus, Wire};
+use wire::segment::{Layout, cut};
 
 base::counters! {
     /// What a capture did.

@@ -6,11 +6,11 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use base::{Prng, SeqNum};
-use wire::checksum::pseudo_header;
-use wire::emit::{self, IpHeader, Link};
+use wire::emit::{self, Link};
 use wire::frame::{Frame, parse, protocol};
+use wire::segment::{Layout, tcp_packet_of};
 use wire::tcp::{Flags, Segment, Timestamps};
-use wire::{ETHERNET_BYTES, Endpoint, UDP_BYTES};
+use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
 /// What an attacker knows.
 #[derive(Debug)]
@@ -179,15 +179,8 @@ pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<V
         // From elsewhere: whose is it, if it comes first (RFC 9000, section 9.3.2)?
         _ => bytes[ip.l4 + 1] ^= 1,
     }
-    let end = bytes.len();
-    emit::set_lengths(&mut bytes, ip.l3, end, rng.next_u32() as u16);
-    let udp_len = end - ip.l4;
-    bytes[ip.l4 + 4..ip.l4 + 6].copy_from_slice(&(udp_len as u16).to_be_bytes());
-    bytes[ip.l4 + 6..ip.l4 + 8].fill(0);
-    let mut sum = pseudo_header(ip.source, ip.destination, protocol::UDP, udp_len);
-    sum.add(&bytes[ip.l4..]);
-    let sum = if sum.finish() == 0 { u16::MAX } else { sum.finish() };
-    bytes[ip.l4 + 6..ip.l4 + 8].copy_from_slice(&sum.to_be_bytes());
+    let layout = Layout { l3: ip.l3, l4: ip.l4, protocol: protocol::UDP };
+    layout.complete(&mut bytes, rng.next_u32() as u16);
     Some(bytes)
 }
 
@@ -199,19 +192,7 @@ fn tcp(
     segment: Segment,
     data: usize,
 ) -> Vec<u8> {
-    let segment = Segment { source: source.port, destination: destination.port, ..segment };
-    let ip = IpHeader {
-        source: source.addr,
-        destination: destination.addr,
-        protocol: protocol::TCP,
-        ecn: 0,
-        hop_limit: 64,
-    };
-    let l4 = ETHERNET_BYTES + ip.len();
-    let headers = l4 + segment.header_len();
-    let mut bytes = vec![b'x'; headers + data];
     let link = Link { source: target.source_mac, destination: to_mac };
-    emit::tcp_headers(&link, &ip, &segment, data, &mut bytes[..headers]);
-    emit::finish_tcp_checksum(&mut bytes, &ip, l4, headers + data);
-    bytes
+    let tuple = Tuple { local: destination, remote: source };
+    tcp_packet_of(&tuple, &link, &segment, &vec![b'x'; data])
 }

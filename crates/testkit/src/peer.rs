@@ -22,10 +22,11 @@ use abi::{
 use base::counters::moved;
 use base::{Duration, Instant, SeqNum};
 use host::{Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketInfo};
-use wire::emit::{self, IpHeader, Link};
+use wire::Endpoint;
+use wire::emit::{IpHeader, Link};
 use wire::frame::{Frame, protocol};
+use wire::segment::tcp_packet;
 use wire::tcp::{Flags, Options, SackBlock, Segment, Timestamps};
-use wire::{ETHERNET_BYTES, Endpoint};
 
 use crate::decode;
 use crate::seg;
@@ -444,15 +445,7 @@ impl Peer {
             ecn,
             hop_limit: 64,
         };
-        let link = Link { source: PEER_MAC, destination: MAC };
-        let l4 = ETHERNET_BYTES + ip.len();
-        let headers = l4 + segment.header_len();
-        let mut frame = vec![0; headers];
-        emit::tcp_headers(&link, &ip, segment, payload.len(), &mut frame);
-        frame.extend_from_slice(payload);
-        let end = frame.len();
-        emit::finish_tcp_checksum(&mut frame, &ip, l4, end);
-        frame
+        tcp_packet(&Link { source: PEER_MAC, destination: MAC }, &ip, segment, payload)
     }
 
     /// A frame arrives, and the host does what it makes of it.

@@ -2,8 +2,8 @@
 
 use core::net::IpAddr;
 
-use crate::checksum::{Sum, pseudo_header};
-use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, protocol};
+use crate::checksum::Sum;
+use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use crate::tcp::Segment;
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES};
 
@@ -201,68 +201,4 @@ pub fn udp_template(
     udp[2..4].copy_from_slice(&ports[1].to_be_bytes());
     udp[4..6].copy_from_slice(&len.to_be_bytes());
     udp[6..8].fill(0);
-}
-
-/// Fills in the checksum of a whole TCP packet in `frame` that ends at `end`.
-///
-/// # Panics
-/// Where the headers are not within `frame`.
-pub fn finish_tcp_checksum(frame: &mut [u8], ip: &IpHeader, l4: usize, end: usize) {
-    frame[l4 + 16..l4 + 18].fill(0);
-    let mut sum = pseudo_header(ip.source, ip.destination, protocol::TCP, end - l4);
-    sum.add(&frame[l4..end]);
-    frame[l4 + 16..l4 + 18].copy_from_slice(&sum.finish().to_be_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::frame::{Frame, parse};
-    use crate::tcp::{Flags, Timestamps};
-    use base::SeqNum;
-
-    fn segment() -> Segment {
-        let mut segment = Segment {
-            source: 80,
-            destination: 5000,
-            seq: SeqNum(1),
-            ack: SeqNum(2),
-            flags: Flags::ACK,
-            window: 500,
-            ..Segment::default()
-        };
-        segment.options.timestamps = Some(Timestamps { value: 9, echo: 8 });
-        segment
-    }
-
-    fn round_trip(source: &str, destination: &str) {
-        let ip = IpHeader {
-            source: source.parse().unwrap(),
-            destination: destination.parse().unwrap(),
-            protocol: protocol::TCP,
-            ecn: 2,
-            hop_limit: 64,
-        };
-        let link = Link { source: [1; 6], destination: [2; 6] };
-        let mut frame = [0; 200];
-        let headers = ETHERNET_BYTES + ip.len() + segment().header_len();
-        let at = tcp_headers(&link, &ip, &segment(), 10, &mut frame[..headers]).unwrap();
-        assert_eq!(frame[at..at + 4], [0, 0, 0, 9]);
-        let end = headers + 10;
-        finish_tcp_checksum(&mut frame, &ip, ETHERNET_BYTES + ip.len(), end);
-        let Ok(Frame::Ip(seen)) = parse(&frame[..end]) else { panic!("well-formed") };
-        assert_eq!((seen.source, seen.destination), (ip.source, ip.destination));
-        assert_eq!((seen.protocol, seen.ecn, seen.hop_limit, seen.end), (6, 2, 64, end));
-        let (parsed, _) = Segment::parse(&frame[seen.l4..seen.end]).unwrap();
-        assert_eq!(parsed, segment());
-        let mut sum = pseudo_header_of(&frame, seen.l3, protocol::TCP, end - seen.l4);
-        sum.add(&frame[seen.l4..end]);
-        assert_eq!(sum.finish(), 0, "the checksum verifies");
-    }
-
-    #[test]
-    fn headers_parse_back() {
-        round_trip("10.77.0.2", "10.77.0.1");
-        round_trip("fd77::2", "fd77::1");
-    }
 }

@@ -1,8 +1,9 @@
 //! Packet formats: views over bytes, and values that were validated.
 //!
 //! What both sides of the contract need to agree on about a frame is here: where its headers lie
-//! ([`frame`]), what a TCP segment says ([`tcp`]), how it is written ([`emit`]), its checksums and
-//! its RSS hash, TLS records ([`tls`]), QUIC packets ([`quic`]), and NVMe over TCP ([`nvme`]).
+//! ([`frame`]), what a TCP segment says ([`tcp`]), how it is written ([`emit`]), the packets that a
+//! run of segments becomes ([`segment`]), its checksums and its RSS hash, TLS records ([`tls`]),
+//! QUIC packets ([`quic`]), and NVMe over TCP ([`nvme`]).
 //! Standard formats off the hot path (ARP, ICMP, neighbour discovery) are `smoltcp`'s, re-exported
 //! as [`std_formats`].
 //!
@@ -19,6 +20,7 @@ pub mod frame;
 pub mod nvme;
 pub mod quic;
 pub mod rss;
+pub mod segment;
 pub mod tcp;
 pub mod tls;
 

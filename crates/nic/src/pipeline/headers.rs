@@ -5,8 +5,8 @@
 
 use abi::Header;
 use abi::port::Payload;
-use wire::checksum::Sum;
 use wire::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, protocol};
+use wire::segment::Layout;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES, emit};
 
 /// Bytes of an IEEE 802.1Q tag.
@@ -32,14 +32,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Where the checksum stands in the transport header, and the protocol of its pseudo-header if
-    /// it has one.
-    const fn checksum(self) -> Option<(usize, Option<u8>)> {
+    /// Returns the transport protocol, if there is more to complete than the IP header.
+    const fn protocol(self) -> Option<u8> {
         match self {
-            Self::Tcp => Some((16, Some(protocol::TCP))),
-            Self::Udp => Some((6, Some(protocol::UDP))),
-            Self::Icmp => Some((2, None)),
-            Self::Icmpv6 => Some((2, Some(protocol::ICMPV6))),
+            Self::Tcp => Some(protocol::TCP),
+            Self::Udp => Some(protocol::UDP),
+            Self::Icmp => Some(protocol::ICMP),
+            Self::Icmpv6 => Some(protocol::ICMPV6),
             Self::OtherIp | Self::Raw => None,
         }
     }
@@ -93,32 +92,24 @@ pub(crate) fn complete(
     let (l3, l4) = (header.l3(), header.l4());
     let end = header.len() + payload.iter().map(|p| p.as_slice().len()).sum::<usize>();
     let frame = header.as_mut_slice();
-    emit::set_lengths(frame, l3, end, identification);
-    if kind == Kind::Udp {
-        let len = u16::try_from(end - l4).unwrap_or(0);
-        frame[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
-    }
-    let Some((field, pseudo)) = kind.checksum() else { return false };
-    let field = l4 + field..l4 + field + 2;
-    let mut sum = pseudo
-        .map_or_else(Sum::new, |protocol| emit::pseudo_header_of(frame, l3, protocol, end - l4));
-    if offload && matches!(kind, Kind::Tcp | Kind::Udp) {
-        // What virtio (section 5.1.6.2) and Linux call a partial checksum.
-        frame[field].copy_from_slice(&sum.fold().to_be_bytes());
-        return true;
-    }
-    frame[field.clone()].fill(0);
-    sum.add(&frame[l4..]);
-    for part in payload {
-        sum.add(part.as_slice());
-    }
-    // RFC 768: a computed zero goes as all ones, for zero means that there is no checksum.
-    let checksum = match sum.finish() {
-        0 if kind == Kind::Udp => 0xffff,
-        other => other,
+    let Some(protocol) = kind.protocol() else {
+        emit::set_lengths(frame, l3, end, identification);
+        return false;
     };
-    frame[field].copy_from_slice(&checksum.to_be_bytes());
-    false
+    let layout = Layout { l3, l4, protocol };
+    layout.set_lengths(frame, end, identification);
+    match layout.checksum().filter(|_| offload && matches!(kind, Kind::Tcp | Kind::Udp)) {
+        Some(at) => {
+            // What virtio (section 5.1.6.2) and Linux call a partial checksum.
+            let sum = layout.pseudo_header(frame, end).fold();
+            frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+            true
+        }
+        None => {
+            layout.set_checksum(frame, end, payload.iter().map(Payload::as_slice));
+            false
+        }
+    }
 }
 
 /// The big-endian word at `at`.

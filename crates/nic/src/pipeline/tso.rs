@@ -10,15 +10,11 @@
 
 use abi::Header;
 use abi::port::{Payloads, TxFrame, WireCaps};
+use wire::segment::{FLAGS_AT, advance};
 use wire::tcp::Flags;
 
 use super::headers::{Kind, classify, complete, u16_at};
 use crate::config::RUN_BYTES_MAX;
-
-/// Offset of the sequence number in a TCP header.
-const SEQ_AT: usize = 4;
-/// Offset of the control bits in a TCP header.
-const FLAGS_AT: usize = 13;
 
 /// A checked transmit whose payload is at hand, on its way to the wire.
 #[derive(Debug)]
@@ -163,12 +159,10 @@ impl Run {
         if self.kind != Kind::Tcp {
             return;
         }
-        let seq_at = self.header.l4() + SEQ_AT;
+        let l4 = self.header.l4();
         let bytes = self.header.as_mut_slice();
         bytes[flags_at] = Flags(bytes[flags_at]).of_run(false, true).0;
-        if let Some(field) = bytes[seq_at..].first_chunk_mut::<4>() {
-            *field = u32::from_be_bytes(*field).wrapping_add(by as u32).to_be_bytes();
-        }
+        advance(&mut bytes[l4..], by as u32);
     }
 
     /// The next `bytes` of the payload, which has as many.

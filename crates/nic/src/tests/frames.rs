@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 use base::SeqNum;
 use core::net::IpAddr;
 use wire::checksum::Sum;
-use wire::emit::{IpHeader, Link, pseudo_header_of, set_lengths, tcp_headers};
+use wire::emit::{IpHeader, Link, pseudo_header_of, tcp_headers};
 use wire::frame::{Frame, parse, protocol};
+use wire::segment::Layout;
 use wire::tcp::{Flags, Segment, Timestamps};
 
 /// Offset of TSval in [`tcp_header`] for IPv4.
@@ -85,25 +86,7 @@ pub(crate) fn packet(version: u8, protocol: u8, payload: &[u8]) -> Vec<u8> {
         _ => frame.extend_from_slice(&[0, 80, 1, 1, 0, 0, 0, 0]),
     }
     frame.extend_from_slice(payload);
-    let (end, len) = (frame.len(), frame.len() - l4);
-    set_lengths(&mut frame, l3, end, 0);
-    let field = l4
-        + match protocol {
-            protocol::TCP => 16,
-            protocol::UDP => 6,
-            _ => 2,
-        };
-    if protocol == protocol::UDP {
-        let len = u16::try_from(len).unwrap();
-        frame[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
-    }
-    frame[field..field + 2].fill(0);
-    let mut sum = match protocol {
-        protocol::ICMP => Sum::new(),
-        _ => pseudo_header_of(&frame, l3, protocol, len),
-    };
-    sum.add(&frame[l4..]);
-    frame[field..field + 2].copy_from_slice(&sum.finish().to_be_bytes());
+    Layout { l3, l4, protocol }.complete(&mut frame, 0);
     frame
 }
 

@@ -11,8 +11,9 @@ use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::emit::{IpHeader, Link};
 use wire::frame::protocol;
+use wire::segment::{Layout, tcp_packet};
 use wire::tcp::{Flags, Options, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
@@ -98,21 +99,9 @@ pub(super) fn ack(tuple: &Tuple, syn_ack: &Segment) -> Segment {
 
 /// A frame from the peer.
 pub(super) fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
-    let ip = IpHeader {
-        source: tuple.remote.addr,
-        destination: tuple.local.addr,
-        protocol: protocol::TCP,
-        ecn: 0,
-        hop_limit: 61,
-    };
-    let link = Link { source: PEER, destination: MAC };
-    let l4 = 14 + ip.len();
-    let mut frame = vec![0; l4 + segment.header_len()];
-    tcp_headers(&link, &ip, segment, payload.len(), &mut frame);
-    frame.extend_from_slice(payload);
-    let end = frame.len();
-    finish_tcp_checksum(&mut frame, &ip, l4, end);
-    frame
+    let (source, destination) = (tuple.remote.addr, tuple.local.addr);
+    let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 0, hop_limit: 61 };
+    tcp_packet(&Link { source: PEER, destination: MAC }, &ip, segment, payload)
 }
 
 /// What came of a frame.
@@ -376,15 +365,7 @@ fn what_a_cookie_cannot_say_is_passed_on() {
         // In place of SACK-permitted, a scale and padding.
         let mut frame = frame(&tuple, &syn(&tuple), b"");
         frame[34 + 20..34 + 20 + bytes.len()].copy_from_slice(bytes);
-        let ip = IpHeader {
-            source: tuple.remote.addr,
-            destination: tuple.local.addr,
-            protocol: protocol::TCP,
-            ecn: 0,
-            hop_limit: 61,
-        };
-        let end = frame.len();
-        finish_tcp_checksum(&mut frame, &ip, 34, end);
+        Layout::of(&frame, 14, 34).unwrap().complete(&mut frame, 0);
         frame
     };
     let edited = |f: &dyn Fn(&mut Vec<u8>)| {

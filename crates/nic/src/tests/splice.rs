@@ -15,8 +15,9 @@ use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, set_lengths, tcp_headers};
+use wire::emit::{IpHeader, Link};
 use wire::frame::{Frame, parse, protocol};
+use wire::segment::{Layout, tcp_packet};
 use wire::tcp::{Flags, SackBlock, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
@@ -167,20 +168,16 @@ impl World {
             ecn: 0,
             hop_limit: seg.hop_limit,
         };
-        let l4 = 14 + ip.len();
-        let mut frame = vec![0; l4 + segment.header_len()];
         let link = Link { source: side.link, destination: MAC };
-        tcp_headers(&link, &ip, &segment, seg.payload.len(), &mut frame);
+        let mut frame = tcp_packet(&link, &ip, &segment, &seg.payload);
         if remote.addr.is_ipv4() {
             frame[15] = seg.class;
         } else {
             frame[14] = 0x60 | seg.class >> 4;
             frame[15] = seg.class << 4;
         }
-        frame.extend_from_slice(&seg.payload);
-        let end = frame.len();
-        set_lengths(&mut frame, 14, end, 0x1234);
-        finish_tcp_checksum(&mut frame, &ip, l4, end);
+        let layout = Layout::of(&frame, 14, 14 + ip.len()).unwrap();
+        layout.complete(&mut frame, 0x1234);
         frame
     }
 
@@ -453,12 +450,7 @@ fn other_options() {
         frame.extend_from_slice(options);
         frame.extend_from_slice(b"payload");
         frame[34 + 12] = u8::try_from((20 + options.len()) / 4).unwrap() << 4;
-        let end = frame.len();
-        set_lengths(&mut frame, 14, end, 1);
-        let Tuple { local, remote } = world.sides[0].tuple;
-        let (source, destination) = (remote.addr, local.addr);
-        let ip = IpHeader { source, destination, protocol: 6, ecn: 0, hop_limit: 64 };
-        finish_tcp_checksum(&mut frame, &ip, 34, end);
+        Layout::of(&frame, 14, 34).unwrap().complete(&mut frame, 1);
         frame
     };
     let ts = |odd: bool, value: u32, echo: u32| {

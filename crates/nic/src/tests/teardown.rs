@@ -19,8 +19,9 @@ use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::emit::{IpHeader, Link};
 use wire::frame::{Frame, parse, protocol};
+use wire::segment::tcp_packet;
 use wire::tcp::{Flags, Segment, Timestamps};
 
 use super::frames::{MAC, TS_AT, bytes_of, rx_frame, tcp_header};
@@ -141,12 +142,7 @@ impl Peer {
             ..Segment::default()
         };
         segment.options.timestamps = self.stamps.map(|(value, echo)| Timestamps { value, echo });
-        let l4 = 14 + ip.len();
-        let mut out = alloc::vec![0; l4 + segment.header_len()];
-        tcp_headers(&link, &ip, &segment, self.payload.len(), &mut out);
-        out.extend_from_slice(&self.payload);
-        let end = out.len();
-        finish_tcp_checksum(&mut out, &ip, l4, end);
+        let mut out = tcp_packet(&link, &ip, &segment, &self.payload);
         if let Some(vlan) = self.vlan {
             let [high, low] = vlan.to_be_bytes();
             out.splice(12..12, [0x81, 0, high, low]);

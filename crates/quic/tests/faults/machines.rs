@@ -14,6 +14,7 @@ use outboard_quic::{Config, Endpoint, Handle};
 use testkit::{Frame, MemDisk, Network, Node, PLAIN_LINK, Towards};
 use wire::frame::protocol;
 use wire::quic::read_varint;
+use wire::segment::Layout;
 
 /// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
 pub(crate) const PAYLOAD_AT: usize = 42;
@@ -270,14 +271,9 @@ pub(crate) const fn is_handshake(first: u8) -> bool {
     first & 0xb0 == 0xa0
 }
 
-/// Lengths and sums of a frame whose bytes were changed. There is no UDP checksum afterwards
-/// (RFC 768).
+/// Lengths and sums of a frame whose bytes were changed.
 pub(crate) fn mend(mut frame: Vec<u8>) -> Vec<u8> {
-    let end = frame.len();
-    wire::emit::set_lengths(&mut frame, 14, end, 0);
-    let len = u16::try_from(end - 34).expect("a datagram");
-    frame[38..40].copy_from_slice(&len.to_be_bytes());
-    frame[40..42].fill(0);
+    Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     frame
 }
 

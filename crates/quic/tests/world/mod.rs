@@ -19,7 +19,8 @@ use crypto::Provider;
 use host::{Application as _, Cidr, Host};
 use outboard_quic::{Config, Endpoint, Handle};
 use testkit::MemDisk;
-use wire::frame::{Frame, protocol};
+use wire::frame::Frame;
+use wire::segment::Layout;
 
 /// Where a frame's UDP payload begins: Ethernet, IPv4, UDP.
 const PAYLOAD_AT: usize = 42;
@@ -58,8 +59,8 @@ struct Entry {
 }
 
 /// A device.
-pub(crate) struct Device {
 #[derive(Default)]
+pub(crate) struct Device {
     pub(crate) able: Abilities,
     entries: BTreeMap<QuicId, Entry>,
     routes: BTreeMap<Vec<u8>, QuicId>,
@@ -304,12 +305,7 @@ impl Entry {
 
 fn finish(mut frame: Vec<u8>) -> Vec<u8> {
     if frame[12..14] == [8, 0] {
-        let end = frame.len();
-        wire::emit::set_lengths(&mut frame, 14, end, 0);
-        if frame[23] == protocol::UDP {
-            let len = u16::try_from(end - 34).expect("a datagram");
-            frame[38..40].copy_from_slice(&len.to_be_bytes());
-        }
+        Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     }
     frame
 }

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use base::{Prng, SeqNum};
 use core::net::{IpAddr, Ipv4Addr};
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
+use wire::emit::Link;
 use wire::frame::protocol;
+use wire::segment::tcp_packet_of;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
@@ -131,21 +132,7 @@ impl Attacker {
     }
 
     fn emit(&self, tuple: &Tuple, segment: Segment) -> Vec<u8> {
-        let (source, destination) = (tuple.remote.port, tuple.local.port);
-        let segment = Segment { source, destination, ..segment };
-        let ip = IpHeader {
-            source: tuple.remote.addr,
-            destination: tuple.local.addr,
-            protocol: protocol::TCP,
-            ecn: 0,
-            hop_limit: 64,
-        };
-        let l4 = 14 + ip.len();
-        let mut bytes = vec![0; l4 + segment.header_len()];
-        tcp_headers(&self.link, &ip, &segment, 0, &mut bytes);
-        let end = bytes.len();
-        finish_tcp_checksum(&mut bytes, &ip, l4, end);
-        bytes
+        tcp_packet_of(tuple, &self.link, &segment, b"")
     }
 }
 

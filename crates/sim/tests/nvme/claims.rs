@@ -6,8 +6,8 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Listen, Notice, SocketId};
 use testkit::{Network, Node, Towards};
-use wire::checksum::{Sum, pseudo_header};
 use wire::nvme::pdu::{DataHeader, Header, IcReq, Rules};
+use wire::segment::Layout;
 
 use crate::disk::Disk;
 use crate::hostile::{End, RULES, SERVE, TAG};
@@ -133,18 +133,7 @@ fn a_claim_about_a_buffer_before_is_not_believed() {
 
 /// A frame with the lengths and checksums that its bytes have.
 fn mended(mut frame: Vec<u8>) -> Vec<u8> {
-    let len = frame.len() - 14;
-    frame[16..18].copy_from_slice(&u16::try_from(len).unwrap().to_be_bytes());
-    frame[24..26].fill(0);
-    let sum = Sum::of_words(&frame[14..34]).finish();
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
-    let addr = |from: usize| -> core::net::IpAddr {
-        <[u8; 4]>::try_from(&frame[from..from + 4]).unwrap().into()
-    };
-    let mut sum = pseudo_header(addr(26), addr(30), 6, len - 20);
-    frame[50..52].fill(0);
-    sum.add(&frame[34..]);
-    frame[50..52].copy_from_slice(&sum.finish().to_be_bytes());
+    Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     frame
 }
 

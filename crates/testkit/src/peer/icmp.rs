@@ -6,6 +6,7 @@ use base::SeqNum;
 use wire::ETHERNET_BYTES;
 use wire::emit::{self, IpHeader, Link};
 use wire::frame::protocol;
+use wire::segment::packet;
 
 use super::{MAC, PEER_MAC, Peer};
 
@@ -22,24 +23,12 @@ pub(super) fn neighbor_advert(target: core::net::Ipv6Addr, to: IpAddr) -> Vec<u8
     body.extend_from_slice(&target.octets());
     body.extend_from_slice(&[2, 1]);
     body.extend_from_slice(&PEER_MAC);
-    icmp_frame(&ip, &mut body)
+    icmp_frame(&ip, &body)
 }
 
 /// A frame from the peer with an ICMP or ICMPv6 message, whose checksum is filled in.
-fn icmp_frame(ip: &IpHeader, body: &mut [u8]) -> Vec<u8> {
-    body[2..4].fill(0);
-    let mut sum = if ip.protocol == protocol::ICMPV6 {
-        wire::checksum::pseudo_header(ip.source, ip.destination, ip.protocol, body.len())
-    } else {
-        wire::checksum::Sum::new()
-    };
-    sum.add(body);
-    body[2..4].copy_from_slice(&sum.finish().to_be_bytes());
-    let link = Link { source: PEER_MAC, destination: MAC };
-    let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
-    emit::ethernet_ip(&link, ip, body.len(), &mut frame);
-    frame.extend_from_slice(body);
-    frame
+fn icmp_frame(ip: &IpHeader, body: &[u8]) -> Vec<u8> {
+    packet(&Link { source: PEER_MAC, destination: MAC }, ip, &[body])
 }
 
 impl Peer {
@@ -53,7 +42,7 @@ impl Peer {
             ecn: 0,
             hop_limit: 255,
         };
-        let frame = icmp_frame(&ip, &mut body.to_vec());
+        let frame = icmp_frame(&ip, body);
         self.inject(&frame);
     }
 

@@ -19,8 +19,8 @@ use clap::Args;
 use io::clock::{Clock, cycles};
 use io::heap::allocated_bytes;
 use nic::{Device, DeviceConfig};
-use wire::emit::{IpHeader, Link, finish_tcp_checksum, tcp_headers};
-use wire::frame::protocol;
+use wire::emit::Link;
+use wire::segment::tcp_packet_of;
 use wire::tcp::{Flags, Segment, Timestamps};
 use wire::{Endpoint, Tuple};
 
@@ -299,20 +299,6 @@ fn segment(flags: Flags, seq: SeqNum, ack: SeqNum, echo: u32) -> Segment {
 }
 
 fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
-    let segment = Segment { source: tuple.remote.port, destination: tuple.local.port, ..*segment };
-    let ip = IpHeader {
-        source: tuple.remote.addr,
-        destination: tuple.local.addr,
-        protocol: protocol::TCP,
-        ecn: 0,
-        hop_limit: 64,
-    };
     let link = Link { source: PEER_MAC, destination: LOCAL_MAC };
-    let l4 = 14 + ip.len();
-    let mut frame = vec![0; l4 + segment.header_len()];
-    tcp_headers(&link, &ip, &segment, payload.len(), &mut frame);
-    frame.extend_from_slice(payload);
-    let end = frame.len();
-    finish_tcp_checksum(&mut frame, &ip, l4, end);
-    frame
+    tcp_packet_of(tuple, &link, segment, payload)
 }

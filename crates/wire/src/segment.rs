@@ -1,26 +1,36 @@
-//! Software segmentation: the packets that a run of segments becomes on a cable, with lengths,
-//! sequence numbers and checksums as a NIC writes them.
+//! Packets as a NIC makes them, with lengths, sequence numbers and checksums: one of its own, and
+//! those that a run of segments becomes on a cable.
 //!
-//! For captures ([`crate::pcap`]): readers know no frames longer than a packet, and tshark refuses
-//! files with one over 256 KiB. What is sent is cut by the device or the kernel, and not here. A
-//! frame that makes no sense is given as it is.
+//! [`cut`] does it with runs that lie in one piece: for captures, whose readers know no frames
+//! longer than a packet, and for tests. The device cuts its runs one packet at a time, each with a
+//! payload in many pieces, and completes it with the same [`Layout`]. A frame that makes no sense
+//! is given as it is.
 
-use wire::frame::{Frame, IpPacket, parse, protocol};
-use wire::tcp::Flags;
-use wire::{IPV4_BYTES, IPV6_BYTES, emit};
+use alloc::vec;
+use alloc::vec::Vec;
 
-/// Where a frame's headers lie.
+use crate::checksum::Sum;
+use crate::emit::{self, IpHeader, Link};
+use crate::frame::{Frame, IpPacket, parse, protocol};
+use crate::tcp::{Flags, Segment};
+use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, Tuple};
+
+/// Where a frame's headers lie, and which transport protocol it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    l3: usize,
-    l4: usize,
-    protocol: u8,
+pub struct Layout {
+    /// Offset of the IP header.
+    pub l3: usize,
+    /// Offset of the transport header.
+    pub l4: usize,
+    /// The transport protocol.
+    pub protocol: u8,
 }
 
 impl Layout {
     /// Of a frame whose headers are known to lie there, without extension headers; its lengths may
     /// be those of no packet.
-    pub(crate) fn of(frame: &[u8], l3: usize, l4: usize) -> Option<Self> {
+    #[must_use]
+    pub fn of(frame: &[u8], l3: usize, l4: usize) -> Option<Self> {
         let (at, bytes) = match frame.get(l3)? >> 4 {
             4 => (9, IPV4_BYTES),
             6 => (6, IPV6_BYTES),
@@ -31,39 +41,141 @@ impl Layout {
     }
 
     /// Of a frame that has come in.
-    pub(crate) fn find(frame: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn find(frame: &[u8]) -> Option<Self> {
         let Ok(Frame::Ip(IpPacket { l3, l4, .. })) = parse(frame) else { return None };
         Self::of(frame, l3, l4)
     }
 
-    /// Where the payload begins, and where the checksum is.
-    fn transport(&self, frame: &[u8]) -> Option<(usize, usize)> {
+    /// Returns where the payload begins.
+    fn payload(&self, frame: &[u8]) -> Option<usize> {
         match self.protocol {
             // RFC 9293 section 3.1: the data offset counts words of 32 bits.
             protocol::TCP => {
                 let words = usize::from(frame.get(self.l4 + 12)? >> 4);
-                (words >= 5).then_some((self.l4 + words * 4, self.l4 + 16))
+                (words >= 5).then_some(self.l4 + words * 4)
             }
-            protocol::UDP => Some((self.l4 + 8, self.l4 + 6)),
-            protocol::ICMPV6 => Some((self.l4 + 8, self.l4 + 2)),
+            protocol::UDP | protocol::ICMPV6 => Some(self.l4 + 8),
             _ => None,
         }
-        .filter(|(payload, _)| *payload <= frame.len())
+        .filter(|payload| *payload <= frame.len())
     }
+
+    /// Returns where the transport checksum is, of protocols that have one.
+    #[must_use]
+    pub const fn checksum(&self) -> Option<usize> {
+        let offset = match self.protocol {
+            protocol::TCP => 16,
+            protocol::UDP => 6,
+            protocol::ICMP | protocol::ICMPV6 => 2,
+            _ => return None,
+        };
+        Some(self.l4 + offset)
+    }
+
+    /// Returns the sum of the pseudo-header of a packet that ends at `end`; ICMP for IPv4 has none.
+    ///
+    /// # Panics
+    /// If the IP header is not within `frame`.
+    #[must_use]
+    pub fn pseudo_header(&self, frame: &[u8], end: usize) -> Sum {
+        match self.protocol {
+            protocol::ICMP => Sum::new(),
+            protocol => emit::pseudo_header_of(frame, self.l3, protocol, end - self.l4),
+        }
+    }
+
+    /// Sets the lengths of a packet that ends at `end`, and the identification and the checksum of
+    /// IPv4.
+    ///
+    /// # Panics
+    /// If the headers are not within `frame`.
+    pub fn set_lengths(&self, frame: &mut [u8], end: usize, identification: u16) {
+        emit::set_lengths(frame, self.l3, end, identification);
+        if self.protocol == protocol::UDP {
+            let len = u16::try_from(end - self.l4).unwrap_or(0);
+            frame[self.l4 + 4..self.l4 + 6].copy_from_slice(&len.to_be_bytes());
+        }
+    }
+
+    /// Fills in the transport checksum of a packet that ends at `end`. `frame` has its headers at
+    /// least, and `rest` is its payload as far as it is not there.
+    ///
+    /// # Panics
+    /// If the headers are not within `frame`.
+    pub fn set_checksum<'a>(
+        &self,
+        frame: &mut [u8],
+        end: usize,
+        rest: impl IntoIterator<Item = &'a [u8]>,
+    ) {
+        let Some(at) = self.checksum() else { return };
+        frame[at..at + 2].fill(0);
+        let mut sum = self.pseudo_header(frame, end);
+        sum.add(&frame[self.l4..]);
+        rest.into_iter().for_each(|part| sum.add(part));
+        // RFC 768: a computed zero goes as all ones, for zero means that there is no checksum.
+        let sum = match sum.finish() {
+            0 if self.protocol == protocol::UDP => 0xffff,
+            sum => sum,
+        };
+        frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    }
+
+    /// Completes a packet that lies in one piece: lengths, identification and checksums.
+    ///
+    /// # Panics
+    /// If the headers are not within `packet`.
+    pub fn complete(&self, packet: &mut [u8], identification: u16) {
+        let end = packet.len();
+        self.set_lengths(packet, end, identification);
+        self.set_checksum(packet, end, []);
+    }
+}
+
+/// Returns a whole packet with this behind its IP header; its lengths and checksums are filled in.
+#[must_use]
+pub fn packet(link: &Link, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
+    let l4 = ETHERNET_BYTES + ip.len();
+    let mut packet = vec![0; l4];
+    emit::ethernet_ip_template(link, ip, &mut packet);
+    parts.iter().for_each(|part| packet.extend_from_slice(part));
+    let layout = Layout { l3: ETHERNET_BYTES, l4, protocol: ip.protocol };
+    layout.complete(&mut packet, 0);
+    packet
+}
+
+/// Returns a whole TCP packet.
+#[must_use]
+pub fn tcp_packet(link: &Link, ip: &IpHeader, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+    let mut header = vec![0; segment.header_len()];
+    segment.emit(&mut header);
+    packet(link, ip, &[&header, payload])
+}
+
+/// Returns a whole TCP packet that the remote end of a connection sends; the ports are those of the
+/// connection.
+#[must_use]
+pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+    let Tuple { local, remote } = *tuple;
+    let segment = Segment { source: remote.port, destination: local.port, ..*segment };
+    let (source, destination, protocol) = (remote.addr, local.addr, protocol::TCP);
+    let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
+    tcp_packet(link, &ip, &segment, payload)
 }
 
 /// Calls `each` with the packets that `frame` becomes, `segment_size` bytes of payload in each;
 /// zero for a frame that is one packet. `partial` says whether its checksum is unfinished. `packet`
 /// is room.
-pub(crate) fn cut(
+pub fn cut(
     frame: &[u8],
     layout: Option<Layout>,
     (segment_size, partial): (u16, bool),
     packet: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]),
 ) {
-    let found = layout.and_then(|layout| Some((layout, layout.transport(frame)?)));
-    let Some((layout, (payload_at, sum_at))) = found else { return each(frame) };
+    let found = layout.and_then(|layout| Some((layout, layout.payload(frame)?)));
+    let Some((layout, payload_at)) = found else { return each(frame) };
     let (headers, payload) = frame.split_at(payload_at);
     let runs = matches!(layout.protocol, protocol::TCP | protocol::UDP);
     let size = if runs { usize::from(segment_size) } else { 0 };
@@ -73,7 +185,7 @@ pub(crate) fn cut(
     if size == 0 || payload.len() <= size {
         packet.clear();
         packet.extend_from_slice(frame);
-        sum(packet, layout, sum_at);
+        layout.set_checksum(packet, frame.len(), []);
         return each(packet);
     }
     let last = payload.len().div_ceil(size) - 1;
@@ -82,7 +194,6 @@ pub(crate) fn cut(
         packet.extend_from_slice(headers);
         packet.extend_from_slice(part);
         number(packet, layout, (index, index * size), index == last);
-        sum(packet, layout, sum_at);
         each(packet);
     }
 }
@@ -92,46 +203,37 @@ pub(crate) fn cut(
 #[expect(clippy::cast_possible_truncation, reason = "numbers and identifications wrap")]
 fn number(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
     let Layout { l3, l4, .. } = layout;
+    if layout.protocol == protocol::TCP {
+        advance(&mut packet[l4..], before as u32);
+        let flags = &mut packet[l4 + FLAGS_AT];
+        *flags = Flags(*flags).of_run(index == 0, last).0;
+    }
     let identification = u16::from_be_bytes([packet[l3 + 4], packet[l3 + 5]]);
-    let end = packet.len();
-    emit::set_lengths(packet, l3, end, identification.wrapping_add(index as u16));
-    if layout.protocol == protocol::UDP {
-        let len = u16::try_from(end - l4).unwrap_or(0);
-        packet[l4 + 4..l4 + 6].copy_from_slice(&len.to_be_bytes());
-        return;
-    }
-    if let Some(seq) = packet[l4 + 4..].first_chunk_mut::<4>() {
-        *seq = u32::from_be_bytes(*seq).wrapping_add(before as u32).to_be_bytes();
-    }
-    let flags = &mut packet[l4 + 13];
-    *flags = Flags(*flags).of_run(index == 0, last).0;
+    layout.complete(packet, identification.wrapping_add(index as u16));
 }
 
-/// Fills in the transport checksum at `at`.
-fn sum(packet: &mut [u8], layout: Layout, at: usize) {
-    let Layout { l3, l4, protocol } = layout;
-    packet[at..at + 2].fill(0);
-    let mut sum = emit::pseudo_header_of(packet, l3, protocol, packet.len() - l4);
-    sum.add(&packet[l4..]);
-    // RFC 768: zero says that there is none.
-    let sum = match sum.finish() {
-        0 if protocol == protocol::UDP => 0xffff,
-        sum => sum,
-    };
-    packet[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+/// Offset of the control bits in a TCP header.
+pub const FLAGS_AT: usize = 13;
+/// Offset of the sequence number in a TCP header.
+const SEQ_AT: usize = 4;
+
+/// Moves the sequence number of a TCP header by so many bytes.
+pub fn advance(tcp: &mut [u8], by: u32) {
+    if let Some(seq) = tcp.get_mut(SEQ_AT..).and_then(<[u8]>::first_chunk_mut::<4>) {
+        *seq = u32::from_be_bytes(*seq).wrapping_add(by).to_be_bytes();
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use core::net::IpAddr;
 
     use proptest::prelude::*;
-    use wire::ETHERNET_BYTES;
-    use wire::checksum::pseudo_header;
-    use wire::emit::{IpHeader, Link, tcp_template, udp_template};
-    use wire::tcp::{Segment, Timestamps};
 
     use super::*;
+    use crate::checksum::pseudo_header;
+    use crate::emit::{tcp_headers, tcp_template, udp_template};
+    use crate::tcp::Timestamps;
 
     const ALL: Flags = Flags(Flags::FIN.0 | Flags::PSH.0 | Flags::ACK.0 | Flags::CWR.0);
 
@@ -179,6 +281,38 @@ mod tests {
         sum.add(&packet[ip.l4..]);
         assert_eq!(sum.finish(), 0);
         &packet[ip.l4..]
+    }
+
+    fn round_trip(source: &str, destination: &str) {
+        let ip = IpHeader {
+            source: source.parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            protocol: protocol::TCP,
+            ecn: 2,
+            hop_limit: 64,
+        };
+        let link = Link { source: [1; 6], destination: [2; 6] };
+        let (seq, ack) = (base::SeqNum(1), base::SeqNum(2));
+        let (source, destination, flags, window) = (80, 5000, Flags::ACK, 500);
+        let mut segment =
+            Segment { source, destination, seq, ack, flags, window, ..Segment::default() };
+        segment.options.timestamps = Some(Timestamps { value: 9, echo: 8 });
+        let mut template = vec![0; ETHERNET_BYTES + ip.len() + segment.header_len()];
+        let at = tcp_headers(&link, &ip, &segment, 10, &mut template).unwrap();
+        assert_eq!(template[at..at + 4], [0, 0, 0, 9]);
+        let packet = tcp_packet(&link, &ip, &segment, &[7; 10]);
+        assert_eq!(packet[..ETHERNET_BYTES + ip.len()], template[..ETHERNET_BYTES + ip.len()]);
+        let Ok(Frame::Ip(seen)) = parse(&packet) else { panic!("well-formed") };
+        assert_eq!((seen.source, seen.destination), (ip.source, ip.destination));
+        assert_eq!((seen.protocol, seen.ecn, seen.hop_limit), (6, 2, 64));
+        let (parsed, header) = Segment::parse(checked(&packet)).unwrap();
+        assert_eq!((parsed, &checked(&packet)[header..]), (segment, &[7; 10][..]));
+    }
+
+    #[test]
+    fn packets_parse_back() {
+        round_trip("10.77.0.2", "10.77.0.1");
+        round_trip("fd77::2", "fd77::1");
     }
 
     #[test]
