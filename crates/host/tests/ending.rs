@@ -34,3 +34,19 @@ fn a_reset_device_is_asked_again() {
     t.event(Event::Quiesced);
     assert!(t.host.has_ended());
 }
+
+/// What the device is still to send of a file is waited for before it is asked.
+#[test]
+fn the_device_is_asked_after_its_last_echo() {
+    let mut t = Peer::server_with(|c| c.tcp.pacing = false).established();
+    t.app_file(1448);
+    t.take("a file");
+    t.host.end(t.now());
+    t.pump();
+    t.expect(seg!(RST ACK));
+    assert!(!t.file_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.file_ops);
+    t.echo(0);
+    assert!(t.file_ops.iter().any(|op| matches!(op, Op::Quiesce)), "{:?}", t.file_ops);
+    t.event(Event::Quiesced);
+    assert!(t.host.has_ended());
+}

@@ -68,15 +68,20 @@ impl Services {
         self.reset_all(cx);
     }
 
-    /// Returns the sockets that the device cannot own already.
-    fn own_sockets(&self) -> impl Iterator<Item = SocketId> + '_ {
+    /// Returns the sockets that are to be reset: not those that the device may own already, nor
+    /// those that wait for its last echo.
+    fn sockets_to_reset(&self) -> impl Iterator<Item = SocketId> + '_ {
         let table = &self.streams.table;
-        self.streams.ids().filter(|socket| table.relayed(socket.index) == Relayed::No)
+        let is_over =
+            |socket| table.get(socket).is_some_and(|conn| conn.awaits_device() && !conn.modes.held);
+        self.streams
+            .ids()
+            .filter(move |&socket| table.relayed(socket.index) == Relayed::No && !is_over(socket))
     }
 
-    /// Resets every connection but those that the device may own already.
+    /// Resets every connection that can be.
     fn reset_all(&mut self, cx: &mut Cx<'_>) {
-        let sockets: Vec<SocketId> = self.own_sockets().collect();
+        let sockets: Vec<SocketId> = self.sockets_to_reset().collect();
         sockets.into_iter().for_each(|socket| self.streams.abort(cx, socket));
     }
 
@@ -86,11 +91,11 @@ impl Services {
         if self.ending != Ending::Resetting {
             return false;
         }
-        if self.own_sockets().next().is_some() {
+        if self.sockets_to_reset().next().is_some() {
             self.reset_all(cx);
             return true;
         }
-        if self.splices.has_pairs() {
+        if self.streams.ids().next().is_some() || self.splices.has_pairs() {
             return false;
         }
         self.ending = Ending::Quiescing;
