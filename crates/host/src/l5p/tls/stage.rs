@@ -178,9 +178,7 @@ mod tests {
     /// The diagram in ARCHITECTURE.md is the table.
     #[test]
     fn the_documents_have_the_transitions() {
-        let document = include_str!("../../../../../ARCHITECTURE.md");
-        let diagram = diagram();
-        assert!(document.contains(&diagram), "ARCHITECTURE.md has to have this:\n{diagram}");
+        testkit::states::assert_documented(&diagram());
     }
 
     /// A failure is the end of every stage, once, and remembers whether the peer had closed.
