@@ -163,14 +163,16 @@ impl Host {
     /// The next operation for the device. Lets every connection that has something to send do so
     /// first.
     pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
-        let (mut cx, services) = self.parts(now);
-        services.produce_ops(&mut cx);
-        let out = &mut self.out;
-        arp::solicit(out);
-        if out.ops.is_empty() && out.ops.capacity() > OPS_KEPT {
-            out.ops = VecDeque::new();
+        if self.out.ops.is_empty() {
+            let (mut cx, services) = self.parts(now);
+            services.produce_ops(&mut cx);
+            let out = &mut self.out;
+            arp::solicit(out);
+            if out.ops.is_empty() && out.ops.capacity() > OPS_KEPT {
+                out.ops = VecDeque::new();
+            }
         }
-        out.ops.pop_front()
+        self.out.ops.pop_front()
     }
 
     /// A buffer to give back to the device.

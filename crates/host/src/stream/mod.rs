@@ -106,9 +106,16 @@ impl Streams {
     /// After work on a connection: tells the application, sets the alarm, and parts with one that
     /// has ended.
     fn settle(&mut self, cx: &mut Cx<'_>, id: SocketId) {
-        if self.table.get(id).is_some_and(|conn| conn.modes.read_shut || conn.may_be_read()) {
-            self.session_turn(cx, id);
-            self.discard_unwanted(cx, id);
+        let Some(slot) = self.table.slots.get(id.index()) else { return };
+        let Some(conn) = slot.stream.conn() else { return };
+        if conn.may_be_read() || conn.modes.read_shut {
+            let unwanted = conn.modes.read_shut || !conn.modes.held;
+            if slot.stream.session().is_some() {
+                self.session_turn(cx, id);
+            }
+            if unwanted {
+                self.discard_unwanted(cx, id);
+            }
         }
         let Some(slot) = self.table.slots.get_mut(id.index()) else { return };
         let relayed = slot.relayed;
