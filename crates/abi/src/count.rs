@@ -7,7 +7,7 @@
 
 use base::Instant;
 
-/// What is wanted of the counts of a flow.
+/// Requests about the counts of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CountRequest {
     /// Begin to count.
@@ -18,12 +18,12 @@ pub enum CountRequest {
     Stop,
 }
 
-/// What passed of a flow that is counted.
+/// Counts of a flow in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// What came in.
+    /// Frames received.
     pub received: Traffic,
-    /// What left.
+    /// Frames sent.
     pub sent: Traffic,
 }
 

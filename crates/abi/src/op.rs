@@ -147,9 +147,9 @@ pub enum Op {
     /// Count the frames of a flow, or tell what was counted. Answered by
     /// [`crate::Event::FlowCounted`], but for a start that is not refused.
     CountFlow {
-        /// The flow, whoever has the connection.
+        /// The flow, whether host or device has the connection.
         tuple: Box<Tuple>,
-        /// What is wanted.
+        /// The request.
         request: CountRequest,
     },
     /// The host is about to end: reset every connection that the device has of this queue, and

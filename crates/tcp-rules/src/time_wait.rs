@@ -29,6 +29,13 @@ pub enum Verdict {
 }
 
 impl TimeWaitTcb {
+    /// Returns the initial sequence number of the tuple's next connection: beyond anything that
+    /// this one can have sent, as Linux does it.
+    #[must_use]
+    pub fn next_iss(&self) -> SeqNum {
+        self.snd_nxt + 65_537
+    }
+
     /// Decides about a segment of `payload` bytes: RFC 9293 section 3.10.7.4 for TIME-WAIT, with
     /// RFC 6191's rule for a new SYN and RFC 1337's for resets. A bare acknowledgment is not
     /// answered, as in Linux: after a simultaneous close both ends are here, and would answer each

@@ -26,7 +26,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// Handles given back at once where a table of open files is full.
 const EVICT_ON_FULL: usize = 8;
 
-/// What waits for an open.
+/// Requests that wait for an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiter {
     /// A connection: its place in the server's table, and a serial number that tells it from those

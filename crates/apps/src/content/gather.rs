@@ -58,7 +58,7 @@ mod tests {
 
     const LIMITS: HeadLimits = HeadLimits { head_bytes_max: 40, line_bytes_max: 20 };
 
-    /// Gathers from pieces of so many bytes; returns the head and how many bytes were taken.
+    /// Gathers a head from pieces of `piece_bytes` bytes; returns it and the number of bytes taken.
     fn gathered(text: &[u8], piece_bytes: usize) -> (Vec<u8>, usize, bool) {
         let (mut head, mut taken) = (Vec::new(), 0);
         for piece in text.chunks(piece_bytes) {

@@ -4,7 +4,6 @@
 //! The rest of [`Accept`] does the same in software.
 
 use abi::setup::Established;
-use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
@@ -150,17 +149,12 @@ fn begin_established(
             .wrapping_sub(timestamp(cx.now, 0)),
         ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
     };
-    HalfOpen {
-        tuple: *tuple,
-        listener: established.listener.0,
-        iss: segment.ack - 1,
-        irs: segment.seq - 1,
-        peer_window: segment.window,
+    HalfOpen::new(
+        cx.now,
+        (*tuple, established.listener.0),
+        (segment.ack - 1, segment.seq - 1),
+        segment.window,
         options,
-        peer_scale: established.peer_scale,
-        retries: 0,
-        sent_at: None,
-        resend_at: cx.now,
-        challenges: ChallengeLimiter::new(),
-    }
+        established.peer_scale,
+    )
 }

@@ -12,7 +12,6 @@ use alloc::collections::BTreeMap;
 
 use abi::{Capabilities, FlowId, Refusal};
 use base::{Duration, Instant, Prng, SeqNum, internal_error};
-use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::cookie::{Agreed, Cookies, Returned};
 use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::Verdict;
@@ -59,11 +58,11 @@ pub(crate) struct Accept {
     cookie_sent: Option<Instant>,
     /// The identities of listeners that speak TLS.
     tls_servers: BTreeMap<u32, TlsServer>,
-    /// Whether listeners that ask for it have the device answer their SYNs, or why not.
+    /// Permission for listeners to have the device answer their SYNs, or the reason against it.
     setup: Result<(), Refusal>,
     /// Most connections at one time.
     connections_max: usize,
-    /// Whether connections that the device set up begin without a TCB.
+    /// Connections that the device set up begin without a TCB.
     lazy_tcb: bool,
 }
 
@@ -147,19 +146,15 @@ impl Accept {
             self.send_cookie(streams, cx, (listener, tuple), segment, &options, peer_scale);
             return;
         }
-        let entry = HalfOpen {
-            tuple: *tuple,
-            listener,
-            iss: iss.unwrap_or_else(|| self.key.sequence(cx.now, cx.config, tuple)),
-            irs: segment.seq,
-            peer_window: segment.window,
+        let iss = iss.unwrap_or_else(|| self.key.sequence(cx.now, cx.config, tuple));
+        let entry = HalfOpen::new(
+            cx.now,
+            (*tuple, listener),
+            (iss, segment.seq),
+            segment.window,
             options,
             peer_scale,
-            retries: 0,
-            sent_at: None,
-            resend_at: cx.now,
-            challenges: ChallengeLimiter::new(),
-        };
+        );
         cx.out.counters.tcp_syns_cached += 1;
         if let Some(l) = streams.listeners.get_mut(listener) {
             l.half_open += 1;
@@ -169,7 +164,7 @@ impl Accept {
         send_syn_ack(&streams.listeners, cx, &entry);
     }
 
-    /// What a SYN and our configuration agree on.
+    /// Returns the options that a SYN and our configuration agree on.
     fn negotiate(
         &self,
         listeners: &Listeners,
@@ -218,19 +213,14 @@ impl Accept {
             cx.out.counters.tcp_listen_drops += 1;
             return;
         };
-        let entry = HalfOpen {
-            tuple: *tuple,
-            listener,
-            iss: cookie.number,
-            irs: segment.seq,
-            peer_window: segment.window,
+        let entry = HalfOpen::new(
+            cx.now,
+            (*tuple, listener),
+            (cookie.number, segment.seq),
+            segment.window,
             options,
             peer_scale,
-            retries: 0,
-            sent_at: None,
-            resend_at: cx.now,
-            challenges: ChallengeLimiter::new(),
-        };
+        );
         cx.out.counters.tcp_syn_cookies_sent += 1;
         self.cookie_sent = Some(cx.now);
         send_syn_ack_with(&streams.listeners, cx, &entry, cookie.stamp.unwrap_or_default());
@@ -266,19 +256,14 @@ impl Accept {
             ts_offset: self.key.timestamp_offset(cx.config, tuple),
             ts_recent: TsRecent::new(cx.now, ts.map_or(0, |t| t.value)),
         };
-        let entry = HalfOpen {
-            tuple: *tuple,
-            listener,
-            iss,
-            irs,
-            peer_window: segment.window,
+        let entry = HalfOpen::new(
+            cx.now,
+            (*tuple, listener),
+            (iss, irs),
+            segment.window,
             options,
-            peer_scale: found.peer_scale,
-            retries: 0,
-            sent_at: None,
-            resend_at: cx.now,
-            challenges: ChallengeLimiter::new(),
-        };
+            found.peer_scale,
+        );
         let Some(id) = self.establish(streams, cx, &entry, None) else { return CookieFate::NoRoom };
         cx.out.counters.tcp_syn_cookies_accepted += 1;
         CookieFate::Accepted(id)
@@ -418,8 +403,7 @@ impl Accept {
                 streams.table.time_wait.remove(slot);
                 streams.table.unroute(tuple, Place::TimeWait(slot));
                 cx.out.counters.tcp_time_wait_reused += 1;
-                // As Linux: beyond anything that the old connection can have sent.
-                let iss = remains.tcb.snd_nxt + 65_537;
+                let iss = remains.tcb.next_iss();
                 self.handle_syn(streams, cx, listener, tuple, &segment, Some(iss));
             }
             (Verdict::Ignore, _) => {}

@@ -126,14 +126,13 @@ impl Services {
         Err(ConnectError::NoPort)
     }
 
-    /// Takes a tuple out of TIME-WAIT, if it is there. Returns the sequence number to begin with:
-    /// beyond anything that the old connection can have sent, as Linux does it.
+    /// Takes a tuple out of TIME-WAIT, if it is there. Returns the sequence number to begin with.
     fn take_over(&mut self, cx: &mut Cx<'_>, tuple: &Tuple) -> Option<SeqNum> {
         let table = &mut self.streams.table;
         let Some(Place::TimeWait(slot)) = table.find(tuple) else { return None };
         table.unroute(tuple, Place::TimeWait(slot));
         let remains = table.time_wait.remove(slot)?;
         cx.out.counters.tcp_time_wait_reused += 1;
-        Some(remains.tcb.snd_nxt + 65_537)
+        Some(remains.tcb.next_iss())
     }
 }

@@ -198,7 +198,7 @@ impl Connection {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
         if self.set_mtu(mtu) {
             cx.out.counters.tcp_pmtu_reductions += 1;
-            // What was sent with the old size did not arrive.
+            // Segments of the old size did not arrive.
             self.snd.flight.mark_lost(|_| true);
         }
     }

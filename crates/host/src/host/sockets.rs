@@ -2,7 +2,7 @@
 //! table 3.
 //!
 //! No call blocks, none sends: what is written leaves at the next [`Host::poll_op`]. A socket that
-//! does not exist any more answers like one that was closed.
+//! does not exist any more answers like a closed one.
 
 use abi::Refusal;
 use abi::teardown::LateData;

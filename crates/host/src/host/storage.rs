@@ -64,7 +64,7 @@ impl Host {
         Some(self.files.offload_of(file))
     }
 
-    /// Whether the device reads a file, or why the host has to. It changes to the latter when the
+    /// Returns whether the device reads a file; the host does instead from the time when the
     /// device is reset.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Host {
         self.files.fault(file)
     }
 
-    /// An extent, or a part of it, is not referred to any more. `sent` says that the device was
+    /// Ends a reference to an extent, or to a part of it. `sent` says that the device was
     /// asked to send it, so that it may hold buffers for it.
     pub fn extent_release(&mut self, file: FileId, offset: u64, len: u64, sent: bool) {
         self.files.release(&mut self.out, file, offset, len, sent);

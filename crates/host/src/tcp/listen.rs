@@ -80,6 +80,31 @@ pub(crate) struct HalfOpen {
 }
 
 impl HalfOpen {
+    /// Returns an entry whose SYN-ACK has not been sent. `numbers` are our initial sequence number
+    /// and the peer's.
+    pub(crate) const fn new(
+        now: Instant,
+        (tuple, listener): (Tuple, u32),
+        numbers: (SeqNum, SeqNum),
+        peer_window: u16,
+        options: Negotiated,
+        peer_scale: Option<u8>,
+    ) -> Self {
+        Self {
+            tuple,
+            listener,
+            iss: numbers.0,
+            irs: numbers.1,
+            peer_window,
+            options,
+            peer_scale,
+            retries: 0,
+            sent_at: None,
+            resend_at: now,
+            challenges: ChallengeLimiter::new(),
+        }
+    }
+
     /// Returns whether a segment of `len` sequence numbers lies in the window that the SYN-ACK
     /// offered, and is no older than the SYN.
     pub(crate) fn is_acceptable(

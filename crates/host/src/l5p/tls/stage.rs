@@ -157,7 +157,7 @@ mod tests {
             (StageEvent::Record, "first bytes are no text"),
             (StageEvent::Keys(open()), "keys"),
             (StageEvent::CloseNotify, "close_notify received"),
-            (StageEvent::Unwanted, "nobody reads, all sent"),
+            (StageEvent::Unwanted, "socket closed, all sent"),
         ]
     }
 
