@@ -1,7 +1,7 @@
 //! The house rules that neither rustc nor clippy checks: lengths, module heads, banned idioms,
-//! crate attributes.
+//! crate attributes, the language of comments, names of types.
 //!
-//! Called by `ci`. Reads every Rust file of the tree. A rule that is broken for a good reason is
+//! Called by `ci`. Reads every Rust file of the tree, and the documents for their language. A rule that is broken for a good reason is
 //! changed here, in its table, with the reason; there is no way to switch one off from inside a
 //! file.
 
@@ -9,6 +9,8 @@ mod attributes;
 mod banned;
 mod functions;
 mod lines;
+mod names;
+mod prose;
 
 use crate::report::Report;
 use crate::{scan, tree};
@@ -54,12 +56,18 @@ impl Source {
 /// # Errors
 /// A line to show where the tree cannot be read.
 pub(crate) fn run() -> Result<Report, String> {
-    let sources = sources(&tree::files()?)?;
+    let files = tree::files()?;
+    let sources = sources(&files)?;
     let mut report = Report::default();
     for source in &sources {
         lines::check(source, &mut report);
         banned::check(source, &mut report);
         attributes::check(source, &mut report);
+        prose::check(source, &mut report);
+    }
+    names::check(&sources, &mut report);
+    for path in files.iter().filter(|path| path.ends_with(".md")) {
+        prose::document(path, &tree::read(path)?, &mut report);
     }
     functions::check(&sources, &tree::read(functions::LIST)?, &mut report);
     report.looked_at = format!("{} files", sources.len());
